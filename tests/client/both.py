@@ -28,8 +28,6 @@ class Awaited:
             given = asked(*args, **fields)
             if isinstance(given, AsyncGenerator):
                 return _each(given, self.runner)
-            if isinstance(given, AsyncClient):
-                return Awaited(given, self.runner)
             return self.runner.run(given)
 
         return wait
@@ -54,7 +52,6 @@ def made(
     connections: int | None = None,
     **options: Any,
 ) -> tuple[Any, Callable[[], None]]:
-    """A client of one kind, and what closes it; a `handler` answers in place of a server."""
     own: dict[str, Any] = {"verify": False} if handler is None else {"transport": httpx.MockTransport(handler)}
     own |= {} if connections is None else {"limits": httpx.Limits(max_connections=connections)}
     options = {"patience": LONG, **options}
@@ -66,6 +63,5 @@ def made(
 
 
 def ask(client: Any, name: str, *args: Any, **fields: Any) -> Any:
-    """What a method gives, and all pieces of what it streams."""
     given = getattr(client, name)(*args, **fields)
     return list(given) if inspect.isgenerator(given) else given

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from factorcell.client import AsyncClient, Client, InvalidRequestError, calls
-from factorcell.service.http import documentation, messages, reading
+from factorcell.client import Client, InvalidRequestError, calls
+from factorcell.service.http import messages, reading
+from factorcell.service.http.openapi import openapi
 from factorcell.service.http.operations import OPERATIONS
 from tests.client.both import ask
 from tests.client.conftest import Make
@@ -38,29 +39,11 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "ready": ((), {}),
     "metrics": ((), {}),
 }
-OWN = {"ask", "stream", "close", "aclose"}  # methods of the client itself
 UNDESCRIBED = {("GET", "/healthz"), ("GET", "/metrics")}  # which docs/service.md has
 TAKEN = {one.name: one.takes for one in OPERATIONS}
 
 
-def routes(kind: type) -> list[str]:
-    """The methods of a client that ask something."""
-    return [name for name in vars(kind) if not name.startswith("_") and name not in OWN]
-
-
-@pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_clients_have_the_same_methods(kind: type) -> None:
-    assert routes(kind) == routes(Client)
-    assert set(routes(kind)) == set(ARGUMENTS)
-    for name in routes(kind):
-        function = getattr(kind, name)
-        assert function.__doc__ == getattr(calls, name).__doc__
-        own, *rest = inspect.signature(function).parameters.values()
-        assert (own.name, rest) == ("self", list(inspect.signature(getattr(calls, name)).parameters.values()))
-
-
 def test_every_route_has_a_method(make: Make) -> None:
-    """Each is asked by its method, and what is sent is a message that the route takes."""
     sent: list[httpx.Request] = []
 
     def note(request: httpx.Request) -> httpx.Response:
@@ -69,10 +52,10 @@ def test_every_route_has_a_method(make: Make) -> None:
 
     client = make("http://h", handler=note)
     for name, (args, fields) in ARGUMENTS.items():
-        with pytest.raises(InvalidRequestError, match=f"{name}: 418 I'm a Teapot"):
+        with pytest.raises(InvalidRequestError, match=f"{name}: 418 I'm a teapot"):
             ask(client, name, *args, **fields)
     found = {(one.method, re.sub("/v1/users/[^/]+", "/v1/users/{user}", one.url.path)): one for one in sent}
-    described = documentation.openapi()["paths"]
+    described = openapi()["paths"]
     wanted = {(method.upper(), path) for path, methods in described.items() for method in methods}
     assert set(found) == wanted - {("GET", "/v1/complete")} | UNDESCRIBED  # POST takes the same, and more of it
     for one in OPERATIONS:
@@ -85,13 +68,12 @@ def test_keywords_are_the_fields_of_the_message(name: str) -> None:
     taken = TAKEN[name]
     assert taken is not None
     fields = {field.name: field.required for field in msgspec.structs.fields(taken)}
-    given = inspect.signature(getattr(calls, name)).parameters
+    given = inspect.signature(getattr(Client, name)).parameters
     assert {key: one.default is one.empty for key, one in given.items()} == fields
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20))
 def test_any_id_arrives_as_it_is(user: str) -> None:
-    """As httpx sends the path, and the server reads it."""
     call = calls.export(user)
     path = httpx.URL("http://h/" + call.path).raw_path
     before, part, after = path.rpartition(b"/")[0].partition(b"/v1/users/")
@@ -108,20 +90,13 @@ def test_each_accept_has_a_key_of_its_own() -> None:
     assert msgspec.json.decode(own or b"")["idempotency_key"] == "mine"
 
 
-def test_what_is_not_said_is_not_sent() -> None:
-    assert calls.complete(query="a").body == b'{"query":"a"}'
-    assert calls.generate(seed=1).body == b'{"seed":1}'
-
-
 def test_what_may_be_repeated() -> None:
-    """All that changes nothing, or nothing more the second time."""
     found = {name: getattr(calls, name)(*args, **fields).repeat for name, (args, fields) in ARGUMENTS.items()}
     assert {name for name, repeat in found.items() if repeat == "unbegun"} == {"undo", "restore"}
     assert {name for name, repeat in found.items() if repeat == "never"} == {"health", "ready", "metrics"}
 
 
 def test_client_loads_neither_torch_nor_the_server() -> None:
-    """What it needs is httpx and msgspec, and what these need."""
     code = (
         "import sys; from factorcell.client import AsyncClient, Client, ContextText; Client().close();"
         "print(*sorted(sys.modules))"

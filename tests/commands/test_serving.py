@@ -7,6 +7,7 @@ import pytest
 
 from factorcell.commands import main, serving
 from factorcell.commands.main import find, parser_of
+from factorcell.completion.blend import Blend
 from factorcell.model.run import Run
 from factorcell.service.http import server
 from factorcell.service.http.server import ServerOptions
@@ -14,7 +15,6 @@ from factorcell.service.learning import ServedModel
 
 
 def parsed(words: str) -> argparse.Namespace:
-    """What a command line says."""
     return parser_of(find(["serve"])).parse(words.split())
 
 
@@ -33,7 +33,6 @@ def test_options_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_where_people_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What is said, else what the environment says, else beside the run."""
     served: list[ServerOptions] = []
     monkeypatch.setattr(server, "serve", lambda options, say: served.append(options))
     monkeypatch.delenv("FACTORCELL_STORE", raising=False)
@@ -68,5 +67,5 @@ def test_demo_completes_and_tells_people_apart(tmp_path: Path) -> None:
     serving.make_demo(tmp_path / "demo", epochs=0.002)
     model = ServedModel(Run.open(tmp_path / "demo"))
     model.probe()
-    assert model.assistant.popularity is not None
+    assert isinstance(model.completer, Blend)
     assert model.learner.variable.source == "country"

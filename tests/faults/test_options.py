@@ -27,7 +27,7 @@ from factorcell.commands import main as cli
 from factorcell.commands.main import Verb
 from factorcell.commands.parser import Parser
 from factorcell.config import Config
-from factorcell.service.http.server import Workers
+from factorcell.service.http import server
 from factorcell.service.record import LATEST
 
 SECONDS = 60  # that a case may take on a busy machine
@@ -176,12 +176,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _served_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server ends as soon as it could answer; of several processes none begins."""
 
-    def run(server: uvicorn.Server, _sockets: object) -> None:
-        with TestClient(server.config.app):  # type: ignore[arg-type]
+    def run(own: uvicorn.Server, _sockets: object) -> None:
+        with TestClient(own.config.app):  # type: ignore[arg-type]
             pass
 
     monkeypatch.setattr(uvicorn.Server, "run", run)
-    monkeypatch.setattr(Workers, "run", lambda _: None)
+    monkeypatch.setattr(server, "supervise", lambda options, port: None)
 
 
 def attempt(world: Path, given: list[str], capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:

@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import uvicorn
 from starlette.types import ASGIApp
 
 from factorcell.service.http import server
@@ -13,9 +12,8 @@ from factorcell.service.http import server
 
 @contextmanager
 def listening(app: ASGIApp) -> Iterator[str]:
-    """The address of an application that is served."""
     with server.bound("127.0.0.1", 0) as port:
-        serving = uvicorn.Server(server.configured(app))
+        serving = server.uvicorn_server(app)
         thread = threading.Thread(target=serving.run, args=([port],))
         thread.start()
         while not serving.started and thread.is_alive():

@@ -44,13 +44,9 @@ def test_each_who_waits_is_learned_once_and_an_error_stops_nobody() -> None:
     assert relearner.settle(10)
     assert learned == ["ann", "bob", "ann", "eve"]
     relearner.close()
-    relearner.add("zoe")
-    assert relearner.settle(10), "it begins again"
-    relearner.close()
 
 
 def test_who_cannot_be_learned_holds_up_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    """The log says where it failed, and nothing of whom."""
     learned = list[str]()
 
     def learn(user: str) -> None:

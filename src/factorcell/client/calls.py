@@ -1,172 +1,186 @@
-"""What a service can be asked, as values: one function a route, which makes a `Call` and sends nothing.
+"""Requests and answers as values: one function per operation, which makes a `Call` and sends nothing.
 
-The fields of a message are the keywords of its function, so that both have the same names, types and defaults.
+The keywords of a function are the fields of the message, with the same names, types and defaults.
 """
 
 import inspect
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, get_args
+from http import HTTPStatus
+from typing import Generic, Literal, ParamSpec, TypeVar
 from urllib.parse import quote
 
+import httpx
 import msgspec
 
-from factorcell.client.encoding import encode, plain_text
-from factorcell.service.http.messages import (
-    AcceptAnswer,
-    AcceptRequest,
-    ClassifyAnswer,
-    ClassifyRequest,
-    CompleteAnswer,
-    CompleteRequest,
-    Context,
-    ContextText,
-    DeletedAnswer,
-    Export,
-    ForgetRequest,
-    GenerateRequest,
-    GivenText,
-    Health,
-    Hypothesis,
-    HypothesisList,
-    PausedAnswer,
-    Piece,
-    ProfileAnswer,
-    RemovedAnswer,
-    RescoreAnswer,
-    RescoreRequest,
-    ScoreAnswer,
-    ScoreRequest,
-    UserAnswer,
+from factorcell.client.encoding import encode
+from factorcell.client.errors import (
+    CLASSES,
+    FailedError,
+    InvalidArgumentError,
+    InvalidRequestError,
+    RefusedError,
+    UnexpectedAnswerError,
+    UnreachableError,
 )
-
-__all__ = ["Call", "ContextText", "Export", "GivenText", "Hypothesis", "HypothesisList", "Piece"]
+from factorcell.service.http import messages
+from factorcell.service.http.messages import Context, Export, Piece, Problem
 
 P = ParamSpec("P")
 T = TypeVar("T")
-M = TypeVar("M", bound=msgspec.Struct)
 
-# always: done twice it is as if it were done once. unbegun: only where it was surely not done. never: it asks how
-# things are at this moment.
+# always: repeating it changes nothing more. unbegun: only if it was surely not done. never: it asks for the present.
 Repeat = Literal["always", "unbegun", "never"]
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 @dataclass(frozen=True)
 class Call(Generic[T]):
-    """A request that may be sent: its `path` below the address of the service, its JSON, when it may be sent again.
-
-    `read` makes what is given back of the bytes of an answer.
-    """
+    """A request: its `path` below the address of the service, its JSON, the type of its answer, and when to repeat."""
 
     name: str
     method: str
     path: str
-    read: Callable[[bytes], T]
+    gives: type[T]
     body: bytes | None = None
     repeat: Repeat = "always"
 
+    def read(self, content: bytes) -> T:
+        """Return the answer that its bytes hold. `UnexpectedAnswerError` for other bytes."""
+        try:
+            return content.decode() if self.gives is str else msgspec.json.decode(content, type=self.gives)  # type: ignore[return-value]
+        except UNREADABLE as error:
+            raise UnexpectedAnswerError(self.name, f"this is no answer of a service ({error})") from None
 
-def describe(function: Callable[..., Any], name: str, doc: str, signature: inspect.Signature) -> None:
-    """What `help` tells of a function."""
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = doc
-    function.__signature__ = signature  # type: ignore[attr-defined]
-    function.__annotations__ = {"return": signature.return_annotation}
+    def answer(self, response: httpx.Response) -> T:
+        """Return the answer of a response. `RefusedError` if it is a problem."""
+        if response.status_code != HTTPStatus.OK:
+            raise self.refusal(response)
+        return self.read(response.content)
+
+    def refusal(self, response: httpx.Response) -> RefusedError:
+        """Return the error of a response whose status is not 200."""
+        status = response.status_code
+        try:
+            problem = msgspec.json.decode(response.content, type=Problem)
+        except UNREADABLE:
+            problem = Problem(type="about:blank", title=response.reason_phrase, status=status, detail="")
+        seconds = response.headers.get("retry-after", "")
+        kind = CLASSES.get(status, InvalidRequestError if status // 100 == 4 else FailedError)
+        return kind(self.name, problem, float(seconds) if seconds.isascii() and seconds.isdigit() else None)
 
 
-def describe_method(function: Callable[..., Any], make: Callable[..., Call[Any]], gives: Any = None) -> None:
-    """Have a method that asks what `make` makes tell the same; what it gives is in the answer, unless it is said."""
-    signature = inspect.signature(make)
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    given = gives or get_args(signature.return_annotation)[0]
-    signature = signature.replace(parameters=[own, *signature.parameters.values()], return_annotation=given)
-    describe(function, make.__name__, make.__doc__ or "", signature)
+class Pieces:
+    """Reads the server-sent events of a call as their bytes come.
+
+    Only line feeds end lines: other separators of lines, such as U+2028, are part of the JSON.
+    """
+
+    def __init__(self, call: Call[Piece]) -> None:
+        self.call, self._rest, self._done = call, b"", False
+
+    def feed(self, content: bytes) -> Iterator[Piece]:
+        """Yield the pieces that are complete now."""
+        *lines, self._rest = (self._rest + content).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                piece = self.call.read(line.removeprefix(b"data:"))
+                self._done = piece.done
+                yield piece
+
+    def end(self) -> None:
+        """Raise an `UnreachableError` if no piece was the last."""
+        if not self._done:
+            raise UnreachableError(self.call.name, "the text broke off")
 
 
-def _asking(name: str, takes: Callable[P, msgspec.Struct], gives: type[M], doc: str) -> Callable[P, Call[M]]:
-    """The function of a route whose body `takes` makes."""
+def _posts(name: str, takes: Callable[P, msgspec.Struct], gives: type[T], doc: str) -> Callable[P, Call[T]]:
+    """Return the function of an operation whose body `takes` makes."""
 
-    def make(*args: P.args, **fields: P.kwargs) -> Call[M]:
-        return Call(name, "POST", f"v1/{name}", _reader(gives), encode(name, takes(*args, **fields)))
+    def make(*args: P.args, **fields: P.kwargs) -> Call[T]:
+        return Call(name, "POST", f"v1/{name}", gives, encode(name, takes(*args, **fields)))
 
-    kind, given = inspect.Parameter.KEYWORD_ONLY, inspect.signature(takes).parameters.values()
-    parameters = [inspect.Parameter(one.name, kind, default=one.default) for one in given]
-    describe(make, name, doc, inspect.Signature(parameters, return_annotation=Call[gives]))  # type: ignore[valid-type]
+    fields = inspect.signature(takes).parameters.values()
+    parameters = [inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default) for one in fields]
+    make.__name__, make.__doc__ = name, doc
+    make.__signature__ = inspect.Signature(parameters, return_annotation=Call[gives])  # type: ignore[attr-defined, valid-type]
     return make
 
 
 def _about(
-    name: str, method: str, of: str, gives: type[M], doc: str, repeat: Repeat = "always"
-) -> Callable[[str], Call[M]]:
-    """The function of a route below that of a person."""
+    name: str, method: str, below: str, gives: type[T], doc: str, repeat: Repeat = "always"
+) -> Callable[[str], Call[T]]:
+    """Return the function of an operation about one user, without a body."""
 
-    def make(user: str) -> Call[M]:
-        return Call(name, method, _path(name, user) + of, _reader(gives), repeat=repeat)
+    def make(user: str) -> Call[T]:
+        return Call(name, method, _path(name, user, below), gives, repeat=repeat)
 
-    user_id = inspect.Parameter("user", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=str)
-    describe(make, name, doc, inspect.Signature([user_id], return_annotation=Call[gives]))  # type: ignore[valid-type]
+    make.__name__, make.__doc__ = name, doc
     return make
 
 
-def _reader(gives: type[M]) -> Callable[[bytes], M]:
-    return lambda content: msgspec.json.decode(content, type=gives)
-
-
-def _path(name: str, user: str) -> str:
-    """The path of a person, whose id may have any character; dots are escaped, as `..` would lead elsewhere."""
-    return f"v1/users/{quote(plain_text(name, user, 'user'), safe='').replace('.', '%2E')}"
+def _path(name: str, user: str, below: str = "") -> str:
+    """Return the path of a user, whose id may have any character; dots are escaped, as `..` would lead elsewhere."""
+    try:
+        return f"v1/users/{quote(str.__str__(user), safe='').replace('.', '%2E')}{below}"
+    except (TypeError, UnicodeEncodeError):
+        raise InvalidArgumentError(name, f"user: expected Unicode text, got {type(user).__name__}") from None
 
 
 def _accepted(
     *, user: str, text: str, idempotency_key: str | None = None, context: Context | None = None
-) -> AcceptRequest:
-    """An accept, with a key of its own unless it has one: however often it is sent, it counts once."""
+) -> messages.AcceptRequest:
+    """Return an accept with an idempotency key, so that it counts once, however often it is sent."""
     key = secrets.token_urlsafe(16) if idempotency_key is None else idempotency_key
-    return AcceptRequest(user=user, text=text, idempotency_key=key, context={} if context is None else context)
+    return messages.AcceptRequest(user=user, text=text, idempotency_key=key, context={} if context is None else context)
 
 
-complete = _asking("complete", CompleteRequest, CompleteAnswer, "Suggest texts that go on from what is typed.")
-accept = _asking(
-    "accept",
-    _accepted,
-    AcceptAnswer,
-    "Learn and keep a text that somebody accepted: on disk once it is answered, and once however often it is sent.",
+complete = _posts(
+    "complete", messages.CompleteRequest, messages.CompleteAnswer, "Suggest texts that continue what is typed."
 )
-score = _asking("score", ScoreRequest, ScoreAnswer, "How well the model predicts each text.")
-classify = _asking("classify", ClassifyRequest, ClassifyAnswer, "Which value of a column each text has.")
-rescore = _asking("rescore", RescoreRequest, RescoreAnswer, "Choose anew from a recogniser's lists, in context.")
-generate = _asking("generate", GenerateRequest, Piece, "Write a text, piece by piece; the last piece is `done`.")
-
-show = _about("show", "GET", "", ProfileAnswer, "All that is kept of a person.")
-export = _about("export", "GET", "/export", Export, "All that a person gave, to be taken along.")
-delete = _about("delete", "DELETE", "", DeletedAnswer, "Delete all of a person.")
-pause = _about("pause", "POST", "/pause", PausedAnswer, "Keep and learn nothing of a person until it is resumed.")
-resume = _about("resume", "POST", "/resume", PausedAnswer, "Keep and learn what a person accepts, again.")
-undo = _about("undo", "POST", "/undo", RemovedAnswer, "Delete the newest text of a person.", "unbegun")
-
-
-def forget(user: str, text: str) -> Call[RemovedAnswer]:
-    """Delete a text of a person, however often it was accepted."""
-    body = encode("forget", ForgetRequest(text=text))
-    return Call("forget", "POST", f"{_path('forget', user)}/forget", _reader(RemovedAnswer), body)
+accept = _posts(
+    "accept", _accepted, messages.AcceptAnswer, "Learn and keep a text; it counts once, however often it is sent."
+)
+score = _posts("score", messages.ScoreRequest, messages.ScoreAnswer, "Return how well the model predicts each text.")
+classify = _posts(
+    "classify", messages.ClassifyRequest, messages.ClassifyAnswer, "Return the value of a column of each text."
+)
+rescore = _posts(
+    "rescore", messages.RescoreRequest, messages.RescoreAnswer, "Choose from the lists of a recogniser, in context."
+)
+generate = _posts("generate", messages.GenerateRequest, Piece, "Write a text piece by piece; the last piece is `done`.")
 
 
-def restore(exported: Export) -> Call[UserAnswer]:
-    """Keep a person as they were exported; whoever is there already is a `ConflictError`."""
-    return Call("restore", "POST", "v1/users", _reader(UserAnswer), encode("restore", exported, "exported"), "unbegun")
+show = _about("show", "GET", "", messages.ProfileAnswer, "Return everything that is kept of a user.")
+export = _about("export", "GET", "/export", Export, "Return everything that a user gave, which `restore` takes back.")
+delete = _about("delete", "DELETE", "", messages.DeletedAnswer, "Delete everything of a user.")
+undo = _about("undo", "POST", "/undo", messages.RemovedAnswer, "Delete the newest text of a user.", "unbegun")
+pause = _about("pause", "POST", "/pause", messages.PausedAnswer, "Keep and learn nothing of a user until `resume`.")
+resume = _about("resume", "POST", "/resume", messages.PausedAnswer, "Keep and learn what a user accepts, again.")
 
 
-def health() -> Call[Health]:
-    """Whether the process is there."""
-    return Call("health", "GET", "healthz", _reader(Health), repeat="never")
+def forget(user: str, text: str) -> Call[messages.RemovedAnswer]:
+    """Delete every copy of a text of a user."""
+    body = encode("forget", messages.ForgetRequest(text=text))
+    return Call("forget", "POST", _path("forget", user, "/forget"), messages.RemovedAnswer, body)
 
 
-def ready() -> Call[Health]:
-    """Whether model and store can answer; a `BusyError` if not."""
-    return Call("ready", "GET", "readyz", _reader(Health), repeat="never")
+def restore(exported: Export) -> Call[messages.UserAnswer]:
+    """Keep a user as exported; a `ConflictError` if the user is there already."""
+    return Call("restore", "POST", "v1/users", messages.UserAnswer, encode("restore", exported), "unbegun")
+
+
+def health() -> Call[messages.Health]:
+    """Return whether the process answers."""
+    return Call("health", "GET", "healthz", messages.Health, repeat="never")
+
+
+def ready() -> Call[messages.Health]:
+    """Return whether model and store can answer; a `BusyError` if not."""
+    return Call("ready", "GET", "readyz", messages.Health, repeat="never")
 
 
 def metrics() -> Call[str]:
-    """The figures for Prometheus, as text."""
-    return Call("metrics", "GET", "metrics", bytes.decode, repeat="never")
+    """Return the metrics for Prometheus as text."""
+    return Call("metrics", "GET", "metrics", str, repeat="never")

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -10,20 +11,21 @@ from datetime import UTC, datetime
 from factorcell import inputs
 from factorcell.choices import STORE_VARIABLE
 from factorcell.commands import terminal
+from factorcell.completion.texts import checked
 from factorcell.config import UserError
 from factorcell.progress import progress_bar
-from factorcell.service import administration, changes
+from factorcell.service import changes
 from factorcell.service.http import keys
 from factorcell.service.record import Record, StoreError, checked_id
 from factorcell.service.stores.opening import open_store
-from factorcell.service.stores.store import Store
+from factorcell.service.stores.store import Store, every_user
 
 
 def run_users_list(given: argparse.Namespace) -> None:
     """`factorcell users list`."""
     with _opened(given) as store:
         nobody = True
-        for user in administration.users(store):
+        for user in every_user(store):
             terminal.show(user)
             nobody = False
     if nobody:
@@ -51,9 +53,9 @@ def run_users_show(given: argparse.Namespace) -> None:
 def run_users_export(given: argparse.Namespace) -> None:
     """`factorcell users export`."""
     with _opened(given) as store:
-        for user in given.users or administration.users(store):
-            record = _found(store, user) if given.users else administration.read(store, user)
-            if record is not None:  # of everybody, somebody may be deleted meanwhile
+        for user in given.users or every_user(store):
+            record = _found(store, user) if given.users else store.read(user)
+            if record is not None:  # a user may be deleted meanwhile
                 terminal.lines([changes.exported(record)])
 
 
@@ -64,13 +66,13 @@ def run_users_import(given: argparse.Namespace) -> None:
     with _opened(given, make=True) as store:
         for number, line in people:
             try:
-                user = administration.restore(store, json.loads(line))
+                is_new = store.write(changes.imported(json.loads(line), _now()), None)
             except (ValueError, RecursionError) as error:
                 message = error.message if isinstance(error, UserError) else "not valid JSON"
                 terminal.say(f"{given.file} line {number}: {message}")
                 failures += 1
             else:
-                count, known = count + (user is not None), known + (user is None)
+                count, known = count + is_new, known + (not is_new)
     terminal.say(f"people kept now: {count:,}; there already, and as they were: {known:,}")
     if failures:
         raise UserError(f"{given.file}: {failures:,} of {len(people):,} lines could not be imported")
@@ -79,7 +81,11 @@ def run_users_import(given: argparse.Namespace) -> None:
 def run_users_forget(given: argparse.Namespace) -> None:
     """`factorcell users forget`."""
     with _opened(given) as store:
-        removed = administration.forget(store, given.user, given.text)
+        user, text = checked_id(given.user), checked(given.text)
+        before, after = changes.apply(
+            store, user, lambda record: changes.without(record, text), lambda: int(time.time())
+        )
+    removed = len(before.texts) - len(after.texts)
     terminal.say(f"texts that are gone: {removed:,}" if removed else "no such text is kept of this person")
 
 
@@ -101,7 +107,7 @@ def run_users_migrate(given: argparse.Namespace) -> None:
     with _opened(given) as store:
         service = Service(ServedModel(Run.open(given.run)), store)
         service.model.learner.new()  # or an error: a run that tells nobody apart has nothing to learn
-        everybody = list(administration.users(store))
+        everybody = list(every_user(store))
         late = [user for user in progress_bar(everybody, desc="learning", unit="people") if not service.relearn(user)]
     terminal.say(f"{len(everybody) - len(late):,} people are learned by {given.run}")
     if late:
@@ -136,7 +142,7 @@ def _people(content: str) -> list[tuple[int, str]]:
 
 
 def _found(store: Store, user: str) -> Record:
-    record = administration.read(store, user)
+    record = store.read(checked_id(user))
     if record is None:
         raise UserError("nothing is kept of this person; `factorcell users list` has all")
     return record
@@ -144,3 +150,7 @@ def _found(store: Store, user: str) -> Record:
 
 def _shown(time: int) -> str:
     return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _now() -> int:
+    return int(time.time())

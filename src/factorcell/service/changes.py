@@ -1,8 +1,10 @@
-"""What happens to a person, as values: a record before, a record after.
+"""Changes of one user's record: functions from a record to a record, and their application to a store.
 
-A record that is returned as it came is one that need not be written.
+A change that returns its argument writes nothing.
 """
 
+import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,21 +16,29 @@ from factorcell.config import UserError
 from factorcell.data.canonical import canonical
 from factorcell.service.learning import ServedModel
 from factorcell.service.privacy import Privacy
-from factorcell.service.record import LATEST, KeptText, Record, checked_context, checked_id
+from factorcell.service.record import LATEST, KeptText, Record, StoreError, checked_context, checked_id
+from factorcell.service.stores.store import Store
 
 Change = Callable[[Record], Record]
-Outcome = Literal["learned", "kept", "repeated", "paused", "withheld", "private"]
+Outcome = Literal["learned", "kept", "repeated", "paused", "withheld"]
 
 EXPORT_FORMAT = 1
+WRITING = 10.0  # seconds within which a change is written, whoever else writes
+PAUSE = 0.01  # seconds at most before a change that came second is tried again
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """What came of a text that was accepted: its `number` if it is kept, and the person's version since then.
+    """What became of an accepted text.
 
-    `learned` at once; `kept`, to be learned in a moment, since the model has to catch up; `repeated`: the idempotency
-    key was there already; nothing of it was kept: `paused` by the person, `withheld` since it looks like `why`, or
-    `private`. `truncated`: it is kept whole, but only its first `max_tokens` tokens are learned.
+    Attributes:
+        outcome: "learned"; "kept", to be learned in a moment, since the model has to catch up; "repeated", if the
+            idempotency key was used before; or nothing was stored: "paused" by the user, or "withheld" because the text
+            looks like `why`.
+        number: The number of the text among all that the user accepted, if it is stored.
+        user_version: The version of the user's record afterwards.
+        why: What a withheld text looks like.
+        truncated: Whether only the first `max_tokens` tokens are learned. The text is stored whole.
     """
 
     outcome: Outcome
@@ -38,13 +48,29 @@ class Accepted:
     truncated: bool = False
 
 
+def apply(store: Store, user: str, change: Change, now: Callable[[], int]) -> tuple[Record, Record]:
+    """Apply a change by compare-and-swap to the stored record, or to a new one; return it before and after."""
+    stop = time.monotonic() + WRITING
+    while True:
+        before = store.read(user)
+        record = before or Record.new(user, now())
+        after = change(record)
+        if after is record:
+            return record, record
+        after = changed(after, version=record.version + 1, touched=now())
+        if store.write(after, before.version if before else None):
+            return record, after
+        if time.monotonic() > stop:
+            raise StoreError("others are writing this person all the time")
+        time.sleep(random.uniform(0, PAUSE))  # another writer was first
+
+
 def changed(record: Record, **values: Any) -> Record:
-    """The record with other values."""
     return msgspec.structs.replace(record, **values)
 
 
 def repeated(record: Record, key: str | None, text: str) -> int | None:
-    """The number of the text that was accepted with the key, if any; `UserError` if it is known to be another text."""
+    """Return the number of the text that was accepted with `key`; `UserError` if it is known to be another text."""
     number = record.number_of(key) if key else None
     kept = next((one.text for one in record.texts if one.number == number), text)
     if kept != text:
@@ -53,42 +79,36 @@ def repeated(record: Record, key: str | None, text: str) -> int | None:
 
 
 def with_text(record: Record, text: KeptText, key: str | None, model: ServedModel, privacy: Privacy) -> Record:
-    """The person after one more text, which is learned if the model has learned all before."""
-    texts = (*record.texts, text)
+    """Add a text, and learn it if the model has learned all before it."""
     states = record.states
     if model.has_learned(record):
-        states = record.with_state(model.learn(record.state(model.identity), texts[-1:], text.number))
+        states = record.with_state(model.learn(record.state(model.identity), (text,), text.number))
     return changed(
         record,
         accepted=text.number,
-        texts=privacy.fitting(texts),
+        texts=privacy.fitting((*record.texts, text)),
         states=states,
         keys=record.with_key(key, text.number) if key else record.keys,
     )
 
 
 def with_texts(record: Record, texts: tuple[KeptText, ...]) -> Record:
-    """The person with fewer texts, of whom nothing is learned: it has to be learned again from those that stay."""
+    """Keep fewer texts, and forget what was learned: it has to be learned again from those that stay."""
     return record if texts == record.texts else changed(record, texts=texts, states=())
 
 
 def without(record: Record, text: str) -> Record:
-    """The person without a text, however often it was accepted and however its white space is written.
+    """Remove every copy of a text, however its white space is written.
 
-    If it may be among texts that are no longer kept, the person is learned again from those that are.
+    If it may be among texts that are no longer kept, what was learned is forgotten too.
     """
     text = canonical(text)
     texts = tuple(one for one in record.texts if canonical(one.text) != text)
     return record if len(texts) == record.accepted else changed(record, texts=texts, states=())
 
 
-def undone(record: Record) -> Record:
-    """The person without the newest text."""
-    return with_texts(record, record.texts[:-1])
-
-
 def exported(record: Record) -> dict[str, Any]:
-    """All that a person gave, as plain values: what a model has learned follows from it."""
+    """Return everything that a user gave, as plain values."""
     texts = [
         {"text": one.text, "time": one.time} | ({"context": one.context} if one.context else {}) for one in record.texts
     ]
@@ -96,7 +116,7 @@ def exported(record: Record) -> dict[str, Any]:
 
 
 def imported(values: Any, now: int) -> Record:
-    """The person that was exported, of whom nothing is learned yet. `UserError` for what is no export."""
+    """Return the record of an export, of which nothing is learned yet. `UserError` for anything but an export."""
     try:
         if values["format"] != EXPORT_FORMAT:
             raise UserError(f"an export of format {values['format']!r:.20}; valid is {EXPORT_FORMAT}")

@@ -1,15 +1,13 @@
-"""People served: completed for, learned, shown what is kept of them, and forgotten.
+"""The service: it completes for users, learns them, shows what is kept of them, and forgets.
 
     service = Service(ServedModel(Run.open("runs/qac")), open_store("sqlite:///users.db"))
     service.complete(CompletionRequest("how to ba", user="ann")).results
     service.accept("ann", "how to bake bread", key="2f6c")
 
-Everything blocks, and may be called from any thread. Errors are a `UserError` for what the caller gave, a `StoreError`
+All calls block and may come from any thread. They raise a `UserError` for the caller's mistakes and a `StoreError`
 where the store fails.
 """
 
-import random
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -38,27 +36,31 @@ from factorcell.service.relearning import Relearner
 from factorcell.service.stores.attended import AttendedStore
 from factorcell.service.stores.store import Store
 
-CACHED = 1000  # people whose weights are kept in memory
-LOCKS = 1024  # people who write at once in one process; two may share one
-WRITING = 10.0  # seconds within which a change is written, whoever else writes
-PAUSE = 0.01  # seconds at most before a change that came second is tried again
-ATTEMPTS = 5  # to learn somebody again while others write
-CHARACTERS = 32  # of what is typed that are kept read in memory
+CACHED = 1000  # users whose adapted weights are kept in memory
+ATTEMPTS = 5  # to learn a user again while others write
+CHARACTERS = 32  # longest typed text that is kept in memory
 
 Context = Mapping[str, Any]
 Key = tuple[ServedModel, str | None, int | None, tuple[tuple[str, bool, Any], ...]]
 
 
 class UserExistsError(UserError):
-    """Somebody of that id is kept already."""
+    """The store has a user of that id already."""
 
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """What somebody typed: `query`, completed at the `cursor` (in characters; its end unless given).
+    """What a user typed.
 
-    `user`: who, None for anybody. `private`: as if it were nobody, and the store is not asked. `context`: column ->
-    value. At most `limit` suggestions within `seconds`, if given; `stop` may end the search before.
+    Attributes:
+        query: The typed text.
+        user: Who types, or None.
+        cursor: The text before it is completed, in characters; by default the whole query.
+        context: Context values by column.
+        limit: Number of suggestions.
+        deadline: The `time.monotonic()` at which the search ends with the best suggestions so far.
+        private: Complete as for an unknown user; the store is not read.
+        stop: Ends the search early when it is set.
     """
 
     query: str
@@ -66,17 +68,20 @@ class CompletionRequest:
     cursor: int | None = None
     context: Context = field(default_factory=dict)
     limit: int = 10
-    seconds: float | None = None
+    deadline: float | None = None
     private: bool = False
     stop: Stop | None = None
 
 
 @dataclass(frozen=True)
 class Completions:
-    """The best `results` first, each a whole text that goes on from what stands before the cursor.
+    """Suggestions, the best first; each is a whole text that continues what is before the cursor.
 
-    `degraded`: why they are not all that they could be: "time", "store" (what is learned of the person is missing), or
-    None. `user_version`: that of the person they were made for, None for anybody.
+    Attributes:
+        results: The suggestions.
+        degraded: Why they may not be the best: "time" was up, or the "store" failed, so that they are those for an
+            unknown user.
+        user_version: The version of the user's record that they were made for.
     """
 
     results: list[Suggestion]
@@ -86,7 +91,7 @@ class Completions:
 
 @dataclass(frozen=True)
 class Profile:
-    """All that is kept of a person: `texts` by age, the oldest first; `learned`: whether the model knows them all."""
+    """What is kept of a user: `texts`, the oldest first; `learned`: whether the model has learned all of them."""
 
     user: str
     version: int
@@ -97,7 +102,15 @@ class Profile:
 
 
 class Service:
-    """A model and a store. `clock` gives Unix seconds."""
+    """A model and a store of users.
+
+    Args:
+        model: The model that completes and learns.
+        store: Where users are kept.
+        privacy: What is never kept, and for how long the rest is.
+        cached: Users whose adapted weights are kept in memory.
+        clock: Returns the time in Unix seconds.
+    """
 
     def __init__(
         self,
@@ -110,50 +123,50 @@ class Service:
     ) -> None:
         self.model, self.store, self.privacy, self.clock = model, AttendedStore(store), privacy or Privacy(), clock
         self._typed: Recent[Key, TypedText] = Recent(cached)
-        self._locks = [threading.Lock() for _ in range(LOCKS)]
         self._relearner = Relearner(self.relearn)
 
     def use(self, model: ServedModel) -> None:
-        """Serve this model from the next request on; people are learned again as they come."""
+        """Serve this model from the next request on; users are learned again at their next request."""
         self.model = model
         self._typed.drop()
 
     def complete(self, request: CompletionRequest) -> Completions:
-        """The best texts that go on from what is typed. `UserError` for what cannot be completed."""
-        stop = None if request.seconds is None else time.monotonic() + request.seconds
-        limits.check(count=request.limit, seconds=request.seconds)
+        """Return the best texts that continue what is typed. `UserError` for what cannot be completed."""
+        limits.check(count=request.limit)
         prefix, context = _before_cursor(request), checked_context(request.context)
         user = None if request.user is None else checked_id(request.user)
         model, failed = self.model, False
         try:
-            version, written = self._type(model, None if request.private else user, context, prefix)
+            version, typed = self._type(model, None if request.private else user, context, prefix)
         except StoreError:
             failed = True
-            version, written = self._type(model, None, context, prefix)
-        if _nothing_allowed(model, prefix):
+            version, typed = self._type(model, None, context, prefix)
+        words = prefix[: prefix.rfind(" ") + 1]
+        if model.allowed is not None and words and not model.allowed(words):  # no suggestion could be allowed
             return Completions([], "store" if failed else None, version)
-        left = None if stop is None else max(0.0, stop - time.monotonic())
-        found = model.assistant.suggest(written, request.limit, left, request.stop)
-        late = found.cut and stop is not None and time.monotonic() >= stop
+        seconds = None if request.deadline is None else max(0.0, request.deadline - time.monotonic())
+        found = model.completer.suggest(typed, request.limit, seconds, request.stop)
+        late = found.cut and request.deadline is not None and time.monotonic() >= request.deadline
         return Completions(found.suggestions, "store" if failed else "time" if late else None, version)
 
-    def accept(
-        self, user: str, text: str, *, context: Context | None = None, key: str | None = None, private: bool = False
-    ) -> Accepted:
-        """Learn and keep a text that a person accepted; it is on disk when this returns.
+    def accept(self, user: str, text: str, *, context: Context | None = None, key: str | None = None) -> Accepted:
+        """Learn and keep a text that a user accepted; it is on disk when this returns.
 
-        With an idempotency `key` it is applied once, however often it comes. `private`: nothing is kept of it.
-        `UserError` for a text or a context that cannot be learned.
+        Args:
+            user: The id of the user.
+            text: The accepted text.
+            context: Context values by column.
+            key: An idempotency key, with which the text is applied once, however often this is called.
+
+        Raises:
+            UserError: The text or the context cannot be learned.
         """
         model, text, known = self.model, clean_text(text), checked_context(context)
         checked_id(user)
-        if key is not None:
-            checked_key(key)
+        checked_key(key)
         if not text:
             raise UserError("an empty text was accepted; valid is any other")
         truncated = model.check(text, known)
-        if private:
-            return Accepted("private")
         if why := self.privacy.withholds(text, known):
             return Accepted("withheld", why=why)
         accepted = Accepted("paused")
@@ -172,13 +185,13 @@ class Service:
             accepted = Accepted(outcome, new.number, truncated=truncated)
             return after
 
-        version = self._change(user, change).version
+        _, after = changes.apply(self.store, user, change, self._now)
         if accepted.outcome == "kept":
             self._relearner.add(user)
-        return replace(accepted, user_version=version)
+        return replace(accepted, user_version=after.version)
 
     def show(self, user: str) -> Profile | None:
-        """All that is kept of a person, None of nobody."""
+        """Return what is kept of a user, or None."""
         record = self.store.read(checked_id(user))
         if record is None:
             return None
@@ -186,15 +199,15 @@ class Service:
         return Profile(user, record.version, record.accepted, record.texts, record.paused, learned)
 
     def export(self, user: str) -> dict[str, Any] | None:
-        """All that a person gave, as plain values for JSON, None of nobody. `restore` takes it back."""
+        """Return everything that a user gave, as plain values for JSON, or None. `restore` takes it back."""
         record = self.store.read(checked_id(user))
         return None if record is None else changes.exported(record)
 
     def restore(self, values: Any) -> str:
-        """Keep a person as `export` gave them, learn them soon, and say who it is.
+        """Keep a user as `export` returned them, and learn them soon; return the id.
 
-        `UserError` for what is no export, and where somebody of that id is kept. What the rules of privacy of today
-        withhold is left out.
+        Texts that the present privacy rules withhold are left out. `UserError` for anything but an export, and if the
+        store has a user of that id.
         """
         record, now = changes.imported(values, self._now()), self._now()
         kept = (one for one in record.texts if not self.privacy.withholds(one.text, one.context))
@@ -205,34 +218,35 @@ class Service:
         return record.user
 
     def delete(self, user: str) -> bool:
-        """Delete all of a person, from the store and from memory; whether there was somebody."""
+        """Delete a user from the store and from memory; return whether there was one."""
         deleted = self.store.delete(checked_id(user))
         self._typed.drop(lambda key: key[1] == user)
         return deleted
 
     def forget(self, user: str, text: str) -> int:
-        """Delete a text of a person, and say how often it was there.
+        """Delete every copy of a text of a user; return their number.
 
-        At once nothing is learned of them; soon they are learned again from the texts that stay, so that they are as
-        if they had never accepted it.
+        What was learned of the user is deleted too; soon the user is learned again from the texts that stay, as if
+        this text had never been accepted.
         """
         return self._fewer(user, lambda record: changes.without(record, clean_text(text)))
 
     def undo(self, user: str) -> int:
-        """Delete the newest text of a person, as `forget` does; 0 if there is none."""
-        return self._fewer(user, changes.undone)
+        """Delete the newest text of a user, as `forget` does; return 0 if there is none."""
+        return self._fewer(user, lambda record: changes.with_texts(record, record.texts[:-1]))
 
     def pause(self, user: str, paused: bool = True) -> None:
-        """Keep and learn nothing of a person until it is resumed (`paused` False)."""
-        self._change(
-            checked_id(user),
-            lambda record: record if record.paused == paused else changes.changed(record, paused=paused),
-        )
+        """Keep and learn nothing of a user until this is called with `paused=False`."""
+
+        def change(record: Record) -> Record:
+            return record if record.paused == paused else changes.changed(record, paused=paused)
+
+        changes.apply(self.store, checked_id(user), change, self._now)
 
     def relearn(self, user: str) -> bool:
-        """Have the model learn what it has not learned of a person; whether nothing is left to learn.
+        """Learn the texts of a user that the model has not learned; return whether none is left.
 
-        It holds up no other writer: where one was first, what was learned until then counts.
+        It delays no other writer: if one was first, what was learned until then is used.
         """
         model, state = self.model, None
         covered: tuple[int, ...] = ()
@@ -249,15 +263,12 @@ class Service:
                 return True
         return False
 
-    def settle(self, seconds: float = WRITING) -> bool:
-        """Wait until everybody who was to be learned again is, at most so long; whether everybody is."""
+    def settle(self, seconds: float = changes.WRITING) -> bool:
+        """Wait until all users that were to be learned again are, at most so many seconds; return whether they are."""
         return self._relearner.settle(seconds)
 
     def expire(self) -> int:
-        """Delete texts that are too old to be kept, and people of whom none stays; how many people had some.
-
-        Of the others nothing is learned at once, and soon what the texts that stay say.
-        """
+        """Delete texts that are older than `Privacy.keep`, and users without texts; return how many users had some."""
         if self.privacy.keep is None:
             return 0
         count, before = 0, self._now() - self.privacy.keep
@@ -268,11 +279,11 @@ class Service:
         return count
 
     def check(self) -> None:
-        """`StoreError` unless the store can be read and written now."""
+        """Raise a `StoreError` unless the store can be read and written now; it is asked at most once per second."""
         self.store.check()
 
     def close(self) -> None:
-        """Finish who is being learned, and close the store."""
+        """Finish the user that is being learned, and close the store."""
         self._relearner.close()
         self.store.close()
 
@@ -282,7 +293,7 @@ class Service:
     def _type(
         self, model: ServedModel, user: str | None, context: Context, prefix: str
     ) -> tuple[int | None, TypedText]:
-        """What is typed, by a person as they are now, and the version of the person; None of nobody."""
+        """Return the version of a user's record, and the prefix as typed by this user."""
         version = None if user is None else self.store.version(user)
         key, record = _key(model, user, version, context), None
         typed = self._typed.get(key)
@@ -291,51 +302,21 @@ class Service:
                 record = self.store.read(user)
                 key = _key(model, user, record.version if record else None, context)
             typed = model.begin(record, context)
-        written = model.assistant.type(typed, prefix)
+        after = model.completer.type(typed, prefix)
         if record is None or model.has_learned(record):
-            self._typed.put(key, written if len(written.tokens) <= CHARACTERS else typed)
-        else:  # until they are learned, every request sees to it that they will be
+            self._typed.put(key, after if len(after.tokens) <= CHARACTERS else typed)
+        else:  # not kept in memory until the user is learned
             self._relearner.add(record.user)
-        return key[2], written
-
-    def _change(self, user: str, change: Change) -> Record:
-        """The person after a change, which is applied once, to what is kept of them then."""
-        stop, lock = time.monotonic() + WRITING, self._locks[hash(user) % LOCKS]
-        if not lock.acquire(timeout=WRITING):
-            raise StoreError("others are writing this person all the time")
-        try:
-            while True:
-                before = self.store.read(user)
-                record = before or Record.new(user, self._now())
-                after = change(record)
-                if after is record:
-                    return record
-                after = changes.changed(after, version=record.version + 1, touched=self._now())
-                if self.store.write(after, before.version if before else None):
-                    return after
-                if time.monotonic() > stop:
-                    raise StoreError("others are writing this person all the time")
-                time.sleep(random.uniform(0, PAUSE))  # another process was first
-        finally:
-            lock.release()
+        return key[2], after
 
     def _fewer(self, user: str, change: Change) -> int:
-        """How many texts fewer a person has after a change."""
-        removed = 0
-
-        def counted(record: Record) -> Record:
-            nonlocal removed
-            after = change(record)
-            removed = len(record.texts) - len(after.texts)
-            return after
-
-        after = self._change(checked_id(user), counted)
+        """Apply a change that removes texts; return their number."""
+        before, after = changes.apply(self.store, checked_id(user), change, self._now)
         if not self.model.has_learned(after):
             self._relearner.add(user)
-        return removed
+        return len(before.texts) - len(after.texts)
 
     def _expire(self, user: str, before: int) -> None:
-        """Have a person without what is from `before` that time."""
         try:
             record = self.store.read(user)
         except DamagedRecordError:
@@ -352,14 +333,13 @@ class Service:
 def _key(model: ServedModel, user: str | None, version: int | None, context: Context) -> Key:
     """Return the key of a typed text in memory; all users without a record share one.
 
-    A boolean equals a number in Python (True == 1) but is another category, so the key has which of them a value is.
+    True == 1 in Python, but they are different categories, so the key says which values are booleans.
     """
     values = tuple((name, isinstance(value, bool), value) for name, value in sorted(context.items()))
     return model, None if version is None else user, version, values
 
 
 def _before_cursor(request: CompletionRequest) -> str:
-    """What is to be completed."""
     query, cursor = checked(request.query, "query"), request.cursor
     if cursor is None:
         return clean_prefix(query)
@@ -368,12 +348,5 @@ def _before_cursor(request: CompletionRequest) -> str:
     return clean_prefix(query[:cursor])
 
 
-def _nothing_allowed(model: ServedModel, prefix: str) -> bool:
-    """Whether the whole words that are typed hold what is suggested to nobody: no search could find anything."""
-    whole = prefix[: prefix.rfind(" ") + 1]
-    return model.assistant.allowed is not None and bool(whole) and not model.assistant.allowed(whole)
-
-
 def _numbers(record: Record, through: int) -> tuple[int, ...]:
-    """The texts up to this number."""
     return tuple(one.number for one in record.texts if one.number <= through)

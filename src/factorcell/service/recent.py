@@ -1,4 +1,4 @@
-"""What was computed of late, by its key: so many of them, and those that were not asked for longest go first."""
+"""A cache of the values that were used last."""
 
 import threading
 from collections import OrderedDict
@@ -10,7 +10,7 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """At most `most` values. Any thread may use it."""
+    """At most `most` values by key; the least recently used goes first. Any thread may use it."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -21,14 +21,12 @@ class Recent(Generic[K, V]):
         return len(self._values)
 
     def get(self, key: K) -> V | None:
-        """The value of a key, if it is still there."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
             return self._values.get(key)
 
     def put(self, key: K, value: V) -> None:
-        """Have this be the value of the key."""
         with self._lock:
             self._values[key] = value
             self._values.move_to_end(key)
@@ -36,7 +34,6 @@ class Recent(Generic[K, V]):
                 self._values.popitem(last=False)
 
     def drop(self, which: Callable[[K], bool] = lambda key: True) -> None:
-        """Forget the values of all such keys."""
         with self._lock:
             for key in [key for key in self._values if which(key)]:
                 del self._values[key]

@@ -1,69 +1,54 @@
-"""People whom a model has not learned yet, or no longer, learned in the background, one after the other."""
+"""A background thread that learns users whom a model has not learned yet, one after the other."""
 
-import queue
 import threading
-import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from time import monotonic
 
 from factorcell.service import faults
 from factorcell.service.record import StoreError
 
-WAITING = 10_000  # people that wait at most; whoever finds no room comes again with the next request
+WAITING = 10_000  # users that wait at most; others are added again by their next request
 
 
 class Relearner:
-    """Calls `learn` with each person who is handed in, in a thread of its own, which begins with the first."""
+    """Calls `learn` with each user that is added."""
 
     def __init__(self, learn: Callable[[str], object]) -> None:
         self._learn = learn
-        self._queue: queue.Queue[str | None] = queue.Queue(WAITING)
         self._waiting: set[str] = set()
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._thread = ThreadPoolExecutor(1, "factorcell-relearning")
+        self._last: Future[None] | None = None
+        self._closed = False
 
     def add(self, user: str) -> None:
-        """Have a person learned soon; once, however often they are handed in until it begins."""
+        """Learn a user soon; once, however often the user is added until it begins."""
         with self._lock:
-            if user in self._waiting or self._queue.full():
+            if self._closed or user in self._waiting or len(self._waiting) >= WAITING:
                 return
             self._waiting.add(user)
-            self._queue.put_nowait(user)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="factorcell-relearning", daemon=True)
-                self._thread.start()
+            self._last = self._thread.submit(self._run, user)
 
     def settle(self, seconds: float) -> bool:
-        """Wait until nobody is left, at most so long; whether nobody is."""
-        stop = time.monotonic() + seconds
-        while self._queue.unfinished_tasks and time.monotonic() < stop:
-            time.sleep(0.002)
-        return not self._queue.unfinished_tasks
+        """Wait until nobody is left, at most so many seconds; return whether nobody is."""
+        stop = monotonic() + seconds
+        while (last := self._last) is not None and not last.done() and monotonic() < stop:
+            wait([last], stop - monotonic())
+        return self._last is None or self._last.done()
 
     def close(self) -> None:
-        """Leave those who wait; the one being learned is finished."""
+        """Finish the user that is being learned, and drop the others."""
         with self._lock:
-            thread, self._thread = self._thread, None
-            while not self._queue.empty():
-                self._queue.get_nowait()
-                self._queue.task_done()
-            self._waiting.clear()
-            if thread is not None:
-                self._queue.put_nowait(None)
-        if thread is not None:
-            thread.join()
+            self._closed = True
+        self._thread.shutdown(cancel_futures=True)
 
-    def _run(self) -> None:
-        while True:
-            user = self._queue.get()
-            try:
-                if user is None:
-                    return
-                with self._lock:
-                    self._waiting.discard(user)
-                self._learn(user)
-            except StoreError:
-                pass  # the next request of the person hands them in again
-            except Exception as error:  # one person's: the others are learned all the same
-                faults.log(error)
-            finally:
-                self._queue.task_done()
+    def _run(self, user: str) -> None:
+        with self._lock:
+            self._waiting.discard(user)
+        try:
+            self._learn(user)
+        except StoreError:
+            pass  # the next request of the user adds them again
+        except Exception as error:  # of one user: the others are learned all the same
+            faults.log(error)

@@ -16,17 +16,10 @@ STARTING = 60.0  # seconds on a machine that is busy
 
 
 @contextmanager
-def serving(
-    run: Path, store: Path, *options: str, files: int | None = None
-) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    """`factorcell serve`, and a client once it is ready; the process is killed at the end if it is still there.
-
-    `files`: how many it may have open.
-    """
-    limited = [] if files is None else ["bash", "-c", f'ulimit -n {files}; exec "$@"', "-"]
+def serving(run: Path, store: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
     words = ["serve", str(run), "--store", f"sqlite:///{store}", "--port", "0", "--deadline-ms", "5000", *options]
     process = subprocess.Popen(
-        [*limited, sys.executable, "-m", "factorcell", *words],
+        [sys.executable, "-m", "factorcell", *words],
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -43,7 +36,6 @@ def serving(
 
 
 def ready(process: subprocess.Popen[str]) -> httpx.Client:
-    """A client of a server that answers now."""
     assert process.stderr is not None
     line = ""
     while not (found := re.search(r"http://\S+:\d+", line)):

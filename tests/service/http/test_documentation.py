@@ -7,14 +7,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from factorcell.completion.blend import SOURCES
-from factorcell.service.http.documentation import openapi
+from factorcell.service.http.openapi import openapi
 from factorcell.service.http.operations import OPERATIONS
 from factorcell.service.http.problems import KINDS
 from factorcell.version import __version__
 
 
 def references(value: Any) -> set[str]:
-    """All schemas that are referred to."""
     if isinstance(value, dict):
         own = {value["$ref"]} if isinstance(value.get("$ref"), str) else set()
         return own.union(*map(references, value.values()))

@@ -1,9 +1,6 @@
 """Who may ask from where: names of the server, pages of other servers."""
 
-import asyncio
-import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -11,8 +8,6 @@ from starlette.testclient import TestClient
 from factorcell.config import UserError
 from factorcell.service.engine import Service
 from factorcell.service.http.application import application
-from factorcell.service.http.guard import LATE, TURNS, Guard
-from factorcell.service.http.reading import ARRIVED
 from factorcell.service.http.site import Settings, Site
 
 SHOP = "https://shop.example"
@@ -21,7 +16,6 @@ ACCEPT = {"user": "ann", "text": "abba"}
 
 @pytest.fixture
 def client_of(service: Service) -> Iterator[Callable[[Settings], TestClient]]:
-    """A client of an application that is set so."""
     made = []
 
     def make(settings: Settings) -> TestClient:
@@ -86,7 +80,6 @@ def test_cross_origin_requests_of_named_pages(client_of: Callable[[Settings], Te
     ["", "*", "null", "shop.example", "https://shop.example/", "https://Shop.example", "https://a b", "https://a\nb"],
 )
 def test_what_no_browser_sends_is_no_origin(origin: str) -> None:
-    """It would let nobody in, and nobody would be told why."""
     with pytest.raises(UserError, match="valid is https://NAME"):
         Settings(origins=(SHOP, origin))
 
@@ -97,54 +90,6 @@ def test_origins(origin: str) -> None:
 
 
 def test_pages_that_are_named_can_read_why_they_are_refused(client_of: Callable[[Settings], TestClient]) -> None:
-    """A problem of the guard is no silence to their scripts."""
     client = client_of(Settings(origins=(SHOP,), names=("127.0.0.1",)))
     answer = client.post("/v1/accept", json=ACCEPT, headers={"Origin": SHOP, "Host": "rebound.example"})
     assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (421, SHOP)
-
-
-@pytest.mark.parametrize(
-    ("path", "others", "waited", "status"),
-    [
-        ("/v1/complete", 19, 0.05, 503),
-        ("/v1/complete", 19, 0.005, 200),
-        ("/v1/complete", 0, 0.05, 200),
-        ("/v1/accept", 19, 0.05, 200),
-        ("/healthz", 19, 0.05, 200),
-    ],
-)
-def test_what_a_busy_loop_would_answer_late_is_refused_first(
-    service: Service, path: str, others: int, waited: float, status: int
-) -> None:
-    """By how long it has waited to be looked at, where others wait too; one alone was only kept from the processor."""
-    site = Site(service, Settings(deadline=0.1))
-    lates: list[float] = []
-
-    async def scenario() -> int:
-        event, statuses = asyncio.Event(), []
-
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            lates.append(scope[LATE])
-            if scope["state"]:
-                await send({"type": "http.response.start", "status": 200, "headers": []})
-            else:
-                await event.wait()
-
-        async def send(message: Any) -> None:
-            statuses.append(message.get("status"))
-
-        def asked(state: dict[str, float]) -> Any:
-            scope = {"type": "http", "method": "GET", "query_string": b"", "headers": [], "state": state}
-            return guard({**scope, "raw_path": path.encode()}, None, send)  # type: ignore[arg-type]
-
-        guard = Guard(app, site, {"/v1/complete"})
-        rest = [asyncio.ensure_future(asked({})) for _ in range(others)]
-        await asyncio.sleep(0)
-        await asked({ARRIVED: time.monotonic() - waited})
-        event.set()
-        await asyncio.gather(*rest)
-        return int(statuses[0])
-
-    assert asyncio.run(scenario()) == status
-    if status == 200:
-        assert lates[-1] >= waited * min(others + 1, TURNS)

@@ -25,19 +25,16 @@ ASKED = {
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Where keys are kept."""
     return tmp_path / "keys.toml"
 
 
 @pytest.fixture
 def ring(file: Path) -> dict[str, str]:
-    """A key of each scope."""
     return {scope: keys.add(file, f"of {scope}", [scope]) for scope in SCOPES}
 
 
 @pytest.fixture
 def guarded(service: Service, file: Path, ring: dict[str, str]) -> Iterator[TestClient]:
-    """A client of an application that needs keys."""
     with TestClient(application(Site(service, Settings(deadline=5.0), KeyRing(file)))) as made:
         yield made
 
@@ -93,12 +90,12 @@ def test_names_survive_the_file(file: Path, name: str) -> None:
         ("[[key]", "not a file of keys"),
         ("key = 1", "not a file of keys"),
         ('[[key]]\nname = "a"', "not a file of keys"),
-        ('[[key]]\nname = "a"\nhash = "b"\nscopes = ["complete"]', "no SHA-256"),
-        (f'[[key]]\nname = "a"\nhash = "{"0" * 64}"\nscopes = []', "no scope"),
+        ('[[key]]\nname = "a"\nhash = "b"\nscopes = ["complete"]', "matching regex"),
+        (f'[[key]]\nname = "a"\nhash = "{"0" * 64}"\nscopes = []', "length >= 1"),
         (f'[[key]]\nname = "a"\nhash = "{"0" * 64}"\nscopes = "complete"', "not a file of keys"),
         (f'[[key]]\nname = "a"\nhash = "{"0" * 64}"\nscopes = ["all"]', "unknown scope 'all'"),
-        (f'[[key]]\nname = "a"\nhash = "{"0" * 64}"\nscopes = ["learn"]\nrate = 0', "its rate is 0"),
-        (f'[[key]]\nname = "a"\nhash = "{"0" * 64}"\nscopes = ["learn"]\ncolour = 0', "colour is unknown"),
+        (f'[[key]]\nname = "a"\nhash = "{"0" * 64}"\nscopes = ["learn"]\nrate = 0', "float` > 0"),
+        (f'[[key]]\nname = "a"\nhash = "{"0" * 64}"\nscopes = ["learn"]\ncolour = 0', "unknown field `colour`"),
         (2 * f'[[key]]\nname = "a"\nhash = "{"0" * 64}"\nscopes = ["learn"]\n', "two keys have one name"),
         ("", "has no key"),
     ],
@@ -110,7 +107,6 @@ def test_what_is_no_file_of_keys(file: Path, content: str, said: str) -> None:
 
 
 def test_a_file_whose_last_key_is_deleted_refuses_everybody(file: Path) -> None:
-    """As one meant who deleted it; what is no file of keys changes nothing."""
     key = keys.add(file, "a", ["complete"])
     ring = KeyRing(file)
     file.write_text("[[key", encoding="utf-8")

@@ -8,11 +8,9 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from factorcell.service.engine import Service
-from factorcell.service.http.application import application, padded
+from factorcell.service.http.application import application
 from factorcell.service.http.site import Settings, Site
 from tests.service.listening import listening
 
@@ -28,16 +26,7 @@ ASKED: list[dict[str, Any]] = [
 ]
 
 
-@given(st.binary(max_size=300), st.integers(0, 100))
-def test_padding_is_space_up_to_the_next_multiple(content: bytes, step: int) -> None:
-    found = padded(content, step)
-    assert found.startswith(content)
-    assert found[len(content) :].strip(b" ") == b""
-    assert (len(found) % step == 0 and len(found) - len(content) < step) if step else found == content
-
-
 def exchange(connection: socket.socket, asked: dict[str, Any], method: str) -> tuple[int, Any]:
-    """How many bytes came, and the JSON that they hold."""
     if method == "GET":
         query = "&".join(f"{name}={quote(str(value).lower())}" for name, value in asked.items())
         head, body = f"GET /v1/complete?{query} HTTP/1.1", b""
@@ -55,7 +44,6 @@ def exchange(connection: socket.socket, asked: dict[str, Any], method: str) -> t
 
 
 def answers(service: Service, pad: int, method: str) -> list[tuple[int, Any]]:
-    """Of all that is asked, over one connection."""
     with listening(application(Site(service, Settings(deadline=5.0, pad=pad)))) as url:
         parts = urlsplit(url)
         with socket.create_connection((parts.hostname, parts.port), timeout=30) as connection:

@@ -1,13 +1,11 @@
 """The server as a process: it starts, stops when told, loses nothing when killed, and takes a new run."""
 
 import asyncio
-import os
 import shutil
 import signal
 import socket
 import threading
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,6 @@ from tests.service.http.server_process import serving
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder."""
     folder = tmp_path_factory.mktemp("served") / "run"
     runs.make(folder)
     return folder
@@ -77,7 +74,6 @@ def test_what_is_no_host_is_said(host: str) -> None:
 
 
 def test_less_precise_products_suggest_the_same_texts(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Searches score again by floats; every time that the run is opened it is opened so."""
     opened, opens = [], Run.open
 
     def watched(folder: Path, **options: Any) -> Run:
@@ -91,7 +87,7 @@ def test_less_precise_products_suggest_the_same_texts(run: Path, monkeypatch: py
         assert model.identity == floats.identity
         for query in ("", "a", "ab", "ca"):
             found, expected = (
-                one.assistant.suggest(one.assistant.type(one.begin(None, {}), query), 5).suggestions
+                one.completer.suggest(one.completer.type(one.begin(None, {}), query), 5).suggestions
                 for one in (model, floats)
             )
             assert [one.text for one in found] == [one.text for one in expected]
@@ -99,7 +95,6 @@ def test_less_precise_products_suggest_the_same_texts(run: Path, monkeypatch: py
 
 
 def test_errors_leave_out_where_the_run_lies(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder that is asked for as "." must not take the full stops out of what is said."""
     monkeypatch.chdir(run)
     options = ServerOptions(Path("."), f"sqlite:///{tmp_path / 'users.db'}")
     site = options.site()
@@ -111,7 +106,6 @@ def test_errors_leave_out_where_the_run_lies(run: Path, tmp_path: Path, monkeypa
 
 
 def test_answers_are_not_delayed() -> None:
-    """Of a port that names no protocol, asyncio holds back the body of each answer for 40 ms."""
 
     async def delays() -> bool:
         undelayed: list[bool] = []
@@ -164,7 +158,6 @@ def test_server_drains_when_it_is_told_to_stop(run: Path, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_workers_share_people_rates_and_figures(run: Path, tmp_path: Path) -> None:
-    """Whoever answers, a person's own accepts are there; SIGHUP reaches all processes."""
     key = keys.add(tmp_path / "keys.toml", "all", ["complete", "learn", "users", "admin"])
     own = shutil.copytree(run, tmp_path / "run")
     words = ["--workers", "2", "--keys", str(tmp_path / "keys.toml")]
@@ -186,59 +179,12 @@ def test_workers_share_people_rates_and_figures(run: Path, tmp_path: Path) -> No
         assert process.wait(30) in (0, -signal.SIGTERM)
 
 
-@pytest.mark.slow
-def test_workers_that_start_slowly_are_waited_for(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine takes its time to import PyTorch; who replaces a worker meanwhile never has one."""
-    code = "import sys, time\nif '--multiprocessing-fork' in sys.orig_argv:\n    time.sleep(8)\n"
-    (tmp_path / "sitecustomize.py").write_text(code)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    with serving(run, tmp_path / "users.db", "--workers", "2") as (_, client):
-        wait_for(client, "factorcell_processes 2.0")
-
-
 def wait_for(client: httpx.Client, figure: str) -> None:
-    """Wait until the metrics have a line."""
     for _ in range(300):
         if figure in client.get("/metrics").text.splitlines():
             return
         time.sleep(0.1)
     pytest.fail(f"no {figure}")
-
-
-@pytest.mark.slow
-def test_request_that_does_not_arrive_is_not_waited_for(run: Path, tmp_path: Path) -> None:
-    with serving(run, tmp_path / "users.db") as (_, client):
-        port = client.base_url.port or 0
-        for before, sent in (
-            (b"", b""),
-            (b"", b"GET /h"),
-            (b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"GET /h"),
-        ):
-            with socket.create_connection(("127.0.0.1", port)) as slow:
-                slow.settimeout(20)
-                if before:
-                    slow.sendall(before)
-                    assert slow.recv(4096)
-                slow.sendall(sent)
-                began = time.monotonic()
-                while slow.recv(4096):
-                    pass
-                assert time.monotonic() - began < 15
-
-
-@pytest.mark.slow
-def test_more_connections_than_files_stop_nobody(run: Path, tmp_path: Path) -> None:
-    """Without a file left, asyncio would accept nobody and write thousands of lines a second."""
-    with ExitStack() as held, serving(run, tmp_path / "users.db", files=300) as (process, client):
-        for _ in range(3):
-            for _ in range(400):
-                held.enter_context(socket.create_connection(("127.0.0.1", client.base_url.port or 0)))
-            with httpx.Client(base_url=client.base_url, timeout=30) as other:
-                assert other.post("/v1/accept", json={"user": "ann", "text": "abba"}).status_code == 200
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) in (0, -signal.SIGTERM)
-        assert process.stderr is not None
-        assert process.stderr.read() == ""
 
 
 @pytest.mark.slow

@@ -10,12 +10,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from factorcell.service.engine import Service
-from factorcell.service.http import page
+from factorcell.service.http import pages
 from factorcell.service.http.application import application
 from factorcell.service.http.site import Settings, Site
 from tests import ROOT
 
-FOLDER = Path(page.__file__).parent.parent / "page"
+FOLDER = Path(pages.__file__).parent.parent / "page"
+PATHS = {path: name for path, (folder, name, _) in pages.FILES.items() if folder == "service/page"}
 NAMESPACES = {"http://www.w3.org/2000/svg"}  # a name, nothing that is asked for
 SINKS = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|eval\(|new Function")
 
@@ -30,34 +31,30 @@ class Tags(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """See `HTMLParser`."""
         self.found.append((tag, dict(attrs)))
 
     def handle_data(self, data: str) -> None:
-        """See `HTMLParser`."""
         if self.lasttag in ("script", "style"):
             self.inside += data.strip()
 
 
 @pytest.fixture
 def client(service: Service) -> TestClient:
-    """Asks for the page."""
     return TestClient(application(Site(service)), base_url="http://127.0.0.1")
 
 
 @pytest.fixture(scope="module")
 def tags() -> Tags:
-    """Of the page."""
-    return Tags(page.read(page.START).decode())
+    return Tags((FOLDER / "index.html").read_text(encoding="utf-8"))
 
 
 def test_every_file_is_served_as_what_it_is(client: TestClient) -> None:
-    assert sorted(page.FILES) == sorted(path.name for path in FOLDER.iterdir())
-    for name in page.FILES:
-        answer = client.get("/" if name == page.START else f"/{name}")
+    assert sorted(PATHS.values()) == sorted(path.name for path in FOLDER.iterdir())
+    for path, name in PATHS.items():
+        answer = client.get(path)
         assert (answer.status_code, answer.content) == (200, (FOLDER / name).read_bytes())
-        assert answer.headers["content-type"].startswith(page.MEDIA[Path(name).suffix])
-        assert answer.headers["content-security-policy"] == page.POLICY
+        assert answer.headers["content-type"].startswith(pages.MEDIA[Path(name).suffix[1:]])
+        assert answer.headers["content-security-policy"] == pages.PAGE_POLICY
         assert answer.headers["x-content-type-options"] == "nosniff"
 
 
@@ -71,16 +68,13 @@ def test_browser_keeps_a_file_until_it_changes(client: TestClient) -> None:
 
 
 def test_only_the_box_may_be_loaded_by_other_sites(client: TestClient) -> None:
-    allowed = [name for name in page.FILES[1:] if client.get(f"/{name}").headers[POLICY_OF_RESOURCES] != "same-origin"]
-    assert allowed == [page.BOX]
-
-
-POLICY_OF_RESOURCES = "cross-origin-resource-policy"
+    name = "cross-origin-resource-policy"
+    assert [path for path in pages.FILES if client.get(path).headers[name] != "same-origin"] == [f"/{pages.BOX}"]
 
 
 def test_policy_allows_nothing_inline_and_no_other_place() -> None:
-    assert "default-src 'none'" in page.POLICY
-    assert not re.search(r"unsafe|https?:|\*|data:", page.POLICY)
+    assert "default-src 'none'" in pages.PAGE_POLICY
+    assert not re.search(r"unsafe|https?:|\*|data:", pages.PAGE_POLICY)
 
 
 def test_page_has_nothing_inline(tags: Tags) -> None:
@@ -91,13 +85,13 @@ def test_page_has_nothing_inline(tags: Tags) -> None:
 
 def test_page_loads_its_own_files_alone(tags: Tags) -> None:
     named = [(tag, values[name]) for tag, values in tags.found for name in ("src", "href", "action") if name in values]
-    assert {address for tag, address in named if tag != "a"} == set(page.FILES) - {page.START}
+    assert {address for tag, address in named if tag != "a"} == set(PATHS.values()) - {"index.html"}
     assert {address for tag, address in named if tag == "a"} == {"docs"}
 
 
-@pytest.mark.parametrize("name", page.FILES)
+@pytest.mark.parametrize("name", PATHS.values())
 def test_files_name_no_other_place_and_make_no_markup(name: str) -> None:
-    text = page.read(name).decode()
+    text = (FOLDER / name).read_text(encoding="utf-8")
     found = set(re.findall(r"""https?://[^\s"'`)>]*|url\([^)]*\)|@import""", text))
     examples = {found for found in found if "example.org" in found or found == "https://"}
     assert found - examples <= NAMESPACES
@@ -113,21 +107,20 @@ def test_every_name_and_reference_leads_to_an_element(tags: Tags) -> None:
         for name in ("for", "aria-labelledby", "aria-describedby")
         for word in (values.get(name) or "").split()
     }
-    scripts = "".join(page.read(name).decode() for name in ("page.js", "learned.js"))
+    scripts = "".join((FOLDER / name).read_text(encoding="utf-8") for name in ("page.js", "learned.js"))
     assert named | set(re.findall(r"\$\(\"([\w-]+)\"\)", scripts)) <= set(ids)
 
 
 def test_files_are_packaged() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = project["tool"]["setuptools"]["package-data"]["factorcell"]
-    assert all(any(fnmatch(f"service/page/{name}", one) for one in patterns) for name in page.FILES)
+    assert all(any(fnmatch(f"service/page/{name}", one) for one in patterns) for name in PATHS.values())
 
 
 @pytest.mark.parametrize("hint", ["", "Type a query", 'a "b" <script>'])
 def test_the_empty_box_says_what_one_types(hint: str, service: Service) -> None:
-    """As text, whatever it is."""
     site = Site(service, settings=Settings(hint=hint))
     text = TestClient(application(site), base_url="http://127.0.0.1").get("/").text
     (box,) = [given for _, given in Tags(text).found if given.get("id") == "query"]
-    assert box["placeholder"] == (hint or page.HINT)
+    assert box["placeholder"] == (hint or pages.HINT)
     assert "<script>" not in text

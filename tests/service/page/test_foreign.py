@@ -10,7 +10,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from factorcell.service.engine import Service
-from factorcell.service.http import page
 from tests.service.listening import listening
 from tests.service.page.box import COMPLETE, OPTIONS, Serve, Tab, query, shown, until
 
@@ -28,7 +27,6 @@ POLICY = "default-src 'none'; script-src 'self' {url}; style-src 'self'; connect
 
 @pytest.fixture
 def shop() -> Iterator[Any]:
-    """A site that loads the box of the service `url`, with options as its script has them."""
     given = {"url": "", "options": ""}
 
     def send(content: str, media: str) -> Callable[[Request], Response]:
@@ -140,4 +138,3 @@ def test_detached_input_is_what_it_was(serve: Serve, tab: Tab, shop: Any) -> Non
 def test_policy_of_the_site_is_strict() -> None:
     assert "unsafe" not in POLICY
     assert "style-src 'self'" in POLICY
-    assert page.BOX in MARKUP

@@ -1,38 +1,53 @@
-"""The application: from a request to an answer or a problem."""
+"""The application: from a request to a response or a problem.
 
+Each request has one deadline, an absolute `time.monotonic()`, which is made from the time of its arrival.
+"""
+
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from factorcell.service.http import completing, metrics, page, problems, reading, streaming
-from factorcell.service.http.documentation import documentation
-from factorcell.service.http.guard import LATE, OPERATION, Guard, failed
+from factorcell.service import faults
+from factorcell.service.http import metrics, pages, problems, reading
 from factorcell.service.http.lanes import GoneError, Turn
 from factorcell.service.http.messages import CompleteRequest
+from factorcell.service.http.openapi import EVENTS, openapi
 from factorcell.service.http.operations import OPERATIONS
 from factorcell.service.http.problems import ProblemError
 from factorcell.service.http.site import Call, Operation, Site
 from factorcell.service.http.watching import Watcher
 
-GONE = 499  # the status of an answer that nobody waits for
-CORS_METHODS, CORS_HEADERS = ("GET", "POST", "DELETE"), ("Authorization", "Content-Type")
-CORS_EXPOSED = ("Retry-After",)  # which scripts of other origins may read too
-CORS_SECONDS = 600  # for which a browser remembers that it may ask
+ARRIVED, OPERATION = "factorcell.arrived", "factorcell.operation"  # in a scope: monotonic time; name for the metrics
+OTHER = "other"  # the operation of requests to all other paths
+COMPUTING = 0.8  # share of the time of a completion for computing; the rest is for reading and sending
+GONE = 499  # the status in the metrics if the client has disconnected
+CORS_SECONDS = 600  # for which a browser remembers the answer to a preflight request
+SAFE = ("GET", "HEAD", "OPTIONS")
+HEADERS = {
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def application(site: Site, watcher: Watcher | None = None) -> Starlette:
-    """The application of a site, which a `watcher` looks after; at the end it closes both."""
+    """Return the application of a site; its end closes the site and the `watcher`, which its start starts."""
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -43,84 +58,137 @@ def application(site: Site, watcher: Watcher | None = None) -> Starlette:
             watcher.close()
         site.close()
 
-    paths = dict.fromkeys(one.path for one in OPERATIONS)
-    by_path = {path: {one.method: one for one in OPERATIONS if one.path == path} for path in paths}
+    by_path: dict[str, dict[str, Operation]] = {}
+    for one in OPERATIONS:
+        by_path.setdefault(one.path, {})[one.method] = one
     routes: list[BaseRoute] = [
-        Route(path, endpoint(site, by_method), methods=list(by_method)) for path, by_method in by_path.items()
+        Route(path, _endpoint(site, by_method), methods=list(by_method)) for path, by_method in by_path.items()
     ]
+    description = msgspec.json.encode(openapi(keys=site.keys is not None))
     routes += [
-        Route("/healthz", _healthy),
+        Route("/healthz", _constant(b'{"status":"ok"}')),
+        Route("/openapi.json", _constant(description)),
         Route("/metrics", _figures(site)),
-        *documentation(site),
-        *page.routes(site.settings.hint),
+        *pages.routes(site.settings.hint),
     ]
-    hurried = {one.path for one in OPERATIONS if one.lane == "search"}
-    origins = list(site.settings.origins)
     cors = Middleware(
         CORSMiddleware,
-        allow_origins=origins,
-        allow_methods=CORS_METHODS,
-        allow_headers=CORS_HEADERS,
-        expose_headers=CORS_EXPOSED,
+        allow_origins=site.settings.origins,
+        allow_methods=("GET", "POST", "DELETE"),
+        allow_headers=("Authorization", "Content-Type"),
+        expose_headers=("Retry-After",),
         max_age=CORS_SECONDS,
     )
     app = Starlette(
         routes=routes,
         lifespan=lifespan,
-        middleware=[*([cors] if origins else []), Middleware(Guard, site=site, hurried=hurried)],
-        exception_handlers={HTTPException: _refused},
+        middleware=[*([cors] if site.settings.origins else []), Middleware(Guard, site=site)],
+        exception_handlers={HTTPException: _unrouted},
     )
     app.router.redirect_slashes = False
     return app
 
 
-def endpoint(site: Site, by_method: dict[str, Operation]) -> Endpoint:
-    """What answers one path."""
+class Guard:
+    """Middleware that stamps the arrival, checks host and origin, adds headers, turns errors to problems, and counts.
 
+    The path is matched as it was sent, so that an id may have any character, escaped.
+    """
+
+    def __init__(self, app: ASGIApp, site: Site) -> None:
+        self.app, self.site = app, site
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        arrived, status = time.monotonic(), 0
+
+        async def sent(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                given = {name.lower() for name, _ in message["headers"]}
+                more = ((name.encode(), value.encode()) for name, value in HEADERS.items())
+                message["headers"] = [*message["headers"], *(pair for pair in more if pair[0] not in given)]
+            await send(message)
+
+        scope = {**scope, "path": scope["raw_path"].decode("ascii", "replace"), ARRIVED: arrived, OPERATION: OTHER}
+        try:
+            _check_origin(Headers(scope=scope), scope["method"], self.site)
+            await self.app(scope, receive, sent)
+        except GoneError:
+            status = GONE
+        except Exception as error:
+            problem = problems.of(error, str(self.site.service.model.run.folder))
+            if problem.kind == "failed":
+                faults.log(error)
+            if not status:
+                await problem.response()(scope, receive, sent)
+        finally:
+            self.site.metrics.requests.labels(scope[OPERATION], status).inc()
+            self.site.metrics.seconds.labels(scope[OPERATION]).observe(time.monotonic() - arrived)
+        return None
+
+
+def _check_origin(headers: Headers, method: str, site: Site) -> None:
+    """Raise a `ProblemError` for another host name, and for a page of another server that sends a change.
+
+    Browsers send both headers, so no page can reach a server that is meant for its machine alone.
+    """
+    host = headers.get("host", "").lower()
+    name, _, port = host.rpartition(":")
+    bare = (name if port.isdigit() else host).removeprefix("[").removesuffix("]")
+    if site.settings.names and bare not in site.settings.names:
+        raise ProblemError("wrong-host", "without keys this server is asked by the names of this machine alone")
+    origin = headers.get("origin")
+    if origin is None or method in SAFE or origin in site.settings.origins:
+        return
+    if origin.lower().partition("://")[2] != host:
+        raise ProblemError("not-allowed", "pages of this origin may not ask; the server can be told to let them")
+
+
+def _endpoint(site: Site, by_method: dict[str, Operation]) -> Endpoint:
     async def answer(request: Request) -> Response:
         operation = by_method["GET" if request.method == "HEAD" else request.method]
         request.scope[OPERATION] = operation.name
-        try:
-            return await _answer(site, operation, request)
-        except GoneError:
-            return Response(status_code=GONE)
-        except Exception as error:
-            return failed(error, site)
+        key = _authorized(site, operation.scope, request)
+        message = None
+        if operation.takes is not None:
+            message = await reading.message(request, operation.takes, operation.largest)
+        user = reading.part(request, "user") if "user" in request.path_params else ""
+        deadline = request.scope[ARRIVED] + site.settings.patience
+        if isinstance(message, CompleteRequest):
+            if message.session is not None and message.seq is not None:
+                session = key, message.session
+                site.newest.put(session, max(message.seq, site.newest.get(session) or 0))
+            milliseconds = message.deadline_ms
+            seconds = site.settings.deadline if milliseconds is None else milliseconds / 1000
+            deadline = request.scope[ARRIVED] + COMPUTING * seconds
+
+        async def gone() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+
+        def work(turn: Turn) -> Any:
+            return operation.answer(site, Call(message, user, key, turn))
+
+        lane = site.lanes[operation.lane]
+        with site.metrics.waiting.labels(operation.lane).track_inprogress():
+            if operation.streams:
+                results = await lane.stream(cast("Callable[[Turn], Iterator[msgspec.Struct]]", work), deadline, gone)
+                events = (b"data: " + msgspec.json.encode(one) + b"\n\n" async for one in results)
+                return StreamingResponse(events, media_type=EVENTS)
+            content = msgspec.json.encode(await lane.run(work, deadline, gone))
+        step = site.settings.pad
+        if step and isinstance(message, CompleteRequest):
+            content = content.ljust(-(-len(content) // step) * step)
+        return Response(content, media_type="application/json")
 
     return answer
 
 
-async def _answer(site: Site, operation: Operation, request: Request) -> Response:
-    key = allowed(site, operation.scope, request)
-    asked = None if operation.takes is None else await reading.message(request, operation.takes, operation.largest)
-    user = reading.part(request, "user") if "user" in request.path_params else ""
-    seconds = site.settings.patience
-    if isinstance(asked, CompleteRequest):
-        seconds = completing.arrive(site, asked, key)
-    lane, seconds = site.lane(operation.lane), seconds - request.scope[LATE]
-
-    def work(turn: Turn) -> Any:
-        return operation.answer(site, Call(asked, user, key, turn))
-
-    with site.metrics.waiting.labels(operation.lane).track_inprogress():
-        if operation.streams:
-            make = cast("Callable[[Turn], Iterator[msgspec.Struct]]", work)
-            events = await streaming.begin(lane, make, seconds, _gone(request))
-            return StreamingResponse(events, media_type=streaming.MEDIA_TYPE)
-        given = await lane.run(work, seconds, _gone(request))
-    content = msgspec.json.encode(given)
-    if isinstance(asked, CompleteRequest):
-        content = padded(content, site.settings.pad)
-    return Response(content, media_type="application/json")
-
-
-def padded(content: bytes, step: int) -> bytes:
-    """JSON with spaces at its end, up to the next multiple of `step` bytes; as it is where that is 0."""
-    return content.ljust(-(-len(content) // step) * step) if step else content
-
-
-def allowed(site: Site, scope: str, request: Request) -> str:
-    """The name of the key that allows `scope`, empty where none is needed. `ProblemError` where it is not allowed."""
+def _authorized(site: Site, scope: str, request: Request) -> str:
+    """Return the name of the key that allows `scope`, empty if none is needed. `ProblemError` if it is not allowed."""
     if site.keys is None or not scope:
         return ""
     kind, _, given = request.headers.get("authorization", "").partition(" ")
@@ -136,33 +204,26 @@ def allowed(site: Site, scope: str, request: Request) -> str:
     return key.name
 
 
-def _gone(request: Request) -> Callable[[], Awaitable[None]]:
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
+def _constant(content: bytes) -> Endpoint:
+    async def answer(_: Request) -> Response:
+        return Response(content, media_type="application/json")
 
-    return gone
-
-
-async def _healthy(_: Request) -> Response:
-    """The process is there."""
-    return Response(b'{"status":"ok"}', media_type="application/json")
+    return answer
 
 
 def _figures(site: Site) -> Endpoint:
     async def answer(request: Request) -> Response:
-        try:
-            allowed(site, "admin", request)
-        except ProblemError as problem:
-            return problem.response()
+        _authorized(site, "admin", request)
         return Response(site.metrics.text(), media_type=metrics.MEDIA_TYPE)
 
     return answer
 
 
-async def _refused(_: Request, error: Exception) -> Response:
-    """What routing refuses."""
+async def _unrouted(_: Request, error: Exception) -> Response:
+    """Return the problem of a request that no route matches."""
     assert isinstance(error, HTTPException)
-    kind = problems.BY_STATUS.get(error.status_code, "malformed")
-    details = {"not-found": "there is no such address; /openapi.json has all", "wrong-method": "see the header Allow"}
-    return ProblemError(kind, details.get(kind, "see /docs"), headers=error.headers).response()
+    known = {
+        404: ("not-found", "there is no such address; /openapi.json has all"),
+        405: ("wrong-method", "see the header Allow"),
+    }
+    return ProblemError(*known.get(error.status_code, ("malformed", "see /docs")), headers=error.headers).response()

@@ -1,4 +1,4 @@
-"""Keys: who may ask what, and how often. A file holds their hashes alone; a key itself is shown once, when it is made.
+"""Keys: what programs may ask, and how often. A file holds their hashes; a key itself is shown once, when it is made.
 
     [[key]]
     name = "shop"
@@ -10,81 +10,79 @@ A key is 32 random bytes, so that one round of SHA-256 is enough.
 """
 
 import hashlib
-import hmac
 import json
 import secrets
 import threading
 import time
-import tomllib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+import msgspec
 
 from factorcell import files, inputs
 from factorcell.choices import SCOPES
 from factorcell.config import UserError, choose
 
-BEGIN = "fc_"  # which all keys begin with, so that they are known where they should not be
-FASTEST = 1e6  # requests a second
+BEGIN = "fc_"  # the prefix of all keys, by which they are recognised where they should not be
 BURST = 2.0  # seconds' worth of requests that may come at once
-DIGITS = set("0123456789abcdef")
 
 
-@dataclass(frozen=True)
-class Key:
-    """The `name` that a key has in the file, its SHA-256 (hexadecimal), what it allows, and requests a second."""
+class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The name of a key, its SHA-256 in hexadecimal digits, what it allows, and the requests per second."""
 
-    name: str
-    hash: str
-    scopes: tuple[str, ...]
-    rate: float | None = None
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    hash: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    scopes: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    rate: Annotated[float, msgspec.Meta(gt=0, le=1e6)] | None = None
 
     def __post_init__(self) -> None:
-        if not self.name or not self.name.isprintable() or len(self.name) > 64:
-            raise UserError("the name of a key is 1 to 64 printable characters")
+        if not self.name.isprintable():
+            raise ValueError("the name of a key is 1 to 64 printable characters")
         for scope in self.scopes:
             choose("scope", scope, SCOPES)
-        if not self.scopes:
-            raise UserError(f"key {self.name}: no scope; choose from {', '.join(SCOPES)}")
-        if len(self.hash) != 64 or not set(self.hash) <= DIGITS:
-            raise UserError(f"key {self.name}: its hash is no SHA-256")
-        if self.rate is not None and not 0 < self.rate <= FASTEST:
-            raise UserError(f"key {self.name}: its rate is {self.rate:g}; valid are numbers above 0, requests a second")
+
+
+class _File(msgspec.Struct, frozen=True):
+    key: tuple[Key, ...] = ()
 
 
 def read(path: str | Path) -> tuple[Key, ...]:
-    """The keys in a file. `UserError` for what is no file of keys."""
+    """Return the keys of a file. `UserError` for anything but a file of keys."""
     try:
-        rows = tomllib.loads(inputs.text(path)).get("key", [])
-        keys = tuple(_of(row) for row in rows)
-    except (tomllib.TOMLDecodeError, TypeError, AttributeError, KeyError) as error:
+        keys = msgspec.toml.decode(inputs.text(path), type=_File).key
+    except msgspec.MsgspecError as error:
         raise UserError(f"{path}: not a file of keys ({error})") from None
-    except UserError as error:
-        raise error.saying(f"{path}: {error.message.removeprefix(f'{path}: ')}") from None
-    names = [one.name for one in keys]
-    if len(set(names)) < len(names):
+    if len({one.name for one in keys}) < len(keys):
         raise UserError(f"{path}: two keys have one name")
     return keys
 
 
 def add(path: str | Path, name: str, scopes: Sequence[str], rate: float | None = None) -> str:
-    """A new key, whose hash is added to the file; it is known nowhere else."""
+    """Make a key, add its hash to the file, and return it. Only the owner can read the file."""
     known = read(path) if Path(path).exists() else ()
     if any(one.name == name for one in known):
         raise UserError(f"{path}: has a key named {name!r} already; choose another name")
     key = BEGIN + secrets.token_urlsafe(32)
-    _write(path, [*known, Key(name, digest(key), tuple(dict.fromkeys(scopes)), rate)])
+    values = {"name": name, "hash": _digest(key), "scopes": list(dict.fromkeys(scopes)), "rate": rate}
+    try:
+        keys = (*known, msgspec.convert(values, Key))
+    except msgspec.ValidationError as error:
+        raise UserError(f"key {name!r:.80}: {error}") from None
+    rows = [{name: value for name, value in msgspec.to_builtins(one).items() if value is not None} for one in keys]
+    # Texts, numbers and lists of texts are the same in JSON and TOML.
+    lines = ("\n".join(["[[key]]", *(f"{name} = {json.dumps(row[name])}" for name in row)]) for row in rows)
+    files.write(path, "\n\n".join(lines) + "\n")
+    Path(path).chmod(0o600)
     return key
 
 
-def digest(key: str) -> str:
-    """What the file has of a key."""
+def _digest(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class Allowance:
-    """How often a key may ask: `rate` times a second, some at once."""
+    """A token bucket: `rate` requests per second, some at once."""
 
     def __init__(self, rate: float) -> None:
         self.rate, self.most = rate, max(1.0, rate * BURST)
@@ -92,7 +90,7 @@ class Allowance:
         self._lock = threading.Lock()
 
     def take(self) -> float:
-        """0, or the seconds until it may ask again."""
+        """Return 0, or the seconds until the next request is allowed."""
         with self._lock:
             now = time.monotonic()
             self._left, self._time = min(self.most, self._left + (now - self._time) * self.rate), now
@@ -103,59 +101,32 @@ class Allowance:
 
 
 class KeyRing:
-    """The keys of a file, read again when it changes. `share`: of each rate that this process grants."""
+    """The keys of a file. `share`: of each rate, what this process grants."""
 
     def __init__(self, path: str | Path, share: float = 1.0) -> None:
         self.path, self.share = Path(path), share
-        self.keys: tuple[Key, ...] = ()
+        self._keys: dict[str, Key] = {}
         self._allowances: dict[Key, Allowance] = {}
         self.refresh()
-        if not self.keys:
+        if not self._keys:
             raise UserError(f"{self.path}: has no key; `factorcell users key` adds one")
 
     def refresh(self) -> None:
-        """Take the keys that the file has now. `UserError`, with the keys as they were, if it is no file of keys.
+        """Read the file again. If it is damaged, raise a `UserError` and change nothing.
 
-        A file without keys refuses everybody: whoever deleted the last one means it.
+        A file without keys refuses everybody.
         """
         keys = read(self.path)
         self._allowances = {
             key: self._allowances.get(key) or Allowance(key.rate * self.share) for key in keys if key.rate is not None
         }
-        self.keys = keys
+        self._keys = {key.hash: key for key in keys}
 
-    def find(self, given: str) -> Key | None:
-        """Whose key it is, which takes as long for a wrong one."""
-        found, hashed = None, digest(given)
-        for key in self.keys:
-            if hmac.compare_digest(key.hash, hashed):
-                found = key
-        return found
+    def find(self, key: str) -> Key | None:
+        """Return the entry of a key."""
+        return self._keys.get(_digest(key))
 
     def wait(self, key: Key) -> float:
-        """0 if a key may ask now, which is counted; otherwise the seconds until it may."""
+        """Count a request; return 0, or the seconds until the next one is allowed."""
         allowance = self._allowances.get(key)
         return allowance.take() if allowance else 0.0
-
-
-def _of(row: dict[str, Any]) -> Key:
-    if unknown := set(row) - {"name", "hash", "scopes", "rate"}:
-        raise KeyError(f"{min(unknown)} is unknown")
-    name, hashed, scopes, rate = row["name"], row["hash"], row["scopes"], row.get("rate")
-    texts = [name, hashed, *scopes]
-    if not all(isinstance(one, str) for one in texts) or not isinstance(scopes, list):
-        raise TypeError("name and hash are texts, scopes a list of texts")
-    if isinstance(rate, bool) or not isinstance(rate, int | float | None):
-        raise TypeError("rate is a number")
-    return Key(name, hashed, tuple(scopes), rate)
-
-
-def _write(path: str | Path, keys: Iterable[Key]) -> None:
-    """Keep the keys; only the owner can read the file. What JSON writes of texts and numbers is TOML."""
-    rows = []
-    for key in keys:
-        fields: dict[str, Any] = {"name": key.name, "hash": key.hash, "scopes": list(key.scopes)}
-        fields |= {} if key.rate is None else {"rate": key.rate}
-        rows.append("\n".join(["[[key]]", *(f"{name} = {json.dumps(value)}" for name, value in fields.items())]))
-    files.write(path, "\n\n".join(rows) + "\n")
-    Path(path).chmod(0o600)

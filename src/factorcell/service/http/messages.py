@@ -1,4 +1,4 @@
-"""What is asked and answered over HTTP: the one definition, from which reading, checking and the OpenAPI are made."""
+"""The messages of HTTP: the one definition from which reading, checking and the OpenAPI description are made."""
 
 from typing import Annotated, Literal
 
@@ -9,42 +9,36 @@ from factorcell.service.record import LATEST, LONGEST_ID, LONGEST_KEY, LONGEST_V
 
 MOST_RESULTS = 100
 LONGEST_WAIT = 10_000  # milliseconds that a completion may take
-LARGEST = (1 << 53) - 1  # which all clients' numbers hold
-MOST_IMPORTED = 10_000  # texts of one person
+LARGEST = (1 << 53) - 1  # the largest whole number that all clients can hold
+MOST_IMPORTED = 10_000  # texts of one user
 MOST_TEXTS, MOST_CANDIDATES, MOST_HYPOTHESES, MOST_TOKENS = 256, 1000, 1000, 1000  # of one batch
 LONGEST_PROMPT = 1000  # characters, each of which the model reads one after the other
 LARGEST_SCORE = 1e30
 
-UserId = Annotated[
-    str, Meta(min_length=1, max_length=LONGEST_ID, description="any printable text, by which one is known")
-]
+UserId = Annotated[str, Meta(min_length=1, max_length=LONGEST_ID, description="an id of printable characters")]
 Text = Annotated[str, Meta(min_length=1, max_length=LONGEST, description="a whole text")]
 Value = Annotated[str, Meta(max_length=LONGEST_VALUE)] | bool | int | float
 Context = Annotated[
     dict[str, Value],
-    Meta(
-        description='column of the model\'s context -> value; a boolean is the category "true" or "false"',
-        max_length=100,
-    ),
+    Meta(description='column of the context -> value; a boolean is the category "true" or "false"', max_length=100),
 ]
 Whole = Annotated[int, Meta(ge=0, le=LARGEST)]
+Score = Annotated[float, Meta(ge=-LARGEST_SCORE, le=LARGEST_SCORE)]
 
 
 class Message(Struct, kw_only=True):
-    """What is answered."""
+    """A response."""
 
 
 class Asked(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What is asked: a field that nobody knows is a mistake."""
+    """A request; unknown fields are errors."""
 
 
 class CompleteRequest(Asked):
-    """What somebody has typed."""
+    """What a user has typed."""
 
-    query: Annotated[
-        str, Meta(max_length=LONGEST, description="what is typed, of which the part before the cursor is completed")
-    ]
-    user: Annotated[UserId | None, Meta(description="who types; nobody known unless given")] = None
+    query: Annotated[str, Meta(max_length=LONGEST, description="the typed text, completed at the cursor")]
+    user: Annotated[UserId | None, Meta(description="who types; an unknown user unless given")] = None
     cursor: Annotated[Whole | None, Meta(description="place in the query, in characters; its end unless given")] = None
     context: Context = {}
     limit: Annotated[int, Meta(ge=1, le=MOST_RESULTS, description="suggestions at most")] = 10
@@ -57,20 +51,18 @@ class CompleteRequest(Asked):
         Annotated[int, Meta(ge=1, le=LONGEST_WAIT)] | None,
         Meta(description="milliseconds within which to answer with the best so far; as the server is set unless given"),
     ] = None
-    learn: Annotated[bool, Meta(description="false: a private session, as if nobody typed")] = True
+    learn: Annotated[bool, Meta(description="false: a private session, as of an unknown user")] = True
     explain: Annotated[bool, Meta(description="with what each source adds to the score")] = False
 
 
 class Result(Message):
-    """A suggestion: a whole text that goes on from what stands before the cursor."""
+    """A suggestion: a whole text that continues what is before the cursor."""
 
     text: str
     source: Annotated[str, Meta(description="who proposes it: model, popularity, history, or several with +")]
     score: Annotated[float, Meta(description="log probability of the text given what is typed")]
-    slips: Annotated[int, Meta(ge=0, description="typing errors that it takes for granted")]
-    parts: Annotated[dict[str, float] | None, Meta(description="what each source adds to the score, if asked for")] = (
-        None
-    )
+    slips: Annotated[int, Meta(ge=0, description="typing errors that it assumes")]
+    parts: Annotated[dict[str, float] | None, Meta(description="what each source adds, if asked for")] = None
 
 
 class CompleteAnswer(Message):
@@ -79,14 +71,14 @@ class CompleteAnswer(Message):
     results: list[Result]
     degraded: Annotated[
         Literal["time", "store", "superseded"] | None,
-        Meta(description="why they are not all that they could be; superseded: a later seq of the session came"),
+        Meta(description="why they may not be the best; superseded: a later seq of the session came"),
     ] = None
-    user_version: Annotated[int | None, Meta(description="the version of the person they were made for")] = None
+    user_version: Annotated[int | None, Meta(description="version of the user they were made for")] = None
     seq: int | None = None
 
 
 class AcceptRequest(Asked):
-    """A text that somebody chose or wrote."""
+    """A text that a user chose or wrote."""
 
     user: UserId
     text: Text
@@ -98,19 +90,17 @@ class AcceptRequest(Asked):
 
 
 class AcceptAnswer(Message):
-    """What came of a text; it is on disk, and so is all that was learned of it."""
+    """What became of a text; it is on disk, and so is what was learned of it."""
 
-    outcome: Literal["learned", "kept", "repeated", "paused", "withheld", "private"]
-    number: Annotated[int | None, Meta(description="the place among all texts of the person")] = None
+    outcome: Literal["learned", "kept", "repeated", "paused", "withheld"]
+    number: Annotated[int | None, Meta(description="the place among all texts of the user")] = None
     user_version: int | None = None
-    why: Annotated[str | None, Meta(description="what a text that was withheld looks like")] = None
-    truncated: Annotated[
-        bool, Meta(description="whether the text is longer than those of training, and only its beginning is learned")
-    ] = False
+    why: Annotated[str | None, Meta(description="what a withheld text looks like")] = None
+    truncated: Annotated[bool, Meta(description="whether only the first max_tokens tokens are learned")] = False
 
 
 class Kept(Message):
-    """A text of a person: its `number` among all that they accepted, when (Unix seconds), in which context."""
+    """A text of a user: its `number` among all that they accepted, when (Unix seconds), in which context."""
 
     number: int
     text: str
@@ -119,7 +109,7 @@ class Kept(Message):
 
 
 class ProfileAnswer(Message):
-    """All that is kept of a person, the oldest text first; `learned`: whether the model knows them all."""
+    """Everything that is kept of a user, the oldest text first; `learned`: whether the model has learned all texts."""
 
     user: str
     version: int
@@ -130,7 +120,7 @@ class ProfileAnswer(Message):
 
 
 class GivenText(Struct, kw_only=True, omit_defaults=True):
-    """A text of a person as it is exported."""
+    """A text of a user in an export."""
 
     text: Text
     time: Annotated[int, Meta(ge=0, le=LATEST, description="Unix seconds")]
@@ -138,7 +128,7 @@ class GivenText(Struct, kw_only=True, omit_defaults=True):
 
 
 class Export(Struct, kw_only=True):
-    """All that a person gave; what a model has learned follows from it."""
+    """Everything that a user gave; what a model has learned follows from it."""
 
     format: Literal[1]
     user: UserId
@@ -147,44 +137,44 @@ class Export(Struct, kw_only=True):
 
 
 class ForgetRequest(Asked):
-    """A text that shall never have been."""
+    """A text to delete."""
 
     text: Text
 
 
 class RemovedAnswer(Message):
-    """How many texts of a person are gone; the others are learned again in a moment."""
+    """How many texts of a user were deleted; the others are learned again in a moment."""
 
     removed: Annotated[int, Meta(ge=0)]
 
 
 class DeletedAnswer(Message):
-    """Whether there was such a person, of whom nothing is left now."""
+    """Whether there was such a user, of whom nothing is left now."""
 
     deleted: bool
 
 
 class PausedAnswer(Message):
-    """Whether nothing of a person is kept and learned now."""
+    """Whether nothing of a user is kept and learned now."""
 
     paused: bool
 
 
 class UserAnswer(Message):
-    """Who it is."""
+    """The id of a user."""
 
     user: str
 
 
 class ContextText(Asked):
-    """A text and the context that it was written in."""
+    """A text and its context."""
 
     text: Annotated[str, Meta(max_length=LONGEST)]
     context: Context = {}
 
 
 class ScoreRequest(Asked):
-    """Texts to score, each as a whole, all with the same columns of context."""
+    """Texts to score as wholes, all with the same columns of context."""
 
     texts: Annotated[list[ContextText], Meta(min_length=1, max_length=MOST_TEXTS)]
 
@@ -198,7 +188,7 @@ class TextScore(Message):
 
 
 class ScoreAnswer(Message):
-    """One score a text, in their order."""
+    """One score per text, in their order."""
 
     results: list[TextScore]
 
@@ -216,22 +206,20 @@ class TextClass(Message):
 
     value: str
     probabilities: dict[str, float]
-    truncated: Annotated[
-        bool, Meta(description="whether the text is longer than those of training, and only its beginning was read")
-    ]
+    truncated: Annotated[bool, Meta(description="whether only the first max_tokens tokens were read")]
 
 
 class ClassifyAnswer(Message):
-    """One value a text, in their order."""
+    """One value per text, in their order."""
 
     results: list[TextClass]
 
 
 class Hypothesis(Asked):
-    """What a recogniser may have heard, with its scores in nats by name; `lm` is that of its language model."""
+    """A hypothesis of a recogniser, with its scores in nats by name; `lm` is that of its language model."""
 
     text: Annotated[str, Meta(max_length=LONGEST)]
-    scores: dict[str, Annotated[float, Meta(ge=-LARGEST_SCORE, le=LARGEST_SCORE)]] = {}
+    scores: dict[str, Score] = {}
 
 
 class HypothesisList(Asked):
@@ -248,18 +236,18 @@ class RescoreRequest(Asked):
     """
 
     lists: Annotated[list[HypothesisList], Meta(min_length=1, max_length=MOST_TEXTS)]
-    weights: dict[str, Annotated[float, Meta(ge=-LARGEST_SCORE, le=LARGEST_SCORE)]] = {}
+    weights: dict[str, Score] = {}
 
 
 class Rescored(Message):
-    """The hypothesis that is chosen of a list, and the place that it had, 1 the first."""
+    """The chosen hypothesis of a list, and the place that it had, 1 the first."""
 
     text: str
     place: int
 
 
 class RescoreAnswer(Message):
-    """One choice a list, in their order."""
+    """One choice per list, in their order."""
 
     results: list[Rescored]
 
@@ -268,7 +256,7 @@ class GenerateRequest(Asked):
     """A text to write in a context, token by token."""
 
     context: Context = {}
-    prompt: Annotated[str, Meta(max_length=LONGEST_PROMPT, description="what it begins with")] = ""
+    prompt: Annotated[str, Meta(max_length=LONGEST_PROMPT, description="the beginning of the text")] = ""
     temperature: Annotated[float, Meta(gt=0, le=100)] = 1.0
     top_k: Annotated[int, Meta(ge=0, le=1_000_000, description="0: all tokens")] = 0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0

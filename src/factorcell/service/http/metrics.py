@@ -1,10 +1,11 @@
-"""What the server tells of itself to Prometheus: counts and times by operation; never a person, a text or a query.
+"""Metrics for Prometheus: counts and times by operation; never a user, a text or a query.
 
 Labels take few values: names of operations, codes of HTTP, names of lanes. Several processes add up where
 PROMETHEUS_MULTIPROC_DIR names a folder for them.
 """
 
 import os
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
@@ -15,37 +16,23 @@ MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
-    """The figures of one process."""
+    """The metrics of one process."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            "factorcell_requests", "Requests by operation and status", ("operation", "status"), registry=registry
-        )
+        self.requests = Counter("factorcell_requests", "Requests", ("operation", "status"), registry=registry)
         self.seconds = Histogram(
             "factorcell_request_seconds", "From head to answer", ("operation",), registry=registry, buckets=SECONDS
         )
-        self.degraded = Counter(
-            "factorcell_degraded", "Completions that are not all that they could be", ("why",), registry=registry
-        )
-        self.accepts = Counter(
-            "factorcell_accepts", "What came of texts that were accepted", ("outcome",), registry=registry
-        )
-        self.models = Counter("factorcell_models", "New models, by what came of them", ("outcome",), registry=registry)
-        self.waiting = Gauge(
-            "factorcell_waiting",
-            "Requests that wait for a thread or have one",
-            ("lane",),
-            registry=registry,
-            multiprocess_mode="livesum",
-        )
-
-        self.processes = Gauge(
-            "factorcell_processes", "Processes that serve", registry=registry, multiprocess_mode="livesum"
-        )
+        self.degraded = Counter("factorcell_degraded", "Degraded completions", ("why",), registry=registry)
+        self.accepts = Counter("factorcell_accepts", "Accepted texts by outcome", ("outcome",), registry=registry)
+        self.models = Counter("factorcell_models", "New models by outcome", ("outcome",), registry=registry)
+        gauges: dict[str, Any] = {"registry": registry, "multiprocess_mode": "livesum"}
+        self.waiting = Gauge("factorcell_waiting", "Requests that wait for a thread or have one", ("lane",), **gauges)
+        self.processes = Gauge("factorcell_processes", "Processes that serve", **gauges)
 
     def text(self) -> bytes:
-        """All figures as Prometheus reads them, those of all processes together."""
+        """Return the metrics of all processes as Prometheus reads them."""
         if VARIABLE not in os.environ:
             return generate_latest(self.registry)
         together = CollectorRegistry()
@@ -54,5 +41,5 @@ class Metrics:
 
 
 def died(process: int | None) -> None:
-    """A process is no more: what it has counted stays, what it has at the moment is nothing."""
+    """Forget the gauges of a process that has ended."""
     mark_process_dead(process)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Why a request is not answered, as a problem of RFC 9457. None names a path, a person or a text of somebody else."""
+"""Why a request is not answered, as a problem of RFC 9457; none names a path, or a user or text of somebody else."""
 
 import math
 from collections.abc import Mapping
@@ -12,31 +12,27 @@ from factorcell.service.record import StoreError
 
 MEDIA_TYPE = "application/problem+json"
 
-# The status of each kind, and what it is called; its type is the heading of that name in the documentation.
+# Status and title of each kind; its type is the heading of that name in the documentation.
 KINDS: dict[str, tuple[int, str]] = {
     "malformed": (400, "The request cannot be read"),
     "no-key": (401, "A valid key is needed"),
     "not-allowed": (403, "This is not allowed"),
     "not-found": (404, "There is nothing here"),
     "wrong-method": (405, "This is not asked by that method"),
-    "too-slow": (408, "The request did not arrive in time"),
     "conflict": (409, "It is there already"),
     "too-large": (413, "The body is too large"),
-    "too-long": (414, "The address is too long"),
     "wrong-type": (415, "The body is not plain JSON"),
     "wrong-host": (421, "This server is not asked by that name"),
     "invalid": (422, "What was asked is not valid"),
     "too-many": (429, "Too many requests with this key"),
-    "large-headers": (431, "The headers are too large"),
     "failed": (500, "The server failed"),
     "overloaded": (503, "There is too much to do"),
     "no-store": (503, "The store does not answer"),
 }
-BY_STATUS = {404: "not-found", 405: "wrong-method"}  # what routing refuses
 
 
 class ProblemError(Exception):
-    """A request that is refused: which of `KINDS`, in detail why, and when to come again (seconds)."""
+    """A request that is refused: one of `KINDS`, a detail, and the seconds after which to try again."""
 
     def __init__(self, kind: str, detail: str, retry: float | None = None, headers: Mapping[str, str] | None = None):
         super().__init__(kind)
@@ -44,20 +40,14 @@ class ProblemError(Exception):
         if retry is not None:
             self.headers["Retry-After"] = str(max(1, math.ceil(retry)))
 
-    @property
-    def status(self) -> int:
-        """The code of HTTP."""
-        return KINDS[self.kind][0]
-
     def response(self) -> Response:
-        """What is sent."""
         status, title = KINDS[self.kind]
         problem = Problem(type=f"/docs#{self.kind}", title=title, status=status, detail=self.detail)
         return Response(msgspec.json.encode(problem), status, self.headers, MEDIA_TYPE)
 
 
 def of(error: Exception, folder: str = "") -> ProblemError:
-    """The problem that an error of the service is; `folder` is the run's, which stays unsaid."""
+    """Return the problem of an error of the service; `folder` is that of the run, which is not shown."""
     if isinstance(error, ProblemError):
         return error
     if isinstance(error, UserError):

@@ -3,21 +3,23 @@
 import errno
 import ipaddress
 import logging
+import multiprocessing
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from multiprocessing import connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 import uvicorn
 from starlette.applications import Starlette
-from uvicorn.supervisors.multiprocess import Multiprocess
+from starlette.types import ASGIApp
 
 from factorcell.config import UserError
 from factorcell.model.run import Run
@@ -26,7 +28,6 @@ from factorcell.service.engine import CACHED, Service
 from factorcell.service.http import metrics
 from factorcell.service.http.application import application
 from factorcell.service.http.keys import KeyRing
-from factorcell.service.http.protocol import BACKLOG, Protocol
 from factorcell.service.http.site import Settings, Site
 from factorcell.service.http.watching import Watcher, mark
 from factorcell.service.learning import ServedModel
@@ -34,17 +35,14 @@ from factorcell.service.privacy import Privacy
 from factorcell.service.stores.opening import open_store
 
 LOG = logging.getLogger("factorcell.service")
-DRAINING = 30  # seconds that requests in hand may take when the server stops
-HUNG = 120  # seconds without a sign after which a worker is replaced; one that starts gives none until it has PyTorch
-SWITCHING = 0.0005  # seconds after which a thread of Python that waits gets its turn: a request needs several
-IDLE = 75  # seconds that a connection may wait for its next request
+SWITCHING = 0.0005  # seconds after which Python switches threads: a request needs several
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-LARGEST_HEAD = 64 << 10  # bytes that are read of headers at all; what is less is refused in words
+POLL = 0.2  # seconds between two looks at the workers and the signals
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """What is served (`run`, `slips` forgiven, its `precision`, phrases to `block`), to whom, and where."""
+    """The options of `factorcell serve`, whose help describes them."""
 
     run: Path
     store: str
@@ -60,15 +58,15 @@ class ServerOptions:
     settings: Settings = field(default_factory=Settings)
 
     def model(self) -> ServedModel:
-        """The run as it lies there now, proven."""
+        """Open the run as it is now, and test it."""
         allowed = None if self.block is None else BlockList.read(self.block)
-        folder = self.run.absolute()  # which errors leave out, wherever it stands: "." stands in many
+        folder = self.run.absolute()  # which errors leave out: "." is in many messages
         model = ServedModel(Run.open(folder, precision=self.precision), slips=self.slips, allowed=allowed)
         model.probe()
         return model
 
     def site(self) -> Site:
-        """The site. From here on PyTorch uses one thread, as requests are many, and threads soon take turns."""
+        """Open everything. From here on PyTorch uses one thread per request, and threads take turns often."""
         torch.set_num_threads(1)
         sys.setswitchinterval(SWITCHING)
         keys = None if self.keys is None else KeyRing(self.keys, 1 / self.workers)
@@ -76,8 +74,8 @@ class ServerOptions:
         return Site(service, self.settings, keys)
 
     def application(self) -> Starlette:
-        """The application of a site that notices new models and keys, of which SIGHUP tells too."""
-        seen = mark(self.run)  # before it is opened: what changes meanwhile is opened again
+        """Return the application, which notices new models and keys, at once on SIGHUP."""
+        seen = mark(self.run)  # before the run is opened: a change meanwhile is noticed
         site = self.site()
         watcher = Watcher(site, self.run, self.model, seen)
         site.metrics.processes.set(1)
@@ -87,7 +85,7 @@ class ServerOptions:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a host."""
+    """Return whether only this machine can reach a host."""
     if host == "localhost":
         return True
     try:
@@ -97,12 +95,12 @@ def is_loopback(host: str) -> bool:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A port of ours, on which nothing is answered yet. `UserError` if it is taken, or for what is no host."""
+    """Return a socket that is bound to a port. `UserError` if the port is taken or the host is not of this machine."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (socket.gaierror, UnicodeError):
         raise UserError(f"host {host!r:.60}: no name or address of this machine") from None
-    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio delays what names no protocol
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # without a protocol, asyncio delays bodies
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
@@ -112,78 +110,92 @@ def bound(host: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise UserError(f"{reason}; --port chooses another, and 0 any that is free") from None
         raise OSError(error.errno, reason) from None
-    made.set_inheritable(True)
     return made
 
 
 def serve(options: ServerOptions, say: Callable[[str], None]) -> None:
-    """Serve until the process is told to stop (SIGINT, SIGTERM); what has begun is finished first."""
+    """Serve until SIGINT or SIGTERM; requests that have begun are finished first."""
     if options.keys is None:
         if not is_loopback(options.host):
             raise UserError(f"host {options.host}: without keys only this machine may be served; give --keys FILE")
         options = replace(options, settings=replace(options.settings, names=(*LOOPBACK, options.host)))
     with bound(options.host, options.port) as port:
-        where = f"http://{_shown(options.host)}:{port.getsockname()[1]}"
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        where = f"http://{host}:{port.getsockname()[1]}"
         if options.workers == 1:
             app = options.application()
             say(f"serving {options.run} at {where}; Ctrl-C stops")
-            return uvicorn.Server(configured(app)).run([port])
-        options.site().close()  # what is wrong is said here, once
+            return uvicorn_server(app).run([port])
+        options.site().close()  # raises what is wrong, once
         with TemporaryDirectory(prefix="factorcell-") as folder:
             os.environ[metrics.VARIABLE] = folder
             say(f"serving {options.run} at {where} in {options.workers} processes; Ctrl-C stops")
-            Workers(configured(partial(worker, options), workers=options.workers, factory=True), [port]).run()
+            supervise(options, port)
     return None
 
 
-def worker(options: ServerOptions) -> Starlette:
-    """The application in a process of its own, which ends with a line if it cannot be made."""
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    try:
-        return options.application()
-    except (UserError, OSError) as error:
-        LOG.error("%s", error)
-        sys.exit(uvicorn.config.STARTUP_FAILURE)
-
-
-def configured(app: Any, workers: int = 1, factory: bool = False) -> uvicorn.Config:
-    """How uvicorn serves it; nothing that is asked is logged."""
-    return uvicorn.Config(
+def uvicorn_server(app: ASGIApp) -> uvicorn.Server:
+    """Return the server of an application; requests are not logged."""
+    config = uvicorn.Config(
         app,
-        factory=factory,
-        http=Protocol,
-        backlog=BACKLOG,
-        workers=workers,
+        http="h11",
+        ws="none",
+        lifespan="on",
         log_config=None,
         log_level="error",
         access_log=False,
-        ws="none",
-        lifespan="on",
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=IDLE,
-        timeout_graceful_shutdown=DRAINING,
-        timeout_worker_healthcheck=HUNG,
-        h11_max_incomplete_event_size=LARGEST_HEAD,
+        limit_concurrency=4096,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=30,
+        h11_max_incomplete_event_size=64 << 10,  # bytes of a head
     )
+    return uvicorn.Server(config)
 
 
-class Workers(Multiprocess):
-    """Processes that share a port; SIGHUP reaches each of them."""
+def supervise(options: ServerOptions, port: socket.socket) -> None:
+    """Run the workers until SIGINT or SIGTERM, replace those that die, and pass SIGHUP on to them."""
+    context = multiprocessing.get_context("spawn")
+    stops, reloads = list[int](), list[int]()  # signals that were received
+    handlers: dict[int, list[int]] = {signal.SIGINT: stops, signal.SIGTERM: stops}
+    if hasattr(signal, "SIGHUP"):
+        handlers[signal.SIGHUP] = reloads
+    before = {number: signal.signal(number, lambda number, _: handlers[number].append(number)) for number in handlers}
 
-    def handle_hup(self) -> None:
-        """Have each look for a new model; one that is not ready yet opens what is there anyway."""
-        for process in self.processes:
-            if process.pid is not None and process.is_ready():
-                os.kill(process.pid, signal.SIGHUP)
+    def start() -> SpawnProcess:
+        process = context.Process(target=work, args=(options, port))
+        process.start()
+        return process
 
-    def keep_subprocess_alive(self) -> None:
-        """Replace a process that died, and count it no more."""
-        before = {process.pid for process in self.processes}
-        super().keep_subprocess_alive()
-        for gone in before - {process.pid for process in self.processes}:
-            metrics.died(gone)
+    workers = [start() for _ in range(options.workers)]
+    try:
+        while not stops:
+            connection.wait([one.sentinel for one in workers], POLL)
+            reload = bool(reloads)
+            reloads.clear()
+            for place, worker in enumerate(workers):
+                if not worker.is_alive():
+                    metrics.died(worker.pid)
+                    workers[place] = start()
+                elif reload and worker.pid is not None:
+                    os.kill(worker.pid, signal.SIGHUP)  # a worker that still starts is replaced by this
+    finally:
+        for worker in workers:
+            worker.terminate()
+        for worker in workers:
+            worker.join()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _shown(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+def work(options: ServerOptions, port: socket.socket) -> None:
+    """Serve in a process of its own, which ends with one line if the run or the store cannot be opened."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    try:
+        app = options.application()
+    except (UserError, OSError) as error:
+        LOG.error("%s", error)
+        sys.exit(1)
+    with suppress(KeyboardInterrupt):
+        uvicorn_server(app).run([port])

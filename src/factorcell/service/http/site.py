@@ -1,4 +1,4 @@
-"""All that answering needs: the service, how much it may do at once, who may ask, and how it is set."""
+"""Everything that answering needs: the service, its settings, the keys, the threads, and the type of an operation."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -13,31 +13,23 @@ from factorcell.service.engine import Service
 from factorcell.service.http.keys import KeyRing
 from factorcell.service.http.lanes import Lane, Turn
 from factorcell.service.http.metrics import Metrics
-from factorcell.service.http.readiness import Readiness
 from factorcell.service.recent import Recent
 
-SEARCHES, CHANGES, BATCHES = 256, 256, 16  # requests that wait at most
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")  # of RFC 6454
-SHORTEST = 0.003  # seconds that a search gets however many wait: with fewer it finds less that people mean
-SESSIONS = 10_000  # input boxes whose newest keystroke is known
+SHORTEST = 0.003  # seconds that a search gets however many wait
+SESSIONS = 10_000  # sessions whose newest keystroke is known
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a site answers: the seconds of a completion that asks for none, and of all else.
+    """How a site answers."""
 
-    `names`: those that the server is asked by (any if empty), `origins`: pages of other servers that may ask it,
-    `UserError` for what no browser would ever send as one.
-    `hint`: what the empty box of the page says, if not the page's own words.
-    `pad`: the bytes of a completion are a multiple of it, so that lengths tell less of what is typed; 0 adds nothing.
-    """
-
-    deadline: float = 0.1
-    patience: float = 10.0
-    names: tuple[str, ...] = ()
-    origins: tuple[str, ...] = ()
-    pad: int = 0
-    hint: str = ""
+    deadline: float = 0.1  # seconds of a completion, unless the request says so itself
+    patience: float = 10.0  # seconds of all else
+    names: tuple[str, ...] = ()  # host names of the server; any if empty
+    origins: tuple[str, ...] = ()  # other servers whose pages may send requests
+    pad: int = 0  # the length of a completion is a multiple of so many bytes
+    hint: str = ""  # in the empty box of the page
 
     def __post_init__(self) -> None:
         for origin in self.origins:
@@ -46,36 +38,38 @@ class Settings:
                 raise UserError(f"origin {origin!r:.60}: valid is {valid}")
 
 
+def _lanes() -> dict[str, Lane]:
+    threads = cores.usable()
+    return {
+        "search": Lane("search", threads, 256, SHORTEST),
+        "change": Lane("change", threads, 256),
+        "batch": Lane("batch", 1, 16),
+    }
+
+
 @dataclass(frozen=True)
 class Site:
-    """What answers: completions, changes of people and batches, each in a lane, so that none starves another."""
+    """A service with what HTTP adds to it; `newest` has the number of the newest keystroke of each session."""
 
     service: Service
     settings: Settings = field(default_factory=Settings)
     keys: KeyRing | None = None
     metrics: Metrics = field(default_factory=Metrics)
-    readiness: Readiness = field(default_factory=Readiness)
-    search: Lane = field(default_factory=lambda: Lane("search", cores.usable(), SEARCHES, SHORTEST))
-    change: Lane = field(default_factory=lambda: Lane("change", cores.usable(), CHANGES))
-    batch: Lane = field(default_factory=lambda: Lane("batch", 1, BATCHES))
+    lanes: dict[str, Lane] = field(default_factory=_lanes)
     newest: Recent[tuple[str, str], int] = field(default_factory=lambda: Recent(SESSIONS))
-
-    def lane(self, name: str) -> Lane:
-        """One by its name."""
-        return {"search": self.search, "change": self.change, "batch": self.batch}[name]
 
     def close(self) -> None:
         """Finish what has begun, then close the store."""
-        for lane in (self.search, self.change, self.batch):
+        for lane in self.lanes.values():
             lane.close()
         self.service.close()
 
 
 @dataclass(frozen=True)
 class Call:
-    """One request: what is `asked`, about which person (in the path), with which `key`, and what it may take."""
+    """One request: its `message`, the `user` in its path, the name of its `key`, and what it may take."""
 
-    asked: Any
+    message: Any
     user: str
     key: str
     turn: Turn
@@ -83,24 +77,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Operation:
-    """What is asked of `path` by a method: a message that it `takes`, if any, and one that it `gives`.
-
-    `scope`: what a key must allow, nothing where it is empty. `lane`: whose threads do it. What gives many messages
-    `streams` them. `largest`: bytes of the body.
-    """
+    """What a method does at a path."""
 
     name: str
     method: str
     path: str
-    scope: str
-    lane: str
+    scope: str  # that a key needs; empty: no key is needed
+    lane: str  # whose threads run it
     takes: type[Struct] | None
     gives: type[Struct]
     answer: Callable[[Site, Call], Struct] | Callable[[Site, Call], Iterator[Struct]]
     streams: bool = False
-    largest: int = 1 << 20
-
-    @property
-    def summary(self) -> str:
-        """What it does, in a line."""
-        return (self.answer.__doc__ or "").strip().split("\n")[0]
+    largest: int = 1 << 20  # bytes of a body

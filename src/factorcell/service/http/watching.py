@@ -1,7 +1,7 @@
-"""What changes while the server runs: a new model at the path of the run, new keys, and texts that grow too old.
+"""What changes while the server runs: a new model in the run folder, new keys, and texts that grow too old.
 
-A new model is opened beside the one that serves, proven, and takes over from the next request on. One that is damaged
-or half written changes nothing, and is tried again when it changes.
+A new model is opened next to the one that serves, tested, and serves from the next request on. A damaged or half
+written one changes nothing, and is tried again when it changes.
 """
 
 import logging
@@ -19,19 +19,17 @@ from factorcell.service.record import StoreError
 
 LOG = logging.getLogger("factorcell.service")
 EVERY = 1.0  # seconds between two looks
-EXPIRING = 600.0  # seconds between two deletions of what is too old
-MARKS = (digests.FILE, "weights.safetensors")  # files that change with a run; a folder may have no manifest
+EXPIRING = 600.0  # seconds between two deletions of old texts
 
 Mark = tuple[tuple[int, int, int] | None, ...]
 
 
 def mark(folder: Path) -> Mark:
-    """What tells whether a run has changed, or another folder has come to its place."""
-    return _stamps(*(folder / name for name in MARKS))
+    """Return what changes with the run in a folder, or if another folder takes its place."""
+    return _stamps(folder / digests.FILE, folder / "weights.safetensors")  # a folder may have no manifest
 
 
 def _stamps(*paths: Path) -> Mark:
-    """What tells whether any of the files has changed."""
     found: list[tuple[int, int, int] | None] = []
     for path in paths:
         try:
@@ -43,46 +41,46 @@ def _stamps(*paths: Path) -> Mark:
 
 
 class Watcher:
-    """Looks after a `site` whose run lies in `folder`; `reopen` opens and proves the run that lies there now.
+    """Watches for a `site` the run in `folder`, which `reopen` opens and tests.
 
     `seen`: the `mark` of the folder before the run that is served was opened.
     """
 
     def __init__(self, site: Site, folder: Path, reopen: Callable[[], ServedModel], seen: Mark) -> None:
         self.site, self.folder, self.reopen = site, folder, reopen
-        self.seen, self.seen_keys = seen, self._keys()
+        self.seen, self.seen_keys = seen, self._stamp_of_keys()
         self.expired = time.monotonic() - EXPIRING
-        self._wake, self._asked, self._closed = threading.Event(), False, False
+        self._wake, self._reload, self._closed = threading.Event(), False, False
         self._thread = threading.Thread(target=self._run, name="factorcell-watching", daemon=True)
 
     def start(self) -> None:
-        """Look from now on."""
         self._thread.start()
 
     def reload(self) -> None:
-        """Open the run again at once, whether or not it seems changed. A signal may call this."""
-        self._asked = True
+        """Open the run again at once, even if it has not changed. A signal handler may call this."""
+        self._reload = True
         self._wake.set()
 
     def close(self) -> None:
-        """Look no more."""
         self._closed = True
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def look(self) -> None:
-        """Look once."""
-        self.look_at_model()
-        self.look_at_keys()
+        """Look once at the model, the keys, and the clock."""
+        self._look_at_model()
+        self._look_at_keys()
         if self.site.service.privacy.keep is not None and time.monotonic() >= self.expired + EXPIRING:
             self.expired = time.monotonic()
-            self._expire()
+            try:
+                self.site.service.expire()
+            except StoreError:
+                LOG.warning("what is too old could not be deleted: the store does not answer")
 
-    def look_at_model(self) -> None:
-        """Have a new model take over, if there is one."""
-        now, asked, self._asked = mark(self.folder), self._asked, False
-        if now == self.seen and not asked:
+    def _look_at_model(self) -> None:
+        now, reload, self._reload = mark(self.folder), self._reload, False
+        if now == self.seen and not reload:
             return
         self.seen = now
         try:
@@ -95,9 +93,8 @@ class Watcher:
         self.site.metrics.models.labels("served").inc()
         LOG.warning("a new model is served from now on")
 
-    def look_at_keys(self) -> None:
-        """Take new keys, if there are some."""
-        now, keys = self._keys(), self.site.keys
+    def _look_at_keys(self) -> None:
+        now, keys = self._stamp_of_keys(), self.site.keys
         if keys is None or now == self.seen_keys:
             return
         self.seen_keys = now
@@ -106,20 +103,14 @@ class Watcher:
         except (UserError, OSError) as error:
             LOG.warning("the keys that are there now are not taken, those before still hold: %s", error)
 
-    def _keys(self) -> Mark:
+    def _stamp_of_keys(self) -> Mark:
         return () if self.site.keys is None else _stamps(self.site.keys.path)
-
-    def _expire(self) -> None:
-        try:
-            self.site.service.expire()
-        except StoreError:
-            LOG.warning("what is too old could not be deleted: the store does not answer")
 
     def _run(self) -> None:
         while not self._closed:
             try:
                 self.look()
-            except Exception as error:  # new models and keys are to be noticed all the same
+            except Exception as error:  # new models and keys are noticed all the same
                 faults.log(error)
             self._wake.wait(EVERY)
             self._wake.clear()

@@ -1,6 +1,5 @@
-"""A store from its URL."""
+"""Open a store by its URL."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from factorcell.choices import STORES
@@ -9,52 +8,37 @@ from factorcell.service.stores.store import Store
 
 
 def open_store(url: str, *, make: bool = True) -> Store:
-    """The store at `url`, made where there is none. `UserError` for what is no URL of a store, or cannot be opened.
+    """Open the store at `url`; create its file or tables if there are none.
 
-    `sqlite:///users.db` is a file here, `sqlite:////var/lib/users.db` one from the root. Without `make` a file that is
-    not there is an error, so that a name mistyped is not an empty store.
+    Args:
+        url: `sqlite:///users.db` is a file in the current folder, `sqlite:////var/lib/users.db` an absolute path;
+            `postgresql://...` and `redis://...` are servers.
+        make: Whether to create an SQLite file that does not exist. Without it a mistyped name is an error.
+
+    Raises:
+        UserError: `url` is not the URL of a store, or the store cannot be opened.
     """
     scheme, separator, rest = url.partition("://")
-    if not separator or scheme not in OPENERS:
+    if not separator or scheme not in ("sqlite", "postgresql", "postgres", "redis", "rediss"):
         raise UserError(f"store {scheme if separator else url!r}: valid is {STORES}")
     if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in url):
         raise UserError(f"store {scheme}: its URL has characters that are none; valid is {STORES}")
-    if scheme == "sqlite" and not make and not _file(rest).exists():
-        raise UserError(f"{_file(rest)}: there is no such store of users")
     try:
-        return OPENERS[scheme](url, rest)
+        if scheme == "sqlite":
+            from factorcell.service.stores.sqlite import SQLiteStore
+
+            if not rest.startswith("/") or len(rest) == 1:
+                raise UserError(f"store sqlite: no file in it; valid is {STORES}")
+            path = Path(rest[1:])
+            if not make and not path.exists():
+                raise UserError(f"{path}: there is no such store of users")
+            return SQLiteStore(path)
+        if scheme.startswith("postgres"):
+            from factorcell.service.stores.postgres import PostgresStore
+
+            return PostgresStore(url)
+        from factorcell.service.stores.redis import RedisStore
+
+        return RedisStore(url)
     except ImportError as error:
         raise UserError(f"a store of users needs {error.name}: pip install 'factorcell[serve]'") from None
-
-
-def _sqlite(url: str, rest: str) -> Store:
-    from factorcell.service.stores.sqlite import SQLiteStore
-
-    return SQLiteStore(_file(rest))
-
-
-def _file(rest: str) -> Path:
-    if not rest.startswith("/") or len(rest) == 1:
-        raise UserError(f"store sqlite: no file in it; valid is {STORES}")
-    return Path(rest[1:])
-
-
-def _postgres(url: str, rest: str) -> Store:
-    from factorcell.service.stores.postgres import PostgresStore
-
-    return PostgresStore(url)
-
-
-def _redis(url: str, rest: str) -> Store:
-    from factorcell.service.stores.redis import RedisStore
-
-    return RedisStore(url)
-
-
-OPENERS: dict[str, Callable[[str, str], Store]] = {
-    "sqlite": _sqlite,
-    "postgresql": _postgres,
-    "postgres": _postgres,
-    "redis": _redis,
-    "rediss": _redis,
-}

@@ -1,8 +1,8 @@
-"""People in PostgreSQL: for several machines.
+"""A store in PostgreSQL: for several machines.
 
-Each writing is one statement, which commits by itself and is on disk before it is answered (`synchronous_commit`).
-Ids are kept as bytes, so that their order and equality depend on no locale; values are not compressed, and no
-statistics of either are gathered, which would outlive what was deleted.
+Each write is one statement, which commits by itself and is on disk before it returns (`synchronous_commit`).
+Ids are bytes, so that their order and equality depend on no locale; values are not compressed, and no statistics are
+gathered, which would outlive deleted records.
 """
 
 import math
@@ -16,13 +16,13 @@ from psycopg.abc import PQGen
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from factorcell.config import UserError
-from factorcell.service.record import DamagedRecordError, Record, StoreError, decoded_id
-from factorcell.service.stores.store import PAGE, check_schema
+from factorcell.service.record import StoreError
+from factorcell.service.stores.store import SQLStore, check_schema, one_line
 
-CONNECTIONS = 16  # at once, of one process
-WAIT = 2.0  # seconds that one waits for a connection, and for an answer
+CONNECTIONS = 16  # of one process
+WAIT = 2.0  # seconds to wait for a connection and for an answer
 POLL = 0.1  # seconds between looks at the clock
-PURGE = 3600.0  # seconds that the table may take to be written anew
+PURGE = 3600.0  # seconds that rewriting the table may take
 OPTIONS = "-c synchronous_commit=on -c statement_timeout=5s -c default_transaction_isolation=read\\ committed"
 LOCK = 0x66637573  # "fcus", which migrations hold
 
@@ -39,12 +39,11 @@ TABLES = (
 
 
 class BoundedConnection(psycopg.Connection[Any]):
-    """A connection that is closed where the server gives no answer in time, as a socket's timeout does for others."""
+    """A connection that is closed if the server does not answer in time."""
 
     patience = WAIT  # seconds
 
     def wait(self, gen: PQGen[T], interval: float = POLL, timeout: float | None = None) -> T:
-        """What the steps of a command come to. `OperationalError` after too long a time."""
         return super().wait(self._bounded(gen), interval, timeout)
 
     def _bounded(self, gen: PQGen[T]) -> PQGen[T]:
@@ -60,11 +59,11 @@ class BoundedConnection(psycopg.Connection[Any]):
         raise psycopg.OperationalError("the server does not answer")
 
 
-class PostgresStore:
-    """The `Store` in a database of PostgreSQL, in tables of its own."""
+class PostgresStore(SQLStore):
+    """A `Store` in two tables of a PostgreSQL database."""
 
     def __init__(self, url: str) -> None:
-        """`UserError` where nothing answers at `url`, or a later version made the tables."""
+        """Raise a `UserError` if nothing answers at `url`, or the tables are of a later version."""
         options: dict[str, Any] = {"autocommit": True, "connect_timeout": math.ceil(WAIT), "options": OPTIONS}
         try:
             psycopg.connect(url, **options).close()  # which says why it fails; a pool tries again until its time is up
@@ -79,7 +78,7 @@ class PostgresStore:
                 open=True,
             )
         except psycopg.Error as error:
-            raise UserError(f"store postgresql: cannot be opened ({_line(error)})") from None
+            raise UserError(f"store postgresql: cannot be opened ({one_line(error)})") from None
         try:
             with self._connection() as connection, connection.transaction():
                 _create_tables(connection)
@@ -90,55 +89,10 @@ class PostgresStore:
             self._pool.close()
             raise
 
-    def read(self, user: str) -> Record | None:
-        """See `Store`."""
-        rows = self._rows("SELECT value FROM factorcell_users WHERE user_id = %b", (user.encode(),))
-        return Record.from_bytes(rows[0][0], user) if rows else None
-
-    def version(self, user: str) -> int | None:
-        """See `Store`."""
-        rows = self._rows("SELECT user_id, version FROM factorcell_users WHERE user_id = %b", (user.encode(),))
-        if rows and rows[0][0] != user.encode():
-            raise DamagedRecordError("the store answered with another person than the one asked for")
-        return int(rows[0][1]) if rows else None
-
-    def write(self, record: Record, expected: int | None) -> bool:
-        """See `Store`."""
-        values = (record.version, record.oldest, record.to_bytes(), record.user.encode())
-        if expected is None:
-            command = (
-                "INSERT INTO factorcell_users (version, oldest, value, user_id) VALUES (%b, %b, %b, %b) "
-                "ON CONFLICT DO NOTHING"
-            )
-            return self._changed(command, values)
-        command = (
-            "UPDATE factorcell_users SET version = %b, oldest = %b, value = %b WHERE user_id = %b AND version = %b"
-        )
-        return self._changed(command, (*values, expected))
-
-    def delete(self, user: str, expected: int | None = None) -> bool:
-        """See `Store`."""
-        if expected is None:
-            return self._changed("DELETE FROM factorcell_users WHERE user_id = %b", (user.encode(),))
-        command = "DELETE FROM factorcell_users WHERE user_id = %b AND version = %b"
-        return self._changed(command, (user.encode(), expected))
-
-    def users(self, after: str = "", limit: int = PAGE) -> list[str]:
-        """See `Store`."""
-        command = "SELECT user_id FROM factorcell_users WHERE user_id > %b ORDER BY user_id LIMIT %b"
-        return [decoded_id(user) for (user,) in self._rows(command, (after.encode(), limit))]
-
-    def aged(self, before: int, limit: int = PAGE) -> list[str]:
-        """See `Store`."""
-        command = "SELECT user_id FROM factorcell_users WHERE oldest < %b ORDER BY oldest, user_id LIMIT %b"
-        return [decoded_id(user) for (user,) in self._rows(command, (before, limit))]
-
     def check(self) -> None:
-        """See `Store`: it writes what is there already."""
-        self._changed("UPDATE factorcell_schema SET version = version", ())
+        self._changed("UPDATE factorcell_schema SET version = version")
 
     def purge(self) -> list[str]:
-        """See `Store`: the table is written anew, and the write-ahead log begins anew if the role may ask for it."""
         left = []
         with self._connection() as connection:
             connection.patience = PURGE
@@ -161,21 +115,19 @@ class PostgresStore:
         return left
 
     def close(self) -> None:
-        """See `Store`."""
         self._pool.close()
 
-    def _rows(self, command: str, values: tuple[object, ...]) -> list[tuple[Any, ...]]:
+    def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._connection() as connection:
-            return connection.execute(command, values, prepare=True, binary=True).fetchall()
+            return connection.execute(query.replace("?", "%b"), values, prepare=True, binary=True).fetchall()
 
-    def _changed(self, command: str, values: tuple[object, ...]) -> bool:
-        """Whether a command, which commits by itself, has changed a row."""
+    def _changed(self, command: str, *values: Any) -> bool:
         with self._connection() as connection:
-            return connection.execute(command, values).rowcount == 1
+            return connection.execute(command.replace("?", "%b"), values).rowcount == 1
 
     @contextmanager
     def _connection(self) -> Iterator[BoundedConnection]:
-        """A connection that nobody else uses meanwhile. After one has failed, the idle ones are held to the test."""
+        """Yield a connection that nobody else uses meanwhile. After one has failed, the idle ones are checked."""
         connection = None
         try:
             with self._pool.connection() as connection:
@@ -183,10 +135,10 @@ class PostgresStore:
         except (psycopg.Error, PoolTimeout, PoolClosed) as error:
             if connection is not None and connection.broken and not self._pool.closed:
                 self._pool.check()
-            raise StoreError(f"the store failed: {_line(error)}") from error
+            raise StoreError(f"the store failed: {one_line(error)}") from error
 
 
-KEEPING = ["wal_recycle", "archive_mode"]  # settings of a server by which its log outlives a purge
+KEEPING = ["wal_recycle", "archive_mode"]  # settings with which the server's log outlives a purge
 
 
 def _create_tables(connection: psycopg.Connection[Any]) -> None:
@@ -200,8 +152,3 @@ def _create_tables(connection: psycopg.Connection[Any]) -> None:
         for command in TABLES:
             connection.execute(command)
         connection.execute("INSERT INTO factorcell_schema VALUES (%s)", (SCHEMA,))
-
-
-def _line(error: Exception) -> str:
-    """What a server says, in one line."""
-    return " ".join(str(error).split())[:200]

@@ -1,7 +1,7 @@
-"""People in Redis or Valkey: for several machines.
+"""A store in Redis or Valkey: for several machines.
 
-A person is a hash; a sorted set lists all of them, another one by their oldest text. Each writing is a script, which
-runs as one. With an append-only file that is synced at every writing, it is on disk before it is answered.
+A user is a hash; one sorted set lists all users, another one sorts them by their oldest text. Each write is a script,
+which runs atomically. With an append-only file that is synced at every write, it is on disk before it returns.
 """
 
 from collections.abc import Iterator
@@ -14,14 +14,14 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from factorcell.config import UserError
-from factorcell.service.record import DamagedRecordError, Record, StoreError, decoded_id
-from factorcell.service.stores.store import PAGE, check_schema
+from factorcell.service.record import Record, StoreError, decoded_id
+from factorcell.service.stores.store import PAGE, check_schema, checked_version, one_line
 
-WAIT = 2.0  # seconds that one waits for an answer
-PURGE = 600.0  # seconds that the append-only file may take to be written anew
+WAIT = 2.0  # seconds to wait for an answer
+PURGE = 600.0  # seconds that rewriting the append-only file may take
 SCHEMA, VERSION = b"factorcell:schema", 1
 ALL, OLDEST, PERSON = b"factorcell:users", b"factorcell:oldest", b"factorcell:user:"
-DURABLE = {"appendonly": "yes", "appendfsync": "always"}  # settings of a server that keeps what it has answered
+DURABLE = {"appendonly": "yes", "appendfsync": "always"}  # settings of a server that keeps what it acknowledged
 
 # KEYS: the person, all, by oldest text. ARGV: the version expected or nothing, the id, the version, oldest text, value.
 WRITE = """
@@ -42,21 +42,21 @@ return 1
 
 
 class RedisStore:
-    """The `Store` in a database of Redis."""
+    """A `Store` in a Redis database."""
 
     def __init__(self, url: str) -> None:
-        """`UserError` where nothing answers at `url`, a later version was there, or the server may lose what it has.
+        """Raise a `UserError` if nothing answers at `url`, its schema is of a later version, or it may lose writes.
 
-        A server that says nothing of its settings is taken at its word.
+        A server that does not tell its settings is trusted.
         """
-        never = Retry(NoBackoff(), 0)  # a script that was sent twice might find what it has written itself
+        never = Retry(NoBackoff(), 0)  # a script that is sent twice might find its own write
         try:
             pool: Any = redis.ConnectionPool.from_url(
                 url, socket_timeout=WAIT, socket_connect_timeout=WAIT, retry=never, protocol=2
             )
         except ValueError as error:
             raise UserError(f"store redis: {error}") from None
-        self._client: Any = redis.Redis(connection_pool=pool)  # whose own types take every answer for a promise
+        self._client: Any = redis.Redis(connection_pool=pool)  # typed Any: its annotations include awaitables
         self._closed = False
         self._write, self._delete = self._client.register_script(WRITE), self._client.register_script(DELETE)
         try:
@@ -69,54 +69,44 @@ class RedisStore:
         self._check_durable()
 
     def read(self, user: str) -> Record | None:
-        """See `Store`."""
         with self._asking():
             value = self._client.hget(_key(user), "value")
         return None if value is None else Record.from_bytes(value, user)
 
     def version(self, user: str) -> int | None:
-        """See `Store`."""
         with self._asking():
             found, version = self._client.hmget(_key(user), "user", "version")
-        if version is not None and found != user.encode():
-            raise DamagedRecordError("the store answered with another person than the one asked for")
-        return None if version is None else int(version)
+        return None if version is None else checked_version(user, found, version)
 
     def write(self, record: Record, expected: int | None) -> bool:
-        """See `Store`."""
         values = (record.user.encode(), record.version, record.oldest, record.to_bytes())
         with self._asking():
             return bool(self._write([_key(record.user), ALL, OLDEST], ["" if expected is None else expected, *values]))
 
     def delete(self, user: str, expected: int | None = None) -> bool:
-        """See `Store`."""
         values = ["" if expected is None else expected, user.encode()]
         with self._asking():
             return bool(self._delete([_key(user), ALL, OLDEST], values))
 
     def users(self, after: str = "", limit: int = PAGE) -> list[str]:
-        """See `Store`."""
         first = b"(" + after.encode() if after else b"-"
         with self._asking():
             found = self._client.zrange(ALL, first, b"+", bylex=True, offset=0, num=limit)
         return [decoded_id(user) for user in found]
 
     def aged(self, before: int, limit: int = PAGE) -> list[str]:
-        """See `Store`."""
         with self._asking():
             found = self._client.zrange(OLDEST, b"-inf", b"(%d" % before, byscore=True, offset=0, num=limit)
         return [decoded_id(user) for user in found]
 
     def check(self) -> None:
-        """See `Store`: it writes what is there already."""
         with self._asking():
             self._client.set(SCHEMA, VERSION)
 
     def purge(self) -> list[str]:
-        """See `Store`: the append-only file is written anew, with what there is now."""
         with self._asking():
             stop = monotonic() + PURGE
-            self._wait(stop)  # one that runs already may have begun before the deletion
+            self._wait(stop)  # a rewrite that is running may have begun before the deletion
             self._client.bgrewriteaof()
             self._wait(stop)
             info = self._client.info("persistence")
@@ -126,7 +116,6 @@ class RedisStore:
         return left
 
     def close(self) -> None:
-        """See `Store`."""
         self._closed = True
         self._client.close()
         self._client.connection_pool.disconnect()
@@ -142,7 +131,7 @@ class RedisStore:
             sleep(0.01)
 
     def _check_durable(self) -> None:
-        """`UserError` if the server says that it may lose what it has answered, or throw people away for room."""
+        """Raise a `UserError` if the server's settings let it lose writes or evict users."""
         found: dict[str, str] = {}
         try:
             for name in (*DURABLE, "maxmemory", "maxmemory-policy"):
@@ -163,7 +152,7 @@ class RedisStore:
         try:
             yield
         except redis.RedisError as error:
-            raise StoreError(f"the store failed: {' '.join(str(error).split())[:200]}") from error
+            raise StoreError(f"the store failed: {one_line(error)}") from error
 
 
 def _key(user: str) -> bytes:

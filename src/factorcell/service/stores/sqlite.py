@@ -1,7 +1,7 @@
-"""People in a file of SQLite: for one machine, and as many processes there as one likes.
+"""A store in an SQLite file: for one machine and any number of processes there.
 
-Write-ahead logging lets readers and the one writer work side by side; `synchronous=FULL` has every writing on disk
-before it is answered; `secure_delete` writes zeros over what is deleted.
+Write-ahead logging lets readers and the one writer work side by side; with `synchronous=FULL` every write is on disk
+before it returns; `secure_delete` overwrites deleted rows with zeros.
 """
 
 import queue
@@ -10,28 +10,29 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from factorcell.config import UserError
-from factorcell.service.record import DamagedRecordError, Record, StoreError
-from factorcell.service.stores.store import PAGE, check_schema
+from factorcell.service.record import StoreError
+from factorcell.service.stores.store import SQLStore, check_schema
 
-APPLICATION = 0x66637573  # "fcus" in the header of the file, so that no other database is taken for one of ours
-WAIT = 5.0  # seconds that one waits for another process to finish writing
+APPLICATION = 0x66637573  # "fcus" in the header of the file: marks it as a store
+WAIT = 5.0  # seconds that a writer waits for another process
 SETTINGS = ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON", "trusted_schema=OFF", "cell_size_check=ON")
 
 SCHEMA = 1  # the version of these tables, `user_version` of the file
 TABLES = (
-    "CREATE TABLE users (user TEXT PRIMARY KEY NOT NULL, version INTEGER NOT NULL, oldest INTEGER NOT NULL, "
-    "value BLOB NOT NULL) STRICT",
-    "CREATE INDEX users_oldest ON users (oldest)",
+    "CREATE TABLE factorcell_users (user_id BLOB PRIMARY KEY NOT NULL, version INTEGER NOT NULL, "
+    "oldest INTEGER NOT NULL, value BLOB NOT NULL) STRICT",
+    "CREATE INDEX factorcell_users_oldest ON factorcell_users (oldest, user_id)",
 )
 
 
-class SQLiteStore:
-    """The `Store` in the file `path`, which is made where there is none."""
+class SQLiteStore(SQLStore):
+    """A `Store` in the file `path`, which is created if there is none."""
 
     def __init__(self, path: Path) -> None:
-        """`UserError` for a file that is no store, that a later version made, or that cannot be opened."""
+        """Raise a `UserError` for a file that is not a store, is of a later version, or cannot be opened."""
         self.path = path
         self._idle: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
         self._writing = threading.Lock()  # writers of this process queue here, not by SQLite's polling
@@ -42,66 +43,23 @@ class SQLiteStore:
             raise UserError(f"{path}: cannot be opened as a store of users (it is no file)")
         try:
             if not path.exists():
-                path.touch(0o600)  # it, and what SQLite puts beside it, is for the owner alone
+                path.touch(0o600)  # readable by the owner alone, like the files that SQLite puts next to it
             with self._connection() as connection:
                 _create_tables(connection, path)
         except (StoreError, OSError) as error:
             reason = error.strerror if isinstance(error, OSError) else error.__cause__
             raise UserError(f"{path}: cannot be opened as a store of users ({reason})") from None
 
-    def read(self, user: str) -> Record | None:
-        """See `Store`."""
-        with self._connection() as connection:
-            row = connection.execute("SELECT value FROM users WHERE user = ?", (user,)).fetchone()
-        return None if row is None else Record.from_bytes(row[0], user)
-
-    def version(self, user: str) -> int | None:
-        """See `Store`."""
-        with self._connection() as connection:
-            row = connection.execute("SELECT user, version FROM users WHERE user = ?", (user,)).fetchone()
-        if row is not None and row[0] != user:
-            raise DamagedRecordError("the store answered with another person than the one asked for")
-        return None if row is None else int(row[1])
-
-    def write(self, record: Record, expected: int | None) -> bool:
-        """See `Store`."""
-        values = (record.version, record.oldest, record.to_bytes(), record.user)
-        if expected is None:
-            command = "INSERT INTO users (version, oldest, value, user) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
-            return self._changed(command, values)
-        command = "UPDATE users SET version = ?, oldest = ?, value = ? WHERE user = ? AND version = ?"
-        return self._changed(command, (*values, expected))
-
-    def delete(self, user: str, expected: int | None = None) -> bool:
-        """See `Store`."""
-        command = "DELETE FROM users WHERE user = ? AND (? IS NULL OR version = ?)"
-        return self._changed(command, (user, expected, expected))
-
-    def users(self, after: str = "", limit: int = PAGE) -> list[str]:
-        """See `Store`."""
-        command = "SELECT user FROM users WHERE user > ? ORDER BY user LIMIT ?"
-        with self._connection() as connection:
-            return [user for (user,) in connection.execute(command, (after, limit))]
-
-    def aged(self, before: int, limit: int = PAGE) -> list[str]:
-        """See `Store`."""
-        command = "SELECT user FROM users WHERE oldest < ? ORDER BY oldest, user LIMIT ?"
-        with self._connection() as connection:
-            return [user for (user,) in connection.execute(command, (before, limit))]
-
     def check(self) -> None:
-        """See `Store`: it writes what is there already."""
         with self._writing, self._connection() as connection:
             connection.execute(f"PRAGMA user_version = {SCHEMA}")
 
     def purge(self) -> list[str]:
-        """See `Store`: what is deleted was overwritten with zeros at once, and is in the write-ahead log until now."""
         with self._writing, self._connection() as connection:
             busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         return [f"{self.path.name}-wal: somebody is reading; purge again"] if busy else []
 
     def close(self) -> None:
-        """See `Store`."""
         self._closed = True
         while True:
             try:
@@ -109,14 +67,17 @@ class SQLiteStore:
             except queue.Empty:
                 return
 
-    def _changed(self, command: str, values: tuple[object, ...]) -> bool:
-        """Whether a command, which commits by itself, has changed a row."""
+    def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self._connection() as connection:
+            return connection.execute(query, values).fetchall()
+
+    def _changed(self, command: str, *values: Any) -> bool:
         with self._writing, self._connection() as connection:
             return connection.execute(command, values).rowcount == 1
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
-        """A connection that nobody else uses meanwhile; one that failed is closed."""
+        """Yield a connection that nobody else uses meanwhile; one that failed is closed."""
         if self._closed:
             raise StoreError("the store is closed")
         connection = None
@@ -136,7 +97,6 @@ class SQLiteStore:
                     self._idle.put(connection)
 
     def _take(self) -> sqlite3.Connection:
-        """An idle connection, or a new one."""
         try:
             return self._idle.get_nowait()
         except queue.Empty:

@@ -1,68 +1,129 @@
-"""What the service asks of a store, and nothing more: people by their id, each written whole by compare and swap.
+"""The protocol of a store, and the SQL that SQLite and PostgreSQL share.
 
-All of it blocks, and is called from threads: a request that is cancelled leaves its thread to finish, so that no
-connection is ever left with half of an answer in it. Every method may raise a `StoreError`; whether a writing that
-failed so has happened is unknown, and asking again tells. Nothing is retried within.
+All methods block and are called from threads. Each may raise a `StoreError`; after a failed write it is unknown
+whether the write happened, and reading again tells. Stores retry nothing.
 """
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 from factorcell.config import UserError
-from factorcell.service.record import Record
+from factorcell.service.record import DamagedRecordError, Record, decoded_id
 
-PAGE = 1000  # people that are listed at once at most
+PAGE = 1000  # users per listing
 
 
 class Store(Protocol):
-    """People by their id. Any thread may use it, and any number of processes."""
+    """One record per user id. Any number of threads and processes may use it."""
 
     def read(self, user: str) -> Record | None:
-        """All that is kept of a person, None of nobody. `DamagedRecordError` if it is not what was written."""
+        """Return the record of a user, or None. `DamagedRecordError` if its bytes are not those that were written."""
         ...
 
     def version(self, user: str) -> int | None:
-        """The version of what is kept of a person, None of nobody: what costs least to ask for."""
+        """Return the version of the record of a user, or None: the cheapest question."""
         ...
 
     def write(self, record: Record, expected: int | None) -> bool:
-        """Keep this of its person, if what is kept now has the `expected` version (None: if nothing is).
+        """Write the record if the stored one has the `expected` version, or if None is expected and there is none.
 
         True once it is on disk; False, with nothing written, if another writer was first.
         """
         ...
 
     def delete(self, user: str, expected: int | None = None) -> bool:
-        """Delete all of a person, damaged or not; whether there was something, of the `expected` version if given."""
+        """Delete a record, damaged or not, of the `expected` version if given; return whether there was one."""
         ...
 
     def users(self, after: str = "", limit: int = PAGE) -> list[str]:
-        """At most `limit` ids that come `after` that one, by the bytes of their UTF-8."""
+        """Return at most `limit` ids that follow `after` in the order of their UTF-8 bytes."""
         ...
 
     def aged(self, before: int, limit: int = PAGE) -> list[str]:
-        """At most `limit` people, oldest first, with a text from `before` that time, or who were last there then."""
+        """Return at most `limit` users, oldest first, whose `Record.oldest` is below `before` (Unix seconds)."""
         ...
 
     def check(self) -> None:
-        """`StoreError` unless it can be read and written now."""
+        """Raise a `StoreError` unless the store can be read and written now."""
         ...
 
     def purge(self) -> list[str]:
-        """Remove what was deleted or replaced from the raw files, as far as this can be done from here.
+        """Remove deleted and replaced records from the raw files; return one line for each thing left to do.
 
-        What is left to do, a line each; none if nothing is. It may take seconds, in which others wait.
+        It may take seconds, in which others wait.
         """
         ...
 
     def close(self) -> None:
-        """Give up all connections; nothing can be asked any more."""
+        """Close all connections; every later call fails."""
         ...
 
 
+class SQLStore(ABC):
+    """The queries of a `Store` in the table `factorcell_users`, with ? for each parameter."""
+
+    def read(self, user: str) -> Record | None:
+        rows = self._rows("SELECT value FROM factorcell_users WHERE user_id = ?", user.encode())
+        return Record.from_bytes(rows[0][0], user) if rows else None
+
+    def version(self, user: str) -> int | None:
+        rows = self._rows("SELECT user_id, version FROM factorcell_users WHERE user_id = ?", user.encode())
+        return checked_version(user, *rows[0]) if rows else None
+
+    def write(self, record: Record, expected: int | None) -> bool:
+        values = (record.version, record.oldest, record.to_bytes(), record.user.encode())
+        if expected is None:
+            insert = "INSERT INTO factorcell_users (version, oldest, value, user_id) VALUES (?, ?, ?, ?)"
+            return self._changed(f"{insert} ON CONFLICT DO NOTHING", *values)
+        update = "UPDATE factorcell_users SET version = ?, oldest = ?, value = ? WHERE user_id = ? AND version = ?"
+        return self._changed(update, *values, expected)
+
+    def delete(self, user: str, expected: int | None = None) -> bool:
+        if expected is None:
+            return self._changed("DELETE FROM factorcell_users WHERE user_id = ?", user.encode())
+        return self._changed("DELETE FROM factorcell_users WHERE user_id = ? AND version = ?", user.encode(), expected)
+
+    def users(self, after: str = "", limit: int = PAGE) -> list[str]:
+        query = "SELECT user_id FROM factorcell_users WHERE user_id > ? ORDER BY user_id LIMIT ?"
+        return [decoded_id(user) for (user,) in self._rows(query, after.encode(), limit)]
+
+    def aged(self, before: int, limit: int = PAGE) -> list[str]:
+        query = "SELECT user_id FROM factorcell_users WHERE oldest < ? ORDER BY oldest, user_id LIMIT ?"
+        return [decoded_id(user) for (user,) in self._rows(query, before, limit)]
+
+    @abstractmethod
+    def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]: ...
+
+    @abstractmethod
+    def _changed(self, command: str, *values: Any) -> bool:
+        """Run a command, which commits by itself; return whether it changed one row."""
+
+
+def every_user(store: Store) -> Iterator[str]:
+    """Yield the ids of all users in the order of their UTF-8 bytes."""
+    last = ""
+    while page := store.users(last):
+        yield from page
+        last = page[-1]
+
+
+def checked_version(user: str, found: bytes, version: bytes | int) -> int:
+    """Return the version of a row. `DamagedRecordError` if the row is not that of `user`."""
+    if found != user.encode():
+        raise DamagedRecordError("the store answered with another person than the one asked for")
+    return int(version)
+
+
 def check_schema(number: int, newest: int, where: object) -> None:
-    """`UserError` for the schema of a later version, which this code would misread."""
+    """Raise a `UserError` for a schema of a later version."""
     if number > newest:
         raise UserError(
             f"{where}: its schema is {number}, this factorcell knows up to {newest}; "
             "upgrade factorcell (pip install --upgrade factorcell)"
         )
+
+
+def one_line(error: Exception) -> str:
+    """Return what a server says as one short line."""
+    return " ".join(str(error).split())[:200]

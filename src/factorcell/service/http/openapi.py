@@ -1,18 +1,14 @@
-"""The OpenAPI of what can be asked, made from the messages, and a page to try it on."""
+"""The OpenAPI description, made from the operations and the messages."""
 
 from collections.abc import Sequence
-from importlib import resources
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
-from factorcell.service.http import problems, streaming
+from factorcell.service.http import problems
 from factorcell.service.http.messages import Problem, UserId
 from factorcell.service.http.operations import OPERATIONS
-from factorcell.service.http.site import Operation, Site
+from factorcell.service.http.site import Operation
 from factorcell.version import __version__
 
 MEANINGS = {
@@ -21,22 +17,14 @@ MEANINGS = {
     "users": "show, export, forget and delete people",
     "admin": "take exported people back, read the metrics",
 }
-PAGE_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 SCHEMAS = "#/components/schemas/{name}"
-PAGE = {
-    "/docs": ("api.html", "text/html"),
-    "/docs.js": ("api.js", "text/javascript"),
-    "/docs.css": ("api.css", "text/css"),
-}
+EVENTS = "text/event-stream"  # the media type of responses that stream
 
 Json = dict[str, Any]
 
 
 def openapi(operations: Sequence[Operation] = OPERATIONS, keys: bool = False) -> Json:
-    """The description of the API; `keys`: whether it needs any."""
+    """Return the description of the API; `keys`: whether it needs any."""
     kinds = {kind: None for one in operations for kind in (one.takes, one.gives) if kind is not None}
     found, components = msgspec.json.schema_components([*kinds, Problem], ref_template=SCHEMAS)
     schemas = dict(zip([*kinds, Problem], found, strict=True))
@@ -55,21 +43,21 @@ def openapi(operations: Sequence[Operation] = OPERATIONS, keys: bool = False) ->
         "x-problems": {kind: {"status": status, "title": title} for kind, (status, title) in problems.KINDS.items()},
     }
     if keys:
-        scheme = {
-            "type": "http",
-            "scheme": "bearer",
-            "description": "; ".join(f"{k}: {v}" for k, v in MEANINGS.items()),
-        }
+        meanings = "; ".join(f"{scope}: {meaning}" for scope, meaning in MEANINGS.items())
+        scheme = {"type": "http", "scheme": "bearer", "description": meanings}
         described["components"]["securitySchemes"] = {"key": scheme}
     return described
 
 
 def _operation(one: Operation, schemas: dict[Any, Json], components: Json, keys: bool) -> Json:
-    media = streaming.MEDIA_TYPE if one.streams else "application/json"
-    answer = _event(schemas[one.gives]) if one.streams else schemas[one.gives]
+    media = EVENTS if one.streams else "application/json"
+    answer = schemas[one.gives]
+    if one.streams:
+        data = {"type": "string", "contentMediaType": "application/json", "contentSchema": answer}
+        answer = {"type": "object", "properties": {"data": data}, "required": ["data"]}
     described: Json = {
         "operationId": f"{one.name}_{one.method.lower()}",
-        "summary": one.summary,
+        "summary": (one.answer.__doc__ or "").strip().split("\n")[0],
         "parameters": [],
         "responses": {
             "200": {"description": (one.gives.__doc__ or "").strip(), "content": {media: {"schema": answer}}},
@@ -91,14 +79,8 @@ def _operation(one: Operation, schemas: dict[Any, Json], components: Json, keys:
     return described
 
 
-def _event(schema: Json) -> Json:
-    """One of many server-sent events."""
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
-    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
-
-
 def _parameters(schema: Json) -> list[Json]:
-    """The fields of a message as those of a query; a context is `context[NAME]`."""
+    """Return the fields of a message as those of a query; a context is `context[NAME]`."""
     rows = []
     for name, field in schema["properties"].items():
         row = {"name": name, "in": "query", "required": name in schema.get("required", ()), "schema": _given(field)}
@@ -109,28 +91,8 @@ def _parameters(schema: Json) -> list[Json]:
 
 
 def _given(field: Json) -> Json:
-    """The schema of a field that is there: a query has no null."""
+    """Return the schema of a field without null, which a query does not have."""
     if "anyOf" not in field:
         return {name: value for name, value in field.items() if name != "default" or value is not None}
     (kind,) = (one for one in field["anyOf"] if one != {"type": "null"})
     return {**kind, **({"description": field["description"]} if "description" in field else {})}
-
-
-def documentation(site: Site) -> list[Route]:
-    """The routes of the description and of the page."""
-    content = msgspec.json.encode(openapi(keys=site.keys is not None))
-
-    async def described(_: Request) -> Response:
-        return Response(content, media_type="application/json")
-
-    return [Route("/openapi.json", described), *(asset(path, *of) for path, of in PAGE.items())]
-
-
-def asset(path: str, name: str, media_type: str) -> Route:
-    """A file of the package at a path."""
-    content = (resources.files("factorcell") / "assets" / name).read_bytes()
-
-    async def sent(_: Request) -> Response:
-        return Response(content, headers={"Content-Security-Policy": PAGE_POLICY}, media_type=media_type)
-
-    return Route(path, sent)

@@ -1,0 +1,196 @@
+"""The clients: one that waits for each answer, and one for asyncio."""
+
+from asyncio import sleep as async_sleep
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from http import HTTPStatus
+from time import sleep
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+import httpx
+
+from factorcell.client import calls
+from factorcell.client.calls import Call, Pieces
+from factorcell.client.errors import ServiceError
+from factorcell.client.retries import Attempts, Patience
+from factorcell.config import UserError
+from factorcell.service.http.messages import Piece
+from factorcell.version import __version__
+
+P = ParamSpec("P")
+T = TypeVar("T")
+H = TypeVar("H", httpx.Client, httpx.AsyncClient)
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+class _Operation(Generic[P, T]):
+    """A method of both clients that sends the call that `make` returns."""
+
+    def __init__(self, make: Callable[P, Call[T]]) -> None:
+        self.make, self.__doc__ = make, make.__doc__
+
+    @overload
+    def __get__(self, client: "Client", kind: Any = None) -> Callable[P, T]: ...
+    @overload
+    def __get__(self, client: "AsyncClient", kind: Any = None) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, client: Any, kind: Any = None) -> Any:
+        return self.make if client is None else lambda *args, **fields: client._ask(self.make(*args, **fields))
+
+
+class _Stream(Generic[P]):
+    """A method of both clients that yields the pieces of an answer."""
+
+    def __init__(self, make: Callable[P, Call[Piece]]) -> None:
+        self.make, self.__doc__ = make, make.__doc__
+
+    @overload
+    def __get__(self, client: "Client", kind: Any = None) -> Callable[P, Generator[Piece, None, None]]: ...
+    @overload
+    def __get__(self, client: "AsyncClient", kind: Any = None) -> Callable[P, AsyncGenerator[Piece, None]]: ...
+    def __get__(self, client: Any, kind: Any = None) -> Any:
+        return self.make if client is None else lambda *args, **fields: client._stream(self.make(*args, **fields))
+
+
+class _Operations(Generic[H]):
+    """What both clients can ask, the address of the service, and how long they wait."""
+
+    _connect: type[Any]  # what makes the connections
+
+    complete = _Operation(calls.complete)
+    accept = _Operation(calls.accept)
+    show = _Operation(calls.show)
+    export = _Operation(calls.export)
+    restore = _Operation(calls.restore)
+    delete = _Operation(calls.delete)
+    forget = _Operation(calls.forget)
+    undo = _Operation(calls.undo)
+    pause = _Operation(calls.pause)
+    resume = _Operation(calls.resume)
+    score = _Operation(calls.score)
+    classify = _Operation(calls.classify)
+    rescore = _Operation(calls.rescore)
+    generate = _Stream(calls.generate)
+    health = _Operation(calls.health)
+    ready = _Operation(calls.ready)
+    metrics = _Operation(calls.metrics)
+
+    def __init__(
+        self, url: str = DEFAULT_URL, key: str | None = None, *, patience: Patience | None = None, http: H | None = None
+    ) -> None:
+        """Check the arguments.
+
+        Args:
+            url: The address of the service, which may have a path.
+            key: A key of the service.
+            patience: How long the client waits, and how often it tries.
+            http: Your own connections, with proxies or certificates; you close them.
+
+        Raises:
+            UserError: `url` or `key` cannot be one.
+        """
+        fault = UserError(f"url {url!r:.200}: not the address of a service; valid is such as {DEFAULT_URL}")
+        try:
+            parts = httpx.URL(url)
+        except httpx.InvalidURL:
+            raise fault from None
+        if parts.scheme not in ("http", "https") or not parts.host or parts.query or parts.fragment or parts.userinfo:
+            raise fault
+        self._http: H = http or self._connect()
+        self._closes = http is None
+        self.patience, self._url = patience or Patience(), str(parts).rstrip("/") + "/"
+        self._headers = {"User-Agent": f"factorcell/{__version__}", "Content-Type": "application/json"}
+        if key is not None:
+            if not (key.isascii() and key.isprintable()):
+                raise UserError("key: it has characters that no key has; give it as `factorcell users key` printed it")
+            self._headers["Authorization"] = f"Bearer {key}"
+
+    def _request(self, attempts: Attempts) -> dict[str, Any]:
+        """Return the arguments of httpx for one try."""
+        call = attempts.call
+        request = {"method": call.method, "url": self._url + call.path, "content": call.body}
+        return {**request, "headers": self._headers, "timeout": attempts.begin()}
+
+
+class Client(_Operations[httpx.Client]):
+    """Asks a service, from any thread, and waits for each answer."""
+
+    _connect = httpx.Client
+
+    def _ask(self, call: Call[T]) -> T:
+        attempts = Attempts(call, self.patience)
+        while True:
+            try:
+                return call.answer(self._http.request(**self._request(attempts)))
+            except (httpx.RequestError, ServiceError) as error:
+                sleep(attempts.pause(error))
+
+    def _stream(self, call: Call[Piece]) -> Generator[Piece, None, None]:
+        attempts = Attempts(call, self.patience)
+        while True:
+            try:
+                with self._http.stream(**self._request(attempts)) as response:
+                    if response.status_code != HTTPStatus.OK:
+                        response.read()
+                        raise call.refusal(response)
+                    pieces = Pieces(call)
+                    for part in response.iter_bytes():
+                        for piece in pieces.feed(part):
+                            attempts.is_final = True
+                            yield piece
+                return pieces.end()
+            except (httpx.RequestError, ServiceError) as error:
+                sleep(attempts.pause(error))
+
+    def close(self) -> None:
+        """Close the connections, unless they are your own."""
+        if self._closes:
+            self._http.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncClient(_Operations[httpx.AsyncClient]):
+    """Asks a service from one event loop of asyncio; the methods are those of `Client`, to be awaited."""
+
+    _connect = httpx.AsyncClient
+
+    async def _ask(self, call: Call[T]) -> T:
+        attempts = Attempts(call, self.patience)
+        while True:
+            try:
+                return call.answer(await self._http.request(**self._request(attempts)))
+            except (httpx.RequestError, ServiceError) as error:
+                await async_sleep(attempts.pause(error))
+
+    async def _stream(self, call: Call[Piece]) -> AsyncGenerator[Piece, None]:
+        attempts = Attempts(call, self.patience)
+        while True:
+            try:
+                async with self._http.stream(**self._request(attempts)) as response:
+                    if response.status_code != HTTPStatus.OK:
+                        await response.aread()
+                        raise call.refusal(response)
+                    pieces = Pieces(call)
+                    async for part in response.aiter_bytes():
+                        for piece in pieces.feed(part):
+                            attempts.is_final = True
+                            yield piece
+                pieces.end()
+                return
+            except (httpx.RequestError, ServiceError) as error:
+                await async_sleep(attempts.pause(error))
+
+    async def aclose(self) -> None:
+        """Close the connections, unless they are your own."""
+        if self._closes:
+            await self._http.aclose()
+
+    async def __aenter__(self) -> "AsyncClient":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
