@@ -60,12 +60,12 @@ def recurrence(batch: int, hidden: int, rank: int, kind: torch.dtype) -> None:
     def new(*shape: int, kind: torch.dtype = kind) -> Tensor:
         return torch.zeros(shape, dtype=kind)
 
-    adapters = (new(batch, rank, hidden), new(batch, rank, 3 * hidden)) if rank else (None, None)
+    left, right = (new(batch, hidden, rank), new(batch, rank, 3 * hidden)) if rank else (None, None)
     weight, keep, state = new(hidden, 3 * hidden), new(1, batch, hidden), new(batch, hidden)
-    lengths, gates = new(batch, kind=torch.int64), new(batch, 1, 3 * hidden)
-    reduced, memories = new(batch, 1, rank) if rank else None, new(batch, 1, hidden, kind=torch.float32)
-    gpu_recurrence._forward(gates, reduced, weight, *adapters, keep, state, state, lengths)
-    gpu_recurrence._backward(new(batch, 1, hidden), state, weight, *adapters, keep, state, lengths, memories, gates)
+    lengths, given = new(batch, kind=torch.int64), new(batch, 1, 3 * hidden).requires_grad_()
+    reduced = new(batch, 1, rank) if rank else None
+    outputs, last = gpu_recurrence.run(given, reduced, weight, left, right, keep, state, state, lengths)
+    torch.autograd.backward([outputs.sum() + last.sum()])
 
 
 CASES: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {

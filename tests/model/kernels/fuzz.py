@@ -137,15 +137,20 @@ def wrong_forward(data: st.DataObject, given: Arrays) -> None:
 def wrong_backward(data: st.DataObject, given: Arrays) -> None:
     """A wrong array among what the way back takes."""
     number, half = library.chosen(), library.half()
-    made = recurrence._forward(*given.values(), True, half, number)
+    made = recurrence._forward(given, True, half, number)
     outputs, last_hidden, last_memory, memories, gates, _, inverse = made
     names = ("weight", "left", "right", "keep", "norm", "scale", "feed", "hidden", "memory", "lengths")
     gradients = {"outputs_gradient": outputs, "last_hidden_gradient": last_hidden, "last_memory_gradient": last_memory}
     taken: Arrays = {**gradients, **{name: given[name] for name in names}}
-    taken |= {"outputs": outputs, "memories": memories, "gates": gates, "inverse": inverse}
+    taken |= {
+        "outputs": outputs,
+        "memories": memories,
+        "gates": gates,
+        "inverse": inverse if given["norm"] is not None else None,
+    }
     never = [("", "on another device")] + [(name, "missing") for name in taken if name not in ("left", "right")]
     fault = drawn_fault(data, taken, never, {"lengths": outputs.shape[1] + 1})
-    refused("recurrence", fault, lambda: recurrence._backward(*taken.values(), half, number))
+    refused("recurrence", fault, lambda: recurrence._backward(taken, half, number))
 
 
 def softmaxes(data: st.DataObject) -> None:

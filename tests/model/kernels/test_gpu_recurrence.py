@@ -265,14 +265,6 @@ def test_nothing_is_written_beside_the_arrays(tiles: str, request: pytest.Fixtur
         assert x[128:-128].isfinite().all(), name
 
 
-def test_the_operator_keeps_the_rules_of_operators() -> None:
-    """Its shapes without data, its gradient and its aliasing, as PyTorch's own check has them."""
-    a = arrays(3, 2, 10, 3, drop=False, ragged=True)
-    assert a["left"] is not None
-    a["left"] = a["left"].transpose(1, 2).contiguous()  # as the operator takes it
-    torch.library.opcheck(gpu_recurrence._forward, tuple(learned(a, torch.float32, DEVICE).values()))
-
-
 @pytest.mark.parametrize("ragged", [False, True])
 def test_a_cell_takes_the_kernel_where_it_can(ragged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same values, state and gradients as the loop; with layer normalisation the loop itself."""

@@ -14,7 +14,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from factorcell.model.kernels import gpu_recurrence, library, recurrence, softmax
+from factorcell.model.kernels import library, recurrence, softmax
 from factorcell.model.kernels.recurrence import Inputs, Packed
 from factorcell.model.kernels.signature import Signature
 from factorcell.model.kernels.signatures import CONTEXT, DRAWING, RECURRENCE, REQUEST, ROWS, SEARCH, SOFTMAX
@@ -106,25 +106,6 @@ def test_what_is_wrong_is_named(
     monkeypatch.setenv("FACTORCELL_KERNEL", "plain")
     with pytest.raises(ValueError, match=said):
         call()
-    outcome["clear error"] += 1
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"lengths": torch.tensor([1, 2]).int()}, "lengths is int32"),
-        ({"right": None}, "right is missing"),
-        ({"keep": torch.zeros(2, 2, 9)}, r"keep is .* valid is float32 or bfloat16 \(3, 2, 9\)"),
-        ({"given": torch.zeros(2, 3, 26)}, "given is"),
-        ({"memory": torch.zeros(1, 9)}, "memory is"),
-    ],
-)
-def test_what_is_wrong_for_a_gpu_is_named(changed: dict[str, Any], said: str, outcome: dict[str, int]) -> None:
-    """Before a kernel is launched, so on any machine."""
-    made = arrays(2, 3, 9, 2, drop=True)
-    names = ("given", "given_reduced", "weight", "left", "right", "keep", "hidden", "memory", "lengths")
-    with pytest.raises(ValueError, match=said):
-        gpu_recurrence.run(**{name: {**made, **changed}[name] for name in names})
     outcome["clear error"] += 1
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional as F
 
 from factorcell.model.kernels import library, softmax
 from tests.model.kernels.test_library import VARIANTS, compiled
@@ -176,13 +177,18 @@ def test_losses_of_half_the_bits_are_near(kind: str) -> None:
 @pytest.mark.parametrize("chunk", [7, 35, 1 << 28])
 def test_cross_entropies_in_chunks_are_the_exact_nats(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The nats and all gradients agree, and a token that is never predicted gets none."""
-    monkeypatch.setattr(softmax, "GPU_CHUNK", chunk)
-    values, table = torch.randn(11, 4, dtype=torch.double), torch.randn(7, 4, dtype=torch.double)
-    bias, targets = torch.randn(7, dtype=torch.double), torch.randint(2, 7, (11,))
+    monkeypatch.setattr(softmax, "CHUNK", chunk)
+    values, table = torch.randn(12, 4, dtype=torch.double), torch.randn(7, 4, dtype=torch.double)
+    bias, targets = torch.randn(7, dtype=torch.double), torch.randint(2, 7, (12,))
     bias[1] = -torch.inf
-    found, ways = [], (softmax.cross_entropies, softmax._Exact.apply)
-    for way in ways:
-        inputs = [array.clone().requires_grad_() for array in (values, table, bias)]
-        nats = way(inputs[0], inputs[1], inputs[2], targets)
-        found.append((nats.detach(), torch.autograd.grad((nats * torch.arange(11)).sum(), inputs)))
-    torch.testing.assert_close(found[0], found[1])
+    for each in (bias, torch.stack([bias, bias + 1, bias / 2])):
+        found = []
+        for chunked in (True, False):
+            inputs = [array.clone().requires_grad_() for array in (values, table, each)]
+            rows = inputs[2] if each.dim() == 1 else inputs[2].repeat_interleave(4, 0)
+            if chunked:
+                nats = softmax.cross_entropies(inputs[0], inputs[1], inputs[2], targets)
+            else:
+                nats = F.cross_entropy(inputs[0] @ inputs[1].T + rows, targets, reduction="none")
+            found.append((nats.detach(), torch.autograd.grad((nats * torch.arange(12)).sum(), inputs)))
+        torch.testing.assert_close(found[0], found[1])

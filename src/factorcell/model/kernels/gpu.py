@@ -15,9 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from factorcell.model.kernels.signature import dimensions
-from factorcell.model.kernels.signatures import GPU_RECURRENCE
-
 try:
     import triton as triton
     import triton.language
@@ -93,15 +90,6 @@ def precision() -> str:
 def power(size: int) -> int:
     """The smallest power of two that is not below `size`: tiles have no other sizes."""
     return 1 << (max(size, 1) - 1).bit_length()
-
-
-def rank(case: str, like: Tensor, weight: Tensor, turned: Tensor | None, **others: Tensor | None) -> int:
-    """The rank of arrays of a recurrence `like` (B, T, .); `ValueError` for one that does not fit the others."""
-    (batch, steps, _), (hidden, _) = dimensions("gates", like, 3), dimensions("weight", weight, 2)
-    found = 0 if turned is None else dimensions("turned", turned, 3)[1]
-    sizes, cases = GPU_RECURRENCE.expected((batch, steps, hidden, found), ()), [case, *["a rank"] * (found > 0)]
-    GPU_RECURRENCE.addresses(sizes, {"weight": weight, "turned": turned, **others}, *cases, device=weight.device)
-    return found
 
 
 @kernel

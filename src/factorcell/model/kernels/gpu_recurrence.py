@@ -27,10 +27,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from factorcell.model.kernels import gpu
 from factorcell.model.kernels.gpu import kernel, product, tl
-from factorcell.model.kernels.operators import operator
 
 # Sizes of tiles, for a Hopper processor of 228 KiB shared memory and 64 Ki registers; a program has 8 warps.
 WARPS = 8
@@ -63,8 +63,9 @@ def run(
     After `lengths` (B,) steps a text's m stands still and its h (B, T, H) is zero: no gradient flows there.
     """
     turned = None if left is None else left.transpose(-2, -1)
-    outputs, last, *_ = _forward(given, given_reduced, weight, turned, right, keep, hidden, memory, lengths)
-    return outputs, last
+    arrays = given, given_reduced, weight, turned, right, keep, hidden, memory, lengths
+    result: tuple[Tensor, Tensor] = _Recurrence.apply(*arrays)  # type: ignore[no-untyped-call]
+    return result
 
 
 @kernel
@@ -309,24 +310,8 @@ def _new(like: Tensor, lengths: Tensor | None, size: int, dtype: torch.dtype) ->
     return make(*like.shape[:2], size, dtype=dtype)
 
 
-@operator("gpu_recurrence")
-def _forward(
-    given: Tensor, given_reduced: Tensor | None, weight: Tensor, turned: Tensor | None, right: Tensor | None,
-    keep: Tensor | None, hidden: Tensor, memory: Tensor, lengths: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """h (B, T, H), last m (B, H); and, for the backward kernel, m (B, T, H), gates (B, T, 3H) and z (B, T, R)."""
-    more = {"hidden": hidden, "memory": memory, "lengths": lengths, "given_reduced": given_reduced}
-    rank = gpu.rank("forward", given, weight, turned, given=given, right=right, keep=keep, **more)
-    outputs, last, memories, gates, reduced = _room(given, turned, memory, lengths)
-    last.copy_(memory)
-    state = torch.stack([hidden, hidden]).to(weight.dtype)
-    taken = (given, given_reduced, weight, turned, right, keep, lengths, state)
-    _launch(_forward_kernel, (*taken, last, outputs, memories, gates, reduced), weight, given, rank)
-    return outputs, last, memories, gates, reduced
-
-
 def _room(given: Tensor, turned: Tensor | None, memory: Tensor, lengths: Tensor | None) -> tuple[Tensor, ...]:
-    """What `_forward` returns, not yet filled; m and z are float32, the rest as `given`."""
+    """Room for h (B, T, H), last m (B, H), m (B, T, H), gates (B, T, 3H) and z (B, T, R); m and z are float32."""
     hidden, rank = memory.shape[1], 0 if turned is None else turned.shape[1]
     return (
         _new(given, lengths, hidden, given.dtype),
@@ -337,58 +322,38 @@ def _room(given: Tensor, turned: Tensor | None, memory: Tensor, lengths: Tensor 
     )
 
 
-def _forward_shapes(
-    given: Tensor, _reduced: Any, _weight: Any, turned: Tensor | None, *rest: Any
-) -> tuple[Tensor, ...]:
-    return _room(given, turned, rest[3], rest[4])
+class _Recurrence(torch.autograd.Function):
+    """The kernel goes back through time; sums over all steps are plain products afterwards."""
 
+    @staticmethod
+    def forward(
+        ctx: Any, given: Tensor, given_reduced: Tensor | None, weight: Tensor, turned: Tensor | None,
+        right: Tensor | None, keep: Tensor | None, hidden: Tensor, memory: Tensor, lengths: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        outputs, last, memories, gates, reduced = _room(given, turned, memory, lengths)
+        last.copy_(memory)
+        state = torch.stack([hidden, hidden]).to(weight.dtype)
+        taken = (given, given_reduced, weight, turned, right, keep, lengths, state)
+        rank = reduced.shape[2]
+        _launch(_forward_kernel, (*taken, last, outputs, memories, gates, reduced), weight, given, rank)
+        ctx.save_for_backward(weight, turned, right, keep, hidden, memory, lengths, outputs, memories, gates, reduced)
+        ctx.reduced_dtype = None if given_reduced is None else given_reduced.dtype
+        return outputs, last
 
-@operator("gpu_recurrence_backward")
-def _backward(
-    of_outputs: Tensor, of_last: Tensor, weight: Tensor, turned: Tensor | None, right: Tensor | None,
-    keep: Tensor | None, memory: Tensor, lengths: Tensor | None, memories: Tensor, gates: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of the gates (B, T, 3H), of z (B, T, R), of the first h and the first m (B, H)."""
-    more = {"memory": memory, "lengths": lengths, "memories": memories, "gates": gates, "of_last": of_last}
-    rank = gpu.rank("backward", gates, weight, turned, of_outputs=of_outputs, right=right, keep=keep, **more)
-    _, _, _, of_given, of_reduced = _room(gates, turned, memory, lengths)
-    of_hidden = torch.empty_like(memory, dtype=torch.float32, memory_format=torch.contiguous_format)
-    of_memory = of_last.to(torch.float32, copy=True).contiguous()
-    taken = (of_outputs, weight, turned, right, keep, lengths, memory, memories, gates)
-    _launch(_backward_kernel, (*taken, of_given, of_reduced, of_hidden, of_memory), weight, gates, rank)
-    return of_given, of_reduced, of_hidden, of_memory
-
-
-def _backward_shapes(*given: Any) -> tuple[Tensor, ...]:
-    turned, memory, lengths, gates = given[3], given[6], given[7], given[9]
-    first = torch.empty_like(memory, dtype=torch.float32, memory_format=torch.contiguous_format)
-    _, _, _, of_given, of_reduced = _room(gates, turned, memory, lengths)
-    return of_given, of_reduced, first, torch.empty_like(first)
-
-
-def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, given_reduced, weight, turned, right, keep, hidden, memory, lengths = inputs
-    outputs, _, memories, gates, reduced = output
-    ctx.mark_non_differentiable(memories, gates, reduced)
-    ctx.save_for_backward(weight, turned, right, keep, hidden, memory, lengths, outputs, memories, gates, reduced)
-    ctx.reduced_dtype = None if given_reduced is None else given_reduced.dtype
-
-
-def _differentiate(ctx: Any, of_outputs: Tensor, of_last: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    """The kernel goes back through time; what is a sum over all steps are plain products afterwards."""
-    weight, turned, right, keep, hidden, memory, lengths, outputs, memories, gates, reduced = ctx.saved_tensors
-    of_given, of_reduced, of_hidden, of_memory = _backward(
-        of_outputs, of_last, weight, turned, right, keep, memory, lengths, memories, gates
-    )
-    before = torch.cat([hidden[:, None].to(outputs.dtype), outputs[:, :-1]], dim=1)
-    of_weight = before.flatten(0, 1).T @ of_given.flatten(0, 1)
-    of_turned = None if turned is None else (of_reduced.transpose(1, 2).to(before.dtype) @ before).to(turned.dtype)
-    of_right = None if right is None else (reduced.transpose(1, 2).to(of_given.dtype) @ of_given).to(right.dtype)
-    of_given_reduced = None if ctx.reduced_dtype is None else of_reduced.to(ctx.reduced_dtype)
-    first = of_hidden.to(hidden.dtype), of_memory.to(memory.dtype)
-    return of_given, of_given_reduced, of_weight, of_turned, of_right, None, *first, None
-
-
-torch.library.register_fake("factorcell::gpu_recurrence", _forward_shapes)
-torch.library.register_fake("factorcell::gpu_recurrence_backward", _backward_shapes)
-torch.library.register_autograd("factorcell::gpu_recurrence", _differentiate, setup_context=_keep_for_backward)
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_outputs: Tensor, of_last: Tensor) -> tuple[Tensor | None, ...]:
+        weight, turned, right, keep, hidden, memory, lengths, outputs, memories, gates, reduced = ctx.saved_tensors
+        _, _, _, of_given, of_reduced = _room(gates, turned, memory, lengths)
+        of_hidden = torch.empty_like(memory, dtype=torch.float32, memory_format=torch.contiguous_format)
+        of_memory = of_last.to(torch.float32, copy=True).contiguous()
+        taken = (of_outputs, weight, turned, right, keep, lengths, memory, memories, gates)
+        made = (of_given, of_reduced, of_hidden, of_memory)
+        _launch(_backward_kernel, (*taken, *made), weight, gates, reduced.shape[2])
+        before = torch.cat([hidden[:, None].to(outputs.dtype), outputs[:, :-1]], dim=1)
+        of_weight = before.flatten(0, 1).T @ of_given.flatten(0, 1)
+        of_turned = None if turned is None else (of_reduced.transpose(1, 2).to(before.dtype) @ before).to(turned.dtype)
+        of_right = None if right is None else (reduced.transpose(1, 2).to(of_given.dtype) @ of_given).to(right.dtype)
+        of_given_reduced = None if ctx.reduced_dtype is None else of_reduced.to(ctx.reduced_dtype)
+        first = of_hidden.to(hidden.dtype), of_memory.to(memory.dtype)
+        return of_given, of_given_reduced, of_weight, of_turned, of_right, None, *first, None

@@ -123,13 +123,7 @@ def converted(array: Tensor, kind: torch.dtype) -> Tensor:
 
 def dense(**arrays: Tensor | None) -> dict[str, Tensor | None]:
     """Arrays `converted` to floats."""
-    return multiplied(False, **arrays)
-
-
-def multiplied(half: bool, **arrays: Tensor | None) -> dict[str, Tensor | None]:
-    """Arrays `converted` to the numbers that the compiled code multiplies: bfloat16 where `half`, or else floats."""
-    kind = torch.bfloat16 if half else torch.float32
-    return {name: array if array is None else converted(array, kind) for name, array in arrays.items()}
+    return {name: None if array is None else converted(array, torch.float32) for name, array in arrays.items()}
 
 
 def threads(jobs: int) -> int:

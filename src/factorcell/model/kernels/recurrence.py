@@ -16,9 +16,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from factorcell.model.kernels import library
-from factorcell.model.kernels.operators import operator
 from factorcell.model.kernels.signature import dimensions
 from factorcell.model.kernels.signatures import RECURRENCE
 
@@ -104,8 +104,8 @@ def run(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     number, half, packed = library.chosen(), library.half(), inputs.packed
     fits = packed is not None and (packed.number, packed.half) == (number, half)
     both = (packed.there, packed.back) if packed is not None and fits else (None, None)
-    outputs, hidden, memory, *_ = _forward(*arrays, learning, half, number, *both)
-    return outputs, hidden, memory
+    result: tuple[Tensor, Tensor, Tensor] = _Recurrence.apply(learning, half, number, both, *arrays)  # type: ignore[no-untyped-call]
+    return result
 
 
 def _call(backward: bool, half: bool, number: int, rank: int, arrays: Mapping[str, Tensor | None]) -> None:
@@ -130,159 +130,113 @@ def _rank(left: Tensor | None) -> int:
     return 0 if left is None else dimensions("left", left, 3)[2]
 
 
-def _made(given: Tensor, weight: Tensor, rank: int, norm: bool, learning: bool) -> tuple[Tensor, ...]:
-    """Room for h (B, T, H), the last h and m (B, H), and for m, the gates, z and 1 / deviation (B, T, .) to go back."""
-    (batch, steps, _), (size, _) = dimensions("given", given, 3), dimensions("weight", weight, 2)
-    outputs = weight.new_empty(batch, steps, size)
-    hidden, memory = weight.new_empty(batch, size), weight.new_empty(batch, size)
-    kept = steps if learning else 0
-    widths = (size, 3 * size, rank, 3 if norm else 0)
-    return outputs, hidden, memory, *(weight.new_empty(batch, kept, width) for width in widths)
+def _converted(half: bool, arrays: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+    """Name and convert arrays as the compiled code expects them."""
+    names = {"hidden": "first_hidden", "memory": "first_memory"}
+    short = ("given", "left", "right") if half else ()
+    kinds = {name: torch.bfloat16 if name in short else torch.float32 for name in arrays}
+    return {names.get(n, n): None if a is None else library.converted(a, kinds[n]) for n, a in arrays.items()}
 
 
-Seven = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-
-
-@operator("recurrence")
 def _forward(
-    given: Tensor,
-    bias: Tensor,
-    given_reduced: Tensor | None,
-    weight: Tensor,
-    left: Tensor | None,
-    right: Tensor | None,
-    keep: Tensor | None,
-    norm: Tensor | None,
-    scale: Tensor | None,
-    feed: Tensor | None,
-    hidden: Tensor,
-    memory: Tensor,
-    lengths: Tensor | None,
-    learning: bool,
-    half: bool,
-    number: int,
-    packed: Tensor | None = None,
-    packed_back: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As `_made`; only the first three learn."""
-    made = _made(given, weight, _rank(left), norm is not None, learning)
-    names = ("outputs", "last_hidden", "last_memory", "memories", "gates", "reduced", "inverse")
-    taken = library.dense(bias=bias, given_reduced=given_reduced, weight=weight, keep=keep)
-    taken |= library.multiplied(half, given=given, left=left, right=right) | {"packed": packed}
-    start = library.dense(norm=norm, scale=scale, feed=feed, first_hidden=hidden, first_memory=memory, lengths=lengths)
-    wanted = {name: array if array.numel() else None for name, array in zip(names, made, strict=True)}
-    _call(False, half, number, _rank(left), {**taken, **start, **wanted})
-    outputs, last_hidden, last_memory, memories, gates, reduced, inverse = made
-    return outputs, last_hidden, last_memory, memories, gates, reduced, inverse
-
-
-def _forward_shapes(
-    given: Tensor, bias: Any, given_reduced: Any, weight: Tensor, left: Any, *rest: Any
+    x: Mapping[str, Tensor | None], learning: bool, half: bool, number: int, packed: Tensor | None = None
 ) -> tuple[Tensor, ...]:
-    norm, learning = rest[2], rest[8]
-    return _made(given, weight, _rank(left), norm is not None, learning)
+    """Run forward on the arrays of `Inputs`.
+
+    Returns:
+        h (B, T, H), the last h and m (B, H), and for the backward pass m, the gates, z and 1 / deviation (B, T, .).
+    """
+    weight, rank = cast(Tensor, x["weight"]), _rank(x["left"])
+    batch, steps, _ = dimensions("given", cast(Tensor, x["given"]), 3)
+    size, kept = dimensions("weight", weight, 2)[0], steps if learning else 0
+    made = {"outputs": weight.new_empty(batch, steps, size)}
+    made |= {name: weight.new_empty(batch, size) for name in ("last_hidden", "last_memory")}
+    widths = {"memories": size, "gates": 3 * size, "reduced": rank, "inverse": 0 if x["norm"] is None else 3}
+    made |= {name: weight.new_empty(batch, kept, width) for name, width in widths.items()}
+    wanted = {name: array if array.numel() else None for name, array in made.items()}
+    _call(False, half, number, rank, {**_converted(half, x), "packed": packed, **wanted})
+    return tuple(made.values())
 
 
-@operator("recurrence_backward")
 def _backward(
-    outputs_gradient: Tensor | None,
-    last_hidden_gradient: Tensor | None,
-    last_memory_gradient: Tensor | None,
-    weight: Tensor,
-    left: Tensor | None,
-    right: Tensor | None,
-    keep: Tensor | None,
-    norm: Tensor | None,
-    scale: Tensor | None,
-    feed: Tensor | None,
-    hidden: Tensor,
-    memory: Tensor,
-    lengths: Tensor | None,
-    outputs: Tensor,
-    memories: Tensor,
-    gates: Tensor,
-    inverse: Tensor,
-    half: bool,
-    number: int,
-    packed: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the gates (B, T, 3H), b (B, 3H), z (B, T, R), the first h and m (B, H), `norm` a text (B, 8, H)."""
-    made = _gradients(weight, left, norm, gates, half)
-    names = (
-        "given_gradient",
-        "bias_gradient",
-        "reduced_gradient",
-        "first_hidden_gradient",
-        "first_memory_gradient",
-        "norm_gradient",
-    )
-    taken = library.dense(weight=weight, keep=keep, norm=norm, lengths=lengths)
-    taken |= library.multiplied(half, left=left, right=right) | {"packed": packed}
-    start = library.dense(scale=scale, feed=feed, first_hidden=hidden, first_memory=memory)
-    saved = library.dense(outputs=outputs, memories=memories, gates=gates, inverse=None if norm is None else inverse)
-    given = library.dense(
-        outputs_gradient=outputs_gradient,
-        last_hidden_gradient=last_hidden_gradient,
-        last_memory_gradient=last_memory_gradient,
-    )
-    wanted = {name: array if array.numel() else None for name, array in zip(names, made, strict=True)}
-    _call(True, half, number, _rank(left), {**taken, **start, **saved, **given, **wanted})
-    return made
+    x: Mapping[str, Tensor | None], half: bool, number: int, packed: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """Run backward on arrays of `Inputs` from `weight` on, those kept by `_forward`, and gradients of its results.
 
-
-def _gradients(
-    weight: Tensor, left: Tensor | None, norm: Tensor | None, gates: Tensor, half: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    Returns:
+        Gradients of the gates (B, T, 3H), b (B, 3H), z (B, T, R), the first h and m (B, H), `norm` of a text (B, 8, H).
+    """
+    weight, gates, rank = cast(Tensor, x["weight"]), cast(Tensor, x["gates"]), _rank(x["left"])
     batch, steps, size = *gates.shape[:2], weight.shape[0]
-    of_norm = gates.new_empty(batch, 0 if norm is None else 8, size)
-    state = gates.new_empty(batch, size), gates.new_empty(batch, size)
-    of_given = torch.empty_like(gates, dtype=torch.bfloat16 if half else torch.float32)
-    of_bias, of_reduced = gates.new_empty(batch, 3 * size), gates.new_empty(batch, steps, _rank(left))
-    return of_given, of_bias, of_reduced, *state, of_norm
+    made = {
+        "given_gradient": torch.empty_like(gates, dtype=torch.bfloat16 if half else torch.float32),
+        "bias_gradient": gates.new_empty(batch, 3 * size),
+        "reduced_gradient": gates.new_empty(batch, steps, rank),
+        "first_hidden_gradient": gates.new_empty(batch, size),
+        "first_memory_gradient": gates.new_empty(batch, size),
+        "norm_gradient": gates.new_empty(batch, 0 if x["norm"] is None else 8, size),
+    }
+    wanted = {name: array if array.numel() else None for name, array in made.items()}
+    _call(True, half, number, rank, {**_converted(half, x), "packed": packed, **wanted})
+    return tuple(made.values())
 
 
-def _backward_shapes(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _gradients(given[3], given[4], given[7], given[15], given[17])
+class _Recurrence(torch.autograd.Function):
+    """The kernel goes back through time; sums over all steps are plain products afterwards."""
 
+    @staticmethod
+    def forward(
+        ctx: Any,
+        learning: bool,
+        half: bool,
+        number: int,
+        packed: tuple[Tensor | None, Tensor | None],
+        *arrays: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        given = cast(Tensor, arrays[0])
+        named = dict(zip(ARRAY_FIELDS, arrays, strict=True))
+        outputs, last_hidden, last_memory, *saved = _forward(named, learning, half, number, packed[0])
+        ctx.save_for_backward(*arrays[3:], outputs, *saved, packed[1])
+        ctx.set_materialize_grads(False)
+        ctx.half, ctx.number, ctx.kind, ctx.reduced = half, number, given.dtype, arrays[2] is not None
+        return outputs, last_hidden, last_memory
 
-def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Seven) -> None:
-    ctx.save_for_backward(*inputs[3:13], output[0], *output[3:], inputs[17])
-    ctx.mark_non_differentiable(*output[3:])
-    ctx.set_materialize_grads(False)
-    ctx.half, ctx.number, ctx.kind, ctx.reduced = *inputs[14:16], inputs[0].dtype, inputs[2] is not None
-
-
-def _differentiate(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The kernel goes back through time; what is a sum over all steps are plain products afterwards."""
-    *taken, outputs, memories, gates, reduced, inverse, packed = ctx.saved_tensors
-    weight, left, right, _, norm, scale, feed, hidden, *_ = taken
-    made = _backward(*gradients[:3], *taken, outputs, memories, gates, inverse, ctx.half, ctx.number, packed)
-    of_given, of_bias, of_reduced, of_hidden, of_memory, of_norm = made
-    before = torch.cat([hidden[:, None], outputs[:, :-1]], dim=1)
-    before = before if feed is None else before * feed[:, None]
-    of_product, of_scale = of_given, None
-    if scale is not None:
-        products = library.product(before.flatten(0, 1), weight, ctx.half).view_as(of_given)
-        of_scale = (of_given * products).sum(1)
-        of_product = (of_given * scale[:, None]).to(of_given.dtype)
-    flat = before.flatten(0, 1).T, of_product.flatten(0, 1)
-    return (
-        of_given.to(ctx.kind),
-        of_bias,
-        of_reduced if ctx.reduced else None,
-        library.product(*flat, ctx.half) if ctx.needs_input_grad[3] else None,  # a person is learned without it
-        None if left is None else (before.transpose(1, 2) @ of_reduced).to(left.dtype),
-        None if right is None else (reduced.transpose(1, 2).to(of_given.dtype) @ of_given).to(right.dtype),
-        None,
-        None if norm is None else of_norm.sum(0),
-        of_scale,
-        None,
-        of_hidden,
-        of_memory,
-        *(None,) * 6,
-    )
-
-
-torch.library.register_fake("factorcell::recurrence", _forward_shapes)
-torch.library.register_fake("factorcell::recurrence_backward", _backward_shapes)
-torch.library.register_autograd("factorcell::recurrence", _differentiate, setup_context=_keep_for_backward)
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        *taken, outputs, memories, gates, reduced, inverse, packed = ctx.saved_tensors
+        weight, left, right, _, norm, scale, feed, hidden, *_ = taken
+        x = dict(zip(ARRAY_FIELDS[3:], taken, strict=True))
+        x |= {
+            "outputs": outputs,
+            "memories": memories,
+            "gates": gates,
+            "inverse": inverse if norm is not None else None,
+        }
+        x |= dict(zip(("outputs_gradient", "last_hidden_gradient", "last_memory_gradient"), gradients, strict=True))
+        made = _backward(x, ctx.half, ctx.number, packed)
+        of_given, of_bias, of_reduced, of_hidden, of_memory, of_norm = made
+        before = torch.cat([hidden[:, None], outputs[:, :-1]], dim=1)
+        before = before if feed is None else before * feed[:, None]
+        of_product, of_scale = of_given, None
+        if scale is not None:
+            products = library.product(before.flatten(0, 1), weight, ctx.half).view_as(of_given)
+            of_scale = (of_given * products).sum(1)
+            of_product = (of_given * scale[:, None]).to(of_given.dtype)
+        flat = before.flatten(0, 1).T, of_product.flatten(0, 1)
+        return (
+            *(None,) * 4,
+            of_given.to(ctx.kind),
+            of_bias,
+            of_reduced if ctx.reduced else None,
+            library.product(*flat, ctx.half) if ctx.needs_input_grad[7] else None,  # online learning has W fixed
+            None if left is None else (before.transpose(1, 2) @ of_reduced).to(left.dtype),
+            None if right is None else (reduced.transpose(1, 2).to(of_given.dtype) @ of_given).to(right.dtype),
+            None,
+            None if norm is None else of_norm.sum(0),
+            of_scale,
+            None,
+            of_hidden,
+            of_memory,
+            None,
+        )

@@ -26,7 +26,6 @@ KINDS = {
     "double": (torch.float64,),
     "int32": (torch.int32,),
     "int64": (torch.int64,),
-    "either": (torch.float32, torch.bfloat16),
 }
 
 
@@ -79,7 +78,7 @@ NOTHING = Expected((), (), None)  # for an array that no table has
 class Signature:
     """A structure of native/kernels.h: `numbers`, `pointers` that are no arrays, and `arrays`, in their order there.
 
-    Or the arrays of a GPU's kernel, which makes them dense itself. `needed` names arrays that must be given, by the
+    `needed` names arrays that must be given, by the
     case that needs them; all others may be missing. `doubles` are numbers at the front of the structure.
     """
 
@@ -91,9 +90,8 @@ class Signature:
         needed: Mapping[str, str],
         pointers: Sequence[str] = (),
         doubles: Sequence[str] = (),
-        dense: bool = True,
     ) -> None:
-        self.name, self.numbers, self.arrays, self.dense = name, dict(numbers), dict(arrays), dense
+        self.name, self.numbers, self.arrays = name, dict(numbers), dict(arrays)
         self.needed = {case: names.split() for case, names in needed.items()}
         fields: list[tuple[str, Any]] = [(name, ctypes.c_double) for name in doubles]
         fields += [(name, ctypes.c_int64) for name in numbers]
@@ -108,7 +106,6 @@ class Signature:
         expected: Mapping[str, Expected],
         arrays: Mapping[str, Tensor | None],
         *cases: str,
-        device: torch.device = CPU,
     ) -> list[int | None]:
         """Where the arrays lie, in the order of the structure; `ValueError` for one that is wrong or missing."""
         for case in cases:
@@ -125,11 +122,11 @@ class Signature:
                 or array.dtype not in kinds
                 or array.shape != shape
                 or array.layout != torch.strided
-                or not (array.is_contiguous() or not self.dense)
-                or array.device != device
+                or not array.is_contiguous()
+                or array.device != CPU
             ):
                 names = " or ".join(str(kind).removeprefix("torch.") for kind in kinds)
-                valid = f"{names} {shape}, dense, on {device}: ({self._shape(name)})"
+                valid = f"{names} {shape}, dense, on {CPU}: ({self._shape(name)})"
                 raise ValueError(f"{self.name}: {name} is {_described(array)}; valid is {valid}")
             if most is not None:
                 self._check_inside(name, array, most)

@@ -213,26 +213,3 @@ REQUEST = Signature(
     pointers=list(CONTEXT.arrays),
     doubles=["seconds", "lost"],
 )
-
-GPU_RECURRENCE = Signature(
-    "recurrence on a GPU",
-    {"sequences": Number("B", 1), "steps": Number("T", 1), "hidden": Number("H", 1), "rank": Number("R")},
-    {
-        "given": Array("B T 3H", "either"),
-        "given_reduced": Array("B T R", "either"),
-        "weight": Array("H 3H", "either"),
-        "turned": Array("B R H", "either"),
-        "right": Array("B R 3H", "either"),
-        "keep": Array("T B H", "either"),
-        "hidden": Array("B H", "either"),
-        "memory": Array("B H", "either"),
-        "lengths": Array("B", "int64"),  # that a length is inside is the kernel's to see: to ask it would be to wait
-        "of_outputs": Array("B T H", "either"),
-        "of_last": Array("B H", "either"),
-        "memories": Array("B T H"),
-        "gates": Array("B T 3H", "either"),
-    },
-    {"forward": "given weight hidden memory", "backward": "of_outputs of_last weight memory memories gates"}
-    | {"a rank": "turned right"},
-    dense=False,
-)

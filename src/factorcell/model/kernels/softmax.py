@@ -33,29 +33,32 @@ def nats(values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor
     if len(values) and library.usable(values, table, bias):
         compiled: Tensor = _Compiled.apply(values, table, bias, targets)  # type: ignore[no-untyped-call]
         return compiled
-    if values.is_cuda and bias.dim() == 1:
-        return cross_entropies(values, table, bias, targets)
-    result: Tensor = _Exact.apply(values, table, bias, targets)  # type: ignore[no-untyped-call]
-    return result
+    return cross_entropies(values, table, bias, targets)
 
 
 def cross_entropies(values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-    """Compute `nats` by PyTorch's cross-entropy, which is the fastest way on a GPU.
+    """Compute `nats` by PyTorch's cross-entropy: the fastest way on a GPU, and the only one without compiled code.
 
-    Where there are more than `GPU_CHUNK` logits, they are computed in chunks, again in the backward pass, so that
-    memory holds one chunk at a time.
+    If there are too many logits, they are computed in chunks, and again in the backward pass, so that memory holds one
+    chunk at a time.
     """
-    rows = max(1, GPU_CHUNK // len(table))
+    each = max(1, len(values) // len(bias)) if bias.dim() == 2 and len(bias) else 1  # targets of a text
+    rows = max(1, (GPU_CHUNK if values.is_cuda else CHUNK) // len(table) // each) * each
     if len(values) <= rows:
         return _cross_entropy(values, table, bias, targets)
-    pairs = zip(torch.split(values, rows), torch.split(targets, rows), strict=True)
-    return torch.cat(
-        [checkpoint(_cross_entropy, own, table, bias, wanted, use_reentrant=False) for own, wanted in pairs]
-    )
+    parts = torch.split(values, rows), torch.split(targets, rows)
+    biases = torch.split(bias, rows // each) if bias.dim() == 2 else [bias] * len(parts[0])
+    chunks = zip(parts[0], biases, parts[1], strict=True)
+    return torch.cat([checkpoint(_cross_entropy, x, table, b, ids, use_reentrant=False) for x, b, ids in chunks])
 
 
 def _cross_entropy(values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(F.linear(values, table, bias), targets, reduction="none")
+    if bias.dim() == 1:
+        logits = F.linear(values, table, bias).to(bias.dtype)
+    else:
+        added = bias.repeat_interleave(len(values) // max(1, len(bias)), 0)
+        logits = F.linear(values, table).to(bias.dtype) + added
+    return F.cross_entropy(logits, targets, reduction="none")
 
 
 def sampled_nats(
@@ -67,23 +70,26 @@ def sampled_nats(
     from its logit, the target's own included.
     """
     shifted = bias - log_inclusion
-    compiled = len(values) and len(samples) and library.usable(values, table, bias)
-    way = _CompiledSampled if compiled else _Sampled
-    result: Tensor = way.apply(values, table, shifted, targets, samples)  # type: ignore[no-untyped-call]
-    return result
+    if len(values) and len(samples) and library.usable(values, table, bias):
+        compiled: Tensor = _CompiledSampled.apply(values, table, shifted, targets, samples)  # type: ignore[no-untyped-call]
+        return compiled
+    texts = len(bias) if bias.dim() == 2 else 1
+    by_text, never = values.view(texts, -1, values.shape[1]), torch.zeros_like(samples[None], dtype=torch.bool)
+    return nats_by_text(by_text, table, shifted, targets.view(texts, -1), samples[None], never).flatten()
 
 
 def nats_by_text(
     values: Tensor, table: Tensor, bias: Tensor, targets: Tensor, samples: Tensor, repeated: Tensor
 ) -> Tensor:
-    """As `sampled_nats`, each text against samples of its own: nats (C, T) of `targets` (C, T), `values` (C, T, D).
+    """Compute nats (C, T) of `targets` (C, T) from `values` (C, T, D), against each text's own samples.
 
-    `samples` (C, S) and where they are `repeated`, which counts once; `bias`, (V,) or (C, V), is corrected already.
+    `samples` (C, S), or (1, S) for all texts, do not count where they are `repeated`. `bias`, (V,) or (C, V), is
+    already corrected by the inclusion probabilities.
     """
     bias = bias.expand(len(values), -1)
     positive = (values * F.embedding(targets, table)).sum(2) + bias.gather(1, targets)
-    logits = torch.bmm(values, F.embedding(samples, table).transpose(1, 2)).to(positive.dtype)
-    logits = logits + bias.gather(1, samples)[:, None]
+    logits = (values @ F.embedding(samples, table).transpose(1, 2)).to(positive.dtype)
+    logits = logits + bias.gather(1, samples.expand(len(values), -1))[:, None]
     never = repeated[:, None] | (samples[:, None] == targets[:, :, None])
     logits = logits.masked_fill(never, -torch.inf)
     return torch.logaddexp(logits.logsumexp(2), positive) - positive
@@ -170,60 +176,6 @@ class _Compiled(torch.autograd.Function):
         return *gradients(values, table, bias, targets, sums, gradient, ctx.half, wanted), None
 
 
-class _Exact(torch.autograd.Function):
-    """The same in plain PyTorch: a chunk of targets at a time; the logits are made again on the way back."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-        ctx.short, parts = library.halved(values.device), []
-        for rows, texts in _chunks(values, table, bias):
-            logits = _add(library.product(values[rows], table.T, ctx.short), bias[texts])
-            chosen = logits.gather(1, targets[rows, None])[:, 0]
-            top = logits.amax(1)
-            parts.append(logits.sub_(top[:, None]).exp_().sum(1).log_().add_(top).sub_(chosen))
-        result = torch.cat(parts) if parts else values.new_zeros(0)
-        ctx.save_for_backward(values, table, bias, targets, result)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        values, table, bias, targets, result = ctx.saved_tensors
-        of_values, of_table, of_bias = torch.empty_like(values), torch.zeros_like(table), torch.zeros_like(bias)
-        for rows, texts in _chunks(values, table, bias):
-            wanted, scale = targets[rows, None], gradient[rows, None]
-            logits = _add(library.product(values[rows], table.T, ctx.short), bias[texts])
-            total = logits.gather(1, wanted).add_(result[rows, None])  # the logarithm of the sum
-            share = logits.sub_(total).exp_().mul_(scale).scatter_add_(1, wanted, -scale)
-            of_values[rows] = library.product(share, table, ctx.short)
-            of_table += library.product(share.T, values[rows], ctx.short)
-            of_bias[texts] += _sum(share, bias[texts])
-        return of_values, of_table, of_bias, None
-
-
-def _chunks(values: Tensor, table: Tensor, bias: Tensor) -> list[tuple[slice, slice]]:
-    """Rows whose logits exist at one time, and what of the bias is theirs: of each text's, whole texts."""
-    count, most = len(values), max(1, CHUNK // len(table))
-    if bias.dim() == 1:
-        return [(slice(begin, begin + most), slice(None)) for begin in range(0, count, most)]
-    each = max(1, count // max(1, len(bias)))  # targets of a text
-    step = max(1, most // each)
-    starts = range(0, len(bias) if count else 0, step)
-    return [(slice(text * each, (text + step) * each), slice(text, text + step)) for text in starts]
-
-
-def _add(logits: Tensor, bias: Tensor) -> Tensor:
-    """`logits` (n, V) plus `bias`, (V,) or (c, V) of the texts that the rows belong to, in place."""
-    if bias.dim() == 1:
-        return logits.add_(bias)
-    logits.view(len(bias), -1, logits.shape[1]).add_(bias[:, None])
-    return logits
-
-
-def _sum(shares: Tensor, bias: Tensor) -> Tensor:
-    """`shares` (n, V) summed up to the shape of `bias`."""
-    return shares.sum(0) if bias.dim() == 1 else shares.view(len(bias), -1, shares.shape[1]).sum(1)
-
-
 def _chosen(bias: Tensor, targets: Tensor) -> Tensor:
     """The bias (N,) of each of the `targets` (N,)."""
     if bias.dim() == 1:
@@ -231,42 +183,8 @@ def _chosen(bias: Tensor, targets: Tensor) -> Tensor:
     return bias.gather(1, targets.view(len(bias), -1)).flatten()
 
 
-class _Sampled(torch.autograd.Function):
-    """One matrix of (targets x samples), in place; a sample that is the target itself does not count twice."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, table: Tensor, bias: Tensor, targets: Tensor, samples: Tensor) -> Tensor:
-        own = F.embedding(targets, table)
-        positive = (values * own).sum(1).add_(_chosen(bias, targets))
-        chosen = table[samples]
-        ctx.size, ctx.short, ctx.shape = len(table), library.halved(values.device), bias.shape
-        shares = _add(library.product(values, chosen.T, ctx.short), bias[..., samples])
-        shares[_collisions(targets, samples, len(table))] = -torch.inf
-        top = torch.maximum(shares.amax(1), positive)
-        shares.sub_(top[:, None]).exp_()
-        share = (positive - top).exp_()
-        total = shares.sum(1).add_(share)
-        ctx.save_for_backward(values, own, chosen, targets, samples, shares, share.div_(total), total)
-        return total.log().add_(top).sub_(positive)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        values, own, chosen, targets, samples, shares, share, total = ctx.saved_tensors
-        shares = shares * (gradient / total)[:, None]
-        of_positive = gradient * (share - 1)
-        of_values = torch.addcmul(library.product(shares, chosen, ctx.short), of_positive[:, None], own)
-        # the scatter-add of an embedding, since index_add_ goes row by row
-        of_table = torch.ops.aten.embedding_dense_backward(of_positive[:, None] * values, targets, ctx.size, -1, False)
-        of_table[samples] += library.product(shares.T, values, ctx.short)
-        of_bias = gradient.new_zeros(ctx.shape)
-        texts = of_bias.view(-1, ctx.size)
-        texts.scatter_add_(1, targets.view(len(texts), -1), of_positive.view(len(texts), -1))
-        texts[:, samples] += shares.view(len(texts), -1, shares.shape[1]).sum(1)
-        return of_values, of_table, of_bias, None, None
-
-
 class _CompiledSampled(torch.autograd.Function):
-    """The same in compiled code: exact nats over the samples, to which a target that is none of them is added."""
+    """Exact nats over the samples, to which a target that is not among them is added."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, table: Tensor, bias: Tensor, targets: Tensor, samples: Tensor) -> Tensor:
@@ -298,12 +216,3 @@ class _CompiledSampled(torch.autograd.Function):
         texts.scatter_add_(1, targets.view(len(texts), -1), alone.view(len(texts), -1))
         texts[:, samples] += of_biases.view(len(texts), -1)
         return of_values, of_table, of_bias, None, None
-
-
-def _collisions(targets: Tensor, samples: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Where a target is among the samples: its row and its column."""
-    column = torch.full((size,), -1, device=targets.device)
-    column[samples] = torch.arange(len(samples), device=targets.device)
-    found = column[targets]
-    rows = (found >= 0).nonzero()[:, 0]
-    return rows, found[rows]
