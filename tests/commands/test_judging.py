@@ -303,7 +303,6 @@ def test_what_prints_texts_and_words_is_the_same_each_time(
         "generate": [cell, "--context", "city=Oslo", "--context", "stars=5", "--number", "3", "--seed", "1"],
         "contexts": [cell, *between],
         "explain": [cell, "--text", "the sea", *between],
-        "units": [cell, str(folder / "test.jsonl"), "--target", "city", "--examples", "0"],
     }
     for verb, words in asked.items():
         shown = []

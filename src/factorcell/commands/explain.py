@@ -1,4 +1,4 @@
-"""The verbs that explain: texts token by token between contexts, and what hidden units know."""
+"""The command `factorcell explain`: texts token by token between contexts."""
 
 import argparse
 import re
@@ -9,14 +9,12 @@ from typing import Any
 
 from factorcell import files, inputs
 from factorcell.commands import options, streams, terminal
-from factorcell.config import UserError, choose
+from factorcell.config import UserError
 from factorcell.data.table_files import FORMATS
-from factorcell.data.tables import name_of
-from factorcell.evaluation import probing
 from factorcell.evaluation.cautions import cautions
 from factorcell.evaluation.likelihood_ratios import column_texts, context_text, explain, raised, strength
 from factorcell.model.run import Run
-from factorcell.reports.wording import drawn_unit, readable
+from factorcell.reports.wording import readable
 
 # Background and letters of the 256 colours of a terminal, from weak to strong; the second context is underlined too.
 BLUES = ((153, 16), (75, 16), (26, 231))
@@ -150,61 +148,3 @@ def marked(text: str, ratio: float, colour: bool) -> str:
     back, front = (BLUES if power > 0 else ORANGES)[abs(power) - 1]
     under = "" if power > 0 else "4;"
     return terminal.coloured(text, f"{under}48;5;{back};38;5;{front}")
-
-
-def run_units(given: argparse.Namespace) -> None:
-    """`factorcell units`."""
-    run = _open(given.run, given)
-    texts, values = probing.labelled(run, given.table, given.target)
-    rows = probing.indicators(
-        run, texts, values, every_token=given.every_token, seed=given.seed, progress=not given.json
-    )
-    value = rows[0]["value"]
-    if given.value is not None:
-        value = choose(f"value of {given.target}", given.value, [row["value"] for row in rows])
-    best = next(row for row in rows if row["value"] == value)
-    along = probing.along(run, given.text, best["hidden_unit"]) if given.text else []
-    drawn = [{"value": value, "sign": best["sign"], **row} for row in along]
-    regression = None
-    if given.examples:
-        states = probing.final_states(run, texts, progress=not given.json)
-        regression = probing.few_examples(
-            states, values, examples=given.examples, repeats=given.repeats, seed=given.seed
-        )
-    if given.page:
-        from factorcell.reports.explain import units_page
-
-        when = "after every token" if given.every_token else "after whole texts"
-        page = units_page(name_of(given.run), given.target, rows, drawn, regression, when)
-        files.write(given.page, page)
-        terminal.say(f"the page: {given.page}")
-    if given.json:
-        return terminal.lines([*rows, *drawn, *([regression] if regression else [])])
-    return _show_units(given.target, rows, drawn, regression)
-
-
-def _show_units(target: str, rows: Sequence[Row], drawn: Sequence[Row], regression: Row | None) -> None:
-    shares = [
-        {
-            target: row["value"],
-            "hidden_unit": str(row["hidden_unit"]),
-            "is": "high" if row["sign"] > 0 else "low",
-            "auc": row["auc"],
-            "correlation": None if row["correlation"] is None else f"{row['correlation']:+z.2f}",
-            "texts": row["texts"],
-        }
-        for row in rows
-    ]
-    terminal.table(shares, (target, "hidden_unit", "is", "auc", "correlation", "texts"))
-    for row in drawn:
-        terminal.show("", f"{drawn_unit(row)}")
-        terminal.table(
-            [{"token": readable(token["token"]), "value": f"{token['value']:+z.3f}"} for token in row["tokens"]],
-            ("token", "value"),
-        )
-    if regression:
-        terminal.show(
-            "",
-            f"logistic regression with {regression['examples']} examples of each value: accuracy "
-            f"{regression['accuracy']:.4f} ± {regression['deviation']:.4f} on {regression['tested']:,} texts",
-        )

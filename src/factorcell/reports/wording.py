@@ -144,11 +144,6 @@ def agreed(row: Row) -> str:
     return f"The {row['column']} of a value and of its nearest neighbour correlate with {row['correlation']:.2f} {of}."
 
 
-def drawn_unit(row: Row) -> str:
-    """Which unit is drawn, and what of."""
-    return f"hidden unit {row['hidden_unit']}, {'high' if row['sign'] > 0 else 'low'} in {row['value']}"
-
-
 def sign(token: str) -> str:
     """A token that can be seen: a sign for white space, a ring under a mark that has no letter."""
     if token.isspace():
