@@ -8,9 +8,9 @@ if TYPE_CHECKING:
     from factorcell.evaluation.bayes_rule import Classification
     from factorcell.evaluation.classification import classify, classify_points, log_likelihoods
     from factorcell.evaluation.embeddings import Embeddings
-    from factorcell.evaluation.judge import Judge
     from factorcell.evaluation.ngram import NGram
     from factorcell.evaluation.perplexity import evaluate, evaluate_by
+    from factorcell.evaluation.specificity import Judge
 
 __all__ = [
     "Classification",
@@ -29,8 +29,8 @@ __getattr__, __dir__ = lazy(
     {
         "classification": ("Classification", "classify", "classify_points", "log_likelihoods"),
         "embeddings": ("Embeddings",),
-        "judge": ("Judge",),
         "ngram": ("NGram",),
         "perplexity": ("evaluate", "evaluate_by"),
+        "specificity": ("Judge",),
     },
 )
