@@ -86,19 +86,6 @@ def test_few_texts_have_no_interval() -> None:
     assert found.ahead(highest=False) is None
 
 
-def test_intervals_of_another_level() -> None:
-    """Texts are as much wider as a normal distribution, trainings as Student's."""
-    texts, nobody = Interval(0.0, -1.959964, 3 * 1.959964), np.empty(0)
-    found = widened(texts, nobody, nobody, 0.99)
-    assert found == pytest.approx((0.0, -2.575829, 3 * 2.575829), abs=1e-5)
-    one, other = np.array([1.0, 2.0, 3.0]), np.array([1.0])
-    alone = widened(Interval(0.0, 0.0, 0.0), one, other, 0.99)
-    wide = 9.9248 * math.sqrt(4 / 3)  # of two degrees of freedom
-    assert alone.high == pytest.approx(wide, abs=1e-3)
-    assert widened(texts, one, other, 0.99).low == pytest.approx(-math.hypot(2.575829, wide), abs=1e-3)
-    assert widened(Interval(1.0), one, other, 0.99) == Interval(1.0)
-
-
 @pytest.mark.parametrize(("freedom", "t"), [(1, 12.7062), (2, 4.3027), (4, 2.7764), (10, 2.2281), (1000, 1.9623)])
 def test_student_is_that_of_the_tables(freedom: int, t: float) -> None:
     """Two-sided 95 %."""

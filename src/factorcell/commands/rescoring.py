@@ -39,9 +39,7 @@ def run_rescore(given: argparse.Namespace) -> None:
     if given.page is not None:
         from factorcell.reports import rescoring as report
 
-        depths = rescore.by_depth(scored, weights) if summary else []
-        name, of = name_of(given.lists), name_of(given.run)
-        page = report.page(name, of, rows, summary, depths, weights.values)
+        page = report.page(name_of(given.lists), name_of(given.run), rows, summary, weights.values)
         files.write(given.page, page)
     _warn(model, lists, options.context(given.context), summary)
     if given.json:
