@@ -126,7 +126,7 @@ def correlation(first: Sequence[float], second: Sequence[float]) -> Row:
     r is None if a column does not vary or there are fewer than three pairs; the interval is None under four. Pairs
     that are not finite are omitted.
     """
-    pairs = _finite_pairs(first, second)
+    pairs: Any = _finite_pairs(first, second)
     count = len(pairs)
     if count < 3 or (np.ptp(pairs, axis=0) == 0).any():
         return {"r": None, "low": None, "high": None, "n": count}
