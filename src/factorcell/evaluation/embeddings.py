@@ -55,15 +55,9 @@ class Embeddings:
 
     @classmethod
     def of(cls, run: Run, variable: str = "", values: Sequence[str] = ()) -> "Embeddings":
-        """Return the embeddings of `variable`, or of the variable that knows most of `values`, or has most values.
+        """Return the embeddings of `variable`, or else of the variable that knows most of `values`, or has most values.
 
-        Args:
-            run: The run.
-            variable: The name of a categorical variable.
-            values: Values by which a variable is chosen.
-
-        Raises:
-            UserError: The run has no embeddings of categories.
+        `UserError` if the run has no embeddings of categories.
         """
         if run.model.encoder is None or not _learned(run):
             raise UserError(f"{run.folder}: there are no embeddings of contexts, since {_why_not(run)}")
@@ -170,21 +164,10 @@ def words(
     frequent: int | None = None,
     unknown: str = "error",
 ) -> list[Row]:
-    """Find the tokens that a context raises and lowers most in the softmax bias.
+    """Return the `count` tokens that a context raises most in the softmax bias, then those that it lowers most.
 
-    Args:
-        run: A run with an adapted softmax bias.
-        context: The context; columns that it lacks are expected.
-        against: The context to compare with, by default the expected one.
-        count: The number of tokens of each side.
-        frequent: Consider only that many most frequent tokens, since the bias of rare ones is little trained.
-        unknown: How to read values that training never saw, as in `Run.prepare`.
-
-    Returns:
-        Rows of `token` and `nats`: the raised ones first, then the lowered ones, each the strongest first.
-
-    Raises:
-        UserError: No context changes the softmax bias of the run, or a context is not valid.
+    Rows have `token` and `nats`, strongest first. `against` is the context to compare with, by default the expected one.
+    `frequent` considers only that many most frequent tokens, since the bias of rare ones is little trained.
     """
     limits.check(count=count, frequent=frequent)
     nats = shift(run, context, against, unknown=unknown)

@@ -84,18 +84,10 @@ class Judge:
         vocabulary: Vocabulary | None = None,
         progress: bool = False,
     ) -> "Judge":
-        """Train a judge on the real texts of `table` and evaluate it on those of `held_out`.
+        """Train a judge on the real texts of `table`, and evaluate it on those of `held_out`.
 
-        Args:
-            table: The training table.
-            held_out: The table that `real` is measured on.
-            data: How texts are read.
-            options: The column to predict, and the classifier.
-            vocabulary: The vocabulary of the models, so that all read the same tokens.
-            progress: Whether to show the progress.
-
-        Raises:
-            UserError: The column has fewer than two frequent values, or the order lacks one of them.
+        `data` says how texts are read, with the `vocabulary` of the models, so that all read the same tokens.
+        `UserError` if the column has fewer than two frequent values, or the order lacks one of them.
         """
         target = options.target
         data = baselines.with_target(data, target)

@@ -72,7 +72,7 @@ def _html(rows: Sequence[Row], names: Sequence[str]) -> str:
 
 
 def _details(rows: Sequence[Row]) -> str:
-    """The three readers, and how far columns tell each other."""
+    """The three readers, and other figures."""
     forms = {
         "nothing": ("perplexity_nothing", ".2f"),
         "inferring": ("perplexity_inferring", ".2f"),
@@ -84,10 +84,8 @@ def _details(rows: Sequence[Row]) -> str:
     }
     lines = []
     for row in rows:
-        told = "–" if row["told_by"] is None else f"{row['told']:.0%} by {row['told_by']}"
-        lines.append([row["column"], *(elements.formatted(row[key], form) for key, form in forms.values()), told])
-    header = ("column", *forms, "told")
-    content = elements.table(header, lines)
+        lines.append([row["column"], *(elements.formatted(row[key], form) for key, form in forms.values())])
+    content = elements.table(("column", *forms), lines)
     return f"<details><summary>Perplexity of the three readers, and more</summary>{content}</details>"
 
 

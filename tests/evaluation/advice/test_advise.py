@@ -61,9 +61,6 @@ def test_what_matters_comes_first_and_chance_is_left_out(found: dict[str, Any]) 
     assert "stronger columns say the same" in rows["height"]["why"]
     assert "no more than chance" in rows["coin"]["why"]
     assert rows["same"]["most"] == pytest.approx(0, abs=1e-3)
-    assert rows["height"]["told_by"] == "dialect"
-    assert rows["dialect"]["told_by"] == "height"
-    assert rows["dialect"]["told"] > 0.8 > 0.05 > rows["coin"]["told"]
     assert abs(rows["coin"]["most"]) < 0.02
 
 
@@ -79,7 +76,6 @@ def test_figures_of_the_dialect_are_near_the_truth(found: dict[str, Any]) -> Non
     assert row["information"] < row["entropy"] == pytest.approx(math.log(2), abs=0.01)
     assert row["least"] == pytest.approx(1 - math.exp(-row["information"] / found["tokens_per_text"]), rel=0.15)
     assert row["least"] < row["expected"] == expected(row["least"], row["most"]) < row["most"]
-    assert row["least"] < row["bound"]
     nothing, inferring, knowing = (row[f"perplexity_{reader}"] for reader in ("nothing", "inferring", "knowing"))
     assert chains.perplexity() * 0.97 < knowing < inferring < nothing
     assert row["most"] == pytest.approx(1 - knowing / nothing)
@@ -113,7 +109,6 @@ def test_two_names_of_one_thing_are_worth_one() -> None:
     assert first["most"] == pytest.approx(second["most"])
     assert (first["advice"], second["advice"]) == ("use", "leave out")
     assert second["added"] == pytest.approx(0, abs=1e-3)
-    assert second["told"] == pytest.approx(1, abs=0.01)
     assert found["all"]["most"] == pytest.approx(first["most"], rel=0.02)
     alone = advise(table(), data("dialect"))
     assert alone["all"]["columns"] == ["dialect"]

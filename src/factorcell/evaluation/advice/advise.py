@@ -35,11 +35,11 @@ from factorcell.evaluation.advice.conditional_ngram import (
     ValueNGram,
     exponents,
     inferred,
-    normalised,
     posterior,
     tilted,
 )
 from factorcell.evaluation.advice.sample import Ids, LabelColumn, Split, columns_of, sample
+from factorcell.evaluation.bayes_rule import tempered
 from factorcell.progress import progress_bar
 
 LEAST = 20  # minimal number of rows
@@ -57,21 +57,10 @@ Floats = NDArray[np.float64]
 
 
 def advise(source: Any, data: DataConfig, *, rows: int = ADVICE_ROWS, seed: int = 0, progress: bool = False) -> Row:
-    """Estimate how much each context column can lower the perplexity.
+    """Estimate how much each context column of `data` can lower the perplexity, from at most `rows` of a table.
 
-    Args:
-        source: The table.
-        data: The columns of context, and how texts are read.
-        rows: The maximal number of rows, drawn at random.
-        seed: The seed of all draws.
-        progress: Whether to show the progress.
-
-    Returns:
-        `columns` has a row of estimates for each column, the best first, with `advice` and `why`; `all` those of all
-        columns together; `rows`, `of`, `targets` and `tokens_per_text` describe the sample.
-
-    Raises:
-        UserError: No column is given, or there are too few rows.
+    `columns` has a row of estimates for each column, the best first, with `advice` and `why`; `all` those of all
+    columns together. `UserError` if no column is given or there are too few rows.
     """
     limits.check(rows=rows, seed=seed)
     if not data.columns:
@@ -143,7 +132,6 @@ def _judge(split: Split, column: LabelColumn, seed: int) -> tuple[Row, ValueNGra
         **told,
         "majority": float(counts.max() / max(1, counts.sum())),
         "least": least,
-        "bound": _gain(entropy / length),
         "expected": expected(least, most),
     }
     return row, model
@@ -175,8 +163,8 @@ def _linear(split: Split, column: LabelColumn, prior: Floats, seed: int) -> list
     judge, unread = baselines.Linear(part(split.rows[0][:LEARNED]), seed=seed), part(split.rows[2])
     fitted = judge(part(split.rows[1])).log_posterior
     after = [judge(text).log_posterior for text in (*(unread.truncate(first) for first in FIRST), unread)]
-    exponent = _best_exponent([normalised(c * fitted) for c in COOL], prior, tune)
-    return [_guesses("linear", after, test, _information(normalised(exponent * after[-1]), prior, test))]
+    exponent = _best_exponent([tempered(c * fitted, 1.0) for c in COOL], prior, tune)
+    return [_guesses("linear", after, test, _information(tempered(exponent * after[-1], 1.0), prior, test))]
 
 
 def _information(logs: Floats, prior: Floats, labels: Ids) -> float:
@@ -223,9 +211,6 @@ def _together(split: Split, models: Sequence[tuple[LabelColumn, ValueNGram]], ro
         nats = float((np.log(test) - split.nothing).mean())
         rows[count - 1]["added"] = min(_gain(nats - gained), rows[count - 1]["most"])
         gained = nats
-    for row, (column, _) in zip(rows, models, strict=True):
-        told = [(_told(other.labels, column.labels), other.name) for other, _ in models if other is not column]
-        row["told"], row["told_by"] = max(told, default=(None, None))
     alone = sum(_nats(row["most"]) for row in rows)
     known = [_nats(row["least"]) for row in rows]
     overlap = min(1.0, max(0.0, gained) / alone) if alone > 0 else 0.0
@@ -233,18 +218,6 @@ def _together(split: Split, models: Sequence[tuple[LabelColumn, ValueNGram]], ro
     least = min(most, _gain(max(overlap * sum(known), *known)))
     names = [row["column"] for row in rows]
     return {"columns": names, "least": least, "expected": expected(least, most), "most": most}
-
-
-def _told(first: Ids, second: Ids) -> float:
-    """Return the share of the entropy of `second` that `first` determines, counted on half of the rows."""
-    half = np.arange(len(first)) % 2 == 0
-    pairs, wide = first * (second.max() + 1) + second, int(second.max()) + 1
-    plain = (np.bincount(second[half], minlength=wide) + 0.5) / (half.sum() + 0.5 * wide)
-    together = np.bincount(pairs[half], minlength=(int(first.max()) + 1) * wide)
-    alone = np.bincount(first[half], minlength=int(first.max()) + 1)
-    given = (together[pairs[~half]] + plain[second[~half]]) / (alone[first[~half]] + 1)
-    entropy = -np.log(plain[second[~half]]).mean()
-    return float(max(0.0, 1 + np.log(given).mean() / entropy)) if entropy > 0 else 1.0
 
 
 def _exp(nats: float) -> float:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.data.corpus import Corpus, targets
+from factorcell.evaluation.bayes_rule import tempered
 from factorcell.evaluation.ngram import NGram
 
 BLOCK = 4_000_000  # probabilities that are computed at once
@@ -213,7 +214,7 @@ def posterior(logs: Narrow, texts: IndexedTexts, prior: Floats, exponent: float,
     for row, begin in enumerate(texts.starts[:-1]):
         end = texts.starts[row + 1] if first is None else min(texts.starts[row + 1], begin + first)
         found[row] = logs[begin:end, : len(prior)].sum(0, dtype=np.float64)
-    return normalised(prior + exponent * found)
+    return tempered(prior + exponent * found, 1.0)
 
 
 def inferred(logs: Narrow, texts: IndexedTexts, prior: Floats, exponent: float) -> Floats:
@@ -225,14 +226,7 @@ def inferred(logs: Narrow, texts: IndexedTexts, prior: Floats, exponent: float) 
     for begin, end in zip(texts.starts[:-1], texts.starts[1:], strict=True):
         own = logs[begin:end, : len(prior)].astype(np.float64)
         before = np.cumsum(own, 0) - own
-        joint = normalised(prior + exponent * before) + own
+        joint = tempered(prior + exponent * before, 1.0) + own
         top = joint.max(1)
         mixed[begin:end] = top + np.log(np.exp(joint - top[:, None]).sum(1))
     return mixed
-
-
-def normalised(joint: Floats) -> Floats:
-    """Return `joint` (.., K) normalized to log probabilities."""
-    top = joint.max(1, keepdims=True)
-    logs: Floats = joint - top - np.log(np.exp(joint - top).sum(1, keepdims=True))
-    return logs

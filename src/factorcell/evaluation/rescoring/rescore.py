@@ -146,21 +146,10 @@ def score(
     kept: str | Path | None = None,
     progress: bool = False,
 ) -> Scored:
-    """Score every hypothesis in the context of its utterance.
+    """Score every hypothesis in the context of its utterance; `context` has values for all utterances.
 
-    Args:
-        model: A run or n-gram model.
-        nbest: The lists.
-        context: Values of context columns for all utterances.
-        unknown: How to read values that training never saw, as in `Run.prepare`.
-        kept: A file of scores: those that it has are not computed again, the others are added.
-        progress: Whether to show the progress.
-
-    Returns:
-        The lists with the log probability of each hypothesis.
-
-    Raises:
-        UserError: A context value is not valid, or the scores in `kept` are of another model.
+    `unknown` says how to read values that training never saw, as in `Run.prepare`. Scores in the file `kept` are not
+    computed again, others are added. `UserError` if a value is not valid, or `kept` has scores of another model.
     """
     rows = contexts(model, nbest, context or {})
     optional = checked(model, nbest, rows, unknown)
@@ -219,19 +208,10 @@ def chosen(scored: Scored, weights: ScoreWeights) -> list[int]:
 def fit(
     scored: Scored, objective: str = "errors", *, seed: int = 0, progress: bool = False
 ) -> tuple[ScoreWeights, dict[str, float]]:
-    """Fit weights to lists.
+    """Fit weights to scored lists; return them and what they reach: `word_errors`, `nats` per list, or `share`.
 
-    Args:
-        scored: The scored lists.
-        objective: With references: "errors" (fewest word errors) or "likelihood" (of the best hypotheses).
-        seed: The seed of the random starts.
-        progress: Whether to show the progress.
-
-    Returns:
-        The weights, and what they reach: `word_errors`, `nats` per list, or without references the `share`.
-
-    Raises:
-        UserError: There are neither references nor scores of the first pass's language model.
+    With references the `objective` is "errors" (fewest word errors) or "likelihood" (of the best hypotheses); `seed` is
+    that of the random starts. Without references, the share of the model is fitted; that needs a score "lm".
     """
     choose("objective", objective, OBJECTIVES)
     limits.check(seed=seed)
@@ -269,16 +249,10 @@ def _named(names: Sequence[str], weights: Floats) -> ScoreWeights:
 
 
 def rescore(scored: Scored, weights: ScoreWeights) -> list[Row]:
-    """Choose a hypothesis for each utterance.
+    """Choose a hypothesis for each utterance; return a row with `id`, `text`, `place` (from 1), `first`, `columns`.
 
-    Args:
-        scored: The scored lists.
-        weights: The weights of their features.
-
-    Returns:
-        A row per utterance: `id`, the chosen `text`, its `place` in the list (from 1), the `first` text and `columns`.
-        With a reference also its `words`, the `errors` of the chosen text, also by kind, and `errors_first` and
-        `errors_oracle`, those of the first and of the best text.
+    With a reference the row has its `words`, the `errors` of the chosen text, also by kind, and `errors_first` and
+    `errors_oracle`, those of the first and of the best text.
     """
     rows: list[Row] = []
     for utterance, place in zip(scored.nbest.utterances, chosen(scored, weights), strict=True):
@@ -295,20 +269,11 @@ def rescore(scored: Scored, weights: ScoreWeights) -> list[Row]:
 
 
 def summarise(rows: Sequence[Row], by: Sequence[str] = (), seed: int = 0) -> list[Row]:
-    """Compute the word error rates of rows of `rescore`, which must have references.
+    """Compute the word error rates of rows of `rescore` with references: of all, and by values of the columns `by`.
 
-    Args:
-        rows: The rows.
-        by: Columns by whose values rates are computed too.
-        seed: The seed of the bootstrap.
-
-    Returns:
-        A row for all utterances and for each value: `by`, `value`, `utterances`, `words`; the rates `first`,
-        `rescored` and `oracle` as shares of the words; the number of errors of each kind; `gain`, the reduction of the
-        rate, with its 95 % interval `gain_low` and `gain_high` (None for few utterances).
-
-    Raises:
-        UserError: A column does not exist, or references have no words.
+    A row has `by`, `value`, `utterances` and `words`; the rates `first`, `rescored` and `oracle` as shares of the
+    words; the number of errors of each kind; and `gain`, the reduction of the rate, with its interval over draws of
+    utterances by `seed` (None for few).
     """
     groups: dict[tuple[str, str], list[Row]] = {ALL: list(rows)}
     for name in by:

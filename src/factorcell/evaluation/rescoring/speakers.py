@@ -55,26 +55,12 @@ def learn(
     rule: LearningRule | None = None,
     progress: bool = False,
 ) -> Scored:
-    """Score every hypothesis by speaker vectors learned from the earlier choices of `weights`.
+    """Score every hypothesis by speaker vectors learned from the earlier choices of `weights`, in order of the lists.
 
     Hypotheses are scored whole; a speaker learns from a choice as it is read in training, cut after `max_tokens`.
     Speakers of training start from their vectors, others as the unknown user, whatever `unknown` says. An utterance
-    without a speaker is scored by the expected vector.
-
-    Args:
-        run: A run that was trained with users.
-        nbest: The lists, in order of time.
-        weights: The weights that choose a hypothesis.
-        context: Values of context columns for all utterances.
-        unknown: How to read values of other columns that training never saw, as in `Run.prepare`.
-        rule: The rule of online learning; that of the run by default.
-        progress: Whether to show the progress.
-
-    Returns:
-        The lists with the log probability of each hypothesis.
-
-    Raises:
-        UserError: The run has no users, or a context value is not valid.
+    without a speaker is scored by the expected vector. `context` and `unknown` as in `score`; the default `rule` is
+    that of the run. `UserError` for a run without users.
     """
     learner = Learner(run, rule)
     rows, column = contexts(run, nbest, context or {}), learner.variable.source
