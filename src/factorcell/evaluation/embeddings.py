@@ -166,7 +166,7 @@ def words(
 ) -> list[Row]:
     """Return the `count` tokens that a context raises most in the softmax bias, then those that it lowers most.
 
-    Rows have `token` and `nats`, strongest first. `against` is the context to compare with, by default the expected one.
+    Rows have `token` and `nats`, strongest first. `against` is the context to compare with (default: expected).
     `frequent` considers only that many most frequent tokens, since the bias of rare ones is little trained.
     """
     limits.check(count=count, frequent=frequent)

@@ -1,4 +1,4 @@
-"""What the verbs take that explain texts and models."""
+"""Arguments of the commands that explain texts and models."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the verbs take that judge texts, models and columns."""
+"""Arguments of the commands that evaluate texts, models and columns."""
 
 import math
 from pathlib import Path
