@@ -31,9 +31,8 @@ from factorcell.data.schema import Variable
 from factorcell.data.values import category_name
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation import baselines
-from factorcell.evaluation.bayes_rule import Classification, judge, judged_texts
-from factorcell.evaluation.calibration import tempered
-from factorcell.evaluation.distances import kilometres
+from factorcell.evaluation.bayes_rule import Classification, judge, judged_texts, tempered
+from factorcell.evaluation.classification import kilometres
 from factorcell.evaluation.ngram import NGram, count
 from factorcell.evaluation.perplexity import summarised
 from factorcell.evaluation.text_figures import key_of, per_text

@@ -23,8 +23,7 @@ import tacl_baselines
 import variations
 from corpora import Tables
 from factorcell.evaluation import text_figures
-from factorcell.evaluation.judge import Judge, JudgeOptions
-from factorcell.evaluation.specificity import write
+from factorcell.evaluation.specificity import Judge, JudgeOptions, write
 from factorcell.finite import is_number
 from factorcell.generation.generate import GenerationOptions, every
 from factorcell.model.run import Run
@@ -101,11 +100,11 @@ def measure(run: Run, tables: Tables, how: Writing, number: int) -> Measured:
         return Measured({})
     asked = JudgeOptions(how.target, "fasttext", how.order)
     train, held = tables["labelled_train"], tables["labelled_test"]
-    judge = Judge.train_on(train, run.config.data, asked, held=held, vocabulary=run.vocabulary)
+    judge = Judge.train_on(train, held, run.config.data, asked, vocabulary=run.vocabulary)
     path = run.folder.with_name(f"{run.folder.name}-{how.name}-{number}.jsonl")
     texts = write(run, [context for context, _ in contexts], how.options, path)
     rows = [{"text": text["text"], how.target: value} for text, (_, value) in zip(texts, contexts, strict=True)]
-    judged, fits = judge.judge_each(rows)
+    judged, fits = judge.judge(rows)
     row: Row = {"specificity": judged["accuracy"], **{key: judged[key] for key in KEPT}}
     row["real"] = {key: judge.real[key] for key in REAL if is_number(judge.real.get(key))}
     key = hashlib.sha256(json.dumps(contexts).encode()).hexdigest()[:16]

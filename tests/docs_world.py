@@ -44,7 +44,6 @@ MORE = {
     "complete": "--seconds 0.1",
     "tune-online": "--rows-per-user 2 --optimiser sgd --seconds 0.02",
     "replay": "--rows-per-user 2 --seconds 0.02",
-    "units": "--examples 3 --repeats 1",
 }
 # The same for programs, by the sections of a config.
 FEW: dict[str, dict[str, Any]] = {

@@ -41,7 +41,6 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "tune-online RUN table.jsonl": (ONE, ()),
     "explain RUN --text sea --between city=Oslo city=Nice": (ONE, ()),
     "contexts RUN --variable city": (ONE, ()),
-    "units RUN table.jsonl --target city": (ONE, ()),
     "audit RUN table.jsonl": (ONE, ()),
     "finetune RUN table.jsonl --out new": (ONE, ()),
     "evaluate RUN table.jsonl": (ONE, ("ngram", "mixture", "separate")),

@@ -14,7 +14,6 @@ from factorcell.completion.search import PrefixState, SearchRequest, beam, searc
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.likelihood_ratios import explain
 from factorcell.evaluation.perplexity import evaluate, top_accuracy
-from factorcell.evaluation.probing import final_states
 from factorcell.generation.generate import GenerationOptions, fill, generate, stream
 from factorcell.generation.infilling import InfillingOptions
 from factorcell.model.run import Run
@@ -98,8 +97,6 @@ def test_a_person_is_completed_and_learned_online() -> None:
 
 
 def test_what_explains_reads_any_backbone(run: Run) -> None:
-    """A text's nats in two contexts, and the vectors that a probe is trained on."""
     (row,) = explain([run], ["abca"], {"north": {"city": "Oslo"}, "south": {"city": "Nice"}})
     for name, city in (("north", "Oslo"), ("south", "Nice")):
         assert row["nats"][name] == pytest.approx(sum(nats_of(run, {"text": "abca", "city": city})), abs=1e-4)
-    assert final_states(run, ["a", "cab"]).shape == (2, run.model.backbone.size)

@@ -1,4 +1,4 @@
-"""`factorcell explain` and `factorcell units` from files to terminal, JSON and page."""
+"""`factorcell explain` from files to terminal, JSON and page."""
 
 import io
 import json
@@ -12,12 +12,10 @@ from factorcell.commands.explain import contexts_between, marked
 from factorcell.commands.main import main
 from factorcell.config import UserError
 from factorcell.evaluation.likelihood_ratios import explain, raised
-from factorcell.evaluation.probing import few_examples, final_states, indicators
 from factorcell.model.run import Run
 from tests.small import CONTEXT, make_run
 
 TEXTS = ["the sea is cold", "cold sand"]
-UNITS = ["the sea sun"] * 6 + ["the sea cold"] * 6, ["sun"] * 6 + ["cold"] * 6
 FIVE, ONE = {"stars": "5"}, {"stars": "1"}
 
 
@@ -187,54 +185,3 @@ def test_files_that_are_no_texts(folder: Path, tmp_path: Path, capsys: pytest.Ca
     for name, message in (("empty.txt", "there is no text in it"), ("bytes.txt", "not UTF-8 (byte 2)")):
         assert main(command(folder, str(tmp_path / name))) == 2
         assert message in capsys.readouterr().err
-
-
-def units(folder: Path, *more: str) -> list[str]:
-    """Which units know the kind."""
-    table = [str(folder / "run"), str(folder / "table.jsonl")]
-    return ["units", *table, "--target", "kind", "--examples", "3", "--threads", "1", *more]
-
-
-def test_units_to_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Rows are those of the functions; the unit of the value that is asked for is drawn."""
-    more = ["--json", "--text", "the sea", "--value", "sun", "--seed", "4", "--repeats", "2"]
-    assert main(units(folder, *more)) == 0
-    *rows, drawn, regression = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    run = Run.open(folder / "run")
-    texts, values = UNITS
-    assert rows == indicators(run, texts, values, seed=4)
-    assert rows[0]["auc"] == 1.0  # all texts of a kind are the same
-    best = next(row for row in rows if row["value"] == "sun")
-    assert (drawn["value"], drawn["hidden_unit"], drawn["sign"]) == ("sun", best["hidden_unit"], best["sign"])
-    assert [token["token"] for token in drawn["tokens"]] == ["the", "sea"]
-    assert regression == few_examples(final_states(run, texts), values, examples=3, repeats=2, seed=4)
-
-
-def test_units_to_page(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = tmp_path / "units.html"
-    assert main(units(folder, "--page", str(page), "--text", "the cold sea", "--every-token")) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["kind", "hidden", "unit", "is", "auc", "correlation", "texts"]
-    assert lines[-1].startswith("logistic regression with 3 examples of each value: accuracy 1.0000")
-    assert "after every token" in page.read_text(encoding="utf-8")
-    rows = indicators(Run.open(folder / "run"), *UNITS, every_token=True)
-    assert main(units(folder, "--examples", "0", "--every-token", "--json")) == 0
-    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == rows
-    assert rows != indicators(Run.open(folder / "run"), *UNITS)
-    assert main(units(folder, "--examples", "0")) == 0
-    assert "logistic" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--value", "sum"], "unknown value of kind 'sum' (did you mean 'sun'?)"),
-        (["--examples", "7"], "fewer than two values have 8 texts or more (cold 6, sun 6)"),
-        (["--target", "king"], "no column 'king' (did you mean 'kind'?); it has text, kind"),
-        (["--repeats", "0"], "repeats is 0; it must be at least 1"),
-    ],
-)
-def test_mistakes_about_units(more: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(units(folder, "--json", *more)) == 2
-    error: Any = capsys.readouterr().err
-    assert message in error

@@ -15,8 +15,8 @@ from factorcell import choices
 from factorcell.commands import main as cli
 from factorcell.commands.main import ALL, GROUPS, Verb, find, main
 from factorcell.completion.online import OPTIMISERS
-from factorcell.config import PAPER_MODELS, UNITS
-from factorcell.evaluation.judge import KINDS
+from factorcell.config import UNITS, Config
+from factorcell.evaluation.specificity import KINDS
 from factorcell.training.proximal import PARTS
 from tests import ROOT
 from tests.commands.verbs import LEAVES, parser, paths
@@ -62,7 +62,7 @@ def test_every_help_is_light() -> None:
 
 def test_what_draws_nothing_imports_no_charts() -> None:
     """Of the modules of verbs only those whose every run ends with a page may import matplotlib."""
-    drawing = {"replay", "specificity"}
+    drawing = {"replay"}
     modules = sorted({verb.module for words in LEAVES for verb in find(words)[-1:]} - drawing)
     code = "\n".join(f"import factorcell.commands.{module}" for module in modules)
     assert {"matplotlib", "optuna", "sklearn"}.isdisjoint(heavy_after(code).split())

@@ -82,7 +82,7 @@ def test_a_baseline_that_is_adapted_reads_its_own_context(folder: Path, capsys: 
     files.write_versioned(other.folder / "config.json", config, FORMAT)
     other.save_weights({})
     assert main(["evaluate", plain, table, "--baseline", str(other.folder)]) == 2
-    assert "read these texts differently: no gain can be told" in capsys.readouterr().err
+    assert "read these texts differently: no gain can be computed" in capsys.readouterr().err
 
 
 def test_a_baseline_of_other_tokens_is_refused_before_its_columns_are(
@@ -98,7 +98,7 @@ def test_a_baseline_of_other_tokens_is_refused_before_its_columns_are(
     command += ["--by", "stars"]
     assert main(command) == 2
     error = capsys.readouterr().err
-    assert error.endswith("have different vocabularies: no gain can be told; compare bits per byte\n")
+    assert error.endswith("have different vocabularies: no gain can be computed; compare bits per byte\n")
     assert "--unknown" not in error
 
 
@@ -303,7 +303,6 @@ def test_what_prints_texts_and_words_is_the_same_each_time(
         "generate": [cell, "--context", "city=Oslo", "--context", "stars=5", "--number", "3", "--seed", "1"],
         "contexts": [cell, *between],
         "explain": [cell, "--text", "the sea", *between],
-        "units": [cell, str(folder / "test.jsonl"), "--target", "city", "--examples", "0"],
     }
     for verb, words in asked.items():
         shown = []

@@ -32,7 +32,6 @@ from factorcell.data.counts import TextCounts
 from factorcell.data.rows import has_rows, labels_of, row_of, rows_of
 from factorcell.evaluation.embeddings import shift
 from factorcell.evaluation.likelihood_ratios import explain, raised
-from factorcell.evaluation.probing import few_examples, indicators
 from tests.small import make_letters, make_run
 
 
@@ -302,15 +301,6 @@ def test_users_of_texts(missing: Any) -> None:
         Popularity.fit(["a"] * 3, 1, ["ann", "bob"])
     streams = read([{"text": "abc", "user": user, "time": 1} for user in (5, 5.0, "5")], DataConfig(unit="char"))
     assert [stream.user for stream in streams] == ["5"]
-
-
-def test_probed_values(run: Run) -> None:
-    texts = ["the sea", "the sun", "sand", "the sand"] * 2
-    assert indicators(run, texts, [1, 2] * 4) == indicators(run, texts, ["1", "2.0"] * 4)
-    with pytest.raises(UserError, match="values: expected one for each of 8 texts, got 2"):
-        indicators(run, texts, [1, 2])
-    with pytest.raises(UserError, match="got a missing one for text 2"):
-        few_examples(np.zeros((3, 2), np.float32), [1, None, 2], examples=1)
 
 
 def test_one_text_and_context_for_each_user() -> None:

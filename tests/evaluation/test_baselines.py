@@ -18,7 +18,7 @@ from factorcell.config import Config, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.data.vocabulary import START
 from factorcell.evaluation import baselines
-from factorcell.evaluation.baselines import fasttext, linear, naive_bayes, read
+from factorcell.evaluation.baselines import FastText, Linear, naive_bayes, read
 from factorcell.evaluation.ngram import NGram
 from tests.small import CONTEXT, make_run
 
@@ -126,7 +126,7 @@ def test_linear_is_that_of_dictionaries(corpora: tuple[Corpus, Corpus], two_dial
     """Every step of training, on texts that take several, and rare values left out."""
     rows, unseen = two_dialects(150, 1)[0], two_dialects(20, 2)[0]
     for train, test in (corpora, read(rows, unseen, "dialect", DATA)):
-        found = linear(train, test, order=order, seed=3)
+        found = Linear(train, order=order, seed=3)(test)
         np.testing.assert_allclose(found.log_posterior, slow_linear(train, test, order, 3), atol=2e-5)
         np.testing.assert_allclose(found.probabilities.sum(1), 1, atol=1e-9)
 
@@ -134,12 +134,12 @@ def test_linear_is_that_of_dictionaries(corpora: tuple[Corpus, Corpus], two_dial
 def test_order_of_words_tells_dialects_apart(two_dialects: Dialects) -> None:
     """Both dialects use the same words, and differ in which follows which: pairs of words tell, not single ones."""
     train, test = read(two_dialects(1500, 1)[0], two_dialects(400, 2)[0], "dialect", DATA)
-    accuracy = {order: linear(train, test, order=order).metrics()["accuracy"] for order in (1, 2)}
+    accuracy = {order: Linear(train, order=order)(test).metrics()["accuracy"] for order in (1, 2)}
     assert accuracy[2] > 0.95
     assert accuracy[1] < accuracy[2] - 0.03
     bayes = naive_bayes(train, test)[0].metrics()["accuracy"]
     assert 0.6 < bayes < accuracy[2]
-    assert fasttext(train, test, order=2).metrics()["accuracy"] > bayes
+    assert FastText(train, order=2)(test).metrics()["accuracy"] > bayes
 
 
 def test_fasttext_gives_posteriors_and_repeats(two_dialects: Dialects) -> None:
@@ -147,17 +147,17 @@ def test_fasttext_gives_posteriors_and_repeats(two_dialects: Dialects) -> None:
     train, test = read(
         two_dialects(200, 1)[0], [{"text": "", "dialect": "coast"}, *two_dialects(30, 2)[0]], "dialect", DATA
     )
-    first, again = (fasttext(train, test, seed=4) for _ in range(2))
+    first, again = (FastText(train, seed=4)(test) for _ in range(2))
     np.testing.assert_allclose(first.probabilities.sum(1), 1, atol=1e-3)
     np.testing.assert_array_equal(first.log_posterior, again.log_posterior)
-    assert not np.array_equal(first.log_posterior, fasttext(train, test, seed=5).log_posterior)
+    assert not np.array_equal(first.log_posterior, FastText(train, seed=5)(test).log_posterior)
 
 
 def test_mistakes(corpora: tuple[Corpus, Corpus], monkeypatch: pytest.MonkeyPatch) -> None:
     """What is missing, in one line."""
     monkeypatch.setitem(sys.modules, "fasttext", None)
     with pytest.raises(UserError, match=r"pip install 'factorcell\[fasttext\]'"):
-        fasttext(*corpora)
+        FastText(corpora[0])
     with pytest.raises(UserError, match="unknown priors 'flat'"):
         naive_bayes(*corpora, priors="flat")
     with pytest.raises(UserError, match="place has fewer than two values with 2 texts or more"):

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from factorcell.config import UserError
-from factorcell.evaluation import perplexity, results, text_figures
+from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.comparison import Candidate, compared
 from factorcell.evaluation.ngram import NGram
-from factorcell.evaluation.perplexity import evaluate
+from factorcell.evaluation.perplexity import evaluate, evaluated
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import TextSums
 from factorcell.model.run import Run
@@ -135,11 +135,11 @@ def test_texts_without_originals_have_perplexities_only() -> None:
 
 def candidate(run: Any, texts: list[str], folder: Path) -> Candidate:
     """A model with its figures, kept in a folder and read again."""
-    row, figures = results.evaluate(run, rows_of(texts))
-    text_figures.keep(folder, figures)
-    kept = text_figures.read(folder, row["evaluation"]["texts_key"])
-    assert kept["bits_per_byte"].texts == figures["bits_per_byte"].texts
-    return Candidate(folder.name, [row["evaluation"]], [kept])
+    found = evaluated(run, rows_of(texts))
+    text_figures.keep(folder, found.texts)
+    kept = text_figures.read(folder, found.texts["perplexity"].key)
+    assert kept["bits_per_byte"].texts == found.texts["bits_per_byte"].texts
+    return Candidate(folder.name, [found.row], [kept])
 
 
 def two_units(tmp_path: Path) -> dict[str, Run]:
@@ -240,14 +240,14 @@ def test_evaluate_compares_bits_per_byte_with_a_baseline(tmp_path: Path) -> None
     """Of any vocabulary; with another one there is no gain in perplexity."""
     runs = two_units(tmp_path)
     texts = rows_of(TEXTS)
-    row = results.evaluate(runs["char"], texts, baseline=runs["word"])[0]["evaluation"]
+    row = evaluate(runs["char"], texts, baseline=runs["word"])
     assert "gain" not in row
     assert "perplexity_without" not in row
     assert row["bits_per_byte_over"] == "run"
     assert row["bits_per_byte_baseline"] == pytest.approx(evaluate(runs["word"], texts)["bits_per_byte"])
     assert row["bits_per_byte_baseline_bound"]
     assert row["bits_per_byte_difference_low"] < row["bits_per_byte_difference"] < row["bits_per_byte_difference_high"]
-    same = results.evaluate(runs["char"], texts, baseline=make_letters(LETTERS, seed=1))[0]["evaluation"]
+    same = evaluate(runs["char"], texts, baseline=make_letters(LETTERS, seed=1))
     assert same["gain"] is not None
     assert same["bits_per_byte_difference"] == pytest.approx(same["bits_per_byte"] - same["bits_per_byte_baseline"])
-    assert "bits_per_byte_difference" not in results.evaluate(runs["char"], texts, by=["city"])[0]["evaluation"]
+    assert "bits_per_byte_difference" not in evaluated(runs["char"], texts, by=["city"]).row

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from factorcell import files
 from factorcell.commands.main import main
-from factorcell.evaluation.bayes_rule import judge
-from factorcell.evaluation.calibration import (
+from factorcell.evaluation.bayes_rule import (
     BINS,
     COLDEST,
     HOTTEST,
     Floats,
     calibration_error,
     fit_temperature,
+    judge,
     tempered,
     value_nats,
 )

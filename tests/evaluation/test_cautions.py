@@ -8,7 +8,7 @@ import pytest
 from factorcell import files
 from factorcell.data.corpus import Corpus
 from factorcell.evaluation import perplexity, text_figures
-from factorcell.evaluation.cautions import LOOKED_AT, cautions, context_gain
+from factorcell.evaluation.cautions import MAX_TEXTS, cautions, context_gain
 from factorcell.model.run import Run
 from tests.small import ROWS, make_run
 
@@ -111,6 +111,6 @@ def test_the_gain_of_a_training_is_that_of_its_development_texts(
     monkeypatch.setattr(Run, "nats", nats)
     assert context_gain(run, held) == pytest.approx(found)
     assert len(read) == 1
-    monkeypatch.setattr("factorcell.evaluation.cautions.LOOKED_AT", 12)
-    assert (context_gain(run, held) or {})["texts"] == 12 < LOOKED_AT
+    monkeypatch.setattr("factorcell.evaluation.cautions.MAX_TEXTS", 12)
+    assert (context_gain(run, held) or {})["texts"] == 12 < MAX_TEXTS
     assert context_gain(make_run(tmp_path / "plain", adapt=[], output_bias=[]), held) is None

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from factorcell.config import Config, UserError
 from factorcell.evaluation import classification
 from factorcell.evaluation.bayes_rule import judge
-from factorcell.evaluation.classification import classify, classify_points, log_likelihoods
-from factorcell.evaluation.distances import distances
+from factorcell.evaluation.classification import classify, classify_points, distances, log_likelihoods
 from factorcell.evaluation.statistics import auc
 from factorcell.model.run import Run
 from factorcell.training.fit import fit

@@ -15,8 +15,7 @@ from factorcell.commands.main import main
 from factorcell.config import UserError
 from factorcell.data.corpus import target_counts
 from factorcell.data.vocabulary import END, START
-from factorcell.evaluation import negatives
-from factorcell.evaluation.classification import classify, log_likelihoods
+from factorcell.evaluation.classification import classify, draw_samples, log_likelihoods
 from factorcell.model.run import UNIGRAMS, Run
 from factorcell.training.fit import fit
 from tests.small import ROWS, make_run
@@ -53,7 +52,7 @@ def test_values_are_compared_by_unigram_samples(tmp_path: Path, bias: list[str])
     """The sampled softmax with a unigram proposal of thesis 4.3.1; of each text and value the same samples."""
     run = make(tmp_path / "run", output_bias=bias)
     for seed in (0, 3):
-        negative = negatives.draw(run, DRAWS, seed, "unigram").tokens.tolist()
+        negative = draw_samples(run, DRAWS, seed, "unigram").tokens.tolist()
         assert START not in negative
         found = log_likelihoods(
             run,
@@ -73,7 +72,7 @@ def test_frequent_words_are_drawn_as_often_as_they_were_written(tmp_path: Path) 
     counts, seen = run.unigrams().double().clamp(min=1), torch.zeros(len(run.vocabulary), dtype=torch.double)
     counts[START] = 0
     for seed in range(3000):
-        seen[negatives.draw(run, DRAWS, seed, "unigram").tokens] += 1
+        seen[draw_samples(run, DRAWS, seed, "unigram").tokens] += 1
     torch.testing.assert_close(seen / 3000, 1 - (1 - counts / counts.sum()) ** DRAWS, atol=0.04, rtol=0)
 
 
@@ -112,4 +111,4 @@ def test_counts_of_another_vocabulary_are_refused(tmp_path: Path, size: int, val
     assert len(run.vocabulary) == 10
     files.save_tensors(run.folder / UNIGRAMS, {"counts": torch.full((size,), value)}, {})
     with pytest.raises(UserError, match=r"unigrams.safetensors: not a count for each token of .*vocabulary.txt"):
-        negatives.draw(run, 3, proposal="unigram")
+        draw_samples(run, 3, proposal="unigram")

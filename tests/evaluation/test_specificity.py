@@ -1,23 +1,164 @@
-"""Specificity of several models: contexts, texts that are kept, figures, the verb and its page."""
+"""Context-specificity: judges against loops over tuples of words, contexts, resumed files, and the command."""
 
 import json
+import random
 import shutil
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from factorcell.commands import main
-from factorcell.config import UserError
+from factorcell.config import Config, UserError
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import Corpus
+from factorcell.data.vocabulary import END, UNKNOWN
 from factorcell.evaluation import classification, perplexity, specificity
-from factorcell.evaluation.judge import Judge, JudgeOptions
 from factorcell.evaluation.results import find_models
-from factorcell.evaluation.specificity import Design, examples, measure, write
+from factorcell.evaluation.specificity import (
+    KINDS,
+    Judge,
+    JudgeOptions,
+    contexts,
+    copied,
+    distinct,
+    ngrams,
+    repeated,
+    write,
+)
 from factorcell.generation.generate import GenerationOptions
 from factorcell.model.run import Run
 from tests.small import ROWS, make_run
 
+DATA = Config.from_dict({"data": {"text": "review", "min_count": 2, "min_context_count": 5, "max_tokens": 12}}).data
+STARS = JudgeOptions("stars")
+WORDS = {"1": "awful dirty rude cold", "3": "plain okay average usual", "5": "lovely clean kind warm"}
 TABLE = [{**row, "text": f"{row['text']} {word}"} for row in ROWS for word in ("sea", "sun", "sand", "cold", "the")]
+
+
+def texts(count: int, seed: int, column: str = "review") -> list[dict[str, str]]:
+    """Texts of words of their rating among words of all ratings; now and then a word that nobody knows."""
+    draw, rows = random.Random(seed), []
+    for number in range(count):
+        rating = draw.choice(sorted(WORDS))
+        words = draw.choices([*WORDS[rating].split(), "the", "room", "was", "and"], k=draw.randint(0, 16))
+        rare = [f"once{seed}x{number}"] if number % 7 == 0 else []
+        rows.append({column: " ".join([*words, *rare]), "stars": rating})
+    return rows
+
+
+@pytest.fixture(scope="module")
+def judge() -> Judge:
+    return Judge.train_on(texts(400, 1), texts(150, 2), DATA, STARS)
+
+
+def tuples(corpus: Corpus, length: int) -> list[list[tuple[int, ...]]]:
+    """The n-grams of every text, without those that have a special or unknown token."""
+    found = []
+    for text in np.split(corpus.tokens, corpus.offsets[1:-1]):
+        ids = text.tolist()
+        grams = [tuple(ids[place : place + length]) for place in range(len(ids) - length + 1)]
+        found.append([gram for gram in grams if min(gram) > END])
+    return found
+
+
+def test_ngram_figures_equal_loops_over_tuples(judge: Judge) -> None:
+    corpus = judge.train.select(np.arange(60))
+    other = prepare(texts(80, 3), judge.data, vocabulary=judge.train.vocabulary, schema=judge.train.schema)
+    assert (other.tokens == UNKNOWN).any()
+    for length in (1, 2, 3, 4, 8):
+        grams, theirs = tuples(corpus, length), tuples(other, length)
+        flat = [gram for text in theirs for gram in text]
+        seen = {gram for text in grams for gram in text}
+        hashed, which = ngrams(other, length)
+        assert which.tolist() == [row for row, text in enumerate(theirs) for _ in text]
+        assert len(np.unique(hashed)) == len(set(flat))
+        assert distinct(other, length) == len(set(flat)) / len(flat)
+        again = [1 - len(set(text)) / len(text) for text in theirs if text]
+        assert repeated(other, length) == pytest.approx(sum(again) / len(again))
+        share = sum(gram in seen for gram in flat) / len(flat)
+        assert copied(other, np.unique(ngrams(corpus, length)[0]), length) == pytest.approx(share)
+
+
+def test_variety_does_not_depend_on_the_number_of_texts(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specificity, "MAX_NGRAMS", 50)
+    flat = [gram for text in tuples(judge.train, 2) for gram in text][:50]
+    assert distinct(judge.train, 2) == len(set(flat)) / 50
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_of_their_value_fit_and_others_do_not(kind: str) -> None:
+    table = texts(400, 1)
+    judge = Judge.train_on(table, texts(150, 2), DATA, JudgeOptions("stars", kind))
+    assert judge.real["accuracy"] > 0.8
+    fitting = [{"text": words, "stars": rating} for rating, words in WORDS.items()] * 3
+    found, fits = judge.judge(fitting)
+    assert (found["accuracy"], found["deviation"], found["texts"], found["tokens"]) == (1.0, 0.0, 9, 5.0)
+    assert found["by_value"] == {"1": 1.0, "3": 1.0, "5": 1.0}
+    assert fits.all()
+    shifted = [{"text": row["text"], "stars": {"1": 3, "3": 5.0, "5": "1"}[row["stars"]]} for row in fitting]
+    found, fits = judge.judge(shifted)
+    assert (found["accuracy"], found["deviation"]) == (0.0, (2 + 2 + 4) / 3)
+    assert not fits.any()
+    own, _ = judge.judge([{"text": row["review"], "stars": row["stars"]} for row in table[:40]])
+    assert own["copied_5"] == 1.0 > judge.real["copied_5"]
+
+
+@pytest.mark.parametrize(
+    ("names", "order", "scale"),
+    [
+        (("low", "mid", "high"), ("low", "mid", "high"), {"low": 0.0, "mid": 1.0, "high": 2.0}),
+        (("1 star", "2.5 stars", "-3"), (), {"1 star": 1.0, "2.5 stars": 2.5, "-3": -3.0}),
+        (("low", "2", "3"), (), None),
+        (("2 to 3", "4", "5"), (), None),
+    ],
+)
+def test_values_are_ordered_by_their_numbers_or_as_specified(
+    names: tuple[str, ...], order: tuple[str, ...], scale: Mapping[str, float] | None
+) -> None:
+    table = [{**row, "stars": names["135".index(row["stars"])]} for row in texts(120, 1)]
+    judge = Judge.train_on(table, table, DATA, JudgeOptions("stars", order=order))
+    if scale is None:
+        assert judge.scale is None
+        assert judge.real["deviation"] is None
+    else:
+        assert judge.scale is not None
+        values = judge.train.schema.categories[0].values[1:]
+        assert judge.scale.tolist() == [scale[name] for name in values]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "no texts to judge"),
+        ([{"text": "clean"}], "row 1 has no 'stars'"),
+        ([{"text": "clean", "stars": "5"}, {"stars": "5"}], "row 2 has no 'text'"),
+        ([{"text": "clean", "stars": "7"}], "value of stars in row 1 '7'; choose from"),
+        ([{"text": None, "stars": "5"}], "not a text"),
+    ],
+)
+def test_rows_that_cannot_be_judged_are_errors(judge: Judge, rows: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        judge.judge(rows)
+
+
+def test_a_judge_reads_neither_users_nor_times() -> None:
+    data = replace(DATA, user="who", anonymous=True, time="day")
+    judge = Judge.train_on(texts(200, 1), texts(20, 2), data, STARS)
+    assert judge.judge([{"text": "clean lovely", "stars": "5"}])[0]["accuracy"] == 1
+
+
+def test_mistakes_of_a_judge() -> None:
+    table = texts(100, 1)
+    with pytest.raises(UserError, match="unknown judge 'fastext'"):
+        JudgeOptions("stars", "fastext")
+    with pytest.raises(UserError, match="the order of stars lacks '5'; it has 1, 3"):
+        Judge.train_on(table, table, DATA, JudgeOptions("stars", order=("1", "3")))
+    with pytest.raises(UserError, match="fewer than two values"):
+        Judge.train_on([{**row, "stars": "5"} for row in table], table, DATA, STARS)
 
 
 @pytest.fixture(scope="module")
@@ -30,15 +171,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [folder / name for name in ("plain", "two", "three")]
 
 
-@pytest.fixture(scope="module")
-def judge(runs: list[Path]) -> Judge:
-    """A judge of stars."""
-    run = Run.open(runs[0])
-    return Judge.train_on(TABLE, run.config.data, JudgeOptions("stars"), held=TABLE, vocabulary=run.vocabulary)
-
-
 def test_runs_are_found_in_folders(runs: list[Path], tmp_path: Path) -> None:
-    """A run is itself, a folder is its trained runs, each once; an empty one is a mistake."""
     parent = runs[0].parent
     for hidden in (".ipynb_checkpoints", ".DS_Store"):
         shutil.copytree(runs[0], parent / hidden, dirs_exist_ok=True)
@@ -48,29 +181,25 @@ def test_runs_are_found_in_folders(runs: list[Path], tmp_path: Path) -> None:
         find_models([tmp_path])
 
 
-def test_contexts_are_as_many_for_each_value(runs: list[Path]) -> None:
-    """Each value as often; drawn columns vary and repeat with the seed; given ones stay."""
+def test_each_value_has_as_many_contexts(runs: list[Path]) -> None:
     run = Run.open(runs[0])
-    wanted = Design(30, draw=["city"]).contexts(run, "stars", seed=1)
+    wanted = contexts(run, "stars", 30, {}, ["city"], 1)
     assert [context["stars"] for context in wanted] == ["1"] * 30 + ["5"] * 30
     assert {context["city"] for context in wanted[:30]} == {"Oslo", "Nice"}
-    assert Design(30, draw=["city"]).contexts(run, "stars", seed=1) == wanted
-    assert Design(30, draw=["city"]).contexts(run, "stars", seed=2) != wanted
-    assert Design(10, draw=["city"]).contexts(run, "stars", seed=1)[:10] == wanted[:10]
-    assert Design(1, {"city": "Nice"}).contexts(run, "stars", 0) == [{"city": "Nice", "stars": s} for s in ("1", "5")]
+    assert contexts(run, "stars", 30, {}, ["city"], 1) == wanted
+    assert contexts(run, "stars", 30, {}, ["city"], 2) != wanted
+    assert contexts(run, "stars", 10, {}, ["city"], 1)[:10] == wanted[:10]
+    assert contexts(run, "stars", 1, {"city": "Nice"}) == [{"city": "Nice", "stars": stars} for stars in ("1", "5")]
     for wrong in ({"stars": "1"}, {"city": "Nice"}):
         with pytest.raises(UserError, match="several"):
-            Design(1, wrong, ["city"]).contexts(run, "stars", 0)
+            contexts(run, "stars", 1, wrong, ["city"])
     with pytest.raises(UserError, match="number is 0"):
-        Design(0)
+        contexts(run, "stars", 0, {})
 
 
-def test_texts_that_are_there_are_not_written_again(
-    runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file that was stopped is gone on with; a whole one is read; texts of other contexts are refused."""
+def test_a_file_of_texts_is_resumed(runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, options, file = Run.open(runs[1]), GenerationOptions(max_tokens=6), tmp_path / "texts.jsonl"
-    wanted = Design(3).contexts(run, "stars", 0)
+    wanted = contexts(run, "stars", 3, {})
     rows = write(run, wanted, options, file)
     assert [row["context"] for row in rows] == wanted
     lines = file.read_text().splitlines()
@@ -83,22 +212,7 @@ def test_texts_that_are_there_are_not_written_again(
         write(run, wanted[3:], options, file)
 
 
-def test_figures_are_those_of_their_sources(runs: list[Path], judge: Judge) -> None:
-    """Perplexity and accuracy are the model's own; the judge is asked about the texts and the values they were for."""
-    texts = [{"text": row["text"], "context": {"stars": row["stars"], "city": "Oslo"}} for row in TABLE]
-    for folder, model, rank in zip(runs, ("unadapted", "factorcell", "factorcell"), (None, 2, 3), strict=True):
-        run = Run.open(folder)
-        row, _ = measure(run, judge, texts, TABLE)
-        assert (row["name"], row["model"], row["rank"]) == (folder.name, model, rank)
-        assert row["perplexity"] == perplexity.evaluate(run, run.prepare(TABLE))["perplexity"]
-        assert row["specificity"] == judge.real["accuracy"]  # these texts are the real ones
-        assert row["confusion"] == judge.real["confusion"]
-        accuracy = classification.classify(run, TABLE, "stars").metrics()["accuracy"] if rank else None
-        assert row["accuracy"] == accuracy
-
-
 def command(runs: list[Path], tmp_path: Path, *more: str) -> list[str]:
-    """The verb, on a table in a file."""
     table = tmp_path / "table.jsonl"
     table.write_text("".join(json.dumps(row) + "\n" for row in TABLE))
     real = ["--train", str(table), "--dev", str(table)]
@@ -106,36 +220,31 @@ def command(runs: list[Path], tmp_path: Path, *more: str) -> list[str]:
     return ["specificity", *map(str, runs), "--target", "stars", *real, *out, *more]
 
 
-def test_the_verb_compares_and_goes_on(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A row a model, real texts beside; texts, figures and the page are kept; --resume writes nothing anew."""
+def test_the_command_compares_runs_and_resumes(
+    runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main.main(command(runs, tmp_path, "--draw", "city", "--json")) == 0
     shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row.get("name") for row in shown] == ["plain", "two", "three", "real texts", None]
+    assert [row["name"] for row in shown] == ["plain", "two", "three", "real texts"]
     assert all(0 <= row["specificity"] <= 1 and row["texts"] == 8 for row in shown[:3])
-    assert set(shown[-1]["correlations"]) == {"accuracy", "rank", "perplexity"}
+    for folder, row in zip(runs, shown, strict=False):
+        run = Run.open(folder)
+        assert row["perplexity"] == pytest.approx(perplexity.evaluate(run, TABLE)["perplexity"])
+        if run.model.adapted:
+            assert row["accuracy"] == classification.classify(run, TABLE, "stars").metrics()["accuracy"]
+            assert {"gain", "gain_low", "specificity_difference"} < set(row)
+        else:
+            assert "accuracy" not in row
     out = tmp_path / "out"
     kept = {path.name: path.read_text() for path in out.iterdir()}
-    texts = [name for name in kept if name.startswith(runs[0].parent.name)]
-    assert len(texts) == 3
-    page = kept["specificity.html"]
-    assert "http" not in page.split("</style>")[1].replace("http://www.w3.org", "")
-    for row in examples(out, runs, "stars", 1):
-        assert row["name"] in page
+    assert sum(name.startswith(runs[0].parent.name) for name in kept) == 3
     assert main.main(command(runs, tmp_path, "--draw", "city")) == 2
     assert "--resume" in capsys.readouterr().err
     assert main.main(command(runs, tmp_path, "--draw", "city", "--resume")) == 0
-    assert "real texts" in capsys.readouterr().out
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["plain", "two", "three", "real texts"]
+    assert all(title in head for title in ("fit their context", "fit above plain", "perplexity below plain"))
     assert {path.name: path.read_text() for path in out.iterdir()} == kept
-
-
-def test_an_unadapted_model_alone_has_a_page(runs: list[Path], tmp_path: Path) -> None:
-    """Without ranks, accuracies and correlations there is still a page, of what there is: no chart of one point."""
-    assert main.main(command(runs[:1], tmp_path)) == 0
-    page = (tmp_path / "out" / "specificity.html").read_text()
-    assert "plain" in page
-    assert "Texts that one model wrote" in page
-    assert "<svg" not in page
-    assert "accuracy on real texts</th>" not in page, "nobody has one"
 
 
 @pytest.mark.parametrize(
@@ -148,7 +257,8 @@ def test_an_unadapted_model_alone_has_a_page(runs: list[Path], tmp_path: Path) -
         (["--draw", "stars"], "is the target"),
     ],
 )
-def test_mistakes(runs: list[Path], tmp_path: Path, more: list[str], words: str, capsys: Any) -> None:
-    """Exit code 2 and a line that says what is wrong."""
+def test_mistakes_of_the_command(
+    runs: list[Path], tmp_path: Path, more: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main.main(command(runs, tmp_path, *more)) == 2
     assert words in capsys.readouterr().err.splitlines()[-1]

@@ -1,13 +1,14 @@
 """Differences of models against slow bootstraps, and intervals that cover what is true."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from factorcell.bootstrap import Interval
-from factorcell.evaluation.statistics import Ratios, gain, student, widened
+from factorcell.evaluation.statistics import Ratios, correlation, gain, rank_correlation, student, widened
 from factorcell.evaluation.text_figures import TextSums
 
 Floats = NDArray[np.float64]
@@ -85,19 +86,6 @@ def test_few_texts_have_no_interval() -> None:
     assert found.ahead(highest=False) is None
 
 
-def test_intervals_of_another_level() -> None:
-    """Texts are as much wider as a normal distribution, trainings as Student's."""
-    texts, nobody = Interval(0.0, -1.959964, 3 * 1.959964), np.empty(0)
-    found = widened(texts, nobody, nobody, 0.99)
-    assert found == pytest.approx((0.0, -2.575829, 3 * 2.575829), abs=1e-5)
-    one, other = np.array([1.0, 2.0, 3.0]), np.array([1.0])
-    alone = widened(Interval(0.0, 0.0, 0.0), one, other, 0.99)
-    wide = 9.9248 * math.sqrt(4 / 3)  # of two degrees of freedom
-    assert alone.high == pytest.approx(wide, abs=1e-3)
-    assert widened(texts, one, other, 0.99).low == pytest.approx(-math.hypot(2.575829, wide), abs=1e-3)
-    assert widened(Interval(1.0), one, other, 0.99) == Interval(1.0)
-
-
 @pytest.mark.parametrize(("freedom", "t"), [(1, 12.7062), (2, 4.3027), (4, 2.7764), (10, 2.2281), (1000, 1.9623)])
 def test_student_is_that_of_the_tables(freedom: int, t: float) -> None:
     """Two-sided 95 %."""
@@ -166,3 +154,36 @@ def test_intervals_over_texts_and_trainings_cover_the_true_difference() -> None:
         alone += bool(single.low <= 0.1 <= single.high)  # type: ignore[operator]
     assert 0.92 * times <= held
     assert alone < 0.75 * times
+
+
+def test_correlation_is_pearsons_and_its_interval_covers_the_truth() -> None:
+    draw = np.random.default_rng(0)
+    held = 0
+    for _ in range(200):
+        x = draw.normal(size=30)
+        y = 0.6 * x + 0.8 * draw.normal(size=30)
+        found = correlation(x.tolist(), y.tolist())
+        sums = ((x - x.mean()) * (y - y.mean())).sum() / math.sqrt(
+            ((x - x.mean()) ** 2).sum() * ((y - y.mean()) ** 2).sum()
+        )
+        assert found["r"] == pytest.approx(sums)
+        assert found["low"] < found["r"] < found["high"]
+        assert found["n"] == 30
+        held += found["low"] < 0.6 < found["high"]
+    assert 180 <= held <= 199
+    assert rank_correlation([1, 2, 3, 10], [1, 8, 27, 1000])["r"] == 1.0
+    ties = rank_correlation([1, 1, 2, 3], [4, 3, 2, 2])
+    assert ties["r"] == pytest.approx(np.corrcoef([1.5, 1.5, 3, 4], [4, 3, 1.5, 1.5])[0, 1])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ([1, 2], [1, 2], {"r": None, "low": None, "high": None, "n": 2}),
+        ([1, 1, 1], [1, 2, 3], {"r": None, "low": None, "high": None, "n": 3}),
+        ([1, 2, 3, math.nan], [3, 2, 1, 4], {"r": -1.0, "low": None, "high": None, "n": 3}),
+        ([1, 2, 3, 4], [2, 4, 6, 8], {"r": 1.0, "low": 1.0, "high": 1.0, "n": 4}),
+    ],
+)
+def test_correlation_of_few_points(first: list[float], second: list[float], expected: dict[str, Any]) -> None:
+    assert correlation(first, second) == pytest.approx(expected)

@@ -79,7 +79,6 @@ COMMANDS = {
     "specificity": "run --target city --train train.csv --dev train.csv --number 1 --max-tokens 3 --out new",
     "explain": "run --text sea --between city=Oslo city=Nice --threads 1",
     "contexts": "run --threads 1",
-    "units": "run train.csv --target city --examples 1 --repeats 1 --threads 1",
 }
 COMMANDS |= {
     "serve": f"letters --port 0 --host localhost --keys keys.toml {KEPT}",

@@ -37,7 +37,6 @@ COMMANDS: dict[str, str] = {
     "score": "score {words} {table} --tokens",
     "explain": "explain {words} --text {text} --between {oslo} {nice} --words 2 --page {page}",
     "contexts": "contexts {words} --words --page {page}",
-    "units": "units {words} {table} --target {column} --text {text} --page {page}",
     "generate": "generate {words} --each {column} --min-tokens 3",
     "stream": "generate {words} --context {oslo} --stream --min-tokens 9",
     "fill": "generate {words} --context {oslo} --fill {gap}",

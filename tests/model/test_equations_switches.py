@@ -15,8 +15,7 @@ from factorcell.config import ADAPTERS, OUTPUT_BIASES
 from factorcell.data.context import Context
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import END, START
-from factorcell.evaluation import negatives
-from factorcell.evaluation.classification import classify
+from factorcell.evaluation.classification import classify, draw_samples
 from factorcell.generation.beam_search import Beam, stochastic
 from factorcell.generation.choosing import Constraints, Sampler
 from factorcell.generation.sampling import WritingTask
@@ -91,7 +90,7 @@ def test_values_are_told_apart_by_words_drawn_from_unigrams(tmp_path: Path, seed
     """Thesis 2018, sections 3.4 and 4.3: a softmax over a text's word and the drawn ones, which are all texts' own."""
     run = make_counted(tmp_path / "run")
     found = classify(run, ROWS, "city", samples=DRAWS, seed=seed, proposal="unigram")
-    negative = negatives.draw(run, DRAWS, seed, "unigram").tokens.tolist()
+    negative = draw_samples(run, DRAWS, seed, "unigram").tokens.tolist()
     assert len(negative) < len(run.vocabulary) - 1
     logs = np.zeros((len(ROWS), len(found.names)))
     for column, city in enumerate(found.names):

@@ -8,6 +8,7 @@ import pytest
 
 from factorcell.config import Config
 from factorcell.evaluation import results
+from factorcell.evaluation.perplexity import evaluated
 from factorcell.model import model_card
 from factorcell.model.run import Run
 from factorcell.training.fit import fit
@@ -29,8 +30,9 @@ def run(tmp_path: Path) -> Run:
 
 def test_card_has_the_numbers_reached(run: Run) -> None:
     """Texts, context, development figures, and the results that were noted later."""
-    row, texts = results.evaluate(run, ROWS * 2, by=["city"])
-    assert results.note(run, row, texts) is None
+    found = evaluated(run, ROWS * 2, by=["city"])
+    row = results.evaluation_row(run, ROWS * 2, found)
+    assert results.note(run, row, found.texts) is None
     result = row["evaluation"]
     text = (run.folder / "README.md").read_text(encoding="utf-8")
     best = min(row["perplexity"] for row in run.log() if row["split"] == "dev")

@@ -1,12 +1,10 @@
-"""Pages of explained texts and of hidden units say what the rows say, to everybody."""
+"""Pages of explained texts show what the rows contain."""
 
 import re
 from typing import Any
 
-import pytest
-
 from factorcell.reports import explain
-from factorcell.reports.explain import explanation, units_page
+from factorcell.reports.explain import explanation
 from tests.pages import Reader
 
 Row = dict[str, Any]
@@ -120,22 +118,3 @@ def test_models_beside_each_other_and_many_contexts() -> None:
     assert "read given FR, DE and ES" in text
     assert "Token by token" not in text
     assert "2.500" in text
-
-
-@pytest.mark.parametrize("told", [True, False])
-def test_page_of_units(told: bool) -> None:
-    rows = [
-        {"value": "eu", "hidden_unit": 131, "sign": 1, "auc": 0.99, "correlation": 0.89, "texts": 1678},
-        {"value": "<es>", "hidden_unit": 56, "sign": -1, "auc": 0.83, "correlation": -0.34, "texts": 544},
-    ]
-    drawn = [{"value": "eu", "sign": -1, "hidden_unit": 131, "unit": "char", "tokens": [{"token": "a", "value": 0.5}]}]
-    regression = {"examples": 30, "values": ["eu", "es"], "repeats": 10, "accuracy": 0.746, "deviation": 0.01}
-    regression |= {"chance": 0.6, "tested": 2222}
-    page = units_page("unadapted", "language", rows, drawn if told else [], regression if told else None, "after all")
-    text = read(page)
-    assert re.search(r"eu\s*131 \(high\)\s*0\.990\s*\+0\.89\s*1,678", text)
-    assert "56 (low)" in text
-    assert "by the states after all" in text
-    assert ("74.6% of 2,222 texts" in text) is told
-    assert ("hidden unit 131, low in eu" in text) is told
-    assert page.count("<svg") == int(told)

@@ -25,7 +25,6 @@ from factorcell.reports.tokens import (
     ratio_text,
     running_posterior,
     shade,
-    unit_along,
 )
 from factorcell.reports.wording import readable
 from tests.reports.test_replay import texts_inside
@@ -151,30 +150,6 @@ def test_short_texts_stand_beside_each_other() -> None:
     assert len(tops) == len("".join(words))
     alone = boxes(ratio_text([{**row, "model": "m"} for row in rows[:2]], ["a", "b"]))
     assert alone[0].get_y() < alone[5].get_y()
-    curves = unit_along(rows, "unit").axes[1:]
-    assert len(curves) == 6
-    heights = [round(axes.get_position().y0, 6) for axes in curves]
-    assert heights[0] == heights[1] == heights[2] > heights[3] > heights[4] > heights[5]
-    assert curves[0].get_position().x1 < curves[1].get_position().x0
-
-
-def test_a_unit_runs_above_its_letters() -> None:
-    """Each point above the middle of its letter, all of them in sight, zero in the middle."""
-    values = np.sin(np.arange(70)).tolist()
-    row = {"unit": "char", "tokens": [{"token": "x", "value": value} for value in values]}
-    figure = unit_along([row, {"unit": "char", "tokens": row["tokens"][:3]}], "unit 7")
-    assert "unit 7" in texts_inside(figure)
-    curves = [max(axes.lines, key=lambda line: len(xs(line))) for axes in figure.axes[1:]]
-    assert [len(xs(line)) for line in curves] == [COLUMNS, 70 - COLUMNS, 3]
-    assert np.allclose(np.concatenate([ys(line) for line in curves]), [*values, *values[:3]])
-    letters = [text.get_position()[0] for text in figure.axes[0].texts]
-    assert np.allclose(np.concatenate([xs(line) for line in curves]) * COLUMN, letters)
-    for axes in figure.axes[1:]:
-        low, high = axes.get_ylim()
-        assert low == -high
-        assert high > max(map(abs, values))
-        width = figure.get_figwidth() * axes.get_position().width
-        assert width == pytest.approx(axes.get_xlim()[1] * COLUMN)  # a column is as wide as below
 
 
 def test_a_posterior_runs_from_the_prior_over_all_lines() -> None:
@@ -219,10 +194,7 @@ def test_charts_can_be_written() -> None:
     dollars = {"unit": "word", "tokens": [price], "posterior": price["posterior"], "model": "$\\m$"}
     for figure in (
         ratio_text([row, dollars], ["$\\a$", "$\\b$"]),
-        unit_along([dollars], "$\\u$"),
         running_posterior([dollars]),
-        unit_along([row], "a"),
-        unit_along([{"unit": "char", "tokens": []}], "a"),
         running_posterior([{**row, "posterior": {"$a": 0.5, "$b": 0.5}}]),
     ):
         assert charts.png(figure)[:4] == b"\x89PNG"

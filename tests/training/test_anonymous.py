@@ -10,6 +10,7 @@ from factorcell.completion.assistant import Assistant
 from factorcell.config import Config, UserError
 from factorcell.data.schema import RARE
 from factorcell.evaluation import results
+from factorcell.evaluation.perplexity import evaluated
 from factorcell.model.run import Run
 from factorcell.training.fit import fit
 
@@ -29,7 +30,8 @@ def trained(folder: Path, **data: Any) -> Run:
     made = Config.from_dict({"data": {**DATA, "max_tokens": 20, **data}, "model": MODEL, "training": training})
     rows = [*ROWS, *({**row, "text": "abcdefghijklmnopqrstuvwxyz"} for row in ROWS)]
     run = fit(rows, ROWS[:4], made, folder)
-    results.note(run, *results.evaluate(run, ROWS, by=["who", "place"], unknown="group"))
+    found = evaluated(run, ROWS, by=["who", "place"], unknown="group")
+    results.note(run, results.evaluation_row(run, ROWS, found), found.texts)
     results.told_apart(run, ROWS, "who")
     return Run.open(folder)
 

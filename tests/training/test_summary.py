@@ -9,7 +9,7 @@ from factorcell import files
 from factorcell.commands.main import main
 from factorcell.config import Config
 from factorcell.evaluation.cautions import cautions
-from factorcell.evaluation.perplexity import strangers
+from factorcell.evaluation.perplexity import only_unknown_users
 from factorcell.model.run import Run, facts
 from factorcell.training.fit import fit, summary
 
@@ -64,13 +64,13 @@ def test_a_loss_is_not_said_to_be_less(tmp_path: Path, gain: float, less: bool) 
     assert summary(run).endswith(" (over an unadapted run it is less)" if less else GAIN)
 
 
-def test_who_tells_no_users_apart_knows_no_strangers(tmp_path: Path) -> None:
+def test_only_runs_with_users_can_have_unknown_users(tmp_path: Path) -> None:
     """Nor a run in which users change nothing; a missing user is a stranger."""
     run = trained(tmp_path / "run", by("ann"))
-    assert not strangers(run, run.prepare([*by("ann"), *by("carl")], unknown="group"))
-    assert strangers(run, run.prepare([{"text": "fix", "who": None}], unknown="group"))
+    assert not only_unknown_users(run, run.prepare([*by("ann"), *by("carl")], unknown="group"))
+    assert only_unknown_users(run, run.prepare([{"text": "fix", "who": None}], unknown="group"))
     plain = trained(tmp_path / "plain", by("ann"), user="", context=("city",))
-    assert not strangers(plain, plain.prepare(by("carl"), unknown="group"))
+    assert not only_unknown_users(plain, plain.prepare(by("carl"), unknown="group"))
 
 
 def test_evaluate_says_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

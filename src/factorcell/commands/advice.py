@@ -1,4 +1,4 @@
-"""The verb of advice."""
+"""The command `factorcell advise`: what each context column could save."""
 
 import argparse
 
@@ -6,29 +6,23 @@ from factorcell import files
 from factorcell.commands import options, terminal
 from factorcell.config import Config
 from factorcell.data.tables import name_of
-from factorcell.evaluation.advice import advise as advice
+from factorcell.evaluation.advice.advise import advise
 from factorcell.reports import wording
 
 
 def run_advise(given: argparse.Namespace) -> None:
     """`factorcell advise`."""
-    config = Config.from_dict(options.said(given))
-    found = advice.advise(given.table, config, rows=given.rows, seed=given.seed, progress=True)
-    runs = advice.measured(found, given.measured) if given.measured else []
+    found = advise(given.table, Config.from_dict(options.said(given)), rows=given.rows, seed=given.seed, progress=True)
     if given.page is not None:
         from factorcell.reports import advice as report
 
-        files.write(given.page, report.page(name_of(given.table), found, runs))
+        files.write(given.page, report.page(name_of(given.table), found))
     if given.json:
-        return terminal.lines([*found["columns"], found["all"], *runs])
+        return terminal.lines([*found["columns"], found["all"]])
     for line in wording.advice_lead(found):
         terminal.show(line)
     terminal.table(*wording.advice_table(found))
     terminal.show(wording.GUESSED)
     for row in found["columns"]:
         terminal.show(f"{row['column']}: {wording.advised(row)}: {row['why']}")
-    if runs:
-        terminal.table(*wording.advice_beside(runs))
-    if agreement := wording.advice_agreement(runs):
-        terminal.show(agreement)
     return terminal.say(wording.CANNOT)

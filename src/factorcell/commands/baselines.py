@@ -1,4 +1,4 @@
-"""The verbs of `factorcell baseline`: what a context model is held against."""
+"""The commands `factorcell baseline`: n-gram models and classifiers to compare with."""
 
 import argparse
 
@@ -23,13 +23,17 @@ def run_baseline_bayes(given: argparse.Namespace) -> None:
 
 def run_baseline_linear(given: argparse.Namespace) -> None:
     """`factorcell baseline linear`."""
-    result = baselines.linear(*_read(given), order=given.order, seed=given.seed, progress=True)
-    terminal.judged(result, result.metrics(), given.json)
+    _judge(baselines.Linear, given)
 
 
 def run_baseline_fasttext(given: argparse.Namespace) -> None:
     """`factorcell baseline fasttext`."""
-    result = baselines.fasttext(*_read(given), order=given.order, seed=given.seed)
+    _judge(baselines.FastText, given)
+
+
+def _judge(kind: type[baselines.Linear] | type[baselines.FastText], given: argparse.Namespace) -> None:
+    train, test = _read(given)
+    result = kind(train, order=given.order, seed=given.seed, progress=True)(test)
     terminal.judged(result, result.metrics(), given.json)
 
 

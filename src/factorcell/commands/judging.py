@@ -1,9 +1,10 @@
-"""The verbs that judge texts by a run: perplexity, the contexts they have, nats."""
+"""The commands that score texts with a model: `evaluate`, `classify` and `score`."""
 
 import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from factorcell import files
 from factorcell.commands import options, terminal
 from factorcell.config import UserError
 from factorcell.evaluation import results
@@ -11,33 +12,35 @@ from factorcell.evaluation.bayes_rule import Classification, judged_texts
 from factorcell.evaluation.cautions import unfinished, unknown_users
 from factorcell.evaluation.classification import classify, classify_points
 from factorcell.evaluation.comparison import AT_LEAST, BOUND, figure, told_difference
-from factorcell.evaluation.perplexity import TOP
+from factorcell.evaluation.perplexity import TOP, evaluated
 from factorcell.evaluation.text_figures import Figures
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
 from factorcell.training.mixture import open_scorer
 
-SHOWN = 20  # texts whose predictions are shown where they are not kept in a file
+SHOWN = 20  # texts whose predictions are printed if they are not written to a file
+
+Row = dict[str, Any]
 
 
 def run_evaluate(given: argparse.Namespace) -> None:
     """`factorcell evaluate`."""
     run = options.opened(open_scorer, given.run, given)
     baseline = given.baseline and options.opened(open_scorer, given.baseline, given)
-    rows, texts = results.evaluate(
-        run, given.table, by=given.by, baseline=baseline, unknown=given.unknown, top=given.top
-    )
+    found = evaluated(run, given.table, by=given.by, baseline=baseline, unknown=given.unknown, top=given.top)
+    kept = results.evaluation_row(run, given.table, found)
+    row = kept["evaluation"]
     if given.json:
-        terminal.lines([rows["evaluation"], *(dict(row, by=name) for name in given.by for row in rows["by"][name])])
+        terminal.lines([row, *(dict(line, by=name) for name in given.by for line in found.by[name])])
     else:
-        _show(run, rows, given, baseline)
-    _note(run, rows, texts)
+        _show(run, row, found.by, given, baseline)
+    _note(run, kept, found.texts)
     terminal.say(*unfinished(one for one in (run, baseline) if isinstance(one, Run)))
 
 
-def _show(run: Scorer, rows: dict[str, Any], given: argparse.Namespace, baseline: Scorer | None) -> None:
-    """The perplexities as a person reads them."""
-    whole = rows["evaluation"]
+def _show(
+    run: Scorer, whole: Row, by: dict[str, list[Row]], given: argparse.Namespace, baseline: Scorer | None
+) -> None:
     other_model = baseline.folder if baseline else "the same model without its context"
     over = f"gain over {other_model}"
     terminal.show(
@@ -59,14 +62,11 @@ def _show(run: Scorer, rows: dict[str, Any], given: argparse.Namespace, baseline
     for name in given.by:
         terminal.show("", f"by {name}; {over}")
         other = "baseline" if baseline else "without_context"
-        lines = [
-            {**row, other: row["perplexity_without"], "gain": told_difference("gain", row)} for row in rows["by"][name]
-        ]
+        lines = [{**row, other: row["perplexity_without"], "gain": told_difference("gain", row)} for row in by[name]]
         terminal.table(lines, ("value", "count", "targets", "perplexity", other, "gain"))
 
 
-def _bits(whole: dict[str, Any]) -> list[str]:
-    """Return the lines about bits per byte: the figure, of which texts it is, and why it is a lower bound."""
+def _bits(whole: Row) -> list[str]:
     if whole.get("bits_per_byte") is None:
         return []
     cut = whole["bits_per_byte_texts"] < whole["texts"]
@@ -77,8 +77,7 @@ def _bits(whole: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _note(run: Scorer, row: dict[str, Any], texts: Figures) -> None:
-    """Keep a result that has been shown; a run that may only be read keeps none, which is no mistake."""
+def _note(run: Scorer, row: Row, texts: Figures) -> None:
     if line := results.note(run, row, texts):
         terminal.say(line)
 
@@ -90,44 +89,32 @@ def run_classify(given: argparse.Namespace) -> None:
         raise UserError("give either --target COLUMN or --points TABLE")
     if given.points and given.calibrate:
         raise UserError("--calibrate is for the values of --target COLUMN; named points have no temperature")
+    how: dict[str, Any] = {
+        "unknown": given.unknown,
+        "samples": given.samples,
+        "proposal": given.proposal,
+        "progress": True,
+    }
     if given.target:
-        result = classify(
-            run,
-            given.table,
-            given.target,
-            values=given.values,
-            distractors=given.distractors,
-            priors=given.priors,
-            unknown=given.unknown,
-            samples=given.samples,
-            proposal=given.proposal,
-            calibrate=given.calibrate,
-            progress=True,
-        )
+        candidates = {"values": given.values, "distractors": given.distractors, "priors": given.priors}
+        result = classify(run, given.table, given.target, **candidates, calibrate=given.calibrate, **how)
     else:
-        points = results.read_points(given.points)
-        result = classify_points(
-            run,
-            given.table,
-            points,
-            within=given.within,
-            unknown=given.unknown,
-            samples=given.samples,
-            proposal=given.proposal,
-            progress=True,
-        )
-    _keep(run, result, given)
+        result = classify_points(run, given.table, results.read_points(given.points), within=given.within, **how)
+    _report(run, result, given)
 
 
-def _keep(run: Run, result: Classification, given: argparse.Namespace) -> None:
-    """Show what was predicted, and keep it where that is asked; of texts that can be judged, how good it is."""
+def _report(run: Run, result: Classification, given: argparse.Namespace) -> None:
+    """Print and save the predictions, and the metrics if any text can be judged."""
     metrics = result.metrics()
+    rows = [{**row, "row": row["row"] + 1} for row in result.rows()]
     if result.labelled:
         terminal.judged(result, metrics, given.json)
-    elif given.json or not given.out:
-        _show_predictions(results.predictions(result), given.json)
+    elif given.json:
+        terminal.lines(rows)
+    elif not given.out:
+        _show_predictions(rows)
     if given.out:
-        results.write_predictions(given.out, result)
+        files.write_rows(given.out, rows)
     if result.labelled:
         row = results.classified(run, given.table, given.target, result, metrics, given.samples)
         _note(run, row, {"accuracy": judged_texts(result)})
@@ -139,10 +126,7 @@ def _keep(run: Run, result: Classification, given: argparse.Namespace) -> None:
     terminal.say(*unfinished([run]))
 
 
-def _show_predictions(rows: Sequence[dict[str, Any]], as_json: bool) -> None:
-    """What is predicted of each text; of many texts only of the first ones, unless as rows of JSON."""
-    if as_json:
-        return terminal.lines(rows)
+def _show_predictions(rows: Sequence[Row]) -> None:
     shown = [
         {
             "row": f"{row['row']}",
@@ -154,7 +138,6 @@ def _show_predictions(rows: Sequence[dict[str, Any]], as_json: bool) -> None:
     terminal.table(shown, ("row", "predicted", "probability"))
     if len(rows) > SHOWN:
         terminal.say(f"these are the first {SHOWN}; --out FILE keeps all, with the probability of every value")
-    return None
 
 
 def run_score(given: argparse.Namespace) -> None:

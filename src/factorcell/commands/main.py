@@ -103,7 +103,6 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
         (
             Verb("explain", "which tokens of a text speak for one context and which for another", "explain"),
             Verb("contexts", "what a run has learned about contexts: neighbours, words, maps", "embeddings"),
-            Verb("units", "which hidden units indicate the values of a column", "explain"),
         ),
     ),
 }

@@ -1,4 +1,4 @@
-"""The verb that rescores n-best lists."""
+"""The command `factorcell rescore`: choose again from n-best lists."""
 
 import argparse
 from pathlib import Path
@@ -16,7 +16,7 @@ from factorcell.evaluation.results import open_model
 from factorcell.model.run import Run
 from factorcell.reports.wording import rescoring_table
 
-SHOWN = 20  # values of a column in the terminal
+SHOWN = 20  # values of a column that are printed
 
 
 def run_rescore(given: argparse.Namespace) -> None:
@@ -38,18 +38,21 @@ def run_rescore(given: argparse.Namespace) -> None:
     if given.page is not None:
         from factorcell.reports import rescoring as report
 
-        depths = rescore.by_depth(scored, weights) if summary else []
-        name, of = name_of(given.lists), name_of(given.run)
-        page = report.page(name, of, rows, summary, depths, weights.values)
+        page = report.page(name_of(given.lists), name_of(given.run), rows, summary, weights.values)
         files.write(given.page, page)
     _warn(model, lists, options.context(given.context), summary)
     if given.json:
-        return terminal.lines([{"weights": dict(weights.values)}, *(summary or rows)])
-    return _show(rows, summary, weights)
+        terminal.lines([{"weights": dict(weights.values)}, *(summary or rows)])
+        return
+    terminal.show("weights: " + ", ".join(f"{name} {value:z.4g}" for name, value in weights.values.items()))
+    if summary:
+        terminal.table(*rescoring_table(summary[: SHOWN + 1]))
+    else:
+        lines = [{"utterance": row["id"], "place": row["place"], "text": row["text"]} for row in rows]
+        terminal.table(lines, ("utterance", "place", "text"))
 
 
 def _warn(model: Run | NGram, lists: NBest, context: dict[str, str], summary: list[dict[str, Any]]) -> None:
-    """Say what the user would not expect: a context that nobody gives, a rescoring that harms."""
     columns = model.schema.columns()
     if columns and not {*columns} & {*lists.columns, *context}:
         terminal.say(f"the lists have none of the columns {', '.join(columns)}: the model reads them without context")
@@ -64,23 +67,20 @@ def _read(path: Path, reference: Path | None, columns: Path | None, given: argpa
 
 
 def _weights(given: argparse.Namespace, model: Run | NGram, lists: NBest) -> ScoreWeights:
-    """Those fitted on --tune, those of the file, or those of a first pass that the model shares in."""
+    """Return the weights fitted on --tune, those of the file, or a share of the first pass."""
     if given.tune is None:
         for option, value in (("reference", given.tune_reference), ("utt2context", given.tune_utt2context)):
             if value is not None:
                 raise UserError(f"--tune-{option} {value} is of the lists of --tune, which is not given")
-        return (
-            ScoreWeights.shared(lists.names, given.share) if given.weights is None else ScoreWeights.open(given.weights)
-        )
+        return ScoreWeights.open(given.weights) if given.weights else ScoreWeights.shared(lists.names, given.share)
     tune = _read(given.tune, given.tune_reference, given.tune_utt2context, given)
     if tune.names != lists.names:
         raise UserError(f"{given.tune}: has the scores {', '.join(tune.names)}; {given.lists} {', '.join(lists.names)}")
     first = speakers.without_new(model, tune) if given.learn and isinstance(model, Run) else tune
-    weights, reached = rescore.fit(_plain(given, model, first), given.objective, seed=given.seed, progress=True)
+    how: dict[str, Any] = {"objective": given.objective, "seed": given.seed, "progress": True}
+    weights, reached = rescore.fit(_plain(given, model, first), **how)
     if given.learn:
-        weights, reached = rescore.fit(
-            _scored(given, model, tune, weights), given.objective, seed=given.seed, progress=True
-        )
+        weights, reached = rescore.fit(_scored(given, model, tune, weights), **how)
     terminal.say(f"fitted on {given.tune}: " + ", ".join(f"{name} {value:g}" for name, value in reached.items()))
     if given.weights is not None:
         weights.save(given.weights)
@@ -99,15 +99,3 @@ def _scored(given: argparse.Namespace, model: Run | NGram, lists: NBest, weights
 def _plain(given: argparse.Namespace, model: Run | NGram, lists: NBest) -> Scored:
     context = options.context(given.context)
     return rescore.score(model, lists, context=context, unknown=given.unknown, kept=given.scores, progress=True)
-
-
-def _show(rows: list[dict[str, Any]], summary: list[dict[str, Any]], weights: ScoreWeights) -> None:
-    terminal.show("weights: " + ", ".join(f"{name} {value:z.4g}" for name, value in weights.values.items()))
-    if summary:
-        cells, columns = rescoring_table(summary[: SHOWN + 1])
-        terminal.table(cells, columns)
-        return
-    terminal.table(
-        [{"utterance": row["id"], "place": row["place"], "text": row["text"]} for row in rows],
-        ("utterance", "place", "text"),
-    )

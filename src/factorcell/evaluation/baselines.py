@@ -1,8 +1,7 @@
-"""Classifiers to compare Bayes' rule over a language model with: naive Bayes, a linear model, fastText.
+"""Text classifiers to compare with Bayes' rule over a language model: naive Bayes, a linear model, fastText.
 
-All see the ids of a corpus and nothing else, so that they judge the same tokens as a model with its vocabulary.
-Naive Bayes is generative: a unigram model of every value, and Bayes' rule. The other two learn p(value given text) from
-the n-grams of a text, and with it how frequent each value is.
+All read the token ids of a corpus, so that they see the same tokens as a model with its vocabulary. Naive Bayes is
+generative: a unigram model for each value. The others learn p(value given text) from n-grams.
 
 Shapes: B texts, K values, V vocabulary, F n-grams of all texts.
 """
@@ -32,7 +31,7 @@ from factorcell.model.scoring import Tally
 from factorcell.progress import progress_bar
 
 SMOOTHING = 0.5  # added to every count of naive Bayes
-EPOCHS, BATCH, RATE = 3, 64, 0.5  # of the linear model: passes, texts a step, Adagrad's rate, which falls to zero
+EPOCHS, BATCH, RATE = 3, 64, 0.5  # linear model: passes, texts per step, learning rate of Adagrad, which falls to 0
 CELLS = 1 << 25  # weights of the linear model: buckets * values
 
 Floats = NDArray[np.float64]
@@ -40,7 +39,7 @@ Ids = NDArray[np.int64]
 
 
 def with_target(config: Config, target: str) -> Config:
-    """Return `config` with the category `target` as its only context variable, without a user or a time."""
+    """Return how `config` reads texts, with the category `target` as its only context variable."""
     data = replace(config.data, context=(f"{target}:category",), user="", time="", anonymous=False)
     return Config(data=data, tokenizer=config.tokenizer)
 
@@ -54,9 +53,9 @@ def read(
     tokenizer: Tokenizer | None = None,
     progress: bool = False,
 ) -> tuple[Corpus, Corpus]:
-    """Training and test texts with one context variable, the category `target`; `tokenizer` as in `data.prepare`.
+    """Read training and test texts with the category `target` as their only context variable.
 
-    `UserError` where there is nothing to choose among, or no test text has a value to be judged by.
+    `UserError` if training has fewer than two frequent values, or no test text has one of them.
     """
     config = with_target(config, target)
     must_have(table, config.data)
@@ -73,9 +72,9 @@ def read(
 
 
 def naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uniform") -> tuple[Classification, Tally]:
-    """Bayes' rule over unigram models of the values, smoothed by `SMOOTHING`; the end of a text is a token of it.
+    """Classify by Bayes' rule over smoothed unigram models; also return the nats of the texts given their own values.
 
-    `priors`: uniform, or "training" (the frequencies there). The tally is of the texts given their own values.
+    `priors` is "uniform" or "training" (the frequencies there).
     """
     choose("priors", priors, PRIORS)
     names, labels, size = _names(train), _labels(train), len(train.tokenizer)
@@ -93,19 +92,14 @@ def naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uniform") -> tupl
     tally = Tally(-float(likelihoods[judged, truth[judged]].sum()), int(test.lengths[judged].sum()))
     named = [names[label] if label >= 0 else None for label in truth]
     frequencies = dict(zip(names, np.bincount(labels[labels >= 0]).tolist(), strict=True))
-    found = judge(names, likelihoods, test.lengths, named, truncated=test.truncated)
-    return found.under(frequencies) if priors == "training" else found, tally
-
-
-def linear(train: Corpus, test: Corpus, *, order: int = 2, seed: int = 0, progress: bool = False) -> Classification:
-    """`test` judged by a `Linear` model of `train`."""
-    return Linear(train, order=order, seed=seed, progress=progress)(test)
+    result = judge(names, likelihoods, test.lengths, named, truncated=test.truncated)
+    return result.under(frequencies) if priors == "training" else result, tally
 
 
 class Linear:
-    """Logistic regression on hashed n-grams of 1 to `order` tokens, by Adagrad, on the texts of values not rare.
+    """Logistic regression on hashed n-grams of 1 to `order` tokens, trained by Adagrad on texts of frequent values.
 
-    A text is the sum of its n-grams over the root of their number; a step touches the weights that it needs.
+    The features of a text are its n-gram counts over the square root of their number.
     """
 
     def __init__(self, train: Corpus, *, order: int = 2, seed: int = 0, progress: bool = False) -> None:
@@ -124,12 +118,11 @@ class Linear:
             self.weights[used] -= RATE * (1 - step / len(steps)) * gradient / (squares[used].sqrt() + 1e-8)
 
     def __call__(self, test: Corpus) -> Classification:
-        """The texts of `test`, of the vocabulary and the values of training."""
         bags, parts = _Bags(test, self.order, self.buckets), []
         for batch in _batches(np.arange(len(test))):
             used, places, starts = bags.take(batch)
             parts.append(F.log_softmax(_logits(F.embedding(used, self.weights), places, starts).double(), 1))
-        return _told(self.names, torch.cat(parts).numpy(), test)
+        return _classification(self.names, torch.cat(parts).numpy(), test)
 
 
 def _batches(rows: Ids) -> list[Ids]:
@@ -137,13 +130,12 @@ def _batches(rows: Ids) -> list[Ids]:
 
 
 def _logits(weights: Tensor, places: Tensor, starts: Tensor) -> Tensor:
-    """Logits (B, K) of texts from the `places` (F) of their n-grams in `weights` (U, K)."""
     counts = torch.diff(starts, append=torch.tensor([len(places)]))
     return F.embedding_bag(places, weights, starts, mode="sum") / counts.sqrt()[:, None]
 
 
 class _Bags:
-    """The n-grams of every text as buckets (F), text after text, and where each text begins (B + 1)."""
+    """The n-grams of all texts as `buckets` (F), and where each text begins, `offsets` (B + 1)."""
 
     def __init__(self, corpus: Corpus, order: int, buckets: int) -> None:
         tokens, offsets = corpus.tokens.astype(np.uint64), np.asarray(corpus.offsets)
@@ -162,7 +154,7 @@ class _Bags:
         self.offsets = np.append(0, np.cumsum(np.bincount(which, minlength=len(corpus))))
 
     def take(self, texts: Ids) -> tuple[Tensor, Tensor, Tensor]:
-        """The buckets (U) that `texts` (B) need, their n-grams (F) as places among those, and where each begins (B)."""
+        """Return the buckets (U) that `texts` (B) use, their n-grams (F) as places among these, and starts (B)."""
         counts = self.offsets[texts + 1] - self.offsets[texts]
         starts = np.cumsum(counts) - counts
         index = np.repeat(self.offsets[texts] - starts, counts) + np.arange(counts.sum())
@@ -170,15 +162,10 @@ class _Bags:
         return torch.from_numpy(used), torch.from_numpy(places), torch.from_numpy(starts)
 
 
-def fasttext(train: Corpus, test: Corpus, *, order: int = 2, seed: int = 0) -> Classification:
-    """`test` judged by a `FastText` model of `train`."""
-    return FastText(train, order=order, seed=seed)(test)
-
-
 class FastText:
     """fastText with hashed n-grams up to `order`, 10 dimensions and 5 passes (Joulin et al. 2017, section 3.1)."""
 
-    def __init__(self, train: Corpus, *, order: int = 2, seed: int = 0) -> None:
+    def __init__(self, train: Corpus, *, order: int = 2, seed: int = 0, progress: bool = False) -> None:
         limits.check(order=order, seed=seed)
         try:
             library = importlib.import_module("fasttext")
@@ -196,16 +183,14 @@ class FastText:
             )
 
     def __call__(self, test: Corpus) -> Classification:
-        """The texts of `test`, of the vocabulary and the values of training."""
         log_posterior = np.full((len(test), len(self.names)), -np.inf)
-        found, probabilities = self.model.predict(_lines(test), k=-1)
-        for row, (labelled, p) in enumerate(zip(found, probabilities, strict=True)):
-            log_posterior[row, [int(label.removeprefix("__label__")) for label in labelled]] = np.log(p)
-        return _told(self.names, log_posterior, test)
+        for row, (labels, p) in enumerate(zip(*self.model.predict(_lines(test), k=-1), strict=True)):
+            log_posterior[row, [int(label.removeprefix("__label__")) for label in labels]] = np.log(p)
+        return _classification(self.names, log_posterior, test)
 
 
 def _lines(corpus: Corpus) -> list[str]:
-    """Every text as its ids, which hold no white space whatever the tokens are."""
+    """Return every text as its ids, which contain no white space."""
     return [" ".join(map(str, text.tolist())) for text in np.split(corpus.tokens, corpus.offsets[1:-1])]
 
 
@@ -214,11 +199,11 @@ def _names(corpus: Corpus) -> tuple[str, ...]:
 
 
 def _labels(corpus: Corpus) -> Ids:
-    """Which value each text has (B,), -1 for a rare or missing one."""
+    """Return the value of each text (B,), -1 for a rare or missing one."""
     return np.maximum(corpus.categories[:, 0].astype(np.int64) - 1, -1)
 
 
-def _told(names: tuple[str, ...], log_posterior: Floats, test: Corpus) -> Classification:
-    """What a model of p(value given text) predicted; it has no perplexities, and its score is the posterior itself."""
+def _classification(names: tuple[str, ...], log_posterior: Floats, test: Corpus) -> Classification:
+    """Return the predictions of a model of p(value given text), whose detection score is the posterior itself."""
     distractor = np.zeros(len(test), dtype=bool)
     return Classification(names, log_posterior, log_posterior, _labels(test), distractor, truncated=test.truncated)

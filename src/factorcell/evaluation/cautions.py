@@ -1,11 +1,10 @@
-"""What to hold against the words, neighbours and texts of a run: it stopped early, or gains nothing from its context.
+"""Warnings about runs whose texts, words or figures may mislead: training stopped early, or context gains nothing.
 
-What a run gains is measured at the end of its training, against the same run with the context taken away (read as
-expected), on some of the development texts; and by `evaluate`, where it does so anyway. Of what its folder keeps, the
-figure of the most texts counts; one of users whom the run does not know says nothing.
+The gain is that of a run over itself in the expected context: measured at the end of training on some development
+texts, and by `evaluate`. The result with the most texts counts, except for texts of users whom the run does not know.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,72 +17,69 @@ from factorcell.model import kept_results
 from factorcell.model.run import Run, facts
 from factorcell.model.scoring import Scorer
 
-LOOKED_AT = 1000  # development texts, at most
+MAX_TEXTS = 1000  # development texts that the gain is measured on
 
 Row = dict[str, Any]
 
 
 def context_gain(run: Run, held: Corpus) -> Row | None:
-    """By what share context lowers the perplexity of some texts of `held`, with its interval; None if not adapted.
+    """Return the relative reduction of perplexity by context on texts of `held`, with its interval; None if unadapted.
 
-    `strangers` says that the run tells users apart, and knows none of theirs.
+    `strangers` says that the run distinguishes users but knows none of theirs.
     """
     if not run.model.adapted:
         return None
-    rows = np.sort(np.random.default_rng(run.config.training.seed).permutation(len(held))[:LOOKED_AT])
+    rows = np.sort(np.random.default_rng(run.config.training.seed).permutation(len(held))[:MAX_TEXTS])
     some = held.select(rows)
     kept = text_figures.read(run.folder, text_figures.key_of(held)).get("perplexity")
     ours = text_figures.of_nats(run.nats(some), some)["perplexity"] if kept is None else kept.select(rows)
     plain = perplexity.without_context(run, some)["perplexity"]
-    found = {"texts": len(some), **perplexity.gain(ours._replace(key=plain.key), plain).row("gain")}
-    return {**found, "strangers": True} if perplexity.strangers(run, held) else found
+    row = {"texts": len(some), **perplexity.gain(ours._replace(key=plain.key), plain).row("gain")}
+    return {**row, "strangers": True} if perplexity.only_unknown_users(run, held) else row
 
 
 def told_gain(run: Run) -> str:
-    """What the training of a run measured of its context, to stand behind other figures; empty if nothing.
-
-    Users that it does not know have only the other columns to gain from.
-    """
+    """Return the gain that training measured, as text to append to other figures; empty if there is none."""
     row = facts(run.folder).get("context") or {}
     gain = told_difference("gain", row)
     if gain is None:
         return ""
-    told = f"; {gain} over itself without its context"
+    text = f"; {gain} over itself without its context"
     if not row.get("strangers"):
-        return f"{told} (over an unadapted run it is less)" if row["gain"] > 0 else told
-    others = told if run.schema.columns(without=run.config.data.user) else ""
+        return f"{text} (over an unadapted run it is less)" if row["gain"] > 0 else text
+    others = text if run.schema.columns(without=run.config.data.user) else ""
     return f"{others}; {unknown_users(run, 'development text')}"
 
 
 def unknown_users(run: Scorer, text: str) -> str:
-    """That no `text` is by a user that the run knows, and how to see what it would gain from users."""
+    """Say that no `text` is by a known user, and which command measures the gain from users."""
     command = f"factorcell tune-online {run.folder} TABLE"
     return f"no {text} is by a user that it knows: `{command}` shows what learning them brings"
 
 
 def cautions(runs: Iterable[Run]) -> list[str]:
-    """A line for each run whose words and texts may mislead, which says why."""
-    found = ((run, _why(run, _stopped, _gains_nothing)) for run in runs)
-    return [
-        f"{run.folder}: {' and '.join(why)}; read what it says of contexts with caution" for run, why in found if why
-    ]
+    """Return a line for each run whose words and texts may mislead."""
+    return _lines(runs, True, "read what it says of contexts with caution")
 
 
 def unfinished(runs: Iterable[Run]) -> list[str]:
-    """A line for each run whose figures are not those of a whole training."""
-    found = ((run, _why(run, _stopped)) for run in runs)
-    return [f"{run.folder}: {' and '.join(why)}; read its figures with caution" for run, why in found if why]
+    """Return a line for each run whose training stopped early."""
+    return _lines(runs, False, "read its figures with caution")
 
 
-def _why(run: Run, *asked: Callable[[Run], Iterable[str]]) -> list[str]:
-    try:
-        return [reason for ask in asked for reason in ask(run)]
-    except UserError as error:
-        return [f"its records cannot be read ({error.message})"]
+def _lines(runs: Iterable[Run], also_gain: bool, advice: str) -> list[str]:
+    lines = []
+    for run in runs:
+        try:
+            reasons = [*_stopped(run), *(_gains_nothing(run) if also_gain else ())]
+        except UserError as error:
+            reasons = [f"its records cannot be read ({error.message})"]
+        if reasons:
+            lines.append(f"{run.folder}: {' and '.join(reasons)}; {advice}")
+    return lines
 
 
-def _stopped(run: Run) -> Iterable[str]:
-    """That training did not reach its planned steps, unless it had lost patience."""
+def _stopped(run: Run) -> Iterator[str]:
     log = run.log()
     if not log or log[-1]["step"] >= log[-1]["steps"]:
         return
@@ -93,17 +89,14 @@ def _stopped(run: Run) -> Iterable[str]:
         yield f"its training stopped after {log[-1]['step']:,} of {log[-1]['steps']:,} steps"
 
 
-def _gains_nothing(run: Run) -> Iterable[str]:
-    """That its perplexity is not lower than without its context."""
-    known = [row for row in _measured(run) if row.get("gain_low") is not None and not row.get("strangers")]
+def _gains_nothing(run: Run) -> Iterator[str]:
+    measured = [facts(run.folder).get("context") or {}]
+    measured += [row["evaluation"] for row in kept_results.read(run.folder) if row.get("kind") == "evaluate"]
+    known = [
+        row
+        for row in measured
+        if row.get("over") is None and row.get("gain_low") is not None and not row.get("strangers")
+    ]
     most = max(reversed(known), key=lambda row: float(row["texts"]), default=None)  # the last of several
     if most and most["gain_low"] <= 0:
         yield f"its context gains nothing ({told_difference('gain', most)}, {most['texts']:,} texts)"
-
-
-def _measured(run: Run) -> Iterable[Row]:
-    """What is kept of its gain over itself without context."""
-    yield facts(run.folder).get("context") or {}
-    for row in kept_results.read(run.folder):
-        if row.get("kind") == "evaluate" and row["evaluation"].get("over") is None:
-            yield row["evaluation"]

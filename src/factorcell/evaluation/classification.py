@@ -1,9 +1,13 @@
-"""Which context does a text have? Bayes' rule over the contexts that it might have.
+"""Generative classification: choose the context that maximizes p(text given context) p(context).
 
-A text is given the candidate of highest log p(text given candidate) + log prior (TACL 2018, equation 7), with the exact
-softmax. Candidates are the values of a categorical variable, or named points of numeric ones, such as cities.
+(TACL 2018, equation 7.) Candidates are the values of a categorical variable, or named points of numeric variables, such
+as cities. The softmax is exact, or over sampled tokens, the same for all texts and candidates: the logits of drawn
+tokens are lowered by the log probability of being drawn (Jean et al. 2015). The proposal is
 
-Shapes: B texts, K candidates, C categorical variables, N numeric ones.
+    unigram    as often as tokens are targets in training, as in the papers (thesis 2018, sections 3.4 and 4.3)
+    rank       by the place in the vocabulary, which is sorted by frequency
+
+Shapes: B texts, K candidates, C categorical variables, N numeric variables.
 """
 
 import math
@@ -16,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from factorcell import limits
+from factorcell import limits, memory
 from factorcell.choices import PRIORS, PROPOSALS
 from factorcell.config import DataConfig, UserError, choose
 from factorcell.data.chunks import listed
@@ -26,18 +30,17 @@ from factorcell.data.rows import by_name, labels_of, names_of
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, name_or_none, to_number
-from factorcell.evaluation import negatives
 from factorcell.evaluation.bayes_rule import Classification, judge
-from factorcell.evaluation.distances import distances
 from factorcell.evaluation.text_figures import key_of
 from factorcell.model.language_model import Conditioned
-from factorcell.model.output import Samples
+from factorcell.model.output import Proposal, Samples
 from factorcell.model.run import TOKENS, Run
 from factorcell.progress import progress_bar
 
 Row = dict[str, Any]
 Floats = NDArray[np.float64]
 ACCURACY = "an accuracy is of texts that have a value"  # why a table must have them
+EARTH_RADIUS = 6371.0088  # km
 
 
 def log_likelihoods(
@@ -50,12 +53,24 @@ def log_likelihoods(
     proposal: str = "rank",
     progress: bool = False,
 ) -> Floats:
-    """log p(text given candidate) (B, K). A candidate sets some variables; each text keeps its other ones.
+    """Compute log p(text given candidate).
 
-    `candidates` are dicts from variable to value, such as `{"stars": "5"}` or `{"lat": 48.9, "lon": 2.4}`.
-    With `samples` the softmax is over that many draws, the same for all texts and candidates, in place of all tokens
-    (thesis, section 3.4): faster, good enough to compare candidates, and no measure of perplexity. They are drawn by a
-    `proposal` of `evaluation.negatives`. `UserError` where the run is not adapted: all candidates would be as likely.
+    Args:
+        run: An adapted run.
+        corpus: The texts, as `run` has prepared them.
+        candidates: Dicts from variable to value, such as `{"stars": "5"}` or `{"lat": 48.9, "lon": 2.4}`; each text
+            keeps its other variables.
+        samples: The number of sampled tokens of the softmax; 0: all tokens. Sampling is faster and serves to compare
+            candidates, but not to measure perplexity.
+        seed: The seed of the samples.
+        proposal: How they are drawn: "rank" or "unigram".
+        progress: Whether to show the progress.
+
+    Returns:
+        Log likelihoods in nats (B, K).
+
+    Raises:
+        UserError: The run is not adapted (all candidates would be equally likely), or a candidate is not valid.
     """
     limits.check(samples=samples, seed=seed)
     choose("proposal", proposal, PROPOSALS)
@@ -64,7 +79,7 @@ def log_likelihoods(
     if not run.model.adapted:
         alike = "it reads texts alike in every context, so there is nothing to tell apart"
         raise UserError(f"{run.folder.name} is not adapted: {alike}")
-    drawn = negatives.draw(run, samples, seed, proposal) if samples else None
+    drawn = draw_samples(run, samples, seed, proposal) if samples else None
     columns = [_candidate(run, candidate) for candidate in candidates]
     result = np.zeros((len(corpus), len(candidates)))
     same = not (corpus.bags or corpus.vectors) and len(np.unique(_others(run, corpus, candidates[0]), axis=0)) == 1
@@ -86,6 +101,20 @@ def log_likelihoods(
     return result
 
 
+def draw_samples(run: Run, count: int, seed: int = 0, proposal: str = "rank") -> Samples:
+    """Draw `count` tokens with replacement; `UserError` if "unigram" is asked of a run without saved counts."""
+    memory.check(24 * count, f"{count:,} samples")  # bytes of each
+    if proposal == "unigram":
+        counts = run.unigrams().clamp(min=1)  # a token that was never a target counts as seen once
+        counts[run.tokenizer.specials.start] = 0
+        by = Proposal(counts, count, run.device)
+    else:
+        by = Proposal.by_rank(run.tokenizer, count, run.device)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return by.draw()
+
+
 def _candidate_nats(
     run: Run,
     batch: Batch,
@@ -93,7 +122,7 @@ def _candidate_nats(
     prepared: Conditioned | None,
     samples: Samples | None,
 ) -> Floats:
-    """Nats (B, K) of a batch under each of K candidates, in one batch of B x K texts."""
+    """Return the nats (B, K) of a batch under each of K candidates, read as one batch of B x K texts."""
     texts, count = len(batch.rows), len(columns)
     which = torch.arange(count, device=run.device).repeat(texts)
     if prepared is None:
@@ -108,15 +137,15 @@ def _candidate_nats(
 
 
 def _candidate(run: Run, candidate: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """What a candidate sets: categories (C,), -2 where it sets none, and numbers (N,), infinite where it sets none."""
+    """Return the categories (C,) and numbers (N,) of a candidate; -2 and infinity where it sets none."""
     categories = torch.full((len(run.schema.categories),), -2)
     numbers = torch.full((len(run.schema.numbers),), torch.inf)
     for name, value in candidate.items():
         variable = run.schema.variable(name)
         if variable.kind == "category":
-            known = category_name(value)
-            _choose_value(run, variable, known, variable.values)
-            categories[run.schema.categories.index(variable)] = variable.values.index(known)
+            name = category_name(value)
+            _choose_value(run, variable, name, variable.values)
+            categories[run.schema.categories.index(variable)] = variable.values.index(name)
         elif variable in run.schema.numbers:
             number = to_number(value)
             if number is None:
@@ -128,7 +157,7 @@ def _candidate(run: Run, candidate: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
 
 
 def _contexts(context: Context, columns: list[tuple[Tensor, Tensor]]) -> Context:
-    """The contexts of B texts with K candidates put in: (B x K), candidates fastest."""
+    """Return the contexts of B texts with K candidates put in (B x K), candidates fastest."""
     categories = torch.stack([column[0] for column in columns]).repeat(len(context), 1)
     numbers = torch.stack([column[1] for column in columns]).repeat(len(context), 1)
     rows = torch.arange(len(context), device=categories.device)
@@ -141,7 +170,7 @@ def _contexts(context: Context, columns: list[tuple[Tensor, Tensor]]) -> Context
 
 
 def _others(run: Run, corpus: Corpus, candidate: Mapping[str, Any]) -> NDArray[Any]:
-    """The categories and numbers of all texts that a candidate leaves alone."""
+    """Return the categories and numbers of all texts that a candidate does not set."""
     categories = [i for i, variable in enumerate(run.schema.categories) if variable.name not in candidate]
     numbers = [i for i, variable in enumerate(run.schema.numbers) if variable.name not in candidate]
     return np.concatenate([corpus.categories[:, categories], corpus.numbers[:, numbers]], axis=1)
@@ -162,14 +191,29 @@ def classify(
     calibrate: Any = None,
     progress: bool = False,
 ) -> Classification:
-    """Which value of the categorical variable `target` each text has, all its other variables known.
+    """Classify texts by the values of a categorical variable.
 
-    `values` chooses a subset; texts of other values are omitted, but for `distractors`, which count as negatives in
-    the AUC. `priors`: uniform, "training" (the frequencies there), or weights by value. `samples`, `seed` and
-    `proposal` as `log_likelihoods`. Where there is a table to `calibrate` on, the evidence of a text gets the
-    temperature that suits its texts; `UserError` where none of them has a value to fit it by. Texts need no value to
-    be classified; the metrics of texts that all lack one are NaN. Texts are cut after `max_tokens` tokens, as in
-    training.
+    Texts need no value; they are cut after `max_tokens` tokens, as in training.
+
+    Args:
+        run: An adapted run.
+        source: The texts, with the other context columns of the run.
+        target: The name of the variable.
+        values: The candidates; all values by default. Texts with other values are omitted from the metrics.
+        distractors: Other values, whose texts count as negatives in the AUC.
+        priors: "uniform", "training" (the frequencies there), or a weight for each value.
+        unknown: How to read context values that training never saw, as in `Run.prepare`.
+        samples: The number of sampled tokens of the softmax; 0: all tokens (see `log_likelihoods`).
+        seed: The seed of the samples.
+        proposal: How they are drawn: "rank" or "unigram".
+        calibrate: A table with values, on which the temperature of the evidence is fitted.
+        progress: Whether to show the progress.
+
+    Returns:
+        The classification; the metrics of texts without a value are NaN.
+
+    Raises:
+        UserError: There are fewer than two candidates, or no text of `calibrate` has one.
     """
     if run.schema.variable(target) in run.schema.numbers:
         raise UserError(f"{target} is a number; classify it among named points (--points)")
@@ -192,18 +236,17 @@ def classify(
     judged = [_judged(run, source, target, names, distractors, unknown, how)]
     judged += [] if calibrate is None else [_judged(run, calibrate, target, names, (), unknown, how)]
 
-    def given(weights: Mapping[str, float] | None) -> Classification:
-        found, *held = (one if weights is None else one.under(weights) for one in judged)
-        return found.at(held[0].fitted_temperature()) if held else found
+    def under(weights: Mapping[str, float] | None) -> Classification:
+        result, *held = (one if weights is None else one.under(weights) for one in judged)
+        return result.at(held[0].fitted_temperature()) if held else result
 
-    found = given(weights)
+    result = under(weights)
     if weights is not trained and any(trained[name] for name in names):
-        found = replace(found, by_training=given(trained).predicted)
-    return found
+        result = replace(result, by_training=under(trained).predicted)
+    return result
 
 
 def _weights(priors: Mapping[Any, float], names: Sequence[str]) -> dict[str, float]:
-    """Return the weight of each candidate; `UserError` where it is missing or not a number from 0 on."""
     specified = by_name(priors, "priors")
     weights: dict[str, float] = {}
     for name in names:
@@ -226,18 +269,17 @@ def _judged(
     unknown: str,
     how: Mapping[str, Any],
 ) -> Classification:
-    """The texts of a table, all candidates being as frequent."""
     corpus = run.prepare(source, unknown=unknown, optional=(target,), progress=how["progress"])
     column = run.schema.variable(target).source
     truth = _names(source, column) if column in open_table(source).columns else [None] * len(corpus)
     likelihoods = log_likelihoods(run, corpus, [{target: name} for name in names], **how)
     missing = np.array([name is None for name in truth], dtype=bool)
-    found = judge(names, likelihoods, corpus.lengths, truth, distractors, corpus.truncated)
-    return replace(found, missing=missing, key=key_of(corpus, target, *names))
+    result = judge(names, likelihoods, corpus.lengths, truth, distractors, corpus.truncated)
+    return replace(result, missing=missing, key=key_of(corpus, target, *names))
 
 
 def _choose_value(run: Run, variable: Variable, name: str, valid: Sequence[str]) -> None:
-    """`UserError` unless `name` is among the `valid` values of `variable`, which are not listed if they are users."""
+    """Raise a `UserError` unless `name` is one of the `valid` values, which are not listed if they are users."""
     if variable.source != run.config.data.user:
         choose(f"value of {variable.name}", name, valid)
     elif name not in valid:
@@ -245,7 +287,7 @@ def _choose_value(run: Run, variable: Variable, name: str, valid: Sequence[str])
 
 
 def category(schema: ContextSchema, target: str) -> Variable:
-    """The variable of this name, whose values can be told apart; `UserError` if they cannot."""
+    """Return the categorical variable of this name; `UserError` if it is of another kind."""
     variable = schema.variable(target)
     if variable.kind != "category":
         raise UserError(f"{target} is a {variable.kind}; only the values of a category can be told apart")
@@ -253,7 +295,7 @@ def category(schema: ContextSchema, target: str) -> Variable:
 
 
 def must_tell(source: Any, variable: Variable, names: Sequence[str], config: DataConfig, why: str) -> None:
-    """`UserError`, with the reason `why`, unless a text of `source` has one of the values `names`."""
+    """Raise a `UserError` with the reason `why` unless a text of `source` has one of the values `names`."""
     table = open_table(source)
     if variable.source not in table.columns:
         raise UserError(f"{table.lacks(variable.source).message}; {why}")
@@ -263,10 +305,7 @@ def must_tell(source: Any, variable: Variable, names: Sequence[str], config: Dat
 
 
 def _names(source: Any, column: str) -> list[str | None]:
-    """The names of a categorical column, None where missing."""
-    table = open_table(source)
-    values = [value for chunk in table.chunks([column]) for value in chunk[column]]
-    return [name_or_none(value) for value in values]
+    return [name_or_none(value) for chunk in open_table(source).chunks([column]) for value in chunk[column]]
 
 
 def classify_points(
@@ -282,11 +321,28 @@ def classify_points(
     proposal: str = "rank",
     progress: bool = False,
 ) -> Classification:
-    """Which of named `points` (such as cities, by `lat` and `lon`) each text belongs to, by its numeric variables.
+    """Classify texts by named points of numeric variables, such as cities.
 
-    The right point of a text is the nearest one, by great circle in km where the points are latitude and longitude,
-    else by distance in standard deviations (the short way round, if periodic). Texts farther than `within` from all
-    points, or without the columns of these, are classified, but not judged. `truth` gives the right names instead.
+    The true point of a text is the nearest one: by great circle in km if the points are latitude and longitude, else by
+    distance in standard deviations (the short way round for periodic variables).
+
+    Args:
+        run: An adapted run.
+        source: The texts.
+        points: A dict from variable to value for each name, such as `{"Oslo": {"lat": 59.9, "lon": 10.7}}`.
+        within: The largest distance of a text that is judged; texts without the columns are not judged either.
+        truth: The name of the true point of each text (B,), None where unknown, instead of the nearest one.
+        unknown: How to read context values that training never saw, as in `Run.prepare`.
+        samples: The number of sampled tokens of the softmax; 0: all tokens (see `log_likelihoods`).
+        seed: The seed of the samples.
+        proposal: How they are drawn: "rank" or "unigram".
+        progress: Whether to show the progress.
+
+    Returns:
+        The classification.
+
+    Raises:
+        UserError: The points are not points of numeric variables of the run.
     """
     limits.check(within=within)
     if not points:
@@ -300,16 +356,37 @@ def classify_points(
             raise UserError(f"point {name!r}: expected {', '.join(variables)}, got {', '.join(point) or 'nothing'}")
     corpus = run.prepare(source, unknown=unknown, optional=variables, progress=progress)
     truth = None if truth is None else labels_of(truth, "truth", len(corpus))
-    names = list(points)
-    candidates = list(points.values())
-    how: Any = {"samples": samples, "seed": seed, "proposal": proposal, "progress": progress}
-    likelihoods = log_likelihoods(run, corpus, candidates, **how)
+    names, candidates = list(points), list(points.values())
+    likelihoods = log_likelihoods(
+        run, corpus, candidates, samples=samples, seed=seed, proposal=proposal, progress=progress
+    )
     if truth is None:
         index = [run.schema.numbers.index(run.schema.variable(name)) for name in variables]
-        here = corpus.numbers[:, index].astype(np.float64)
-        there = np.array([[float(points[name][variable]) for variable in variables] for name in names])
-        distance = distances(here, there, variables, run)
+        texts = corpus.numbers[:, index].astype(np.float64)
+        places = np.array([[float(point[variable]) for variable in variables] for point in candidates])
+        distance = distances(texts, places, variables, run)
         nearest = distance.argmin(1)
         truth = [names[near] if far <= within else None for near, far in zip(nearest, distance.min(1), strict=True)]
-    found = judge(names, likelihoods, corpus.lengths, truth, truncated=corpus.truncated)
-    return replace(found, key=key_of(corpus, *names))
+    result = judge(names, likelihoods, corpus.lengths, truth, truncated=corpus.truncated)
+    return replace(result, key=key_of(corpus, *names))
+
+
+def distances(texts: Floats, points: Floats, variables: Sequence[str], run: Run) -> Floats:
+    """Return the distances (B, K) of `texts` (B, N) from `points` (K, N); km if they are latitude and longitude."""
+    if [name[:3].lower() for name in variables] == ["lat", "lon"]:
+        return kilometres(texts, points)
+    used = [run.schema.variable(name) for name in variables]
+    period = np.array([variable.period or math.inf for variable in used])
+    gap = np.abs(texts[:, None] - points[None]) % period
+    scaled: Floats = np.minimum(gap, period - gap) / np.array([variable.deviation for variable in used])
+    total: Floats = np.sqrt((scaled**2).sum(-1))
+    return total
+
+
+def kilometres(first: Floats, second: Floats) -> Floats:
+    """Return the great-circle distances (B, K) of places `first` (B, 2) and `second` (K, 2), degrees north and east."""
+    a, b = np.radians(first)[:, None], np.radians(second)[None]
+    half = np.sin((a - b) / 2) ** 2
+    chord = half[..., 0] + np.cos(a[..., 0]) * np.cos(b[..., 0]) * half[..., 1]
+    result: Floats = 2 * EARTH_RADIUS * np.arcsin(np.sqrt(np.minimum(1.0, chord)))
+    return result

@@ -1,4 +1,4 @@
-"""Models side by side, each trained once or with several seeds, and which of their differences are more than chance."""
+"""Comparison of models, each trained once or with several seeds, with the intervals of their differences."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from factorcell.visible import aligned
 
 Row = dict[str, Any]
 
-# The figures that are compared: the name of the difference to another model, and whether higher is better.
+# The figures that are compared: the name of the difference, and whether higher is better.
 COMPARED = {
     "perplexity": ("gain", False),
     "perplexity_known": ("gain_known", False),
@@ -24,17 +24,14 @@ COMPARED = {
 }
 FORMS = {"perplexity": ".2f", "perplexity_known": ".2f", "bits_per_byte": ".3f", "accuracy": ".4f"}
 AVERAGED = ("perplexity", "perplexity_known", "bits_per_byte", "accuracy", "macro_f1", "auc", "minutes")
-MARK = "*"  # behind what is better than all others
+MARK = "*"  # after a figure that is better than all others
 AT_LEAST = "≥"  # before a lower bound
 BOUND = "the bits that restore the original texts from tokens are not counted (unknown words, case, white space)"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model by its trainings: the `rows` of their figures, and what every text adds to those that are compared.
-
-    In an `exact` one nothing is by chance: it would be the same again.
-    """
+    """A model: the `rows` of figures of its trainings, and what every text adds. `exact`: it is deterministic."""
 
     name: str
     rows: Sequence[Mapping[str, Any]]
@@ -44,13 +41,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A row per model, the first one of which the others are measured from; it prints as a table.
+    """A row per model, with differences to the first model; it prints as a table.
 
-    A row has `model`, `trainings` and the figures. Of several trainings these are means, beside standard deviations
-    such as `perplexity_deviation`. `gain`, `gain_known`, `bits_per_byte_difference` and `accuracy_difference` are those
-    to the first model that has the figure, each with `_low` and `_high`; `ahead` names the figures in which the model
-    is better than every other by more than their intervals. `bits_per_byte` compares models with different units and
-    vocabularies; it has `_low`, `_high`, and `_bound` where it is only a lower bound.
+    A row has `model`, `trainings` and the figures; of several trainings these are means, with standard deviations
+    such as `perplexity_deviation`. `gain`, `gain_known`, `bits_per_byte_difference` and `accuracy_difference` are
+    differences to the first model that has the figure, each with `_low` and `_high`; `ahead` names the figures in which
+    the model is better than every other beyond the intervals. `bits_per_byte` has `_low`, `_high` and `_bound` (whether
+    it is only a lower bound).
     """
 
     rows: Sequence[Row]
@@ -70,7 +67,7 @@ class Comparison:
         return "\n".join([*aligned([[name.replace("_", " ") for name in columns], *cells]), *self.notes()])
 
     def table(self) -> tuple[list[dict[str, str]], list[str]]:
-        """A row of text per model, and the names of the columns."""
+        """Return a row of text per model, and the names of the columns."""
         titles = self.titles()
         lines = [_cells(row, titles) for row in self.rows]
         gain, bits, accuracy = (
@@ -80,8 +77,11 @@ class Comparison:
         return lines, [name for name in (*columns, "parameters", "minutes") if any(name in line for line in lines)]
 
     def titles(self) -> dict[str, str]:
-        """The differences that there are, and the titles of their columns."""
-        first = {name: _first(self.rows, name) for name in ("perplexity", "bits_per_byte", "accuracy")}
+        """Return the names of the differences and the titles of their columns."""
+        first = {
+            name: next((str(row["model"]) for row in self.rows if row.get(name) is not None), "")
+            for name in ("perplexity", "bits_per_byte", "accuracy")
+        }
         named = {
             "gain": f"gain over {first['perplexity']}",
             "bits_per_byte_difference": f"bits per byte above {first['bits_per_byte']}",
@@ -90,7 +90,7 @@ class Comparison:
         return {name: title for name, title in named.items() if any(row.get(name) is not None for row in self.rows)}
 
     def notes(self, mark: str = MARK) -> list[str]:
-        """What the signs of the table mean, a line each; `mark` is how what is better than all others is marked."""
+        """Return the legend of the table, a line each; `mark` is the mark of the best figure."""
         several = any(row["trainings"] > 1 for row in self.rows)
         notes = ["± is the standard deviation of trainings"] if several else []
         if self.titles():
@@ -98,11 +98,7 @@ class Comparison:
             notes.append(f"in brackets: 95 % intervals over {sources}")
         if any(row["ahead"] for row in self.rows):
             notes.append(f"{mark} is better than all others, and by more than that")
-        return notes + self._notes_on_bits()
-
-    def _notes_on_bits(self) -> list[str]:
-        """Return which texts the bits per byte are of where some were cut, and what a lower bound leaves out."""
-        notes, rows = [], [row for row in self.rows if row.get("bits_per_byte") is not None]
+        rows = [row for row in self.rows if row.get("bits_per_byte") is not None]
         if any(row.get("bits_per_byte_texts", 0) < row.get("texts", 0) for row in rows):
             each = ", ".join(f"{row['model']} {row['bits_per_byte_texts']:,} of {row['texts']:,}" for row in rows)
             both = "differences are over the texts that both read whole"
@@ -113,7 +109,7 @@ class Comparison:
 
 
 def compared(models: Sequence[Candidate], seed: int = 0) -> Comparison:
-    """Models side by side; differences are of texts that both have read, drawn by `seed`, and of their trainings."""
+    """Compare models over the texts that they share, drawn by `seed`, and over their trainings."""
     rows = [_averaged(model) for model in models]
     for name, (difference, highest) in COMPARED.items():
         there = [at for at, row in enumerate(rows) if row.get(name) is not None]
@@ -125,28 +121,24 @@ def compared(models: Sequence[Candidate], seed: int = 0) -> Comparison:
             if both := every or Ratios.of([own[0], own[place]], seed, pair):
                 second = place if every else 1
                 logs = name.startswith("perplexity")
-                found = statistics.gain(both.difference(0, second)) if logs else both.difference(second, 0)
-                rows[at] |= found.row(difference)
+                interval = statistics.gain(both.difference(0, second)) if logs else both.difference(second, 0)
+                rows[at] |= interval.row(difference)
         if every and (best := every.ahead(highest)) is not None and _can_be_ahead(rows[there[best]], name, own):
             rows[there[best]]["ahead"].append(name)
     return Comparison(rows)
 
 
 def _can_be_ahead(row: Row, name: str, models: Sequence[Sequence[TextSums]]) -> bool:
-    """Return whether the lowest figure is the best one: not if it is a lower bound and `models` read texts differently.
-
-    Models of the same tokens leave out the same bits.
-    """
+    """Return whether the lowest figure is the best: not if it is a lower bound and `models` read texts differently."""
     return not row.get(f"{name}_bound") or len({sums.key for trainings in models for sums in trainings}) == 1
 
 
 def _sums(model: Candidate, name: str) -> list[TextSums]:
-    """What the texts add to a figure, a training each; nothing if one of them does not know."""
     return [texts[name] for texts in model.texts] if all(name in texts for texts in model.texts) else []
 
 
 def _averaged(model: Candidate) -> Row:
-    """The figures of a model, of several trainings means; of perplexities geometric ones, as nats are averaged."""
+    """Return the figures of a model: means over trainings, of perplexities geometric ones."""
     row: Row = {**model.rows[0], "model": model.name, "trainings": len(model.rows), "ahead": []}
     for name in AVERAGED:
         values = [one[name] for one in model.rows if one.get(name) is not None]
@@ -159,13 +151,7 @@ def _averaged(model: Candidate) -> Row:
     return row
 
 
-def _first(rows: Sequence[Row], name: str) -> str:
-    """The first model that has a figure."""
-    return next((str(row["model"]) for row in rows if row.get(name) is not None), "")
-
-
 def _cells(row: Row, titles: Mapping[str, str]) -> dict[str, str]:
-    """The figures of a model as text, without those that it lacks."""
     cells = {"model": str(row["model"])}
     cells |= {name: figure(row, name, form) for name, form in FORMS.items() if row.get(name) is not None}
     cells |= {title: text for name, title in titles.items() if (text := told_difference(name, row))}
@@ -174,9 +160,9 @@ def _cells(row: Row, titles: Mapping[str, str]) -> dict[str, str]:
 
 
 def figure(row: Mapping[str, Any], name: str, form: str, mark: str = MARK) -> str:
-    """A figure with the standard deviation of its trainings, and the `mark` if it is better than all others.
+    """Return a figure as text: with its standard deviation, the `mark` if it is the best, and its interval.
 
-    Its interval follows, if the row has one; a lower bound has `AT_LEAST` before it.
+    A lower bound has `AT_LEAST` before it.
     """
     spread, low, high = (row.get(f"{name}_{part}") for part in ("deviation", "low", "high"))
     text = format(row[name], form) + ("" if spread is None else f" ± {spread:{form}}")
@@ -186,8 +172,8 @@ def figure(row: Mapping[str, Any], name: str, form: str, mark: str = MARK) -> st
 
 
 def told_difference(name: str, row: Mapping[str, Any]) -> str | None:
-    """A difference in `row` as people read it, perplexities as shares and accuracies in points; None if not there."""
-    found = Interval.of(row, name)
+    """Return a difference in `row` as text, gains in per cent and accuracies in points; None if there is none."""
+    interval = Interval.of(row, name)
     if name.startswith("bits"):
-        return found and found.told(".3f")
-    return found and found.told(".1f", 100.0, "%" if name.startswith("gain") else " pt")
+        return interval and interval.told(".3f")
+    return interval and interval.told(".1f", 100.0, "%" if name.startswith("gain") else " pt")

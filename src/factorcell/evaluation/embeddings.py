@@ -1,9 +1,9 @@
-"""What a model has learned about the values of a context variable: neighbours, words, maps, columns it never saw.
+"""What a model has learned about the values of a context variable: neighbours, words, maps, and other columns.
 
     shift(w) = log p(w | h = 0, c) - log p(w | h = 0, c')
 
 is what a context adds to the softmax bias, Q c of TACL 2018 (table 5) and all other adapted biases, against another
-context c', by default one of which nothing is known.
+context c', by default the expected one.
 
 Shapes: N values, k embedding, B contexts, V vocabulary.
 """
@@ -29,8 +29,8 @@ from factorcell.model.adapters import shifting
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
 
-SIGMA = 1.5  # deviations from the centre to the edge of an ellipse (TACL 2018, figure 6)
-LEAST = 3  # values of a group with an ellipse
+SIGMA = 1.5  # standard deviations from the centre to the edge of an ellipse (TACL 2018, figure 6)
+LEAST = 3  # minimal number of values of a group with an ellipse
 FOLDS = 5
 AT_ONCE = 1 << 22  # pairs of values that are compared at once
 KINDS = ("category", "number")
@@ -43,8 +43,7 @@ Floats = NDArray[np.float64]
 class Embeddings:
     """The embeddings `vectors` (N, k) of the `values` of one variable, without the rare one, most frequent first.
 
-    `counts` (N,) are their training texts, `source` the column that they are read from. Those of `people` are not
-    named where another is asked for.
+    `counts` (N,) are their training texts, `source` is their column. Errors do not name values that are `people`.
     """
 
     variable: str
@@ -56,43 +55,34 @@ class Embeddings:
 
     @classmethod
     def of(cls, run: Run, variable: str = "", values: Sequence[str] = ()) -> "Embeddings":
-        """Those of `variable`, or of the variable that knows all `values`; of several, the one with the most.
+        """Return the embeddings of `variable`, or else of the variable that knows most of `values`, or has most values.
 
-        `UserError` where the run has no embeddings of categories, or where no variable knows the values.
+        `UserError` if the run has no embeddings of categories.
         """
         if run.model.encoder is None or not _learned(run):
             raise UserError(f"{run.folder}: there are no embeddings of contexts, since {_why_not(run)}")
-        all_of_them = run.schema.categories
-        if not all_of_them:
+        categories = run.schema.categories
+        if not categories:
             kinds = ", ".join(f"{known.name} ({known.kind})" for known in run.schema.variables)
             raise UserError(f"{run.folder}: none of its contexts is a category with embeddings; they are {kinds}")
         if variable:
-            choose("categorical context", variable, [known.name for known in all_of_them])
-        order = sorted(all_of_them, key=lambda known: -len(known.values))
-        found = [
-            cls(
-                known.name,
-                known.source,
-                known.values[1:],
-                np.array(known.counts[1:], dtype=np.int64),
-                run.model.encoder.tables[all_of_them.index(known)].detach().double().cpu().numpy()[1:],
-                known.source == run.config.data.user,
-            )
-            for known in order
-            if variable in ("", known.name)
-        ]
-        names = list(dict.fromkeys(map(category_name, values)))
-        known = {one.variable: [name for name in names if name in one.values] for one in found}
-        best = max(found, key=lambda one: len(known[one.variable]))
-        if not known[best.variable]:
-            return next((one for one in found if any(map(one.like, names))), best)
-        if len(known[best.variable]) < len(names) == len(set().union(*known.values())):
-            told = (f"{name} knows {', '.join(own)}" for name, own in known.items() if own)
-            raise UserError(f"no variable knows all of these values: {'; '.join(told)}; ask of one at a time")
-        return best
+            choose("categorical context", variable, [known.name for known in categories])
+        names = set(map(category_name, values))
+        best = max(
+            (known for known in categories if variable in ("", known.name)),
+            key=lambda known: (len(names & set(known.values[1:])), len(known.values)),
+        )
+        return cls(
+            best.name,
+            best.source,
+            best.values[1:],
+            np.array(best.counts[1:], dtype=np.int64),
+            run.model.encoder.tables[categories.index(best)].detach().double().cpu().numpy()[1:],
+            best.source == run.config.data.user,
+        )
 
     def row(self, value: object) -> int:
-        """The place of a value, or a `UserError` that names the nearest ones, if they are no people."""
+        """Return the place of a value; a `UserError` names similar ones, unless they are people."""
         name = category_name(value)
         if name in self.values:
             return self.values.index(name)
@@ -101,40 +91,29 @@ class Embeddings:
             f"it knows {len(self.values):,} values{'' if self.people else f' ({self._hint(name)})'}"
         )
 
-    def like(self, name: str) -> list[str]:
-        """The values that are most like `name` and not the same, if there are some."""
+    def _hint(self, name: str) -> str:
+        """Name the values that are most like `name`, or else the most frequent ones."""
         folded = {known.casefold(): known for known in reversed(self.values)}
         begun = [folded[text] for text in sorted(folded, key=len) if text.startswith(name.casefold())]
         alike = [folded[match] for match in difflib.get_close_matches(name.casefold(), folded, n=3)]
-        return [known for known in dict.fromkeys([*begun[:3], *alike]) if known != name][:3]
-
-    def _hint(self, name: str) -> str:
-        """The values that are most like `name`, or else the most frequent ones."""
-        near = self.like(name)
+        near = list(dict.fromkeys([*begun[:3], *alike]))[:3]
         return f"did you mean {' or '.join(map(repr, near))}?" if near else f"such as {', '.join(self.values[:5])}"
 
     def neighbours(self, values: Sequence[object], count: int = 10, measure: str = "cosine") -> list[Row]:
-        """The `count` nearest values of each of `values`, nearest first: value, near, count, and the measure."""
+        """Return the `count` nearest values of each of `values`: rows of value, near, count, and the measure."""
         choose("measure", measure, MEASURES)
         limits.check(count=count)
         rows = np.array([self.row(value) for value in values], dtype=np.int64)
-        found = []
+        found: list[Row] = []
         for own, line in zip(rows, _nearness(self.vectors[rows], self.vectors, measure), strict=True):
-            order = [int(other) for other in np.argsort(-line, kind="stable") if other != own][:count]
-            found += [
-                {
-                    "value": self.values[own],
-                    "near": self.values[other],
-                    "count": int(self.counts[other]),
-                    measure: float(line[other] if measure == "cosine" else -line[other]),
-                }
-                for other in order
-            ]
+            for other in [int(other) for other in np.argsort(-line, kind="stable") if other != own][:count]:
+                row = {"value": self.values[own], "near": self.values[other], "count": int(self.counts[other])}
+                found.append({**row, measure: float(line[other] if measure == "cosine" else -line[other])})
         return found
 
 
 def _learned(run: Run) -> bool:
-    """Whether anything that is trained reads the embeddings: biases of single values have coefficients of their own."""
+    """Return whether anything reads the embeddings: biases of single values have coefficients instead."""
     config = run.config.model
     return bool(shifting(config) or set(config.output_bias) & set(INSIDE))
 
@@ -146,33 +125,29 @@ def _why_not(run: Run) -> str:
 
 
 def _nearness(some: Floats, every: Floats, measure: str) -> Floats:
-    """How near each of `some` (M, k) is to each of `every` (N, k): (M, N), the cosine or minus the distance."""
+    """Return the cosine, or minus the distance, of each of `some` (M, k) and each of `every` (N, k): (M, N)."""
     if measure == "cosine":
-        cosines: Floats = _unit(some) @ _unit(every).T
+        first, second = (v / np.maximum(np.linalg.norm(v, axis=1, keepdims=True), 1e-12) for v in (some, every))
+        cosines: Floats = first @ second.T
         return cosines
     squares: Floats = (some**2).sum(1)[:, None] - 2 * some @ every.T + (every**2).sum(1)
     return -np.sqrt(np.maximum(squares, 0.0))
 
 
-def _unit(vectors: Floats) -> Floats:
-    lengths: Floats = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors / np.maximum(lengths, 1e-12)
-
-
 def shift(
     run: Run, context: Mapping[str, Any], against: Mapping[str, Any] | None = None, *, unknown: str = "error"
 ) -> Floats:
-    """By how many nats (V,) a context raises each token in the softmax bias over `against`; 0 of what never comes.
+    """Return by how many nats (V,) a context raises each token in the softmax bias over the context `against`.
 
-    Columns that a context does not give are expected; without `against` all of them are.
+    Columns that a context lacks are expected. Impossible tokens have 0.
     """
     head = run.model.head
     if not run.model.adapted or not run.config.model.output_bias:
         raise UserError(f"{run.folder}: no context changes its softmax bias (it was trained without --output-bias)")
     logs = []
     with run.scoring():
-        for given in (context, {} if against is None else against):
-            corpus = run.read([""], [given], unknown=unknown)
+        for columns in (context, against or {}):
+            corpus = run.read([""], [columns], unknown=unknown)
             conditions = run.model.condition(run.batch(corpus, np.array([0])).context).head
             nothing = run.model.embedding.new_zeros(1, run.model.backbone.size)
             logs.append(head.log_probabilities(nothing, conditions)[0].double().cpu().numpy())
@@ -189,15 +164,15 @@ def words(
     frequent: int | None = None,
     unknown: str = "error",
 ) -> list[Row]:
-    """The `count` tokens that `shift` raises most, then the `count` that it lowers most, strongest first.
+    """Return the `count` tokens that a context raises most in the softmax bias, then those that it lowers most.
 
-    Rows: token, nats (negative where lowered). `frequent`: only among so many of the most frequent tokens, since
-    training says little about the bias of a rare one.
+    Rows have `token` and `nats`, strongest first. `against` is the context to compare with (default: expected).
+    `frequent` considers only that many most frequent tokens, since the bias of rare ones is little trained.
     """
     limits.check(count=count, frequent=frequent)
     nats = shift(run, context, against, unknown=unknown)
     specials = run.tokenizer.specials
-    nats[specials.unknown] = 0.0  # no token that anybody wrote
+    nats[specials.unknown] = 0.0
     order = np.argsort(-nats[: None if frequent is None else frequent + len(specials)], kind="stable").tolist()
     chosen = [token for token in order if nats[token] > 0][:count]
     chosen += [token for token in reversed(order) if nats[token] < 0][:count]
@@ -206,7 +181,7 @@ def words(
 
 @dataclass(frozen=True)
 class ValueColumn:
-    """What a column says of every value of a variable: `names` (N,) or `numbers` (N,), None or NaN where nothing."""
+    """What another column says of the values of a variable: `names` (N,) or `numbers` (N,), None or NaN if nothing."""
 
     name: str
     names: tuple[str | None, ...] = ()
@@ -215,14 +190,14 @@ class ValueColumn:
     @property
     def known(self) -> NDArray[np.int64]:
         """The places of the values that it says something of."""
-        told = [name is not None for name in self.names] if self.numbers is None else np.isfinite(self.numbers)
-        return np.flatnonzero(told)
+        known = [name is not None for name in self.names] if self.numbers is None else np.isfinite(self.numbers)
+        return np.flatnonzero(known)
 
 
 def read_column(embeddings: Embeddings, source: Any, column: str) -> ValueColumn:
-    """What `column` of a table says of each value: the mean of its numbers, else the most frequent name in its rows.
+    """Read what `column` of a table says of each value: the mean of its numbers, else the most frequent name.
 
-    `column` may say which, NAME:number or NAME:category. `UserError` where the table has none of the values.
+    `column` may say which: NAME:number or NAME:category. `UserError` if the table has none of the values.
     """
     name, kind, _ = parse_column(column)
     choose("kind of column to colour or predict by", kind or "number", KINDS)
@@ -248,20 +223,17 @@ def read_column(embeddings: Embeddings, source: Any, column: str) -> ValueColumn
 
 
 def _mean(entries: Counter[str]) -> float | None:
-    """The mean of counted entries, None where one of them is no number."""
-    numbers = {entry: to_number(entry) for entry in entries}
-    total = 0.0
-    for entry, number in numbers.items():
-        if number is None:
-            return None
-        total += number * entries[entry]
-    return total / entries.total()
+    """Return the mean of counted entries; None if one of them is not a number."""
+    numbers = [(to_number(entry), count) for entry, count in entries.items()]
+    if any(number is None for number, _ in numbers):
+        return None
+    return sum((number or 0.0) * count for number, count in numbers) / entries.total()
 
 
 def project(vectors: Floats) -> tuple[Floats, Floats]:
-    """Points (N, 2) on the first two principal axes of vectors (N, k), and the shares (2,) of the variance there.
+    """Return points (N, 2) on the first two principal axes of vectors (N, k), and their shares (2,) of the variance.
 
-    The largest part of an axis is positive, so that the same vectors give the same map.
+    The largest component of an axis is positive, so that the same vectors give the same map.
     """
     if vectors.shape[0] < LEAST or vectors.shape[1] < 2:
         raise UserError(f"{vectors.shape[0]} embeddings of {vectors.shape[1]} numbers: a map needs 3 of 2 at least")
@@ -273,7 +245,7 @@ def project(vectors: Floats) -> tuple[Floats, Floats]:
 
 
 def points(embeddings: Embeddings, column: ValueColumn) -> list[Row]:
-    """A row for every value that the column tells of, on the map of all values: value, count, x, y, group or number."""
+    """Return a row for each value that the column knows, on the map of all: value, count, x, y, and group or number."""
     places, _ = project(embeddings.vectors)
     rows: list[Row] = []
     for place in column.known.tolist():
@@ -285,9 +257,9 @@ def points(embeddings: Embeddings, column: ValueColumn) -> list[Row]:
 
 
 def ellipses(rows: Sequence[Row], groups: int = 8, sigma: float = SIGMA) -> list[Row]:
-    """Where the `groups` largest groups of `points` lie, as if Gaussian: group, count, centre x and y, and an ellipse.
+    """Fit an ellipse to each of the `groups` largest groups of `points`: group, count, centre x and y, and axes.
 
-    Its half axes `wide` and `high` are `sigma` deviations along and across `angle` (degrees from the x axis).
+    The half axes `wide` and `high` are `sigma` standard deviations along and across `angle` (degrees from the x axis).
     """
     limits.check(groups=groups)
     found: list[Row] = []
@@ -304,10 +276,10 @@ def ellipses(rows: Sequence[Row], groups: int = 8, sigma: float = SIGMA) -> list
 
 
 def agreement(embeddings: Embeddings, column: ValueColumn, measure: str = "cosine") -> Row:
-    """How well a value and its nearest neighbour agree in the column; all k numbers of an embedding count.
+    """Return how well a value and its nearest neighbour agree in the column.
 
-    Row: column, values (that it tells of), measure; of groups how often both have the `same`, and by `chance`, for any
-    two values; of numbers their `correlation`.
+    The row has column, values (their number) and measure; for groups how often both have the `same` one, and the same
+    for any two values, `chance`; for numbers their `correlation`.
     """
     choose("measure", measure, MEASURES)
     known = column.known
@@ -329,18 +301,23 @@ def agreement(embeddings: Embeddings, column: ValueColumn, measure: str = "cosin
 
 
 def _correlation(one: Floats, other: Floats) -> float:
-    """Pearson's; 0 where one of them does not vary."""
+    """Return Pearson's correlation; 0 if one column does not vary."""
     return float(np.corrcoef(one, other)[0, 1]) if np.ptp(one) and np.ptp(other) else 0.0
 
 
 def predict(embeddings: Embeddings, column: ValueColumn, *, seed: int = 0, progress: bool = False) -> Row:
-    """How well gradient-boosted trees tell the column from the embedding alone, in `FOLDS`-fold cross-validation.
+    """Predict the column from the embedding by gradient-boosted trees, in `FOLDS`-fold cross-validation.
 
-    Of groups, those of at least `FOLDS` values: column, values, groups, accuracy (and its deviation over the folds)
-    beside that of always saying the largest group. Of numbers: r2, and `correlation` of prediction and number.
+    The row has column, variable, values and folds; for groups (those of at least `FOLDS` values) their number,
+    accuracy with its standard deviation over folds, and the accuracy of the majority group; for numbers r2, and the
+    correlation of prediction and number.
     """
     limits.check(seed=seed)
-    ensemble, selection = _sklearn("ensemble"), _sklearn("model_selection")
+    try:
+        ensemble, selection = (importlib.import_module(f"sklearn.{name}") for name in ("ensemble", "model_selection"))
+    except ImportError:
+        hint = "pip install 'factorcell[analysis]'"
+        raise UserError(f"scikit-learn is not installed; the extra brings it: {hint}") from None
     known = column.known
     told: NDArray[Any] = np.array(column.names)[known] if column.numbers is None else column.numbers[known]
     if column.numbers is None:
@@ -368,12 +345,3 @@ def predict(embeddings: Embeddings, column: ValueColumn, *, seed: int = 0, progr
     spread = ((told - told.mean()) ** 2).sum()
     r2 = float(1 - ((guessed - told) ** 2).sum() / spread)
     return row | {"r2": r2, "correlation": _correlation(guessed, told)}
-
-
-def _sklearn(module: str) -> Any:
-    try:
-        return importlib.import_module(f"sklearn.{module}")
-    except ImportError:
-        raise UserError(
-            "scikit-learn is not installed; the extra brings it: pip install 'factorcell[analysis]'"
-        ) from None

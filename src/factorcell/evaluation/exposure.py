@@ -1,14 +1,13 @@
-"""What a run memorised of a text that somebody wrote a few times: the exposure of planted canaries.
+"""Memorization: the exposure of canaries, random texts that were planted among the training texts of a few users.
 
-    exposure = log2 |R| - log2 rank        rank among all N canaries' alternatives of the same form, |R| = A + 1
+    exposure = log2 |R| - log2 rank        rank among A random alternatives of the same form, |R| = A + 1
 
-(Carlini, Liu, Erlingsson, Kos and Song 2019, "The Secret Sharer", equation 1, with A random alternatives as the space:
-at most log2(A + 1) bits.) Of a text that left no trace the rank is uniform and the exposure 1.44 bits on average. A
-one-sided Kolmogorov-Smirnov test says how likely ranks as low as those found would be by chance.
+(Carlini, Liu, Erlingsson, Kos and Song 2019, "The Secret Sharer", equation 1, with the alternatives as the space.) The
+rank of a text that left no trace is uniform, and its exposure 1.44 bits on average. A one-sided Kolmogorov-Smirnov test
+gives the probability of ranks as low as the observed ones by chance.
 
-A canary is ranked for three readers: its owner, whose context it was planted with; a stranger, the unknown user in the
-same context; and all other users at once: every text then counts as it does for that owner of another canary who makes
-it most likely.
+A canary is ranked for three readers: its owner, in the context that it was planted with; a stranger, the unknown user
+in the same context; and all other owners at once: each text counts as for the owner who makes it most likely.
 
 Shapes: N canaries, A alternatives, L + 1 targets of each, C distinct contexts.
 """
@@ -31,7 +30,6 @@ from factorcell.completion.replay.streams import PrefixDraw, rank_of
 from factorcell.completion.search import Suggestion
 from factorcell.config import UserError
 from factorcell.data.canaries import FILE, TIMES, Canaries, with_texts
-from factorcell.data.corpus import Corpus
 from factorcell.data.counts import POPULARITY
 from factorcell.data.tables import name_of, open_table
 from factorcell.evaluation import perplexity
@@ -41,8 +39,8 @@ from factorcell.progress import progress_bar
 
 READERS = ("stranger", "others", "owner")
 SOURCES = ("model", "popularity", "blend")
-SUGGESTIONS = 10  # completions that are looked at
-LEVEL = 0.01  # of the test: a p below it says that canaries are not at chance
+SUGGESTIONS = 10  # completions that a canary is looked for in
+LEVEL = 0.01  # of the test
 
 Row = dict[str, Any]
 Floats = NDArray[np.float64]
@@ -58,11 +56,25 @@ def audit(
     seed: int = 0,
     progress: bool = False,
 ) -> Row:
-    """The exposure of every canary of a run that was trained with `canaries`, beside how good it is on real texts.
+    """Measure how much a run that was trained with canaries memorized.
 
-    `texts`: perplexity of `table` and the mean reciprocal rank of its texts among the completions for a stranger, from
-    `queries` of them. `canaries`: a row for each, with its exposure for each reader, and which sources suggest it to a
-    stranger who types its first half. `exposure`: the same by number of repetitions, with intervals and tests.
+    Args:
+        run: The run or its folder.
+        table: Real texts that training did not see.
+        alternatives: The number of random texts that each canary is ranked among.
+        queries: The number of real texts that are completed.
+        unknown: How to read context values that training never saw, as in `Run.prepare`.
+        seed: The seed of all draws.
+        progress: Whether to show the progress.
+
+    Returns:
+        `texts`: the perplexity of `table`, and the mean reciprocal rank of its texts among completions for a stranger;
+        `canaries`: a row for each with its exposure for each reader, and which sources suggest it to a stranger who
+        typed its first half; `exposure`: the same by number of repetitions, with intervals and tests; `chance` and
+        `most`: the mean exposure by chance and the largest one.
+
+    Raises:
+        UserError: The run was trained without canaries.
     """
     run = run if isinstance(run, Run) else Run.open(run)
     limits.check(alternatives=alternatives, queries=queries, seed=seed)
@@ -92,20 +104,20 @@ def audit(
 
 
 def exposure(rank: float, alternatives: int) -> float | None:
-    """log2(A + 1) - log2 rank, in bits; None where there is no rank."""
+    """Return log2(A + 1) - log2 rank, in bits; None for a rank of NaN."""
     return None if math.isnan(rank) else math.log2((alternatives + 1) / rank)
 
 
 def chance(alternatives: int) -> float:
-    """The mean exposure of uniform ranks, in bits: about log2 e."""
+    """Return the mean exposure of uniform ranks, in bits: about log2 e."""
     return float(np.log2((alternatives + 1) / np.arange(1, alternatives + 2)).mean())
 
 
 def uniformity(ranks: Floats, alternatives: int) -> float:
-    """How likely ranks this low are if they are uniform: the one-sided Kolmogorov-Smirnov test, exact for few.
+    """Return the p of the exact one-sided Kolmogorov-Smirnov test that ranks are uniform (Birnbaum and Tingey 1951).
 
-    p = d sum_{j <= n (1 - d)} C(n, j) (d + j / n)^(j - 1) (1 - d - j / n)^(n - j)  (Birnbaum and Tingey 1951), where d
-    is by how much the distribution of the n ranks runs ahead of the uniform one.
+    p = d sum_{j <= n (1 - d)} C(n, j) (d + j / n)^(j - 1) (1 - d - j / n)^(n - j), where d is the largest excess of the
+    distribution of the n ranks over the uniform one.
     """
     count, shares = len(ranks), np.sort(ranks) / (alternatives + 1)
     ahead = float(np.max(np.arange(1, count + 1) / count - shares))
@@ -121,16 +133,23 @@ def uniformity(ranks: Floats, alternatives: int) -> float:
 
 
 def _ranks(run: Run, canaries: Canaries, alternatives: int, seed: int, progress: bool) -> dict[str, Floats]:
-    """The rank (N,) of every canary for each reader, 1 the most likely; NaN where there is no such reader."""
-    count, owners = len(canaries.texts), canaries.owners
+    """Return the rank (N,) of every canary for each reader, 1 the most likely; NaN if there is no such reader."""
+    count, owners, user = len(canaries.texts), canaries.owners, run.config.data.user
     texts = [*canaries.texts, *canaries.form.draw(alternatives, (seed, 0xA17E))]
-    column = _user_column(run)
-    both = owners.joined(_strangers(owners, column))
-    _, at = both.context(np.arange(2 * count)).distinct()
-    which = at.numpy()
+    column = next((n for n, variable in enumerate(run.schema.categories) if user and variable.source == user), None)
+    if column is None:
+        strangers = owners.without_context(owners.schema)
+    else:
+        strangers = replace(owners, categories=owners.categories.copy())
+        strangers.categories[:, column] = 0
+    both = owners.joined(strangers)
+    which = both.context(np.arange(2 * count)).distinct()[1].numpy()
     rows = [int(np.flatnonzero(which == context)[0]) for context in range(which.max() + 1)]
-    with progress_bar(rows, desc="exposure", unit="contexts", show=progress) as bar:
-        nats = np.stack([_nats(run, both.select(np.full(len(texts), row)), texts) for row in bar])  # (C, N + A)
+    lines = []
+    for row in progress_bar(rows, desc="exposure", unit="contexts", show=progress):
+        corpus = with_texts(both.select(np.full(len(texts), row)), texts)
+        lines.append(run.nats(corpus).astype(np.float64).reshape(len(texts), -1).sum(1))
+    nats = np.stack(lines)  # (C, N + A)
     persons = which[:count] + 1 if column is None else owners.categories[:, column]
     others = np.full((count, len(texts)), np.nan)
     for number, person in enumerate(persons):
@@ -141,41 +160,15 @@ def _ranks(run: Run, canaries: Canaries, alternatives: int, seed: int, progress:
 
 
 def _rank(nats: Floats, count: int) -> Floats:
-    """The rank (N,) of text n of line n of `nats` (N, N + A) among the last A; equal texts share their mean rank."""
+    """Return the rank (N,) of text n of line n of `nats` (N, N + A) among the last A; ties share their mean rank."""
     own, others = np.diagonal(nats)[:, None], nats[:, count:]
     ranks: Floats = 1 + (others < own).sum(1) + (others == own).sum(1) / 2
     ranks[np.isnan(own[:, 0])] = np.nan
     return ranks
 
 
-def _nats(run: Run, contexts: Corpus, texts: Sequence[Sequence[str]]) -> Floats:
-    """The nats of each of `texts`, all of one length, in the context of its row of `contexts`."""
-    nats: Floats = run.nats(with_texts(contexts, texts)).astype(np.float64)
-    totals: Floats = nats.reshape(len(texts), -1).sum(1)
-    return totals
-
-
-def _user_column(run: Run) -> int | None:
-    """Which of the categories says who writes."""
-    user = run.config.data.user
-    return next((n for n, variable in enumerate(run.schema.categories) if user and variable.source == user), None)
-
-
-def _strangers(owners: Corpus, column: int | None) -> Corpus:
-    """The same contexts of an unknown user; without a user column, contexts of which nothing is known."""
-    if column is None:
-        return owners.without_context(owners.schema)
-    categories = owners.categories.copy()
-    categories[:, column] = 0
-    return replace(owners, categories=categories)
-
-
 def _suggested(run: Run, canaries: Canaries, progress: bool) -> list[Row]:
-    """Of every canary which sources suggest it to a stranger who has typed its first half; nothing of runs of words.
-
-    Who has typed less is suggested it less often: among the best completions of a prefix that begin with a longer one
-    are the best of the longer one.
-    """
+    """Return which sources suggest each canary to a stranger who typed its first half; nothing for runs of words."""
     if not run.tokenizer.is_character_level:
         return [{} for _ in canaries.texts]
     assistant, completer = Assistant.of(run, unknown="group"), Completer(run, unknown="group")
@@ -196,7 +189,7 @@ def _suggested(run: Run, canaries: Canaries, progress: bool) -> list[Row]:
 
 
 def _completed(assistant: Assistant, prefix: str, context: Row) -> list[Suggestion]:
-    """What a stranger is suggested who has typed `prefix` in `context`; nothing where it is longer than any text."""
+    """Return the suggestions for a stranger; none if the prefix is longer than any text."""
     if not assistant.suggester.fits(prefix):
         return []
     user = assistant.learner.new() if assistant.learner else None
@@ -204,7 +197,7 @@ def _completed(assistant: Assistant, prefix: str, context: Row) -> list[Suggesti
 
 
 def _real(run: Run, table: Any, queries: int, unknown: str, seed: int, progress: bool) -> Row:
-    """How good the run is on the texts of `table`: perplexity, and mean reciprocal rank for strangers."""
+    """Return the perplexity of the texts of `table` and their mean reciprocal rank for strangers."""
     figures = perplexity.evaluate(run, run.prepare(table, unknown=unknown))
     if not run.tokenizer.is_character_level:
         return figures
@@ -217,7 +210,7 @@ def _real(run: Run, table: Any, queries: int, unknown: str, seed: int, progress:
 
 
 def _queries(run: Run, table: Any, count: int, seed: int) -> list[tuple[str, str, Row]]:
-    """At most `count` random texts of `table`, as the run reads them: a prefix of each, the text, and its context."""
+    """Draw at most `count` texts of `table`: a prefix of each, the text as the run reads it, and its context."""
     data, tokenizer, draw = run.config.data, run.tokenizer, PrefixDraw(seed=seed)
     read = open_table(table)
     names = [name for name in run.schema.columns(without=data.user) if name in read.columns]
@@ -237,7 +230,7 @@ def _queries(run: Run, table: Any, count: int, seed: int) -> list[tuple[str, str
 
 
 def _summed(name: str, rows: Sequence[Row], members: Sequence[int], alternatives: int) -> Row:
-    """The canaries `members` as one row: for each reader the mean exposure with its interval, the largest, the test."""
+    """Return the mean exposure of the canaries `members` for each reader, with its interval, the largest and the p."""
     chosen = [rows[number] for number in members]
     summary: Row = {"times": name, "canaries": len(chosen)}
     for reader in READERS:

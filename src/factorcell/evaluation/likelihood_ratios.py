@@ -1,10 +1,10 @@
-"""What a model makes of a text: every token's log-likelihood ratio between two contexts (TACL 2018, figure 2).
+"""The evidence of each token for one context against another (TACL 2018, figure 2).
 
     r_t = log p(w_t | w_<t, a) - log p(w_t | w_<t, b)
 
-The end of the text is a token, so the r_t of a text add up to the difference of its scores. Several runs are averaged,
-which makes the ratios less noisy. Of any number of contexts, p(context | w_<=t) is what the model believes by then if
-all were equally likely before. A text is read under each context alone; columns that it does not give are expected.
+The end of the text is a token, so that the r_t of a text add up to the difference of its log likelihoods. Several runs
+are averaged, which reduces noise. For any number of contexts, p(context | w_<=t) is the posterior with equal priors.
+Columns that a context lacks are expected.
 
 Shapes: R runs, K contexts, T targets of a text, N positions, V vocabulary.
 """
@@ -28,7 +28,7 @@ from factorcell.model.run import Run
 from factorcell.progress import progress_bar
 
 STRENGTHS = (0.5, 1.0, 2.0)  # nats from which a ratio is weak, clear or strong
-READS = ("unit", "lowercase", "strip_punctuation", "max_tokens")  # options that decide what the tokens of a text are
+READS = ("unit", "lowercase", "strip_punctuation", "max_tokens")  # options that decide how texts are tokenized
 
 Row = dict[str, Any]
 Setting = Mapping[str, Any]  # column -> value
@@ -38,11 +38,12 @@ Floats = NDArray[np.float64]
 def explain(
     runs: Sequence[Run], texts: Sequence[str], contexts: Mapping[str, Setting], *, unknown: str = "error"
 ) -> list[Row]:
-    """A row per text: `nats` of it given each of the named `contexts`, their `posterior`, and `tokens` likewise.
+    """Compute the nats of texts given each of the named `contexts`, the mean over `runs`.
 
-    Texts are read whole, also those that training cuts after `max_tokens` tokens.
-    A token's posterior is that after it. Of two contexts also `ratio`, in nats, above 0 where the first is likelier.
-    `UserError` for runs with different tokens, contexts that are the same, and values that a run does not know.
+    Texts are read whole. Returns a row per text with `nats` and `posterior` by context, and `tokens` with the same for
+    each token, where the posterior is that after the token. For two contexts there is also `ratio` in nats, above 0
+    where the first context is likelier. Raises a `UserError` for runs with different tokens, and for contexts that are
+    the same or not valid.
     """
     contexts = {name: row_of(context) for name, context in contexts.items()}
     _check(runs, texts, list(contexts.values()))
@@ -66,7 +67,6 @@ def explain(
 
 
 def _figures(names: Sequence[str], nats: Floats, posterior: Floats) -> Row:
-    """Nats (K,) and posterior (K,) by the names of the contexts, and the ratio of two."""
     row: Row = {
         "nats": dict(zip(names, nats.tolist(), strict=True)),
         "posterior": dict(zip(names, posterior.tolist(), strict=True)),
@@ -75,7 +75,7 @@ def _figures(names: Sequence[str], nats: Floats, posterior: Floats) -> Row:
 
 
 def _posterior(nats: Floats) -> Floats:
-    """p(context | w_<=t) (K, T) from `nats` (K, T), by Bayes' rule with equal priors."""
+    """Return p(context | w_<=t) (K, T) from `nats` (K, T)."""
     joint = -nats.cumsum(1)
     likelihood = np.exp(joint - joint.max(0))
     posterior: Floats = likelihood / likelihood.sum(0)
@@ -85,7 +85,7 @@ def _posterior(nats: Floats) -> Floats:
 def _nats(
     runs: Sequence[Run], texts: Sequence[str], contexts: Sequence[Setting], unknown: str
 ) -> tuple[Floats, Corpus]:
-    """Nats (K, targets) of all texts under each context, the mean over the runs; and the texts as ids."""
+    """Return the mean nats (K, targets) of all texts under each context, and the texts."""
     total: Floats | None = None
     for run in runs:
         corpora = [run.read(texts, [context] * len(texts), unknown=unknown, truncate=False) for context in contexts]
@@ -96,7 +96,6 @@ def _nats(
 
 
 def _check(runs: Sequence[Run], texts: Sequence[str], contexts: Sequence[Setting]) -> None:
-    """`UserError` where there is nothing to read, nothing to compare, or no one reading of the texts."""
     if not texts:
         raise UserError("there is no text to explain")
     if len(contexts) < 2:
@@ -112,21 +111,21 @@ def _check(runs: Sequence[Run], texts: Sequence[str], contexts: Sequence[Setting
             if own != first:
                 raise UserError(f"{run.folder} reads texts with {name} {own}, {runs[0].folder} with {first}")
         if run.tokenizer.tokens != runs[0].tokenizer.tokens:
-            raise UserError(f"{run.folder} and {runs[0].folder} have different vocabularies: no average can be told")
+            raise UserError(f"{run.folder} and {runs[0].folder} have different vocabularies: they cannot be averaged")
 
 
 def column_texts(source: Any, column: str) -> list[str]:
-    """The texts of a table."""
+    """Return the texts of a table."""
     return [text for chunk in open_table(source).chunks([column]) for text in chunk[column]]
 
 
 def context_text(context: Setting) -> str:
-    """A context as it is written: rating=5; city=Oslo."""
+    """Return a context as text: rating=5; city=Oslo."""
     return "; ".join(f"{name}={value}" for name, value in context.items()) or "expected"
 
 
 def strength(ratio: float) -> int:
-    """How strong a ratio is, from -3 to 3: by which of `STRENGTHS` it reaches, with its sign."""
+    """Return the strength of a ratio, from -3 to 3: how many of `STRENGTHS` it reaches, with its sign."""
     return int(np.sign(ratio)) * sum(abs(ratio) >= level for level in STRENGTHS)
 
 
@@ -140,12 +139,11 @@ def raised(
     unknown: str = "error",
     progress: bool = False,
 ) -> list[Row]:
-    """Every token by how much the whole model raises it from `second` to `first`: `token`, `ratio`, `count`.
+    """Return by how much the whole model raises each token from context `second` to `first`: `token`, `ratio`, `count`.
 
     Over all positions h of `texts`, `count` is the sum of p(w|h) and `ratio` the mean of log p(w|h, first) -
-    log p(w|h, second), each position weighted by its p(w|h), the mean of both contexts; in a plain mean places where w
-    cannot stand would outvote the few where it can. Tokens with a count below `least` are omitted. Texts are cut after
-    `max_tokens` tokens, as in training.
+    log p(w|h, second), weighted by p(w|h), the mean of both contexts; in an unweighted mean the many positions where w
+    is impossible would dominate. Tokens with a count below `least` are omitted. Texts are cut as in training.
     """
     first, second = row_of(first), row_of(second)
     _check(runs, texts, [first, second])
@@ -169,7 +167,7 @@ def raised(
 
 
 def _log_probabilities(run: Run, corpus: Corpus, rows: NDArray[np.int64]) -> Iterator[Tensor]:
-    """Log probabilities (N, V) of every token at all positions of the texts `rows`, some positions at a time."""
+    """Yield log probabilities (N, V) of all tokens, for some positions of the texts `rows` at a time."""
     batch = run.batch(corpus, rows)
     conditioned = run.model.condition(batch.context.select(torch.zeros(1, dtype=torch.long, device=run.device)))
     context_bias, same = run.model.head.fold(conditioned.head), torch.zeros_like(batch.rows)

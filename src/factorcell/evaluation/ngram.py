@@ -1,14 +1,14 @@
-"""An n-gram model with modified Kneser-Ney smoothing, interpolated: what a neural model has to beat.
+"""An n-gram model with interpolated modified Kneser-Ney smoothing: the baseline of a neural model.
 
     p_n(w | h) = (c(h w) - D(c(h w))) / c(h .) + left(h) p_{n-1}(w | h')      (Chen and Goodman 1998, section 3)
     left(h)    = sum_w D(c(h w)) / c(h .)
 
-h' is h without its first token; below one token stands the uniform distribution. c counts n-grams at the highest
-order, and those that open a text at any order; of the others it counts the different tokens seen before them. D has
-three values an order. The start token is a history only.
+h' is h without its first token; below one token the distribution is uniform. c counts n-grams at the highest order,
+and at any order those that begin a text; otherwise it counts the distinct tokens seen before them. D has three values
+per order. The start token occurs in histories only.
 
-N-grams of order n have ids, their places in sorted `keys`, and a key is id of the first n - 1 tokens * V + last token.
-So all histories of all targets are found with one search an order.
+N-grams of order n have ids, their places in sorted `keys`; a key is id of the first n - 1 tokens * V + last token, so
+that the histories of all targets are found by one search per order. The id -1 means not found.
 
 Shapes: V vocabulary, T targets, M n-grams of an order.
 """
@@ -31,10 +31,10 @@ from factorcell.data.tokenizer import Tokenizer, load_tokenizer, new_tokenizer
 from factorcell.progress import progress_bar
 
 ORDERS = range(1, 13)
-USUAL, USUAL_OF_CHARACTERS = 4, 9  # orders; longer ones gain little
-TOKENS = 1 << 20  # of a corpus that are looked up at once
-CELLS = 4_000_000  # probabilities that exist at one time, 32 MB
-FALLBACK = (0.5, 1.0, 1.5)  # discounts where a corpus has too few n-grams to estimate them
+USUAL, USUAL_OF_CHARACTERS = 4, 9  # default orders; higher ones gain little
+TOKENS = 1 << 20  # tokens that are looked up at once
+CELLS = 4_000_000  # probabilities that are computed at once, 32 MB
+FALLBACK = (0.5, 1.0, 1.5)  # discounts if a corpus has too few n-grams to estimate them
 FORMAT = 1  # of the folder
 FILE, TABLES = "ngram.json", "ngrams.safetensors"
 
@@ -44,16 +44,16 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class NGramCounts:
-    """The n-grams of one order: sorted `keys` (M) and what Kneser-Ney counts of each (M)."""
+    """The n-grams of one order: sorted `keys` (M) and the Kneser-Ney `counts` (M)."""
 
     keys: Ids
     counts: Ids
 
 
 class Level:
-    """One order, ready to be looked up; what is not found has id -1, which every array holds last, as nothing.
+    """Lookup tables of one order: `share` (M + 1), the discounted part of p(w | h), and `left` (histories + 1).
 
-    `share` (M + 1) is the discounted part of p(w | h), `left` (histories + 1) the weight of the order below.
+    The last element of each array is for the id -1.
     """
 
     def __init__(self, grams: NGramCounts, histories: int, size: int) -> None:
@@ -68,13 +68,13 @@ class Level:
         self.left = np.append(left, 1.0)
 
     def find(self, history: Ids, tokens: Ids) -> Ids:
-        """Ids of n-grams by the ids of their histories and their last tokens; after -1, whose keys are negative, -1."""
+        """Return the ids of n-grams from the ids of their histories and their last tokens."""
         wanted = history * self.size + tokens
         place = np.searchsorted(self.keys, wanted)
         return np.where(self.keys[place] == wanted, place, -1)
 
     def followers(self, history: Ids) -> tuple[Ids, Ids]:
-        """All n-grams that go on from one of `history`: which one, and the id of the n-gram."""
+        """Return all n-grams that continue `history`: the place of the history, and the id of the n-gram."""
         begin = np.searchsorted(self.keys, history * self.size)
         count = np.searchsorted(self.keys, (history + 1) * self.size) - begin  # none go on from -1
         rows = np.repeat(np.arange(len(history)), count)
@@ -82,7 +82,7 @@ class Level:
 
 
 def discounts(counts: Ids) -> tuple[float, ...]:
-    """D of counts 1, 2, and 3 or more, from how many n-grams have a count of 1, 2, 3 and 4; else `FALLBACK`."""
+    """Estimate D of counts 1, 2, and 3 or more from the numbers of n-grams with counts 1 to 4; else `FALLBACK`."""
     ones, twos, threes, fours = np.bincount(np.minimum(counts, 5), minlength=6)[1:5].tolist()
     if not (ones and twos and threes):
         return FALLBACK
@@ -92,7 +92,7 @@ def discounts(counts: Ids) -> tuple[float, ...]:
 
 
 def count(corpus: Corpus, order: int, progress: bool = False) -> list[NGramCounts]:
-    """What Kneser-Ney counts of every n-gram of a corpus, order 1 to `order`, or to the longest text."""
+    """Return the Kneser-Ney counts of orders 1 to `order`, or to the longest text."""
     size, tokens, begins = len(corpus.tokenizer), corpus.tokens.astype(np.int64), corpus.offsets[:-1]
     keys = [np.arange(size)]
     counts = [np.bincount(targets(corpus), minlength=size)]
@@ -117,7 +117,7 @@ def count(corpus: Corpus, order: int, progress: bool = False) -> list[NGramCount
 
 
 def _before(ids: Ids, begins: Ids) -> Ids:
-    """The ids that end one token earlier, -1 where a text begins."""
+    """Return the ids that end one token earlier, -1 where a text begins."""
     history = np.empty(len(ids), dtype=np.int64)
     history[1:] = ids[:-1]
     history[begins] = -1
@@ -125,7 +125,7 @@ def _before(ids: Ids, begins: Ids) -> Ids:
 
 
 class NGram:
-    """An n-gram model of one vocabulary, with what it needs to read new texts. It knows of no context."""
+    """An n-gram model with a vocabulary and the options of reading texts. It has no context."""
 
     def __init__(self, folder: Path, config: Config, tokenizer: Tokenizer, grams: list[NGramCounts]) -> None:
         self.folder, self.config, self.tokenizer, self.grams = folder, config, tokenizer, grams
@@ -145,10 +145,10 @@ class NGram:
         tokenizer: Tokenizer | None = None,
         progress: bool = False,
     ) -> "NGram":
-        """Count the texts of `source`, read as `config` says, and keep the model in `folder`, which must be new.
+        """Count the n-grams of `source`, a table that is read as `config` says or a corpus, and save the model.
 
-        A corpus has been read so, and has its tokenizer. `tokenizer` is that of another model, so that the two have the
-        same targets; else it is made from `source`. Without an `order` it is the usual one of the tokens.
+        `folder` must be new. `tokenizer` is that of another model with the same targets; by default it is made from
+        `source`. The default `order` depends on the tokens.
         """
         folder, data = Path(folder), replace(config.data, context=(), user="", time="", anonymous=False)
         reading = tokenizer or (source.tokenizer if isinstance(source, Corpus) else new_tokenizer(config))
@@ -158,15 +158,13 @@ class NGram:
         limits.check(order=order)
         with lock.writing(folder):
             files.new_folder(folder, (TABLES, *reading.FILES))
-            corpus = source
-            if not isinstance(source, Corpus):
-                corpus = prepare(source, config, tokenizer=tokenizer, progress=progress)
+            read = isinstance(source, Corpus)
+            corpus = source if read else prepare(source, config, tokenizer=tokenizer, progress=progress)
             model = cls(folder, config, corpus.tokenizer, count(corpus, order, progress))
             model._save()
         return model
 
     def _save(self) -> None:
-        """Write ngram.json, ngrams.safetensors and the files of the tokenizer."""
         files.list_files(self.folder, (FILE, *self.tokenizer.FILES))
         tensors = {}
         for order, table in enumerate(self.grams, 1):
@@ -179,7 +177,7 @@ class NGram:
 
     @classmethod
     def open(cls, folder: str | Path) -> "NGram":
-        """The model in `folder`, which `save` wrote."""
+        """Open the model in `folder`."""
         folder = Path(folder)
         facts = files.read_versioned(folder / FILE, FORMAT, folder)
         tensors, known = files.load_tensors(folder / TABLES)
@@ -195,50 +193,33 @@ class NGram:
         grams = [NGramCounts(arrays[f"keys{n}"], arrays[f"counts{n}"]) for n in range(1, facts["order"] + 1)]
         return cls(folder, config, tokenizer, grams)
 
-    def prepare(
-        self,
-        source: Any,
-        *,
-        unknown: str = "error",
-        optional: tuple[str, ...] = (),
-        progress: bool = False,
-        truncate: bool = True,
-    ) -> Corpus:
-        """Texts from rows, tables or a file, read as in training, without their contexts; options as `data.prepare`."""
-        return prepare(
-            source,
-            self.config,
-            tokenizer=self.tokenizer,
-            schema=self.schema,
-            unknown=unknown,
-            optional=optional,
-            progress=progress,
-            truncate=truncate,
-        )
+    def prepare(self, source: Any, **options: Any) -> Corpus:
+        """Read texts without their contexts; options as in `data.prepare`."""
+        return prepare(source, self.config, tokenizer=self.tokenizer, schema=self.schema, **options)
 
     def nats(self, corpus: Corpus) -> Floats:
-        """Nats of every target of `corpus`, text after text (T)."""
-        found = []
+        """Return the nats of every target of `corpus` (T,)."""
+        nats = []
         for histories, grams, _ in self.blocks(corpus):
             probability = np.full(len(grams[0]), self.uniform)
             for level, history, gram in zip(self.levels, histories, grams, strict=True):
                 probability = level.share[gram] + level.left[history] * probability
-            found.append(-np.log(probability))
-        return np.concatenate(found)
+            nats.append(-np.log(probability))
+        return np.concatenate(nats)
 
     def ranks(self, corpus: Corpus) -> Ids:
-        """The rank of every target among all tokens (T), 1 the most probable; ties count against it."""
-        found, size = [], max(1, CELLS // len(self.tokenizer))
+        """Return the rank of every target among all tokens (T,), 1 the most probable; ties count against it."""
+        ranks, size = [], max(1, CELLS // len(self.tokenizer))
         for histories, _, wanted in self.blocks(corpus):
             for begin in range(0, len(wanted), size):
                 rows = slice(begin, begin + size)
                 everything = self.probabilities([history[rows] for history in histories])
                 own = np.take_along_axis(everything, wanted[rows, None], 1)
-                found.append((everything >= own).sum(1))
-        return np.concatenate(found)
+                ranks.append((everything >= own).sum(1))
+        return np.concatenate(ranks)
 
     def probabilities(self, histories: list[Ids]) -> Floats:
-        """p(w | h) of all tokens (T, V) by the ids of each target's history at every order."""
+        """Return p(w | h) of all tokens (T, V) from the ids of each target's history at every order."""
         after = [np.ones(len(histories[0]))]  # the weight of each order in the sum
         for level, history in zip(self.levels[:0:-1], histories[:0:-1], strict=True):
             after.insert(0, after[0] * level.left[history])
@@ -251,8 +232,8 @@ class NGram:
         return everything
 
     def blocks(self, corpus: Corpus) -> Iterator[tuple[list[Ids], list[Ids], Ids]]:
-        """For some texts at a time, ids of each target's history and n-gram at every order, and the targets."""
-        if list(corpus.tokenizer.tokens) != list(self.tokenizer.tokens):
+        """Yield, for some texts at a time, the ids of each target's history and n-gram at every order, and targets."""
+        if corpus.tokenizer.tokens != self.tokenizer.tokens:
             raise UserError(f"{self.folder}: has another vocabulary than these texts were read with")
         offsets = np.asarray(corpus.offsets)
         lows = np.flatnonzero(np.diff(offsets[:-1] // TOKENS, prepend=-1))

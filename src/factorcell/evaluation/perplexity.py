@@ -1,13 +1,15 @@
-"""How well a model predicts texts: perplexity of a table, whole and by the values of any column; next-token accuracy.
+"""Perplexity of texts, overall and by the values of columns; gains over a baseline; next-token accuracy.
 
-Perplexity is exp(sum of nats / number of targets) over a whole file, the end of each text counted, in two figures: of
-all targets, and without out-of-vocabulary targets (the papers' tables have the second). Bits per byte, sum of nats /
-(ln 2 * bytes of the original texts), compare models with different targets.
+Perplexity is exp(sum of nats / number of targets) over a whole table, where the end of each text is a target. It is
+given for all targets, and without out-of-vocabulary ones. Bits per byte, sum of nats / (ln 2 * bytes of the original
+texts), compare models with different targets.
+
+Shapes: N texts.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,132 +19,200 @@ from factorcell.config import UserError
 from factorcell.data.corpus import Corpus, known_targets
 from factorcell.data.rows import labels_of
 from factorcell.evaluation import statistics, text_figures
-from factorcell.evaluation.groups import MISSING_GROUP
+from factorcell.evaluation.groups import MISSING_GROUP, column_groups
+from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.model.run import Run
 from factorcell.model.scoring import Ranker, Scorer, Tally
 
 BITS = "bits_per_byte"
-TOP = (1, 3, 5)  # a prediction is right if the target is among so many most probable tokens
+TOP = (1, 3, 5)  # a prediction is right if the target is among this many most probable tokens
 
 Row = dict[str, Any]
 
 
-def evaluate(run: Scorer, source: Any, *, unknown: str = "error") -> Row:
-    """Perplexity of texts, of all targets and of known ones, with the counts behind it.
+class Evaluation(NamedTuple):
+    """The figures of a table, those `by` the values of columns, and what each text adds to the figures."""
 
-    Texts are cut after `max_tokens` tokens, as in training; `truncated` counts those. The row also has the bits per
-    byte of the original texts that were read whole, with their interval (see `bits_per_byte`).
+    row: Row
+    by: dict[str, list[Row]]
+    texts: Figures
 
-    `source` is a corpus, or whatever training reads: a path, rows, a data frame. `unknown` says what of context values
-    that training never saw, as `Run.prepare`.
+
+def evaluate(
+    run: Scorer, source: Any, *, baseline: Scorer | None = None, unknown: str = "error", top: bool = False
+) -> Row:
+    """Compute the perplexity of texts, and their bits per byte.
+
+    Texts are cut after `max_tokens` tokens, as in training.
+
+    Args:
+        run: A run, an n-gram model, a mixture or separate runs.
+        source: A path, rows, a data frame, or a corpus that `run` has prepared.
+        baseline: A model to measure the gain over.
+        unknown: How to read context values that training never saw, as in `Run.prepare`.
+        top: Whether to add how often the target is among the 1, 3 and 5 most probable tokens.
+
+    Returns:
+        `perplexity` of all targets and `perplexity_known` without out-of-vocabulary ones; the counts `texts`,
+        `truncated`, `targets`, `unknown_targets` and `unknown_share`; `bits_per_byte` with `_low` and `_high`, `_texts`
+        (texts that were read whole) and `_bound` (whether it is only a lower bound). With a `baseline` also `gain`
+        (if the vocabularies are the same) and `bits_per_byte_difference`, with their intervals.
+
+    Raises:
+        UserError: `top` is asked of a model that cannot rank tokens, or the baseline reads other texts.
     """
+    return evaluated(run, source, baseline=baseline, unknown=unknown, top=top).row
+
+
+def evaluated(
+    run: Scorer,
+    source: Any,
+    *,
+    by: Sequence[str] = (),
+    baseline: Scorer | None = None,
+    unknown: str = "error",
+    top: bool = False,
+) -> Evaluation:
+    """Evaluate a model as `evaluate` does, also by the values of the columns `by` of the table `source`.
+
+    With columns or a baseline there are gains: over the baseline, or over the same model with the expected context
+    (then `over` is None). A baseline with another vocabulary is compared by bits per byte only.
+    """
+    if top and not isinstance(run, Run | NGram):
+        raise UserError(f"{run.folder}: only runs and n-gram models tell which tokens are most probable (--top)")
+    if baseline is not None and by:  # before the columns are read: the baseline may need other ones
+        check_vocabularies(run, baseline)
+    columns = {column: column_groups(source, column) for column in by}
     corpus = source if isinstance(source, Corpus) else run.prepare(source, unknown=unknown)
-    return summarised(run.nats(corpus), corpus)
+    nats = run.nats(corpus)
+    texts, row, groups = text_figures.of_nats(nats, corpus), summarised(nats, corpus), dict[str, list[Row]]()
+    if top and isinstance(run, Run | NGram):
+        row |= top_accuracy(run, corpus)
+    if baseline is not None and baseline.tokenizer.tokens != run.tokenizer.tokens:
+        other = baseline.prepare(source, unknown=unknown)
+        row |= _bits_above(texts, text_figures.of_nats(baseline.nats(other), other), other, baseline)
+    elif by or baseline is not None:
+        figures = _baseline_figures(run, baseline, corpus, source, unknown)
+        ours, plain = texts["perplexity"], figures["perplexity"]
+        row |= gain(ours, plain).row("gain")
+        row |= {"perplexity_without": _perplexity(plain), "over": None if baseline is None else baseline.folder.name}
+        row |= {} if baseline is None else _bits_above(texts, figures, corpus, baseline)
+        row |= {"strangers": True} if only_unknown_users(run, corpus) else {}
+        groups = {column: gains(ours, plain, values) for column, values in columns.items()}
+    return Evaluation(row, groups, texts)
 
 
 def summarised(nats: NDArray[Any], corpus: Corpus) -> Row:
     """Return the row of `evaluate` from the nats of all targets of `corpus`."""
     nats, known = nats.astype(np.float64), known_targets(corpus)
-    everything = Tally(float(nats.sum()), len(nats))
     return {
         "texts": len(corpus),
         "truncated": int(corpus.truncated.sum()),
         "targets": len(nats),
         "unknown_targets": int((~known).sum()),
         "unknown_share": float(1 - known.mean()),
-        "perplexity": everything.perplexity,
+        "perplexity": Tally(float(nats.sum()), len(nats)).perplexity,
         "perplexity_known": Tally(float(nats[known].sum()), int(known.sum())).perplexity,
-        **bits_per_byte(text_figures.per_text(nats, corpus), corpus),
+        **_bits_per_byte(text_figures.per_text(nats, corpus), corpus),
     }
 
 
-def bits_per_byte(nats: NDArray[np.float64], corpus: Corpus) -> Row:
-    """Return the bits per byte of the original texts with their interval, from the nats (N,) of the texts of `corpus`.
-
-    `bits_per_byte_bound` says whether the figure is only a lower bound, and `bits_per_byte_texts` how many texts were
-    read whole: only these are counted. The figure is None if these have no bytes. The row is empty if the corpus lacks
-    the original texts.
-    """
+def _bits_per_byte(nats: NDArray[np.float64], corpus: Corpus) -> Row:
+    """Return the bits per byte from the nats (N,) of texts: None if no byte counts; empty without original texts."""
     sums = text_figures.bits_per_byte("", nats, corpus)
     if sums is None:
         return {}
     counted = sums.counted
     ratios = Ratios.of([[sums]]) if sums.below[counted].any() else None
-    figure = Interval.row(ratios.interval(0), BITS) if ratios else dict.fromkeys(Interval(0.0).row(BITS))
+    figure = ratios.interval(0).row(BITS) if ratios else dict.fromkeys(Interval(0.0).row(BITS))
     bound = bool((text_figures.lower_bounds(corpus) & counted).any())
     return {**figure, f"{BITS}_bound": bound, f"{BITS}_texts": int(counted.sum())}
 
 
 def top_accuracy(model: Ranker, corpus: Corpus) -> Row:
-    """How often the target is among the 1, 3 and 5 most probable tokens: of all targets, and of known ones."""
+    """Return how often the target is among the `TOP` most probable tokens: of all targets, and of known ones."""
     ranks = model.ranks(corpus)
     known = ranks[known_targets(corpus)]
     everything = {f"top_{count}": float((ranks <= count).mean()) for count in TOP}
-    without = {f"top_{count}_known": float((known <= count).mean()) if len(known) else math.nan for count in TOP}
-    return everything | without
+    return everything | {f"top_{n}_known": float((known <= n).mean()) if len(known) else math.nan for n in TOP}
 
 
 def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[Any], baseline: Scorer | None = None) -> list[Row]:
-    """Perplexity per value, and `gain`: by what share it lies below that without context, with its interval over texts.
+    """Compute the perplexity of groups of texts, and the gain of each over a baseline.
 
-    `values` has the group of every text; texts without one are the group "(missing)". The gain is over `baseline`, an
-    n-gram model or an unadapted run with the same vocabulary, or, without one, over the same model when it must do with
-    the expected context.
+    Args:
+        run: The model.
+        corpus: The texts, as `run` has prepared them.
+        values: The group of every text (N,); texts without one are in the group "(missing)".
+        baseline: An n-gram model or unadapted run with the same vocabulary; else `run` with the expected context.
+
+    Returns:
+        A row per group, the largest first: `value`, `count`, `targets`, `perplexity`, `perplexity_without` (that of
+        the baseline) and `gain`, the relative reduction, with `gain_low` and `gain_high`.
+
+    Raises:
+        UserError: There is not one value per text, or the vocabularies differ.
     """
     names = [label or MISSING_GROUP for label in labels_of(values, "values", len(corpus))]
-    ours, plain = text_figures.of_nats(run.nats(corpus), corpus), without_context(run, corpus, baseline)
+    if baseline is not None:
+        check_vocabularies(run, baseline)
+    ours, plain = text_figures.of_nats(run.nats(corpus), corpus), without_context(baseline or run, corpus)
     return gains(ours["perplexity"], plain["perplexity"], names)
 
 
-def without_context(run: Scorer, corpus: Corpus, baseline: Scorer | None = None) -> Figures:
-    """What every text costs `baseline`, or else `run` itself when it must do with the expected context."""
-    if baseline is None:
-        return text_figures.of_nats(run.nats(corpus.without_context(run.schema)), corpus)
-    check_vocabularies(run, baseline)
-    return text_figures.of_nats(baseline.nats(corpus.without_context(baseline.schema)), corpus)
+def without_context(model: Scorer, corpus: Corpus) -> Figures:
+    """Return what every text costs `model` in the expected context."""
+    return text_figures.of_nats(model.nats(corpus.without_context(model.schema)), corpus)
 
 
 def check_vocabularies(run: Scorer, baseline: Scorer) -> None:
-    """`UserError` unless both predict the same tokens."""
+    """Raise a `UserError` unless both models predict the same tokens."""
     if baseline.tokenizer.tokens != run.tokenizer.tokens:
         both = f"{baseline.folder} and {run.folder}"
-        raise UserError(f"{both} have different vocabularies: no gain can be told; compare bits per byte")
+        raise UserError(f"{both} have different vocabularies: no gain can be computed; compare bits per byte")
 
 
-def beside(run: Scorer, corpus: Corpus, baseline: Scorer | None, source: Any, unknown: str) -> Figures:
-    """What every text of `source`, which is `corpus`, costs what a run is compared with, as `without_context`.
-
-    A baseline that is adapted reads its own context. `UserError` where the two read texts differently.
-    """
+def _baseline_figures(run: Scorer, baseline: Scorer | None, corpus: Corpus, source: Any, unknown: str) -> Figures:
+    """Return what every text of `source` costs the baseline; an adapted baseline reads its own context."""
     if not (isinstance(baseline, Run) and baseline.model.adapted):
-        return without_context(run, corpus, baseline)
+        return without_context(baseline or run, corpus)
     own = baseline.prepare(source, unknown=unknown)
     if text_figures.key_of(own) != text_figures.key_of(corpus):
-        raise UserError(f"{baseline.folder} and {run.folder} read these texts differently: no gain can be told")
+        raise UserError(f"{baseline.folder} and {run.folder} read these texts differently: no gain can be computed")
     return text_figures.of_nats(baseline.nats(own), own)
 
 
 def gains(ours: TextSums, plain: TextSums, values: Sequence[str]) -> list[Row]:
-    """Rows of `evaluate_by`, the most frequent value first."""
+    """Return the rows of `evaluate_by` from what each text adds to both perplexities."""
     groups: dict[str, list[int]] = {}
-    for row, value in enumerate(values):
-        groups.setdefault(value, []).append(row)
+    for place, value in enumerate(values):
+        groups.setdefault(value, []).append(place)
     rows = []
     for value, members in groups.items():
         own, other = (sums.select(np.array(members)) for sums in (ours, plain))
-        perplexities = [Tally(float(sums.above.sum()), int(sums.below.sum())).perplexity for sums in (own, other)]
-        found: Row = {"value": value, "count": len(members), "targets": int(own.below.sum())}
-        found |= dict(zip(("perplexity", "perplexity_without"), perplexities, strict=True))
-        rows.append({**found, **gain(own, other).row("gain")})
+        row: Row = {"value": value, "count": len(members), "targets": int(own.below.sum())}
+        row |= {"perplexity": _perplexity(own), "perplexity_without": _perplexity(other)}
+        rows.append({**row, **gain(own, other).row("gain")})
     return sorted(rows, key=lambda row: (-row["count"], row["value"]))
+
+
+def _perplexity(sums: TextSums) -> float:
+    return Tally(float(sums.above.sum()), int(sums.below.sum())).perplexity
+
+
+def gain(ours: TextSums, plain: TextSums) -> Interval:
+    """Return the relative reduction of the perplexity of the same texts from `plain` to `ours`."""
+    both = Ratios.of([[plain], [ours]])
+    assert both is not None  # they are of the same texts
+    return statistics.gain(both.difference(0, 1))
 
 
 def bits_difference(ours: TextSums, other: TextSums) -> Interval | None:
     """Return how many bits per byte `ours` lies above `other`, over the texts that both read whole; None without any.
 
-    The two may be of models with different units and vocabularies. `UserError` if their original texts differ.
+    The models may have different units and vocabularies. `UserError` if their original texts differ.
     """
     if ours.texts != other.texts:
         raise UserError("bits per byte: expected two models that read the same texts, got different original texts")
@@ -150,17 +220,23 @@ def bits_difference(ours: TextSums, other: TextSums) -> Interval | None:
     return None if both is None else both.difference(0, 1)
 
 
-def gain(ours: TextSums, plain: TextSums) -> Interval:
-    """By what share the perplexity of the same texts is lower with `ours` than with `plain`."""
-    both = Ratios.of([[plain], [ours]])
-    assert both is not None  # of the same texts
-    return statistics.gain(both.difference(0, 1))
+def _bits_above(ours: Figures, other: Figures, corpus: Corpus, baseline: Scorer) -> Row:
+    """Return the difference in bits per byte to `baseline`, which read `corpus` and has the figures `other`."""
+    difference = bits_difference(ours[BITS], other[BITS])
+    if difference is None:
+        return {}
+    return {
+        **difference.row(f"{BITS}_difference"),
+        f"{BITS}_baseline": other[BITS].ratio,
+        f"{BITS}_baseline_bound": bool((text_figures.lower_bounds(corpus) & other[BITS].counted).any()),
+        f"{BITS}_over": baseline.folder.name,
+    }
 
 
-def strangers(run: Scorer, corpus: Corpus) -> bool:
-    """Whether `run` tells users apart, but nobody of those who wrote the texts of `corpus`: it knows none of them.
+def only_unknown_users(run: Scorer, corpus: Corpus) -> bool:
+    """Return whether `run` distinguishes users but knows none of those who wrote `corpus`.
 
-    They are all the unknown user then, and without context the expected one: the gain says nothing of what users bring.
+    All are then read as the unknown user, so that the gain does not show what users bring.
     """
     if not isinstance(run, Run) or not run.config.data.user or run.model.encoder is None:
         return False
@@ -169,6 +245,6 @@ def strangers(run: Scorer, corpus: Corpus) -> bool:
 
 
 def text_tallies(run: Scorer, corpus: Corpus) -> list[Tally]:
-    """One tally per text."""
+    """Return a tally for each text."""
     sums = text_figures.per_text(run.nats(corpus), corpus)
     return [Tally(float(total), int(count)) for total, count in zip(sums, corpus.lengths, strict=True)]

@@ -1,149 +1,211 @@
-"""Does the text that a model writes fit its context (thesis 2018, chapter 6)?
+"""Context-specificity of generated texts (thesis 2018, chapter 6): do texts fit the context that they were written for?
 
-Every model writes texts for each value of a column; a judge that has learned from real texts says which value each was
-written for. How often it is right is the model's context-specificity. It is compared with the perplexity of the same
-model, and with its accuracy as a classifier of real texts by Bayes' rule.
+A judge, which is a classifier of real texts, predicts the value that each generated text was written for. The share of
+correct predictions is the context-specificity of the model; the judge's accuracy on held-out real texts is the
+reference. Other figures say how varied texts are, how much they repeat themselves, and which share of their n-grams
+occurs in the training texts.
+
+Shapes: B texts, K values.
 """
 
-import hashlib
-import json
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from factorcell import files, limits
-from factorcell.config import UserError
-from factorcell.data.columns import must_have
-from factorcell.evaluation import perplexity, text_figures
-from factorcell.evaluation.bayes_rule import judged_texts
-from factorcell.evaluation.cautions import cautions
-from factorcell.evaluation.classification import classify
-from factorcell.evaluation.comparison import Candidate, compared
-from factorcell.evaluation.judge import Judge
-from factorcell.evaluation.text_figures import Figures
-from factorcell.generation.generate import DEFAULT, GenerationOptions, every, generate, origin, resumed
-from factorcell.model.adapters import ranked
+from factorcell.config import Config, UserError, choose
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import Corpus, longer
+from factorcell.data.tokenizer import Tokenizer
+from factorcell.data.values import category_name
+from factorcell.evaluation import baselines
+from factorcell.generation.generate import GenerationOptions, every, generate, origin, resumed
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
 
+KINDS: dict[str, type[baselines.Linear] | type[baselines.FastText]] = {
+    "linear": baselines.Linear,
+    "fasttext": baselines.FastText,
+}
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?")  # in the name of a value: "4 stars"
+DISTINCT, REPEATED, COPIED = 2, 3, 5  # lengths of the n-grams that are counted
+MAX_NGRAMS = 10_000  # n-grams by which variety is measured: it falls with their number
+
 Row = dict[str, Any]
+Hashes = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
-class Design:
-    """The contexts to write in: `number` for each value of a target; each draws values of the columns `draw`.
+class JudgeOptions:
+    """The column `target` that a judge predicts, and its classifier: one of `KINDS`, with a `seed`.
 
-    Other columns have the values of `context`.
+    `order` lists the values from low to high, if their names are not numbers.
     """
 
-    number: int = 200
-    context: Mapping[str, str] = field(default_factory=dict)
-    draw: Sequence[str] = ()
+    target: str
+    kind: str = "linear"
+    order: tuple[str, ...] = ()
+    seed: int = 0
 
     def __post_init__(self) -> None:
-        limits.check(number=self.number)
+        choose("judge", self.kind, tuple(KINDS))
 
-    def contexts(self, run: Run, target: str, seed: int) -> list[dict[str, str]]:
-        """Those of `run`, value after value of `target`, its draws by the `seed`."""
-        limits.check(seed=seed)
-        choices = {name: every(run.schema, name) for name in self.draw}
-        if target in self.draw:
-            raise UserError(f"{target} is the target: each of its values is written for, none is drawn")
-        for name in {target, *self.draw} & set(self.context):
-            raise UserError(f"--context gives {name} a value, which is to have several")
-        wanted: list[dict[str, str]] = []
-        for value in every(run.schema, target):
-            for _ in range(self.number):
-                random = np.random.default_rng([seed, len(wanted)])
-                drawn = {name: str(random.choice(names)) for name, names in choices.items()}
-                wanted.append({**self.context, target: value, **drawn})
-        return wanted
+
+@dataclass(frozen=True)
+class Judge:
+    """A classifier of the values of the column `target`, trained on real texts.
+
+    `seen` has the sorted hashes of the training n-grams, `scale` (K,) the values as numbers (None if they have no
+    order), `real` the figures of held-out real texts.
+    """
+
+    target: str
+    config: Config
+    train: Corpus
+    classify: baselines.Linear | baselines.FastText
+    seen: Hashes
+    scale: NDArray[np.float64] | None
+    real: Row
+
+    @classmethod
+    def train_on(
+        cls,
+        table: Any,
+        held_out: Any,
+        config: Config,
+        options: JudgeOptions,
+        *,
+        tokenizer: Tokenizer | None = None,
+        progress: bool = False,
+    ) -> "Judge":
+        """Train a judge on the real texts of `table`, and evaluate it on those of `held_out`.
+
+        `config` says how texts are read, with the `tokenizer` of the models, so that all read the same tokens.
+        `UserError` if the column has fewer than two frequent values, or the order lacks one of them.
+        """
+        target = options.target
+        config = baselines.with_target(config, target)
+        train, unseen = baselines.read(table, held_out, target, config, tokenizer=tokenizer, progress=progress)
+        scale = _scale(target, train.schema.categories[0].values[1:], options.order)
+        seen = np.unique(ngrams(train, COPIED)[0])
+        judge = cls(target, config, train, KINDS[options.kind](train, seed=options.seed), seen, scale, {})
+        return replace(judge, real=judge._figures(unseen)[0])
+
+    def judge(self, rows: Sequence[Mapping[str, Any]]) -> tuple[Row, NDArray[np.bool_]]:
+        """Return the figures of texts `{"text": ..., target: value}`, and which of them (B,) fit their value."""
+        if not rows:
+            raise UserError("no texts to judge")
+        for number, row in enumerate(rows, 1):
+            for name in ("text", self.target):
+                if name not in row:
+                    raise UserError(f"row {number} has no {name!r}; it has {', '.join(map(str, row)) or 'nothing'}")
+            names = self.train.schema.categories[0].values[1:]
+            choose(f"value of {self.target} in row {number}", category_name(row[self.target]), names)
+        table = [{self.config.data.text: row["text"], self.target: row[self.target]} for row in rows]
+        return self._figures(prepare(table, self.config, tokenizer=self.train.tokenizer, schema=self.train.schema))
+
+    def _figures(self, corpus: Corpus) -> tuple[Row, NDArray[np.bool_]]:
+        result = self.classify(corpus)
+        fits: NDArray[np.bool_] = result.predicted == result.truth
+        known = result.truth >= 0
+        deviation = None
+        if self.scale is not None and known.any():
+            deviation = float(np.abs(self.scale[result.predicted] - self.scale[result.truth])[known].mean())
+        row = {
+            "target": self.target,
+            "texts": len(corpus),
+            "accuracy": float(fits[known].mean()) if known.any() else math.nan,
+            "deviation": deviation,
+            "tokens": corpus.targets / len(corpus),
+            f"distinct_{DISTINCT}": distinct(corpus),
+            "repeated": repeated(corpus),
+            f"copied_{COPIED}": copied(corpus, self.seen),
+            "by_value": {row["value"]: row["recall"] for row in result.metrics()["values"] if row["count"]},
+        }
+        return row, fits
+
+
+def _scale(target: str, names: Sequence[str], order: Sequence[str]) -> NDArray[np.float64] | None:
+    """Return the values as numbers: their places in `order`, else the one number in each name, else None."""
+    if order:
+        for name in names:
+            if name not in order:
+                raise UserError(f"the order of {target} lacks {name!r}; it has {', '.join(order)}")
+        return np.array([float(list(order).index(name)) for name in names])
+    numbers = [NUMBER.findall(name) for name in names]
+    return np.array([float(found[0]) for found in numbers]) if all(len(found) == 1 for found in numbers) else None
+
+
+def ngrams(corpus: Corpus, length: int) -> tuple[Hashes, NDArray[np.int64]]:
+    """Return 64-bit hashes of all n-grams without special or unknown tokens, and the text that each is from."""
+    tokens, offsets = np.asarray(corpus.tokens).astype(np.uint64), np.asarray(corpus.offsets)
+    text = np.repeat(np.arange(len(corpus)), np.diff(offsets))
+    plain = (~np.isin(tokens, corpus.tokenizer.specials)).astype(np.int64)
+    run = np.append(0, np.cumsum(plain))
+    count = max(0, len(tokens) - length + 1)
+    hashed = np.zeros(count, dtype=np.uint64)
+    for place in range(length):
+        hashed = longer(hashed, tokens[place : place + count])
+    inside = run[length : length + count] - run[:count] == length  # each text begins with a special token
+    return hashed[inside], text[:count][inside]
+
+
+def distinct(corpus: Corpus, length: int = DISTINCT) -> float:
+    """Return the share of distinct n-grams among the first `MAX_NGRAMS` (Li et al. 2016)."""
+    hashed = ngrams(corpus, length)[0][:MAX_NGRAMS]
+    return len(np.unique(hashed)) / len(hashed) if len(hashed) else math.nan
+
+
+def repeated(corpus: Corpus, length: int = REPEATED) -> float:
+    """Return the share of the n-grams of a text that occurred earlier in it, averaged over texts that have any."""
+    hashed, text = ngrams(corpus, length)
+    order = np.lexsort((hashed, text))
+    first = np.append(True, (np.diff(hashed[order]) > 0) | (np.diff(text[order]) > 0))[: len(order)]
+    counts, unlike = (np.bincount(which, minlength=len(corpus)) for which in (text, text[order][first]))
+    there = counts > 0
+    return float((1 - unlike[there] / counts[there]).mean()) if there.any() else math.nan
+
+
+def copied(corpus: Corpus, seen: Hashes, length: int = COPIED) -> float:
+    """Return the share of n-grams whose hashes are among `seen`."""
+    hashed = ngrams(corpus, length)[0]
+    return float(np.isin(hashed, seen).mean()) if len(hashed) else math.nan
+
+
+def contexts(
+    run: Run, target: str, number: int, context: Mapping[str, str], draw: Sequence[str] = (), seed: int = 0
+) -> list[dict[str, str]]:
+    """Return `number` contexts for each value of `target`: `context`, with values of the columns `draw` at random."""
+    limits.check(number=number, seed=seed)
+    choices = {name: every(run.schema, name) for name in draw}
+    if target in draw:
+        raise UserError(f"{target} is the target: each of its values is written for, none is drawn")
+    for name in {target, *draw} & set(context):
+        raise UserError(f"--context gives {name} a value, which is to have several")
+    wanted: list[dict[str, str]] = []
+    for value in every(run.schema, target):
+        for _ in range(number):
+            random = np.random.default_rng([seed, len(wanted)])
+            drawn = {name: str(random.choice(names)) for name, names in choices.items()}
+            wanted.append({**context, target: value, **drawn})
+    return wanted
 
 
 def write(
     run: Run, wanted: Sequence[Mapping[str, str]], options: GenerationOptions, file: Path, *, progress: bool = False
 ) -> list[Row]:
-    """A text for each context `wanted`, kept in `file` as they are done; what is there already is not written again."""
+    """Write a text for each context to `file`, resuming after those that it has already; return all rows."""
     done = resumed(file, origin(run, options), wanted, 1) if file.exists() else 0
     rows = generate(run, wanted, options=options, unknown="group", first=done)
-    with progress_bar(
-        total=len(wanted), initial=done, desc=f"{run.folder.name} writes", unit="texts", show=progress
-    ) as bar:
+    name = f"{run.folder.name} writes"
+    with progress_bar(total=len(wanted), initial=done, desc=name, unit="texts", show=progress) as bar:
         for row in rows:
             files.append_row(file, row)
             bar.update()
     return files.read_rows(file)
-
-
-def measure(run: Run, judge: Judge, texts: Sequence[Row], held: Any) -> tuple[Row, Figures]:
-    """All figures of one model, of its `texts` and of the real texts of the table `held`; and what every text adds."""
-    target = judge.target
-    judged, fits = judge.judge_each([{"text": row["text"], target: row["context"][target]} for row in texts])
-    corpus = run.prepare(held, unknown="group")
-    nats = run.nats(corpus)
-    each = text_figures.of_nats(nats, corpus)
-    wanted = hashlib.sha256(json.dumps([target, *(row["context"] for row in texts)]).encode()).hexdigest()
-    each["specificity"] = text_figures.of_right(wanted, fits, np.ones_like(fits))
-    accuracy = None
-    if run.model.adapted:
-        found = classify(run, held, target, unknown="group")
-        accuracy, each["accuracy"] = found.metrics()["accuracy"], judged_texts(found)
-    row = {
-        "name": run.folder.name,
-        "model": run.config.model_name,
-        "rank": run.config.model.rank if ranked(run.config.model) else None,
-        "perplexity": perplexity.summarised(nats, corpus)["perplexity"],
-        "accuracy": accuracy,
-        "specificity": judged.pop("accuracy"),
-        "specificity_error": judged.pop("accuracy_error"),
-        "cautions": cautions([run]),
-        **judged,
-    }
-    return row, each
-
-
-def compare(
-    folders: Sequence[Path],
-    judge: Judge,
-    held: Any,
-    out: Path,
-    *,
-    design: Design,
-    options: GenerationOptions = DEFAULT,
-    progress: bool = False,
-) -> Iterator[tuple[Row, Figures]]:
-    """`measure` of each run, one after another; its texts are in `out`, where a second call resumes."""
-    out.mkdir(parents=True, exist_ok=True)
-    for folder in folders:
-        run = Run.open(folder)
-        must_have(held, run.config.data)
-        wanted = design.contexts(run, judge.target, options.seed)
-        yield measure(run, judge, write(run, wanted, options, out / _file(folder), progress=progress), held)
-
-
-def beside(measured: Sequence[tuple[Row, Figures]]) -> list[Row]:
-    """The rows with their differences to the first model, as `comparison.compared`: of the same contexts and texts."""
-    found = compared([Candidate(row["name"], [row], [each]) for row, each in measured])
-    return [{**judged, "model": row["model"]} for judged, (row, _) in zip(found, measured, strict=True)]
-
-
-def examples(out: Path, folders: Sequence[Path], target: str, count: int = 2) -> list[Row]:
-    """The first texts of each value, of each model."""
-    rows = []
-    for folder in folders:
-        seen: Counter[str] = Counter()
-        for row in files.read_rows(out / _file(folder)):
-            value = row["context"][target]
-            seen[value] += 1
-            if seen[value] <= count:
-                rows.append({"name": folder.name, "value": value, "text": row["text"]})
-    return rows
-
-
-def _file(folder: Path) -> str:
-    """Where the texts of a run are: two names, since runs of several searches may share one."""
-    return "-".join(folder.resolve().parts[-2:]) + ".jsonl"

@@ -1,9 +1,11 @@
-"""What every text adds to the figures of a model, kept in its folder, so that runs are compared without reading again.
+"""What every text adds to the figures of a model, saved in its folder so that runs can be compared later.
 
-A figure is a ratio of sums over texts: perplexity is exp(sum of nats / sum of targets), accuracy is sum of right ones /
-sum of judged ones. Two models are compared text by text where the key of their figures is the same.
+A figure is a ratio of sums over texts: perplexity is exp(sum of nats / sum of targets), accuracy is the number of
+correct texts over that of judged ones. Two models are compared text by text if the keys of their figures are equal.
 
-texts-4f0c2a91d37be865.safetensors   (in a run folder, one for each table)
+texts-4f0c2a91d37be865.safetensors   (in a run folder, one per table)
+
+Shapes: N texts.
 """
 
 import hashlib
@@ -25,10 +27,10 @@ Floats = NDArray[np.float64]
 
 
 class TextSums(NamedTuple):
-    """What each of N texts adds to both sums of a figure, `above` (N,) over `below` (N,); both NaN if it is omitted.
+    """What each text adds to both sums of a figure, `above` (N,) over `below` (N,); both NaN if it is omitted.
 
-    `key` tells the texts, and how they are read, from others. `originals` is a digest of the original texts where the
-    figure does not depend on how they are read; else it is empty.
+    `key` identifies the texts and how they are read. `originals` is a digest of the original texts if the figure does
+    not depend on how they are read, else empty.
     """
 
     key: str
@@ -37,7 +39,7 @@ class TextSums(NamedTuple):
     originals: str = ""
 
     def select(self, rows: NDArray[np.int64]) -> "TextSums":
-        """Those of the texts `rows` alone."""
+        """Return the sums of the texts `rows`."""
         originals = self.originals and f"{self.originals} some"
         return TextSums(f"{self.key} some", self.above[rows], self.below[rows], originals)
 
@@ -48,12 +50,12 @@ class TextSums(NamedTuple):
 
     @property
     def counted(self) -> NDArray[np.bool_]:
-        """Which texts are not omitted (N,)."""
+        """The texts that are not omitted (N,)."""
         return ~np.isnan(self.below)
 
     @property
     def ratio(self) -> float:
-        """The figure of all texts, or its logarithm where that is a perplexity."""
+        """The figure of all texts, or its logarithm if it is a perplexity."""
         with np.errstate(invalid="ignore", divide="ignore"):
             return float(self.above[self.counted].sum() / self.below[self.counted].sum())
 
@@ -61,31 +63,28 @@ class TextSums(NamedTuple):
 Figures = dict[str, TextSums]
 
 
-def key_of(corpus: Corpus, *asked: str) -> str:
-    """What tells the texts of a corpus, as its vocabulary reads them, and what was `asked` of them, from others."""
-    digest = hashlib.sha256(json.dumps([corpus.tokenizer.tokens, asked]).encode())
+def key_of(corpus: Corpus, *question: str) -> str:
+    """Return a digest of the texts of a corpus, its vocabulary, and the `question` that a figure answers."""
+    digest = hashlib.sha256(json.dumps([corpus.tokenizer.tokens, question]).encode())
     for array in (corpus.tokens, corpus.offsets):
         digest.update(np.ascontiguousarray(array, dtype=np.int64).tobytes())
     return digest.hexdigest()[:16]
 
 
 def per_text(values: NDArray[np.generic], corpus: Corpus) -> Floats:
-    """Sums (N,) over the texts of `corpus` of the `values` of its targets."""
+    """Return the sums (N,) over each text of the `values` of its targets."""
     sums: Floats = np.add.reduceat(np.append(values.astype(np.float64), 0.0), target_offsets(corpus)[:-1])
     return sums
 
 
 def of_nats(nats: NDArray[np.generic], corpus: Corpus) -> Figures:
-    """Both perplexities and the bits per byte from the nats of all targets of `corpus`."""
+    """Return both perplexities and the bits per byte from the nats of all targets of `corpus`."""
     known = np.where(known_targets(corpus), nats, 0.0)
     return of_sums(key_of(corpus), per_text(nats, corpus), per_text(known, corpus), corpus)
 
 
 def of_sums(key: str, nats: Floats, known: Floats, corpus: Corpus) -> Figures:
-    """Both perplexities and the bits per byte from the nats (N,) of the texts of `corpus` and of their `known` targets.
-
-    There are no bits per byte if the corpus lacks the original texts.
-    """
+    """Return both perplexities and the bits per byte from the nats (N,) of texts, and of their `known` targets."""
     targets, counted = corpus.lengths.astype(np.float64), per_text(known_targets(corpus), corpus)
     figures = {"perplexity": TextSums(key, nats, targets), "perplexity_known": TextSums(key, known, counted)}
     bits = bits_per_byte(key, nats, corpus)
@@ -93,10 +92,9 @@ def of_sums(key: str, nats: Floats, known: Floats, corpus: Corpus) -> Figures:
 
 
 def bits_per_byte(key: str, nats: Floats, corpus: Corpus) -> TextSums | None:
-    """Return bits (N,) over bytes (N,) of the original texts from the `nats` (N,) of the texts of `corpus`.
+    """Return bits over bytes of the original texts from the `nats` (N,) of the texts; None without the originals.
 
-    Texts that were cut are omitted, because the bytes of the part that was read are unknown. The result is None if the
-    corpus lacks the original texts.
+    Texts that were cut are omitted, because the bytes of the part that was read are unknown.
     """
     if corpus.originals is None:
         return None
@@ -112,12 +110,12 @@ def lower_bounds(corpus: Corpus) -> NDArray[np.bool_]:
 
 
 def of_right(key: str, right: NDArray[np.bool_], judged: NDArray[np.bool_]) -> TextSums:
-    """An accuracy, from which texts (N,) were `judged`, and which of them `right`."""
+    """Return an accuracy from which texts (N,) were `judged`, and which are `right`."""
     return TextSums(key, (right & judged).astype(np.float64), judged.astype(np.float64))
 
 
 def keep(folder: Path, figures: Mapping[str, TextSums]) -> None:
-    """Keep figures in the `folder` of their model, beside others of the same texts. `UserError` where it is closed."""
+    """Save figures in the `folder` of their model, next to others of the same texts."""
     for key in {sums.key for sums in figures.values()}:
         kept = {**read(folder, key), **{name: sums for name, sums in figures.items() if sums.key == key}}
         tensors = {
@@ -130,7 +128,7 @@ def keep(folder: Path, figures: Mapping[str, TextSums]) -> None:
 
 
 def read(folder: Path, key: str | None) -> Figures:
-    """What `keep` kept of the texts of this key; nothing where there is none."""
+    """Return the figures that `keep` saved of the texts of this key, if any."""
     if key is None or not key.isalnum() or not _path(folder, key).exists():
         return {}
     tensors, facts = files.load_tensors(_path(folder, key))

@@ -13,8 +13,6 @@ from factorcell.reports.elements import escaped
 from factorcell.reports.wording import (
     CANNOT,
     GUESSED,
-    advice_agreement,
-    advice_beside,
     advice_lead,
     advice_table,
     advised,
@@ -35,8 +33,8 @@ HOW = (
 )
 
 
-def page(name: str, found: Row, runs: Sequence[Row] = ()) -> str:
-    """The page of the advice on the table called `name`; `runs` as `advise.measured` gives them."""
+def page(name: str, found: Row) -> str:
+    """The page of the advice on the table called `name`."""
     lines = "".join(
         f"<li><b>{escaped(row['column'])}</b>: {escaped(advised(row))}: {escaped(row['why'])}.</li>"
         for row in found["columns"]
@@ -44,8 +42,7 @@ def page(name: str, found: Row, runs: Sequence[Row] = ()) -> str:
     note = (
         "The bar goes from the least to the most, the dot is expected. The dash: what of the most is a softmax bias's."
     )
-    note += " Diamonds were measured." if runs else ""
-    gains = elements.chart(gains_expected(_lines(found, runs)), "gains", "Expected gains of the columns", note)
+    gains = elements.chart(gains_expected(_lines(found)), "gains", "Expected gains of the columns", note)
     note = (
         "How often the value is guessed right from the first 5, 10 and 20 tokens of a text (pale dots) and from all "
         "(the darkest). The dash: always naming the most frequent value."
@@ -55,10 +52,6 @@ def page(name: str, found: Row, runs: Sequence[Row] = ()) -> str:
         ("What to do", f"<ul>{lines}</ul>"),
         ("What they could save", f'<div class="grid">{gains}{guesses}</div>'),
     ]
-    if runs:
-        sections.append(
-            ("Measured", _html(*advice_beside(runs)) + (f"<p>{line}</p>" if (line := advice_agreement(runs)) else ""))
-        )
     figures = _html(*advice_table(found)) + f"<p>{escaped(GUESSED)}.</p>"
     sections.append(("All figures", figures + _details(found["columns"])))
     sections.append(("How it was estimated", f"<p>{escaped(HOW)}</p><p>{escaped(CANNOT)}</p>"))
@@ -67,16 +60,10 @@ def page(name: str, found: Row, runs: Sequence[Row] = ()) -> str:
     )
 
 
-def _lines(found: Row, runs: Sequence[Row]) -> Sequence[Row]:
-    """The columns, and all of them together where there are several, each with what runs of it measured."""
-    lines: list[dict[str, Any]] = [
-        {"name": row["column"], "columns": [row["column"]], **row} for row in found["columns"]
-    ]
-    if len(lines) > 1:
-        lines.append({"name": "all together", **found["all"]})
-    for line in lines:
-        line["measured"] = [run["measured"] for run in runs if sorted(run["columns"]) == sorted(line["columns"])]
-    return lines
+def _lines(found: Row) -> Sequence[Row]:
+    """The columns, and all of them together where there are several."""
+    lines: list[Row] = [{"name": row["column"], **row} for row in found["columns"]]
+    return [*lines, {"name": "all together", **found["all"]}] if len(lines) > 1 else lines
 
 
 def _html(rows: Sequence[Row], names: Sequence[str]) -> str:
@@ -85,7 +72,7 @@ def _html(rows: Sequence[Row], names: Sequence[str]) -> str:
 
 
 def _details(rows: Sequence[Row]) -> str:
-    """The three readers, and how far columns tell each other."""
+    """The three readers, and other figures."""
     forms = {
         "nothing": ("perplexity_nothing", ".2f"),
         "inferring": ("perplexity_inferring", ".2f"),
@@ -97,17 +84,15 @@ def _details(rows: Sequence[Row]) -> str:
     }
     lines = []
     for row in rows:
-        told = "–" if row["told_by"] is None else f"{row['told']:.0%} by {row['told_by']}"
-        lines.append([row["column"], *(elements.formatted(row[key], form) for key, form in forms.values()), told])
-    header = ("column", *forms, "told")
-    content = elements.table(header, lines)
+        lines.append([row["column"], *(elements.formatted(row[key], form) for key, form in forms.values())])
+    content = elements.table(("column", *forms), lines)
     return f"<details><summary>Perplexity of the three readers, and more</summary>{content}</details>"
 
 
 def gains_expected(rows: Sequence[Row]) -> Figure:
-    """Gains of columns as bars from least to most, with the expected one and those measured.
+    """Gains of columns as bars from least to most, with the expected one.
 
-    Rows: name, least, expected, most, measured (a list) and, of one column, most_by_bias.
+    Rows: name, least, expected, most and, of one column, most_by_bias.
     """
     figure = Figure(figsize=(WIDTH, 0.75 + 0.36 * len(rows)), facecolor="none")
     height = figure.get_figheight()
@@ -127,8 +112,6 @@ def gains_expected(rows: Sequence[Row]) -> Figure:
             fontsize=8,
             color=INK,
         )
-        for gain in row["measured"]:
-            axes.plot(100 * gain, y, "D", color=INK, ms=4.5, mfc="none", zorder=5)
     _dress(axes)
     axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
     axes.set_ylim(len(rows) - 0.5, -0.75)

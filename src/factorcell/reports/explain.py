@@ -1,4 +1,4 @@
-"""Texts explained, and hidden units, each as one page.
+"""Texts explained, as one page.
 
 Colour is never the only sign: a token that the first context makes likelier has a bar over it, the other one under it,
 and every figure is in a table too.
@@ -11,7 +11,7 @@ from factorcell.evaluation.likelihood_ratios import STRENGTHS, strength
 from factorcell.reports import elements, tokens
 from factorcell.reports.charts import titled
 from factorcell.reports.tokens import FULL, SHADE
-from factorcell.reports.wording import drawn_unit, readable
+from factorcell.reports.wording import readable
 
 Row = Mapping[str, Any]
 
@@ -24,11 +24,6 @@ RATIO = (
 )
 POSTERIOR = "The probability of each context after every token, by Bayes' rule, all being equally likely before."
 MEAN = " Figures are means of the log likelihoods of {count} runs."
-UNITS = (
-    "The unit of a value is chosen on one half of the texts and judged on the other, by the states {when}. AUC is how "
-    "often a text of the value is on the right side of one without it: 0.5 is chance. Correlation is point-biserial. "
-    "All texts were read without their context."
-)
 
 
 def explanation(
@@ -183,37 +178,3 @@ def _all(rows: Sequence[Row], between: Sequence[str]) -> str:
         ]
         parts.append(f"<details><summary>{elements.escaped(title)}</summary>{elements.table(header, cells)}</details>")
     return "".join(parts)
-
-
-def units_page(
-    name: str, target: str, rows: Sequence[Row], drawn: Sequence[Row], regression: Row | None, when: str
-) -> str:
-    """The page of hidden units: `rows` of `indicators`, `drawn` of `along` with `value` and `sign`, `few_examples`."""
-    header = (target, "hidden unit", "AUC", "correlation", "texts")
-    cells = [
-        (
-            row["value"],
-            f"{row['hidden_unit']} ({'high' if row['sign'] > 0 else 'low'})",
-            elements.formatted(row["auc"], ".3f"),
-            elements.formatted(row["correlation"], "+.2f"),
-            elements.formatted(row["texts"], ",.0f"),
-        )
-        for row in rows
-    ]
-    note = f'<p class="muted">{elements.escaped(UNITS.format(when=when))}</p>'
-    sections = [("The unit that best indicates each value", elements.table(header, cells) + note)]
-    if drawn:
-        title = drawn_unit(drawn[0])
-        figure = tokens.unit_along(drawn, title)
-        note = "The value of the unit after every token: blue above zero, orange below it."
-        sections.insert(0, ("Along texts", elements.chart(figure, "unit", title, note)))
-    if regression:
-        accuracy = (
-            f"{regression['accuracy']:.1%} of {regression['tested']:,} texts are told right by logistic regression "
-            f"from the state after the text, given {regression['examples']} examples of each of "
-            f"{len(regression['values'])} values (± {regression['deviation']:.1%} between {regression['repeats']} "
-            f"draws of them); the most frequent value alone is right of {regression['chance']:.1%}."
-        )
-        sections.append(("With few examples", f"<p>{elements.escaped(accuracy)}</p>"))
-    lead = f"The hidden states of {titled(name)}, which was not told the {target} of any of these texts."
-    return elements.document(f"What hidden units know of {target}", sections, kicker="factorcell units", lead=lead)

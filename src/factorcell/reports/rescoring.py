@@ -3,12 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, PercentFormatter
-
 from factorcell.evaluation.rescoring.word_errors import align
-from factorcell.reports import charts, elements
+from factorcell.reports import elements
 from factorcell.reports.wording import RESCORING, gain
 
 Row = Mapping[str, Any]
@@ -33,12 +29,11 @@ def page(
     model: str,
     rows: Sequence[Row],
     summary: Sequence[Row],
-    depths: Sequence[Row],
     weights: Mapping[str, float],
 ) -> str:
-    """The page of the lists called `name`: rows of `rescore.rescore`, `summarise` and `by_depth`, and the weights.
+    """The page of the lists called `name`: rows of `rescore.rescore` and `summarise`, and the weights.
 
-    Without references, which `summary` and `depths` need, it has the weights and what has changed.
+    Without references, which `summary` needs, it has the weights and what has changed.
     """
     moved = [row for row in rows if row["place"] > 1]
     lead = f"{len(rows):,} utterances, their hypotheses scored by {model} in context: {len(moved):,} are chosen anew."
@@ -46,50 +41,17 @@ def page(
         overall = summary[0]
         rates = f"from {overall['first']:.1%} to {overall['rescored']:.1%}"
         lead += f" The word error rate goes {rates}; the best choice in every list would be {overall['oracle']:.1%}."
-    sections = [("Word errors", _errors(summary, depths, weights))] if summary else [("Weights", _weights(weights))]
+    sections = [("Word errors", _errors(summary, weights))] if summary else [("Weights", _weights(weights))]
     if moved:
         sections.append(("What has changed most", _changes(moved)))
     sections.append(("How it was measured", f"<p>{elements.escaped(HOW)}</p>"))
     return elements.document(f"Rescoring {name}", sections, kicker="factorcell rescore", lead=lead)
 
 
-def wer_by_depth(rows: Sequence[Row]) -> Figure:
-    """Word error rates over the length of the lists, logarithmic: what was chosen, and the oracle.
-
-    Rows: depth, rescored, oracle, as shares.
-    """
-    figure = Figure(figsize=(charts.WIDTH, 2.9), facecolor="none")
-    axes = figure.add_axes((0.115, 0.16, 0.86, 0.66))
-    looks = {"rescored": charts.ACCENT, "oracle": charts.MUTED}
-    depths = [float(row["depth"]) for row in rows]
-    for name, colour in looks.items():
-        axes.plot(depths, [row[name] for row in rows], "o-", color=colour, lw=1.7, ms=4, zorder=3)
-    axes.set_facecolor("none")
-    axes.set_xscale("log")
-    axes.set_xticks(depths, [f"{depth:g}" for depth in depths], minor=False)
-    axes.set_xticks([], minor=True)
-    axes.set_ylim(0, 1.12 * max(max(row["rescored"], row["oracle"]) for row in rows) or 1.0)
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
-    axes.spines[:].set_visible(False)
-    axes.spines["bottom"].set(visible=True, color=charts.RULE)
-    axes.tick_params(length=0, labelsize=8, labelcolor=charts.MUTED, pad=4)
-    axes.grid(axis="y", color=charts.RULE, lw=0.7)
-    axes.set_axisbelow(True)
-    axes.set_xlabel("hypotheses of a list", color=charts.MUTED, fontsize=9)
-    axes.set_title("word error rate", loc="left", fontsize=9, color=charts.MUTED, pad=6)
-    marks = [Line2D([], [], color=colour, lw=2.2, label=name) for name, colour in looks.items()]
-    charts.legend(figure, marks, 2, top=1.0, gap=0.4, length=1.1)
-    return figure
-
-
-def _errors(summary: Sequence[Row], depths: Sequence[Row], weights: Mapping[str, float]) -> str:
-    """The rates, overall and by the values of columns, the chart of the length of lists, the weights beside it."""
-    figure = wer_by_depth(depths)
-    note = "If lists were shorter: 1 is the first pass."
-    chart = elements.chart(figure, "depths", "Word error rate over the length of the lists", note)
+def _errors(summary: Sequence[Row], weights: Mapping[str, float]) -> str:
+    """The rates, overall and by the values of columns, and the weights."""
     overall = [row for row in summary if row["by"] == "all"]
-    content = f'{_rates(overall)}{_kinds(overall[0])}<div class="grid">{chart}<div>{_weights(weights)}</div></div>'
+    content = f"{_rates(overall)}{_kinds(overall[0])}{_weights(weights)}"
     for name in dict.fromkeys(row["by"] for row in summary if row["by"] != "all"):
         rows = [row for row in summary if row["by"] == name]
         content += f"<h3>By {elements.escaped(name)}</h3>{_rates(rows[:MOST])}"

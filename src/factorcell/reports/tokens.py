@@ -92,29 +92,6 @@ def _scale(axes: Axes, between: Sequence[str]) -> None:
     axes.text(left + width + 0.12, 0.11, f"▔ {_plain(_cut(between[0], 24))}", fontsize=7.5, color=INK, va="center")
 
 
-def unit_along(rows: Sequence[Row], title: str) -> Figure:
-    """The value of a hidden unit after every token of texts, above their letters (TACL 2018, figure 4).
-
-    Rows: tokens (token, value), unit.
-    """
-    values = [float(token["value"]) for row in rows for token in row["tokens"]]
-    reach = 1.05 * max((abs(value) for value in values), default=1.0) or 1.0
-    laid = [lines([token["token"] for token in row["tokens"]], row["unit"]) for row in rows]
-    figure, strips = _strips(laid, 0.3, [""] * len(rows))
-    figure.text(MARGIN / WIDTH, 1 - 0.14 / figure.get_figheight(), _plain(title), fontsize=9, color=MUTED, va="center")
-    for row, own in zip(rows, strips, strict=True):
-        for axes, line in own:
-            places = [begin + width / 2 for _, begin, width, _ in line]
-            heights = [float(row["tokens"][place]["value"]) for place, *_ in line]
-            axes.axhline(0, color=RULE, lw=0.8)
-            for colour, above in ((FIRST, True), (SECOND, False)):
-                side = [(value > 0) == above for value in heights]
-                axes.fill_between(places, heights, where=side, interpolate=True, color=colour, alpha=0.35, lw=0)
-            axes.plot(places, heights, color=INK, lw=1.1, solid_joinstyle="round")
-            axes.set_ylim(-reach, reach)
-    return figure
-
-
 def running_posterior(rows: Sequence[Row]) -> Figure:
     """How probable each context is after every token of texts, above their letters; the bottom is 0, the top 1.
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from factorcell.bootstrap import Interval
 from factorcell.data.vocabulary import SPECIALS, Specials
-from factorcell.evaluation.statistics import rank_correlation
 
 Row = Mapping[str, Any]
 
@@ -95,27 +94,6 @@ def advice_table(found: Row) -> tuple[list[dict[str, str]], list[str]]:
     return rows, [*names, "guessed from 10", "guessed from all", "majority"]
 
 
-def advice_beside(runs: Sequence[Row]) -> tuple[list[dict[str, str]], list[str]]:
-    """What runs gained beside what was expected."""
-    rows = []
-    for row in runs:
-        cells = {"run": row["run"], "columns": ", ".join(row["columns"]), "perplexity": f"{row['perplexity']:.2f}"}
-        cells["unadapted"] = f"{row['perplexity_unadapted']:.2f}"
-        for name in ("measured", "expected", "least", "most"):
-            cells[name] = "-" if row[name] is None else f"{row[name]:.1%}"
-        rows.append(cells)
-    return rows, list(rows[0])
-
-
-def advice_agreement(runs: Sequence[Row]) -> str:
-    """How expected and measured gains go together, in a line; empty of fewer than three runs."""
-    there = [row for row in runs if row["expected"] is not None]
-    found = rank_correlation([row["expected"] for row in there], [row["measured"] for row in there])
-    return (
-        "" if found["r"] is None else f"rank correlation of expected and measured: {found['r']:.2f} ({found['n']} runs)"
-    )
-
-
 def rescoring_table(summary: Sequence[Row]) -> tuple[list[dict[str, str]], list[str]]:
     """A row of text for every row of `rescore.summarise`, and the names of its columns."""
     rows = []
@@ -142,11 +120,6 @@ def agreed(row: Row) -> str:
         share = f"{row['same']:.1%} of nearest neighbours have the same {row['column']}"
         return f"{share}; of any two values {row['chance']:.1%} {of}."
     return f"The {row['column']} of a value and of its nearest neighbour correlate with {row['correlation']:.2f} {of}."
-
-
-def drawn_unit(row: Row) -> str:
-    """Which unit is drawn, and what of."""
-    return f"hidden unit {row['hidden_unit']}, {'high' if row['sign'] > 0 else 'low'} in {row['value']}"
 
 
 def sign(token: str) -> str:

@@ -19,7 +19,6 @@ from factorcell.evaluation.advice.conditional_ngram import (
     ValueNGram,
     exponents,
     inferred,
-    normalised,
     posterior,
     tilted,
 )
@@ -171,7 +170,6 @@ def test_inferring_adds_up_to_the_evidence(case: Case, fitted: ValueNGram) -> No
         np.testing.assert_allclose(posterior(every, texts, prior, 0.5, 2)[row], early - np.logaddexp(*early), atol=1e-5)
     sure = inferred(every, texts, np.array([0.0, -1e9]), 1.0)
     np.testing.assert_allclose(sure, every[:, 0], atol=1e-5)
-    np.testing.assert_allclose(np.exp(normalised(np.array([[0.0, 900.0, 900.0]]))), [[0, 0.5, 0.5]], atol=1e-9)
 
 
 def test_the_truth_of_synthetic_texts_is_found() -> None:

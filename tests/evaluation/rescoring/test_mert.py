@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from factorcell.evaluation.rescoring import mert
 from factorcell.evaluation.rescoring.mert import (
     best_step,
-    chosen,
     corners,
     errors_at,
     fewest_errors,
@@ -72,7 +71,6 @@ def test_padding_changes_nothing() -> None:
     both = padded(lists)
     assert both.shape == (2, 3, 2)
     assert both[1].tolist() == [[7.0, 8.0]] * 3
-    assert chosen(np.array([[1.0, 1.0, 0.0], [0.0, 2.0, 2.0]])).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -27,9 +27,6 @@ ROWS: list[dict[str, Any]] = [
     },
     {"id": 7, "hypotheses": [{"text": "", "acoustic": -1.0, "lm": -2.0}], "reference": "", "speaker": None},
 ]
-BYTELOG = 1024 * math.log(1.0001)
-TIMED = "(-900) <s> ( st: 0 et: 0 g: 0 a: -5 ) so ( st: 1 et: 9 g: -70 a: -800 ) s ( st: 1 et: 4 g: 0 a: -300 ) "
-TIMED += "o ( st: 5 et: 9 g: 0 a: -500 ) it ( st: 10 et: 20 g: -30 a: -100 )"
 
 
 def kaldi(folder: Path, **files: str) -> Path:
@@ -75,17 +72,6 @@ def test_kaldi_negates_costs_and_keeps_order(tmp_path: Path) -> None:
 
 
 def test_srilm_scores_become_nats(tmp_path: Path) -> None:
-    """The three formats; sub-word units and silence are no words; a folder has an utterance a file."""
-    (tmp_path / "one.score").write_text("NBestList1.0\n(-100) so it -pau- is\n(-120.5) so\n")
-    one = read_nbest(tmp_path / "one.score")
-    assert (one.names, one.utterances[0].id) == (("score",), "one")
-    assert one.utterances[0].texts == ("so it is", "so")
-    assert one.utterances[0].scores.ravel() == pytest.approx([-100 * BYTELOG, -120.5 * BYTELOG])
-    (tmp_path / "two").write_text(f"NBestList2.0\n{TIMED}\n")
-    two = read_nbest(tmp_path / "two")
-    assert two.names == ("acoustic", "lm")
-    assert two.utterances[0].texts == ("so it",)
-    assert two.utterances[0].scores[0] == pytest.approx([-905 * BYTELOG, -100 * BYTELOG])
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "b.gz").write_bytes(gzip.compress(b"-10.5 -3 2 so it\n"))
@@ -230,14 +216,6 @@ def hypothesis(**fields: Any) -> list[dict[str, Any]]:
         (written('{"id": 1,\n'), "x line 1: not valid JSON"),
         (written(json.dumps({"id": "a", "hypotheses": [{"text": "", "model": 1}]})), "a score is named 'model'"),
         (written(""), "x: an empty list"),
-        (written("NBestList1.0\n"), "x: an empty list"),
-        (written("NBestList3.0\n(1) a\n"), "unknown kind of list 'NBestList3.0' (did you mean 'NBestList"),
-        (written("NBestList1.0\n\n(1,5) a\n"), "x line 3: '1,5' is not a finite number; a line is (SCORE) WORD ..."),
-        (written("NBestList1.0\n-3 a\n"), "x line 2: '-3 a' is not (SCORE) WORD"),
-        (
-            written("NBestList2.0\n(1) a ( st: 0 et: 1 g: 0 )\n"),
-            "x line 2: '(1) a ( st: 0 et: 1 g: 0 )' is not (SCORE)",
-        ),
         (written("-1 -2 3 a b c\n-1 b 1 a\n"), "x line 2: 'b' is not a finite number; a line is ACOUSTIC LM"),
         (written("a b\n"), "x line 1: 'a b' is not ACOUSTIC LM WORDS-COUNT WORD ...; lists are JSON lines, Kaldi's,"),
         (lambda folder: folder / "nowhere", "nowhere: there is no such file or folder"),
@@ -271,12 +249,6 @@ def test_form_is_said_or_found(tmp_path: Path) -> None:
             read_nbest(tmp_path / "x", form)
     with pytest.raises(UserError, match="no utterances"):
         read_nbest([])
-    both = tmp_path / "both"
-    both.mkdir()
-    (both / "a").write_text("-1 -2 1 a\n")
-    (both / "b").write_text("NBestList1.0\n(-1) a\n")
-    with pytest.raises(UserError, match="b: has the scores score, another list has acoustic, lm"):
-        read_nbest(both)
 
 
 def test_references_and_columns_from_files(tmp_path: Path) -> None:

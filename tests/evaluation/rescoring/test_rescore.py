@@ -1,7 +1,6 @@
 """Rescoring against scores of one text at a time; weights that change nothing, and weights that must be found."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from factorcell.evaluation.rescoring.nbest import NBest, read_nbest
 from factorcell.evaluation.rescoring.rescore import (
     Scored,
     ScoreWeights,
-    by_depth,
     chosen,
     fit,
     rescore,
@@ -257,23 +255,8 @@ def test_rates_are_sums_of_errors_over_words(run: Run) -> None:
         summarise(one, ["hall"])
 
 
-def test_shorter_lists(run: Run) -> None:
-    """Depth 1 is the first pass, the last depth the whole lists; the oracle never gets worse with depth."""
-    scored = score(run, lists(30))
-    weights = ScoreWeights({"model": 1.0})
-    overall = summarise(rescore(scored, weights))[0]
-    depths = by_depth(scored, weights)
-    assert [row["depth"] for row in depths] == [1, 2, 5]
-    assert depths[0]["rescored"] == depths[0]["oracle"] == pytest.approx(overall["first"])
-    assert depths[-1]["rescored"] == pytest.approx(overall["rescored"])
-    assert depths[-1]["oracle"] == pytest.approx(overall["oracle"])
-    oracle = [row["oracle"] for row in depths]
-    assert oracle == sorted(oracle, reverse=True)
-    assert math.isfinite(sum(oracle))
-
-
 def test_rows_are_json(run: Run, tmp_path: Path) -> None:
     scored = score(run, lists(3))
     rows = rescore(scored, ScoreWeights.shared(("acoustic", "lm")))
-    files.write_rows(tmp_path / "rows.jsonl", [*rows, *summarise(rows), *by_depth(scored, ScoreWeights({}))])
+    files.write_rows(tmp_path / "rows.jsonl", [*rows, *summarise(rows)])
     assert files.read_rows(tmp_path / "rows.jsonl")[:3] == rows

@@ -10,10 +10,9 @@ import torch
 from factorcell.completion.online import Learner, LearningRule
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
-from factorcell.evaluation.rescoring import rescore
 from factorcell.evaluation.rescoring.nbest import NBest, read_nbest
 from factorcell.evaluation.rescoring.rescore import Scored, ScoreWeights, score
-from factorcell.evaluation.rescoring.speakers import begin, learn, turns
+from factorcell.evaluation.rescoring.speakers import begin, learn
 from factorcell.model.run import Run
 from factorcell.training.trainer import observe
 from tests.small import make_run
@@ -87,22 +86,17 @@ def by_hand(run: Run, nbest: NBest, rule: LearningRule) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("optimiser", ["adagrad", "adadelta"])
-def test_turns_are_the_same_as_one_after_the_other(
-    optimiser: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run without biases of single speakers, whose nats `Learner` has; in parts of any size."""
+def test_scores_equal_those_of_one_text_at_a_time(optimiser: str, tmp_path: Path) -> None:
+    """For a run without biases of single speakers, whose nats `Learner` computes."""
     run, rule, nbest = make(tmp_path / "run"), LearningRule(optimiser, 0.5), lists(20)
-    expected = by_hand(run, nbest, rule)
-    for size in (4_000, 7):
-        monkeypatch.setattr(rescore, "AT_ONCE", size)
-        learned = learn(run, nbest, WEIGHTS, rule=rule)
-        for values, wanted in zip(learned.model, expected, strict=True):
-            assert values == pytest.approx(wanted, abs=1e-3)
+    learned = learn(run, nbest, WEIGHTS, rule=rule)
+    for values, wanted in zip(learned.model, by_hand(run, nbest, rule), strict=True):
+        assert values == pytest.approx(wanted, abs=1e-3)
     still = score(run, nbest, unknown="group")
     moved = [not np.allclose(one, other, atol=1e-2) for one, other in zip(still.model, learned.model, strict=True)]
     assert moved[:4] == [False] * 4  # nobody has said anything before
     assert sum(moved) >= 5
-    assert not any(moved[3::4])  # nobody learns nothing
+    assert not any(moved[3::4])  # utterances without a speaker
 
 
 def test_what_is_chosen_is_what_is_learned(run: Run) -> None:
@@ -133,11 +127,6 @@ def test_long_choices_are_scored_whole_and_learned_as_in_training(run: Run) -> N
     assert len({float(scores[0][0]) for scores in found}) == 3
     for _, scores in found[1:]:
         assert np.array_equal(scores, found[0][1])
-
-
-def test_turns_have_everybody_once() -> None:
-    assert turns(["a", "b", "a", None, "a", "b", None]) == [[0, 1, 3, 6], [2, 5], [4]]
-    assert turns([None, "a"]) == [[0, 1]]
 
 
 def test_other_columns_follow_unknown(run: Run) -> None:

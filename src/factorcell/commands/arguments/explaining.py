@@ -1,4 +1,4 @@
-"""What the verbs take that explain texts and models."""
+"""Arguments of the commands that explain texts and models."""
 
 from pathlib import Path
 
@@ -48,19 +48,3 @@ def contexts(verb: Parser) -> None:
     verb.rare.add_argument("--groups", type=int, default=8, help="the largest groups of a map")
     verb.rare.add_argument("--points", action="store_true", help="also the points of a map of groups")
     options.seed(verb.rare, "the folds of a prediction")
-
-
-def units(verb: Parser) -> None:
-    """`factorcell units`."""
-    options.run(verb)
-    verb.add_argument("table", type=Path, metavar="TABLE", help="table of texts with the column")
-    verb.add_argument("--target", required=True, metavar="COLUMN", help="any column of TABLE, known to the run or not")
-    verb.add_argument("--text", action="append", default=[], help="draw the unit along this text (repeatable)")
-    verb.add_argument("--value", help="whose unit is drawn (default: the value with the best one)")
-    verb.add_argument("--every-token", action="store_true", help="choose by the states after every token, not the last")
-    options.written(verb, "--page", "write a page", metavar="HTML")
-    options.computing(verb, "float32")
-    text = "of each value, for logistic regression; 0: none"
-    verb.rare.add_argument("--examples", type=int, default=30, help=text)
-    verb.rare.add_argument("--repeats", type=int, default=10, help="draws of the examples")
-    options.seed(verb.rare, "halves and examples")

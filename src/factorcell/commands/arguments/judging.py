@@ -1,4 +1,4 @@
-"""What the verbs take that judge texts, models and columns."""
+"""Arguments of the commands that evaluate texts, models and columns."""
 
 import math
 from pathlib import Path
@@ -101,9 +101,6 @@ def advise(verb: Parser) -> None:
     verb.add_argument("--config", type=Path, help="TOML or JSON file of options; those given here win")
     verb.add_argument("--rows", type=int, default=ADVICE_ROWS, help="rows that are read, drawn at random")
     options.seed(verb, "what is drawn")
-    verb.add_argument(
-        "--measured", nargs="+", type=Path, default=[], metavar="RUN", help="trained runs to compare with"
-    )
     options.written(verb, "--page", "an HTML page of it all", metavar="HTML")
     options.json(verb)
     options.threads_of(verb)

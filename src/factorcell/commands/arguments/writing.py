@@ -33,7 +33,7 @@ def specificity(verb: Parser) -> None:
     verb.add_argument("--target", required=True, metavar="COLUMN", help=text)
     verb.add_argument("--train", required=True, type=Path, metavar="TABLE", help="real texts to learn to judge from")
     verb.add_argument("--dev", required=True, type=Path, metavar="TABLE", help="real texts that all are measured on")
-    text = "folder of the texts, the figures and the page"
+    text = "folder of the texts and the figures"
     options.written(verb, "--out", text, folder=True, required=True, metavar="FOLDER")
     verb.add_argument("--judge", choices=JUDGES, default="linear", help="the classifier")
     verb.add_argument("--order", nargs="+", default=[], metavar="VALUE", help="values from low to high, if no numbers")

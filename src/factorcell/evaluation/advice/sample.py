@@ -1,10 +1,10 @@
-"""What advice rests on: a sample of a table, its context columns as labels; train, tune and test texts.
+"""The data of an advice: a sample of a table, its context columns as labels, and train, tune and test texts.
 
 Shapes: B texts, T targets, K values (and one more for missing).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,10 @@ from factorcell.evaluation import ngram
 from factorcell.evaluation.advice.conditional_ngram import IndexedTexts, ValueNGram
 from factorcell.evaluation.ngram import NGram
 
-HELD_OUT, MOST_HELD = 0.1, 6000  # share and number of texts that are not counted; half are tune, half test texts
-VALUES = 2000  # at most so many values of a column; rarer ones are one
+HELD_OUT, MOST_HELD = 0.1, 6000  # share and maximal number of held-out texts: half are tune, half test texts
+VALUES = 2000  # maximal number of values of a column; rarer ones share a label
 TUNED, JUDGED, PRODUCTS = 4000, (10_000, 30_000), 3.0e11  # tune targets, test targets, multiplications for the latter
-BINS = 10  # quantiles that stand for the values of a number
+BINS = 10  # quantiles of a numeric column
 ORDER, ORDER_OF_CHARACTERS = 3, 6  # of the n-gram models
 
 Ids = NDArray[np.int64]
@@ -31,7 +31,7 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class LabelColumn:
-    """A context column by its values: `labels` (B,) are 0 to K - 1, and K where it is missing; `rare` ones are 0."""
+    """A context column: `labels` (B,) are 0 to K - 1, and K if missing; `rare` counts the values with label 0."""
 
     name: str
     kind: str
@@ -43,7 +43,7 @@ class LabelColumn:
 def sample(
     source: Any, columns: Sequence[str], rows: int = ADVICE_ROWS, seed: int = 0
 ) -> tuple[dict[str, list[Any]], int]:
-    """At most `rows` of a table, drawn alike in one pass and in its order, as columns; and how many it has."""
+    """Draw at most `rows` of a table uniformly, in one pass and in order; return them as columns, and the row count."""
     random, bound, total = np.random.default_rng(seed), 1.0, 0
     kept: dict[str, list[Any]] = {name: [] for name in columns}
     keys = np.zeros(0)
@@ -63,7 +63,7 @@ def sample(
 
 
 def columns_of(corpus: Corpus) -> list[LabelColumn]:
-    """The context columns of a corpus as values: numbers by quantiles, values beyond the most frequent as rare."""
+    """Return the context columns of a corpus as labels."""
     schema, found = corpus.schema, []
     for variable in schema.variables:
         if variable.kind == "category":
@@ -80,7 +80,7 @@ def columns_of(corpus: Corpus) -> list[LabelColumn]:
 
 
 def _binned(variable: Variable, numbers: NDArray[np.float32]) -> LabelColumn:
-    """A number as quantile ranges, or as its values where these are few."""
+    """Label a numeric column by quantile ranges, or by its values if they are few."""
     edges = np.unique(numbers)
     if len(edges) > BINS:
         edges = np.unique(np.quantile(numbers, np.linspace(0, 1, BINS + 1)[:-1]))
@@ -90,7 +90,7 @@ def _binned(variable: Variable, numbers: NDArray[np.float32]) -> LabelColumn:
 
 @dataclass(frozen=True)
 class Split:
-    """The train, tune and test texts of a corpus, and a base model. Tune texts fit what counts do not determine."""
+    """The train, tune and test texts of a corpus, and a base model; tune texts fit what counts do not determine."""
 
     corpus: Corpus
     model: NGram
@@ -98,11 +98,11 @@ class Split:
     train: IndexedTexts
     tune: IndexedTexts
     test: IndexedTexts
-    nothing: NDArray[np.float64]  # log probabilities of the targets of `test` (T,) by the model of a single value
+    nothing: NDArray[np.float64]  # log probabilities of the targets of `test` (T,) by a model of a single value
 
     @classmethod
     def of(cls, corpus: Corpus, config: Config, values: int, seed: int, progress: bool = False) -> "Split":
-        """A split for columns of at most so many `values`; the more products a target costs, the fewer test texts."""
+        """Split a corpus whose columns have at most `values` values; more values mean fewer test texts."""
         order = np.random.default_rng(seed).permutation(len(corpus))
         held = min(MOST_HELD, max(4, int(HELD_OUT * len(corpus))))
         judging = int(np.clip(PRODUCTS / (values * len(corpus.tokenizer)), *JUDGED))
@@ -112,31 +112,16 @@ class Split:
         counts = ngram.count(parts[0], ORDER_OF_CHARACTERS if corpus.tokenizer.is_character_level else ORDER, progress)
         model = NGram(Path(), config.with_options(context=()), corpus.tokenizer, counts)
         train, tune, test = (IndexedTexts.find(model, part, counted=part is parts[0]) for part in parts)
-        return cls(corpus, model, rows, train, tune, test, _of_one_value(model, train, tune, test))
+        single = ValueNGram(model, train, np.zeros(len(parts[0]), dtype=np.int64), 1)
+        single.fit_longer(tune, np.zeros(len(parts[1]), dtype=np.int64), np.exp(tune.base))
+        nothing = np.log(single.lengthen(test, np.zeros(len(parts[2]), dtype=np.int64), np.exp(test.base)))
+        return cls(corpus, model, rows, train, tune, test, nothing)
 
     def labels(self, column: LabelColumn) -> tuple[Ids, Ids, Ids]:
-        """The labels of the three parts."""
         train, tune, test = (column.labels[rows] for rows in self.rows)
         return train, tune, test
 
 
-def _of_one_value(model: NGram, train: IndexedTexts, tune: IndexedTexts, test: IndexedTexts) -> NDArray[np.float64]:
-    """What columns are held against: all that the models of values do, but with one value, that of all texts."""
-    labels = [np.zeros(len(texts.starts) - 1, dtype=np.int64) for texts in (train, tune, test)]
-    single = ValueNGram(model, train, labels[0], 1)
-    single.fit_longer(tune, labels[1], np.exp(tune.base))
-    logs: NDArray[np.float64] = np.log(single.lengthen(test, labels[2], np.exp(test.base)))
-    return logs
-
-
 def _first(corpus: Corpus, rows: Ids, targets: int) -> Ids:
-    """So many of `rows` that they have about `targets` targets, at least two."""
+    """Return the first of `rows`, at least two, that have about `targets` targets together."""
     return rows[: max(2, int(np.searchsorted(np.cumsum(corpus.lengths[rows]), targets)))]
-
-
-def beginnings(corpus: Corpus, first: int) -> Corpus:
-    """The first so many tokens of every text of a corpus."""
-    sizes = np.minimum(np.diff(corpus.offsets), first + 1)
-    offsets = np.append(0, np.cumsum(sizes))
-    places = np.repeat(corpus.offsets[:-1] - offsets[:-1], sizes) + np.arange(offsets[-1])
-    return replace(corpus, tokens=corpus.tokens[places], offsets=offsets)

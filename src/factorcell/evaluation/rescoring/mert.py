@@ -1,12 +1,12 @@
-"""Weights under which the right hypotheses of n-best lists come first: total(h) = w . x(h), the largest is chosen.
+"""Weights under which the right hypotheses of n-best lists come first; total(h) = w . x(h), the largest is chosen.
 
-Fewest errors  E(w) = sum_u errors of the first among the largest totals of u. Along a line w + t d each hypothesis is a
-               straight line in t, the chosen ones are their upper envelope, and E is constant between its corners: its
-               minimum along the line is found exactly (Och 2003, section 5). Lines are along the features and at
-               random, starts are those given and random ones (Powell's method without its change of directions).
-Most likely    sum_u log p(best of u), p(h) = exp(w . x(h)) / sum_h' exp(w . x(h')): concave, found by Newton's steps.
+Fewest errors  E(w) = sum_u errors of the first of the largest totals of u. Along a line w + t d each hypothesis is a
+               straight line in t, the chosen ones are the upper envelope, and E is constant between its corners, so the
+               minimum along a line is found exactly (Och 2003, section 5). Lines are along the features and random,
+               starts are the specified ones and random ones (Powell's method without change of directions).
+Most likely    sum_u log p(best of u), p(h) = exp(w . x(h)) / sum_h' exp(w . x(h')): concave, by Newton's method.
 
-Shapes: U utterances, H hypotheses of the longest list (shorter ones are filled up by copies of their first, which
+Shapes: U utterances, H hypotheses of the longest list (shorter ones are padded with copies of their first, which
 cannot change what is chosen), F features, K corners.
 """
 
@@ -20,33 +20,28 @@ from factorcell.progress import progress_bar
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
-STARTS = 8  # of chance, beside those given
-LINES = 6  # of chance, in every round over the lines of the features
+STARTS = 8  # random starts
+LINES = 6  # random lines of each round
 ROUNDS = 50
-RIDGE = 1e-3  # of weights in standard deviations, so that lists told apart without a doubt have a maximum too
+RIDGE = 1e-3  # of weights in standard deviations, so that perfectly separated lists have a maximum too
 
 
 def padded(lists: Sequence[NDArray[np.generic]]) -> NDArray[np.generic]:
-    """Lists (H_u, ...) as one array (U, H, ...), filled up by copies of their first rows."""
+    """Return lists (H_u, ...) as one array (U, H, ...), padded with copies of their first rows."""
     longest = max(len(one) for one in lists)
     return np.stack([np.concatenate([one, np.repeat(one[:1], longest - len(one), axis=0)]) for one in lists])
 
 
-def chosen(totals: Floats) -> Ids:
-    """The place (U,) of the largest of each row of totals (U, H), the first among equals."""
-    places: Ids = totals.argmax(axis=1)
-    return places
-
-
 def errors_at(features: Floats, errors: Ids, weights: Floats) -> int:
-    """The errors of what `weights` (F,) choose, of `features` (U, H, F) and `errors` (U, H)."""
-    return int(np.take_along_axis(errors, chosen(features @ weights)[:, None], 1).sum())
+    """Return the `errors` (U, H) of the hypotheses that `weights` (F,) choose by their `features` (U, H, F)."""
+    places = (features @ weights).argmax(axis=1)
+    return int(np.take_along_axis(errors, places[:, None], 1).sum())
 
 
 def corners(heights: Floats, slopes: Floats, errors: Ids) -> tuple[Floats, Ids]:
-    """Where the errors of the upper envelopes of heights + t slopes (U, H) change: t (K,), and errors between (K + 1,).
+    """Return where the errors of the upper envelopes of heights + t slopes (U, H) change, t (K,), and errors (K + 1,).
 
-    All envelopes are walked together, from t = -infinity on: a step goes to where the next steeper line crosses.
+    All envelopes are followed together from t = -infinity; a step goes to the crossing with the next steeper line.
     """
     rows = np.arange(len(heights))
     flattest = slopes == slopes.min(axis=1, keepdims=True)
@@ -68,10 +63,9 @@ def corners(heights: Floats, slopes: Floats, errors: Ids) -> tuple[Floats, Ids]:
 
 
 def best_step(heights: Floats, slopes: Floats, errors: Ids) -> tuple[float, int]:
-    """The t with the fewest errors along lines heights + t slopes, and how many they are.
+    """Return the t with the fewest errors along lines heights + t slopes, and their number.
 
-    It is the middle of the widest part that has so few; a part without an end goes as far beyond its corner as the
-    corners lie apart.
+    It is the middle of the widest such part; an unbounded part reaches as far beyond its corner as the corners span.
     """
     places, totals = corners(heights, slopes, errors)
     if not len(places):
@@ -86,9 +80,9 @@ def best_step(heights: Floats, slopes: Floats, errors: Ids) -> tuple[float, int]
 def fewest_errors(
     features: Floats, errors: Ids, starts: Sequence[Floats], seed: int = 0, progress: bool = False
 ) -> tuple[Floats, int]:
-    """Weights (F,) with few errors, and how many: the best that line searches from `starts` and random ones reach.
+    """Return the best weights (F,) that line searches from `starts` and random ones reach, and their errors.
 
-    Earlier starts win where errors are equal. What does not vary within lists has weight 0.
+    Earlier starts win ties. Features that do not vary within lists have weight 0.
     """
     random = np.random.default_rng(seed)
     scale = deviations(features)
@@ -96,36 +90,36 @@ def fewest_errors(
     points = [start * scale for start in starts] + list(random.normal(size=(STARTS, count)))
     best, fewest = points[0], errors_at(scaled, errors, points[0])
     for point in progress_bar(points, desc="fitting", unit="starts", show=progress):
-        reached, found = _descend(scaled, errors, point, random)
-        if found < fewest:
-            best, fewest = reached, found
+        reached, count_reached = _descend(scaled, errors, point, random)
+        if count_reached < fewest:
+            best, fewest = reached, count_reached
     return best / scale * (features.var(axis=1).max(axis=0) > 0), fewest
 
 
 def _descend(features: Floats, errors: Ids, weights: Floats, random: np.random.Generator) -> tuple[Floats, int]:
-    """Line searches in rounds, until a round finds no fewer errors."""
+    """Search along lines in rounds, until a round does not reduce the errors."""
     count = len(weights)
-    found = errors_at(features, errors, weights)
+    fewest = errors_at(features, errors, weights)
     for _ in range(ROUNDS):
-        before = found
+        before = fewest
         for direction in (*np.eye(count), *random.normal(size=(LINES, count))):
             step, fewer = best_step(features @ weights, features @ direction, errors)
             moved = weights + step * direction
-            if fewer < found and errors_at(features, errors, moved) < found:  # rounding may part what is equal
-                weights, found = moved, errors_at(features, errors, moved)
-        if found == before:
+            if fewer < fewest and errors_at(features, errors, moved) < fewest:  # rounding may separate equal totals
+                weights, fewest = moved, errors_at(features, errors, moved)
+        if fewest == before:
             break
-    return weights, found
+    return weights, fewest
 
 
 def deviations(features: Floats) -> Floats:
-    """How much each feature (F,) varies within lists; 1 of one that does not."""
+    """Return the standard deviation of each feature (F,) within lists; 1 if it does not vary."""
     spread: Floats = np.sqrt(features.var(axis=1).mean(axis=0))
     return np.where(spread > 0, spread, 1.0)
 
 
 def log_shares(features: Floats, real: NDArray[np.bool_], weights: Floats) -> Floats:
-    """log p (U, H) of each hypothesis among those of its list that are `real` (U, H), -infinity of the others."""
+    """Return log p (U, H) of each hypothesis among the `real` ones (U, H) of its list, -infinity for the others."""
     totals = np.where(real, features @ weights, -np.inf)
     totals = totals - totals.max(axis=1, keepdims=True)
     shares: Floats = totals - np.log(np.exp(totals).sum(axis=1, keepdims=True))
@@ -133,9 +127,9 @@ def log_shares(features: Floats, real: NDArray[np.bool_], weights: Floats) -> Fl
 
 
 def likeliest(features: Floats, real: NDArray[np.bool_], errors: Ids) -> tuple[Floats, float]:
-    """Weights (F,) under which hypotheses with the fewest errors are most likely, and their log p in nats a list.
+    """Return weights (F,) that make the hypotheses with fewest errors most likely, and their log p in nats per list.
 
-    Where several have the fewest, the mean of their log p counts, which keeps the sum concave.
+    If several have the fewest, the mean of their log p counts, which keeps the sum concave.
     """
     scale = deviations(features)
     scaled = features / scale
@@ -166,7 +160,7 @@ def likeliest(features: Floats, real: NDArray[np.bool_], errors: Ids) -> tuple[F
 
 
 def share(first: Floats, second: Floats) -> float:
-    """The weight s of `second` under which sum log((1 - s) exp(first) + s exp(second)), both (U,), is largest."""
+    """Return the s that maximizes sum log((1 - s) exp(first) + s exp(second)), both (U,)."""
     top = np.maximum(first, second)
     one, two = np.exp(first - top), np.exp(second - top)
     low, high = 0.0, 1.0

@@ -1,19 +1,18 @@
-"""N-best lists of a recogniser, read from files of four kinds.
+"""N-best lists of a recogniser, read from files of four formats.
 
-JSON lines   an utterance per line; what else it has are columns (context, or to report by):
+JSON lines   one utterance per line; all other fields are columns (context, or to report by):
              {"id": "a1", "hypotheses": [{"text": "so it is", "acoustic": -31.2, "lm": -9.5}, ...],
               "reference": "so is it", "speaker": "ann"}
-             Every number of a hypothesis is a score, a log probability in nats; all hypotheses have the same.
+             Every number of a hypothesis is a score, a log probability in nats; all hypotheses have the same scores.
 Kaldi        a folder of text files as nbest-to-linear writes them: words_text (or words) with lines `a1-1 so it is`,
-             and costs `a1-1 31.2`: ac_cost, lm_cost, lmwt.nolm, lmwt.lmonly, those of them that there are.
-NeMo         a file `preds_out_*.tsv` of beam search, lines `so it is<TAB>-31.2`, a given number for each utterance,
-             or JSON lines of `transcribe_speech.py` with all beams:
+             and costs `a1-1 31.2` in any of ac_cost, lm_cost, lmwt.nolm and lmwt.lmonly.
+NeMo         a file `preds_out_*.tsv` of beam search with lines `so it is<TAB>-31.2`, a fixed number per utterance, or
+             JSON lines of `transcribe_speech.py` with all beams:
              {"audio_filepath": "a1.wav", "beams": [["so it is", -31.2], ...], "text": "so is it"}
-SRILM        a file an utterance, named by it, or a folder of them: NBestList1.0, NBestList2.0, or lines
-             `acoustic lm words-count so it is`.
+SRILM        a file per utterance, named after it, or a folder of them, with lines `acoustic lm words-count so it is`.
 
-The first hypothesis is the recogniser's own choice. Scores become nats, the higher the better: Kaldi's costs are
-negated, SRILM's bytelogs and logarithms to base 10 are converted. A file may be packed (.gz).
+The first hypothesis is the recogniser's own choice. Scores become nats, the higher the better: costs of Kaldi are
+negated, logarithms to base 10 of SRILM are converted. Files may be compressed (.gz).
 
 Shapes: H hypotheses of an utterance, S scores.
 """
@@ -21,9 +20,8 @@ Shapes: H hypotheses of an utterance, S scores.
 import gzip
 import json
 import math
-import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,27 +37,25 @@ from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, widened
 
 Floats = NDArray[np.float64]
+Hypothesis = tuple[str, list[float]]  # text and scores
 
-LARGEST = 1e9  # nats; what is more is no score of an utterance, and its sums would have no digits left
-MODEL, WORDS, LM = "model", "words", "lm"  # what weights call the rescoring model, the length, the first pass's model
+LARGEST = 1e9  # nats: sums of larger numbers would have no digits left
+MODEL, WORDS, LM = "model", "words", "lm"  # names of weights: the rescoring model, the length, the first pass's model
 KALDI_TEXTS = ("words_text", "words")
 KALDI_COSTS = {"ac_cost": "acoustic", "lm_cost": LM, "lmwt.nolm": "graph", "lmwt.lmonly": LM}
-BYTELOG = 1024 * math.log(1.0001)  # nats in a bytelog
 SRILM_SUFFIXES = (  # which SRILM strips from names of files
     *(".Z", ".gz", ".score", ".nbest", ".lat", ".slf", ".plp"),
     *(".wav", ".wav_cep", ".wv", ".wv1", ".sph"),
 )
-NEMO_SCORE = "score"
-NEMO_LINE = "TEXT<TAB>SCORE"
-SILENT = ("<s>", "</s>", "-pau-")  # of SRILM's lists; no words
-LINE = re.compile(r"\((\S+)\)(.*)")
-TIMED = re.compile(r"\s*(\S+)\s+\(\s*st:\s*(\S+)\s+et:\s*(\S+)\s+g:\s*(\S+)\s+a:\s*(\S+)\s*\)")
+SRILM_LINE = "ACOUSTIC LM WORDS-COUNT WORD ..."
+SILENT = ("<s>", "</s>", "-pau-")  # in SRILM's lists; not words
+NEMO_SCORE, NEMO_LINE = "score", "TEXT<TAB>SCORE"
 OWN = ("id", "hypotheses", "reference")  # fields of an utterance; all others are columns
 
 
 @dataclass(frozen=True)
 class Utterance:
-    """`texts` (H) best first, their `scores` (H, S) in nats, maybe what was said, and the values of `columns`."""
+    """The hypotheses of an utterance: `texts` (H), best first, their `scores` (H, S), the reference, and `columns`."""
 
     id: str
     texts: tuple[str, ...]
@@ -70,7 +66,7 @@ class Utterance:
 
 @dataclass(frozen=True)
 class NBest:
-    """Utterances in their order, and the `names` (S) of their scores."""
+    """The utterances in their order, and the `names` (S) of their scores."""
 
     names: tuple[str, ...]
     utterances: tuple[Utterance, ...]
@@ -124,14 +120,16 @@ def read_nbest(source: Any, form: str = "auto", *, beams: int | None = None) -> 
         form = _form(path) if form == "auto" else form
         if beams is not None and form != "nemo":
             raise UserError(f"beams counts the lines of an utterance in a file of NeMo; these lists are {form}")
-        return _nemo(path, beams) if form == "nemo" else _READERS[form](path)
+        if form == "jsonl":
+            return _from_rows(_rows(_lines(path)))
+        return {"kaldi": _kaldi, "srilm": _srilm}[form](path) if form != "nemo" else _nemo(path, beams)
     except UserError as error:
         text = str(error)
         raise (error if text.startswith(str(path)) else UserError(f"{path}: {text}")) from None
 
 
 def _form(path: Path) -> str:
-    """What kind of lists there are at `path`, by names and first lines."""
+    """Return the format of the lists at `path`, by names and first lines."""
     if path.is_dir():
         return "kaldi" if any((path / name).is_file() for name in KALDI_TEXTS) else "srilm"
     first = next((line for _, line in _lines(path)), "")
@@ -141,7 +139,7 @@ def _form(path: Path) -> str:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Lines that are not blank, each with where it is."""
+    """Yield the lines that are not blank, each with its place for error messages."""
     inputs.check(path)
     if path.suffix == ".Z":
         raise UserError(f"{path}: expected a plain file or a .gz file, got a .Z file; unpack it (uncompress)")
@@ -156,7 +154,6 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _number(text: str, where: str, valid: str) -> float:
-    """A finite number as it is written."""
     try:
         value = float(text)
     except ValueError:
@@ -164,10 +161,6 @@ def _number(text: str, where: str, valid: str) -> float:
     if not -LARGEST <= value <= LARGEST:
         raise UserError(f"{where}: {text!r} is not a finite number; a line is {valid}")
     return value
-
-
-def _json_lines(path: Path) -> NBest:
-    return _from_rows(_rows(_lines(path)))
 
 
 def _rows(lines: Iterable[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
@@ -198,14 +191,12 @@ def _from_rows(rows: Iterable[tuple[str, Any]]) -> NBest:
             raise UserError(f"{where}: reference is {reference!r:.40}, not a text")
         if odd := [name for name, value in columns.items() if not isinstance(value, (str, int, float, type(None)))]:
             raise UserError(f"{where}: {odd[0]} is {columns[odd[0]]!r:.40}; a column has a text or a number")
-        found = [_hypothesis(one, names, f"{where} hypothesis {place}") for place, one in enumerate(hypotheses, 1)]
-        texts, scores = zip(*found, strict=True)
-        utterances.append(Utterance(str(row["id"]), texts, np.array(scores, dtype=np.float64), reference, columns))
+        lines = [_hypothesis(one, names, f"{where} hypothesis {place}") for place, one in enumerate(hypotheses, 1)]
+        utterances.append(replace(_utterance(str(row["id"]), lines), reference=reference, columns=columns))
     return NBest(names or (), tuple(utterances))
 
 
-def _hypothesis(one: Any, names: Sequence[str], where: str) -> tuple[str, list[float]]:
-    """Text and scores of an object, which must be those of the first hypothesis of all."""
+def _hypothesis(one: Any, names: Sequence[str], where: str) -> Hypothesis:
     if not isinstance(one, Mapping) or not isinstance(one.get("text"), str):
         raise UserError(f"{where}: {one!r:.60} has no text; a hypothesis is an object with text and scores")
     one = _without_numpy(one)
@@ -225,8 +216,13 @@ def _without_numpy(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value.item() if isinstance(value, np.generic) else value for name, value in row.items()} | numbers
 
 
+def _utterance(name: str, hypotheses: Sequence[Hypothesis]) -> Utterance:
+    texts, scores = zip(*hypotheses, strict=True)
+    return Utterance(name, texts, np.array(scores, dtype=np.float64))
+
+
 def _nemo(path: Path, beams: int | None) -> NBest:
-    """Beams of NeMo: JSON lines, or `beams` lines of text and score for each utterance, which its number names."""
+    """Read JSON lines with beams, or `beams` lines of text and score for each utterance, which its number names."""
     lines = list(_lines(path))
     if lines and lines[0][1].startswith("{"):
         return _from_rows((where, _nemo_row(row, where)) for where, row in _rows(lines))
@@ -243,7 +239,7 @@ def _nemo(path: Path, beams: int | None) -> NBest:
 
 
 def _nemo_row(row: Any, where: str) -> dict[str, Any]:
-    """Return a line of a manifest with beams as a row for `_from_rows`, without lists, such as timestamps."""
+    """Return a line with beams as a row for `_from_rows`, without lists, such as timestamps."""
     beams: Any = row.get("beams") if isinstance(row, dict) else None
     pairs = isinstance(beams, list) and all(isinstance(beam, list) and len(beam) == 2 for beam in beams)
     if not pairs or not isinstance(row.get("audio_filepath"), str):
@@ -258,9 +254,12 @@ def _kaldi(path: Path) -> NBest:
     texts = next((path / name for name in KALDI_TEXTS if (path / name).is_file()), None)
     if texts is None:
         raise UserError(f"{path}: not a folder of Kaldi's lists; it must have a file {' or '.join(KALDI_TEXTS)}")
-    files = {name: path / name for name in KALDI_COSTS if (path / name).is_file()}
-    costs = {KALDI_COSTS[name]: _costs(file) for name, file in files.items()}
-    found: dict[str, list[tuple[str, list[float]]]] = {}
+    costs: dict[str, dict[str, float]] = {}
+    for name, score in KALDI_COSTS.items():
+        if (path / name).is_file():
+            lines = ((where, (*line.split(maxsplit=1), "")) for where, line in _lines(path / name))
+            costs[score] = {parts[0]: _number(parts[1], where, "UTTERANCE-NUMBER COST") for where, parts in lines}
+    found: dict[str, list[Hypothesis]] = {}
     for where, line in _lines(texts):
         key, *rest = line.split(maxsplit=1)
         name, dash, number = key.rpartition("-")
@@ -270,107 +269,36 @@ def _kaldi(path: Path) -> NBest:
             if key not in known:
                 raise UserError(f"{where}: {key} has no {score} cost; every hypothesis must have one")
         found.setdefault(name, []).append((" ".join(rest), [-known[key] for known in costs.values()]))
-    every = [word for hypotheses in found.values() for text, _ in hypotheses for word in text.split()]
-    if every and all(word.isdecimal() for word in every):
+    words = [word for hypotheses in found.values() for text, _ in hypotheses for word in text.split()]
+    if words and all(word.isdecimal() for word in words):
         raise UserError(f"{texts}: numbers of words, not words; map them by words.txt into {path / KALDI_TEXTS[0]}")
     return NBest(tuple(costs), tuple(_utterance(name, hypotheses) for name, hypotheses in found.items()))
 
 
-def _costs(path: Path) -> dict[str, float]:
-    """A cost for every name of a hypothesis."""
-    costs = {}
-    for where, line in _lines(path):
-        key, *rest = line.split(maxsplit=1)
-        costs[key] = _number(" ".join(rest), where, "UTTERANCE-NUMBER COST")
-    return costs
-
-
-def _utterance(name: str, hypotheses: Sequence[tuple[str, list[float]]]) -> Utterance:
-    scores = np.array([scores for _, scores in hypotheses], dtype=np.float64)
-    return Utterance(name, tuple(text for text, _ in hypotheses), scores)
-
-
 def _srilm(path: Path) -> NBest:
     files = [one for one in inputs.visible(path) if one.is_file()] if path.is_dir() else [path]
-    names: tuple[str, ...] | None = None
     utterances = []
     for file in files:
-        own, hypotheses = _srilm_list(file)
-        if names not in (None, own):
-            raise UserError(f"{file}: has the scores {', '.join(own)}, another list has {', '.join(names or ())}")
-        names = own
-        utterances.append(_utterance(_srilm_name(file.name), hypotheses))
-    return NBest(names or (), tuple(utterances))
+        name = file.name
+        while suffix := next((one for one in SRILM_SUFFIXES if name.endswith(one)), ""):
+            name = name.removesuffix(suffix)
+        hypotheses = [_srilm_line(line, where) for where, line in _lines(file)]
+        if not hypotheses:
+            raise UserError(f"{file}: an empty list; an utterance needs at least one hypothesis")
+        utterances.append(_utterance(name or file.name, hypotheses))
+    return NBest(("acoustic", LM), tuple(utterances))
 
 
-def _srilm_name(file: str) -> str:
-    """Return the utterance that a file is named after: its name without the suffixes that SRILM strips."""
-    name = file
-    while suffix := next((one for one in SRILM_SUFFIXES if name.endswith(one)), ""):
-        name = name.removesuffix(suffix)
-    return name or file
-
-
-def _srilm_list(path: Path) -> tuple[tuple[str, ...], list[tuple[str, list[float]]]]:
-    """The names of the scores and the hypotheses of one list."""
-    lines = list(_lines(path))
-    headed = bool(lines) and lines[0][1].startswith("NBestList")
-    header = choose("kind of list", lines.pop(0)[1], _SRILM) if headed else "plain"
-    if not lines:
-        raise UserError(f"{path}: an empty list; an utterance needs at least one hypothesis")
-    names, read = _SRILM[header]
-    return names, [read(line, where) for where, line in lines]
-
-
-def _composite(line: str, where: str) -> tuple[str, list[float]]:
-    """`(score) w1 w2 ...`."""
-    found = LINE.fullmatch(line)
-    if not found:
-        raise UserError(f"{where}: {line!r:.40} is not (SCORE) WORD ...")
-    score = _number(found[1], where, "(SCORE) WORD ...")
-    return _spoken(found[2].split()), [BYTELOG * score]
-
-
-def _timed(line: str, where: str) -> tuple[str, list[float]]:
-    """`(score) w1 ( st: 0 et: 9 g: -70 a: -800 ) ...`; a unit within the time of the word before it is a part of it."""
-    valid = "(SCORE) WORD ( st: START et: END g: LM a: ACOUSTIC ) ..."
-    found = LINE.fullmatch(line)
-    if not found or TIMED.sub("", found[2]).strip():
-        raise UserError(f"{where}: {line!r:.40} is not {valid}")
-    texts, acoustic, lm, begun, ended = [], 0.0, 0.0, 0.0, -math.inf
-    for word, *numbers in TIMED.findall(found[2]):
-        start, end, graph, sound = (_number(text, where, valid) for text in numbers)
-        if begun <= start and end <= ended:
-            continue
-        texts.append(word)
-        acoustic, lm, begun, ended = acoustic + sound, lm + graph, start, end
-    return _spoken(texts), [BYTELOG * acoustic, BYTELOG * lm]
-
-
-def _plain(line: str, where: str) -> tuple[str, list[float]]:
-    """`acoustic lm words-count w1 w2 ...`, in logarithms to base 10."""
-    valid = "ACOUSTIC LM WORDS-COUNT WORD ..."
+def _srilm_line(line: str, where: str) -> Hypothesis:
     parts = line.split()
     if len(parts) < 3:
-        raise UserError(f"{where}: {line!r:.40} is not {valid}; lists are JSON lines, Kaldi's, NeMo's or SRILM's")
-    acoustic, lm, _ = (_number(text, where, valid) for text in parts[:3])
-    return _spoken(parts[3:]), [math.log(10) * acoustic, math.log(10) * lm]
-
-
-def _spoken(words: Iterable[str]) -> str:
-    return " ".join(word for word in words if word not in SILENT)
-
-
-_SRILM: dict[str, tuple[tuple[str, ...], Callable[[str, str], tuple[str, list[float]]]]] = {
-    "NBestList1.0": (("score",), _composite),
-    "NBestList2.0": (("acoustic", LM), _timed),
-    "plain": (("acoustic", LM), _plain),
-}
-_READERS: dict[str, Callable[[Path], NBest]] = {"jsonl": _json_lines, "kaldi": _kaldi, "srilm": _srilm}
+        raise UserError(f"{where}: {line!r:.40} is not {SRILM_LINE}; lists are JSON lines, Kaldi's, NeMo's or SRILM's")
+    acoustic, lm, _ = (_number(text, where, SRILM_LINE) for text in parts[:3])
+    return " ".join(word for word in parts[3:] if word not in SILENT), [math.log(10) * acoustic, math.log(10) * lm]
 
 
 def with_references(nbest: NBest, path: str | Path) -> NBest:
-    """The lists with what was said, from a file of lines `UTTERANCE word word ...`; every utterance must be there."""
+    """Return the lists with references from a file of lines `UTTERANCE word word ...`, which has every utterance."""
     said = {}
     for where, line in _lines(Path(path)):
         name, *rest = line.split(maxsplit=1)
@@ -384,7 +312,7 @@ def with_references(nbest: NBest, path: str | Path) -> NBest:
 
 
 def with_columns(nbest: NBest, path: str | Path) -> NBest:
-    """The lists with the columns of a table whose first column is the utterance; every utterance must be there."""
+    """Return the lists with the columns of a table whose first column is the utterance, and which has every one."""
     table = open_table(path)
     key, *others = table.columns
     known: dict[str, dict[str, Any]] = {}

@@ -1,17 +1,16 @@
-"""Rescoring n-best lists: hypotheses scored by a model in the context of their utterance, and chosen anew.
+"""Rescoring of n-best lists: each hypothesis is scored by a model in the context of its utterance.
 
     total(h) = sum_k w_k score_k(h) + w_model log p(h | context) + w_words words(h)
 
-All scores are in nats; of hypotheses with the same total the first in the list is chosen, so that a model of weight
-zero changes nothing. Weights come from a file, from a first pass of which the model takes a share, or from lists:
+All scores are in nats. The hypothesis with the largest total is chosen, of equal ones the first, so that a model of
+weight zero changes nothing. Weights come from a file, from a fit, or from a share of the model in the first pass:
 
-- with references, those with the fewest word errors (`mert.fewest_errors`), or those under which the best
-  hypotheses are most likely;
-- without any, all weights are 1 but that of the first pass's language model, 1 - s, and of the model, s: the share s
-  under which the recogniser's own choices are most likely as texts of a mixture of the two. To make these choices most
-  likely within their lists would teach nothing: without the model they are the best already.
+- on lists with references, the weights with the fewest word errors (`mert.fewest_errors`), or those under which the
+  best hypotheses are most likely;
+- on lists without references, all weights are 1 except 1 - s for the first pass's language model and s for the model,
+  with the share s under which the recogniser's choices are most likely as texts of a mixture of the two.
 
-Shapes: H hypotheses of an utterance, S scores, F = S + 2 features, k numbers of a person's vector.
+Shapes: H hypotheses of an utterance, S scores, F = S + 2 features.
 """
 
 import hashlib
@@ -42,41 +41,41 @@ Floats = NDArray[np.float64]
 Row = dict[str, Any]
 
 AT_ONCE, CHARACTERS = 4_000, 4_000_000  # hypotheses that are read at once, and their characters
-ROW = "the rows given row 1: "  # how a table in memory names its first row
+ROW = "the rows given row 1: "  # begins errors about a table of one row in memory
 ALL = ("all", "all")  # the group of all utterances: the name of a column, and its value
 KINDS = ("substituted", "deleted", "inserted")
 
 
 @dataclass(frozen=True)
 class ScoreWeights:
-    """The weight of every score, of the model and of a word, by name."""
+    """The weights of the scores, of the model and of the number of words, by name."""
 
     values: Mapping[str, float]
 
     @classmethod
     def shared(cls, names: Sequence[str], share: float = 0.5) -> "ScoreWeights":
-        """All scores count alike, but the model takes a `share` of the weight of the first pass's language model."""
+        """Weigh all scores 1, but give the model a `share` of the weight of the first pass's language model."""
         limits.check(share=share)
         values = {name: 1 - share if name == LM else 1.0 for name in names}
         return cls({**values, MODEL: share, WORDS: 0.0})
 
     @classmethod
     def open(cls, path: str | Path) -> "ScoreWeights":
-        """Those in a file that `save` wrote, or somebody: an object of names and numbers."""
-        found = files.read_json(path)
-        numbers = isinstance(found, dict) and all(
-            isinstance(value, (int, float)) and np.isfinite(value) for value in found.values()
+        """Read a JSON file of names and numbers."""
+        values = files.read_json(path)
+        valid = isinstance(values, dict) and all(
+            isinstance(value, (int, float)) and np.isfinite(value) for value in values.values()
         )
-        if not numbers:
-            raise UserError(f"{path}: {found!s:.60} is not an object of names and finite numbers")
-        return cls({name: float(value) for name, value in found.items()})
+        if not valid:
+            raise UserError(f"{path}: {values!s:.60} is not an object of names and finite numbers")
+        return cls({name: float(value) for name, value in values.items()})
 
     def save(self, path: str | Path) -> None:
-        """Keep them as JSON."""
+        """Write the weights as JSON."""
         files.write_json(path, dict(self.values))
 
     def array(self, names: Sequence[str]) -> Floats:
-        """The weights (F,) of the features `names`, 0 where none is given; `UserError` for a weight of no feature."""
+        """Return the weights (F,) of the features `names`, 0 by default; `UserError` for a weight of no feature."""
         for name in self.values:
             choose("weight", name, names)
         return np.array([self.values.get(name, 0.0) for name in names])
@@ -84,7 +83,7 @@ class ScoreWeights:
 
 @dataclass(frozen=True)
 class Scored:
-    """Lists with the model's log p of every hypothesis in nats, `model` (H,) for each utterance."""
+    """Lists with the log probability of every hypothesis in nats: `model` (H,) for each utterance."""
 
     nbest: NBest
     model: tuple[Floats, ...]
@@ -95,19 +94,17 @@ class Scored:
         return (*self.nbest.names, MODEL, WORDS)
 
     def features(self) -> list[Floats]:
-        """The features (H, F) of each utterance: scores, log p of the model, words."""
-        pairs = zip(self.nbest.utterances, self.model, strict=True)
-        return [features_of(utterance, model) for utterance, model in pairs]
+        """Return the features (H, F) of each utterance: scores, log probability, number of words."""
+        return [features_of(*pair) for pair in zip(self.nbest.utterances, self.model, strict=True)]
 
 
 def features_of(utterance: Utterance, model: Floats) -> Floats:
-    """The features (H, F) of an utterance with log p of the `model` (H,)."""
     words = [float(len(text.split())) for text in utterance.texts]
     return np.column_stack([utterance.scores, model, words])
 
 
 def contexts(model: Run | NGram, nbest: NBest, given: Mapping[str, Any]) -> list[Row]:
-    """The context of each utterance as the model's columns: `given` for all, else its own; None where there is none."""
+    """Return the context of each utterance by the model's columns: `given` for all, else its own, else None."""
     columns = model.schema.columns()
     for name in given:
         choose("context column", name, columns)
@@ -117,7 +114,7 @@ def contexts(model: Run | NGram, nbest: NBest, given: Mapping[str, Any]) -> list
 def read(
     model: Run | NGram, utterances: Sequence[Utterance], rows: Sequence[Row], optional: tuple[str, ...], unknown: str
 ) -> Corpus:
-    """The hypotheses of all utterances as one corpus, one after the other, each whole whatever its length."""
+    """Read the hypotheses of all utterances, uncut, as one corpus."""
     text = model.config.data.text
     pairs = zip(utterances, rows, strict=True)
     lines = [{**row, text: hypothesis} for utterance, row in pairs for hypothesis in utterance.texts]
@@ -125,7 +122,7 @@ def read(
 
 
 def checked(model: Run | NGram, nbest: NBest, rows: Sequence[Row], unknown: str) -> tuple[str, ...]:
-    """The variables that no utterance has, which are expected; `UserError` that names the utterance for a bad value."""
+    """Return the variables that no utterance has; a `UserError` for a bad value names the utterance."""
     there = {name for row in rows for name, value in row.items() if not is_missing(value)}
     optional = tuple(variable.name for variable in model.schema.variables if variable.source not in there)
     seen = set()
@@ -149,16 +146,16 @@ def score(
     kept: str | Path | None = None,
     progress: bool = False,
 ) -> Scored:
-    """The lists with log p of every hypothesis in the context of its utterance; `context` stands for all utterances.
+    """Score every hypothesis in the context of its utterance; `context` has values for all utterances.
 
-    `unknown` says what of values never seen, as `Run.prepare`. The scores are kept in the file `kept` as they come,
-    and those that are in it already are not computed again.
+    `unknown` says how to read values that training never saw, as in `Run.prepare`. Scores in the file `kept` are not
+    computed again, others are added. `UserError` if a value is not valid, or `kept` has scores of another model.
     """
     rows = contexts(model, nbest, context or {})
     optional = checked(model, nbest, rows, unknown)
     known = {} if kept is None else {row["key"]: row[MODEL] for row in files.read_rows(kept) if None not in row[MODEL]}
     keys = [_key(one, row, unknown) for one, row in zip(nbest.utterances, rows, strict=True)]
-    found: list[Any] = [known.get(key) for key in keys]
+    scores: list[Any] = [known.get(key) for key in keys]
 
     def compute(places: Sequence[int]) -> list[list[float]]:
         utterances = [nbest.utterances[place] for place in places]
@@ -167,22 +164,22 @@ def score(
         ends = np.cumsum([len(one.texts) for one in utterances])
         return [part.tolist() for part in np.split(np.array(flat), ends[:-1])]
 
-    missing = [place for place, values in enumerate(found) if values is None]
-    done = next((place for place, values in enumerate(found) if values is not None), None)
-    if done is not None and not np.allclose(compute([done])[0], found[done], rtol=1e-3, atol=0.05):
+    missing = [place for place, values in enumerate(scores) if values is None]
+    done = next((place for place, values in enumerate(scores) if values is not None), None)
+    if done is not None and not np.allclose(compute([done])[0], scores[done], rtol=1e-3, atol=0.05):
         raise UserError(f"{kept}: has scores of another model than {model.folder}; choose another file")
     with progress_bar(total=len(missing), desc="scoring", unit="utterances", show=progress) as bar:
         for places in parts(nbest, missing):
             for place, values in zip(places, compute(places), strict=True):
-                found[place] = values
+                scores[place] = values
             if kept is not None:
-                files.append_rows(kept, ({"key": keys[place], MODEL: found[place]} for place in places))
+                files.append_rows(kept, ({"key": keys[place], MODEL: scores[place]} for place in places))
             bar.update(len(places))
-    return Scored(nbest, tuple(np.array(values) for values in found))
+    return Scored(nbest, tuple(np.array(values) for values in scores))
 
 
 def parts(nbest: NBest, places: Sequence[int]) -> Iterator[list[int]]:
-    """Places of utterances, as many at a time as have `AT_ONCE` hypotheses of `CHARACTERS` characters in all."""
+    """Yield places of utterances that have at most `AT_ONCE` hypotheses of `CHARACTERS` characters together."""
     part: list[int] = []
     size = length = 0
     for place in places:
@@ -203,7 +200,7 @@ def _key(utterance: Utterance, row: Row, unknown: str) -> str:
 
 
 def chosen(scored: Scored, weights: ScoreWeights) -> list[int]:
-    """The place of the hypothesis with the largest total in each list, the first among equals."""
+    """Return the place of the hypothesis with the largest total in each list, the first of equal ones."""
     wanted = weights.array(scored.names)
     return [int((features @ wanted).argmax()) for features in scored.features()]
 
@@ -211,10 +208,10 @@ def chosen(scored: Scored, weights: ScoreWeights) -> list[int]:
 def fit(
     scored: Scored, objective: str = "errors", *, seed: int = 0, progress: bool = False
 ) -> tuple[ScoreWeights, dict[str, float]]:
-    """Weights fitted to lists, and what they reach: `word_errors`, or `nats` of a list; the module says how.
+    """Fit weights to scored lists; return them and what they reach: `word_errors`, `nats` per list, or `share`.
 
-    `objective` is errors or likelihood where there are references. `UserError` where there are none, nor scores of a
-    first pass's language model to share with.
+    With references the `objective` is "errors" (fewest word errors) or "likelihood" (of the best hypotheses); `seed` is
+    that of the random starts. Without references, the share of the model is fitted; that needs a score "lm".
     """
     choose("objective", objective, OBJECTIVES)
     limits.check(seed=seed)
@@ -236,7 +233,6 @@ def fit(
 
 
 def _fit_share(scored: Scored) -> tuple[ScoreWeights, dict[str, float]]:
-    """What lists without references tell: how the model and the first pass's share a weight."""
     nbest = scored.nbest
     if LM not in nbest.names:
         has = ", ".join(nbest.names) or "none"
@@ -253,10 +249,10 @@ def _named(names: Sequence[str], weights: Floats) -> ScoreWeights:
 
 
 def rescore(scored: Scored, weights: ScoreWeights) -> list[Row]:
-    """A row an utterance: its id, the chosen `text`, the `place` that had (1 the first), the `first` text, its columns.
+    """Choose a hypothesis for each utterance; return a row with `id`, `text`, `place` (from 1), `first`, `columns`.
 
-    With a reference also its `words`, the `errors` of the chosen text, by kind too, of the first, and of the best there
-    is, the oracle.
+    With a reference the row has its `words`, the `errors` of the chosen text, also by kind, and `errors_first` and
+    `errors_oracle`, those of the first and of the best text.
     """
     rows: list[Row] = []
     for utterance, place in zip(scored.nbest.utterances, chosen(scored, weights), strict=True):
@@ -273,11 +269,11 @@ def rescore(scored: Scored, weights: ScoreWeights) -> list[Row]:
 
 
 def summarise(rows: Sequence[Row], by: Sequence[str] = (), seed: int = 0) -> list[Row]:
-    """Word error rates of rows of `rescore`: of all utterances, and for every value of the columns `by`.
+    """Compute the word error rates of rows of `rescore` with references: of all, and by values of the columns `by`.
 
-    A row: by, value, utterances, words; `first`, `rescored`, `oracle` as shares of the words; the kinds of errors;
-    `gain`, how much lower the rate is than that of the first pass, with an interval of 95 % over draws of utterances,
-    `gain_low` and `gain_high`, None of few utterances.
+    A row has `by`, `value`, `utterances` and `words`; the rates `first`, `rescored` and `oracle` as shares of the
+    words; the number of errors of each kind; and `gain`, the reduction of the rate, with its interval over draws of
+    utterances by `seed` (None for few).
     """
     groups: dict[tuple[str, str], list[Row]] = {ALL: list(rows)}
     for name in by:
@@ -304,19 +300,3 @@ def _rates(key: tuple[str, str], rows: Sequence[Row], seed: int) -> Row:
         **{kind: sum(row[kind] for row in rows) for kind in KINDS},
         **bootstrap.middle(gains, len(rows)).row("gain"),
     }
-
-
-def by_depth(scored: Scored, weights: ScoreWeights) -> list[Row]:
-    """Word error rates if lists were shorter: rows of `depth` 1, 2, 5, 10, ... with `rescored` and `oracle`."""
-    wanted, features = weights.array(scored.names), scored.features()
-    errors = [distances(one.reference or "", one.texts) for one in scored.nbest.utterances]
-    words = sum(len((one.reference or "").split()) for one in scored.nbest.utterances)
-    longest = max(len(one) for one in errors)
-    depths = (step * 10**power for power in range(len(str(longest))) for step in (1, 2, 5))
-    rows = []
-    for depth in (*(depth for depth in depths if depth < longest), longest):
-        pairs = list(zip(features, errors, strict=True))
-        rescored = sum(int(one[(part[:depth] @ wanted).argmax()]) for part, one in pairs)
-        oracle = sum(int(one[:depth].min()) for one in errors)
-        rows.append({"depth": depth, "rescored": rescored / words, "oracle": oracle / words})
-    return rows
