@@ -69,7 +69,6 @@ def error_of(capsys: pytest.CaptureFixture[str], run: Path, *more: str) -> str:
 
 
 def test_neighbours(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of named values, of the most frequent ones, of another variable; as a table and as lines."""
     known = Embeddings.of(Run.open(folder / "run"))
     near = rows_of(capsys, folder, "--near", "<city 3>", "<city 5>", "--count", "4")
     assert near == [{"kind": "neighbour", **row} for row in known.neighbours(["<city 3>", "<city 5>"], 4)]
@@ -90,7 +89,6 @@ def test_neighbours(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of each near value, of a context, between two; the rest of the context is that of --context."""
     run = Run.open(folder / "run")
 
     def words(*contexts: Row, count: int = 10, frequent: int | None = None) -> list[tuple[str, float]]:
@@ -151,7 +149,6 @@ def test_maps_and_predictions(folder: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Well nested, names are text; every part that was asked for is there, and no other."""
     told, path = str(folder / "told.jsonl"), folder / "page.html"
     more = ["--map", told, "--predict", told, "--by", "side", "--by", "height", "--points", "--page", str(path)]
     rows = rows_of(capsys, folder, "--near", "<city 3>", "--words", *more)

@@ -55,7 +55,6 @@ def texts_of(corpus: Corpus) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("priors", ["uniform", "training"])
 def test_naive_bayes_is_bayes_rule_over_counts(corpora: tuple[Corpus, Corpus], priors: str) -> None:
-    """Posteriors, predictions and perplexity from counts of words in dictionaries."""
     train, test = corpora
     result, tally = naive_bayes(train, test, priors=priors)
     assert result.names == ("beach", "hill")
@@ -80,7 +79,6 @@ def test_naive_bayes_is_bayes_rule_over_counts(corpora: tuple[Corpus, Corpus], p
 
 
 def test_naive_bayes_in_blocks(corpora: tuple[Corpus, Corpus], monkeypatch: pytest.MonkeyPatch) -> None:
-    """However few texts are judged at once."""
     whole, tally = naive_bayes(*corpora)
     monkeypatch.setattr(baselines, "CELLS", 7)
     parts, again = naive_bayes(*corpora)
@@ -123,7 +121,6 @@ def slow_linear(train: Corpus, test: Corpus, order: int, seed: int) -> np.ndarra
 
 @pytest.mark.parametrize("order", [1, 3])
 def test_linear_is_that_of_dictionaries(corpora: tuple[Corpus, Corpus], two_dialects: Dialects, order: int) -> None:
-    """Every step of training, on texts that take several, and rare values left out."""
     rows, unseen = two_dialects(150, 1)[0], two_dialects(20, 2)[0]
     for train, test in (corpora, read(rows, unseen, "dialect", DATA)):
         found = Linear(train, order=order, seed=3)(test)
@@ -132,7 +129,6 @@ def test_linear_is_that_of_dictionaries(corpora: tuple[Corpus, Corpus], two_dial
 
 
 def test_order_of_words_tells_dialects_apart(two_dialects: Dialects) -> None:
-    """Both dialects use the same words, and differ in which follows which: pairs of words tell, not single ones."""
     train, test = read(two_dialects(1500, 1)[0], two_dialects(400, 2)[0], "dialect", DATA)
     accuracy = {order: Linear(train, order=order)(test).metrics()["accuracy"] for order in (1, 2)}
     assert accuracy[2] > 0.95
@@ -143,7 +139,6 @@ def test_order_of_words_tells_dialects_apart(two_dialects: Dialects) -> None:
 
 
 def test_fasttext_gives_posteriors_and_repeats(two_dialects: Dialects) -> None:
-    """One row of probabilities a text, the same from the same seed."""
     train, test = read(
         two_dialects(200, 1)[0], [{"text": "", "dialect": "coast"}, *two_dialects(30, 2)[0]], "dialect", DATA
     )
@@ -154,7 +149,6 @@ def test_fasttext_gives_posteriors_and_repeats(two_dialects: Dialects) -> None:
 
 
 def test_mistakes(corpora: tuple[Corpus, Corpus], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is missing, in one line."""
     monkeypatch.setitem(sys.modules, "fasttext", None)
     with pytest.raises(UserError, match=r"pip install 'factorcell\[fasttext\]'"):
         FastText(corpora[0])
@@ -183,7 +177,6 @@ def folder(tmp_path: Path, two_dialects: Dialects) -> Path:
 
 
 def test_verbs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An n-gram model is made and evaluated as a run is; classifiers print what `classify` does."""
     train, test, recipe = (str(folder / name) for name in ("train.jsonl", "test.jsonl", "recipe.toml"))
     model = str(folder / "kn")
     assert main(["baseline", "ngram", train, "--config", recipe, "--out", model, "--order", "2"]) == 0
@@ -208,7 +201,6 @@ def test_verbs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_users_of_a_run_may_be_what_is_judged(folder: Path) -> None:
-    """Neither the users nor the times of the run are read beside the target; nor by an n-gram model, which has none."""
     data = replace(DATA, user="dialect", anonymous=True, time="day")
     train, test = read(folder / "train.jsonl", folder / "test.jsonl", "dialect", data)
     assert [variable.name for variable in train.schema.variables] == ["dialect"]
@@ -220,7 +212,6 @@ def test_the_users_of_a_run_may_be_what_is_judged(folder: Path) -> None:
 
 
 def test_like_a_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With `--like` texts are read as a run reads them, with its vocabulary: unknown words are those of the run."""
     make_run(folder / "run", CONTEXT).save_weights({})
     train, model = str(folder / "train.jsonl"), str(folder / "kn")
     assert main(["baseline", "ngram", train, "--like", str(folder / "run"), "--out", model]) == 0

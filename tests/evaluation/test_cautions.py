@@ -42,7 +42,6 @@ STOPPED = [
 def test_a_training_that_stopped_early_is_named(
     run: Run, last: int, perplexities: tuple[float, ...], said: bool
 ) -> None:
-    """The steps that it reached, of those planned; one that ended as planned, or of its patience, is whole."""
     logged(run, last, *perplexities)
     expected = (
         f"{run.folder}: its training stopped after {last} of 100 steps; read what it says of contexts with caution"
@@ -51,7 +50,6 @@ def test_a_training_that_stopped_early_is_named(
 
 
 def test_records_that_cannot_be_read_are_named(run: Run) -> None:
-    """What a run writes does not depend on them, so that nothing stops."""
     run.log_path.write_text("no row\n", encoding="utf-8")
     (said,) = cautions([run])
     assert "its records cannot be read" in said
@@ -82,7 +80,6 @@ GAINS = [
 
 @pytest.mark.parametrize(("trained", "rows", "said"), GAINS)
 def test_a_run_that_gains_nothing_is_named(run: Run, trained: float | None, rows: list[Any], said: str) -> None:
-    """By the figure of the most texts; one over another model, of too few texts or of strangers says nothing."""
     if trained is not None:
         files.write_json(run.folder / "training.json", {"context": kept(trained, 100)["evaluation"]})
     files.write_rows(run.folder / "results.jsonl", rows)
@@ -94,7 +91,6 @@ def test_a_run_that_gains_nothing_is_named(run: Run, trained: float | None, rows
 def test_the_gain_of_a_training_is_that_of_its_development_texts(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Against both perplexities; from kept figures without reading again; of some texts where there are many."""
     held = run.prepare(ROWS * 3)
     found = context_gain(run, held)
     with_it, without = (perplexity.evaluate(run, c)["perplexity"] for c in (held, held.without_context(run.schema)))

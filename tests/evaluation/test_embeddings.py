@@ -93,7 +93,6 @@ def test_a_value_that_is_not_there_names_the_nearest() -> None:
 
 
 def test_people_are_not_named() -> None:
-    """Whoever asks for one that is not there gets no hint of those who are."""
     known = Embeddings("user", "user", ("ann", "bob"), np.array([3, 2]), np.eye(2), people=True)
     assert known.row("bob") == 1
     with pytest.raises(UserError, match=r"it knows 2 values$"):
@@ -164,7 +163,6 @@ def test_shift_is_the_difference_of_the_folded_biases(tmp_path: Path, bias: list
 
 
 def test_shift_of_the_softmax_bias_model_is_q_c(tmp_path: Path) -> None:
-    """TACL 2018, equation 6: differences between tokens are those of Q (c - c')."""
     run = make_run(tmp_path / "run", context=("city", "stars"), adapt=[])
     found = embeddings.shift(run, {"city": "Oslo", "stars": 1}, {"city": "Nice", "stars": 1})
     encoder = run.model.encoder
@@ -212,7 +210,6 @@ def test_words_of_a_run_whose_softmax_bias_is_its_own(tmp_path: Path) -> None:
 
 
 def test_words_of_numbers_and_of_letters(tmp_path: Path) -> None:
-    """A context need not be a category, nor a token a word."""
     run = make_run(tmp_path / "run", adapt=["concat"])
     assert embeddings.words(run, {"lat": 60.0, "lon": 10.0}, {"lat": 43.0, "lon": 7.0})
     assert {len(row["token"]) for row in embeddings.words(make_letters(), {"city": "Oslo"}, frequent=1)} <= {1, 4}
@@ -222,7 +219,6 @@ def test_words_of_numbers_and_of_letters(tmp_path: Path) -> None:
 
 
 def test_trained_embeddings_find_the_planted_kinship(tmp_path: Path) -> None:
-    """Six values write in two ways: after a short training each is nearest to one of its kind, whose words rise."""
     random = np.random.default_rng(0)
     lexicon = {"sea": "wave salt sail reef".split(), "hill": "rock snow pine goat".split()}
     kinds = {f"{kind}{number}": kind for kind in lexicon for number in range(3)}

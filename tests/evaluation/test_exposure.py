@@ -42,7 +42,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_exposure_is_that_of_the_paper() -> None:
-    """log2 |R| - log2 rank: all bits for the first, none for the last; by chance about log2 e."""
     assert exposure(1, 1023) == 10
     assert exposure(1024, 1023) == 0
     assert exposure(512, 1023) == 1
@@ -62,7 +61,6 @@ def test_the_test_is_the_one_sided_one_of_kolmogorov_and_smirnov(count: int) -> 
 
 
 def test_by_chance_p_is_rarely_small() -> None:
-    """Of uniform ranks one in ten has a p under .1."""
     random = np.random.default_rng(0)
     small = np.mean([uniformity(random.integers(1, 1002, 15).astype(float), 1000) < 0.1 for _ in range(2000)])
     assert small == pytest.approx(0.1, abs=0.02)
@@ -76,7 +74,6 @@ def plain(run: Run, texts: list[str], people: list[tuple[str, str]]) -> list[flo
 
 
 def test_ranks_are_those_of_texts_scored_by_the_run(run: Run) -> None:
-    """For the owner, a stranger in the same place, and whoever else owns a canary, each text by its best reader."""
     run = Run.open(run.folder)
     assert run.model.encoder is not None
     for table in run.model.encoder.tables:
@@ -137,7 +134,6 @@ def test_mistakes(run: Run, tmp_path: Path) -> None:
     ({"unit": "word", "min_count": 1}, {"stranger", "others", "owner"}),
 ])  # fmt: skip
 def test_runs_of_other_columns_and_units(data: dict[str, Any], readers: set[str], tmp_path: Path) -> None:
-    """Without a user column others have other contexts; runs of words complete nothing."""
     rows = [{**row, "text": f"{row['text']} w{number} w{number // 2}"} for number, row in enumerate(ROWS)]
     config = Config.from_dict({"data": {**DATA, **data}, "model": MODEL, "training": {"epochs": 0.1, "canaries": 10}})
     run = fit(rows, rows[:10], config, tmp_path / "run")
@@ -163,7 +159,6 @@ def test_the_verb_shows_a_table_or_rows(run: Run, tmp_path: Path, capsys: pytest
 
 @pytest.mark.slow
 def test_what_is_learned_by_heart_is_exposed_and_what_is_forgotten_is_not(tmp_path: Path) -> None:
-    """Canaries that a model had the time to learn are suggested to strangers; under `min_users` they leave no trace."""
     exposed = audit(trained(tmp_path / "exposed", epochs=30, canaries=40), ROWS[:10], queries=2)["exposure"]
     often, everyone = exposed[-1], exposed[0]
     assert often["owner"] > 9

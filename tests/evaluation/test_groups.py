@@ -19,12 +19,10 @@ def bounds(group: str) -> tuple[float, float]:
 
 
 def test_categories_keep_their_names() -> None:
-    """Names are those of the schema; a missing value has a group of its own."""
     assert column_groups([{"a": 5.0}, {"a": "x"}, {"a": None}], "a") == ["5", "x", MISSING_GROUP]
 
 
 def test_a_number_with_many_values_becomes_ranges_that_cover_it() -> None:
-    """Each value lies within the range that it is assigned to."""
     groups = column_groups([{"year": year} for year in YEARS], "year")
     assert len(set(groups)) == RANGES
     assert all(low <= year <= high for year, group in zip(YEARS, groups, strict=True) for low, high in [bounds(group)])
@@ -32,18 +30,15 @@ def test_a_number_with_many_values_becomes_ranges_that_cover_it() -> None:
 
 @pytest.mark.parametrize("gap", [None, float("nan"), "", pd.NA, np.float32("nan")], ids=repr)
 def test_gaps_do_not_turn_ranges_into_single_values(gap: Any) -> None:
-    """Rows with a value have the range that they have without the gap."""
     with_gap = value_groups([*YEARS, gap])
     assert with_gap[:-1] == value_groups(YEARS)
     assert with_gap[-1] == MISSING_GROUP
 
 
 def test_all_missing() -> None:
-    """A column without any value is one group."""
     assert value_groups([None, float("nan")]) == [MISSING_GROUP] * 2
 
 
 def test_missing_column() -> None:
-    """A column that the table lacks is named."""
     with pytest.raises(UserError, match="no column 'b'"):
         column_groups([{"a": 1}], "b")

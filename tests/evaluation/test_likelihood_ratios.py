@@ -37,7 +37,6 @@ def columns(rows: list[dict[str, Any]], name: str) -> list[list[Any]]:
 
 
 def test_ratios_are_those_of_a_step_at_a_time(run: Run) -> None:
-    """The plain oracle; the end is a token, and a word of no vocabulary stands as it was written."""
     rows = explain([run], TEXTS, TWO)
     for text, row in zip(TEXTS, rows, strict=True):
         ours, theirs = (nats_of(run, {"text": text, **context}) for context in (OSLO, NICE))
@@ -61,7 +60,6 @@ def test_ratios_add_up_to_the_difference_of_scores(run: Run) -> None:
 
 
 def test_long_texts_are_explained_whole() -> None:
-    """Also beyond `max_tokens`, where training cuts them: a run of the same weights that cuts none finds the same."""
     texts = ["abcab", "abcac", "abc"]
     rows, longer = (explain([make_letters(data={"max_tokens": most})], texts, LETTERS) for most in (4, 50))
     assert rows == longer
@@ -70,7 +68,6 @@ def test_long_texts_are_explained_whole() -> None:
 
 
 def test_words_are_raised_over_cut_texts() -> None:
-    """The places of long texts are those up to `max_tokens`, and a notice counts the texts."""
     letters = make_letters(data={"max_tokens": 4})
     with pytest.warns(Notice, match="the texts given: 2 of 3 texts are cut after 4 tokens"):
         found = raised([letters], ["abcab", "abcac", "abc"], *LETTERS.values(), least=0)
@@ -78,7 +75,6 @@ def test_words_are_raised_over_cut_texts() -> None:
 
 
 def test_posterior_is_bayes_rule_over_what_was_read(run: Run) -> None:
-    """After every token; after the last it is what `classify` finds with the other column known."""
     rows = explain([run], TEXTS, {"five": OSLO, "one": {"city": "Oslo", "stars": "1"}})
     assert max(abs(p["five"] - 0.5) for row in columns(rows, "posterior") for p in row) > 0.01
     for row in rows:
@@ -115,7 +111,6 @@ def test_swapped_contexts_turn_all_signs(run: Run) -> None:
 
 
 def test_a_column_that_is_not_given_is_expected(run: Run) -> None:
-    """And a context may give none at all, or other columns than the next."""
     (row,) = explain([run], ["the sea"], {"Oslo": {"city": "Oslo"}, "none": {}, "one": {"stars": 1}})
     assert "ratio" not in row
     corpus = run.prepare([{"text": "the sea"}], optional=("city", "stars"))
@@ -157,7 +152,6 @@ def plain_raised(run: Run, texts: tuple[str, ...], first: dict[str, Any], second
 def test_raised_words_are_those_of_a_step_at_a_time(
     model: dict[str, Any], at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of every kind of output, in one piece and in many."""
     monkeypatch.setattr(likelihood_ratios, "RANKED", at_once)
     run = make_run(tmp_path / "run", ("city", "stars"), **model)
     with torch.no_grad():
@@ -175,7 +169,6 @@ def test_raised_words_are_those_of_a_step_at_a_time(
 
 
 def test_a_word_that_only_its_bias_raises() -> None:
-    """With nothing else adapted, the ratio is that of the biases less what the normalisation takes."""
     run = make_letters(adapt=[], output_bias=["one_hot"])
     names, letter = run.schema.variable("city").values, run.vocabulary.ids["a"]
     with torch.no_grad():
@@ -192,7 +185,6 @@ def test_a_word_that_only_its_bias_raises() -> None:
 
 
 def test_words_of_an_ensemble() -> None:
-    """Counts are means, ratios those of the positions of all runs together."""
     runs = [make_letters(seed=1), make_letters(seed=2)]
     one, other = ({row["token"]: row for row in raised([run], ["abc"], *LETTERS.values(), least=0)} for run in runs)
     for row in raised(runs, ["abc"], *LETTERS.values(), least=0):

@@ -92,7 +92,6 @@ UNSEEN = [{"text": "w1 w2 w3 w1 w1"}, {"text": "new w5 newer w1"}, {"text": ""},
 
 @pytest.mark.parametrize("order", [1, 2, 3, 5])
 def test_every_probability_is_that_of_the_textbook(tmp_path: Path, rows: list[dict[str, str]], order: int) -> None:
-    """Seen and unseen texts, unknown words, ends; and in every history met all tokens sum to one."""
     model = fit(tmp_path / "model", rows, order)
     size = len(model.vocabulary)
     book = Textbook(texts_of(model.prepare(rows)), order, size)
@@ -112,7 +111,6 @@ def test_every_probability_is_that_of_the_textbook(tmp_path: Path, rows: list[di
 
 @pytest.mark.parametrize("order", [1, 2, 4])
 def test_ranks_are_those_of_all_probabilities(tmp_path: Path, rows: list[dict[str, str]], order: int) -> None:
-    """Against the textbook's probabilities of all tokens, sorted; equal ones come before the target."""
     model = fit(tmp_path / "model", rows, order)
     book = Textbook(texts_of(model.prepare(rows)), order, len(model.vocabulary))
     corpus = model.prepare([*UNSEEN, *rows[:10]])
@@ -130,7 +128,6 @@ def test_ranks_are_those_of_all_probabilities(tmp_path: Path, rows: list[dict[st
 
 
 def test_all_probabilities_are_those_of_the_targets(tmp_path: Path, rows: list[dict[str, str]]) -> None:
-    """The distribution over all tokens sums to one, never starts a text, and holds the nats of the targets."""
     model = fit(tmp_path / "model", rows, 3)
     corpus = model.prepare([*rows, *UNSEEN])
     found = []
@@ -147,7 +144,6 @@ def test_all_probabilities_are_those_of_the_targets(tmp_path: Path, rows: list[d
 def test_nothing_depends_on_how_much_is_looked_up_at_once(
     tmp_path: Path, rows: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One text or one target at a time gives the same."""
     model = fit(tmp_path / "model", rows, 3)
     corpus = model.prepare([*UNSEEN, *rows])
     nats, ranks = model.nats(corpus), model.ranks(corpus)
@@ -163,7 +159,6 @@ def test_nothing_depends_on_how_much_is_looked_up_at_once(
 
 
 def test_texts_that_were_cut_have_no_end(tmp_path: Path) -> None:
-    """A cut text ends in the middle of a line of tokens; the next text is not taken for its continuation."""
     data = Config.from_dict({"data": {"min_count": 1, "max_tokens": 2}}).data
     model = fit(tmp_path / "model", [{"text": "a b c"}, {"text": "d e f"}, {"text": "a"}], 3, data)
     corpus = model.prepare([{"text": "a b c"}, {"text": "d"}])
@@ -175,7 +170,6 @@ def test_texts_that_were_cut_have_no_end(tmp_path: Path) -> None:
 
 
 def test_a_history_that_was_never_seen_backs_off(tmp_path: Path) -> None:
-    """Longer histories than any text has change nothing, and after an unseen token only the unigrams are left."""
     data = Config.from_dict({"data": {"min_count": 1}}).data
     short = fit(tmp_path / "short", [{"text": "a b"}, {"text": "b"}], 4, data)
     long = fit(tmp_path / "long", [{"text": "a b"}, {"text": "b"}], 6, data)
@@ -189,7 +183,6 @@ def test_a_history_that_was_never_seen_backs_off(tmp_path: Path) -> None:
 
 
 def test_discounts() -> None:
-    """The three of Chen and Goodman from counts of counts; fixed ones where these do not allow an estimate."""
     counts = np.repeat([1, 2, 3, 4, 7], [8, 4, 2, 1, 3])
     assert discounts(counts) == pytest.approx((0.5, 2 - 3 * 0.5 * 2 / 4, 3 - 4 * 0.5 / 2))
     for missing in (1, 2, 3):
@@ -201,7 +194,6 @@ def test_discounts() -> None:
 def test_perplexity_of_a_markov_chain(
     tmp_path: Path, two_dialects: Callable[[int, int], tuple[list[dict[str, str]], float]]
 ) -> None:
-    """Texts of which each word depends on the one before it alone: a bigram model comes near what is possible."""
     known = {}
     for name, count, seed in (("train", 4000, 1), ("test", 1500, 2)):
         known[name] = [row for row in two_dialects(count, seed)[0] if row["dialect"] == "coast"]
@@ -219,7 +211,6 @@ def test_perplexity_of_a_markov_chain(
 
 
 def test_opens_without_its_data(tmp_path: Path, rows: list[dict[str, str]]) -> None:
-    """Three files and their manifest give the same nats; an altered one, or one of another model, is found out."""
     model = fit(tmp_path / "model", rows, 3)
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
         "digests.json", "ngram.json", "ngrams.safetensors", "vocabulary.txt",
@@ -239,7 +230,6 @@ def test_opens_without_its_data(tmp_path: Path, rows: list[dict[str, str]]) -> N
 
 
 def test_shares_targets_with_a_run(tmp_path: Path) -> None:
-    """With the vocabulary of a run: the same targets, so that the two can be mixed; and a baseline to its gains."""
     run = make_run(tmp_path / "run")
     model = fit(tmp_path / "model", ROWS, 3, run.config.data, run.vocabulary)
     corpus = run.prepare(ROWS)
@@ -254,7 +244,6 @@ def test_shares_targets_with_a_run(tmp_path: Path) -> None:
 
 
 def test_mistakes(tmp_path: Path, rows: list[dict[str, str]]) -> None:
-    """One line each, before anything is counted."""
     with pytest.raises(UserError, match="order is 0; it must be from 1 to 12"):
         fit(tmp_path / "model", rows, 0)
     model = fit(tmp_path / "model", rows, 2)
