@@ -14,7 +14,6 @@ from tests.small import ROWS, make_letters, make_run
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a run of words."""
     make_run(tmp_path / "cell", ("city", "stars")).save_weights({})
     return tmp_path
 

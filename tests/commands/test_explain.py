@@ -33,7 +33,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(folder: Path, *more: str, between: tuple[str, ...] = ("stars=5", "stars=1")) -> list[str]:
-    """Explain the file."""
     return ["explain", str(folder / "run"), *more, "--between", *between, "--threads", "1"]
 
 
@@ -100,7 +99,7 @@ def test_colours_are_for_terminals(
     assert coloured("--color", "always")
 
 
-def test_marks() -> None:
+def test_marks_have_three_strengths_on_each_side() -> None:
     assert [marked("x", ratio, False) for ratio in (0.2, 0.6, 1.2, 2.4)] == ["x", "x⁺", "x⁺⁺", "x⁺⁺⁺"]
     assert [marked("x", ratio, False) for ratio in (-0.2, -0.6, -1.2, -2.4)] == ["x", "x⁻", "x⁻⁻", "x⁻⁻⁻"]
     seen = {marked("x", ratio, True) for ratio in (0.6, 1.2, 2.4, -0.6, -1.2, -2.4)}

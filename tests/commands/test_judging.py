@@ -152,25 +152,7 @@ def test_classify_says_how_far_it_is(
     assert sum("(100%)" in line for line in told) == 2
 
 
-def test_named_points_say_how_far_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("FIRST", "OFTEN", "SHARE"):
-        monkeypatch.setattr(progress, name, 0.0)
-    run = make_run(tmp_path / "run", ("lat:number", "lon:number"))
-    run.save_weights({})
-    places = {"Oslo": {"lat": 59.9, "lon": 10.7}, "Nice": {"lat": 43.7, "lon": 7.3}, "Rome": {"lat": 41.9, "lon": 12.5}}
-    classify_points(run, ROWS, places)
-    assert capsys.readouterr().err == ""
-    files.write_rows(tmp_path / "points.jsonl", [{"name": name, **place} for name, place in places.items()])
-    files.write_rows(tmp_path / "test.jsonl", ROWS)
-    words = ["classify", str(run.folder), str(tmp_path / "test.jsonl"), "--points", str(tmp_path / "points.jsonl")]
-    assert main(words) == 0
-    assert f" of {3 * len(ROWS)} likelihoods (100%)" in capsys.readouterr().err
-
-
 def unlabelled(folder: Path, rows: list[dict[str, object]]) -> str:
-    """A table of those rows."""
     files.write_rows(folder / "new.jsonl", rows)
     return str(folder / "new.jsonl")
 

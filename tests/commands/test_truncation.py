@@ -30,7 +30,6 @@ def rows(count: int) -> list[dict[str, Any]]:
 
 
 def counted(name: str) -> tuple[int, int]:
-    """How many texts of a table are cut, and how many there are."""
     return sum(row["text"] in CUT for row in rows(TABLES[name])), TABLES[name]
 
 
@@ -75,7 +74,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The notices of texts that were cut."""
     return [line for line in capsys.readouterr().err.splitlines() if " cut after " in line]
 
 
@@ -147,7 +145,6 @@ def test_hypotheses_that_differ_late_are_ranked(
 
 
 def nats(model: Path, text: str) -> float:
-    """What a whole text costs."""
     if (model / "config.json").exists():
         return float(Run.open(model).score({"text": text, "city": "Oslo", "who": "user 0"})[0]["nats"])
     from factorcell.evaluation.ngram import NGram

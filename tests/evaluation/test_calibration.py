@@ -17,7 +17,6 @@ from factorcell.evaluation.bayes_rule import (
     Floats,
     calibration_error,
     fit_temperature,
-    judge,
     tempered,
     value_nats,
 )
@@ -55,7 +54,7 @@ def test_the_calibration_error_is_the_sum_over_bins(texts: int, seed: int, sharp
 
 
 @pytest.mark.parametrize("sharpness", [0.25, 1.0, 3.0])
-def test_a_temperature_takes_back_what_was_too_sure(sharpness: float) -> None:
+def test_a_fitted_temperature_calibrates_other_texts(sharpness: float) -> None:
     found = fit_temperature(*drawn(8000, 1, sharpness))
     assert found == pytest.approx(sharpness, rel=0.06)
     logs, truth = drawn(8000, 2, sharpness)
@@ -67,7 +66,7 @@ def test_a_temperature_takes_back_what_was_too_sure(sharpness: float) -> None:
         assert value_nats(mended, truth) < value_nats(logs, truth)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_temperature_has_the_fewest_nats_of_all(seed: int) -> None:
     logs, truth = drawn(40, seed, 2.0)
     grid = np.geomspace(COLDEST, HOTTEST, 4001)
@@ -75,9 +74,8 @@ def test_the_temperature_has_the_fewest_nats_of_all(seed: int) -> None:
     assert value_nats(tempered(logs, fit_temperature(logs, truth)), truth) <= best + 1e-9
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_temperature_leaves_priors_alone(seed: int) -> None:
-    random = np.random.default_rng(seed)
+def test_a_temperature_leaves_priors_alone() -> None:
+    random = np.random.default_rng(0)
     prior = np.log([0.7, 0.2, 0.08, 0.02])
     evidence = random.normal(0, 2, (8000, 4))
     joint = np.exp(evidence + prior)
@@ -107,7 +105,7 @@ def test_a_value_without_a_prior_stays_impossible() -> None:
     assert math.isfinite(fit_temperature(logs, np.array([0, 2]), prior))
 
 
-def test_what_has_no_end() -> None:
+def test_temperatures_of_separable_wrong_and_impossible_values() -> None:
     logs = np.log([[0.9, 0.1], [0.2, 0.8]])
     assert value_nats(tempered(logs, fit_temperature(logs, np.array([0, 1]))), np.array([0, 1])) < 1e-12
     assert fit_temperature(logs, np.array([1, 0])) == pytest.approx(HOTTEST)
@@ -118,19 +116,6 @@ def test_what_has_no_end() -> None:
     impossible = np.array([[math.log(0.7), math.log(0.3), -math.inf]] * 10)
     truth = np.array([0] * 7 + [1] * 3)
     assert fit_temperature(impossible, truth) == pytest.approx(1.0, rel=1e-6)
-
-
-def test_only_judged_texts_count() -> None:
-    logs, truth = drawn(50, 3, 2.0)
-    names, lengths = ("a", "b", "c", "d"), np.ones(50, np.int64)
-    named = [names[true] if place % 5 else None for place, true in enumerate(truth)]
-    found = judge(names, logs, lengths, named)
-    kept = np.arange(50) % 5 > 0
-    metrics = found.metrics()
-    assert metrics["calibration_error"] == pytest.approx(calibration_error(np.exp(logs[kept]), truth[kept]))
-    assert metrics["value_nats"] == pytest.approx(value_nats(logs[kept], truth[kept]))
-    assert found.fitted_temperature() == pytest.approx(fit_temperature(logs[kept], truth[kept]))
-    assert "temperature" not in metrics
 
 
 def test_classify_at_the_temperature_of_another_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

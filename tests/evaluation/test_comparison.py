@@ -28,7 +28,7 @@ def candidate(name: str, *nats: float, accuracy: float | None = None, noise: flo
     return Candidate(name, rows, texts)
 
 
-def test_one_training_each() -> None:
+def test_a_model_is_ahead_only_beyond_all_intervals() -> None:
     found = compared(
         [candidate("plain", 4.0), candidate("bias", 3.9, accuracy=0.5), candidate("cell", 3.7, accuracy=0.52)]
     )
@@ -76,7 +76,7 @@ def test_what_read_other_texts_is_not_compared() -> None:
     assert not any("gain" in row for row in compared([unknown, candidate("plain", 4.0), candidate("cell", 3.5)]))
 
 
-def test_little_to_compare() -> None:
+def test_one_model_has_no_differences() -> None:
     assert compared([]).rows == []
     alone = compared([candidate("plain", 4.0)])
     assert isinstance(alone, Comparison)

@@ -30,7 +30,6 @@ MODEL = {"embedding_size": 12, "hidden_size": 48, "context_size": 4, "variable_s
 
 
 def trained(folder: Path, data: dict[str, Any] | None = None, **training: Any) -> Run:
-    """A run that learns by heart, if it is given the time."""
     options = {"epochs": 1, "batch_tokens": 400, "learning_rate": 1e-2, "evaluations": 1, "canaries": 20, **training}
     config = Config.from_dict({"data": {**DATA, **(data or {})}, "model": MODEL, "training": options})
     return fit(ROWS, ROWS[:10], config, folder)
@@ -50,7 +49,7 @@ def test_exposure_is_that_of_the_paper() -> None:
     assert chance(1) == 0.5
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 30, 200])
+@pytest.mark.parametrize("count", [1, 7, 200])
 def test_the_test_is_the_one_sided_one_of_kolmogorov_and_smirnov(count: int) -> None:
     stats = pytest.importorskip("scipy.stats")
     random = np.random.default_rng(count)
@@ -118,7 +117,7 @@ def test_rows_sum_up_what_single_canaries_have(run: Run) -> None:
     assert found == audit(run, ROWS[:10], queries=2)
 
 
-def test_mistakes(run: Run, tmp_path: Path) -> None:
+def test_mistakes_of_an_audit(run: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="alternatives is 999; it must be at least 1000"):
         audit(run, ROWS[:10], alternatives=999)
     with pytest.raises(UserError, match="queries is 0; it must be at least 1"):

@@ -6,14 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from factorcell.config import UserError
 from factorcell.evaluation.groups import MISSING_GROUP, RANGES, column_groups, value_groups
 
 YEARS = [1900 + n for n in range(100)]
 
 
 def bounds(group: str) -> tuple[float, float]:
-    """The edges of a range, widened by the rounding of its name."""
     low, high = group.split(" to ")
     return float(low) - 0.5, float(high) + 0.5
 
@@ -33,12 +31,3 @@ def test_gaps_do_not_turn_ranges_into_single_values(gap: Any) -> None:
     with_gap = value_groups([*YEARS, gap])
     assert with_gap[:-1] == value_groups(YEARS)
     assert with_gap[-1] == MISSING_GROUP
-
-
-def test_all_missing() -> None:
-    assert value_groups([None, float("nan")]) == [MISSING_GROUP] * 2
-
-
-def test_missing_column() -> None:
-    with pytest.raises(UserError, match="no column 'b'"):
-        column_groups([{"a": 1}], "b")

@@ -20,7 +20,6 @@ from tests.small import ROWS, make_run, nats_of
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """A run over two categories and two numbers."""
     return make_run(tmp_path / "run", output_bias=["low_rank", "one_hot"])
 
 
@@ -88,7 +87,6 @@ def test_gain_over_a_baseline_run(run: Run, tmp_path: Path) -> None:
 
 
 def replace_vocabulary(run: Run) -> Run:
-    """`run` with one token renamed."""
     run.vocabulary.tokens[-1] = "something else"
     return run
 

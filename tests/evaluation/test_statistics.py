@@ -15,7 +15,6 @@ Floats = NDArray[np.float64]
 
 
 def sums(nats: Floats, targets: Floats, key: str = "a") -> TextSums:
-    """What texts add."""
     return TextSums(key, nats, targets)
 
 
@@ -45,15 +44,6 @@ def test_the_gain_is_that_of_a_slow_bootstrap() -> None:
     assert found is not None
     low, high = np.quantile(drawn, (0.025, 0.975))
     assert gain(found.difference(0, 1)) == pytest.approx((point, low, high))
-
-
-def test_differences_are_paired() -> None:
-    one, _, targets = texts(50)
-    found = Ratios.of([[sums(one + 0.1 * targets, targets)], [sums(one, targets)]])
-    assert found is not None
-    assert found.difference(0, 1) == pytest.approx((0.1, 0.1, 0.1))
-    assert found.ahead(highest=False) == 1
-    assert found.ahead(highest=True) == 0
 
 
 def test_accuracy_is_of_the_texts_that_are_judged() -> None:

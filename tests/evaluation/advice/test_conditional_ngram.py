@@ -12,7 +12,6 @@ import pytest
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
-from factorcell.data.vocabulary import START
 from factorcell.evaluation import ngram
 from factorcell.evaluation.advice.conditional_ngram import (
     IndexedTexts,
@@ -115,23 +114,6 @@ def test_own_values_are_those_of_all_values(case: Case, fitted: ValueNGram) -> N
     assert MISSING in values
     own = fitted.lengthen(texts, case.of_test, np.exp(first[rows, values].astype(np.float64)))
     np.testing.assert_allclose(np.log(own), every[rows, values], atol=2e-5)
-
-
-def test_it_is_a_distribution(case: Case, fitted: ValueNGram) -> None:
-    text = words(case.test)[0][:3]
-    vocabulary = case.corpus.vocabulary
-    ends = [token for token in range(len(vocabulary)) if token != START]
-    tokens = np.array([[*text, token] for token in ends])
-    corpus = replace(
-        case.test,
-        tokens=tokens.ravel(),
-        offsets=np.arange(len(ends) + 1) * tokens.shape[1],
-        categories=np.zeros((len(ends), 1), np.int32),
-        numbers=np.zeros((len(ends), 0), np.float32),
-    )
-    for logs in fitted.logs(case.find(corpus)):
-        sums = np.exp(logs[len(text) - 1 :: len(text)].astype(np.float64)).sum(0)
-        np.testing.assert_allclose(sums, 1, atol=1e-4)
 
 
 def test_exponents_are_where_the_likelihood_is_highest(case: Case, fitted: ValueNGram) -> None:

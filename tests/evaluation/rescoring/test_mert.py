@@ -85,13 +85,6 @@ def test_fewest_errors_are_not_beaten_by_a_grid(seed: int) -> None:
     assert fewest_errors(features, errors, [start], seed)[0].tolist() == weights.tolist()
 
 
-def test_a_good_start_stays() -> None:
-    features, errors = np.array([[[1.0, 0.0], [0.0, 1.0]]]), np.array([[0, 1]])
-    weights, fewest = fewest_errors(features, errors, [np.array([2.0, 1.0]), np.array([3.0, 1.0])])
-    assert fewest == 0
-    assert weights == pytest.approx([2.0, 1.0])
-
-
 def objective(features: Floats, real: NDArray[np.bool_], errors: NDArray[np.int64], weights: Floats) -> float:
     """The mean log p of the best hypotheses of each list, less the ridge, text by text."""
     total = 0.0

@@ -115,7 +115,7 @@ def test_hidden_files_are_no_lists(tmp_path: Path) -> None:
         read_nbest(tmp_path)
 
 
-def test_beams_of_nemo(tmp_path: Path) -> None:
+def test_nemo_beams_have_a_fixed_number_of_lines(tmp_path: Path) -> None:
     path = tmp_path / "preds_out_width2_alpha1.0_beta0.5.tsv"
     content = "so it is\t-1.5\nso\t-2\n\t-0.5\n5 3 2\t-3e1\n"
     path.write_text(content)
@@ -146,7 +146,7 @@ def test_beams_of_nemo(tmp_path: Path) -> None:
         read_nbest(path, beams=2)
 
 
-def test_manifests_of_nemo_have_beams(tmp_path: Path) -> None:
+def test_nemo_manifests_have_beams(tmp_path: Path) -> None:
     row = {"audio_filepath": "a/1.wav", "duration": 2.5, "text": "so is it", "pred_text": "so it is"}
     row |= {"beams": [["so it is", -1.5], ["so", -2]], "timestamps_word": [{"word": "so"}]}
     files.write_rows(tmp_path / "out.json", [row, {"audio_filepath": "b", "beams": [["", 0.0]], "text": ""}])
@@ -176,7 +176,6 @@ def changed(**fields: Any) -> Callable[[Path], Path]:
 
 
 def written(content: str, name: str = "x") -> Callable[[Path], Path]:
-    """A file of that content."""
 
     def write(folder: Path) -> Path:
         (folder / name).write_text(content)
@@ -235,7 +234,7 @@ def test_mistakes_are_one_line_with_their_place(make: Callable[[Path], Path], me
     assert str(found.value).startswith(str(tmp_path))
 
 
-def test_form_is_said_or_found(tmp_path: Path) -> None:
+def test_the_format_is_specified_or_detected(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("-1 -2 1 a\n")
     assert read_nbest(tmp_path / "x", "srilm").names == ("acoustic", "lm")
     for form, message in (("jsonl", "not valid JSON|no id"), ("kaldi", "not a folder"), ("htk", "unknown format")):

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell import files
 from factorcell.config import DataConfig, UserError
 from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.rescoring import rescore as rescoring
@@ -29,7 +28,6 @@ TEXTS = ("the sea is cold", "the sand is cold", "sun and sand", "the sea the sea
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Random weights; its context is a city, stars, a place."""
     return make_run(tmp_path_factory.mktemp("run") / "run", ("city", "stars"))
 
 
@@ -72,7 +70,7 @@ def test_batches_of_utterances_are_the_same(run: Run, monkeypatch: pytest.Monkey
         assert one == pytest.approx(other, abs=1e-4)
 
 
-def test_values_never_seen(run: Run) -> None:
+def test_values_never_seen_follow_unknown(run: Run) -> None:
     nbest = lists(2, city="Olso")
     with pytest.raises(UserError, match=r"^utterance u0: city 'Olso' was never seen .*\(Oslo, ?.*unknown=.group"):
         score(run, nbest)
@@ -245,10 +243,3 @@ def test_rates_are_sums_of_errors_over_words(run: Run) -> None:
     ]
     with pytest.raises(UserError, match=r"^the references of hall 'true' have no words"):
         summarise(one, ["hall"])
-
-
-def test_rows_are_json(run: Run, tmp_path: Path) -> None:
-    scored = score(run, lists(3))
-    rows = rescore(scored, ScoreWeights.shared(("acoustic", "lm")))
-    files.write_rows(tmp_path / "rows.jsonl", [*rows, *summarise(rows)])
-    assert files.read_rows(tmp_path / "rows.jsonl")[:3] == rows

@@ -11,7 +11,7 @@ from factorcell.completion.online import Learner, LearningRule
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.evaluation.rescoring.nbest import NBest, read_nbest
-from factorcell.evaluation.rescoring.rescore import Scored, ScoreWeights, score
+from factorcell.evaluation.rescoring.rescore import ScoreWeights, score
 from factorcell.evaluation.rescoring.speakers import begin, learn
 from factorcell.model.run import Run
 from factorcell.training.trainer import observe
@@ -138,16 +138,3 @@ def test_other_columns_follow_unknown(run: Run) -> None:
 def test_a_run_without_users_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not tell users apart"):
         learn(make_run(tmp_path / "run"), lists(2), WEIGHTS)
-
-
-def test_learning_a_speaker_makes_their_texts_likelier(run: Run) -> None:
-    rows = [
-        {"id": str(n), "hypotheses": [{"text": "the sea is cold"}], "who": "zoe", "role": "judge"} for n in range(8)
-    ]
-    learned: Scored = learn(run, read_nbest(rows), WEIGHTS_OF_NONE)
-    values = [float(model[0]) for model in learned.model]
-    assert values == sorted(values)
-    assert values[-1] > values[0] + 0.5
-
-
-WEIGHTS_OF_NONE = ScoreWeights({})
