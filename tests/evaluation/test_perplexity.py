@@ -3,6 +3,7 @@
 import itertools
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,15 @@ import torch
 from factorcell.config import OUTPUT_BIASES, UserError
 from factorcell.data.corpus import targets
 from factorcell.data.vocabulary import UNKNOWN
-from factorcell.evaluation.perplexity import evaluate, evaluate_by, top_accuracy
+from factorcell.evaluation.perplexity import (
+    MISSING_GROUP,
+    RANGES,
+    column_groups,
+    evaluate,
+    evaluate_by,
+    top_accuracy,
+    value_groups,
+)
 from factorcell.model.run import Run
 from factorcell.model.scoring import Tally
 from tests.small import ROWS, make_run, nats_of
@@ -121,3 +130,28 @@ def test_ties_count_against_the_target(run: Run) -> None:
     corpus = run.prepare(ROWS)
     assert set(run.ranks(corpus).tolist()) == {len(run.vocabulary) - 1}
     assert top_accuracy(run, corpus)["top_5"] == 0
+
+
+YEARS = [1900 + n for n in range(100)]
+
+
+def bounds(group: str) -> tuple[float, float]:
+    low, high = group.split(" to ")
+    return float(low) - 0.5, float(high) + 0.5
+
+
+def test_categories_keep_their_names() -> None:
+    assert column_groups([{"a": 5.0}, {"a": "x"}, {"a": None}], "a") == ["5", "x", MISSING_GROUP]
+
+
+def test_a_number_with_many_values_becomes_ranges_that_cover_it() -> None:
+    groups = column_groups([{"year": year} for year in YEARS], "year")
+    assert len(set(groups)) == RANGES
+    assert all(low <= year <= high for year, group in zip(YEARS, groups, strict=True) for low, high in [bounds(group)])
+
+
+@pytest.mark.parametrize("gap", [None, float("nan"), "", pd.NA, np.float32("nan")], ids=repr)
+def test_gaps_do_not_turn_ranges_into_single_values(gap: Any) -> None:
+    with_gap = value_groups([*YEARS, gap])
+    assert with_gap[:-1] == value_groups(YEARS)
+    assert with_gap[-1] == MISSING_GROUP

@@ -223,7 +223,6 @@ def read_column(embeddings: Embeddings, source: Any, column: str) -> ValueColumn
 
 
 def _mean(entries: Counter[str]) -> float | None:
-    """Return the mean of counted entries; None if one of them is not a number."""
     numbers = [(to_number(entry), count) for entry, count in entries.items()]
     if any(number is None for number, _ in numbers):
         return None
@@ -301,7 +300,6 @@ def agreement(embeddings: Embeddings, column: ValueColumn, measure: str = "cosin
 
 
 def _correlation(one: Floats, other: Floats) -> float:
-    """Return Pearson's correlation; 0 if one column does not vary."""
     return float(np.corrcoef(one, other)[0, 1]) if np.ptp(one) and np.ptp(other) else 0.0
 
 

@@ -173,7 +173,6 @@ class NGram:
 
     @classmethod
     def open(cls, folder: str | Path) -> "NGram":
-        """Open the model in `folder`."""
         folder = Path(folder)
         facts = files.read_versioned(folder / FILE, FORMAT, folder)
         vocabulary = Vocabulary.load(folder / VOCABULARY)
@@ -192,7 +191,6 @@ class NGram:
         return prepare(source, self.data, vocabulary=self.vocabulary, schema=self.schema, **options)
 
     def nats(self, corpus: Corpus) -> Floats:
-        """Return the nats of every target of `corpus` (T,)."""
         nats = []
         for histories, grams, _ in self.blocks(corpus):
             probability = np.full(len(grams[0]), self.uniform)

@@ -39,7 +39,6 @@ class TextSums(NamedTuple):
     originals: str = ""
 
     def select(self, rows: NDArray[np.int64]) -> "TextSums":
-        """Return the sums of the texts `rows`."""
         originals = self.originals and f"{self.originals} some"
         return TextSums(f"{self.key} some", self.above[rows], self.below[rows], originals)
 

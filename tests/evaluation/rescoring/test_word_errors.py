@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell.evaluation.rescoring.word_errors import align, distances
+from factorcell.evaluation.rescoring.rescore import align, distances
 
 WORDS = st.lists(st.sampled_from(["a", "b", "c"]), max_size=5).map(" ".join)
 

@@ -150,7 +150,6 @@ def _guesses(judge: str, after: Sequence[Floats], labels: Ids, information: floa
 
 
 def _linear(split: Split, column: LabelColumn, prior: Floats, seed: int) -> list[Row]:
-    """Return the guesses of a linear classifier, if the column has few values."""
     if not 2 <= len(column.values) <= CLASSES:
         return []
     _, tune, test = split.labels(column)
@@ -234,7 +233,6 @@ def _nats(gain: float) -> float:
 
 
 def _error(gains: Floats, starts: Ids) -> float:
-    """Return the standard error of the mean of `gains` (T,) over texts."""
     sums, sizes = np.add.reduceat(gains, starts[:-1]), np.diff(starts)
     left = sums - gains.mean() * sizes
     return float(np.sqrt((left**2).sum()) / sizes.sum())
