@@ -21,8 +21,6 @@ def explain(verb: Parser) -> None:
     text = "the texts at whose places --words looks (default: those explained)"
     verb.add_argument("--over", type=Path, metavar="TABLE", help=text)
     options.written(verb, "--page", "write a page", metavar="HTML")
-    text = "auto: in a terminal without NO_COLOR, or with FORCE_COLOR"
-    verb.add_argument("--color", default="auto", choices=("auto", "always", "never"), help=text)
     options.computing(verb, "float32")
 
 
