@@ -108,7 +108,7 @@ def count(corpus: Corpus, order: int, progress: bool = False) -> list[NGramCount
         shorter = np.empty(len(found), dtype=np.int64)
         shorter[which] = ids[inside]  # each n-gram without its first token
         different = np.bincount(shorter, minlength=len(keys[-1]))
-        counts[-1] = np.where(different > 0, different, counts[-1])  # nothing stands before a start token
+        counts[-1] = np.where(different > 0, different, counts[-1])  # no token precedes a start token
         ids = np.full(len(tokens), -1)
         ids[inside] = which
         keys.append(found)
