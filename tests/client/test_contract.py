@@ -1,7 +1,6 @@
 """Every route, asked by both clients of a server on the loopback: what is given back is what the service says."""
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ from factorcell.client import (
     Client,
     ConflictError,
     ContextText,
-    Hypothesis,
-    HypothesisList,
     InvalidRequestError,
     KeyRefusedError,
     NotFoundError,
@@ -75,27 +72,6 @@ def test_life_of_a_person(client: Any, user: str) -> None:
     assert client.export(user) == exported
 
 
-def test_accept_counts_once_by_its_key(client: Any) -> None:
-    answers = [client.accept(user="ann", text="abba", context={"city": "Oslo"}, idempotency_key="1") for _ in range(2)]
-    assert [one.outcome for one in answers] == ["learned", "repeated"]
-    assert client.accept(user="ann", text="abba").outcome == "learned"  # with a key of its own
-    assert [one.context for one in client.show("ann").texts] == [{"city": "Oslo"}, {}]
-
-
-def test_batches_are_those_of_the_run(client: Any, site: Site) -> None:
-    texts = [ContextText(text=one.text, context={**one.context, "who": "ann"}) for one in TEXTS]
-    rows: list[dict[str, Any]] = [{"text": one.text, **one.context} for one in texts]
-    for one, row in zip(client.score(texts=texts).results, site.service.model.run.score(rows), strict=True):
-        assert (one.targets, one.nats) == (row["targets"], pytest.approx(row["nats"]))
-    (found,) = client.classify(target="city", texts=[ContextText(text="abba")]).results
-    assert set(found.probabilities) == {"Oslo", "Nice"}
-    assert found.value == max(found.probabilities, key=found.probabilities.__getitem__)
-    assert client.classify(target="city", texts=[ContextText(text="a")], values=["Oslo"]).results[0].value == "Oslo"
-    heard = [Hypothesis(text="abba", scores={"acoustic": -9}), Hypothesis(text="cab", scores={"acoustic": -5})]
-    lists = [HypothesisList(hypotheses=heard, context={"city": "Oslo"})]
-    assert client.rescore(lists=lists, weights={"acoustic": 1.0}).results[0].place == 2
-
-
 def test_text_is_streamed(client: Any, site: Site) -> None:
     pieces = list(client.generate(prompt="ab", context={"city": "Oslo"}, seed=4, max_tokens=10, temperature=0.8))
     options = GenerationOptions(temperature=0.8, max_tokens=10, seed=4)
@@ -150,24 +126,6 @@ def test_keys(make: Make, service: Service, tmp_path: Path) -> None:
                 ask(make(url, given), asked, **fields)
             assert raised.value.status == status
             assert key not in str(raised.value)
-
-
-def test_one_client_serves_many_threads(url: str) -> None:
-    with Client(url) as client, ThreadPoolExecutor(8) as pool:
-        numbers = list(pool.map(lambda n: client.accept(user="ann", text=f"a{n}").number, range(40)))
-    assert sorted(filter(None, numbers)) == list(range(1, 41))
-
-
-def test_service_may_live_below_a_path(make: Make) -> None:
-    paths = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        paths.append(request.url.raw_path)
-        return httpx.Response(200, json={"status": "ok"})
-
-    for url in ("http://h/people", "http://h/people/"):
-        make(url, handler=answer).ready()
-    assert paths == [b"/people/readyz"] * 2
 
 
 def test_own_connections_are_closed(url: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from factorcell.client import BusyError, FailedError, Patience, ServiceError, UnreachableError, clients, retries
+from factorcell.client import BusyError, Patience, ServiceError, UnreachableError, clients, retries
 from factorcell.config import UserError
 from factorcell.service.http.site import Site
 from tests.client.both import ask
@@ -106,14 +106,6 @@ def test_what_changes_nothing_is_asked_again(make: Make, url: str, name: str, ar
         assert ask(make(at, patience=QUICK), name, **args) == expected
 
 
-def test_same_body_is_sent_at_each_try(make: Make, clock: Clock) -> None:
-    accepted = httpx.Response(200, json={"outcome": "learned"})
-    handler, bodies = scripted(httpx.ReadError("reset"), busy(503), accepted)
-    assert make("http://h", handler=handler).accept(user="ann", text="a").outcome == "learned"
-    assert len(bodies) == 3
-    assert len(set(bodies)) == 1
-
-
 def test_pauses_double_up_to_the_longest(make: Make, clock: Clock) -> None:
     handler, bodies = scripted(*[busy(503)] * 6)
     patience = Patience(deadline=1000, tries=6, first=0.5, longest=3)
@@ -180,16 +172,6 @@ def test_text_that_breaks_off_is_not_begun_again(make: Make, clock: Clock) -> No
     with pytest.raises(UnreachableError, match="broke off"):
         next(pieces)
     assert len(bodies) == 2
-
-
-@pytest.mark.parametrize("name", ["complete", "generate"])
-def test_answer_of_something_else(make: Make, clock: Clock, name: str) -> None:
-    handler, _ = scripted(httpx.Response(404, content=b"<html>", headers={"Content-Type": "text/html"}))
-    with pytest.raises(ServiceError, match=f"{name}: 404 Not Found$"):
-        ask(make("http://h", handler=handler), name, **({"query": "a"} if name == "complete" else {}))
-    handler, _ = scripted(httpx.Response(500, content=b"\xff"))
-    with pytest.raises(FailedError):
-        make("http://h", handler=handler).health()
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,6 @@
 
 import threading
 
-import pytest
-
-from factorcell.config import UserError
 from factorcell.service.recent import Recent
 from factorcell.service.record import StoreError
 from factorcell.service.relearning import Relearner
@@ -44,42 +41,3 @@ def test_each_who_waits_is_learned_once_and_an_error_stops_nobody() -> None:
     assert relearner.settle(10)
     assert learned == ["ann", "bob", "ann", "eve"]
     relearner.close()
-
-
-def test_who_cannot_be_learned_holds_up_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    learned = list[str]()
-
-    def learn(user: str) -> None:
-        if user == "ann":
-            raise UserError("ann wrote what nobody reads")
-        learned.append(user)
-
-    relearner = Relearner(learn)
-    for user in ("ann", "bob"):
-        relearner.add(user)
-    assert relearner.settle(10)
-    relearner.close()
-    assert learned == ["bob"]
-    (line,) = caplog.messages
-    assert line.startswith("UserError at factorcell.service.relearning:")
-    assert "ann" not in line
-
-
-def test_who_waits_at_the_end_is_left() -> None:
-    begun, go_on, learned = threading.Event(), threading.Event(), list[str]()
-
-    def learn(user: str) -> None:
-        learned.append(user)
-        begun.set()
-        assert go_on.wait(10)
-
-    relearner = Relearner(learn)
-    for user in ("ann", "bob"):
-        relearner.add(user)
-    assert begun.wait(10)
-    closing = threading.Thread(target=relearner.close)
-    closing.start()
-    go_on.set()
-    closing.join(10)
-    assert learned in (["ann"], ["ann", "bob"]), "bob may have begun before the end"
-    assert not closing.is_alive()

@@ -217,13 +217,6 @@ def test_exported_and_restored_somebody_is_the_same(service: Service) -> None:
     assert service.export("ann") == values
 
 
-@pytest.mark.parametrize("values", [None, [], {}, {"format": 2}, {"format": 1, "user": "a", "paused": 0, "texts": [1]}])
-def test_what_is_no_export_is_refused(service: Service, values: Any) -> None:
-    with pytest.raises(UserError, match=r"not a person as they were exported|an export of format 2"):
-        service.restore(values)
-    assert service.store.users() == []
-
-
 def test_a_new_model_learns_everybody_again(opened: Opened, models: tuple[ServedModel, ServedModel]) -> None:
     old, new = models
     service, texts = opened(), ["abab", "cab", "abab"]

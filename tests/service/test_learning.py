@@ -8,7 +8,6 @@ import pytest
 
 from factorcell.completion.online import LearningRule
 from factorcell.config import UserError
-from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
 from factorcell.service.engine import CompletionRequest, Service
 from factorcell.service.learning import ServedModel
@@ -55,27 +54,6 @@ def test_a_model_that_learns_nobody_holds_up_no_other(
     service.complete(CompletionRequest("ab", "ann"))
     assert service.settle()
     assert kept(service, "ann") == alone(models[1], ["abba"])
-
-
-@pytest.mark.parametrize(
-    ("text", "prefixes", "read"), [("Abca", ("ab", "Ab"), "abca"), ("J\u030cb", ("\u01f0",), "\u01f0b")]
-)
-def test_own_texts_come_up_as_the_run_reads_them(
-    opened: Callable[..., Service], tmp_path: Path, text: str, prefixes: tuple[str, ...], read: str
-) -> None:
-    made = make_letters(data={"user": "city", "context": (), "min_user_count": 1, "lowercase": True})
-    run = Run.create(tmp_path / "run", made.config, made.vocabulary, made.schema)
-    run.save_weights({})
-    TextCounts({"abc": 5}, 5).save(run.folder / POPULARITY)
-    service = opened(model := ServedModel(Run.open(run.folder)))
-    service.accept("ann", text)
-    for prefix in prefixes:
-        sources = {one.text: one.source for one in service.complete(CompletionRequest(prefix, "ann")).results}
-        assert "history" in sources[read]
-    profile = service.show("ann")
-    assert profile is not None
-    assert [one.text for one in profile.texts] == [text]
-    assert kept(service, "ann") == alone(model, [text])
 
 
 def test_boolean_and_number_are_different_contexts(

@@ -84,10 +84,6 @@ def test_ids_of_a_store_that_are_not_utf8(content: bytes) -> None:
         decoded_id(content)
 
 
-def test_a_person_who_comes_back_has_other_versions() -> None:
-    assert len({Record.new("Ann", 0).version for _ in range(100)}) == 100
-
-
 def test_keys_and_states_are_bounded() -> None:
     person = Record.new("Ann", 0)
     for number in range(MOST_KEYS + 5):

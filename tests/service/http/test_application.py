@@ -20,23 +20,6 @@ def test_completions_are_those_of_the_service(client: TestClient, site: Site) ->
     assert (answer["degraded"], answer["user_version"], answer["seq"]) == (None, found.user_version, 7)
 
 
-@pytest.mark.parametrize("user", ["ann", None])
-def test_the_best_of_few_are_the_first_of_many(client: TestClient, site: Site, user: str | None) -> None:
-    for text in ("abba", "acab", "abba", "cab"):
-        site.service.accept("ann", text)
-
-    def of(limit: int) -> list[tuple[str, str]]:
-        asked = {"query": "a", "user": user, "limit": limit, "deadline_ms": 5000}
-        answer = client.post("/v1/complete", json={name: value for name, value in asked.items() if value is not None})
-        return [(one["text"], one["source"]) for one in answer.json()["results"]]
-
-    longest = of(25)
-    assert len(longest) == 25
-    assert {"model"} < {source for _, source in longest} or user is None
-    for limit in (1, 2, 3, 5, 9, 10, 11, 20):
-        assert of(limit) == longest[:limit]
-
-
 @pytest.mark.parametrize("explain", [False, True])
 @pytest.mark.parametrize("learn", [False, True])
 def test_get_and_post_are_equal(client: TestClient, explain: bool, learn: bool) -> None:
@@ -133,13 +116,6 @@ def test_values_of_a_context(client: TestClient, site: Site, value: Any) -> None
     assert client.post("/v1/users", json=exported).status_code == 200
     (text,) = client.get("/v1/users/ann").json()["texts"]
     assert (text["context"]["city"], type(text["context"]["city"])) == (value, type(value))
-
-
-@pytest.mark.parametrize("value", [None, [], [True], {}, {"a": True}])
-def test_what_is_no_value_of_a_context(client: TestClient, value: Any) -> None:
-    answer = client.post("/v1/complete", json={"query": "a", "context": {"city": value}})
-    assert (answer.status_code, answer.json()["type"]) == (422, "/docs#invalid")
-    assert "context" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"query": "\\ud800"}', b"\xff"])

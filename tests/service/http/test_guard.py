@@ -82,14 +82,3 @@ def test_cross_origin_requests_of_named_pages(client_of: Callable[[Settings], Te
 def test_what_no_browser_sends_is_no_origin(origin: str) -> None:
     with pytest.raises(UserError, match="valid is https://NAME"):
         Settings(origins=(SHOP, origin))
-
-
-@pytest.mark.parametrize("origin", ["http://localhost:3000", "https://[::1]:8443", "https://a-b.example", "app://shop"])
-def test_origins(origin: str) -> None:
-    assert Settings(origins=(origin,)).origins == (origin,)
-
-
-def test_pages_that_are_named_can_read_why_they_are_refused(client_of: Callable[[Settings], TestClient]) -> None:
-    client = client_of(Settings(origins=(SHOP,), names=("127.0.0.1",)))
-    answer = client.post("/v1/accept", json=ACCEPT, headers={"Origin": SHOP, "Host": "rebound.example"})
-    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (421, SHOP)

@@ -156,19 +156,6 @@ def test_work_that_can_be_cut_short_shares_its_time_with_what_waits() -> None:
     run(scenario, room=9, least=0.8)
 
 
-def test_work_that_can_be_cut_short_counts_with_what_it_needs_and_what_it_took_beyond_its_share() -> None:
-    async def scenario(lane: Lane) -> None:
-        await lane.run(lambda turn: time.sleep(left(turn)), within(0.2), never)
-        assert 0.01 <= lane.mean < 0.1
-
-    async def too_long(lane: Lane) -> None:
-        await lane.run(lambda turn: time.sleep(left(turn) + 0.2), within(0.1), never)
-        assert lane.mean >= 0.2
-
-    run(scenario, least=0.01)
-    run(too_long, least=0.01)
-
-
 def test_work_that_waited_too_long_is_not_begun() -> None:
     async def scenario(lane: Lane) -> None:
         begun: list[Turn] = []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.service import deletions, kills, outages, people, replaying
+from benchmarks.service import deletions, kills, outages, replaying
 from factorcell.service.engine import Service
 from factorcell.service.http.application import application
 from factorcell.service.http.site import Settings, Site
@@ -38,45 +38,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         yield made
 
 
-def test_writers_of_one_person(port: int, service: Service) -> None:
-    row = people.one_person(port, service, words(1, 12))
-    assert (row["accepts"], row["faults"]) == (12, [])
-
-
-def test_everybody_is_as_alone_and_gets_no_text_of_another(port: int, service: Service) -> None:
-    texts = sorted({text for text in words(2, 400) if len(text) > 4})
-    row = people.many_people(port, service, people.dealt(texts, 9), requests=150, threads=6)
-    assert row["accepts"] > 40
-    assert row["faults"] == []
-
-
-def test_faults_are_found(port: int, service: Service) -> None:
-    service.accept("user-0", "abba")
-    service.accept("user-1", "cabba")
-    book = people.Book()
-    book.acknowledge("user-0", "abba", {"outcome": "learned", "number": 1})
-    book.acknowledge("user-0", "abba", {"outcome": "learned", "number": 1})
-    assert book.faults.pop() == "user-0: number 1 was given twice"
-    book.acknowledge("user-1", "a", {"outcome": "learned", "number": 1})
-    book.acknowledge("user-1", "b", {"outcome": "learned", "number": 2})
-    book.acknowledge("nobody", "a", {"outcome": "learned", "number": 1})
-    people.finish(port, service, book)
-    assert book.faults == [
-        "user-1: 1 acknowledged texts are lost",
-        "user-1: 1 texts for 2 accepts",
-        "user-1: other texts than those acknowledged",
-        "nobody: 1 acknowledged texts are lost",
-        "nobody: 0 texts for 1 accepts",
-        "nobody: other texts than those acknowledged",
-        "user-1: not as the same texts learned alone",
-        "nobody: not as the same texts learned alone",
-    ]
-    book = people.Book()
-    service.accept("user-1", "cab cab")
-    texts = {"user-0": ["abba"], "user-1": ["x"], "other": ["cabba", "cab cab"]}
-    assert people.many_people(port, service, texts, requests=20)["faults"]
-
-
+@pytest.mark.slow
 def test_replay_ranks_as_the_library_does(port: int, served: ServedModel, tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     rows = [f"{WHO[place % 3]},{text},{place},Oslo" for place, text in enumerate(words(4, 60))]

@@ -67,17 +67,3 @@ def test_no_such_address(client: TestClient, method: str, path: str, status: int
     assert (answer.status_code, answer.json()["status"]) == (status, status)
     if status == 405:
         assert set(answer.headers["allow"].split(", ")) & {"GET", "POST"}
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"format": 2, "user": "ann", "paused": False, "texts": []},
-        {"format": 1, "user": "\n", "paused": False, "texts": []},
-        {"format": 1, "user": "ann", "paused": False, "texts": [{"text": "a", "time": -1}]},
-        {"format": 1, "user": "ann"},
-    ],
-)
-def test_what_is_no_export(client: TestClient, values: object) -> None:
-    assert client.post("/v1/users", json=values).status_code == 422
-    assert client.get("/v1/users/ann").status_code == 404

@@ -7,14 +7,12 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 from starlette.testclient import TestClient
 
 from factorcell.config import UserError
-from factorcell.model.run import Run
 from factorcell.service.http import keys, problems, server
 from factorcell.service.http.application import application
 from factorcell.service.http.server import ServerOptions, is_loopback, serve
@@ -71,27 +69,6 @@ def test_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
 def test_what_is_no_host_is_said(host: str) -> None:
     with pytest.raises(UserError, match="no name or address of this machine"):
         server.bound(host, 0)
-
-
-def test_less_precise_products_suggest_the_same_texts(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened, opens = [], Run.open
-
-    def watched(folder: Path, **options: Any) -> Run:
-        opened.append(opens(folder, **options))
-        return opened[-1]
-
-    monkeypatch.setattr(Run, "open", watched)
-    floats = ServerOptions(run, "").model()
-    options = ServerOptions(run, "", precision="bfloat16")
-    for model in (options.model(), options.model()):
-        assert model.identity == floats.identity
-        for query in ("", "a", "ab", "ca"):
-            found, expected = (
-                one.completer.suggest(one.completer.type(one.begin(None, {}), query), 5).suggestions
-                for one in (model, floats)
-            )
-            assert [one.text for one in found] == [one.text for one in expected]
-    assert [one.precision for one in opened] == ["float32", "bfloat16", "bfloat16"]
 
 
 def test_errors_leave_out_where_the_run_lies(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

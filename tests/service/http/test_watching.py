@@ -90,13 +90,6 @@ def test_damaged_run_changes_nothing(
     assert watched.site.service.model is not first
 
 
-def test_run_that_is_gone_changes_nothing(watched: Watcher) -> None:
-    first = watched.site.service.model
-    shutil.rmtree(watched.folder)
-    watched.look()
-    assert watched.site.service.model is first
-
-
 def test_no_request_is_dropped_when_models_change(watched: Watcher, folders: tuple[Path, Path]) -> None:
     site = Site(watched.site.service, Settings(deadline=5.0))
     found: list[int] = []

@@ -64,19 +64,6 @@ def test_arrows_choose_and_enter_accepts(serve: Serve, tab: Tab, service: Servic
     assert texts(service) == [rows[-1]]
 
 
-@pytest.mark.parametrize("key", ["Home", "End", "ArrowLeft", "ArrowRight"])
-def test_keys_of_the_text_leave_the_list(serve: Serve, tab: Tab, service: Service, key: str) -> None:
-    opened = tab(serve())
-    typed(opened, "ab")
-    query(opened).press("ArrowDown")
-    assert opened.locator(ACTIVE).count() == 1
-    query(opened).press(key)
-    assert opened.locator(ACTIVE).count() == 0
-    query(opened).press("Enter")  # what is typed, not what was active
-    says(opened, "Learned")
-    assert texts(service) == ["ab"]
-
-
 def test_escape_closes_and_keeps_what_is_typed(serve: Serve, tab: Tab, service: Service) -> None:
     opened = tab(serve())
     typed(opened, "ab")
@@ -140,61 +127,6 @@ def test_late_answer_is_never_shown(serve: Serve, tab: Tab) -> None:
     assert all(one.startswith("ab") for one in rows)
 
 
-def test_request_is_given_up_at_the_next_key(serve: Serve, tab: Tab) -> None:
-    opened = tab(serve())
-    opened.route(COMPLETE, lambda route: None if asked(route.request)["query"] == "a" else route.continue_())
-    with opened.expect_event("requestfailed", lambda request: asked(request)["query"] == "a"):
-        query(opened).press_sequentially("ab")
-    opened.locator(OPTIONS).first.wait_for()
-
-
-def test_answer_of_another_seq_is_not_shown(serve: Serve, tab: Tab) -> None:
-    opened = tab(serve())
-
-    def other(route: Any) -> None:
-        answer = route.fetch()
-        route.fulfill(response=answer, json={**answer.json(), "seq": asked(route.request)["seq"] - 1})
-
-    opened.route(COMPLETE, other)
-    with opened.expect_response(COMPLETE):
-        query(opened).press_sequentially("a")
-    opened.wait_for_timeout(200)
-    assert opened.locator(OPTIONS).count() == 0
-
-
-def test_seq_grows_within_a_session(serve: Serve, tab: Tab) -> None:
-    opened = tab(serve())
-    sent: list[dict[str, Any]] = []
-    opened.on("request", lambda request: sent.append(asked(request)) if "complete" in request.url else None)
-    typed(opened, "abc"[:2])
-    typed(opened, "ca")
-    numbers = [one["seq"] for one in sent]
-    assert numbers == sorted(set(numbers))
-    assert len({one["session"] for one in sent}) == 1
-    assert {one["user"] for one in sent} == {PERSON}
-
-
-@pytest.mark.parametrize(
-    ("value", "place", "cursor"), [("ab", 1, 1), ("😀ab", 3, 2), ("a👩‍👩‍👧b", 9, 6), ("ab😀", 4, 3), ("\ud83dab", 2, 2)]
-)
-def test_cursor_is_sent_in_code_points(serve: Serve, tab: Tab, value: str, place: int, cursor: int) -> None:
-    opened = tab(serve())
-    with opened.expect_request(COMPLETE) as found:
-        opened.evaluate(
-            """([codes, place]) => { const box = document.querySelector("#query");
-            box.value = String.fromCharCode(...codes); box.setSelectionRange(place, place);
-            box.dispatchEvent(new InputEvent("input")); }""",
-            [[int.from_bytes(pair) for pair in units(value)], place],
-        )
-    assert (asked(found.value)["cursor"], len(asked(found.value)["query"])) == (cursor, len(value))
-    assert found.value.response().status == 200
-
-
-def units(text: str) -> list[bytes]:
-    content = text.encode("utf-16-be", "surrogatepass")
-    return [content[at : at + 2] for at in range(0, len(content), 2)]
-
-
 def test_composition_is_left_alone(serve: Serve, tab: Tab) -> None:
     opened = tab(serve())
     sent: list[str] = []
@@ -252,21 +184,6 @@ def test_offline_loses_nothing_and_ends_by_itself(serve: Serve, tab: Tab, servic
     typed(opened, "ab")
 
 
-@pytest.mark.parametrize("degraded", ["time", "store"])
-def test_degraded_answer_is_told_quietly(serve: Serve, tab: Tab, degraded: str) -> None:
-    opened = tab(serve())
-
-    def worse(route: Any) -> None:
-        answer = route.fetch()
-        route.fulfill(response=answer, json={**answer.json(), "degraded": degraded})
-
-    opened.route(COMPLETE, worse)
-    query(opened).press_sequentially("ab")
-    opened.locator(OPTIONS).first.wait_for()
-    note = {"time": "Time was up", "store": "out of reach"}[degraded]
-    assert note in opened.locator(".fc-note").text_content()
-
-
 def test_accept_whose_answer_is_lost_counts_once(serve: Serve, tab: Tab, service: Service) -> None:
     opened = tab(serve())
     keys: list[str] = []
@@ -303,38 +220,3 @@ def test_accepts_stay_in_order(serve: Serve, tab: Tab, service: Service) -> None
     opened.locator("#texts li").nth(1).wait_for()
     assert texts(service) == ["abba", "cab"]
     assert keys[0] == keys[1] != keys[2]
-
-
-def test_accept_that_cannot_be_is_told(serve: Serve, tab: Tab) -> None:
-    opened = tab(serve())
-    opened.route(ACCEPT, lambda route: route.fulfill(status=422, json={"detail": "a text of no kind"}))
-    query(opened).fill("abba")
-    query(opened).press("Enter")
-    says(opened, "Not learned: a text of no kind.")
-    assert query(opened).input_value() == "abba"
-
-
-def test_screen_reader_is_told_how_many(serve: Serve, tab: Tab) -> None:
-    opened = tab(serve())
-    typed(opened, "ab")
-    count = len(shown(opened))
-    opened.get_by_role("status").filter(has_text=f"{count} suggestions").wait_for()
-
-
-def test_texts_are_shown_as_text(serve: Serve, tab: Tab, service: Service) -> None:
-    hostile = '<img src=x onerror="window.hit=1">&amp;<b>\''
-    service.accept(PERSON, hostile)
-    opened = tab(serve())
-    opened.locator("#texts li").wait_for()
-    typed(opened, "<")
-    query(opened).press("ArrowDown")
-    assert opened.locator(ACTIVE).locator(".fc-text").text_content() == hostile
-    assert opened.locator("#texts .what").text_content() == hostile
-    query(opened).press("Enter")
-    says(opened, "Learned")
-    opened.locator("#picture li", has_text=hostile).wait_for()
-    opened.locator("#other").fill(hostile)
-    opened.locator("#other").press("Enter")
-    opened.locator("#whose", has_text=hostile).wait_for()
-    assert opened.evaluate("window.hit") is None
-    assert opened.locator("main img, #people img, b").count() == 0

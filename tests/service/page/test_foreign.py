@@ -118,23 +118,3 @@ def test_private_session_leaves_no_trace(serve: Serve, tab: Tab, shop: Any, serv
     opened.wait_for_timeout(300)
     assert accepts == []
     assert service.show("eve") is None
-
-
-def test_detached_input_is_what_it_was(serve: Serve, tab: Tab, shop: Any) -> None:
-    opened = tab(shop(serve(origins=(shop.url.rstrip("/"),)), ""))
-    attributes = "JSON.stringify([...document.querySelector('input').attributes].map(one => [one.name, one.value]))"
-    query(opened).press_sequentially("ab")
-    opened.locator(OPTIONS).first.wait_for()
-    opened.evaluate("factorcell.attach(document.querySelector('input'))")  # takes the place of the first
-    assert opened.locator(".fc-pop").count() == 1
-    opened.evaluate("factorcell.attach(document.querySelector('input')).detach()")
-    assert opened.evaluate(attributes) == '[["name","q"],["autocomplete","on"]]'
-    assert opened.locator(".fc-pop, .fc-hidden").count() == 0
-    opened.locator("input").press_sequentially("c")
-    opened.wait_for_timeout(200)
-    assert opened.locator(OPTIONS).count() == 0
-
-
-def test_policy_of_the_site_is_strict() -> None:
-    assert "unsafe" not in POLICY
-    assert "style-src 'self'" in POLICY

@@ -44,15 +44,6 @@ def test_learned_texts_are_shown_newest_first(serve: Serve, tab: Tab, service: S
     assert rows(opened) == ["acca b", "abba", "cab"]
 
 
-def test_many_texts_are_shown_when_asked_for(serve: Serve, tab: Tab, service: Service) -> None:
-    fill(service, *(f"ab {'c' * number}" for number in range(1, 11)))
-    opened = tab(serve())
-    press(opened, "Show all 10")
-    assert len(rows(opened)) == 10
-    press(opened, "Show fewer")
-    assert len(rows(opened)) == 8
-
-
 def test_one_text_is_forgotten(serve: Serve, tab: Tab, service: Service) -> None:
     fill(service, "abba", "cab", "abba")
     opened = tab(serve())
@@ -89,14 +80,6 @@ def test_context_of_the_address_is_seen_and_what_is_wrong_with_it_said(serve: Se
     assert not tab(opened.url.partition("?")[0]).locator("#context").is_visible()
 
 
-def test_who_types_is_asked_in_words_on_a_phone_too(serve: Serve, tab: Tab) -> None:
-    phone = tab(serve(), viewport={"width": 390, "height": 844})
-    box = phone.get_by_text("Typing as").bounding_box()
-    assert box["width"] > 50
-    assert box["height"] > 12
-    assert box["y"] < phone.get_by_text("Ada", exact=True).first.bounding_box()["y"]
-
-
 def test_learning_is_paused_and_resumed(serve: Serve, tab: Tab, service: Service) -> None:
     fill(service, "cab")
     opened = tab(serve())
@@ -111,14 +94,6 @@ def test_learning_is_paused_and_resumed(serve: Serve, tab: Tab, service: Service
     says(opened, "Learning goes on.")
     accepted(opened, "abba")
     assert texts(service) == ["cab", "abba"]
-
-
-def test_secret_is_not_kept_and_the_page_says_why(serve: Serve, tab: Tab, service: Service) -> None:
-    opened = tab(serve())
-    query(opened).fill("ann@example.org")
-    query(opened).press("Enter")
-    says(opened, "Not kept: it looks like an e-mail address.")
-    assert texts(service) is None
 
 
 def test_export_is_that_of_the_service(serve: Serve, tab: Tab, service: Service) -> None:
@@ -168,61 +143,6 @@ def test_people_are_kept_apart(serve: Serve, tab: Tab, service: Service) -> None
     says(opened, "Accepted; nobody learns it.")
 
 
-def test_picture_shows_how_a_text_rises(serve: Serve, tab: Tab) -> None:
-    opened = tab(serve())
-    typed(opened, "ba")
-    accepted(opened, "bab b")
-    opened.locator("#picture li").first.wait_for()
-    assert opened.locator("#prefix").input_value() == "ba"
-    assert opened.locator("#picture .tick").all_text_contents() == ["0", "1"]
-    accepted(opened, "bab b")
-    opened.locator("#picture .tick", has_text="2").wait_for()
-    assert opened.locator("#picture li.own span").all_text_contents() == ["bab b"]
-    typed(opened, "ba")
-    assert opened.locator("#picture li span").all_text_contents() == shown(opened)[:5]
-    query(opened).press("Escape")
-    press(opened, "Undo last")
-    opened.locator("#picture .tick", has_text="−").wait_for()
-
-
-def test_prefix_of_the_picture_can_be_chosen(serve: Serve, tab: Tab) -> None:
-    opened = tab(serve())
-    opened.locator("#prefix").fill("ca")
-    opened.locator("#prefix").press("Enter")
-    opened.locator("#picture .tick", has_text="now").wait_for()
-    first = opened.locator("#picture li span").all_text_contents()
-    assert first
-    assert all(text.startswith("ca") for text in first)
-    accepted(opened, "cac")
-    opened.locator("#picture .tick", has_text="1").wait_for()
-    assert opened.locator("#prefix").input_value() == "ca"
-
-
-def test_all_can_be_done_by_keys(serve: Serve, tab: Tab, service: Service) -> None:
-    opened = tab(serve())
-    keys = opened.keyboard
-    assert opened.evaluate("document.activeElement.id") == "query"
-    keys.type("abba")
-    keys.press("Enter")
-    opened.locator("#texts li").wait_for()
-    reached = []
-    for _ in range(16):
-        keys.press("Tab")
-        reached.append(opened.evaluate("(document.activeElement.ariaLabel || document.activeElement.innerText)"))
-    wanted = ["Accept what is typed", "Undo", "Undo last", "Pause", "Export", "Delete all", "Forget “abba”"]
-    assert [name for name in reached if name in wanted][: len(wanted)] == wanted
-    opened.get_by_role("button", name="Delete all").focus()
-    keys.press("Enter")
-    assert opened.evaluate("document.activeElement.innerText") == "Keep"
-    keys.press("Tab")
-    keys.press("Enter")
-    says(opened, "All of Ada is deleted.")
-    assert texts(service) is None
-    opened.get_by_role("radio", name="Ada").focus()
-    keys.press("ArrowRight")
-    opened.locator("#whose", has_text="Ben").wait_for()
-
-
 def test_everything_has_a_role_and_a_name(serve: Serve, tab: Tab, service: Service) -> None:
     fill(service, "abba")
     opened = tab(serve())
@@ -245,44 +165,6 @@ def test_everything_has_a_role_and_a_name(serve: Serve, tab: Tab, service: Servi
     assert opened.locator(f"#{controls} > #{active}").get_attribute("aria-selected") == "true"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_texts_stand_out_from_what_is_behind_them(serve: Serve, tab: Tab, service: Service, scheme: str) -> None:
-    fill(service, "abba")
-    opened = tab(serve(), color_scheme=scheme)
-    opened.locator("#texts li").wait_for()
-    typed(opened, "ab")
-    query(opened).press("ArrowDown")
-    paper = opened.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (max(colour(paper)) < 64) == (scheme == "dark")
-    found = opened.evaluate(SEEN)
-    assert len(found) > 20
-    faint = [(one, front) for one, front, behind in found if contrast(colour(front), colour(behind)) < 4.5]
-    assert faint == []
-
-
-# Every text that is seen, its colour, and that of the nearest element behind it that has one.
-SEEN = """() => [...document.querySelectorAll("body *")].filter(one => one.checkVisibility()
-    && [...one.childNodes].some(node => node.nodeType === 3 && node.data.trim())).map(one => {
-  let behind = one;
-  while (/rgba.* 0\\)/.test(getComputedStyle(behind).backgroundColor)) behind = behind.parentElement;
-  return [one.textContent.trim(), getComputedStyle(one).color, getComputedStyle(behind).backgroundColor];
-})"""
-
-
-def colour(text: str) -> list[float]:
-    return [float(part) for part in text[text.index("(") + 1 :].rstrip(")").split(",")[:3]]
-
-
-def contrast(front: list[float], behind: list[float]) -> float:
-    high, low = sorted((luminance(front), luminance(behind)), reverse=True)
-    return (high + 0.05) / (low + 0.05)
-
-
-def luminance(colour: list[float]) -> float:
-    linear = [(c / 255 / 12.92 if c <= 10.31 else ((c / 255 + 0.055) / 1.055) ** 2.4) for c in colour]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
 @pytest.mark.parametrize("width", [320, 390, 768])
 def test_narrow_windows_hold_all_of_it(serve: Serve, tab: Tab, service: Service, width: int) -> None:
     fill(service, "abba", "b" * 60 + " " + "c" * 40)
@@ -296,16 +178,6 @@ def test_narrow_windows_hold_all_of_it(serve: Serve, tab: Tab, service: Service,
     assert (at["x"], at["width"]) == (box["x"], box["width"])
     assert at["y"] >= box["y"] + box["height"]
     assert all(row.bounding_box()["height"] >= 44 for row in opened.locator(OPTIONS).all())
-
-
-def test_list_opens_above_where_there_is_no_room_below(serve: Serve, tab: Tab) -> None:
-    opened = tab(serve(), viewport={"width": 900, "height": 500})
-    opened.evaluate("document.querySelector('.stage').className = 'low'")
-    opened.evaluate("document.querySelector('#search').style.marginTop = '260px'")
-    typed(opened, "ab")
-    at, box = opened.locator(".fc-pop").bounding_box(), query(opened).bounding_box()
-    assert at["y"] + at["height"] <= box["y"]
-    assert at["y"] >= 0
 
 
 def test_key_is_asked_for_and_sent(serve: Serve, tab: Tab) -> None:

@@ -62,39 +62,6 @@ def test_text_without_end_takes_a_few_lines(serve: Serve, tab: Tab, service: Ser
     assert opened.locator("#words").bounding_box()["height"] < 90
 
 
-def test_button_beside_a_long_name_stays_whole(serve: Serve, tab: Tab) -> None:
-    opened = tab(serve(), viewport={"width": 360, "height": 800})
-    opened.locator("#other").fill("x" * 60)
-    opened.locator("#other").press("Enter")
-    accepted(opened, "abba")
-    assert opened.locator("#take-back").bounding_box()["height"] < 50
-    assert opened.evaluate("document.documentElement.scrollWidth") == 360
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_who_types_is_readable_under_the_pointer(serve: Serve, tab: Tab, scheme: str) -> None:
-    opened = tab(serve(), color_scheme=scheme)
-    chosen = opened.locator("#names :checked + span")
-    colours = "one => [getComputedStyle(one).color, getComputedStyle(one).backgroundColor]"
-    before = chosen.evaluate(colours)
-    opened.locator("#names :checked").hover()
-    opened.wait_for_timeout(300)
-    assert chosen.evaluate(colours) == before
-
-
-def test_service_that_is_away_is_no_person_without_texts(serve: Serve, tab: Tab, service: Service) -> None:
-    service.accept("Ben", "abba")
-    opened = tab(serve())
-    opened.route("**/v1/**", lambda route: route.abort())
-    opened.get_by_role("radio", name="Ben").check()
-    says(opened, "The service cannot be reached.")
-    opened.locator("#summary", has_text="cannot be shown now").wait_for()
-    assert opened.locator("#tools").is_hidden()
-    opened.unroute("**/v1/**")
-    typed(opened, "ab")  # which shows that it is there again
-    opened.locator("#summary", has_text="One text is kept.").wait_for()
-
-
 def test_browser_that_keeps_nothing(serve: Serve, tab: Tab) -> None:
     opened = tab()
     blocked = "{ get() { throw new DOMException('blocked', 'SecurityError'); } }"

@@ -86,23 +86,6 @@ def test_what_fails_is_tried_by_one_thread(fragile: Fragile, kind: Any, other: A
     store.close()
 
 
-def test_a_probe_that_fails_otherwise_is_tried_on(fragile: Fragile, caplog: pytest.LogCaptureFixture) -> None:
-    store = AttendedStore(cast(Any, fragile))
-
-    def strange() -> None:
-        raise ValueError("ann")
-
-    fragile.does = {"read": fails, "version": strange}
-    with pytest.raises(StoreError, match="out of order"):
-        store.read("a")
-    time.sleep(0.05)
-    fragile.does = {}
-    assert until_answered(store, "read") == answer("read")
-    assert caplog.messages[0].startswith("ValueError at factorcell.service.stores.attended:")
-    assert "ann" not in caplog.text
-    store.close()
-
-
 def test_one_persons_damage_is_no_failure(fragile: Fragile) -> None:
     store = AttendedStore(cast(Any, fragile))
 
@@ -114,51 +97,6 @@ def test_one_persons_damage_is_no_failure(fragile: Fragile) -> None:
         with pytest.raises(DamagedRecordError):
             store.read("a")
     assert store.version("b") == "answer to version"  # type: ignore[comparison-overlap]
-
-
-def test_nobody_else_waits_for_what_hangs(fragile: Fragile) -> None:
-    event, store = threading.Event(), AttendedStore(cast(Any, fragile))
-
-    def hangs() -> None:
-        event.wait(10)
-        fails()
-
-    fragile.does["version"] = fails
-    with pytest.raises(StoreError):
-        store.version("a")
-    fragile.does["version"] = hangs
-    began = time.monotonic()
-    for _ in range(100):
-        with pytest.raises(StoreError):
-            store.version("a")
-    assert time.monotonic() - began < 5
-    event.set()
-    fragile.does = {}
-    assert until_answered(store, "version") == "answer to version"
-
-
-def test_what_fails_again_and_again_is_left_alone_longer(fragile: Fragile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attended, "RETRY", 0.1)
-    store = AttendedStore(cast(Any, fragile))
-    fragile.does["write"] = fails
-    stop, ready, asked = time.monotonic() + 0.5, 0, 0
-    while time.monotonic() < stop:
-        asked += 1
-        for name in ("write", "check"):
-            try:
-                ask(store, name)
-                ready += 1
-            except StoreError:
-                pass
-        time.sleep(0.002)
-    assert ready < asked / 4
-    assert len([one for one in fragile.asked if one[0] == "write"]) <= 7
-    monkeypatch.setattr(attended, "RETRY", 100.0)
-    monkeypatch.setattr(attended, "CALM", 0.0)
-    until_answered(store, "check")
-    with pytest.raises(StoreError):
-        ask(store, "write")
-    assert until_answered(store, "check") is None, "what fails for the first time in a while is tried at once"
 
 
 def test_closed_store_is_tried_no_more(fragile: Fragile) -> None:

@@ -2,7 +2,6 @@
 
 import random
 import re
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -112,31 +111,6 @@ def test_of_many_writers_one_wins_each_time(store: Store) -> None:
     assert last.accepted == 201
 
 
-def test_of_many_who_come_first_one_is(store: Store) -> None:
-    barrier = threading.Barrier(16)
-
-    def come(_: int) -> bool:
-        first = person("Ann")
-        barrier.wait()
-        return store.write(first, None)
-
-    with ThreadPoolExecutor(16) as pool:
-        assert sum(pool.map(come, range(16))) == 1
-
-
-def test_nobody_gets_what_is_anothers(store: Store) -> None:
-    people = [person(f"user {number}", number % 7) for number in range(50)]
-    for one in people:
-        assert store.write(one, None)
-
-    def ask(turn: int) -> bool:
-        one = people[turn * 31 % len(people)]
-        return store.read(one.user) == one and store.version(one.user) == one.version
-
-    with ThreadPoolExecutor(16) as pool:
-        assert all(pool.map(ask, range(2000)))
-
-
 def test_damage_is_refused_and_can_be_deleted(store: Store, server: Server) -> None:
     ann, bob = person("Ann"), person("Bob")
     store.write(ann, None)
@@ -164,16 +138,6 @@ def test_it_is_there_again_after_it_was_closed(server: Server) -> None:
     again.check()
     assert again.read("Ann") == second
     again.close()
-
-
-def test_two_who_open_it_share_it(store: Store, server: Server) -> None:
-    other = server.open()
-    first = person("Ann")
-    assert store.write(first, None)
-    assert other.version("Ann") == first.version
-    assert other.write(after(first), first.version)
-    assert not store.write(after(first), first.version)
-    other.close()
 
 
 def test_what_was_deleted_is_gone_from_the_raw_files(store: Store, server: Server) -> None:

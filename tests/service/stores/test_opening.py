@@ -78,22 +78,6 @@ def _make_later(url: str, version: int) -> None:
             client.execute("UPDATE factorcell_schema SET version = %s", (version,))
 
 
-def test_a_relative_path_is_one_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    store = open_store("sqlite:///users.db")
-    store.write(Record.new("Ann", 0), None)
-    store.close()
-    assert (tmp_path / "users.db").exists()
-
-
-def test_a_name_that_sqlite_takes_for_none_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    store = open_store("sqlite:///:memory:")
-    store.write(Record.new("Ann", 0), None)
-    store.close()
-    assert (tmp_path / ":memory:").stat().st_size > 0
-
-
 @pytest.mark.skipif(os.name != "posix", reason="permissions are those of POSIX")
 def test_only_the_owner_may_read_a_file_of_people(tmp_path: Path) -> None:
     before = os.umask(0)
