@@ -28,7 +28,6 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_card_has_the_numbers_reached(run: Run) -> None:
-    """Texts, context, development figures, and the results that were noted later."""
     row, texts = results.evaluate(run, ROWS * 2, by=["city"])
     assert results.note(run, row, texts) is None
     result = row["evaluation"]
@@ -48,7 +47,6 @@ def test_card_has_the_numbers_reached(run: Run) -> None:
 
 
 def test_the_example_on_the_card_runs(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """The Python of the card opens the folder and scores its row."""
     found = re.search(r"```python\n(.*?)\n```", model_card.text(run), re.DOTALL)
     assert found
     source = found[1].splitlines()
@@ -58,7 +56,6 @@ def test_the_example_on_the_card_runs(run: Run, capsys: pytest.CaptureFixture[st
 
 
 def test_the_example_has_numbers_for_people(run: Run) -> None:
-    """Of four digits."""
     assert "'lat': 53.26, 'lon': 9.2}" in model_card.text(run)
 
 
@@ -86,7 +83,6 @@ HOSTILE = [
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_nothing_in_a_value_is_markdown(text: str) -> None:
-    """A parser of Markdown reads it back as the text that it is, wherever on the card it stands."""
     markdown = pytest.importorskip("markdown_it").MarkdownIt("gfm-like", {"html": True, "linkify": False})
     for before, tag in (("# ", "heading"), ("- ", "list_item"), ("| a |\n|---|\n| ", "table")):
         tokens = markdown.parse(before + model_card.plain(text))
