@@ -105,7 +105,6 @@ def test_gradients_are_those_of_finite_differences(adapt: tuple[str, ...]) -> No
 
 
 def test_shifts_of_several_adapters_are_combined() -> None:
-    """Low-rank changes and biases add up, factors multiply."""
     linear, c, x = make(("concat", "factor", "scale"), bias=False), vectors(), torch.randn(B, D, dtype=torch.double)
     once = linear.condition(c)
     twice = Shift.sum([once, once])

@@ -69,7 +69,6 @@ def made(name: str, size: int) -> Given:
 
 
 def test_step_by_step_is_all_at_once(given: Given) -> None:
-    """The same vectors, and states that go on alike; a text that has ended stands still."""
     start = given.backbone.start(given.conditions, B)
     whole, last = given.backbone.forward(given.inputs, given.conditions, start)
     vectors, state = given.read(T)
@@ -87,7 +86,6 @@ def test_step_by_step_is_all_at_once(given: Given) -> None:
 
 
 def test_states_can_be_selected_joined_and_kept(given: Given) -> None:
-    """Rows in any order and twice; texts of different length beside each other; room that is filled in parts."""
     rows = torch.tensor([2, 0, 0, 3])
     _, state = given.read(3)
     torch.testing.assert_close(given.after(state.select(rows), rows), given.after(state, torch.arange(B))[rows])
@@ -105,14 +103,12 @@ def test_states_can_be_selected_joined_and_kept(given: Given) -> None:
 
 
 def test_no_text_is_a_text_like_any_other(given: Given) -> None:
-    """A selection of none, and its step."""
     _, state = given.read(2)
     none = torch.zeros(0, dtype=torch.long)
     assert given.after(state.select(none), none).shape == (0, H)
 
 
 def test_folded_conditions_are_the_same(given: Given) -> None:
-    """For every context its own, or one for all texts."""
     folded = Given(given.backbone, given.inputs, given.backbone.fold(given.conditions))
     for ours, theirs in zip(folded.read(3)[0], given.read(3)[0], strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -126,7 +122,6 @@ def test_folded_conditions_are_the_same(given: Given) -> None:
 
 
 def test_packed_conditions_are_the_same(given: Given) -> None:
-    """With what `pack` made of the weights."""
     vector = torch.randn(B, K)
     every = [given.backbone.condition(vector, packed) for packed in (None, given.backbone.pack())]
     read = [given.backbone.forward(given.inputs, one, given.backbone.start(one, B))[0] for one in every]
@@ -135,7 +130,6 @@ def test_packed_conditions_are_the_same(given: Given) -> None:
 
 @pytest.mark.parametrize("name", BACKBONES)
 def test_without_a_context_all_is_shared(name: str) -> None:
-    """Contexts of no numbers decide nothing, and still there is one for each text."""
     given = made(name, 0)
     vectors, _ = given.read(2)
     swapped = Given(given.backbone, given.inputs, given.conditions.select(torch.tensor([3, 2, 1, 0])))
@@ -144,7 +138,6 @@ def test_without_a_context_all_is_shared(name: str) -> None:
 
 
 def test_what_comes_later_changes_nothing_before(given: Given) -> None:
-    """And each text is read by itself: another one beside it makes no difference."""
     start = given.backbone.start(given.conditions, B)
     before, _ = given.backbone.forward(given.inputs, given.conditions, start)
     changed = given.inputs.clone()
@@ -156,7 +149,6 @@ def test_what_comes_later_changes_nothing_before(given: Given) -> None:
 
 
 def test_every_weight_learns(given: Given) -> None:
-    """The gradient of what is read reaches all parameters, and the context vectors."""
     vector = torch.randn(B, K, requires_grad=True)
     conditions = given.backbone.condition(vector)
     read, _ = given.backbone.forward(given.inputs, conditions, given.backbone.start(conditions, B))
@@ -175,7 +167,6 @@ def test_the_share_that_a_context_sets_is_the_printed_one(adapt: str, printed: f
 
 
 def test_the_share_that_a_context_sets_counts_what_differs() -> None:
-    """Both layers, all adapters: what is added to W and b, and factors of W; nothing without a context."""
     config = ModelConfig(**SIZES, layers=2)
     gates, whole, own = 3 * H, 0, 0
     for rows in (E + H, H + H):

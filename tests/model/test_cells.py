@@ -97,13 +97,11 @@ def normalised(cell: Cell, which: int, values: Array) -> Array:
 
 
 def test_names_are_those_of_the_config() -> None:
-    """The command line offers what there is; a prefix is no shift of weights."""
     assert (*ADAPTERS, "prefix") == NAMES
     assert tuple(CELLS) == KINDS
 
 
 def test_whatever_has_no_oracle_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests that loop over all adapters or cells ask one table, and say what to add to it."""
     assert list(oracles.ADAPTERS) == list(ADAPTERS)
     assert list(oracles.CELLS) == list(CELLS)
     for table, name, kind in ((oracles.ADAPTERS, "factor", "adapter 'factor'"), (oracles.CELLS, "gru", "cell 'gru'")):
@@ -115,7 +113,6 @@ def test_whatever_has_no_oracle_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_forward_is_the_equations(kind: str, layer_norm: bool) -> None:
-    """Every combination of adapters, against the slow loop."""
     for adapt in COMBINATIONS:
         cell, (x, c) = make_cell(adapt, kind=kind, layer_norm=layer_norm), inputs()
         hidden, _ = cell(x, cell.linear.condition(c))
@@ -132,7 +129,6 @@ LIBRARY = {
 
 @pytest.mark.parametrize("kind", LIBRARY)
 def test_cells_are_those_of_the_library(kind: str) -> None:
-    """PyTorch's own layers with the same weights: values, and gradients of weights, inputs and the first state."""
     cell, theirs, (x, _) = make_cell((), kind=kind), LIBRARY[kind].double(), inputs()
     own = dict(theirs.named_parameters())
     with torch.no_grad():
@@ -169,7 +165,6 @@ def test_cells_are_those_of_the_library(kind: str) -> None:
 
 
 def test_one_mask_a_text_is_on_all_that_is_fed_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variational dropout: h times its mask in the products, whole where it is carried on."""
     feed = torch.tensor(np.random.default_rng(0).integers(0, 2, (B, H)) * 2.0)
     monkeypatch.setattr("factorcell.model.cells.mask", lambda shape, rate, like: feed.reshape(shape))
     for kind, adapt in itertools.product(KINDS, COMBINATIONS):
@@ -184,7 +179,6 @@ def test_one_mask_a_text_is_on_all_that_is_fed_back(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("adapt", COMBINATIONS)
 def test_step_by_step_is_all_at_once(adapt: tuple[str, ...], kind: str) -> None:
-    """Also from a state in the middle, and folded."""
     cell, (x, c) = make_cell(adapt, kind=kind), inputs()
     weights = cell.linear.condition(c)
     hidden, last = cell(x, weights)
@@ -197,16 +191,6 @@ def test_step_by_step_is_all_at_once(adapt: tuple[str, ...], kind: str) -> None:
         _, middle = cell(x[:, :2], chosen)
         rest, _ = cell(x[:, 2:], chosen, middle)
         torch.testing.assert_close(rest, hidden[:, 2:])
-
-
-def test_concatcell_is_a_factorcell_with_zero_factors() -> None:
-    """TACL 2018, section 2.2."""
-    both, (x, c) = make_cell(("concat", "factor")), inputs()
-    concat = make_cell(("concat",))
-    concat.load_state_dict({k: v for k, v in both.state_dict().items() if "factor" not in k})
-    with torch.no_grad():
-        both.get_parameter("linear.adapters.factor.right").zero_()
-    assert torch.equal(both(x, both.linear.condition(c))[0], concat(x, concat.linear.condition(c))[0])
 
 
 def test_concatcell_is_the_context_as_one_more_input() -> None:
@@ -225,19 +209,9 @@ def test_concatcell_is_the_context_as_one_more_input() -> None:
     torch.testing.assert_close(wide(joined, wide.linear.condition(c))[0], concat(x, concat.linear.condition(c))[0])
 
 
-def test_a_zero_context_changes_nothing() -> None:
-    """All shifts are linear in c or in its products."""
-    cell, (x, _) = make_cell(tuple(ADAPTERS)), inputs()
-    plain = make_cell(())
-    plain.load_state_dict({k: v for k, v in cell.state_dict().items() if "adapters" not in k})
-    zero = torch.zeros(B, K, dtype=torch.double)
-    torch.testing.assert_close(cell(x, cell.linear.condition(zero))[0], plain(x, plain.linear.condition(zero))[0])
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("adapt", [(), ("concat", "factor"), ("scale", "factor"), tuple(ADAPTERS)])
 def test_gradients_by_finite_differences(adapt: tuple[str, ...], kind: str) -> None:
-    """Of all parameters, the inputs and the context."""
     cell, (x, c) = make_cell(adapt, kind=kind, layer_norm=True), inputs()
     names = [name for name, _ in cell.named_parameters()]
 
@@ -264,7 +238,6 @@ class _Both(nn.Module):
 
 
 def test_dropout_drops_the_candidate_and_keeps_its_mean() -> None:
-    """Only in training; the memory after one step is dropped at the rate, and on average what it was."""
     cell = make_cell((), dropout=0.3)
     x, weights = torch.randn(1, 1, E, dtype=torch.double).expand(20_000, 1, E), cell.linear.condition(torch.zeros(1, K))
     _, still = cell(x, weights)

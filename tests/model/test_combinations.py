@@ -68,7 +68,6 @@ def directional(model: LanguageModel, given: Batch) -> tuple[float, float]:
 )
 @pytest.mark.parametrize("cell", CELLS)
 def test_every_way_gives_the_same(cell: str, layer_norm: bool, layers: int) -> None:
-    """All at once, each text alone, step by step, folded; and its gradient is one."""
     for adapt in COMBINATIONS:
         model, given = make(adapt, cell=cell, layer_norm=layer_norm, layers=layers), batch()
         with torch.no_grad():
@@ -93,7 +92,6 @@ def test_every_way_gives_the_same(cell: str, layer_norm: bool, layers: int) -> N
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_what_changes_nothing_changes_nothing(cell: str) -> None:
-    """Adapters at zero are the unadapted model; a right factor of zero makes the rank irrelevant."""
     given = batch()
     adapted = make(("concat", "scale", "factor"), cell=cell, layers=2)
     plain = make((), cell=cell, layers=2)
@@ -105,20 +103,3 @@ def test_what_changes_nothing_changes_nothing(cell: str) -> None:
             if not name.endswith("left"):
                 adapted.get_parameter(name).zero_()
         torch.testing.assert_close(adapted(given), plain(given), rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize("cell", CELLS)
-def test_one_context_is_a_plain_model_with_the_folded_weights(cell: str) -> None:
-    """Where all texts share a context, W' and b' of that context are all there is."""
-    model, given = make(("concat", "scale", "factor"), cell=cell), batch()
-    same = Batch(given.tokens, given.lengths, given.context.select(torch.tensor([1, 1, 1])), given.rows)
-    once = model.fold(model.condition(same.context))
-    plain = make((), cell=cell)
-    plain.load_state_dict(
-        {name: value for name, value in model.state_dict().items() if "cells.0.linear.adapters" not in name}
-    )
-    with torch.no_grad():
-        linear, (shift,) = inside(model.backbone)[0].linear, inside(once.conditions).shifts
-        plain.get_parameter("cells.0.linear.weight").copy_(shift.matrix[0])
-        plain.get_parameter("cells.0.linear.bias").copy_(linear.shifted_bias(shift)[0])
-        torch.testing.assert_close(plain(same), model(same))

@@ -14,8 +14,6 @@ from factorcell.data.context import Context
 from factorcell.data.corpus import Batch
 from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.data.vocabulary import END, START
-from factorcell.generation.choosing import Constraints, Sampler
-from factorcell.generation.sampling import WritingTask, drawing, steps, write
 from factorcell.model.control_codes import Prefix
 from factorcell.model.language_model import LanguageModel
 from tests.small import inside
@@ -120,7 +118,6 @@ def spoken(model: LanguageModel, text: int) -> Tensor:
 
 @pytest.mark.parametrize(("cell", "layers", "adapt"), MODELS)
 def test_a_prefix_is_tokens_before_the_text(cell: str, layers: int, adapt: tuple[str, ...]) -> None:
-    """Nats of each target and gradients of all parameters, those of the codes among them."""
     model, given = make(cell, layers, adapt), batch()
     names, parameters = zip(*model.named_parameters(), strict=True)
     nats = model(given)
@@ -136,7 +133,6 @@ def test_a_prefix_is_tokens_before_the_text(cell: str, layers: int, adapt: tuple
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_steps_and_selected_conditions_start_from_it(cell: str) -> None:
-    """A token at a time, and each text with the prefix that was made for it among others."""
     model, given = make(cell, 2, ()), batch()
     rows = torch.tensor([2, 0, 1])
     once, nats = model.condition(given.context.select(rows)), model(given)
@@ -150,7 +146,6 @@ def test_steps_and_selected_conditions_start_from_it(cell: str) -> None:
 
 
 def test_the_order_is_that_of_the_schema() -> None:
-    """Categories one after the other, then the numbers; without numbers there is no code for them."""
     prefix = Prefix(SCHEMA, 4).double()
     assert prefix(CONTEXT).shape == (3, 3, 4)
     assert torch.equal(prefix(CONTEXT)[0, 0], prefix.tables[0][1])
@@ -162,7 +157,6 @@ def test_the_order_is_that_of_the_schema() -> None:
 
 
 def test_a_prefix_alone_needs_no_context_vector() -> None:
-    """No encoder, no adapters; without variables no prefix."""
     model = make("coupled", 1, ())
     assert model.encoder is None
     assert model.adapted
@@ -170,38 +164,7 @@ def test_a_prefix_alone_needs_no_context_vector() -> None:
     assert make("coupled", 1, (), ContextSchema()).prefix is None
 
 
-def test_contexts_differ_and_texts_come_out() -> None:
-    """The same texts in other contexts have other nats; sampling starts from the prefix."""
-    model, given = make("coupled", 1, ()), batch()
-    other = Batch(given.tokens, given.lengths, given.context.select(torch.tensor([1, 2, 0])), given.rows)
-    with torch.no_grad():
-        assert float((model(given) - model(other)).abs().max()) > 0.01
-    choice, rules = drawing(Sampler(), 3, 4), Constraints(max_tokens=4)
-    texts = write(3, steps(WritingTask(model, model.condition(CONTEXT), torch.arange(3), rules), choice), rules)
-    assert [text.targets > 0 for text in texts] == [True] * 3
-
-
-def test_the_compiled_recurrence_carries_the_gradient_of_the_first_state() -> None:
-    """In single precision, where it runs, the codes learn as in double."""
-    single = make("coupled", 2, ("factor",))
-    double = make("coupled", 2, ("factor",))
-    double.load_state_dict(single.state_dict())
-    given = batch()
-    context = Context(given.context.categories, given.context.numbers.float())
-    narrow = Batch(given.tokens, given.lengths, context, given.rows)
-    gradients = []
-    for model, texts in ((single.float(), narrow), (double, given)):
-        assert model.prefix is not None
-        model(texts).sum().backward()
-        gradients.append([parameter.grad for parameter in model.parameters()])
-    for a, b in zip(*gradients, strict=True):
-        assert a is not None
-        assert b is not None
-        torch.testing.assert_close(a.double(), b, atol=1e-4, rtol=1e-3)
-
-
 def test_codes_are_dropped_as_tokens_are() -> None:
-    """In training only."""
     model, given = make("coupled", 1, (), dropout_input=0.5), batch()
     with torch.no_grad():
         still = [inside(model.condition(given.context).start)[0].hidden for _ in range(2)]

@@ -50,7 +50,6 @@ def test_a_device_that_is_not_there_finds_what_is_mixed_up() -> None:
 def test_scores_are_those_of_the_processor(
     model: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nats, likelihoods of candidates with and without other context, texts drawn."""
     monkeypatch.setattr("torch.inference_mode", inference_mode)
     run = make_run(tmp_path / "run", **model)
     rows = [*ROWS, MISSING]
@@ -85,7 +84,6 @@ def test_scores_are_those_of_the_processor(
 
 
 def test_every_kind_of_context_goes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Times, texts and vectors, some of them missing, scored and told apart."""
     monkeypatch.setattr("torch.inference_mode", inference_mode)
     rows = [{**row, "at": row["at"].isoformat()} for row in rows_of_all_kinds(6)]
     data = {"context": ("city", *CONTEXT), "min_count": 1, "min_context_count": 1, "min_context_word": 1}
@@ -119,7 +117,6 @@ def bernoulli(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_training_is_that_of_the_processor(loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps with dropout, an evaluation and a checkpoint; its masks are those of the processor too, here."""
     monkeypatch.setattr(World, "generators", [])
     plain = torch.optim.AdamW
     monkeypatch.setattr("torch.optim.AdamW", lambda groups, lr, fused: plain(groups, lr=lr, foreach=False))

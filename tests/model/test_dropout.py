@@ -8,7 +8,6 @@ from factorcell.model.dropout import mask
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_a_mask_drops_its_share_and_keeps_the_mean(rate: float) -> None:
-    """Two values only; the share of zeros within five standard errors of the rate."""
     drawn = mask((500, 400), rate, torch.zeros(1, dtype=torch.double))
     assert drawn.dtype == torch.double
     torch.testing.assert_close(torch.unique(drawn), torch.tensor([0.0, 1 / (1 - rate)], dtype=torch.double))
@@ -17,7 +16,6 @@ def test_a_mask_drops_its_share_and_keeps_the_mean(rate: float) -> None:
 
 
 def test_a_mask_follows_the_seed() -> None:
-    """The same after the same seed, another the next time."""
     masks = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)

@@ -1,7 +1,4 @@
-"""Contexts to vectors against equation 2.4 of the thesis, written out.
-
-`test_equations_switches` has the layers that `context_layer` and `number_layers` choose.
-"""
+"""Contexts to vectors against equation 2.4 of the thesis, written out."""
 
 import json
 import math
@@ -38,50 +35,13 @@ def encoder(schema: ContextSchema = SCHEMA) -> ContextEncoder:
     return made
 
 
-def slow(
-    made: ContextEncoder, categories: list[int], numbers: list[float]
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """tanh(M [F_city city, F_stars stars, network(standardised numbers)] + b0) of one text."""
-    parameters = {name: value.detach().double().numpy() for name, value in made.named_parameters()}
-    parts = []
-    for column, variable in enumerate((CITY, STARS)):
-        table, row = parameters[f"tables.{column}"], categories[column]
-        shares = np.array(variable.counts) / sum(variable.counts)
-        parts.append(shares @ table if row == MISSING else table[row])
-    values = np.array(
-        [
-            0.0 if math.isnan(number) else (number - variable.mean) / variable.deviation
-            for number, variable in zip(numbers, (LAT, YEAR), strict=True)
-        ]
-    )
-    hidden = np.tanh(parameters["network.0.weight"] @ values + parameters["network.0.bias"])
-    parts.append(np.tanh(parameters["network.2.weight"] @ hidden + parameters["network.2.bias"]))
-    vector: np.ndarray[tuple[int], np.dtype[np.float64]] = np.tanh(
-        parameters["joint.weight"] @ np.concatenate(parts) + parameters["joint.bias"]
-    )
-    return vector
-
-
-def test_vectors_are_the_equation() -> None:
-    """Several texts, with a missing category and a missing number among them."""
-    made = encoder()
-    categories = [[1, 1], [2, 0], [MISSING, 1], [0, MISSING]]
-    numbers = [[10.0, 2001.0], [3.0, 1990.0], [math.nan, 2000.0], [20.0, math.nan]]
-    vectors = made(Context(torch.tensor(categories), torch.tensor(numbers)))
-    assert vectors.shape == (4, 5)
-    for vector, category, number in zip(vectors.detach().numpy(), categories, numbers, strict=True):
-        np.testing.assert_allclose(vector, slow(made, category, number), atol=1e-5)
-
-
 @pytest.mark.parametrize("variables", [(CITY, STARS), (CITY, LAT), (CITY,)])
 def test_what_cannot_be_the_context_itself(variables: tuple[Variable, ...]) -> None:
-    """Several variables, and one that has not as many numbers as c."""
     with pytest.raises(UserError, match=r"context_layer is none, so that c, of 5 numbers \(context_size\), must be"):
         ContextEncoder(replace(CONFIG, context_layer="none"), ContextSchema(variables))
 
 
 def test_a_missing_value_of_one_category_is_that_category() -> None:
-    """Where all texts have one value, the expected value is that value."""
     only = ContextSchema((STARS,))
     made = encoder(only)
     known, missing = (Context(torch.tensor([[row]]), torch.zeros(1, 0)) for row in (1, MISSING))
@@ -89,7 +49,6 @@ def test_a_missing_value_of_one_category_is_that_category() -> None:
 
 
 def test_an_override_takes_the_place_of_a_table_row() -> None:
-    """A personal vector equal to a row gives the vector of that row; other names are refused."""
     made = encoder()
     context = Context(torch.tensor([[1, 1], [MISSING, 1]]), torch.tensor([[1.0, 2000.0]] * 2))
     own = made.tables[0][torch.tensor([2, 2])]
@@ -100,33 +59,10 @@ def test_an_override_takes_the_place_of_a_table_row() -> None:
 
 
 def test_unknown_values_start_neutral() -> None:
-    """Row 0 begins as zeros, so that an untrained unknown value is no noise."""
     assert not ContextEncoder(CONFIG, SCHEMA).tables[0][0].any()
 
 
-def test_distinct_contexts() -> None:
-    """Each context once, and who has it; missing numbers are equal to each other."""
-    categories = torch.tensor([[1], [2], [1], [1], [1]])
-    numbers = torch.tensor([[0.5], [0.5], [0.5], [math.nan], [math.nan]])
-    context = Context(categories, numbers)
-    some, which = context.distinct()
-    assert len(some) == 3
-    assert torch.equal(some.select(which).categories, categories)
-    assert torch.equal(some.select(which).numbers.isnan(), numbers.isnan())
-    nothing, which = Context(torch.zeros(4, 0, dtype=torch.long), torch.zeros(4, 0)).distinct()
-    assert (len(nothing), which.tolist()) == (1, [0, 0, 0, 0])
-
-
-def test_schemas_survive_json() -> None:
-    """`to_dict` and back; what is none is refused."""
-    assert ContextSchema.from_dict(SCHEMA.to_dict()) == SCHEMA
-    for content in ({}, {"variables": [{"name": "x"}]}, {"variables": [{"name": "x", "kind": "number", "y": 1}]}):
-        with pytest.raises(UserError, match="not a context schema"):
-            ContextSchema.from_dict(content)
-
-
 def test_schemas_describe_themselves() -> None:
-    """What a user reads when a table was opened."""
     assert CITY.describe() == "city: category, 2 values, and 2 rare ones (under 50 texts) grouped"
     assert STARS.describe() == "stars: category, 1 values, none rare"
     assert LAT.describe() == "lat: number, mean 10, from 0 to 20"
@@ -193,7 +129,6 @@ def slow_parts(made: ContextEncoder, row: Row) -> list[Any]:
 
 
 def test_every_kind_is_its_equation() -> None:
-    """Each part and the vector, with every kind missing somewhere."""
     made = encoder(EVERY).double()
     parts, vectors = made.parts(context_of(ROWS)), made(context_of(ROWS)).detach().numpy()
     assert [tuple(part.shape) for part in parts] == [(4, 3)] * 4 + [(4, 4)]
@@ -207,7 +142,6 @@ def test_every_kind_is_its_equation() -> None:
 
 
 def test_gradients_are_those_of_finite_differences() -> None:
-    """Of all parameters, words that occur twice and missing values included."""
     made, context = encoder(EVERY).double(), context_of(ROWS)
     parameters = list(made.parameters())
 
@@ -219,7 +153,6 @@ def test_gradients_are_those_of_finite_differences() -> None:
 
 
 def test_a_circle_has_no_seam() -> None:
-    """Whole turns make no difference, and just before midnight is next to midnight."""
     inputs = NumberInputs((HOUR,)).double()
     a, b, near, noon = inputs(torch.tensor([[0.0], [24.0], [23.999], [12.0]], dtype=torch.double))
     torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
@@ -227,7 +160,6 @@ def test_a_circle_has_no_seam() -> None:
 
 
 def test_waves_are_standardised_and_start_as_wide_as_a_number() -> None:
-    """Over the values that gave the moments; together they weigh on the network's first layer as one number does."""
     reader = NumberColumn(Variable("lon", "longitude", period=360.0), "rows", "error", new=True)
     reader.add(np.random.default_rng(0).normal(10, 30, 500).tolist(), 0)
     variable = reader.variable(1)
@@ -242,7 +174,6 @@ def test_waves_are_standardised_and_start_as_wide_as_a_number() -> None:
 
 
 def test_the_expected_text_is_the_mean_of_all_texts() -> None:
-    """The shares of the words give the mean embedding over the training texts that have words."""
     reader = TextColumn("t", "t", "rows", DataConfig(min_context_word=1))
     reader.add(["sun sea sun", "sea", "", None, "moon sea sun sand"], 0)
     variable = reader.variable(1)
@@ -254,7 +185,6 @@ def test_the_expected_text_is_the_mean_of_all_texts() -> None:
 
 
 def test_texts_and_vectors_are_overridden_too() -> None:
-    """By embeddings of their own; numbers have none."""
     made = encoder(EVERY)
     context = context_of(ROWS)
     context = Context(context.categories, context.numbers.float(), (context.vectors[0].float(),), context.bags)
@@ -273,7 +203,6 @@ values = st.sampled_from([0.0, 1.0, math.nan])
 
 @given(st.lists(st.tuples(words, words, values, st.integers(-1, 1)), min_size=1, max_size=12))
 def test_distinct_contexts_of_every_kind(rows: list[tuple[list[int], list[int], float, int]]) -> None:
-    """As many as there are by comparing each with each; bags and vectors tell contexts apart, and select keeps them."""
     context = Context(
         torch.tensor([[category] for *_, category in rows]),
         torch.zeros(len(rows), 0),

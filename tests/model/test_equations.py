@@ -1,7 +1,7 @@
 """The whole model, one number at a time, from the printed equations; and its gradients by finite differences.
 
 TACL 2018, equations 2 to 6, 8 and 9; thesis 2018, equation 2.4. Nothing here is shared with the code but parameters;
-the equations of adapters are in `oracles`, and what single switches change is tested in `test_equations_switches`.
+the equations of adapters are in `oracles`.
 """
 
 import itertools
@@ -230,7 +230,6 @@ def nats_by_hand(model: LanguageModel, schema: ContextSchema) -> Array:
 def test_every_combination_is_the_equations(
     layers: int, adapt: tuple[str, ...], bias: tuple[str, ...], schema: str
 ) -> None:
-    """What a context may change, over categories, numbers, both and none; layers; with gradient, without."""
     model, given = make(SCHEMAS[schema], adapt, bias, layers), batch(SCHEMAS[schema])
     expected = nats_by_hand(model, SCHEMAS[schema])
     np.testing.assert_allclose(model(given).detach().numpy(), expected, atol=1e-9)
@@ -243,7 +242,6 @@ def test_every_combination_is_the_equations(
 @pytest.mark.parametrize("bias", BIASES)
 @pytest.mark.parametrize("adapt", KINDS)
 def test_the_sampled_loss_is_its_definition(adapt: tuple[str, ...], bias: tuple[str, ...]) -> None:
-    """A few samples, all of different likelihood, targets among them and not."""
     model, given = make(SCHEMAS["both"], adapt, bias), batch(SCHEMAS["both"])
     chosen, inclusion = [0, 3, 5], [0.9, 1.0, 0.05, 0.4, 0.7, 0.2]
     expected = np.zeros((3, 6))
@@ -256,7 +254,6 @@ def test_the_sampled_loss_is_its_definition(adapt: tuple[str, ...], bias: tuple[
 
 @pytest.mark.parametrize("bias", BIASES)
 def test_samples_of_each_text_are_its_own(bias: tuple[str, ...]) -> None:
-    """Of four draws a text, one of them repeated, which counts once."""
     model, given = make(SCHEMAS["both"], ("concat",), bias), batch(SCHEMAS["both"])
     drawn, inclusion = [[0, 3, 3, 5], [2, 2, 2, 2], [0, 2, 4, 5]], [0.9, 1.0, 0.05, 0.4, 0.7, 0.2]
     expected = np.zeros((3, 6))
@@ -274,7 +271,6 @@ def test_samples_of_each_text_are_its_own(bias: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("bias", BIASES)
 @pytest.mark.parametrize("adapt", KINDS)
 def test_prefixes_and_strings_share_all_mass(adapt: tuple[str, ...], bias: tuple[str, ...]) -> None:
-    """Step by step over every string: those that ended within 2 tokens and those that go on sum to one."""
     model, schema = make(SCHEMAS["both"], adapt, bias), SCHEMAS["both"]
     context = batch(schema).context.select(torch.tensor([1]))
     inner = [token for token in range(V) if token not in (START, END)]
@@ -296,7 +292,6 @@ def test_prefixes_and_strings_share_all_mass(adapt: tuple[str, ...], bias: tuple
 @pytest.mark.parametrize("schema", ["categories", "both"])
 @pytest.mark.parametrize("loss", ["exact", "sampled", "sampled_text"])
 def test_gradients_of_all_parameters_by_finite_differences(loss: str, schema: str) -> None:
-    """Embedding, encoder, adapters, cell, projection and biases at once, tied where they are tied."""
     smooth = tuple(name for name in OUTPUT_BIASES if name != "sparse")  # its gradient is not that of its value
     model, given = make(SCHEMAS[schema], ADAPTERS, smooth, layers=2), batch(SCHEMAS[schema])
     samples = Samples(torch.tensor([0, 3, 5]), torch.linspace(-2, 0, V, dtype=torch.double))
@@ -327,7 +322,6 @@ def test_gradients_of_all_parameters_by_finite_differences(loss: str, schema: st
 
 
 def test_a_batch_that_samples_nothing_but_the_target_is_finite() -> None:
-    """All negatives masked: no nats, a gradient of zero, not of infinity minus infinity."""
     model, given = make(SCHEMAS["both"], ADAPTERS, OUTPUT_BIASES), batch(SCHEMAS["both"])
     only = Batch(given.tokens[:1, :2], torch.tensor([1]), given.context.select(torch.tensor([0])), torch.tensor([0]))
     samples = Samples(only.tokens[0, 1:], torch.zeros(V, dtype=torch.double))
@@ -338,7 +332,6 @@ def test_a_batch_that_samples_nothing_but_the_target_is_finite() -> None:
 
 
 def test_one_word_corpora_can_be_sampled() -> None:
-    """A proposal of a single token includes it always."""
     proposal = Proposal(torch.tensor([0, 0, 7]), 3)
     samples = proposal.draw()
     assert samples.tokens.tolist() == [2]
@@ -346,7 +339,6 @@ def test_one_word_corpora_can_be_sampled() -> None:
 
 
 def test_an_override_is_a_table_row_for_the_cell_and_the_bias() -> None:
-    """Overriding every text's city by the table row of another gives the model in that city (low-rank bias)."""
     schema = SCHEMAS["both"]
     model, given = make(schema, ("concat", "factor"), ("low_rank",)), batch(schema)
     assert model.encoder is not None
@@ -358,7 +350,51 @@ def test_an_override_is_a_table_row_for_the_cell_and_the_bias() -> None:
 
 
 def test_an_override_of_codes_is_refused() -> None:
-    """An embedding of a variable for the encoder is none for the prefix."""
     model, given = make(SCHEMAS["both"], ("prefix",), ()), batch(SCHEMAS["both"])
     with pytest.raises(UserError, match="embeddings of city are given, but a prefix has codes of its own"):
         model.condition(given.context, {"city": torch.zeros(3, 2)})
+
+
+UNHASHED = tuple(name for name in OUTPUT_BIASES if name != "hash")
+NUMBER_LAYERS = (0, 1, 2, 3)
+
+
+def check(model: LanguageModel, schema: ContextSchema) -> None:
+    """The nats of the model are those of the slow one."""
+    np.testing.assert_allclose(model(batch(schema)).detach().numpy(), nats_by_hand(model, schema), atol=1e-9)
+
+
+@pytest.mark.parametrize("schema", ["numbers", "categories", "both"])
+@pytest.mark.parametrize("number_layers", NUMBER_LAYERS)
+@pytest.mark.parametrize("context_layer", ACTIVATED)
+def test_what_joins_variables_and_how_deep_numbers_are_read(
+    context_layer: str, number_layers: int, schema: str
+) -> None:
+    layers: dict[str, Any] = {"context_layer": context_layer, "number_layers": number_layers}
+    check(make(SCHEMAS[schema], ADAPTERS, UNHASHED, **layers), SCHEMAS[schema])
+
+
+ALONE: dict[str, tuple[ContextSchema, dict[str, int]]] = {
+    "category": (ContextSchema((CITY,)), {"variable_size": 3}),
+    "number": (SCHEMAS["numbers"], {"number_layers": 0, "context_size": 1}),
+    **{f"number of {layers}": (SCHEMAS["numbers"], {"number_layers": layers}) for layers in NUMBER_LAYERS[1:]},
+}
+
+
+@pytest.mark.parametrize("adapt", KINDS)
+@pytest.mark.parametrize("alone", ALONE)
+def test_one_variable_may_be_the_context_itself(alone: str, adapt: tuple[str, ...]) -> None:
+    """Its embedding is c (thesis 2018, section 2.3.1), a missing value the mean of all; so may one number be."""
+    schema, sizes = ALONE[alone]
+    model = make(schema, adapt, UNHASHED, context_layer="none", **sizes)
+    check(model, schema)
+    assert model.encoder is not None
+    assert bool(list(model.encoder.parameters())) == (alone != "number")
+
+
+@pytest.mark.parametrize("adapt", KINDS)
+@pytest.mark.parametrize("layers", LAYERS)
+def test_gates_and_memory_may_be_normalised(layers: int, adapt: tuple[str, ...]) -> None:
+    """Layer normalisation (Ba et al. 2016)."""
+    model = make(SCHEMAS["both"], adapt, ("low_rank",), layers, layer_norm=True)
+    check(model, SCHEMAS["both"])

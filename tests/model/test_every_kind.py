@@ -20,7 +20,6 @@ from factorcell.evaluation.perplexity import evaluate, evaluate_by
 from factorcell.model.model_card import text as card_of
 from factorcell.model.run import Run
 from factorcell.training.fit import fit
-from factorcell.training.loop import train
 from tests.data.test_columns import CONTEXT, rows_of_all_kinds
 from tests.small import nats_of
 
@@ -45,29 +44,7 @@ def jsonl(rows: list[dict[str, Any]], path: Path) -> Path:
     return path
 
 
-def test_the_cache_holds_every_kind(tmp_path: Path) -> None:
-    """Mapped from the second time on; an array that is damaged or of another length is made again."""
-    rows = ROWS[:11]  # the last has no title: its bags end alike with and without it
-    path, cache = jsonl(rows, tmp_path / "rows.jsonl"), tmp_path / "cache"
-    expected = prepare(rows, DATA)
-    same(prepare(path, DATA, cache=cache), expected)
-    again = prepare(path, DATA, cache=cache)
-    assert isinstance(again.vectors[0], np.memmap)
-    assert isinstance(again.bags[0].values, np.memmap)
-    same(again, expected)
-    (folder,) = cache.iterdir()
-    for name in ("vectors.0", "bags.0", "bags.0.offsets"):
-        array = np.array(np.load(folder / f"{name}.npy"))
-        for rest in (None, array[:-1]):
-            (folder / f"{name}.npy").unlink()
-            (folder / f"{name}.npy").touch()
-            if rest is not None:
-                np.save(folder / f"{name}.npy", rest)
-            same(prepare(path, DATA, cache=cache), expected)
-
-
 def test_select_and_batches_keep_rows_together() -> None:
-    """The context of some rows is that of a corpus of them, and of a table of them; a part of a batch likewise."""
     corpus, rows = prepare(ROWS, DATA), np.array([7, 2, 2, 11])
     table = prepare([ROWS[row] for row in rows], DATA, vocabulary=corpus.vocabulary, schema=corpus.schema)
     same(corpus.select(rows), table)
@@ -103,7 +80,6 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_nats_are_the_same_online_in_batches_and_one_by_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To 1e-5, of rows in any company."""
     corpus = run.prepare(ROWS)
     once = run.nats(corpus)
     np.testing.assert_allclose(once, [nat for row in ROWS for nat in nats_of(run, row)], atol=1e-5)
@@ -114,7 +90,6 @@ def test_nats_are_the_same_online_in_batches_and_one_by_one(run: Run, monkeypatc
 
 
 def test_each_kind_matters_and_missing_is_expected(run: Run) -> None:
-    """Without a column nats differ from those with it; without any, they are those that a gain is measured from."""
     whole = run.nats(run.prepare(ROWS))
     for column in ("city", "lat", "at", "lon", "turn", "title", "topic"):
         rows = [{name: value for name, value in row.items() if name != column} for row in ROWS]
@@ -130,7 +105,6 @@ def test_each_kind_matters_and_missing_is_expected(run: Run) -> None:
 
 
 def test_classification_beside_other_kinds(run: Run) -> None:
-    """Likelihoods of categories and hours are those of rows with that city, at that time; other kinds are refused."""
     corpus = run.prepare(ROWS)
     found = log_likelihoods(run, corpus, [{"city": "a"}, {"city": "b"}])
     for column, city in enumerate("ab"):
@@ -159,7 +133,6 @@ def test_classification_beside_other_kinds(run: Run) -> None:
 
 
 def test_the_nearest_point_is_the_short_way_round(run: Run) -> None:
-    """23:00 is nearer to 1:00 than to 18:00; -170 degrees nearer to 175 than to -150."""
     for points, column, value, right in (
         ({"night": {"at.hour": 1.0}, "evening": {"at.hour": 18.0}}, "at", "2024-01-01T23:00", "night"),
         ({"west": {"lon": -150.0}, "east": {"lon": 175.0}}, "lon", -170, "east"),
@@ -169,7 +142,6 @@ def test_the_nearest_point_is_the_short_way_round(run: Run) -> None:
 
 
 def test_a_row_with_every_kind_is_scored_as_the_card_says(run: Run) -> None:
-    """The example of the card names each column once, with a value that it could hold."""
     example = card_of(run).split(".score(")[1].split(")\n```")[0]
     row = ast.literal_eval(example)
     assert set(row) == {"text", "city", "lat", "at", "lon", "turn", "title", "topic"}
@@ -191,53 +163,7 @@ def config(*context: str, **model: Any) -> Config:
     )
 
 
-TOLD = {"at": "at:hour", "title": "title:text", "topic": "topic:vector"}
-
-
-def told(count: int, seed: int) -> list[dict[str, Any]]:
-    """Texts of a fair coin and three words: of the hour (night is 20:00 to 4:00), the title ("sea" or not), a vector.
-
-    Each word has probability 1/3 to 1/2, and none tells another: without its column it costs its entropy.
-    """
-    random, rows = np.random.default_rng(seed), []
-    for _ in range(count):
-        minute, title = int(random.integers(24 * 60)), random.choice(6, 3, replace=False)
-        topic = random.normal(size=4)
-        night, sea, high = minute < 240 or minute >= 1200, 0 in title, topic[0] + topic[1] > 0
-        rows.append(
-            {
-                "at": f"2024-05-{1 + int(random.integers(28)):02}T{minute // 60:02}:{minute % 60:02}",
-                "title": " ".join("sea sun sand moon rock fish".split()[word] for word in title),
-                "topic": topic.tolist(),
-                "text": f"{'xy'[int(random.integers(2))]} {'ab'[night]} {'cd'[sea]} {'ef'[int(high)]}",
-            }
-        )
-    return rows
-
-
-def test_what_each_kind_tells_is_learned(tmp_path: Path) -> None:
-    """Each word costs little given its column, and about its entropy without; the coin costs log 2 throughout."""
-    rows, dev = told(2000, 1), told(400, 2)
-    corpus = prepare(rows, config(*TOLD.values()).data)
-    held = prepare(dev, config(*TOLD.values()).data, vocabulary=corpus.vocabulary, schema=corpus.schema)
-    run = Run.create(tmp_path / "run", config(*TOLD.values()), corpus.vocabulary, corpus.schema)
-    list(train(run, corpus, held))
-    entropies = []
-    for word in (1, 2, 3):
-        share = np.mean([row["text"].split()[word] in "ace" for row in dev])
-        entropies.append(-share * math.log(share) - (1 - share) * math.log(1 - share))
-    nats = run.nats(held).reshape(len(dev), 5).mean(0)
-    assert nats[0] == pytest.approx(math.log(2), abs=0.02)
-    assert (nats[1:4] < 0.3 * np.array(entropies)).all()
-    for word, column in enumerate(TOLD):
-        rows = [{name: value for name, value in row.items() if name != column} for row in dev]
-        without = run.nats(run.prepare(rows, unknown="expected")).reshape(len(dev), 5).mean(0)
-        assert without[word + 1] > 0.9 * entropies[word]
-        assert np.delete(without, word + 1) == pytest.approx(np.delete(nats, word + 1), abs=0.15)
-
-
 def test_every_kind_trains_and_opens_again(tmp_path: Path) -> None:
-    """From a file to a run folder that scores what it was given; a word, a length and a time that do not fit."""
     small = {"epochs": 1, "batch_tokens": 60, "evaluations": 1}
     given = Config.from_dict({"data": dataclasses.asdict(DATA), "training": small})
     path = jsonl(ROWS, tmp_path / "rows.jsonl")

@@ -79,21 +79,18 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("cell", ["coupled", *stranger.CELLS])
 def test_they_are_their_equations(cell: str, layer_norm: bool) -> None:
-    """Beside ours and alone, number by number; also step by step and folded."""
     test_cells.test_forward_is_the_equations(cell, layer_norm)
     test_cells.test_step_by_step_is_all_at_once(("everything", "bottleneck"), cell)
 
 
 @pytest.mark.parametrize("cell", ["coupled", *stranger.CELLS])
 def test_gradients_are_those_of_finite_differences(cell: str) -> None:
-    """Of a cell with all of them, and of a whole model, which is the same however it is computed."""
     test_cells.test_gradients_by_finite_differences(("everything", "bottleneck"), cell)
     test_combinations.test_every_way_gives_the_same(cell, layer_norm=True, layers=2)
 
 
 @pytest.mark.parametrize("cell", stranger.CELLS)
 def test_sizes_are_known_before_a_model_is_made(cell: str) -> None:
-    """Also of a rank of 0, where what is ranked is not made."""
     for rank in (2, 0):
         test_sizes.test_shapes_are_those_of_the_model({"cell": cell, "adapt": tuple(stranger.ADAPTERS), "rank": rank})
     config = Config.from_dict({"model": {"adapt": ["everything", "bottleneck"], "rank": 0}}).model
@@ -117,7 +114,6 @@ def test_sizes_are_known_before_a_model_is_made(cell: str) -> None:
 def test_compiled_code_takes_what_it_can(
     options: dict[str, Any], searched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Values, gradients and completions are those of the plain path; what extends a cell of ours has its own step."""
     run = make_letters(**options)
     corpus = run.prepare([{"text": text, "city": city} for text in ("abc", "b") for city in ("Oslo", "Nice")])
     assert isinstance(engine(run.model, "float32"), CompiledEngine) == searched
@@ -135,12 +131,10 @@ def test_compiled_code_takes_what_it_can(
 
 @pytest.mark.parametrize("model", [{"adapt": ("bottleneck",)}, {"adapt": ("everything",), "cell": "minimal"}], ids=str)
 def test_people_are_learned_online(model: dict[str, Any]) -> None:
-    """Through whatever adapts, by its gradient."""
     test_online.test_gradients_are_those_of_finite_differences({**model, "output_bias": ()})
 
 
 def test_a_run_is_kept_and_opened(tmp_path: Path) -> None:
-    """With the same scores, and by its name alone."""
     run = make_run(tmp_path / "run", adapt=["bottleneck", "everything"], cell="leaky")
     run.save_weights({})
     again = Run.open(tmp_path / "run")

@@ -80,7 +80,6 @@ WORK: dict[str, Callable[[Run], Any]] = {"score": score, "learn_one": learn, "ge
 
 @pytest.mark.parametrize("work", WORK.values(), ids=WORK)
 def test_child_computes_the_same(run: Run, kernels: str, work: Callable[[Run], Any]) -> None:
-    """Three times: a child of the parent, another one after the parent has computed again, and a child of a child."""
     expected = work(run)
 
     def again() -> None:
@@ -116,36 +115,7 @@ def test_child_of_another_thread(run: Run) -> None:
     assert status == [0]
 
 
-@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_pool_of_forked_workers(run: Run) -> None:
-    """As a program has it that opens a model once and hands out work."""
-    expected = score(run)
-    _SHARED.append(run)
-    with get_context("fork").Pool(2) as pool:
-        found = pool.map_async(_score_shared, range(4)).get(SECONDS)
-    _SHARED.clear()
-    assert all(one == pytest.approx(expected, rel=1e-5) for one in found)
-
-
-_SHARED: list[Run] = []
-
-
-def _score_shared(_: int) -> Any:
-    return score(_SHARED[0])
-
-
-@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_workers_of_a_data_loader(run: Run) -> None:
-    """They compute on one thread as they did before, and their parent on two."""
-    score(run)
-    rows = torch.utils.data.TensorDataset(torch.arange(4))
-    loader = torch.utils.data.DataLoader(rows, num_workers=2, multiprocessing_context="fork", timeout=SECONDS)
-    assert [int(row) for (row,) in loader] == [0, 1, 2, 3]
-    assert torch.get_num_threads() == 2
-
-
 def test_spawned_process_has_all_threads(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a forked process is limited, such as no worker of the service is."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     with get_context("spawn").Pool(1) as pool:
         assert pool.apply_async(torch.get_num_threads).get(SECONDS) == 2

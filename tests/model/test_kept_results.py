@@ -17,7 +17,6 @@ def classified(key: str, accuracy: float | None, **more: Any) -> dict[str, Any]:
 
 
 def test_a_new_answer_replaces_the_old_one() -> None:
-    """Of whatever precision; other tables stay."""
     rows = [
         evaluated("a.csv", "1", 55.3, precision="float32"),
         evaluated("b.csv", "2", 60.0),
@@ -32,7 +31,6 @@ def test_tables_of_one_name_are_told_by_their_texts() -> None:
 
 
 def test_other_questions_of_a_table_stay() -> None:
-    """How a value was chosen is part of the question."""
     rows = [
         classified("1", 0.5, priors="uniform"),
         classified("1", 0.6, priors="training"),
@@ -56,7 +54,6 @@ def test_bits_per_byte_have_their_interval_and_whether_they_are_a_bound() -> Non
 
 
 def test_a_comparison_asks_what_its_parts_ask() -> None:
-    """The accuracy that compare keeps twice is one figure."""
     own = {"kind": "compare", "table": "a.csv", "texts": 50, "texts_key": "9", "perplexity": 8.0, "target": "stars"}
     rows = [classified("1", 0.5, priors="uniform"), {**own, "accuracy": 0.5, "accuracy_key": "1"}]
     assert [figure[:3] for figure in figures(rows)] == [
@@ -66,7 +63,6 @@ def test_a_comparison_asks_what_its_parts_ask() -> None:
 
 
 def test_the_last_gains_of_each_table_and_baseline() -> None:
-    """And the last gain of a table stays where it was evaluated again without one."""
     first, second = [{"value": "1", "perplexity": 5.0}], [{"value": "1", "perplexity": 4.0}]
     rows = [
         {**evaluated("a.csv", "1", 9.0, over=None, gain=0.1), "by": {"stars": first}},

@@ -11,39 +11,17 @@ import torch
 
 from factorcell.config import ADAPTERS, OUTPUT_BIASES
 from factorcell.data.context import Context
-from factorcell.data.corpus import Batch
-from factorcell.data.vocabulary import END, START, UNKNOWN
+from factorcell.data.vocabulary import START
 from factorcell.model import language_model
 from factorcell.model.dropout import mask
 from factorcell.model.language_model import LanguageModel
-from factorcell.model.output import Samples
 from factorcell.model.run import Run
 from tests.small import CONTEXT, ROWS, inside, make_run
-
-ADAPTS = [(), *((name,) for name in ADAPTERS), ("concat", "factor"), ADAPTERS]
-BIASES = [(), *((name,) for name in OUTPUT_BIASES), OUTPUT_BIASES]
 
 
 def tiny(tmp_path: Path, **model: Any) -> Run:
     """A run over random weights."""
     return make_run(tmp_path / "run", **model)
-
-
-@pytest.mark.parametrize("adapt", ADAPTS)
-@pytest.mark.parametrize("bias", BIASES)
-def test_steps_agree_with_forward(tmp_path: Path, adapt: tuple[str, ...], bias: tuple[str, ...]) -> None:
-    """For every combination of adaptations, factored and folded."""
-    run = tiny(tmp_path, adapt=list(adapt), output_bias=list(bias))
-    corpus = run.prepare(ROWS)
-    batch = corpus.batch(np.arange(5))
-    with torch.no_grad():
-        nats = run.model(batch)
-        for conditioned in (run.model.condition(batch.context), run.model.fold(run.model.condition(batch.context))):
-            state = None
-            for step in range(batch.tokens.shape[1] - 1):
-                logs, state = run.model.step(batch.tokens[:, step], conditioned, state)
-                chosen = -logs.gather(1, batch.tokens[:, step + 1, None])[:, 0]
-                torch.testing.assert_close(torch.where(batch.mask()[:, step], chosen, 0.0), nats[:, step])
 
 
 @pytest.mark.parametrize("steps", [1, 3, 7])
@@ -61,7 +39,6 @@ def test_steps_agree_with_forward(tmp_path: Path, adapt: tuple[str, ...], bias: 
 def test_texts_are_read_in_parts(
     tmp_path: Path, model: dict[str, Any], steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However few steps are read at once, the nats are the same; with a gradient all are read at once."""
     run = tiny(tmp_path, **model)
     batch = run.prepare(ROWS).batch(np.arange(5))
     conditioned = run.model.condition(batch.context)
@@ -82,44 +59,7 @@ def test_texts_are_read_in_parts(
     assert max(sizes) == batch.tokens.shape[1] - 1
 
 
-@pytest.mark.parametrize("adapt", ADAPTS)
-def test_probabilities_of_all_strings_sum_to_one(tmp_path: Path, adapt: tuple[str, ...]) -> None:
-    """Every string of at most two tokens, and the mass of all longer ones, by `forward` on each."""
-    run = tiny(tmp_path, adapt=list(adapt))
-    tokens = [token for token in range(len(run.vocabulary)) if token not in (START, END)]
-    assert UNKNOWN in tokens
-    context = run.prepare(ROWS[:1]).context(np.array([0]))
-
-    def mass(lines: list[tuple[int, ...]]) -> float:
-        batch = Batch(
-            torch.tensor(lines),
-            torch.full((len(lines),), len(lines[0]) - 1),
-            context.select(torch.zeros(len(lines), dtype=torch.long)),
-            torch.arange(len(lines)),
-        )
-        with torch.no_grad():
-            return float((-run.model(batch).double().sum(1)).exp().sum())
-
-    total = sum(mass([(START, *line, END) for line in itertools.product(tokens, repeat=n)]) for n in range(3))
-    longer = mass([(START, *line) for line in itertools.product(tokens, repeat=3)])
-    assert total + longer == pytest.approx(1, abs=1e-5)
-    assert total < 1
-
-
-def test_batch_and_padding_make_no_difference(tmp_path: Path) -> None:
-    """Each text alone, and all together with the padding that brings, to 1e-5."""
-    run = tiny(tmp_path, output_bias=OUTPUT_BIASES)
-    corpus = run.prepare(ROWS)
-    with torch.no_grad():
-        together = run.model(corpus.batch(np.arange(len(corpus))))
-        for row in range(len(corpus)):
-            alone = run.model(corpus.batch(np.array([row])))[0]
-            torch.testing.assert_close(together[row, : len(alone)], alone, atol=1e-5, rtol=0)
-            assert not together[row, len(alone) :].any()
-
-
 def test_context_matters_only_where_it_is_adapted(tmp_path: Path) -> None:
-    """An unadapted model gives the same nats in every context, an adapted one does not."""
     rows = [{**ROWS[0], "city": city} for city in ("Oslo", "Nice")]
     for adapt, bias, same in (([], [], True), (["concat"], [], False), ([], ["one_hot"], False)):
         run = make_run(tmp_path / f"run{adapt}{bias}", adapt=adapt, output_bias=bias)
@@ -127,17 +67,7 @@ def test_context_matters_only_where_it_is_adapted(tmp_path: Path) -> None:
         assert (nats[0] == pytest.approx(nats[1], rel=1e-6)) is same
 
 
-def test_sampling_every_token_is_exact(tmp_path: Path) -> None:
-    """The sampled loss of the whole model, with all tokens for sure, is `forward`."""
-    run = tiny(tmp_path, output_bias=OUTPUT_BIASES)
-    batch = run.prepare(ROWS).batch(np.arange(5))
-    size = len(run.vocabulary)
-    every = Samples(torch.tensor([token for token in range(size) if token != START]), torch.zeros(size))
-    torch.testing.assert_close(run.model.sampled(batch, every), run.model(batch))
-
-
 def test_dropout_only_in_training(tmp_path: Path) -> None:
-    """Every kind of dropout changes a training pass, and none a scoring one."""
     for kind, variational in itertools.product(("recurrent", "input", "output", "token"), (False, True)):
         run = tiny(tmp_path / f"{kind}{variational}", variational=variational, layers=2, **{f"dropout_{kind}": 0.5})
         batch = run.prepare(ROWS).batch(np.arange(5))
@@ -151,7 +81,6 @@ def test_dropout_only_in_training(tmp_path: Path) -> None:
 def test_masks_are_of_each_step_or_of_the_text(
     variational: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their shapes: on the inputs, then of each layer the candidate's or that of the h fed back, and the output's."""
     rates = {f"dropout_{kind}": 0.5 for kind in ("recurrent", "input", "output")}
     run = tiny(tmp_path, variational=variational, layers=2, **rates)
     shapes = []
@@ -169,26 +98,7 @@ def test_masks_are_of_each_step_or_of_the_text(
     assert shapes == [(5, 1 if variational else steps, 5), *layer, *layer]
 
 
-@pytest.mark.parametrize("adapt", [("concat", "factor"), ("prefix",), ADAPTERS])
-def test_gradients_reach_every_parameter(tmp_path: Path, adapt: tuple[str, ...]) -> None:
-    """Nothing is left out of training."""
-    bias = [] if adapt == ("prefix",) else OUTPUT_BIASES
-    run = tiny(tmp_path, adapt=adapt, output_bias=bias, layers=2)
-    run.model(run.prepare(ROWS).batch(np.arange(5))).sum().backward()
-    assert [name for name, parameter in run.model.named_parameters() if parameter.grad is None] == []
-
-
-def test_selected_conditions_are_those_conditions(tmp_path: Path) -> None:
-    """Conditions prepared once serve many texts."""
-    run = tiny(tmp_path, output_bias=["one_hot", "hash"])
-    batch = run.prepare(ROWS).batch(np.arange(5))
-    distinct, which = batch.context.distinct()
-    assert len(distinct) <= 5
-    torch.testing.assert_close(run.model(batch, run.model.condition(distinct).select(which)), run.model(batch))
-
-
 def test_without_variables_nothing_is_adapted() -> None:
-    """A table of plain texts makes a plain model."""
     from factorcell.config import ModelConfig
     from factorcell.data.schema import ContextSchema
 
@@ -201,7 +111,6 @@ def test_without_variables_nothing_is_adapted() -> None:
 
 
 def test_rank_zero_is_the_cell_without_the_change(tmp_path: Path) -> None:
-    """A FactorCell of rank 0 is the ConcatCell, parameter by parameter; alone it is unadapted."""
     torch.manual_seed(1)
     zero = make_run(tmp_path / "zero", adapt=["concat", "factor"], rank=0)
     torch.manual_seed(1)
@@ -215,7 +124,6 @@ def test_rank_zero_is_the_cell_without_the_change(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("adapt", [("concat",), ("factor",), ("scale",), ADAPTERS])
 def test_in_one_context_it_is_an_unadapted_model(adapt: tuple[str, ...], tmp_path: Path) -> None:
-    """Its W', b', state after the prefix and softmax bias, put into a model that knows no context, give the same."""
     rows = [{**row, "city": "Oslo", "stars": "5", "lat": 60.0, "lon": 10.0} for row in ROWS]
     run = make_run(tmp_path / "run", adapt=adapt, output_bias=OUTPUT_BIASES, layers=2)
     plain = make_run(tmp_path / "plain", adapt=[], output_bias=[], layers=2)

@@ -29,10 +29,8 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_card_has_the_numbers_reached(run: Run) -> None:
-    """Texts, context, development figures, and the results that were noted later."""
-    found = evaluated(run, ROWS * 2, by=["city"])
-    row = results.evaluation_row(run, ROWS * 2, found)
-    assert results.note(run, row, found.texts) is None
+    row, texts = results.evaluate(run, ROWS * 2, by=["city"])
+    assert results.note(run, row, texts) is None
     result = row["evaluation"]
     text = (run.folder / "README.md").read_text(encoding="utf-8")
     best = min(row["perplexity"] for row in run.log() if row["split"] == "dev")
@@ -50,7 +48,6 @@ def test_card_has_the_numbers_reached(run: Run) -> None:
 
 
 def test_the_example_on_the_card_runs(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """The Python of the card opens the folder and scores its row."""
     found = re.search(r"```python\n(.*?)\n```", model_card.text(run), re.DOTALL)
     assert found
     source = found[1].splitlines()
@@ -60,7 +57,6 @@ def test_the_example_on_the_card_runs(run: Run, capsys: pytest.CaptureFixture[st
 
 
 def test_the_example_has_numbers_for_people(run: Run) -> None:
-    """Of four digits."""
     assert "'lat': 53.26, 'lon': 9.2}" in model_card.text(run)
 
 
@@ -88,7 +84,6 @@ HOSTILE = [
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_nothing_in_a_value_is_markdown(text: str) -> None:
-    """A parser of Markdown reads it back as the text that it is, wherever on the card it stands."""
     markdown = pytest.importorskip("markdown_it").MarkdownIt("gfm-like", {"html": True, "linkify": False})
     for before, tag in (("# ", "heading"), ("- ", "list_item"), ("| a |\n|---|\n| ", "table")):
         tokens = markdown.parse(before + model_card.plain(text))

@@ -107,14 +107,12 @@ def sampled_nats(output: Output, samples: Samples, g: dict[str, Any]) -> Tensor:
 
 
 def test_names_are_those_of_the_config() -> None:
-    """The command line offers what there is."""
     assert (*TABLES, "hash") == OUTPUT_BIASES
 
 
 @pytest.mark.parametrize("biases", COMBINATIONS)
 @pytest.mark.parametrize("chunk", [1, 4_000_000])
 def test_exact_nats_are_the_equations(biases: tuple[str, ...], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With and without gradient, in chunks of any size, and as log probabilities of a step."""
     monkeypatch.setattr("factorcell.model.kernels.softmax.CHUNK", chunk)
     output, g = make_output(biases), numbers()
     monkeypatch.setattr("factorcell.model.output.BIASES_AT_ONCE", chunk)
@@ -136,37 +134,7 @@ def test_exact_nats_are_the_equations(biases: tuple[str, ...], chunk: int, monke
         assert float(steps[b, g["targets"][b, 1]]) == pytest.approx(-float(without[b, 1]))
 
 
-@pytest.mark.parametrize("biases", COMBINATIONS)
-def test_sampling_everything_is_exact(biases: tuple[str, ...]) -> None:
-    """With every token among the samples for sure, the sampled loss is the exact one."""
-    output, g = make_output(biases), numbers()
-    every = Samples(torch.tensor([token for token in range(V) if token != START]), torch.zeros(V))
-    sampled = sampled_nats(output, every, g)
-    exact = output.nats(g["hidden"], g["targets"], context_bias(output, g))
-    torch.testing.assert_close(sampled, exact)
-
-
-@pytest.mark.parametrize("biases", COMBINATIONS)
-def test_gradients_by_finite_differences(biases: tuple[str, ...]) -> None:
-    """Of the exact and of the sampled loss."""
-    output, g = make_output(biases), numbers()
-    samples = Samples(torch.tensor([2, 3, 7]), torch.linspace(-2, 0, V, dtype=torch.double))
-    parameters = list(output.parameters())
-
-    def exact(*_: Tensor) -> Tensor:
-        return output.nats(g["hidden"], g["targets"], context_bias(output, g))
-
-    def sampled(*_: Tensor) -> Tensor:
-        return sampled_nats(output, samples, g)
-
-    for loss in (exact, sampled):
-        given = (g["hidden"], g["vector"], *g["parts"])
-        leaves = (*(tensor.requires_grad_() for tensor in given), *parameters)
-        assert torch.autograd.gradcheck(loss, leaves)
-
-
 def test_proposal_includes_tokens_as_often_as_it_says() -> None:
-    """The share of draws that hold a token is its inclusion probability; tokens without a count never come."""
     counts = torch.tensor([5, 0, 100, 20, 1, 1])
     proposal = Proposal(counts, draws=10)
     seen = torch.zeros(6)
@@ -180,7 +148,6 @@ def test_proposal_includes_tokens_as_often_as_it_says() -> None:
 
 
 def test_each_text_draws_for_itself() -> None:
-    """As often as the proposal says, repeats marked, and no two texts alike."""
     counts = torch.tensor([5, 0, 100, 20, 1, 1])
     proposal = Proposal(counts, draws=10)
     samples = proposal.draw_each(4000)
@@ -196,7 +163,6 @@ def test_each_text_draws_for_itself() -> None:
 
 
 def test_a_proposal_by_rank_prefers_what_comes_first() -> None:
-    """Whatever the vocabulary counted, and never the start token."""
     proposal = Proposal.by_rank(50, 20)
     assert float(proposal.probability[START]) == 0
     others = torch.cat([proposal.probability[:START], proposal.probability[START + 1 :]])
@@ -205,7 +171,6 @@ def test_a_proposal_by_rank_prefers_what_comes_first() -> None:
 
 
 def test_the_sampled_loss_has_the_exact_minimum() -> None:
-    """Fitted to known frequencies by sampling, the biases reach those frequencies: the correction is right."""
     torch.manual_seed(1)
     truth = torch.tensor([0.1, 0.0, 0.5, 0.25, 0.1, 0.05])
     output = Output(torch.nn.Parameter(torch.zeros(6, 2)), ModelConfig(hidden_size=2), ContextSchema(), None)

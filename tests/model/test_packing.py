@@ -33,7 +33,6 @@ class Odd(Adapter):
 
 @compiled
 def test_a_model_is_packed_by_what_its_adapters_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever rescales is left to the plain search; ranks of several adapters lie side by side."""
     monkeypatch.setitem(adapters.ADAPTERS, "concat", Odd)
     assert PackedModel.of(make_letters(adapt=["concat"]).model) is None
     monkeypatch.setattr(Odd, "change", "low rank")
@@ -58,7 +57,6 @@ def test_a_model_is_packed_by_what_its_adapters_change(monkeypatch: pytest.Monke
     ],
 )
 def test_what_is_packed(options: dict[str, object], taken: bool) -> None:
-    """One coupled layer without rescaling or control codes, of floats."""
     model = make_letters(**options).model  # type: ignore[arg-type]
     assert (PackedModel.of(model) is not None) == taken
     assert PackedModel.of(model.to(torch.float64)) is None
@@ -66,5 +64,4 @@ def test_what_is_packed(options: dict[str, object], taken: bool) -> None:
 
 @compiled
 def test_another_backbone_is_not() -> None:
-    """It has the plain search."""
     assert PackedModel.of(regrown(make_letters()).model) is None

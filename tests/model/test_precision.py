@@ -47,7 +47,6 @@ def there(monkeypatch: pytest.MonkeyPatch) -> None:
     ("single", "half", "chosen"), [(1.0, 0.5, "bfloat16"), (1.0, 1.8, "float32"), (1.0, 0.95, "float32")]
 )
 def test_the_faster_one_is_taken(single: float, half: float, chosen: str) -> None:
-    """In turns, the first time of each not counted; a small gain may be noise."""
     work = Work(single, half)
     gain = precision.gain(work, CPU, work.clock)
     assert gain == pytest.approx(single / half)
@@ -56,19 +55,6 @@ def test_the_faster_one_is_taken(single: float, half: float, chosen: str) -> Non
     (line,) = precision.told(gain)
     assert chosen in line.split(":")[0]
     assert f"{gain:.1f} times" in line
-
-
-@pytest.mark.usefixtures("there")
-def test_a_neighbour_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several times the shortest does."""
-    work = Work(1.0, 0.5)
-    taken = iter([0.0] * 2 + [9.0, 9.0, 0.0, 0.0, 9.0, 9.0])
-
-    def disturbed(name: str) -> None:
-        work(name)
-        work.now += next(taken)
-
-    assert precision.gain(disturbed, CPU, work.clock) == pytest.approx(2.0)
 
 
 def test_nothing_is_tried_where_it_is_not_possible() -> None:
@@ -96,7 +82,6 @@ def test_a_processor_needs_the_instructions(kernel: str, monkeypatch: pytest.Mon
 def test_a_run_scores_by_the_faster_one(
     gain: float, chosen: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """By texts of its own vocabulary, whatever its context; what is asked for is not measured."""
     trained(tmp_path / "run")
     tried: list[str] = []
 
@@ -118,7 +103,6 @@ def test_a_run_scores_by_the_faster_one(
 def test_models_that_are_compared_have_one_precision(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Their difference is not one of numbers; it is told once."""
     trained(tmp_path / "run")
     trained(tmp_path / "other")
     gains, opened = iter([2.0, 0.5]), list[str]()

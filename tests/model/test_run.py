@@ -15,7 +15,6 @@ from tests.small import ROWS, make_letters, make_run
 
 
 def test_opens_without_its_data_and_scores_the_same(tmp_path: Path) -> None:
-    """What was saved is what is opened."""
     run = make_run(tmp_path / "run", output_bias=["low_rank", "one_hot"])
     run.save_weights({"step": 1})
     opened = Run.open(tmp_path / "run")
@@ -24,7 +23,6 @@ def test_opens_without_its_data_and_scores_the_same(tmp_path: Path) -> None:
 
 
 def test_scores_of_one_row_and_of_many(tmp_path: Path) -> None:
-    """A row alone, in a list, and its tokens: nats add up, in the order of the rows."""
     run = make_run(tmp_path / "run")
     many = run.score(ROWS, tokens=True)
     assert [row["row"] for row in many] == list(range(len(ROWS)))
@@ -38,7 +36,6 @@ def test_scores_of_one_row_and_of_many(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("unit", ["char", "grapheme"])
 def test_long_texts_are_scored_whole(unit: str) -> None:
-    """With the nats of a run of the same weights that cuts no text; those that differ late have different ones."""
     texts = ["abc" * 20 + end for end in ("", "a", "c", "ab")]
     rows = [{"text": text, "city": city} for text in texts for city in ("Oslo", "Nice")]
     short, longer = (make_letters(data={"unit": unit, "max_tokens": most}) for most in (5, 500))
@@ -52,7 +49,6 @@ def test_long_texts_are_scored_whole(unit: str) -> None:
 
 
 def test_no_rows_have_no_scores_and_a_run_says_what_it_is(tmp_path: Path) -> None:
-    """Neither is an error or an address in memory."""
     run = make_run(tmp_path / "run")
     assert run.score([]) == run.score(()) == []
     count = run.model.parameter_count()
@@ -61,7 +57,6 @@ def test_no_rows_have_no_scores_and_a_run_says_what_it_is(tmp_path: Path) -> Non
 
 
 def test_targets_are_all_tokens_but_the_start(tmp_path: Path) -> None:
-    """Flat targets and where each text's begin."""
     corpus = make_run(tmp_path / "run").prepare(ROWS)
     flat, starts = targets(corpus), target_offsets(corpus)
     assert START not in flat
@@ -72,7 +67,6 @@ def test_targets_are_all_tokens_but_the_start(tmp_path: Path) -> None:
 
 
 def test_weights_follow_the_seed(tmp_path: Path) -> None:
-    """The same seed, the same model; the caller's random state is left alone."""
     import torch
 
     run = make_run(tmp_path / "a")
@@ -86,7 +80,6 @@ def test_weights_follow_the_seed(tmp_path: Path) -> None:
 
 
 def test_refusals(tmp_path: Path) -> None:
-    """An existing folder, a file, no folder, no weights, foreign weights, a damaged schema: one line each."""
     run = make_run(tmp_path / "run")
     with pytest.raises(UserError, match="run: exists already"):
         Run.create(tmp_path / "run", run.config, run.vocabulary, run.schema)
@@ -118,7 +111,6 @@ def test_refusals(tmp_path: Path) -> None:
 
 
 def test_a_text_is_no_table(tmp_path: Path) -> None:
-    """Whoever gives one is told how; what is a path, and no text, is not taken for one."""
     run = make_run(tmp_path / "run")
     with pytest.raises(UserError, match=r"^our stay: unknown kind of file; .*; a text\? give \[\{'text': \.\.\.\}\]$"):
         run.score("our stay")
@@ -129,7 +121,6 @@ def test_a_text_is_no_table(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder_may_be_used(tmp_path: Path) -> None:
-    """Made beforehand, it is no run yet."""
     run = make_run(tmp_path / "run")
     (tmp_path / "empty").mkdir()
     assert Run.create(tmp_path / "empty", run.config, run.vocabulary, run.schema).folder == tmp_path / "empty"

@@ -41,7 +41,6 @@ KINDS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: json.dumps(kind)[:60])
 def test_shapes_are_those_of_the_model(kind: dict[str, Any]) -> None:
-    """Every name and shape, and so the number of parameters, in every kind of context, without a random number."""
     config = Config.from_dict({"model": {**SMALL, "hash_size": 50, "bloom_size": 500, **kind}}).model
     for variables in SCHEMAS:
         model, before = LanguageModel(config, 60, schema := ContextSchema(variables)), torch.get_rng_state()
@@ -60,7 +59,6 @@ def test_shapes_are_those_of_the_model(kind: dict[str, Any]) -> None:
     ],
 )
 def test_what_does_not_fit_is_not_begun(tmp_path: Path, model: dict[str, Any]) -> None:
-    """One line with the estimate and the limit; no folder is left."""
     with pytest.raises(
         UserError, match=r"parameters would take about [\d,.]+ GiB of memory; this machine has [\d.]+ GiB"
     ):
@@ -69,7 +67,6 @@ def test_what_does_not_fit_is_not_begun(tmp_path: Path, model: dict[str, Any]) -
 
 
 def test_sizes_that_overflow(tmp_path: Path) -> None:
-    """A tensor whose bytes 64 bits cannot count is refused in one line as well."""
     huge: dict[str, Any] = {
         "embedding_size": 1_000_000,
         "hidden_size": 1_000_000,
@@ -82,7 +79,6 @@ def test_sizes_that_overflow(tmp_path: Path) -> None:
 
 
 def test_the_limit_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It holds for what is made and for what is opened."""
     make_run(tmp_path / "run").save_weights({})
     Run.open(tmp_path / "run")
     monkeypatch.setenv(memory.VARIABLE, "1e-6")
@@ -108,7 +104,6 @@ def test_the_limit_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_memory_of_a_control_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, files: dict[str, str], expected: int
 ) -> None:
-    """The smallest limit on the way from the root to the process's own group counts, or what the machine has."""
     for name, content in {"info": "MemTotal: 2048 kB\n", "group": group, **files}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content + "\n", encoding="utf-8")
@@ -119,7 +114,6 @@ def test_memory_of_a_control_group(
 
 
 def test_a_config_that_is_not_of_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused by the header of the weights, before a model is made."""
     make_run(tmp_path / "run").save_weights({})
     path = tmp_path / "run" / "config.json"
     content = json.loads(path.read_text(encoding="utf-8"))

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell import files
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.model.run import Run
-from factorcell.training.development import Development
 from factorcell.training.loop import train
 from factorcell.training.trainer import Trainer, learning_rate
 from tests import synthetic
@@ -71,7 +69,6 @@ def test_steps_are_adam_written_out(clip: float, tmp_path: Path) -> None:
 
 
 def test_a_rate_of_zero_logs_the_exact_loss(tmp_path: Path) -> None:
-    """Where nothing moves, the logged losses are nats per target of the model, and their mean over tokens is that."""
     run, corpus = begin(tmp_path / "run", learning_rate=0.0, log_every=2)
     rows = list(train(run, corpus, corpus))
     losses = [row for row in rows if row["split"] == "train"]
@@ -96,7 +93,6 @@ def test_every_row_is_seen_as_often_as_the_epochs_say(epochs: float, tmp_path: P
 
 
 def test_every_epoch_has_an_order_of_its_own(tmp_path: Path) -> None:
-    """Of batches, and of the rows that meet in a batch; the same order for the same seed."""
     orders = []
     for name in ("a", "b"):
         run, corpus = begin(tmp_path / name, epochs=2)
@@ -114,7 +110,6 @@ def test_every_epoch_has_an_order_of_its_own(tmp_path: Path) -> None:
 
 
 def test_randomness_is_of_seed_and_step_alone(tmp_path: Path) -> None:
-    """The caller's random state decides nothing and is left as it was; another seed gives another model."""
     found = {}
     for name, noise, seed in (("a", 1, 0), ("b", 2, 0), ("c", 1, 1)):
         run, corpus = begin(tmp_path / name, dropout=0.3, loss="sampled", samples=6, seed=seed)
@@ -129,7 +124,6 @@ def test_randomness_is_of_seed_and_step_alone(tmp_path: Path) -> None:
 
 
 def test_dropout_differs_from_step_to_step(tmp_path: Path) -> None:
-    """The same batch at two steps loses different values."""
     run, corpus = begin(tmp_path / "run", dropout=0.5, learning_rate=0.0)
     trainer = Trainer(run, corpus, corpus)
     batch = next(trainer.batches())
@@ -140,27 +134,3 @@ def test_dropout_differs_from_step_to_step(tmp_path: Path) -> None:
         nats.append(trainer.progress.nats - before)
     assert nats[0] != pytest.approx(nats[1], rel=1e-6)
     assert not run.model.training
-
-
-@pytest.mark.parametrize(("evaluations", "steps"), [(1, 12), (3, 12), (5, 12), (50, 12)])
-def test_evaluations_are_even_and_end_with_the_last_step(evaluations: int, steps: int, tmp_path: Path) -> None:
-    """As many as asked for, or one a step where there are fewer steps."""
-    run, corpus = begin(tmp_path / "run", evaluations=evaluations)
-    per_epoch = len(corpus.batches(200, seed=0))
-    run, corpus = begin(tmp_path / "even", evaluations=evaluations, epochs=steps / per_epoch)
-    at = [row["step"] for row in train(run, corpus, corpus) if row["split"] == "dev"]
-    assert at[-1] == steps
-    assert len(at) == min(evaluations, steps)
-    assert all(abs(step - steps * (number + 1) / len(at)) < 1 for number, step in enumerate(at))
-
-
-def test_patience_counts_from_the_last_better_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A better one starts the count again, an equal one does not; the weights kept are those of the best."""
-    run, corpus = begin(tmp_path / "run", evaluations=12, patience=3, epochs=3)
-    found = iter([9.0, 8.0, 8.5, 8.0, 7.0, 7.5, 7.2, 7.0, 6.0])
-    monkeypatch.setattr(Development, "_perplexities", lambda *_: {"perplexity": next(found)})
-    rows = [row for row in train(run, corpus, corpus) if row["split"] == "dev"]
-    assert [row["perplexity"] for row in rows] == [9.0, 8.0, 8.5, 8.0, 7.0, 7.5, 7.2, 7.0]
-    assert [row["best"] for row in rows] == [9.0, 8.0, 8.0, 8.0, 7.0, 7.0, 7.0, 7.0]
-    _, facts = files.load_tensors(run.folder / "weights.safetensors")
-    assert facts["step"] == rows[4]["step"]

@@ -10,62 +10,29 @@ from torch import Tensor
 from factorcell.config import ModelConfig
 from factorcell.model.cells import Cell
 from factorcell.model.kernels import gpu, gpu_recurrence
+from tests.model.kernels import test_recurrence
+from tests.model.kernels.test_recurrence import Arrays
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(gpu.triton is None, reason="Triton is not installed")]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-Arrays = dict[str, Tensor | None]
+
+
+NAMES = ("given", "given_reduced", "weight", "left", "right", "keep", "hidden", "memory")
 
 
 def arrays(batch: int, steps: int, hidden: int, rank: int, drop: bool, ragged: bool, seed: int = 0) -> Arrays:
-    """What a cell would hand over; where `ragged`, texts of all lengths from 0 on."""
-    random = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int, scale: float = 1.0) -> Tensor:
-        return torch.randn(*shape, generator=random) * scale
-
-    return {
-        "given": normal(batch, steps, 3 * hidden),
-        "given_reduced": normal(batch, steps, rank) if rank else None,
-        "weight": normal(hidden, 3 * hidden, scale=hidden**-0.5),
-        "left": normal(batch, hidden, rank, scale=hidden**-0.5) if rank else None,
-        "right": normal(batch, rank, 3 * hidden, scale=0.5) if rank else None,
-        "keep": (normal(steps, batch, hidden) > -0.5).float() / 0.7 if drop else None,
-        "hidden": normal(batch, hidden, scale=0.5),
-        "memory": normal(batch, hidden),
-        "lengths": torch.arange(batch) % (steps + 1) if ragged else None,
-    }
+    """What a cell hands over; if `ragged`, texts of all lengths from 0 on."""
+    made = test_recurrence.arrays(batch, steps, hidden, rank, drop=drop, seed=seed)
+    return {name: made[name] for name in NAMES} | {"lengths": torch.arange(batch) % (steps + 1) if ragged else None}
 
 
 def slow(a: Arrays) -> tuple[Tensor, Tensor]:
     """All h and the last m, a text and a step at a time."""
-    given, weight, first, memory = a["given"], a["weight"], a["hidden"], a["memory"]
+    given = a["given"]
     assert given is not None
-    assert weight is not None
-    assert first is not None
-    assert memory is not None
-    texts, lasts = [], []
-    for b in range(len(given)):
-        h, m, states = first[b], memory[b], []
-        for t in range(given.shape[1]):
-            if a["lengths"] is not None and t >= a["lengths"][b]:
-                states.append(torch.zeros_like(h))
-                continue
-            gates = given[b, t] + h @ weight
-            if a["left"] is not None and a["right"] is not None:
-                reduced = h @ a["left"][b]
-                gates = (
-                    gates
-                    + (reduced if a["given_reduced"] is None else reduced + a["given_reduced"][b, t]) @ a["right"][b]
-                )
-            candidate, forget, output = gates.chunk(3)
-            kept = torch.tanh(candidate) * (1.0 if a["keep"] is None else a["keep"][t, b])
-            forget = torch.sigmoid(forget + 1)
-            m = forget * m + (1 - forget) * kept
-            h = torch.tanh(m) * torch.sigmoid(output)
-            states.append(h)
-        texts.append(torch.stack(states))
-        lasts.append(m)
-    return torch.stack(texts), torch.stack(lasts)
+    bias = given.new_zeros(len(given), given.shape[2])
+    outputs, _, memory = test_recurrence.slow({**a, "bias": bias, "norm": None, "scale": None, "feed": None})
+    return outputs, memory
 
 
 def learned(a: Arrays, kind: torch.dtype, device: str) -> Arrays:
@@ -77,11 +44,6 @@ def learned(a: Arrays, kind: torch.dtype, device: str) -> Arrays:
         else:
             copies[name] = x.to(device, kind).clone().requires_grad_(name != "keep")
     return copies
-
-
-def distance(a: Tensor, b: Tensor) -> float:
-    """|a - b| relative to |b|."""
-    return float((a.cpu().double() - b).norm() / b.norm().clamp(min=1e-6))
 
 
 def check(a: Arrays, kind: torch.dtype = torch.float32, value: float = 1e-5, gradient: float = 1e-4) -> None:
@@ -99,7 +61,12 @@ def check(a: Arrays, kind: torch.dtype = torch.float32, value: float = 1e-5, gra
             assert wanted is not None
             assert x.grad is not None, name
             assert x.grad.dtype == kind
-            assert distance(x.grad, torch.zeros_like(wanted) if wanted.grad is None else wanted.grad) < gradient, name
+            assert (
+                test_recurrence.distance(
+                    x.grad.cpu().double(), torch.zeros_like(wanted) if wanted.grad is None else wanted.grad
+                )
+                < gradient
+            ), name
 
 
 def rounded(x: Tensor | None, kind: torch.dtype) -> Tensor | None:
@@ -150,7 +117,6 @@ def test_without_a_share_of_the_inputs() -> None:
 
 
 def test_bfloat16_keeps_its_state_in_float32() -> None:
-    """As near as h and gates of eight bits allow; the memory, which is never rounded on the way, is nearer."""
     check(arrays(5, 4, 20, 3, drop=True, ragged=True), torch.bfloat16, value=2e-2, gradient=2e-2)
     a = arrays(2, 40, 16, 0, drop=False, ragged=False)
     forget = torch.tensor([0.0, 9.0, 0.0]).repeat_interleave(
@@ -165,7 +131,6 @@ def test_bfloat16_keeps_its_state_in_float32() -> None:
 
 
 def test_what_lies_beyond_the_end_is_never_read() -> None:
-    """NaN there reaches neither a value nor a gradient, and gets a gradient of zero itself."""
     a = learned(arrays(6, 4, 10, 2, drop=True, ragged=True), torch.float32, DEVICE)
     lengths = a["lengths"]
     assert lengths is not None
@@ -224,7 +189,6 @@ def test_two_halves_are_the_whole() -> None:
 
 @pytest.mark.parametrize("tiles", ["_small_tiles", "seed"])
 def test_nothing_is_written_beside_the_arrays(tiles: str, request: pytest.FixtureRequest) -> None:
-    """Arrays in the middle of larger ones full of NaN: none gets in, and none is overwritten."""
     request.getfixturevalue(tiles)
     batch, steps, hidden, rank = 5, 3, 21, 3
     a = {**arrays(batch, steps, hidden, rank, drop=True, ragged=False), "lengths": None}
@@ -267,7 +231,6 @@ def test_nothing_is_written_beside_the_arrays(tiles: str, request: pytest.Fixtur
 
 @pytest.mark.parametrize("ragged", [False, True])
 def test_a_cell_takes_the_kernel_where_it_can(ragged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same values, state and gradients as the loop; with layer normalisation the loop itself."""
     lengths = torch.tensor([3, 0, 2], device=DEVICE) if ragged else None
     inputs, vector = torch.randn(3, 3, 4, device=DEVICE), torch.randn(3, 2, device=DEVICE)
     for layer_norm in (False, True):
@@ -289,7 +252,6 @@ def test_a_cell_takes_the_kernel_where_it_can(ragged: bool, monkeypatch: pytest.
 
 
 def test_what_the_kernel_cannot_do_is_left_to_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Doubles, halves beside floats, a matrix for each text, no text at all; the processor, unless it is asked for."""
     monkeypatch.setenv("FACTORCELL_KERNEL", "triton")
     x, matrix = torch.randn(2, 3, 6, device=DEVICE), torch.randn(2, 6, device=DEVICE)
     assert gpu_recurrence.usable(x, matrix)
