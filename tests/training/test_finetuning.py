@@ -115,10 +115,10 @@ def test_interrupted_anywhere_it_ends_the_same(
     original = Trainer.step
     for stop in (0, 1, 3, 6):
 
-        def interrupted(self: Trainer, batch: Any, *asked: bool, stop: int = stop) -> list[bool]:
+        def interrupted(self: Trainer, batch: Any, stopping: bool = False, stop: int = stop) -> bool:
             if self.progress.step == stop:
                 raise KeyboardInterrupt
-            return original(self, batch, *asked)
+            return original(self, batch, stopping)
 
         with monkeypatch.context() as patch:
             patch.setattr(Trainer, "step", interrupted)

@@ -73,7 +73,7 @@ def test_the_loss_is_that_of_what_is_shared(loss: str, tmp_path: Path) -> None:
     assert made.shared is not None
     assert made.shared.mask(batch)[-1].tolist() == [False] * 8
     assert made.shared.mask(batch)[:-1].all()
-    nats, *_ = made._nats(batch)
+    nats, *_ = made.nats(batch, len(batch.rows))
     assert (nats[-1] == 0).all()
     assert (nats[:-1, 0] > 0).all()
     made.step(batch)

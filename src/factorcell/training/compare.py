@@ -91,7 +91,7 @@ def trainings(folder: Path, made: Plan, model: str, seeds: int) -> list[tuple[Pa
     """The run folder and the plan of each training of a model: `factorcell`, `factorcell-seed-1`, ..."""
     first = made.config.training.seed
     others = range(first + 1, first + seeds)
-    seeded = [(f"{model}-seed-{n}", made.seeded(n)) for n in others]
+    seeded = [(f"{model}-seed-{n}", made.with_training(seed=n)) for n in others]
     return [(folder / name, chosen) for name, chosen in ((model, made), *seeded)]
 
 

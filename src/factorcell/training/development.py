@@ -29,14 +29,6 @@ class Development:
         self.nats = run.nats(self.part).astype(np.float64)
         return self._perplexities(self.nats, self.part)
 
-    def look(self, run: Run, most: int, seed: int) -> Row:
-        """The same of a sample of at most so many targets, and how many `texts` it has; nothing is kept of it."""
-        order = np.random.default_rng(seed).permutation(len(self.part))
-        within = np.cumsum(self.part.lengths[order]) <= most // self.world.size
-        sample = self.part.select(np.sort(order[: max(1, int(within.sum()))]))
-        row = self._perplexities(run.nats(sample).astype(np.float64), sample)
-        return {**row, "texts": int(self.world.sum(torch.tensor(float(len(sample)))))}
-
     def _perplexities(self, nats: NDArray[np.float64], part: Corpus) -> Row:
         """Those of the texts of all processes, of which this one has the nats of its `part`."""
         known = known_targets(part)

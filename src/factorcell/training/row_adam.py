@@ -14,8 +14,7 @@ The sum is the difference of two entries of one list, since the rates of all ste
 differs from dense Adam: within such a gap eps keeps its weight beside sqrt(v), and what the row moves does not decay.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,12 +40,13 @@ class RowAdam:
     """Moments of `tables` (V, .), and up to which step each row was done. `catch_up` comes before rows are read."""
 
     def __init__(self, tables: Sequence[nn.Parameter], rates: Sequence[float], weight_decay: float) -> None:
-        self.tables, self.weight_decay = list(tables), weight_decay
+        self.tables, self.weight_decay = tables, weight_decay
         device = tables[0].device
-        # the last step that each row has behind it
-        self.done = torch.zeros(len(tables[0]), dtype=torch.int32, device=device)
-        self.first = [torch.zeros_like(table, requires_grad=False) for table in tables]
-        self.second = [torch.zeros_like(table, requires_grad=False) for table in tables]
+        self.done = torch.zeros(len(tables[0]), dtype=torch.int32, device=device)  # the last step of each row
+        self.state = {  # by the names of torch.optim
+            table: {name: torch.zeros_like(table, requires_grad=False) for name in ("exp_avg", "exp_avg_sq")}
+            for table in tables
+        }
         self.rates = np.asarray(rates)
         steps = np.arange(1, len(self.rates) + 1)
         correction = np.sqrt(1 - BETA2**steps) / (1 - BETA1**steps)
@@ -55,13 +55,6 @@ class RowAdam:
             ahead[step] = BETA1 / BETA2**0.5 * (self.rates[step] * correction[step] + ahead[step + 1])
         self._ahead = torch.from_numpy(ahead).to(device)
         self._kept = torch.from_numpy(np.append(0.0, np.cumsum(np.log1p(-self.rates * weight_decay)))).to(device)
-
-    def state(self, table: Tensor) -> dict[str, Tensor]:
-        """The moments of one of the tables, by their names in torch.optim; nothing for another parameter."""
-        for own, first, second in zip(self.tables, self.first, self.second, strict=True):
-            if own is table:
-                return {"exp_avg": first, "exp_avg_sq": second}
-        return {}
 
     @torch.no_grad()
     def catch_up(self, step: int, rows: Tensor | None = None) -> None:
@@ -74,25 +67,12 @@ class RowAdam:
         kept = (self._kept[step] - self._kept[done]).exp()
         floor = EPSILON * ((1 - BETA2 ** (done + 1.0)) / BETA2).sqrt()
         columns = torch.stack([moved, kept, floor, BETA1**gap, BETA2**gap], dim=1).float()
-        for table, first, second in zip(self.tables, self.first, self.second, strict=True):
+        for table, moments in self.state.items():
             if library.usable(table):
-                _call(table, first, second, rows, columns=columns)
+                _call(table, *moments.values(), rows, columns=columns)
             else:
-                _catch_up(table, first, second, rows, columns)
+                _catch_up(table, *moments.values(), rows, columns)
         self.done[rows] = step
-
-    @contextmanager
-    def ahead(self, step: int) -> Iterator[None]:
-        """Within it the tables are caught up with `step`; after it all is, bit for bit, as it was."""
-        rows = torch.nonzero(self.done < step)[:, 0]
-        changed = [self.done, *(table.detach() for table in self.tables), *self.first, *self.second]
-        before = [tensor[rows] for tensor in changed]
-        self.catch_up(step, rows)
-        try:
-            yield
-        finally:
-            for tensor, values in zip(changed, before, strict=True):
-                tensor[rows] = values
 
     def read(self, rows: Tensor) -> list[Tensor]:
         """The `rows` (U,) of every table, (U, .), as leaves that take gradients."""
@@ -104,11 +84,11 @@ class RowAdam:
         rate = float(self.rates[step - 1])
         factors = _Factors(1 - rate * self.weight_decay, rate / (1 - BETA1**step), 1 / (1 - BETA2**step))
         constants = torch.tensor([BETA1, BETA2, EPSILON, *factors])
-        for table, first, second, gradient in zip(self.tables, self.first, self.second, gradients, strict=True):
+        for (table, moments), gradient in zip(self.state.items(), gradients, strict=True):
             if library.usable(table):
-                _call(table, first, second, rows, gradient=gradient, constants=constants)
+                _call(table, *moments.values(), rows, gradient=gradient, constants=constants)
             else:
-                _step(table, first, second, rows, gradient, factors)
+                _step(table, *moments.values(), rows, gradient, factors)
         self.done[rows] = step
 
 
