@@ -19,6 +19,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from factorcell.config import UserError
 from factorcell.data.corpus import Batch
@@ -92,7 +94,7 @@ class World:
         """Replace each tensor by its mean over all processes, in one exchange."""
         if self.size > 1 and tensors:
             means = self.sum(torch.cat([tensor.flatten() for tensor in tensors])) / self.size
-            for tensor, mean in zip(tensors, means.split([tensor.numel() for tensor in tensors]), strict=True):
+            for tensor, mean in zip(tensors, torch.split(means, [one.numel() for one in tensors]), strict=True):
                 tensor.copy_(mean.view_as(tensor))
 
     def gather(self, values: Tensor) -> Tensor:
@@ -146,7 +148,11 @@ def place() -> tuple[int, int]:
 
 def restarted() -> bool:
     """Whether torchrun has restarted the processes after one of them failed."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+    return _attempt() > 0
+
+
+def _attempt() -> int:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 
 
 @contextmanager
@@ -160,7 +166,10 @@ def join(device: str) -> Iterator[World]:
         raise UserError(f"WORLD_SIZE is {size}, but {', '.join(missing)} not set; start the processes with torchrun")
     if here.type == "cuda":
         torch.cuda.set_device(here)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if here.type == "cuda" else "gloo", timeout=WAIT)
+    backend = "cpu:gloo,cuda:nccl" if here.type == "cuda" else "gloo"
+    store, *_ = next(rendezvous("env://", timeout=WAIT))
+    store = PrefixStore(f"attempt {_attempt()}", store)  # a restart must not find the addresses of ended processes
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=WAIT)
     try:
         yield World(rank, size, here)
     finally:

@@ -299,8 +299,11 @@ class Trainer:
 
     def _moments(self, parameter: Tensor) -> dict[str, Tensor]:
         """Return the moments of Adam; they are empty for a parameter that has had no gradient."""
-        states = [optimizer.state.get(parameter, {}) for optimizer in (*self.rows, self.optimiser)]
-        return next(filter(None, states), {})
+        for adam in self.rows:
+            if state := adam.state.get(parameter):
+                return state
+        kept: dict[str, Tensor] = self.optimiser.state.get(parameter, {})
+        return kept
 
     def load(self) -> None:
         """Return to the checkpoint, or to the start if there is none; drop rows that were logged after it."""
