@@ -57,7 +57,7 @@ class Progress:
 def _progress(facts: Row, path: Path) -> Progress:
     start: Row = vars(Progress())
     for name in start | facts:
-        value = facts.get(name)
+        value: Any = facts.get(name)
         if name not in start or type(value) is not type(start[name]) or not value >= 0:
             raise UserError(f"{path}: not a checkpoint ({name} is {value!r:.40})")
     return Progress(**facts)
@@ -300,10 +300,10 @@ class Trainer:
     def _moments(self, parameter: Tensor) -> dict[str, Tensor]:
         """Return the moments of Adam; they are empty for a parameter that has had no gradient."""
         for adam in self.rows:
-            if state := adam.state.get(parameter):
-                return state
-        kept: dict[str, Tensor] = self.optimiser.state.get(parameter, {})
-        return kept
+            if parameter in adam.state:
+                return adam.state[parameter]
+        state: dict[Tensor, dict[str, Tensor]] = self.optimiser.state
+        return state.get(parameter, {})
 
     def load(self) -> None:
         """Return to the checkpoint, or to the start if there is none; drop rows that were logged after it."""
