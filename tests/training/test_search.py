@@ -25,7 +25,7 @@ from factorcell.reports import search as trials
 from factorcell.training import fit as fitting
 from factorcell.training import search, search_space
 from factorcell.training.fit import fit
-from factorcell.training.loop import watched
+from factorcell.training.loop import train
 from tests import ROOT
 from tests.kills import forks, killed
 from tests.small import CONTEXT, ROWS, make_run
@@ -142,13 +142,13 @@ def test_a_stopped_search_goes_on_where_it_was(tmp_path: Path, monkeypatch: pyte
     def stopping(run: Run, *given: Any, **more: Any) -> Iterator[dict[str, Any]]:
         begun: list[int] = []
         steps.append((run.folder.name, begun))
-        for row in watched(run, *given, **more):
+        for row in train(run, *given, **more):
             yield row
             begun.append(row["step"])
             if run.folder.name == "trial-0001" and row["split"] == "dev" and len(steps) == 2:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr("factorcell.training.search.watched", stopping)
+    monkeypatch.setattr("factorcell.training.search.train", stopping)
     with pytest.raises(KeyboardInterrupt):
         searched(tmp_path / "stopped", 3, config=config, page=trials.page)
     kept = files.read_rows(tmp_path / "stopped" / "trials.jsonl")
@@ -198,12 +198,12 @@ def die_in_a_trial(folder: Path) -> None:
     """Search, and be killed at the first evaluation."""
 
     def deadly(*given: Any, **more: Any) -> Iterator[dict[str, Any]]:
-        for row in watched(*given, **more):
+        for row in train(*given, **more):
             yield row
             if row["split"] == "dev":
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    search.watched = deadly  # type: ignore[attr-defined, assignment]
+    search.train = deadly  # type: ignore[attr-defined, assignment]
     searched(folder, 6)
 
 

@@ -11,7 +11,7 @@ import pytest
 from factorcell import files
 from factorcell.interrupts import Stop, Stopped
 from factorcell.model.run import Run
-from factorcell.training.loop import watched
+from factorcell.training.loop import train
 from factorcell.training.trainer import Row, Trainer
 from tests.training import test_resume
 from tests.training.test_resume import config, same, texts
@@ -149,7 +149,7 @@ def test_a_stop_is_announced_where_somebody_listens(
         corpus, dev = texts(config(**SMALL))
         run = Run.create(tmp_path / str(progress), config(**SMALL), corpus.vocabulary, corpus.schema)
         with pytest.raises(Stopped):
-            read(watched(run, corpus, dev, resume=False, progress=progress), lambda row: row["step"] == 2)
+            read(train(run, corpus, dev, resume=False, progress=progress), lambda row: row["step"] == 2)
         assert ("Ctrl-C again stops at once" in capfd.readouterr().err) == progress
 
 
@@ -187,8 +187,8 @@ def test_the_bar_knows_its_total_before_the_first_step(tmp_path: Path, monkeypat
     corpus, dev = texts(config(**SMALL))
     run = Run.create(tmp_path / "run", config(**SMALL), corpus.vocabulary, corpus.schema)
     with pytest.raises(Stopped):
-        read(watched(run, corpus, dev, resume=False, progress=False), lambda row: row["split"] == "dev")
-    list(watched(Run.open(tmp_path / "run", trained=False), corpus, dev, resume=True, progress=False))
+        read(train(run, corpus, dev, resume=False, progress=False), lambda row: row["split"] == "dev")
+    list(train(Run.open(tmp_path / "run", trained=False), corpus, dev, resume=True, progress=False))
     assert [bar.begun for bar in bars] == [(0, 14), (6, 14)]
     assert [bar.told.count("step") for bar in bars] == [6, 8]
     assert bars[0].told[:2] == ["step", "step"]

@@ -21,7 +21,7 @@ from factorcell.model import model_card
 from factorcell.model.run import BEGINNING, Run
 from factorcell.training import distributed
 from factorcell.training.distributed import World
-from factorcell.training.loop import watched
+from factorcell.training.loop import train
 from factorcell.training.plan import Asked, Budget, Plan, plan, resumed, said_config, unsaid
 from factorcell.training.proximal import sparse_bias_of
 
@@ -118,7 +118,7 @@ def learn(run: Run, corpus: Corpus, dev: Corpus, world: World | None = None, *, 
     ended = resume and (run.folder / "training.json").exists()
     if ended:
         tell(say, f"{run.folder}: nothing to do, its training has come to its end before")
-    for _ in watched(run, corpus, dev, world, resume=resume, progress=say is not None):
+    for _ in train(run, corpus, dev, world=world, resume=resume, progress=say is not None):
         pass
     if say is not None and not ended and (last := run.log()[-1])["step"] < last["steps"]:
         of = f"step {last['step']:,} of {last['steps']:,}"

@@ -6,7 +6,6 @@ So a training that was stopped between a step and its evaluation makes the evalu
 
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
 
 import torch
 
@@ -23,7 +22,15 @@ def due(step: int, steps: int, times: int) -> bool:
     return step * times // steps > (step - 1) * times // steps
 
 
-def train(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool = False, world: World | None = None) -> Iterator[Row]:
+def train(
+    run: Run,
+    corpus: Corpus,
+    dev: Corpus,
+    *,
+    resume: bool = False,
+    world: World | None = None,
+    progress: bool = False,
+) -> Generator[Row]:
     """Train `run` on `corpus` and yield each row of the log; at the end `run` has its best weights.
 
     Args:
@@ -32,58 +39,35 @@ def train(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool = False, world:
         dev: The development texts, which select the best weights.
         resume: Whether to continue from the checkpoint.
         world: The processes that share the work.
+        progress: Whether to show a progress bar and to confirm a stop request.
 
     Raises:
         Stopped: On Ctrl-C or SIGTERM, after a checkpoint was saved; it is a `KeyboardInterrupt`.
             The second signal raises `KeyboardInterrupt` immediately.
         UserError: If the loss is not finite or the folder cannot be written.
     """
-    trainer = Trainer(run, corpus, dev, world)
-    if resume:
-        trainer.load()
-    yield from log_rows(trainer)
-
-
-def watched(
-    run: Run,
-    corpus: Corpus,
-    dev: Corpus,
-    world: World | None = None,
-    *,
-    resume: bool,
-    progress: bool,
-) -> Generator[Row]:
-    """Yield the rows of `train` under a progress bar of speed, time left, current and best perplexity."""
     trainer, name = Trainer(run, corpus, dev, world), run.folder.name
     if resume:
         trainer.load()
+    trainer.stop, loop = Stop(progress), _Loop(trainer)
     bar = progress_bar(
         desc=name, unit="steps", show=progress, leave=None, total=trainer.steps, initial=trainer.progress.step
     )
-    with bar, closing(log_rows(trainer, bar.update, aloud=progress)) as rows:
-        for row in rows:
-            if row["split"] == "dev":
-                bar.set_description(f"{name} perplexity {row['perplexity']:.2f} (best {row['best']:.2f})")
-            else:
-                bar.set_postfix_str(f"{row['tokens_per_second']:,.0f} tokens/s, loss {row['loss']:.3f}")
-            yield row
-
-
-def log_rows(
-    trainer: Trainer, after_step: Callable[[], object] = lambda: None, *, aloud: bool = False
-) -> Generator[Row]:
-    """Train to the end and yield the log; with `aloud`, a stop request is confirmed on standard error."""
-    trainer.stop, loop = Stop(aloud), _Loop(trainer)
-    with trainer.stop:
+    with bar, trainer.stop:
         try:
-            yield from loop.rows(after_step)
+            for row in loop.rows(bar.update):
+                if row["split"] == "dev":
+                    bar.set_description(f"{name} perplexity {row['perplexity']:.2f} (best {row['best']:.2f})")
+                else:
+                    bar.set_postfix_str(f"{row['tokens_per_second']:,.0f} tokens/s, loss {row['loss']:.3f}")
+                yield row
         except Stopped:
             raise Stopped(loop.save_stopped()) from None
         except RuntimeError:
             if trainer.world.first or not trainer.stop.asked:
                 raise
             raise Stopped from None  # the first process has left in an evaluation
-    trainer.run.load_weights()
+    run.load_weights()
 
 
 class _Loop:

@@ -34,7 +34,7 @@ from factorcell.model.run import CHECKPOINT, Run, facts
 from factorcell.progress import progress_bar
 from factorcell.training import search_space
 from factorcell.training.fit import Say, finish, read
-from factorcell.training.loop import watched
+from factorcell.training.loop import train
 from factorcell.training.plan import Asked, Budget, plan, resumed, said_config
 from factorcell.visible import visible
 
@@ -289,7 +289,7 @@ class Search:
         else:
             shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed before the first checkpoint
             run = Run.create(folder, config, corpus.vocabulary, corpus.schema)
-        with closing(watched(run, corpus, held, resume=resumes, progress=progress)) as rows:
+        with closing(train(run, corpus, held, resume=resumes, progress=progress)) as rows:
             for row in rows:
                 if row["split"] == "dev" and self._hopeless(trial, row, config):
                     pruned = True
