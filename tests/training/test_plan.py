@@ -262,7 +262,7 @@ def test_what_fits_the_passes_is_chosen_for_those_that_are_made(
 
     So much is forgotten as suits 4.85, and nobody makes more passes than the table deserves.
     """
-    facts = rules.Facts(1000, 1_000_000, 5000, letters=False)
+    facts = rules.Facts(1_000_000, 5000, letters=False)
     seconds = {150: 12.0, 200: 15.0, 300: 30.0}  # of a pass, by the size
 
     def speed(config: Config, *_: Any) -> Speed:

@@ -47,7 +47,6 @@ def test_targets_of_common_ngrams_are_learned(rows: list[tuple[str, str | None]]
     shared = SharedTargets.of(corpus, config)
     expected = counted(corpus, ORDERS[unit], least)
     assert shared.learned.tolist() == expected
-    assert shared.share == pytest.approx(np.mean(expected))
     batch = corpus.batch(np.random.default_rng(0).permutation(len(corpus)))
     mask, starts = shared.mask(batch), np.cumsum([0, *corpus.lengths])
     for line, row in zip(mask.tolist(), batch.rows.tolist(), strict=True):
