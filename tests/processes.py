@@ -46,7 +46,6 @@ OPTIONS = (
     " --precision float32"  # on a busy machine each of two may find another to be the faster
 )
 HOW = "--epochs 1 --batch-tokens 400 --dropout-context 0 --evaluations 2 --log-every 2 --save-every 3"
-LIVES = 20  # of a model that outlives its group: without what mends it one of the first six hangs
 POISONED = 17  # the row of which the loss is not finite
 
 
@@ -160,7 +159,10 @@ def case_gather(folder: Path) -> None:
             "nothing": world.gather(torch.zeros(0, dtype=torch.long)),
         }
         for number, (indices, values) in enumerate(sparse_rows(world.rank, world.size)):
-            tensors[f"indices-{number}"], tensors[f"values-{number}"] = world.gather_rows(indices, values)
+            rows, (means,) = world.average_rows(indices, [values])
+            tensors |= {f"indices-{number}": rows, f"values-{number}": means}
+        tensors["first"], tensors["second"] = torch.full((2, 2), float(world.rank)), torch.tensor([2.0 * world.rank])
+        world.average([tensors["first"], tensors["second"]])
     files.save_tensors(folder / f"tensors-{world.rank}", tensors, {})
 
 
@@ -175,20 +177,6 @@ def case_order(folder: Path) -> None:
                         raise UserError("no such file")
             except UserError:
                 world.barrier()
-
-
-def case_outlived(folder: Path) -> None:
-    """A model goes after its group and right after a gradient, whose last sum a thread of the group still holds."""
-    for attempt in range(LIVES):
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
-        with distributed.join("cpu") as world:
-            model = world.wrap(torch.nn.Linear(1, 1))
-            model(torch.ones(1, 1)).backward()  # the first one builds what is summed anew
-            loss = model(torch.ones(1, 1))
-        loss.backward()
-        del model
-    del os.environ["TORCHELASTIC_RESTART_COUNT"]
-    files.write_json(folder.with_name(f"outlived-{world.rank}.json"), LIVES)
 
 
 def case_command(folder: Path) -> None:
@@ -215,8 +203,8 @@ def case_stopped(folder: Path) -> None:
     """One process is asked to stop, and all of them stop after the same step; then they go on."""
     original = Trainer.step
 
-    def step(self: Trainer, batch: Batch, *asked: bool) -> list[bool]:
-        agreed = original(self, batch, *asked)
+    def step(self: Trainer, batch: Batch, stopping: bool = False) -> bool:
+        agreed = original(self, batch, stopping)
         if self.world.rank == 1 and self.progress.step == 1:
             signal.raise_signal(signal.SIGTERM)
         return agreed

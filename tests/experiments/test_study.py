@@ -148,9 +148,9 @@ def test_runs_of_another_experiment_are_measured(tmp_path: Path, monkeypatch: py
     steps: list[str] = []
     step = training.Trainer.step
 
-    def noted(trainer: training.Trainer, batch: Any, *asked: bool) -> list[bool]:
+    def noted(trainer: training.Trainer, batch: Any, stopping: bool = False) -> bool:
         steps.append(trainer.run.folder.parent.name)
-        return step(trainer, batch, *asked)
+        return step(trainer, batch, stopping)
 
     monkeypatch.setattr(training.Trainer, "step", noted)
     assert study.main(told, given(tmp_path), ["x.py"]) == 0
@@ -197,10 +197,10 @@ def test_a_half_trained_row_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     steps: list[int] = []
     step = training.Trainer.step
 
-    def counted(trainer: training.Trainer, batch: Any, *asked: bool) -> list[bool]:
+    def counted(trainer: training.Trainer, batch: Any, stopping: bool = False) -> bool:
         if len(steps) == 8:
             raise KeyboardInterrupt
-        agreed = step(trainer, batch, *asked)
+        agreed = step(trainer, batch, stopping)
         steps.append(trainer.progress.step)
         return agreed
 

@@ -1,6 +1,5 @@
 """Fine-tuning as a job: a run of its own that says where it came from, resumed to the same end, refused where wrong."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import torch
 from factorcell import classify, files, finetune
 from factorcell.config import Config, UserError
 from factorcell.model.run import Run
-from factorcell.training.finetuning import gentle
 from factorcell.training.fit import fit
 from factorcell.training.trainer import Trainer
 from tests import small, synthetic
@@ -46,9 +44,7 @@ def test_what_the_domain_teaches_is_learned(old: Run, tmp_path: Path) -> None:
     """Texts of the coast said to be of the hills: the run comes to expect them, and is one like any other."""
     texts, held, unseen = (of_dialect("coast", rows, seed) for rows, seed in ((60, 3), (30, 4), (60, 5)))
     before = {name: value.clone() for name, value in old.model.named_parameters()}
-    run = finetune(
-        old, texts, held, tmp_path / "run", training=dataclasses.replace(gentle(old.config.training), epochs=20)
-    )
+    run = finetune(old, texts, held, tmp_path / "run", training={"epochs": 20})
     assert perplexity(run, unseen) < 0.85 * perplexity(old, unseen)
     assert all(torch.equal(value, before[name]) for name, value in old.model.named_parameters())
     opened = Run.open(tmp_path / "run")
@@ -100,7 +96,7 @@ OPTIONS: dict[str, Any] = {"epochs": 3.0, "batch_tokens": 120, "evaluations": 4,
 
 def begin(old: Run, folder: Path, **more: Any) -> Run:
     """Fine-tune with options under which much may go wrong: dropout, a part that stands still, a penalty."""
-    training = dataclasses.replace(gentle(old.config.training), **{**OPTIONS, **more.pop("training", {})})
+    training = {**OPTIONS, **more.pop("training", {})}
     given: dict[str, Any] = {"parts": ("context", "output_bias"), "l1": 1e-3, "training": training, **more}
     return finetune(old, of_dialect("coast", 40, 3), of_dialect("coast", 20, 4), folder, **given)
 
@@ -115,10 +111,10 @@ def test_interrupted_anywhere_it_ends_the_same(
     original = Trainer.step
     for stop in (0, 1, 3, 6):
 
-        def interrupted(self: Trainer, batch: Any, *asked: bool, stop: int = stop) -> list[bool]:
+        def interrupted(self: Trainer, batch: Any, stopping: bool = False, stop: int = stop) -> bool:
             if self.progress.step == stop:
                 raise KeyboardInterrupt
-            return original(self, batch, *asked)
+            return original(self, batch, stopping)
 
         with monkeypatch.context() as patch:
             patch.setattr(Trainer, "step", interrupted)

@@ -88,10 +88,10 @@ def test_stopped_and_gone_on_with(trained: Separate, tmp_path: Path, monkeypatch
     """In the second run of three: the first is not trained again, and the weights are those of an uninterrupted one."""
     original, folder = Trainer.step, tmp_path / "runs"
 
-    def interrupted(self: Trainer, batch: Any, *asked: bool) -> list[bool]:
+    def interrupted(self: Trainer, batch: Any, stopping: bool = False) -> bool:
         if self.run.folder.name == "value-0001" and self.progress.step == 5:
             raise KeyboardInterrupt
-        return original(self, batch, *asked)
+        return original(self, batch, stopping)
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", interrupted)

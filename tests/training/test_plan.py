@@ -37,15 +37,15 @@ def read(said: dict[str, Any] = SAID) -> tuple[Corpus, Corpus]:
 
 
 class Clock:
-    """Time that passes only for a step, a text that is judged and the beginning of an evaluation: so many seconds."""
+    """Time that passes only for steps, scored texts and the beginning of an evaluation, in seconds."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, step: float, text: float = 0.0, beginning: float = 0.0) -> None:
-        self.now, self.steps = 0.0, 0
+        self.now = 0.0
         made, nats = Trainer.step, Run.nats
 
-        def stepped(trainer: Trainer, batch: Any, *asked: bool) -> Any:
-            self.now, self.steps = self.now + step, self.steps + 1
-            return made(trainer, batch, *asked)
+        def stepped(trainer: Trainer, batch: Any, stopping: bool = False) -> Any:
+            self.now += step
+            return made(trainer, batch, stopping)
 
         def judged(run: Run, corpus: Corpus) -> Any:
             self.now += beginning + text * len(corpus)
@@ -53,6 +53,7 @@ class Clock:
 
         monkeypatch.setattr(Trainer, "step", stepped)
         monkeypatch.setattr(Run, "nats", judged)
+        monkeypatch.setattr(plans, "perf_counter", self)
 
     def __call__(self) -> float:
         return self.now
@@ -86,7 +87,7 @@ def _gaining(monkeypatch: pytest.MonkeyPatch, gain: float) -> list[str]:
     """Have bfloat16 be so many times as fast; the precisions of the steps that were measured."""
     tried: list[str] = []
 
-    def measured(work: Any, device: Any, clock: Any) -> float:
+    def measured(work: Any, device: Any) -> float:
         for name in ("float32", "bfloat16"):
             work(name)
             tried.append(name)
@@ -126,7 +127,7 @@ def test_a_precision_that_is_said_is_not_measured(monkeypatch: pytest.MonkeyPatc
 def test_nothing_is_tried_where_there_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     """No model is made for it."""
     monkeypatch.setattr(precisions, "possible", lambda device: False)
-    monkeypatch.setattr("factorcell.training.plan._thrown_away", None)
+    monkeypatch.setattr("factorcell.training.plan._temporary", None)
     assert plan(Config.from_dict(SAID), *read()).config.training.precision == "float32"
 
 
@@ -144,7 +145,7 @@ def test_a_schedule_ends_in_time(minutes: float, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(rules, "MOST", 12.0)
     said = {**SAID, "training": {"batch_tokens": 8}}
     corpus, held = read(said)
-    made = plan(said, corpus, held, Budget(minutes), clock=clock)
+    made = plan(said, corpus, held, Budget(minutes))
     begun = clock()
     fit(ROWS, ROWS, made, tmp_path / "run")
     assert made.seconds == pytest.approx(clock() - begun, abs=8)  # of which a step may be rounded
@@ -161,32 +162,27 @@ def test_what_an_evaluation_begins_with_counts_once(
 ) -> None:
     """Not as often as the texts by which it was measured go into all of them, unless a few of them take long."""
     monkeypatch.setattr(plans, "JUDGED", 1)
-    clock = Clock(monkeypatch, 1.0, text, 0.02)
+    Clock(monkeypatch, 1.0, text, 0.02)
     corpus, held = read()
     assert len(held) == 10
-    assert plans.speed(Config.from_dict(SAID), corpus, held, clock=clock).evaluation == pytest.approx(seconds, rel=0.2)
+    assert plans.speed(Config.from_dict(SAID), corpus, held).evaluation == pytest.approx(seconds, rel=0.2)
 
 
 @pytest.mark.parametrize("batches", [1, 2, 3, 4, 6])
 def test_a_step_takes_as_long_however_few_there_are(batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass that ends with its first steps, or before, has a speed all the same."""
-    clock = Clock(monkeypatch, 1.0)
+    Clock(monkeypatch, 1.0)
     corpus, held = read()
     config = Config.from_dict({**SAID, "training": {"batch_tokens": 1}})
-    found = plans.speed(config, corpus.select(np.arange(batches)), held, clock=clock)
+    found = plans.speed(config, corpus.select(np.arange(batches)), held)
     assert (found.steps, found.step) == (batches, 1.0)
 
 
 def test_several_models_have_their_minutes_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
     """All make the same passes: together they take the minutes of all, the fast ones fewer, the slow ones more."""
     speeds = {"unadapted": Speed(1, 10, 5), "factorcell": Speed(3.5, 10, 7), "concatcell": Speed(1.5, 10, 6)}
-    monkeypatch.setattr(plans, "_speed", lambda config, corpus, held, clock: speeds[config.model_name])
+    monkeypatch.setattr(plans, "_speed", lambda config, corpus, held: speeds[config.model_name])
     assert plans.speed(Config.from_dict(SAID), *read(), list(speeds)) == Speed(2, 10, 6)
-
-
-def test_processes_go_by_one_speed() -> None:
-    """Of which each has measured its own."""
-    assert Speed(1.0, 10, 2.0).shared(lambda seconds: seconds * 2) == Speed(2.0, 10, 4.0)
 
 
 def test_measuring_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +262,7 @@ def test_what_fits_the_passes_is_chosen_for_those_that_are_made(
 
     So much is forgotten as suits 4.85, and nobody makes more passes than the table deserves.
     """
-    facts = rules.Facts(1000, 1_000_000, 5000, letters=False)
+    facts = rules.Facts(1_000_000, 5000, letters=False)
     seconds = {150: 12.0, 200: 15.0, 300: 30.0}  # of a pass, by the size
 
     def speed(config: Config, *_: Any) -> Speed:

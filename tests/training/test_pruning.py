@@ -21,7 +21,7 @@ def test_pruned_trials_stop_early_and_can_be_used(tmp_path: Path, monkeypatch: p
     pruned = [row for row in rows if row["state"] == "pruned"]
     assert pruned
     assert all(row["number"] >= 5 and row["params"]["learning_rate"] == 1e-9 for row in pruned)
-    study, _ = search.opened(tmp_path / "median", None, "median", "none")
+    study, _ = search.opened(tmp_path / "median", "none")
     for row, trial in zip(rows, study.trials, strict=True):
         run = Run.open(tmp_path / "median" / row["folder"])
         reported = {number: log["perplexity"] for number, log in enumerate(dev_rows(run), start=1)}

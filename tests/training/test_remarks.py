@@ -6,7 +6,7 @@ import pytest
 from factorcell.config import DataConfig
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
-from factorcell.training.remarks import remarks
+from factorcell.training.fit import remarks
 
 TEXTS = ["a red room", "a blue room", "the red door", "the blue door"]
 

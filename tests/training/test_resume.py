@@ -123,10 +123,10 @@ def test_interrupted_at_any_step_leads_to_the_same_end(
     """Before the first checkpoint too (2): what was logged then is dropped."""
     original = Trainer.step
 
-    def interrupted(self: Trainer, batch: Any, *asked: bool) -> list[bool]:
+    def interrupted(self: Trainer, batch: Any, stopping: bool = False) -> bool:
         if self.progress.step == step:
             raise KeyboardInterrupt
-        return original(self, batch, *asked)
+        return original(self, batch, stopping)
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", interrupted)

@@ -15,7 +15,6 @@ from tests.small import CONTEXT, ROWS
 
 TABLES = st.builds(
     Facts,
-    texts=st.integers(1, 10**8),
     targets=st.integers(1, 10**10),
     vocabulary=st.integers(3, 10**6),
     letters=st.booleans(),
@@ -51,7 +50,7 @@ def test_more_text_is_read_less_often(facts: Facts) -> None:
 @pytest.mark.parametrize("letters", [False, True])
 def test_models_grow_with_the_targets_seen(letters: bool) -> None:
     """Neither sizes nor the number of parameters ever fall; what is read over and over is dropped more."""
-    facts = Facts(1000, 20_000, 10_000, letters)
+    facts = Facts(20_000, 10_000, letters)
     found = [rules.options(facts, passes)["model"] for passes in (0.1, 1, 10, 100, 1000, 10_000)]
     for less, more in itertools.pairwise(found):
         for name in ("embedding_size", "hidden_size", "dropout_recurrent", "dropout_output"):
@@ -60,19 +59,19 @@ def test_models_grow_with_the_targets_seen(letters: bool) -> None:
 
 def test_few_words_are_not_read_over_and_over() -> None:
     """Twelve passes at most, with more forgotten the fewer they are; letters are read as often as they deserve."""
-    few, more = (Facts(1000, targets, 10_000, letters=False) for targets in (50_000, 500_000))
+    few, more = (Facts(targets, 10_000, letters=False) for targets in (50_000, 500_000))
     assert [rules.passes(few, preset) for preset in PRESETS] == [5.7, 12.0, 12.0]
-    assert rules.passes(Facts(1000, 50_000, 80, letters=True), "best") == 34.0
+    assert rules.passes(Facts(50_000, 80, letters=True), "best") == 34.0
     dropout = [rules.options(facts, 12.0)["model"]["dropout_recurrent"] for facts in (few, more)]
     assert dropout == [0.3, 0.2]
 
 
 def test_few_texts_make_small_batches() -> None:
     """For hundreds of steps all the same; a batch follows from the table, however few the minutes."""
-    tables = [Facts(2000, targets, 20, letters=False) for targets in (1000, 12_000, 50_000, 10**6)]
+    tables = [Facts(targets, 20, letters=False) for targets in (1000, 12_000, 50_000, 10**6)]
     assert [rules.options(facts, 12.0)["training"]["batch_tokens"] for facts in tables] == [100, 240, 1000, 1000]
     assert rules.options(tables[1], 0.5)["training"]["batch_tokens"] == 240
-    assert rules.options(Facts(2000, 6000, 80, letters=True), 40.0)["training"]["batch_tokens"] == 400
+    assert rules.options(Facts(6000, 80, letters=True), 40.0)["training"]["batch_tokens"] == 400
 
 
 def test_facts_are_those_of_the_table() -> None:
@@ -81,7 +80,7 @@ def test_facts_are_those_of_the_table() -> None:
     corpus = prepare(ROWS, data)
     held = prepare(ROWS[:2], data, vocabulary=corpus.vocabulary, schema=corpus.schema)
     facts = Facts.of(corpus, held, data)
-    assert (facts.texts, facts.vocabulary, facts.letters) == (10, len(corpus.vocabulary), False)
+    assert (facts.vocabulary, facts.letters) == (len(corpus.vocabulary), False)
     assert facts.targets == sum(len(str(row["text"]).split()) + 1 for row in ROWS)
     assert facts.held == sum(len(str(row["text"]).split()) + 1 for row in ROWS[:2])
     assert facts.values == 3  # two and the unknown one

@@ -5,29 +5,30 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
+import torch
 from filelock import FileLock
 
 from factorcell import files
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
+from factorcell.evaluation import text_figures
 from factorcell.evaluation.classification import classify
 from factorcell.model.run import Run
 from factorcell.reports import search as trials
 from factorcell.training import fit as fitting
 from factorcell.training import search, search_space
 from factorcell.training.fit import fit
-from factorcell.training.loop import watched
-from factorcell.training.trials import ranked, told
+from factorcell.training.loop import train
 from tests import ROOT
 from tests.kills import forks, killed
-from tests.small import CONTEXT, ROWS
+from tests.small import CONTEXT, ROWS, make_run
 
 CONFIG = Config.from_dict(
     {
@@ -78,7 +79,7 @@ def test_every_trial_is_a_run_and_the_best_is_a_recipe(tmp_path: Path) -> None:
         if "accuracy" in row:
             assert row["accuracy"] == classify(run, ROWS[:5], "city").metrics()["accuracy"]
             assert "accuracy of city" in (run.folder / "README.md").read_text(encoding="utf-8")
-    first = ranked(rows)[0]
+    first = search.ranked(rows)[0]
     assert first["perplexity"] == min(row["perplexity"] for row in rows)
     recipe = Config.load(tmp_path / "s" / "best.toml")
     assert recipe == Run.open(tmp_path / "s" / first["folder"]).config
@@ -141,13 +142,13 @@ def test_a_stopped_search_goes_on_where_it_was(tmp_path: Path, monkeypatch: pyte
     def stopping(run: Run, *given: Any, **more: Any) -> Iterator[dict[str, Any]]:
         begun: list[int] = []
         steps.append((run.folder.name, begun))
-        for row in watched(run, *given, **more):
+        for row in train(run, *given, **more):
             yield row
             begun.append(row["step"])
             if run.folder.name == "trial-0001" and row["split"] == "dev" and len(steps) == 2:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr("factorcell.training.search.watched", stopping)
+    monkeypatch.setattr("factorcell.training.search.train", stopping)
     with pytest.raises(KeyboardInterrupt):
         searched(tmp_path / "stopped", 3, config=config, page=trials.page)
     kept = files.read_rows(tmp_path / "stopped" / "trials.jsonl")
@@ -176,36 +177,33 @@ def met(self, trial, progress):
 search.Search.attempt = met
 import torch
 torch.set_num_threads(1)
-searched(folder, 6, storage=sys.argv[2] if len(sys.argv) > 2 else None)
+searched(folder, 6)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("storage", [None, "sqlite:///{}/study.db"])
-def test_two_processes_share_the_trials_of_one(storage: str | None, tmp_path: Path) -> None:
+def test_two_processes_share_the_trials_of_one(tmp_path: Path) -> None:
     """Two at once train the six trials that one alone would, each of them once."""
     folder = tmp_path / "shared"
-    more = [storage.format(tmp_path)] if storage else []
     folder.mkdir()
-    command = [sys.executable, "-c", PROCESS, str(folder), *more]
+    command = [sys.executable, "-c", PROCESS, str(folder)]
     both = [subprocess.Popen(command, env={"PYTHONPATH": ":".join([str(ROOT), *sys.path])}) for _ in range(2)]
     alone = timeless(searched(tmp_path / "alone", 6))
     assert [each.wait(timeout=100) for each in both] == [0, 0]
     assert len(list(folder.glob("met-*"))) == 2
-    shared = timeless(searched(folder, 6, storage=more[0] if more else None))
-    assert shared == alone
+    assert timeless(searched(folder, 6)) == alone
 
 
 def die_in_a_trial(folder: Path) -> None:
     """Search, and be killed at the first evaluation."""
 
     def deadly(*given: Any, **more: Any) -> Iterator[dict[str, Any]]:
-        for row in watched(*given, **more):
+        for row in train(*given, **more):
             yield row
             if row["split"] == "dev":
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    search.watched = deadly  # type: ignore[attr-defined, assignment]
+    search.train = deadly  # type: ignore[attr-defined, assignment]
     searched(folder, 6)
 
 
@@ -213,49 +211,51 @@ def die_in_a_trial(folder: Path) -> None:
 def test_a_killed_trial_is_trained_on(tmp_path: Path) -> None:
     """`kill -9` in a trial: the next process goes on with it and ends as if it had been left alone."""
     assert killed(partial(die_in_a_trial, tmp_path / "killed"))
-    study, _ = search.opened(tmp_path / "killed", None, "killed", "none")
+    study, _ = search.opened(tmp_path / "killed", "none")
     assert [trial.state.name for trial in study.trials] == ["RUNNING"]
     assert timeless(searched(tmp_path / "killed", 2)) == timeless(searched(tmp_path / "whole", 2))
     assert not list((tmp_path / "killed").glob("trial-*.lock"))
 
 
-def claims(folder: Path, count: int) -> tuple[search.Search, Callable[[], Any]]:
-    """A search that has not begun, and how it claims."""
-    study, guard = search.opened(folder, None, "s", "none")
-    texts = search.SearchTexts(ROWS, ROWS[:5], CONFIG, progress=False)
-    claimed = search.Search(study, guard, texts, CONFIG, folder, search.SearchOptions(ranges=RANGES), None)
-    return claimed, lambda: claimed.claim(count)
+def begun_search(folder: Path) -> search.Search:
+    """A search of one trial that has not claimed it."""
+    study, guard = search.opened(folder, "none")
+    texts = fitting.read(ROWS, ROWS[:5], CONFIG, progress=False)
+    options = search.SearchOptions(trials=1, ranges=RANGES)
+    return search.Search(study, guard, lambda _: texts, ROWS, None, CONFIG, folder, options)
 
 
-def test_a_trial_in_other_hands_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Locked by a living process, of another folder, or ended between two looks: not taken; left behind: taken."""
-    held, claim = claims(tmp_path, 1)
-    trial, lock = claim()
-    assert claims(tmp_path, 1)[1]() is None, "locked"
+def test_a_trial_that_another_process_trains_is_not_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was abandoned is claimed, and one that ends meanwhile is not."""
+    first = begun_search(tmp_path)
+    claimed = first.claim()
+    assert claimed is not None
+    trial, lock = claimed
+    assert begun_search(tmp_path).claim() is None
     lock.release()
-    again, lock = claims(tmp_path, 1)[1]()
-    assert again.number == trial.number == 0
-    lock.release()
-    elsewhere, other = claims(tmp_path, 1)
-    monkeypatch.setattr(elsewhere, "path", lambda number: tmp_path / "elsewhere" / str(number))
-    assert other() is None, "of another folder"
-    late, claim = claims(tmp_path, 1)
+    again = begun_search(tmp_path).claim()
+    assert again is not None
+    assert again[0].number == trial.number == 0
+    again[1].release()
+    late = begun_search(tmp_path)
     looks = [late._trials()]
-    held.study.tell(trial, 3.0)
+    first.study.tell(trial, 3.0)
     monkeypatch.setattr(late, "_trials", lambda: looks.pop() if looks else late.study.get_trials())
-    assert claim() is None, "ended"
+    assert late.claim() is None
     with FileLock(tmp_path / "trial-0000.lock", blocking=False):
-        pass  # and its lock is free again
+        pass  # its lock is free again
 
 
 def test_what_was_killed_before_a_checkpoint_starts_anew(tmp_path: Path) -> None:
     """A run folder that was half made is made again."""
-    held, claim = claims(tmp_path / "s", 1)
-    _, lock = claim()
-    lock.release()
+    begun = begun_search(tmp_path / "s")
+    claimed = begun.claim()
+    assert claimed is not None
+    claimed[1].release()
+    (tmp_path / "s" / "trial-0000").mkdir()
     (tmp_path / "s" / "trial-0000" / "config.json").write_text("{", encoding="utf-8")
     assert timeless(searched(tmp_path / "s", 1)) == timeless(searched(tmp_path / "t" / "s", 1))
-    assert held.rows()[0]["state"] == "complete"
+    assert begun.rows()[0]["state"] == "complete"
 
 
 def test_a_failed_trial_is_kept_as_such_and_the_search_goes_on(tmp_path: Path) -> None:
@@ -265,8 +265,8 @@ def test_a_failed_trial_is_kept_as_such_and_the_search_goes_on(tmp_path: Path) -
     assert states == {1e38: "failed", 1e-2: "complete"}
     for row in rows:
         assert ("is not finite" in row.get("error", "")) == (row["state"] == "failed")
-    assert ranked(rows)[0]["state"] == "complete"
-    assert "failed" in told(next(row for row in rows if row["state"] == "failed"))
+    assert search.ranked(rows)[0]["state"] == "complete"
+    assert "failed" in search.trial_line(next(row for row in rows if row["state"] == "failed"))
     page = (tmp_path / "s" / "study.html").read_text(encoding="utf-8")
     assert "failed" in page
 
@@ -302,21 +302,6 @@ def test_without_a_development_table_the_same_rows_are_held_out(tmp_path: Path) 
     assert rows[0]["perplexity"] == (run.best() or {})["perplexity"]
 
 
-@pytest.mark.slow
-def test_a_database_holds_many_studies(tmp_path: Path) -> None:
-    """SQLite by its URL: two studies beside each other, each gone on with by its name."""
-    first = searched(tmp_path / "a", 1, storage=(url := f"sqlite:///{tmp_path}/studies.db"))
-    searched(tmp_path / "b", 2, storage=url, study="second", models=["unadapted"])
-    assert not (tmp_path / "a" / "study.journal").exists()
-    assert optuna.get_all_study_names(url) == ["a", "second"]
-    both = searched(tmp_path / "a", 2, storage=url)
-    again = next(row for row in both if row["number"] == 0)  # and how far it is ahead of the other
-    assert [{key: again[key] for key in first[0]}] == first
-    assert timeless(both) == timeless(searched(tmp_path / "journal", 2, storage=str(tmp_path / "other.journal")))
-    with pytest.raises(UserError, match="study second was begun with models"):
-        searched(tmp_path / "c", 2, storage=url, study="second", models=["factorcell"])
-
-
 def test_another_search_is_not_mixed_in(tmp_path: Path) -> None:
     """Other options, ranges, texts or another study in the same folder are refused, and nothing changes."""
     rows = searched(tmp_path / "s", 1)
@@ -326,7 +311,6 @@ def test_another_search_is_not_mixed_in(tmp_path: Path) -> None:
         ({"ranges": {}}, "range of hidden_size = .*, not None"),
         ({"target": "city"}, "target = None, not 'city'"),
         ({"models": ["factorcell", "unadapted"]}, "models = "),
-        ({"study": "t"}, "s was begun with study = 's', not 't'; choose another --out"),
     ]
     for more, message in mistakes:
         with pytest.raises(UserError, match=message):
@@ -344,8 +328,6 @@ def test_mistakes_are_told_before_anything_is_trained(tmp_path: Path, monkeypatc
         ({"target": "lat"}, "lat is a number; only the values of a category"),
         ({"target": "town"}, "unknown context variable 'town'"),
         ({"ranges": {"rank": search_space.Range(-1, 3)}}, "search space: rank is -1"),
-        ({"storage": "sqlite:////nowhere/at/all.db"}, "the study cannot be opened"),
-        ({"storage": "nonsense://x"}, "the study cannot be opened"),
     ]
     for more, message in mistakes:
         with pytest.raises(UserError, match=message) as caught:
@@ -369,3 +351,36 @@ def test_mistakes_are_told_before_anything_is_trained(tmp_path: Path, monkeypatc
     with pytest.raises(UserError, match=r"pip install 'factorcell\[tune\]'"):
         searched(tmp_path / "e", 1)
     assert not (tmp_path / "e").exists()
+
+
+def test_rows_are_ranked_by_state_and_perplexity() -> None:
+    states = [("failed", 1.0), ("pruned", 2.0), ("complete", 9.0), ("running", None), ("complete", 8.0)]
+    rows = [{"number": n, "state": state, "perplexity": p} for n, (state, p) in enumerate(states)]
+    assert [row["number"] for row in search.ranked(rows)] == [4, 2, 1, 0, 3]
+
+
+def trial(folder: Path, number: int) -> dict[str, Any]:
+    """A trial and its row; all have the same weights, and cost the more the higher their number."""
+    torch.manual_seed(0)
+    run: Run = make_run(folder / f"trial-{number}", ("city",))
+    corpus = run.prepare(ROWS * 2)
+    texts = text_figures.of_nats(run.nats(corpus) + 0.3 * number, corpus)
+    text_figures.keep(run.folder, texts)
+    files.write_json(run.folder / "training.json", {"development_key": texts["perplexity"].key})
+    perplexity = 2.718281828459045 ** texts["perplexity"].ratio
+    return {"number": number, "state": "complete", "perplexity": perplexity, "folder": run.folder.name}
+
+
+def test_trials_are_compared_with_the_best(tmp_path: Path) -> None:
+    """In the given order; a failed trial has no gain."""
+    rows = [trial(tmp_path, number) for number in (2, 0, 1)]
+    failed = {"number": 3, "state": "failed", "perplexity": None, "folder": "trial-3"}
+    found = search.compared([*rows, failed], tmp_path)
+    assert [row["number"] for row in found] == [2, 0, 1, 3]
+    assert [row["ahead"] for row in found] == [[], ["perplexity"], [], []]
+    best = min(rows, key=lambda row: float(row["perplexity"]))["perplexity"]
+    for row in found:
+        assert ("gain" in row) == (row["number"] in (1, 2))
+        if "gain" in row:
+            assert row["gain"] == pytest.approx(1 - row["perplexity"] / best)
+            assert row["gain_low"] <= row["gain"] <= row["gain_high"] < 0

@@ -47,7 +47,6 @@ def test_targets_of_common_ngrams_are_learned(rows: list[tuple[str, str | None]]
     shared = SharedTargets.of(corpus, config)
     expected = counted(corpus, ORDERS[unit], least)
     assert shared.learned.tolist() == expected
-    assert shared.share == pytest.approx(np.mean(expected))
     batch = corpus.batch(np.random.default_rng(0).permutation(len(corpus)))
     mask, starts = shared.mask(batch), np.cumsum([0, *corpus.lengths])
     for line, row in zip(mask.tolist(), batch.rows.tolist(), strict=True):
@@ -73,7 +72,7 @@ def test_the_loss_is_that_of_what_is_shared(loss: str, tmp_path: Path) -> None:
     assert made.shared is not None
     assert made.shared.mask(batch)[-1].tolist() == [False] * 8
     assert made.shared.mask(batch)[:-1].all()
-    nats, *_ = made._nats(batch)
+    nats, *_ = made.nats(batch, len(batch.rows))
     assert (nats[-1] == 0).all()
     assert (nats[:-1, 0] > 0).all()
     made.step(batch)

@@ -1,4 +1,4 @@
-"""A training that is asked to stop saves where it stands, at any moment; looking early changes nothing."""
+"""A training that is asked to stop saves where it stands, at any moment."""
 
 import signal
 import threading
@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from factorcell import files
 from factorcell.interrupts import Stop, Stopped
 from factorcell.model.run import Run
-from factorcell.training import loop, trainer
-from factorcell.training.loop import watched
+from factorcell.training.loop import train
 from factorcell.training.trainer import Row, Trainer
 from tests.training import test_resume
-from tests.training.test_resume import config, same, texts, timeless
+from tests.training.test_resume import config, same, texts
 
 # Steps that see few tokens, so that others wait to be caught up when the training is left.
 SMALL: dict[str, Any] = {"batch_tokens": 30, "samples": 2, "epochs": 0.3}
@@ -58,8 +56,8 @@ def test_asked_in_a_step_it_saves_after_it(
     """Before the first checkpoint (2), with one (3), where an evaluation is due (5, 14): nothing is lost."""
     original, folder = Trainer.step, tmp_path / "run"
 
-    def asked(self: Trainer, batch: Any, *flags: bool) -> list[bool]:
-        agreed = original(self, batch, *flags)
+    def asked(self: Trainer, batch: Any, stopping: bool = False) -> bool:
+        agreed = original(self, batch, stopping)
         if self.progress.step == step - 1:  # the next step looks whether it is the last
             signal.raise_signal(number)
         return agreed
@@ -107,7 +105,7 @@ def test_asked_while_somebody_reads_a_row(after: tuple[int, str], stopped: int, 
 def test_the_second_time_it_stops_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of a step, and without a checkpoint."""
 
-    def asked(self: Trainer, batch: Any, *flags: bool) -> list[bool]:
+    def asked(self: Trainer, batch: Any, stopping: bool = False) -> bool:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         pytest.fail("the step goes on")
@@ -151,47 +149,8 @@ def test_a_stop_is_announced_where_somebody_listens(
         corpus, dev = texts(config(**SMALL))
         run = Run.create(tmp_path / str(progress), config(**SMALL), corpus.vocabulary, corpus.schema)
         with pytest.raises(Stopped):
-            read(watched(run, corpus, dev, resume=False, progress=progress), lambda row: row["step"] == 2)
+            read(train(run, corpus, dev, resume=False, progress=progress), lambda row: row["step"] == 2)
         assert ("Ctrl-C again stops at once" in capfd.readouterr().err) == progress
-
-
-def test_an_early_look_changes_nothing_but_the_log(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not a bit of weights and checkpoint, and no other row; it comes once, and only before the first evaluation."""
-    monkeypatch.setattr(loop, "SOON", 0.0)
-    monkeypatch.setattr(trainer, "EARLY", 60)
-    folder = tmp_path / "run"
-    rows = list(go(folder))
-    [early] = [row for row in rows if row["split"] == "early"]
-    assert early["step"] == 1
-    assert 1 < early["texts"] < 30
-    for name in ("weights.safetensors", "checkpoint.safetensors"):
-        (ours, _), (theirs, _) = (files.load_tensors(one / name) for one in (whole, folder))
-        assert [key for key in ours if not torch.equal(ours[key], theirs[key])] == []
-    expected = [timeless(row) for row in files.read_rows(whole / "log.jsonl")]
-    assert [timeless(row) for row in rows if row["split"] != "early"] == expected
-    assert Run.open(folder).best() == min(
-        (row for row in rows if row["split"] == "dev"), key=lambda row: float(row["perplexity"])
-    )
-
-
-@pytest.mark.parametrize("loss", ["full", "sampled"])
-def test_an_early_look_is_the_evaluation_of_this_moment(loss: str, tmp_path: Path) -> None:
-    """Rows of token tables that no step has touched lately are caught up for it, and then put back as they were."""
-    corpus, dev = texts(config(**SMALL, loss=loss))
-    run = Run.create(tmp_path / "run", config(**SMALL, loss=loss), corpus.vocabulary, corpus.schema)
-    training = Trainer(run, corpus, dev)
-    for batch in training.batches():
-        training.step(batch)
-        if training.progress.step == 4:
-            break
-    before = {name: parameter.detach().clone() for name, parameter in training.parameters.items()}
-    early = training.early()
-    assert all(torch.equal(before[name], parameter) for name, parameter in training.parameters.items())
-    dev_row = training.evaluate()
-    assert (loss == "full") == all(torch.equal(before[name], p) for name, p in training.parameters.items())
-    assert (early["texts"], early["perplexity"]) == (len(dev), dev_row["perplexity"])
 
 
 class Bar:
@@ -228,8 +187,8 @@ def test_the_bar_knows_its_total_before_the_first_step(tmp_path: Path, monkeypat
     corpus, dev = texts(config(**SMALL))
     run = Run.create(tmp_path / "run", config(**SMALL), corpus.vocabulary, corpus.schema)
     with pytest.raises(Stopped):
-        read(watched(run, corpus, dev, resume=False, progress=False), lambda row: row["split"] == "dev")
-    list(watched(Run.open(tmp_path / "run", trained=False), corpus, dev, resume=True, progress=False))
+        read(train(run, corpus, dev, resume=False, progress=False), lambda row: row["split"] == "dev")
+    list(train(Run.open(tmp_path / "run", trained=False), corpus, dev, resume=True, progress=False))
     assert [bar.begun for bar in bars] == [(0, 14), (6, 14)]
     assert [bar.told.count("step") for bar in bars] == [6, 8]
     assert bars[0].told[:2] == ["step", "step"]

@@ -69,8 +69,6 @@ def run_tune(given: argparse.Namespace) -> None:
             target=given.target,
             sampler=given.sampler,
             pruner=given.pruner,
-            storage=given.storage,
-            study=given.study,
             budget=budget,
         ),
         say=terminal.say,

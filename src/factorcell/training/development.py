@@ -1,4 +1,4 @@
-"""The development texts of a training: perplexities, and what every text adds to them, kept beside the best weights."""
+"""The development texts of a training: their perplexities, and what each text adds to them."""
 
 import math
 from typing import Any
@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 class Development:
-    """Development texts, of which each process of `world` reads its part."""
+    """Development texts, of which each process of `world` evaluates its part."""
 
     def __init__(self, corpus: Corpus, world: World) -> None:
         self.corpus, self.world, self.key = corpus, world, text_figures.key_of(corpus) if world.first else ""
@@ -25,26 +25,13 @@ class Development:
         self.nats: NDArray[np.float64] = np.zeros(0)  # of the last evaluation
 
     def evaluate(self, run: Run) -> Row:
-        """`perplexity` of all targets, `perplexity_known` without out-of-vocabulary ones, and `bits_per_byte`."""
-        self.nats = run.nats(self.part).astype(np.float64)
-        return self._perplexities(self.nats, self.part)
-
-    def look(self, run: Run, most: int, seed: int) -> Row:
-        """The same of a sample of at most so many targets, and how many `texts` it has; nothing is kept of it."""
-        order = np.random.default_rng(seed).permutation(len(self.part))
-        within = np.cumsum(self.part.lengths[order]) <= most // self.world.size
-        sample = self.part.select(np.sort(order[: max(1, int(within.sum()))]))
-        row = self._perplexities(run.nats(sample).astype(np.float64), sample)
-        return {**row, "texts": int(self.world.sum(torch.tensor(float(len(sample)))))}
-
-    def _perplexities(self, nats: NDArray[np.float64], part: Corpus) -> Row:
-        """Those of the texts of all processes, of which this one has the nats of its `part`."""
-        known = known_targets(part)
-        own = torch.tensor(
-            [nats.sum(), len(nats), nats[known].sum(), known.sum(), *_bits(nats, part)], dtype=torch.float64
-        )
-        total, count, total_known, count_known, bits, size, bounds = self.world.sum(own).tolist()
-        with np.errstate(over="ignore"):  # a model that got lost has an infinite perplexity
+        """Return `perplexity`, `perplexity_known` (without out-of-vocabulary targets) and `bits_per_byte`."""
+        nats = self.nats = run.nats(self.part).astype(np.float64)
+        known = known_targets(self.part)
+        sums = [nats.sum(), len(nats), nats[known].sum(), known.sum(), *_bits(nats, self.part)]
+        totals = self.world.sum(torch.tensor(sums, dtype=torch.float64)).tolist()
+        total, count, total_known, count_known, bits, size, bounds = totals
+        with np.errstate(over="ignore"):  # a diverged model has an infinite perplexity
             row = {
                 "perplexity": float(np.exp(total / count)),
                 "perplexity_known": float(np.exp(total_known / count_known)) if count_known else math.nan,
@@ -52,7 +39,7 @@ class Development:
         return {**row, "bits_per_byte": bits / size, "bits_per_byte_bound": bounds > 0} if size else row
 
     def keep(self, run: Run) -> None:
-        """Keep in the folder of `run` what every text added in the last evaluation; the first process does."""
+        """Write what each text added in the last evaluation into the folder of `run`, in the first process."""
         known = np.where(known_targets(self.part), self.nats, 0.0)
         sums = np.stack([text_figures.per_text(values, self.part) for values in (self.nats, known)], axis=1)
         order = self.world.gather(torch.from_numpy(self.rows)).numpy()
@@ -63,7 +50,7 @@ class Development:
 
 
 def _bits(nats: NDArray[np.float64], part: Corpus) -> tuple[float, float, float]:
-    """Return the bits and the bytes of the texts of `part` that were read whole, and how many are lower bounds."""
+    """Return the bits and bytes of the texts that were read whole, and how many of them are lower bounds."""
     sums = text_figures.bits_per_byte("", text_figures.per_text(nats, part), part)
     if sums is None:
         return 0.0, 0.0, 0.0

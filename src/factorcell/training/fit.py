@@ -1,15 +1,17 @@
-"""One training from a table to a run folder: read, train, keep what it was trained on."""
+"""One training from a table to a run folder: read the table, train, and keep what the run was trained on."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from factorcell import files, lock
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.columns import must_have
-from factorcell.data.corpus import Corpus, target_counts
+from factorcell.data.corpus import Corpus, known_targets, target_counts
 from factorcell.data.counts import POPULARITY
 from factorcell.data.tables import name_of
 from factorcell.evaluation.cautions import context_gain, told_gain
@@ -19,12 +21,13 @@ from factorcell.model import model_card
 from factorcell.model.run import Run, first_files
 from factorcell.training import distributed
 from factorcell.training.distributed import World
-from factorcell.training.loop import watched
+from factorcell.training.loop import train
 from factorcell.training.plan import Asked, Budget, Plan, plan, resumed, said_config, unsaid
 from factorcell.training.proximal import sparse_bias_of
-from factorcell.training.remarks import remarks
 
-HELD_OUT = 0.05  # of the training rows, where no development table is given
+HELD_OUT = 0.05  # share of the training rows that are held out without a development table
+OUTLIER = 15.0  # standard deviations between a column's largest number and its mean that are remarked on
+UNKNOWN = 0.2  # share of out-of-vocabulary targets that is remarked on
 
 Row = dict[str, Any]
 Say = Callable[[str], None]
@@ -40,32 +43,39 @@ def fit(
     resume: bool = False,
     say: Say | None = None,
 ) -> Run:
-    """Train a run in `folder` on the table `source` and return it, with its best weights and its card written.
+    """Train a run in `folder` on a table and return it with its best weights; the processes of torchrun share the work.
 
-    A `config` that is a mapping, `{"data": {"context": ["hotel"]}}`, says some options: the others follow from the
-    table and the `budget`. A `Config` says all. Without `dev`, 5 % of the rows are held out (their words count for the
-    vocabulary). `resume` resumes in a folder that exists, if its config is the same. `say` takes lines about what is
-    being done; bars go to standard error. The processes of torchrun train it together; only the first writes and
-    speaks.
+    Args:
+        source: The training table: a file, rows, or several of them.
+        dev: The development table. Without it, 5 % of the rows are held out (their words count for the vocabulary).
+        config: A mapping, `{"data": {"context": ["hotel"]}}`, sets some options, and the others follow from the table
+            and the `budget`. A `Config` sets all options.
+        folder: The run folder to write.
+        budget: The time or work of the training.
+        resume: Whether to resume in a folder that exists; its config must be the same.
+        say: A function that takes lines about the progress; progress bars go to standard error.
+
+    Raises:
+        UserError: If the folder exists, a table or option is not valid, or the loss is not finite.
     """
     folder = Path(folder)
     with (
-        begun(folder, resume or distributed.restarted(), say) as going_on,
+        begun(folder, resume or distributed.restarted(), say) as resumes,
         distributed.join(said_config(config).training.device) as world,
     ):
         say = say if world.first else None
-        with world.first_goes_ahead():  # the others have looked into the folder, and find what was read in the cache
+        with world.first_goes_ahead():  # the other processes find what the first one read in the cache
             corpus, held = read(source, dev, said_config(config), progress=say is not None)
-        if going_on:
+        if resumes:
             run = Run.open(folder, trained=False)
             check_same(run, resumed(config, run.config).config, corpus)
         else:
             made = plan(config, corpus, held, budget, share=world.mean)
-            for line in () if isinstance(config, Plan) else made.lines():  # whoever made a plan has told it
+            for line in () if isinstance(config, Plan) else made.lines():  # a Plan was reported where it was made
                 tell(say, line)
             make = Run.create if world.first else Run
             run = make(folder, made.config, corpus.tokenizer, corpus.schema)
-        learn(run, corpus, held, world, resume=going_on, say=say)
+        learn(run, corpus, held, world, resume=resumes, say=say)
         if world.first:
             finish(run, corpus, held, source, chosen=unsaid(config))
     return run
@@ -73,23 +83,22 @@ def fit(
 
 @contextmanager
 def begun(folder: Path, resume: bool, say: Say | None = None) -> Iterator[bool]:
-    """Within it nobody else trains in `folder`: whether to resume the run there. The first process holds the lock.
+    """Lock `folder` for one training, in the first process; yield whether to resume the run there.
 
-    A run that has learned nothing yet makes room for a new one. `UserError` where there is something else.
+    A run that has learned nothing yet is replaced by a new one. `UserError` if the folder holds anything else.
     """
-    going_on = _resumed(folder, resume)
+    resumes = _resumes(folder, resume)
     if distributed.place()[0]:
-        yield going_on
+        yield resumes
         return
     with lock.writing(folder, say):
-        going_on = _resumed(folder, resume)  # whoever held the lock may have ended between our look and our lock
-        if not going_on:
+        resumes = _resumes(folder, resume)  # another training may have ended before the lock was free
+        if not resumes:
             files.new_folder(folder, first_files(), resumable=True)
-        yield going_on
+        yield resumes
 
 
-def _resumed(folder: Path, resume: bool) -> bool:
-    """Whether to resume in `folder`."""
+def _resumes(folder: Path, resume: bool) -> bool:
     if files.is_new(folder, first_files()):
         return False
     if not (resume and (folder / "config.json").exists()):
@@ -98,13 +107,18 @@ def _resumed(folder: Path, resume: bool) -> bool:
 
 
 def learn(run: Run, corpus: Corpus, dev: Corpus, world: World | None = None, *, resume: bool, say: Say | None) -> None:
-    """Train a run to its end, and report on what, and on an end that nobody might expect."""
-    for line in described(run, corpus, dev):
+    """Train a run to its end; report what it reads, and why it ended early if it did."""
+    tell(say, f"{len(corpus):,} texts, {corpus.targets:,} targets; {len(dev):,} texts held for development")
+    tell(say, f"{len(run.tokenizer):,} tokens in the vocabulary ({run.config.tokenizer.kind})")
+    for variable in run.schema.variables:
+        tell(say, variable.describe())
+    tell(say, f"{run.model.parameter_count():,} parameters")
+    for line in remarks(corpus, dev):
         tell(say, line)
     ended = resume and (run.folder / "training.json").exists()
     if ended:
         tell(say, f"{run.folder}: nothing to do, its training has come to its end before")
-    for _ in watched(run, corpus, dev, world, resume=resume, progress=say is not None):
+    for _ in train(run, corpus, dev, world=world, resume=resume, progress=say is not None):
         pass
     if say is not None and not ended and (last := run.log()[-1])["step"] < last["steps"]:
         of = f"step {last['step']:,} of {last['steps']:,}"
@@ -112,8 +126,32 @@ def learn(run: Run, corpus: Corpus, dev: Corpus, world: World | None = None, *, 
         say(f"patience ended it at {of}: {in_vain}")
 
 
+def remarks(corpus: Corpus, dev: Corpus) -> Iterator[str]:
+    """Yield a line for each property of the tables that makes a training less useful."""
+    if np.array_equal(corpus.tokens, dev.tokens):
+        yield "the development texts are the training texts: their perplexity says nothing of new ones; give others"
+    unknown = 1 - float(known_targets(dev).mean())
+    if unknown > UNKNOWN and not corpus.tokenizer.is_character_level:
+        yield (
+            f"{unknown:.0%} of the development targets are out of vocabulary; "
+            "a model of characters knows all: --tokenizer char"
+        )
+    for variable in corpus.schema.numbers:
+        if variable.low >= 0 and variable.high > variable.mean + OUTLIER * variable.deviation:
+            yield (
+                f"{variable.name}: a few values are far larger than all others, up to {variable.high:.4g} "
+                f"where the mean is {variable.mean:.4g}; a column of their logarithms says more"
+            )
+    for variable in corpus.schema.categories:
+        if not variable.rare and len(variable.values) == 2:
+            yield f"{variable.name} says nothing: all texts have {variable.values[1]!r}, or no value"
+        if variable.rare and len(variable.values) == 1:
+            least = f"{variable.least} texts, the least (--min-context-count or --min-user-count)"
+            yield f"{variable.name} says nothing: no value has {least}"
+
+
 def read(source: Any, dev: Any, config: Config, *, progress: bool) -> tuple[Corpus, Corpus]:
-    """Training and development texts; without `dev` the latter are held out."""
+    """Read training and development texts; without `dev` the latter are held out."""
     if dev is not None:
         must_have(dev, config.data)
     corpus = prepare(source, config, progress=progress)
@@ -131,10 +169,10 @@ def finish(
     finetuned: Row | None = None,
     chosen: Sequence[str] = (),
 ) -> None:
-    """Keep in the folder of a trained run what it was trained on, from which run it came, and write its card.
+    """Write into the folder of a trained run what it was trained on, what its context gains, and its card.
 
-    Also what its context gains on the development texts `held`, and the key that they have. `chosen` are the options
-    that nobody said.
+    `held` are the development texts, `chosen` the options that followed from the table, `finetuned` the facts of a
+    fine-tuning.
     """
     kept: Row = {"texts": len(corpus), "targets": corpus.targets, "source": name_of(source)}
     kept |= {"development_key": key_of(held), "context": context_gain(run, held)}
@@ -158,17 +196,6 @@ def tell(say: Say | None, text: str) -> None:
         say(text)
 
 
-def described(run: Run, corpus: Corpus, dev: Corpus) -> list[str]:
-    """What was read and how, as lines."""
-    return [
-        f"{len(corpus):,} texts, {corpus.targets:,} targets; {len(dev):,} texts held for development",
-        f"{len(run.tokenizer):,} tokens in the vocabulary ({run.config.tokenizer.kind} units)",
-        *(variable.describe() for variable in run.schema.variables),
-        f"{run.model.parameter_count():,} parameters",
-        *remarks(corpus, dev),
-    ]
-
-
 def check_same(run: Run, config: Config, corpus: Corpus) -> None:
     """Refuse to resume with other options or other data."""
     check_options(run.folder, run.config, config)
@@ -186,7 +213,7 @@ def check_options(folder: Path, begun: Config, config: Config) -> None:
 
 
 def summary(run: Run) -> str:
-    """The best development figures of a run in one line."""
+    """Return the best development figures of a run in one line."""
     best = run.best()
     assert best is not None  # a training ends with an evaluation
     return (

@@ -1,11 +1,11 @@
-"""A linear mixture of models: p(token) = sum_k w_k p_k(token), with weights that make a development table most likely.
+"""A linear mixture of models, p(token) = sum_k w_k p_k(token), whose weights maximize the likelihood of a table.
 
-They are found by expectation maximisation, for all texts, and then for each value of a column; those of a value stay
-near those of all where it has few targets:
+Expectation maximization fits the weights for all texts, and then for each value of a column.
+A prior keeps the weights of a value with few targets near those of all texts:
 
     r_nk = w_k p_k(n) / sum_j w_j p_j(n)        w_k <- (sum_n r_nk + prior_k) / (N + sum_j prior_j)
 
-No round makes the targets less likely (times prod_k w_k^prior_k), and there is one maximum, since its log is concave.
+The posterior never decreases, and it has one maximum because its logarithm is concave.
 
 Shapes: N targets, M models.
 """
@@ -33,28 +33,27 @@ from factorcell.training.per_value import Separate
 
 INDEX = "mixture.json"
 FORMAT = 1  # of the folder
-PRIOR = 100.0  # targets' worth of the weights of all texts in those of a value
-ROUNDS, ENOUGH = 10_000, 1e-12  # of EM at most, and the gain in nats a target below which it ends
+PRIOR = 100.0  # targets that the weights of all texts count for in those of a value
+ROUNDS, ENOUGH = 10_000, 1e-12  # of EM at most; the gain in nats per target below which it ends
 
 Array = NDArray[np.float64]
 Row = dict[str, Any]
 
 
 def fit_weights(nats: Array, prior: Array | None = None) -> Array:
-    """Weights (M,) under which targets with `nats` (N, M) are most likely; `prior` (M,) counts as targets of that kind.
+    """Return the weights (M,) that maximize the likelihood of targets with `nats` (N, M).
 
-    Without targets and prior all models weigh the same.
+    `prior` (M,) counts as additional targets of each model. Without targets and prior all weights are equal.
     """
     count = nats.shape[1]
     prior = np.zeros(count) if prior is None else prior
     total = len(nats) + prior.sum()
     weights = np.full(count, 1 / count)
-    likely = np.exp(nats.min(axis=1, keepdims=True) - nats)  # of each target, up to a factor of its own
-    before = -np.inf
+    likelihoods = np.exp(nats.min(axis=1, keepdims=True) - nats)  # up to a factor of each target
+    known, before = prior > 0, -np.inf
     for _ in range(ROUNDS if total else 0):
-        share = likely * weights
+        share = likelihoods * weights
         mixed = share.sum(axis=1, keepdims=True)
-        known = prior > 0
         after = (np.log(mixed).sum() + (prior[known] * np.log(weights[known])).sum()) / total
         if after - before < ENOUGH:
             break
@@ -64,16 +63,16 @@ def fit_weights(nats: Array, prior: Array | None = None) -> Array:
 
 
 def mixed_nats(nats: Array, weights: Array) -> Array:
-    """Nats (N,) of the mixture from those of its models (N, M), with `weights` (M,) or (N, M)."""
+    """Return the nats (N,) of the mixture from those of its models (N, M), with `weights` (M,) or (N, M)."""
     least = nats.min(axis=1)
     mixed: Array = least - np.log((np.exp(least[:, None] - nats) * weights).sum(axis=1))
     return mixed
 
 
 class Mixture:
-    """Models with one vocabulary, the weights of all texts (row 0) and of the values of a `variable`, (values, M).
+    """Models with one vocabulary, and their weights: for all texts (row 0) and for each value of a `variable`.
 
-    Its corpora hold the columns of all models side by side, after that of the variable.
+    Its corpora hold the columns of all models next to each other, after that of the variable.
     """
 
     def __init__(self, folder: Path, models: Sequence[Scorer], variable: Variable | None, weights: Array) -> None:
@@ -86,10 +85,13 @@ class Mixture:
                 )
         own = () if variable is None else (variable,)
         self.schema = ContextSchema((*own, *(v for model in models for v in model.schema.variables)))
+        runs: list[Any] = [model for model in models if hasattr(model, "precision")]  # an n-gram model has none
+        self.precision: str = runs[0].precision if runs else SINGLE
+        self.gain: float = runs[0].gain if runs else 1.0
 
     @classmethod
     def open(cls, folder: str | Path, *, device: str = "cpu", precision: str = "float32") -> "Mixture":
-        """What `save` left in `folder`."""
+        """Open a mixture that `save` wrote."""
         folder = Path(folder)
         kept = files.read_versioned(folder / INDEX, FORMAT, folder)
         try:
@@ -109,22 +111,8 @@ class Mixture:
             precision = getattr(models[-1], "precision", precision)  # one for all of them
         return cls(folder, models, variables[0] if variables else None, weights)
 
-    @property
-    def precision(self) -> str:
-        """The numbers in the products of its runs; floats where it has only n-gram models."""
-        return str(self._first("precision", SINGLE))
-
-    @property
-    def gain(self) -> float:
-        """How many times as fast bfloat16 was found to be; 1 where nobody looked."""
-        return float(self._first("gain", 1.0))
-
-    def _first(self, name: str, otherwise: Any) -> Any:
-        """What the first of the models that has it says: it was asked first."""
-        return next((getattr(model, name) for model in self.models if hasattr(model, name)), otherwise)
-
     def save(self) -> None:
-        """Keep in the folder which models are mixed, named as seen from it, and how."""
+        """Write the weights and the paths of the models, relative to the folder."""
         files.new_folder(self.folder)
         files.list_files(self.folder, (INDEX,))
         own = self.variable or Variable("", "category")
@@ -138,7 +126,7 @@ class Mixture:
         files.write_versioned(self.folder / INDEX, kept, FORMAT)
 
     def prepare(self, source: Any, *, unknown: str = "error") -> Corpus:
-        """Texts as every model reads them. `UserError` where they do not see the same tokens."""
+        """Read texts for every model. `UserError` if the models see different tokens."""
         corpora = [model.prepare(source, unknown=unknown) for model in self.models]
         for model, corpus in zip(self.models, corpora, strict=True):
             if not np.array_equal(corpus.tokens, corpora[0].tokens):
@@ -157,12 +145,12 @@ class Mixture:
         )
 
     def nats(self, corpus: Corpus) -> NDArray[np.float32]:
-        """Nats of every target of `corpus`, text after text."""
+        """Return the nats of every target of `corpus`, text after text."""
         weights = np.repeat(self.weights[self._rows(corpus)], corpus.lengths, axis=0)
         return mixed_nats(self.parts(corpus), weights).astype(np.float32)
 
     def parts(self, corpus: Corpus) -> Array:
-        """Nats (N, M) of every target, by each of the models."""
+        """Return the nats (N, M) of every target by each model."""
         columns, begin = [], [int(self.variable is not None), 0, 0, 0]
         for model in self.models:
             kinds = (model.schema.categories, model.schema.numbers, model.schema.vectors, model.schema.texts)
@@ -181,7 +169,7 @@ class Mixture:
         return np.stack(columns, axis=1)
 
     def fitted(self, corpus: Corpus) -> "Mixture":
-        """The mixture with the weights under which `corpus` is most likely."""
+        """Return the mixture with the weights that maximize the likelihood of `corpus`."""
         nats, rows = self.parts(corpus), np.repeat(self._rows(corpus), corpus.lengths)
         weights = np.empty_like(self.weights)
         weights[0] = fit_weights(nats)
@@ -190,14 +178,14 @@ class Mixture:
         return Mixture(self.folder, self.models, self.variable, weights)
 
     def _rows(self, corpus: Corpus) -> NDArray[np.int64]:
-        """Which weights each text has; those of all texts where its value is missing or new."""
+        """Return the row of weights of each text; row 0 if its value is missing or new."""
         if self.variable is None:
             return np.zeros(len(corpus), dtype=np.int64)
         return np.maximum(corpus.categories[:, 0], 0).astype(np.int64)
 
 
 def _values(source: Any, known: Variable) -> tuple[Variable, NDArray[np.int32]]:
-    """The values of the column of a variable (rows,), and the variable; one without values has those of `source`."""
+    """Return a variable, filled from `source` if it has no values, and its values in each row of `source`."""
     table, done = open_table(source), 0
     reader = CategoryColumn(known.name, known.name, table.name, None, "group")
     for chunk in table.chunks([known.name]):
@@ -210,9 +198,18 @@ def _values(source: Any, known: Variable) -> tuple[Variable, NDArray[np.int32]]:
 def mix(
     models: Sequence[Scorer], dev: Any, folder: str | Path, *, by: str | None = None, unknown: str = "error"
 ) -> tuple[Mixture, list[Row]]:
-    """Fit a mixture to the table `dev` and save it in `folder`; also a row for all texts and each value of column `by`.
+    """Fit a mixture to the table `dev` and save it in `folder`.
 
-    A row has the `perplexity` of the mixture, and for every model its `weights` and its own perplexity (`alone`).
+    Args:
+        models: Runs, n-gram models, separate runs or mixtures that have the same vocabulary.
+        dev: The table whose likelihood is maximized.
+        folder: The folder of the mixture.
+        by: A column; each of its values gets its own weights.
+        unknown: What to do with unknown context values: "error", "group" or "expected".
+
+    Returns:
+        The mixture; and a row for all texts and for each value, with the `perplexity` of the mixture, and for each
+        model its weight (`weights`) and perplexity (`alone`).
     """
     folder = Path(folder)
     if not files.is_new(folder):
@@ -225,31 +222,19 @@ def mix(
     corpus = mixture.prepare(dev, unknown=unknown)
     mixture = mixture.fitted(corpus)
     mixture.save()
-    return mixture, described(mixture, corpus)
-
-
-def described(mixture: Mixture, corpus: Corpus) -> list[Row]:
-    """One row for all texts of `corpus` and for each value of the mixture's column; see `mix`."""
     alone, mixed = mixture.parts(corpus), mixture.nats(corpus).astype(np.float64)
     which = np.repeat(mixture._rows(corpus), corpus.lengths)
-    names = ["all texts"] if mixture.variable is None else ["all texts", *mixture.variable.values[1:]]
+    names = ["all texts", *(variable.values[1:] if variable else ())]
     rows = []
     for number, (name, weights) in enumerate(zip(names, mixture.weights, strict=True)):
-        own = which == number if number else np.ones(len(which), dtype=bool)
-        rows.append(
-            {
-                "value": name,
-                "targets": int(own.sum()),
-                "perplexity": float(np.exp(mixed[own].mean())),
-                "alone": np.exp(alone[own].mean(axis=0)).tolist(),
-                "weights": weights.tolist(),
-            }
-        )
-    return rows
+        part = which == number if number else np.ones(len(which), dtype=bool)
+        row = {"value": name, "targets": int(part.sum()), "perplexity": float(np.exp(mixed[part].mean()))}
+        rows.append({**row, "alone": np.exp(alone[part].mean(axis=0)).tolist(), "weights": weights.tolist()})
+    return mixture, rows
 
 
 def open_scorer(folder: str | Path, *, device: str = "cpu", precision: str = "float32") -> Scorer:
-    """The run, the n-gram model, the separate runs or the mixture in `folder`."""
+    """Open the run, n-gram model, separate runs or mixture in `folder`."""
     folder = Path(folder)
     if (folder / INDEX).is_file():
         return Mixture.open(folder, device=device, precision=precision)

@@ -1,10 +1,10 @@
-"""One model per value of a column, and a shared one of all texts: what adaptation has to beat.
+"""Separate models: one for each value of a column, and a shared one of all texts; the baseline of adaptation.
 
     FOLDER/separate.json        the column, and which run has which value
     FOLDER/value-0000           the run of all texts, for values that are rare, missing or new
     FOLDER/value-0001 ...       those of the values, the most frequent first
 
-All are unadapted and have one vocabulary, so that their perplexities compare.
+All are unadapted and have the same vocabulary, so that their perplexities are comparable.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,45 +28,40 @@ SHARED = 0  # the row of rare values in the schema, and the number of the run of
 
 
 class Separate:
-    """One run per value of a context variable; scores a text by that of its own value."""
+    """One run per value of a context variable; each text is scored by the run of its value."""
 
     def __init__(self, folder: Path, runs: Mapping[int, Run]) -> None:
         self.folder, self.runs = folder, runs
-        self.tokenizer, self.schema = runs[SHARED].tokenizer, runs[SHARED].schema
+        shared = runs[SHARED]
+        self.tokenizer, self.schema, self.precision, self.gain = (
+            shared.tokenizer,
+            shared.schema,
+            shared.precision,
+            shared.gain,
+        )
 
     @classmethod
     def open(cls, folder: str | Path, *, device: str = "cpu", precision: str = "float32") -> "Separate":
-        """What `separate` left in `folder`; `UserError` where it has not come to its end."""
+        """Open the runs that `separate` wrote. `UserError` if they are not all trained."""
         folder = Path(folder)
         values = files.read_versioned(folder / INDEX, FORMAT, folder).get("values")
         if not isinstance(values, list) or not values:
             raise UserError(f"{folder / INDEX}: not separate runs (values must be a list)")
-        numbers = range(len(values))
-        missing = [folder_of(folder, number) for number in numbers if not _finished(folder_of(folder, number))]
-        if missing:
-            raise UserError(f"{folder}: {missing[0].name} is not trained to its end; the same command with --resume is")
         opened: dict[int, Run] = {}
-        for number in numbers:
-            opened[number] = Run.open(folder_of(folder, number), device=device, precision=precision)
-            precision = opened[number].precision  # one for all of them
+        for number in range(len(values)):
+            path = folder_of(folder, number)
+            if not _finished(path):
+                raise UserError(f"{folder}: {path.name} is not trained to its end; the same command with --resume is")
+            opened[number] = Run.open(path, device=device, precision=precision)
+            precision = opened[number].precision  # all runs use the precision of the first
         return cls(folder, opened)
 
-    @property
-    def precision(self) -> str:
-        """The numbers of matrix products, of all runs."""
-        return self.runs[SHARED].precision
-
-    @property
-    def gain(self) -> float:
-        """How many times as fast bfloat16 was found to be."""
-        return self.runs[SHARED].gain
-
     def prepare(self, source: Any, *, unknown: str = "error") -> Corpus:
-        """Texts from rows, tables or a file; `unknown` as `data.prepare`."""
+        """Read texts from rows, tables or a file."""
         return self.runs[SHARED].prepare(source, unknown=unknown)
 
     def nats(self, corpus: Corpus) -> NDArray[np.float32]:
-        """Exact nats of every target of `corpus`, each text by the run of its value."""
+        """Return the nats of every target of `corpus`, each text by the run of its value."""
         nats = np.zeros(corpus.targets, dtype=np.float32)
         starts, which = target_offsets(corpus), np.maximum(corpus.categories[:, 0], SHARED)
         for number in np.unique(which).tolist():
@@ -79,7 +74,7 @@ class Separate:
 
 
 def folder_of(folder: Path, number: int) -> Path:
-    """Where the run of a value is, by the value's number in the schema."""
+    """Return the folder of the run of a value, by the number of the value in the schema."""
     return folder / f"value-{number:04d}"
 
 
@@ -94,11 +89,17 @@ def separate(
     resume: bool = False,
     say: Say | None = None,
 ) -> Separate:
-    """Train an unadapted run on all texts, and one on those of each value of the column `by`, in folders in `folder`.
+    """Train an unadapted run on all texts, and one on the texts of each value of the column `by`.
 
-    Values under `min_context_count` get none. Without `dev`, or where it has no text of a value, 5 % are held out.
-    What `config` leaves open follows from the texts of each value, as `fit` has it. `resume` resumes in a folder that
-    exists.
+    Args:
+        source: The training table.
+        dev: The development table; without it, or if it has no text of a value, 5 % of the rows are held out.
+        config: A `Config`, or a mapping of some options; the others follow from the texts of each value.
+        folder: The folder of the run folders.
+        by: The column. Values under `min_context_count` get no run.
+        budget: The time or work of each training.
+        resume: Whether to resume in a folder that exists.
+        say: A function that takes lines about the progress.
     """
     folder = Path(folder)
     if not resume and not files.is_new(folder, (*first_files(), INDEX)):
@@ -117,11 +118,11 @@ def separate(
         _check_same(folder, by, values)
     for number, value in enumerate(values):
         path = folder_of(folder, number)
-        with begun(path, resume, say) as going_on:
+        with begun(path, resume, say) as resumes:
             own, own_held = _texts(corpus, number), _texts(held, number)
             if not len(own_held):
                 own, own_held = own.split(HELD_OUT, config.training.seed)
-            if going_on:
+            if resumes:
                 run = Run.open(path, trained=False)
                 check_same(run, resumed(asked, run.config).config, corpus)
             else:
@@ -129,14 +130,14 @@ def separate(
                 run = Run.create(path, made.config, corpus.tokenizer, corpus.schema)
             if not _finished(path):
                 tell(say, f"{'all texts' if number == SHARED else value} -> {path}")
-                learn(run, own, own_held, resume=going_on, say=say)
+                learn(run, own, own_held, resume=resumes, say=say)
                 of = name_of(source) + ("" if number == SHARED else f", {by} {value}")
                 finish(run, own, own_held, of, chosen=unsaid(asked))
     return Separate.open(folder)
 
 
 def _check_same(folder: Path, by: str, values: Sequence[str]) -> None:
-    """Refuse to resume with another column or other values: the runs in `folder` are told by their numbers alone."""
+    """Refuse to resume with another column or other values, since runs are named by the numbers of values."""
     kept = files.read_versioned(folder / INDEX, FORMAT, folder)
     if kept.get("by") != by:
         raise UserError(f"{folder} was begun with by = {kept.get('by')!r}, not {by!r}; nothing resumed")
@@ -146,7 +147,7 @@ def _check_same(folder: Path, by: str, values: Sequence[str]) -> None:
 
 
 def _unadapted(asked: Asked, by: str) -> Asked:
-    """The same options of a model without context, whose texts have the column `by`."""
+    """Return the same options for a model without context, with `by` as the only context column."""
     data: dict[str, Any] = {"context": (f"{by}:category",), "user": "", "time": ""}
     model: dict[str, Any] = dict(zip(("adapt", "output_bias"), MODELS["unadapted"], strict=True))
     if isinstance(asked, Mapping):

@@ -1,15 +1,15 @@
-"""What a training is made of that was asked for in part: options that follow from its table, and how long it takes.
+"""Complete a partial request for a training: options that follow from the table, and how long the training takes.
 
-What is said holds; the rest of what `rules` has is chosen. The speed of this machine is measured on the first batches,
-by a model that is thrown away, so that the time is known beforehand and a schedule can be made to end in time.
+Options that the user sets hold; `rules` chooses the others.
+The speed of this machine is measured on the first batches with a temporary model, before the training begins.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -28,27 +28,25 @@ from factorcell.training.rules import Facts
 from factorcell.training.trainer import Trainer
 
 WARM = 3  # first steps, which are slower
-MEASURED = 3.0  # seconds of steps by which their speed is known
-JUDGED, LONG = 64, 0.5  # development texts that show the speed of an evaluation: twice as many, until it is LONG
-ENOUGH = 0.97  # of the minutes: reading, checkpoints and the card take the rest
+MEASURED = 3.0  # seconds of steps that are measured
+JUDGED, LONG = 64, 0.5  # development texts that are evaluated first; twice as many until it takes LONG seconds
+ENOUGH = 0.97  # of the minutes; reading, checkpoints and the model card take the rest
 
 Said = Mapping[str, Mapping[str, Any]]
-Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How much work a training is worth: a `preset`, and `minutes` at most.
+    """The work of a training: a `preset`, and at most `minutes`.
 
-    Without a preset it is "good"; with minutes "best", which uses them as far as the data deserves it.
+    The default preset is "good", or "best" with minutes.
     """
 
     minutes: float | None = None
     preset: str | None = None
 
     def __post_init__(self) -> None:
-        if self.minutes is not None:
-            limits.check(minutes=self.minutes)
+        limits.check(minutes=self.minutes)
         if self.preset is not None:
             limits.choose("preset", self.preset, PRESETS)
 
@@ -60,27 +58,23 @@ class Budget:
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of a step, how many steps a pass has, and seconds of an evaluation."""
+    """Seconds of a step, the number of steps in a pass, and seconds of an evaluation."""
 
     step: float
     steps: int
     evaluation: float
 
-    def shared(self, share: Callable[[float], float]) -> "Speed":
-        """The speed that all processes go by."""
-        return replace(self, step=share(self.step), evaluation=share(self.evaluation))
-
     def seconds(self, config: Config) -> float:
-        """How long a training takes."""
+        """Return how long a training takes."""
         training = config.training
         return self.step * self.steps * training.epochs + self.evaluation * training.evaluations
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A config of which the options `chosen` follow from the table, and the seconds that a training takes, if known.
+    """A config, the names of the options that were chosen by the table, and the seconds of the training, if known.
 
-    `gain` is how many times as fast bfloat16 was found to be, 1 where nobody looked.
+    `gain` is the measured speed of bfloat16 relative to float32, 1 if it was not measured.
     """
 
     config: Config
@@ -89,15 +83,15 @@ class Plan:
     gain: float = 1.0
 
     def of(self, model: str) -> "Plan":
-        """The same plan of a named model."""
+        """Return the same plan for a named model."""
         return replace(self, config=self.config.with_model(model))
 
-    def seeded(self, seed: int) -> "Plan":
-        """The same plan from another seed."""
-        return replace(self, config=replace(self.config, training=replace(self.config.training, seed=seed)))
+    def with_training(self, **options: Any) -> "Plan":
+        """Return the same plan with other options of the section `training`."""
+        return replace(self, config=replace(self.config, training=replace(self.config.training, **options)))
 
     def lines(self) -> list[str]:
-        """What was chosen and how long it takes, to be read before the training begins."""
+        """Return what was chosen and how long it takes, as lines to be read before the training begins."""
         lines = []
         for section, names in CHOSEN.items():
             if chosen := [name for name in self.chosen if name in names]:
@@ -111,7 +105,7 @@ class Plan:
         return lines
 
 
-Asked = Config | Plan | Said  # a Config says all, a mapping some options
+Asked = Config | Plan | Said  # a Config sets all options, a mapping some of them
 
 
 def plan(
@@ -122,44 +116,42 @@ def plan(
     *,
     models: Sequence[str] = (),
     share: Callable[[float], float] = float,
-    clock: Clock = time.perf_counter,
 ) -> Plan:
-    """The plan of a training on `corpus`, or of one of each of `models` with the same options.
+    """Return the plan of a training on `corpus`, or of one training of each of `models` with the same options.
 
-    A `Config` says all, so nothing is chosen then but a precision that is auto, and it has no budget. Of several
-    processes each has measured times of its own, of seconds that `clock` counts; `share` makes one of them for all.
+    A `Config` sets all options except a precision of "auto", and takes no budget.
+    Each of several processes measures its own times; `share` makes one number of them for all.
     """
     budget = budget or Budget()
-
-    def measure(made: Plan) -> Plan:
-        return _precise(made, corpus, held, share, clock)
-
     if isinstance(asked, Plan | Config):
         if budget != Budget():
             raise limits.UserError("a Config says all of a training; with minutes or a preset give a mapping")
-        return measure(asked if isinstance(asked, Plan) else Plan(asked))
+        return _with_precision(asked if isinstance(asked, Plan) else Plan(asked), corpus, held, share)
     facts = Facts.of(corpus, held)
     passes = asked.get("training", {}).get("epochs")
     if passes is not None and budget.minutes is not None:
         raise limits.UserError("epochs and minutes are both given; a training has one of them")
-    made = measure(_made(asked, facts, rules.passes(facts, budget.name) if passes is None else float(passes)))
-    found = speed(made.config, corpus, held, models, clock).shared(share)
+
+    def measured(epochs: float) -> tuple[Plan, Speed]:
+        made = _with_precision(_chosen(asked, facts, epochs), corpus, held, share)
+        found = speed(made.config, corpus, held, models)
+        return made, Speed(share(found.step), found.steps, share(found.evaluation))
+
+    made, found = measured(rules.passes(facts, budget.name) if passes is None else float(passes))
     seconds = found.seconds(made.config)
     if budget.minutes is None or seconds <= budget.minutes * 60:
         return replace(made, seconds=seconds)
     allowed = budget.minutes * 60
-    deserved = made.config.training.epochs
-    affordable = deserved * allowed / seconds  # passes, for which another model may be the best
-    made = measure(_made(asked, facts, affordable))
-    found = speed(made.config, corpus, held, models, clock).shared(share)
-    more = _in_time(made, found, allowed, deserved).config.training.epochs  # than affordable, by a smaller model
-    again = _made(asked, facts, more, affordable)
-    precise = replace(again.config.training, precision=made.config.training.precision)
-    return _in_time(replace(made, config=replace(again.config, training=precise)), found, allowed, deserved)
+    most = made.config.training.epochs
+    affordable = most * allowed / seconds  # passes of the large model; a smaller one makes more of them
+    made, found = measured(affordable)
+    epochs = _in_time(made, found, allowed, most).config.training.epochs
+    final = _chosen(asked, facts, epochs, affordable).with_training(precision=made.config.training.precision)
+    return _in_time(replace(final, gain=made.gain), found, allowed, most)
 
 
-def _made(said: Said, facts: Facts, epochs: float, sized_for: float | None = None) -> Plan:
-    """What is said, and for the rest what the rules say of so many passes, sizes as for another number if given."""
+def _chosen(said: Said, facts: Facts, epochs: float, sized_for: float | None = None) -> Plan:
+    """Complete what is said by the rules for so many passes; sizes may be those of another number of passes."""
     found, chosen = rules.options(facts, epochs, sized_for), unsaid(said)
     if not head_class(said_config(said).head.kind).has_sampled_loss:
         found["training"]["loss"] = "full"
@@ -171,94 +163,82 @@ def _made(said: Said, facts: Facts, epochs: float, sized_for: float | None = Non
 
 
 def _in_time(made: Plan, found: Speed, allowed: float, most: float) -> Plan:
-    """The plan with the passes that take the seconds that are allowed, or `most` of them; most are for writing."""
-    training = made.config.training
-    left = max(allowed * ENOUGH - found.evaluation * training.evaluations, allowed / 2)
+    """Return the plan with as many passes as fit into the allowed seconds, and no more than `most`."""
+    left = max(allowed * ENOUGH - found.evaluation * made.config.training.evaluations, allowed / 2)
     passes = left / (found.step * found.steps)
-    epochs = min(most, float(f"{passes:.3g}"))
-    config = replace(made.config, training=replace(training, epochs=epochs))
-    return replace(made, config=config, seconds=found.seconds(config))
+    made = made.with_training(epochs=min(most, float(f"{passes:.3g}")))
+    return replace(made, seconds=found.seconds(made.config))
 
 
-def _precise(made: Plan, corpus: Corpus, held: Corpus, share: Callable[[float], float], clock: Clock) -> Plan:
-    """The plan with the precision of the faster steps, where it is auto."""
+def _with_precision(made: Plan, corpus: Corpus, held: Corpus, share: Callable[[float], float]) -> Plan:
+    """Return the plan with the faster precision if it is "auto"."""
     if made.config.training.precision != precisions.AUTO:
         return made
 
     @cache
     def probe() -> tuple[Trainer, Batch]:
-        trainer = _thrown_away(made.config, corpus, held)
+        trainer = _temporary(made.config, corpus, held)
         return trainer, next(trainer.batches())
 
     def step(name: str) -> None:
         trainer, batch = probe()
-        trainer.progress.step = 0  # of a small table there are fewer steps than are measured
+        trainer.progress.step = 0  # a small table has fewer steps than are measured
         trainer.config = replace(trainer.config, precision=name)
         trainer.step(batch)
 
-    gain = share(precisions.gain(step, find_device(made.config.training.device), clock))
-    training = replace(made.config.training, precision=precisions.chosen(gain))
-    return replace(made, config=replace(made.config, training=training), gain=gain)
+    gain = share(precisions.gain(step, find_device(made.config.training.device)))
+    return replace(made.with_training(precision=precisions.chosen(gain)), gain=gain)
 
 
-def speed(
-    config: Config, corpus: Corpus, held: Corpus, models: Sequence[str] = (), clock: Clock = time.perf_counter
-) -> Speed:
-    """That of this machine, on the first batches; of `models` on average, if there are any."""
-    found = [_speed(one, corpus, held, clock) for one in [config.with_model(name) for name in models] or [config]]
-    step, evaluation = (fmean(getattr(one, name) for one in found) for name in ("step", "evaluation"))
-    return Speed(step, found[0].steps, evaluation)
+def speed(config: Config, corpus: Corpus, held: Corpus, models: Sequence[str] = ()) -> Speed:
+    """Measure the speed of this machine on the first batches; with `models`, their mean."""
+    found = [_speed(one, corpus, held) for one in [config.with_model(name) for name in models] or [config]]
+    return Speed(fmean(one.step for one in found), found[0].steps, fmean(one.evaluation for one in found))
 
 
-def _speed(config: Config, corpus: Corpus, held: Corpus, clock: Clock) -> Speed:
-    trainer = _thrown_away(config, corpus, held)
-    begun, timed = clock(), 0
+def _speed(config: Config, corpus: Corpus, held: Corpus) -> Speed:
+    trainer = _temporary(config, corpus, held)
+    begun, timed = perf_counter(), 0
     for number, batch in enumerate(trainer.batches(), 1):
-        if number == WARM + 1:  # where there are no more, the first ones have to do
-            begun, timed = clock(), 0
+        if number == WARM + 1:  # a shorter pass is measured with its first steps
+            begun, timed = perf_counter(), 0
         trainer.step(batch)
         timed += 1
-        if number > WARM and clock() - begun > MEASURED:
+        if number > WARM and perf_counter() - begun > MEASURED:
             break
-    step = (clock() - begun) / timed
-    return Speed(step, trainer.steps, _evaluation(trainer.run, held, clock))
-
-
-class _Measured(Trainer):
-    """A trainer of which nothing is written, and no loss is looked at: the training itself tells what is not finite."""
-
-    def stop_at(self, batch: Batch, nats: Tensor) -> None:
-        """Go on."""
-
-
-def _thrown_away(config: Config, corpus: Corpus, held: Corpus) -> Trainer:
-    """A trainer of one pass to measure with."""
-    once = replace(config, training=replace(config.training, epochs=1.0, canaries=0))
-    return _Measured(Run(Path("measured"), once, corpus.tokenizer, corpus.schema), corpus, held)
-
-
-def _evaluation(run: Run, held: Corpus, clock: Clock) -> float:
-    """Seconds of an evaluation on all of the texts: a few of them say more of what every evaluation begins with."""
-    count = JUDGED
-    while True:
+    step, count = (perf_counter() - begun) / timed, JUDGED
+    while True:  # few texts would overestimate the time of all, since every evaluation has a fixed cost
         judged = held.select(np.arange(min(count, len(held))))
-        begun = clock()
-        run.nats(judged)
-        spent = clock() - begun
-        if spent > LONG or count >= len(held):
-            return spent * held.targets / max(1, judged.targets)
+        begun = perf_counter()
+        trainer.run.nats(judged)
+        seconds = perf_counter() - begun
+        if seconds > LONG or count >= len(held):
+            return Speed(step, trainer.steps, seconds * held.targets / max(1, judged.targets))
         count *= 2
 
 
+class _Temporary(Trainer):
+    """A trainer that writes nothing and ignores a loss that is not finite, which the training itself reports."""
+
+    def report_not_finite(self, batch: Batch, nats: Tensor) -> None:
+        """Continue."""
+
+
+def _temporary(config: Config, corpus: Corpus, held: Corpus) -> Trainer:
+    """Return a trainer of one pass to measure with."""
+    once = replace(config, training=replace(config.training, epochs=1.0, canaries=0))
+    return _Temporary(Run(Path("measured"), once, corpus.tokenizer, corpus.schema), corpus, held)
+
+
 def said_config(asked: Asked) -> Config:
-    """What is said, and for the rest the defaults: enough to read a table by."""
+    """Return what is said with defaults for the rest, which is enough to read a table."""
     if isinstance(asked, Plan):
         return asked.config
     return asked if isinstance(asked, Config) else Config.from_dict(asked)
 
 
 def unsaid(asked: Asked) -> tuple[str, ...]:
-    """The options that follow from the table."""
+    """Return the names of the options that follow from the table."""
     if isinstance(asked, Plan | Config):
         return asked.chosen if isinstance(asked, Plan) else ()
     said = {name for values in asked.values() for name in values}
@@ -270,22 +250,18 @@ def unsaid(asked: Asked) -> tuple[str, ...]:
 
 
 def resumed(asked: Asked, kept: Config) -> Plan:
-    """The plan of a training that goes on: what was chosen when it began holds, what is said now is said anew."""
+    """Return the plan of a training that resumes: options chosen when it began hold unless they are said now."""
     if isinstance(asked, Plan | Config):
         made = asked if isinstance(asked, Plan) else Plan(asked)
-        return replace(made, config=_of_precision(made.config, kept))
-    values = {section: {**old, **asked.get(section, {})} for section, old in kept.to_dict().items()}
-    return Plan(_of_precision(Config.from_dict(values), kept), unsaid(asked))
-
-
-def _of_precision(config: Config, kept: Config) -> Config:
-    """The config, with the precision that was found for `kept` where it is auto."""
-    found = kept.training.precision if config.training.precision == precisions.AUTO else config.training.precision
-    return replace(config, training=replace(config.training, precision=found))
+    else:
+        values = {section: {**old, **asked.get(section, {})} for section, old in kept.to_dict().items()}
+        made = Plan(Config.from_dict(values), unsaid(asked))
+    automatic = made.config.training.precision == precisions.AUTO
+    return made.with_training(precision=kept.training.precision) if automatic else made
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them."""
+    """Format seconds for people."""
     if seconds < 90:
         return f"{max(1, round(seconds))} seconds"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

@@ -1,21 +1,19 @@
-"""Adam for tables of which a step sees a few rows: a step costs what those rows cost, and ends where dense Adam would.
+"""Adam for tables of which a step reads few rows: it costs as much as those rows, and agrees with dense Adam.
 
     m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g^2
     w <- (1 - rate decay) w - rate m' / (sqrt(v') + eps)        m' = m / (1 - b1^s), v' = v / (1 - b2^s) at step s
 
-Dense Adam (with decoupled decay) moves a row also in steps without a gradient: m and v fade, and the row goes on along
-m. All those steps have a closed form, so a row is left alone until it is needed again. From step t, up to which it was
-done, to step u:
+Dense Adam (with decoupled decay) moves a row also in steps without a gradient: m and v decay, and w moves along m.
+These steps have a closed form, so a row waits until it is read again. From its last step t to step u:
 
     w <- w prod(1 - rate_s decay) - m / (sqrt(v) + eps') sum_{s = t+1 .. u} rate_s c_s p^(s - t)
     m <- b1^(u - t) m        v <- b2^(u - t) v        c_s = sqrt(1 - b2^s) / (1 - b1^s)        p = b1 / sqrt(b2)
 
-The sum is the difference of two entries of one list, since the rates of all steps are known before the first. What
-differs from dense Adam: within such a gap eps keeps its weight beside sqrt(v), and what the row moves does not decay.
+The sum is the difference of two entries of one list, since the rates of all steps are known before the first.
+Two things differ from dense Adam: within a gap, eps keeps its size relative to sqrt(v), and the move does not decay.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +28,7 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # as in torch.optim.Adam
 
 
 class _Factors(NamedTuple):
-    """What one step multiplies by: w before it moves, the move, and v as it is divided by."""
+    """The factors of one step: of w before it moves, of the move, and of v in the divisor."""
 
     kept: float
     moved: float
@@ -38,15 +36,16 @@ class _Factors(NamedTuple):
 
 
 class RowAdam:
-    """Moments of `tables` (V, .), and up to which step each row was done. `catch_up` comes before rows are read."""
+    """Adam for the rows of `tables` (V, .) that a step reads; `catch_up` comes before rows are read."""
 
     def __init__(self, tables: Sequence[nn.Parameter], rates: Sequence[float], weight_decay: float) -> None:
-        self.tables, self.weight_decay = list(tables), weight_decay
+        self.tables, self.weight_decay = tables, weight_decay
         device = tables[0].device
-        # the last step that each row has behind it
-        self.done = torch.zeros(len(tables[0]), dtype=torch.int32, device=device)
-        self.first = [torch.zeros_like(table, requires_grad=False) for table in tables]
-        self.second = [torch.zeros_like(table, requires_grad=False) for table in tables]
+        self.done = torch.zeros(len(tables[0]), dtype=torch.int32, device=device)  # the last step of each row
+        self.state: dict[Tensor, dict[str, Tensor]] = {  # by the names of torch.optim
+            table: {name: torch.zeros_like(table, requires_grad=False) for name in ("exp_avg", "exp_avg_sq")}
+            for table in tables
+        }
         self.rates = np.asarray(rates)
         steps = np.arange(1, len(self.rates) + 1)
         correction = np.sqrt(1 - BETA2**steps) / (1 - BETA1**steps)
@@ -56,16 +55,9 @@ class RowAdam:
         self._ahead = torch.from_numpy(ahead).to(device)
         self._kept = torch.from_numpy(np.append(0.0, np.cumsum(np.log1p(-self.rates * weight_decay)))).to(device)
 
-    def state(self, table: Tensor) -> dict[str, Tensor]:
-        """The moments of one of the tables, by their names in torch.optim; nothing for another parameter."""
-        for own, first, second in zip(self.tables, self.first, self.second, strict=True):
-            if own is table:
-                return {"exp_avg": first, "exp_avg_sq": second}
-        return {}
-
     @torch.no_grad()
     def catch_up(self, step: int, rows: Tensor | None = None) -> None:
-        """Bring `rows` (U,) of every table, or all, to where dense Adam has them after `step` steps."""
+        """Bring `rows` (U,) of every table, or all rows, to where dense Adam has them after `step` steps."""
         rows = torch.arange(len(self.done), device=self.done.device) if rows is None else rows
         rows = rows[self.done[rows] < step]
         done = self.done[rows].long()
@@ -74,37 +66,26 @@ class RowAdam:
         kept = (self._kept[step] - self._kept[done]).exp()
         floor = EPSILON * ((1 - BETA2 ** (done + 1.0)) / BETA2).sqrt()
         columns = torch.stack([moved, kept, floor, BETA1**gap, BETA2**gap], dim=1).float()
-        for table, first, second in zip(self.tables, self.first, self.second, strict=True):
+        for table, state in self.state.items():
+            first, second = state.values()
             if library.usable(table):
                 _call(table, first, second, rows, columns=columns)
             else:
                 _catch_up(table, first, second, rows, columns)
         self.done[rows] = step
 
-    @contextmanager
-    def ahead(self, step: int) -> Iterator[None]:
-        """Within it the tables are caught up with `step`; after it all is, bit for bit, as it was."""
-        rows = torch.nonzero(self.done < step)[:, 0]
-        changed = [self.done, *(table.detach() for table in self.tables), *self.first, *self.second]
-        before = [tensor[rows] for tensor in changed]
-        self.catch_up(step, rows)
-        try:
-            yield
-        finally:
-            for tensor, values in zip(changed, before, strict=True):
-                tensor[rows] = values
-
     def read(self, rows: Tensor) -> list[Tensor]:
-        """The `rows` (U,) of every table, (U, .), as leaves that take gradients."""
+        """Return the `rows` (U,) of every table, (U, .), as leaves that take gradients."""
         return [table.detach()[rows].requires_grad_() for table in self.tables]
 
     @torch.no_grad()
     def step(self, step: int, rows: Tensor, gradients: Sequence[Tensor]) -> None:
-        """Step number `step` (from 1) of `rows` (U,), which have been caught up, with `gradients` (U, .) per table."""
+        """Take step number `step` (from 1) of `rows` (U,), which are caught up, with `gradients` (U, .) per table."""
         rate = float(self.rates[step - 1])
         factors = _Factors(1 - rate * self.weight_decay, rate / (1 - BETA1**step), 1 / (1 - BETA2**step))
         constants = torch.tensor([BETA1, BETA2, EPSILON, *factors])
-        for table, first, second, gradient in zip(self.tables, self.first, self.second, gradients, strict=True):
+        for (table, state), gradient in zip(self.state.items(), gradients, strict=True):
+            first, second = state.values()
             if library.usable(table):
                 _call(table, first, second, rows, gradient=gradient, constants=constants)
             else:
@@ -113,7 +94,7 @@ class RowAdam:
 
 
 def _call(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, **arrays: Tensor) -> None:
-    """The same as the two functions below, in compiled code, which of them by what it is given."""
+    """Compute `_catch_up` (given columns) or `_step` in compiled code."""
     size, width = dimensions("table", table, 2)
     numbers, catching_up = (len(rows), size, width, library.threads(len(rows)), 0), "columns" in arrays
     given = {"table": table, "first": first, "second": second, **library.dense(index=rows, **arrays)}

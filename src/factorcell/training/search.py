@@ -1,13 +1,16 @@
-"""Hyper-parameter search: trials of one study, shared by as many processes as are started on it.
+"""Hyperparameter search: the trials of one Optuna study, shared by all processes that are started on its folder.
 
-Every trial is a run folder. A process holds the lock of the trial that it trains; the kernel drops the lock with the
-process, so a running trial whose lock is free was abandoned, and whoever finds it resumes from its checkpoint. What a
-trial draws follows from (seed, its number) alone: no two processes draw alike, and any number of them draw the same.
+Each trial is a run folder, and the process that trains it holds its lock.
+The operating system releases the lock when the process ends.
+So a running trial whose lock is free was abandoned, and another process resumes it from its checkpoint.
+What a trial draws follows from (seed, its number), and with TPE also from the trials before it.
 
-study.journal   study.json   trials.jsonl   best.toml   study.html   trial-0000/   trial-0001/   ...
+study.journal   trials.jsonl   best.toml   study.html   trial-0000/   trial-0001/   ...
 """
 
+import functools
 import json
+import math
 import shutil
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
@@ -22,36 +25,44 @@ from factorcell.choices import PRUNERS, SAMPLERS
 from factorcell.config import Config, UserError, choose
 from factorcell.data import tables
 from factorcell.data.corpus import Corpus
-from factorcell.evaluation import results
+from factorcell.evaluation import comparison, results
 from factorcell.evaluation.classification import ACCURACY, category, must_tell
-from factorcell.evaluation.results import Row
-from factorcell.finite import is_number
-from factorcell.model.run import CHECKPOINT, Run
+from factorcell.evaluation.comparison import Candidate
+from factorcell.evaluation.results import Row, kept_texts
+from factorcell.finite import brief, is_number
+from factorcell.model.run import CHECKPOINT, Run, facts
 from factorcell.progress import progress_bar
-from factorcell.training import search_space, trials
+from factorcell.training import search_space
 from factorcell.training.fit import Say, finish, read
-from factorcell.training.loop import watched
+from factorcell.training.loop import train
 from factorcell.training.plan import Asked, Budget, plan, resumed, said_config
-from factorcell.training.trials import ranked, told
 from factorcell.visible import visible
 
 if TYPE_CHECKING:
     import optuna
     from filelock import BaseFileLock
 
-# The content of study.html from the name of the study, rows of trials, the target, and the options drawn by ratio.
+# The content of study.html from a title, rows of trials, the target, and the options drawn on a logarithmic scale.
 Page = Callable[[str, Sequence[Row], str | None, Collection[str]], str]
+Texts = Callable[[int], tuple[Corpus, Corpus]]  # training and development texts by `min_context_count`
 
-BEGUN = "factorcell"  # the attribute of a study that says what it searches
-STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
+NAME = "factorcell"  # of the only study in a journal, and of its attribute that says what it searches
+STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
+COMPARED = ("gain", "gain_low", "gain_high", "ahead")
 
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """What a search does: how many `trials` in all, which draw from `models`, if any, and `ranges`, and how.
+    """Options of a search.
 
-    `target` names the context column to classify in the development table. `storage`: a database's URL or a journal's
-    path. `study`: its name, by default that of the folder. `budget`: of each trial.
+    Args:
+        trials: The number of trials in the whole study.
+        models: The model classes to draw from; without any, the config decides.
+        ranges: The options that are drawn, and from what.
+        target: The context column to classify in the development table.
+        sampler: "random" or "tpe", which learns from earlier trials.
+        pruner: Which trials are stopped early: "median", "halving" or "none".
+        budget: The time or work of each trial.
     """
 
     trials: int = 50
@@ -60,8 +71,6 @@ class SearchOptions:
     target: str | None = None
     sampler: str = "random"
     pruner: str = "median"
-    storage: str | None = None
-    study: str | None = None
     budget: Budget | None = None
 
 
@@ -75,33 +84,43 @@ def search(
     say: Say | None = None,
     page: Page | None = None,
 ) -> list[Row]:
-    """Train trials in `folder` until their study has all of them; its rows, the best first. Begun searches resume.
+    """Train trials in `folder` until their study has all of them; a search in an existing folder resumes.
 
-    What is neither searched nor `asked` follows from the table, as `fit` has it.
-    `page` makes the content of study.html, which is written when the search ends or is stopped.
+    Args:
+        source: The training table.
+        dev: The development table; without it, 5 % of the rows are held out.
+        asked: A `Config`, or a mapping of some options; options that are neither here nor drawn follow from the table.
+        folder: The folder of the study.
+        options: What is drawn, and how.
+        say: A function that takes lines about the progress.
+        page: A function that makes the content of study.html, which is written when the search ends or is stopped.
+
+    Returns:
+        A row per trial, the best first.
     """
     options = options or SearchOptions()
-    count, target = options.trials, options.target
+    target = options.target
     if target and dev is None:
         raise UserError("texts are classified in a development table: give --dev with --target")
-    limits.check(trials=count)
+    limits.check(trials=options.trials)
     choose("sampler", options.sampler, SAMPLERS)
     _optuna()
     folder = Path(folder)
-    config = said_config(asked)
-    search_space.check(options.ranges, config)
-    texts = SearchTexts(source, dev, config, progress=say is not None)
-    corpus, held = texts.counted(config.data.min_context_count)
+    said = said_config(asked)
+    search_space.check(options.ranges, said)
+
+    @functools.cache
+    def texts(least: int) -> tuple[Corpus, Corpus]:
+        config = search_space.configured(said, {"min_context_count": least})
+        return read(source, dev, config, progress=say is not None)
+
+    corpus, held = texts(said.data.min_context_count)
     if target:
         variable = category(corpus.schema, target)
-        must_tell(dev, variable, variable.values[1:], config.data, ACCURACY)
-    name = options.study or visible(folder.resolve().name)
-    if not name.isprintable():  # half of a surrogate pair neither
-        raise UserError(f"the study is named {name!r:.60}; a name has no control characters and is valid Unicode")
-    study, guard = opened(folder, options.storage, name, options.pruner)
-    config = _settled(asked, study.user_attrs.get(BEGUN), corpus, held, options.budget)
+        must_tell(dev, variable, variable.values[1:], said.data, ACCURACY)
+    study, guard = opened(folder, options.pruner)
+    config = _settled(asked, study.user_attrs.get(NAME), corpus, held, options.budget)
     begun = {
-        "study": name,
         "texts": len(corpus),
         "targets": corpus.targets,
         "source": tables.name_of(source),
@@ -112,12 +131,12 @@ def search(
         **{f"range of {key}": vars(v) if isinstance(v, search_space.Range) else v for key, v in options.ranges.items()},
     }
     with guard:
-        _same(study, folder, begun)
-    return Search(study, guard, texts, config, folder, options, page).go(say)
+        _check_same(study, folder, begun)
+    return Search(study, guard, texts, source, dev, config, folder, options, page).run(say)
 
 
 def _optuna() -> Any:
-    """The library of the search, which not everybody has."""
+    """Import the optional library of the search."""
     try:
         import filelock  # noqa: F401
         import optuna
@@ -127,98 +146,69 @@ def _optuna() -> Any:
     return optuna
 
 
-def opened(folder: Path, storage: str | None, name: str, pruner: str) -> "tuple[optuna.Study, BaseFileLock]":
-    """The study, made where there is none, and the lock of `folder`. `UserError` on a storage that cannot be read."""
+def opened(folder: Path, pruner: str) -> "tuple[optuna.Study, BaseFileLock]":
+    """Open or create the study of `folder`; return it and the lock of the folder."""
     optuna = _optuna()
     from filelock import FileLock
-    from sqlalchemy.exc import SQLAlchemyError
 
-    pruners = optuna.pruners
+    pruners, journal = optuna.pruners, optuna.storages.journal
     kinds = {"median": pruners.MedianPruner, "halving": pruners.SuccessiveHalvingPruner, "none": pruners.NopPruner}
     chosen = kinds[choose("pruner", pruner, PRUNERS)]()
-    where = storage or str(folder / "study.journal")
-    if "://" not in where and Path(where).exists():
-        inputs.check(Path(where))
+    path = folder / "study.journal"
+    if path.exists():
+        inputs.check(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         guard = FileLock(folder / "study.lock")
         with guard:
-            if "://" in where:
-                kept = optuna.storages.RDBStorage(where)
-            else:
-                journal = optuna.storages.journal
-                lock = journal.JournalFileOpenLock(where)
-                kept = optuna.storages.JournalStorage(journal.JournalFileBackend(where, lock))
-            study = optuna.create_study(storage=kept, study_name=name, pruner=chosen, load_if_exists=True)
-    except (OSError, ValueError, ImportError, SQLAlchemyError) as error:
+            backend = journal.JournalFileBackend(str(path), journal.JournalFileOpenLock(str(path)))
+            storage = optuna.storages.JournalStorage(backend)
+            study = optuna.create_study(storage=storage, study_name=NAME, pruner=chosen, load_if_exists=True)
+    except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(f"{where}: the study cannot be opened ({reason[0]})") from None
+        raise UserError(f"{path}: the study cannot be opened ({reason[0]})") from None
     return study, guard
 
 
 def _settled(asked: Asked, begun: Row | None, corpus: Corpus, held: Corpus, budget: Budget | None) -> Config:
-    """The options of all trials that are not searched: those that the study was begun with, else those of a plan."""
+    """Return the options that are not drawn: those that the study was begun with, or else those of a plan."""
     if begun is None:
         return plan(asked, corpus, held, budget).config
     kept = {part: {key: begun[f"{part}.{key}"] for key in values} for part, values in Config().to_dict().items()}
     return resumed(asked, Config.from_dict(kept)).config
 
 
-def _same(study: "optuna.Study", folder: Path, begun: Row) -> None:
-    """Refuse to resume with other texts, options or ranges than those that study and folder were begun with."""
-    path, begun = folder / "study.json", json.loads(json.dumps(begun))
-    known = {f"study {study.study_name}": study.user_attrs.get(BEGUN)}
-    known[str(folder)] = files.read_json(path) if path.exists() else None
-    for where, old in known.items():
-        if old is None:
-            continue
-        for key in old | begun:
-            if key != "training.threads" and old.get(key) != begun.get(key):
-                raise UserError(
-                    f"{where} was begun with {key} = {old.get(key)!r}, not {begun.get(key)!r}; "
-                    "choose another --out, and another --study in a shared storage"
-                )
-    study.set_user_attr(BEGUN, begun)
-    files.write_json(path, begun)
+def _check_same(study: "optuna.Study", folder: Path, begun: Row) -> None:
+    """Refuse to resume a study with other texts, options or ranges."""
+    begun = json.loads(json.dumps(begun))
+    old = study.user_attrs.get(NAME, begun)
+    for key in old | begun:
+        if key != "training.threads" and old.get(key) != begun.get(key):
+            raise UserError(
+                f"{folder} was begun with {key} = {old.get(key)!r}, not {begun.get(key)!r}; choose another --out"
+            )
+    study.set_user_attr(NAME, begun)
 
 
-class SearchTexts:
-    """Training and development texts, read once for each minimum count of a context value."""
-
-    def __init__(self, source: Any, dev: Any, config: Config, progress: bool) -> None:
-        self.source, self.dev, self.config, self.progress = source, dev, config, progress
-        self.read: dict[int, tuple[Corpus, Corpus]] = {}
-
-    def counted(self, least: int) -> tuple[Corpus, Corpus]:
-        """Both corpora, values of fewer than `least` texts grouped."""
-        if least not in self.read:
-            config = search_space.configured(self.config, {"min_context_count": least})
-            self.read[least] = read(self.source, self.dev, config, progress=self.progress)
-        return self.read[least]
-
-
+@dataclass
 class Search:
-    """A study and what its trials are made of."""
+    """A study, and what its trials are made of."""
 
-    def __init__(
-        self,
-        study: "optuna.Study",
-        guard: "BaseFileLock",
-        texts: SearchTexts,
-        config: Config,
-        folder: Path,
-        options: SearchOptions,
-        page: Page | None,
-    ) -> None:
-        self.study, self.guard, self.texts, self.config, self.folder = study, guard, texts, config, folder
-        self.options, self.page = options, page
+    study: "optuna.Study"
+    guard: "BaseFileLock"
+    texts: Texts
+    source: Any
+    dev: Any
+    config: Config
+    folder: Path
+    options: SearchOptions
+    page: Page | None = None
 
-    def go(self, say: Say | None) -> list[Row]:
-        """Train until the study has all trials; then, or when stopped, write the page. Rows, the best first."""
-        count = self.options.trials
-        with progress_bar(desc="trials", total=count, unit="trials", show=say is not None) as bar:
+    def run(self, say: Say | None) -> list[Row]:
+        """Train until the study has all trials; return its rows, the best first."""
+        with progress_bar(desc="trials", total=self.options.trials, unit="trials", show=say is not None) as bar:
             try:
-                while (claimed := self.claim(count)) is not None:
+                while (claimed := self.claim()) is not None:
                     trial, lock = claimed
                     self._show(bar)
                     try:
@@ -229,58 +219,55 @@ class Search:
                     rows = self.publish()
                     if say is not None:
                         with bar.external_write_mode():
-                            say(told(rows[trial.number]))
+                            say(trial_line(rows[trial.number]))
                 self._show(bar)
             finally:
                 rows = self.publish(ended=True)
         return ranked(rows)
 
     def _show(self, bar: Any) -> None:
-        """The bar says how many trials have ended, and the best of them."""
         rows = self.rows()
-        bar.update(sum(row["state"] not in ("running", "waiting") for row in rows) - bar.n)
+        bar.update(sum(row["state"] != "running" for row in rows) - bar.n)
         if (best := ranked(rows)[:1]) and best[0]["state"] == "complete":
             bar.set_postfix_str(f"best {best[0]['perplexity']:.2f} (trial {best[0]['number']})")
 
     def _trials(self) -> "list[optuna.trial.FrozenTrial]":
-        """All trials of the study as they stand now, by number."""
         return self.study.get_trials(deepcopy=False)
 
     def path(self, number: int) -> Path:
-        """The run folder of a trial."""
+        """Return the run folder of a trial."""
         return self.folder / f"trial-{number:04}"
 
-    def claim(self, count: int) -> "tuple[optuna.Trial, BaseFileLock] | None":
-        """A trial to train, locked: one abandoned in this folder, else a new one; None if there are `count`."""
+    def claim(self) -> "tuple[optuna.Trial, BaseFileLock] | None":
+        """Lock and return an abandoned trial, or else a new one; None if the study has all trials."""
         optuna = _optuna()
         from filelock import FileLock, Timeout
 
         with self.guard:
             for frozen in self._trials():
-                if frozen.state.name != "RUNNING" or not self.path(frozen.number).exists():
-                    continue  # it has ended, or belongs to another folder
+                if frozen.state.name != "RUNNING":
+                    continue
                 lock = FileLock(self.path(frozen.number).with_suffix(".lock"))
                 try:
                     lock.acquire(blocking=False)
                 except Timeout:
                     continue  # another process is training it
                 if self._trials()[frozen.number].state.name == "RUNNING":
-                    return optuna.Trial(self.study, frozen._trial_id), lock
-                lock.release()  # it ended between the two looks
-            if len(self._trials()) >= count:
+                    return optuna.Trial(self.study, frozen.number), lock  # in a journal of one study, ids are numbers
+                lock.release()  # it ended after the first look
+            if len(self._trials()) >= self.options.trials:
                 return None
             trial = self.study.ask()
-            self.path(trial.number).mkdir(exist_ok=True)
             lock = FileLock(self.path(trial.number).with_suffix(".lock"))
             lock.acquire()
             return trial, lock
 
     def attempt(self, trial: "optuna.Trial", progress: bool) -> None:
-        """Train one trial and report to the study how it ended; when interrupted it stays as it is, to be resumed."""
+        """Train one trial and report to the study how it ended; an interrupted trial stays as it is."""
         states = _optuna().trial.TrialState
         self.study.sampler = sampler(self.options.sampler, self.config.training.seed, trial.number)
         try:
-            pruned, result = self.trained(trial, progress)
+            pruned, result = self._trained(trial, progress)
         except Exception as error:
             trial.set_user_attr("error", str(error))
             self.study.tell(trial, state=states.FAIL)
@@ -289,68 +276,61 @@ class Search:
             return
         for key, value in result.items():
             trial.set_user_attr(key, value)
-        if pruned:
-            self.study.tell(trial, state=states.PRUNED)
-        else:
-            self.study.tell(trial, result["perplexity"])
+        self.study.tell(trial, None if pruned else result["perplexity"], states.PRUNED if pruned else None)
 
-    def trained(self, trial: "optuna.Trial", progress: bool) -> tuple[bool, Row]:
-        """Train the run of `trial`, from its checkpoint if there is one: whether it was pruned, and its figures."""
+    def _trained(self, trial: "optuna.Trial", progress: bool) -> tuple[bool, Row]:
+        """Train the run of `trial`; return whether it was pruned, and its figures."""
         config = search_space.draw(trial, self.options.ranges, self.options.models, self.config)
-        corpus, held = self.texts.counted(config.data.min_context_count)
+        corpus, held = self.texts(config.data.min_context_count)
         folder, pruned = self.path(trial.number), False
-        going_on = (folder / CHECKPOINT).exists()
-        if going_on:
+        resumes = (folder / CHECKPOINT).exists()
+        if resumes:
             run = Run.open(folder, trained=False)
         else:
-            shutil.rmtree(folder, ignore_errors=True)  # what a process left that was killed before the first checkpoint
+            shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed before the first checkpoint
             run = Run.create(folder, config, corpus.tokenizer, corpus.schema)
-        with closing(watched(run, corpus, held, resume=going_on, progress=progress)) as rows:
+        with closing(train(run, corpus, held, resume=resumes, progress=progress)) as rows:
             for row in rows:
                 if row["split"] == "dev" and self._hopeless(trial, row, config):
                     pruned = True
                     break
         if pruned:
-            run.load_weights()  # the best ones, with which a training ends that comes to its end
-        finish(run, corpus, held, self.texts.source)
+            run.load_weights()  # the best ones, as at the end of a whole training
+        finish(run, corpus, held, self.source)
         best = run.best()
         if best is None or not is_number(best["perplexity"]):
             raise UserError(f"{folder}: no finite perplexity on the development texts")
         result = {key: best[key] for key in ("perplexity", "perplexity_known")}
         result |= {"minutes": run.minutes(), "parameters": run.model.parameter_count()}
         if self.options.target and run.model.adapted and not pruned:
-            accuracy = results.told_apart(run, self.texts.dev, self.options.target)[0]["accuracy"]
+            accuracy = results.told_apart(run, self.dev, self.options.target)[0]["accuracy"]
             result |= {"accuracy": accuracy} if is_number(accuracy) else {}
         return pruned, result
 
     def _hopeless(self, trial: "optuna.Trial", row: Row, config: Config) -> bool:
-        """Report an evaluation by its number, which all trials share, and ask the pruner, but for the last one."""
+        """Report an evaluation by its number, and ask the pruner unless it is the last one."""
         number = row["step"] * config.training.evaluations // row["steps"]
         if number not in self._trials()[trial.number].intermediate_values:
             trial.report(row["perplexity"], number)
         return row["step"] < row["steps"] and trial.should_prune()
 
     def rows(self) -> list[Row]:
-        """One row a trial, by number."""
+        """Return a row per trial, by number."""
         made = []
         for frozen in self._trials():
             params, kept = dict(frozen.params), frozen.user_attrs
             row: Row = {"number": frozen.number, "state": STATES[frozen.state.name]}
             row["model"] = params.pop("model", self.config.model_name)
             row |= {"params": params, "perplexity": min(frozen.intermediate_values.values(), default=None)}
-            row |= {
-                key: kept[key]
-                for key in ("perplexity", "perplexity_known", "accuracy", "parameters", "minutes", "error")
-                if key in kept
-            }
-            path = self.path(frozen.number)
-            made.append({**row, "folder": path.name if path.exists() else None})  # None: in another folder
+            names = ("perplexity", "perplexity_known", "accuracy", "parameters", "minutes", "error")
+            row |= {key: kept[key] for key in names if key in kept}
+            made.append({**row, "folder": self.path(frozen.number).name})
         return made
 
     def publish(self, ended: bool = False) -> list[Row]:
-        """Write trials.jsonl and best.toml; the rows. Once the search has `ended`, compared, and study.html too."""
+        """Write trials.jsonl and best.toml; at the end of the search, compare the trials and write study.html."""
         with self.guard:
-            rows = trials.compared(self.rows(), self.path) if ended else self.rows()
+            rows = compared(self.rows(), self.folder) if ended else self.rows()
             files.write_rows(self.folder / "trials.jsonl", rows)
             best = ranked(rows)[:1]
             if best and best[0]["state"] == "complete":
@@ -360,14 +340,50 @@ class Search:
             if ended and self.page is not None:
                 ranges = self.options.ranges.items()
                 logs = [name for name, values in ranges if isinstance(values, search_space.Range) and values.log]
-                content = self.page(self.study.study_name, ranked(rows), self.options.target, logs)
+                title = visible(self.folder.resolve().name)
+                content = self.page(title, ranked(rows), self.options.target, logs)
                 files.write(self.folder / "study.html", content)
         return rows
 
 
 def sampler(name: str, seed: int, number: int) -> "optuna.samplers.BaseSampler":
-    """The sampler of one trial: its draws follow from the seed, the number and, for TPE, the trials before."""
+    """Return the sampler of one trial: its draws follow from the seed, the number and, for TPE, the earlier trials."""
     samplers = _optuna().samplers
     kind = {"random": samplers.RandomSampler, "tpe": samplers.TPESampler}[name]
-    own: optuna.samplers.BaseSampler = kind(seed=int(np.random.SeedSequence((seed, number)).generate_state(1)[0]))
-    return own
+    made: optuna.samplers.BaseSampler = kind(seed=int(np.random.SeedSequence((seed, number)).generate_state(1)[0]))
+    return made
+
+
+def ranked(rows: Sequence[Row]) -> list[Row]:
+    """Sort complete trials by perplexity, then the pruned ones, then the others."""
+    order = ["complete", "pruned"]
+    return sorted(
+        rows,
+        key=lambda row: (
+            order.index(row["state"]) if row["state"] in order else len(order),
+            math.inf if row["perplexity"] is None else row["perplexity"],
+            row["number"],
+        ),
+    )
+
+
+def trial_line(row: Row) -> str:
+    """Describe one trial in one line."""
+    figures = "" if row["perplexity"] is None else f", perplexity {row['perplexity']:.2f}"
+    figures += f", accuracy {row['accuracy']:.4f}" if "accuracy" in row else ""
+    figures += f" ({row['error']})" if "error" in row else ""
+    drawn = ", ".join(f"{name} {brief(value)}" for name, value in row["params"].items())
+    return f"trial {row['number']} {row['state']}{figures}: {row['model']}, {drawn}"
+
+
+def compared(rows: Sequence[Row], folder: Path) -> list[Row]:
+    """Add to each row its `gain` over the best trial on the development texts, and the figures in which it is `ahead`.
+
+    A trial without a run or without figures of the development texts has no gain.
+    """
+    trained = [row for row in ranked(rows) if row["perplexity"] is not None]
+    folders = [folder / row["folder"] for row in trained]
+    texts = [kept_texts(path, facts(path).get("development_key")) for path in folders]
+    found = comparison.compared([Candidate("", [row], [one]) for row, one in zip(trained, texts, strict=True)])
+    added = {row["number"]: {name: row[name] for name in COMPARED if name in row} for row in found}
+    return [{**row, "ahead": [], **added.get(row["number"], {})} for row in rows]

@@ -1,9 +1,7 @@
-"""What a search varies: for each option a range or a list of choices; what is drawn becomes a Config.
+"""The space of a search: a range or a list of choices per option, from which trials draw their configs.
 
-The default ranges span what the TACL paper selected on its six data sets (table 2): embeddings 35 to 200, recurrent
-layer 110 to 250, context vector 2 to 30, rank 2 to 20, recurrent dropout 0 to 0.5. The paper keeps Adam's rate at
-0.001; here it varies too, with the batches, the decay and the other kinds of dropout. The number of steps needs no
-place: the best evaluation of a training counts.
+The default ranges of sizes, rank and recurrent dropout span what the TACL paper selected on its data (table 2).
+The paper keeps Adam's learning rate at 0.001; here it varies, as do batches, weight decay and other dropout.
 """
 
 import dataclasses
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """All values from `low` to `high`, both included; with `log` each power of ten is as likely as the next."""
+    """The values from `low` to `high`, both included; with `log` they are uniform on a logarithmic scale."""
 
     low: float
     high: float
@@ -51,8 +49,7 @@ DEFAULT: Space = {
     "weight_decay": Range(0.0, 0.03),
 }
 
-# What may vary, and in which section it stands: all that leaves the perplexities of two trials comparable. The model
-# class (`adapt`) varies by its name.
+# The options that may vary, by section: those that leave perplexities comparable. `adapt` varies by the model class.
 TYPES: dict[str, dict[str, Any]] = {
     "data": {"min_context_count": int},
     "model": {name: kind for name, kind in typing.get_type_hints(ModelConfig).items() if name != "adapt"},
@@ -67,7 +64,7 @@ CONTEXT_SIZES = ("context_size", "variable_size", "number_size")
 
 
 def read(path: str | Path) -> Space:
-    """The space of a TOML file: `option = [choices]` or `option = {low = 1, high = 9, log = true}`."""
+    """Read a TOML file of lines like `option = [choices]` or `option = {low = 1, high = 9, log = true}`."""
     content = inputs.parsed(path)
     try:
         return {choose("option of a search", name, SECTIONS): _values(name, given) for name, given in content.items()}
@@ -76,7 +73,7 @@ def read(path: str | Path) -> Space:
 
 
 def ranges(path: Path | None, fixed: Collection[str]) -> Space:
-    """The default space with that of the file in its place or beside it, but for the options that are `fixed`."""
+    """Return the default space, updated by that of the file, without the options that are `fixed`."""
     own = {} if path is None else read(path)
     for name in own:
         if name in fixed:
@@ -101,7 +98,7 @@ def _values(name: str, given: Any) -> Range | tuple[Choice, ...]:
 
 
 def check(space: Space, config: Config) -> None:
-    """`UserError` where an end of a range or a choice is not a valid value of its option."""
+    """Raise a `UserError` if an end of a range or a choice is not a valid value of its option."""
     for name, values in space.items():
         choose("option of a search", name, SECTIONS)
         for value in (values.low, values.high) if isinstance(values, Range) else values:
@@ -112,7 +109,7 @@ def check(space: Space, config: Config) -> None:
 
 
 def draw(trial: "BaseTrial", space: Space, models: Sequence[str], config: Config) -> Config:
-    """`config` with what `trial` draws: first one of `models`, if any, then each option that matters to it."""
+    """Return `config` with what `trial` draws: one of `models`, if any, then each option that matters to it."""
     if models:
         config = config.with_model(trial.suggest_categorical("model", models))
     for name in sorted(space, key=lambda name: name != "output_bias"):  # it decides whether others matter
@@ -130,7 +127,7 @@ def _suggested(trial: "BaseTrial", name: str, values: Range | tuple[Choice, ...]
 
 
 def matters(name: str, config: Config) -> bool:
-    """Whether the option changes anything in a model of this config: the rank does in a FactorCell only."""
+    """Return whether the option changes a model of this config, as the rank does in a FactorCell only."""
     adapt, output_bias = (config.model.adapt, config.model.output_bias) if config.data.columns else ((), ())
     if name == "rank":
         return bool(adapt) and ranked(config.model)
@@ -142,7 +139,7 @@ def matters(name: str, config: Config) -> bool:
 
 
 def configured(config: Config, params: Mapping[str, Any]) -> Config:
-    """`config` with the drawn `params`: options by name, and the model class as "model". Output biases join by "+"."""
+    """Return `config` with the drawn `params`, where "model" is the model class and "+" joins output biases."""
     if "model" in params:
         config = config.with_model(params["model"])
     for name, value in params.items():

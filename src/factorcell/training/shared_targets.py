@@ -1,9 +1,8 @@
-"""Which targets training learns where it forgets what few people wrote.
+"""The targets that training learns if it excludes what fewer than `min_users` users wrote.
 
-A target is learned if the n-gram that it ends, the target and what stands right before it, was written by at least k
-users. A text of one person is read as before, so that what others share of it is learned, but its rare turns (a
-password, a name) add nothing to the loss. n is 4 for characters and graphemes and 2 for words; the start of a text
-counts as a token, and n-grams right after it are as short as what there is.
+A target is learned if at least that many users wrote its n-gram, the target and the tokens before it.
+So the model reads the texts of one user as a whole, but rare content (a password, a name) adds nothing to the loss.
+n is 4 for characters and graphemes and 2 for words; n-grams at the start of a text are shorter.
 
 Shapes: B texts, T targets of the longest.
 """
@@ -24,39 +23,34 @@ ORDER, ORDER_OF_CHARACTERS = 2, 4
 
 @dataclass(frozen=True)
 class SharedTargets:
-    """The targets of a corpus that are `learned`, text after text; `starts` (rows + 1) where those of a text begin."""
+    """Which targets of a corpus are `learned`, text after text, and where those of each text start (rows + 1)."""
 
     learned: Tensor
     starts: Tensor
 
     @classmethod
     def of(cls, corpus: Corpus, config: Config) -> "SharedTargets":
-        """Those whose n-gram at least `min_users` users of the corpus wrote; who has no name counts for nobody."""
+        """Find the targets whose n-gram at least `min_users` users wrote; texts without a user do not count."""
         order = ORDER_OF_CHARACTERS if corpus.tokenizer.is_character_level else ORDER
         found, which = np.unique(ngrams(corpus, order), return_inverse=True)
         people = people_of(which, np.repeat(corpus.users, corpus.lengths), len(found))
         learned = (people >= config.training.min_users)[which]
         return cls(torch.from_numpy(learned), torch.from_numpy(target_offsets(corpus)))
 
-    @property
-    def share(self) -> float:
-        """The share of all targets that are learned."""
-        return float(self.learned.double().mean())
-
     def mask(self, batch: Batch) -> Tensor:
-        """(B, T), true at the targets of `batch` that are learned."""
+        """Return (B, T), true at the targets of `batch` that are learned."""
         steps = torch.arange(batch.tokens.shape[1] - 1)
         rows, inside = batch.rows.cpu(), steps < batch.lengths.cpu()[:, None]
         index = (self.starts[rows][:, None] + steps).clamp(max=len(self.learned) - 1)
         return (self.learned[index] & inside).to(batch.tokens.device)
 
     def count(self, batch: Batch) -> int:
-        """How many targets of `batch` are learned, but at least 1, by which a sum can be divided."""
+        """Count the learned targets of `batch`; at least 1, to divide by it."""
         return max(1, int(self.mask(batch).sum()))
 
 
 def ngrams(corpus: Corpus, order: int) -> NDArray[np.uint64]:
-    """A 64-bit hash of the n-gram that ends in each target, of at most `order` tokens of its text."""
+    """Return a 64-bit hash of the n-gram that ends in each target, of at most `order` tokens of its text."""
     tokens = np.asarray(corpus.tokens, dtype=np.uint64) + np.uint64(1)  # 0 stands for what lies before a text
     places = np.arange(len(tokens)) - np.repeat(np.asarray(corpus.offsets[:-1]), corpus.lengths + 1)
     keys = np.zeros(len(tokens), dtype=np.uint64)

@@ -45,9 +45,6 @@ def tune(verb: Parser) -> None:
     verb.add_argument("--space", type=Path, help="TOML file of ranges and choices; they replace or join the papers'")
     verb.rare.add_argument("--sampler", choices=SAMPLERS, default="random", help="how options are drawn")
     verb.rare.add_argument("--pruner", choices=PRUNERS, default="median", help="which trials are given up early")
-    text = "database of the study (default: study.journal in --out)"
-    verb.rare.add_argument("--storage", metavar="URL", help=text)
-    verb.rare.add_argument("--study", metavar="NAME", help="name of the study (default: that of the folder)")
     options.add(verb)
     verb.optional.set_defaults(again="; the same command goes on")
 
