@@ -17,14 +17,14 @@ from factorcell import files
 from factorcell.commands.main import main
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import User, learn_one
-from factorcell.completion.search import SearchRequest, beam, search
+from factorcell.completion.search import PlainEngine, SearchRequest
 from factorcell.config import UserError
 from factorcell.data.canonical import canonical, canonical_prefix
 from factorcell.data.vocabulary import SPECIALS
 from factorcell.model.run import Run
-from tests.completion.test_search import CLOSE, typed_in, written_out
+from tests.completion.test_search import BOTH, CLOSE, instructions, typed_in, written_out
 from tests.elsewhere import DEVICE, Elsewhere, inference_mode
-from tests.small import inside, make_letters, make_run
+from tests.small import make_letters, make_run
 
 USERS = {"user": "city", "context": (), "min_user_count": 1}  # people are cities
 NASTY = {
@@ -119,7 +119,7 @@ def test_one_text_is_suggested_once_however_it_is_cut() -> None:
     run = make_letters(("🇳🇴", "🇳", "🇴"), data={"unit": "grapheme", "max_tokens": 4}, spread=0.2)
     typed = typed_in(run, "")
     with run.scoring():
-        found = search(run.model, SearchRequest(typed, 30, 2))
+        (found,) = PlainEngine(run.model).search([SearchRequest(typed, 30, 2)])
     texts = ["".join(run.vocabulary.decode(one.ids)) for one in found.completions]
     assert texts.count("🇳🇴") == 2
     ours = [one.text for one in Completer(run).complete("", k=30)]
@@ -230,13 +230,28 @@ def test_threads_get_the_answers_that_they_get_alone() -> None:
     assert len({str(answer) for answer in alone}) > 25
 
 
+@BOTH
+def test_many_prefixes_at_once_get_the_suggestions_of_each(kind: str) -> None:
+    run = make_letters(("abcdef", "fed"), seed=1, spread=0.8)
+    with instructions("off" if kind == "pytorch" else kind):
+        completer = Completer(run)
+        written = [
+            completer.type(completer.begin(context={"city": city}), text)
+            for city in ("Oslo", "Nice")
+            for text in ("", "a", "zb", "fed", "abc")
+        ]
+        each = [completer.suggest(one, k=6) for one in written]
+        assert completer.suggest_all(written, k=6, threads=3) == each
+        assert completer.suggest_all([]) == []
+        assert len({str(one) for one in each}) == len(each)
+
+
 def test_a_run_on_another_device_completes_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is made on the wrong device."""
     monkeypatch.setenv("FACTORCELL_KERNEL", "off")  # there only the plain path runs
     monkeypatch.setattr("torch.inference_mode", inference_mode)
     here, there = make_letters(), make_letters()
     ours = Completer(here).complete("ab", context={"city": "Nice"})
-    published = beam(here.model, typed_in(here, "ab"), most=4).completions
     with Elsewhere():
         there.model.to(DEVICE)
         there.model.output.embedding = there.model.embedding
@@ -244,9 +259,6 @@ def test_a_run_on_another_device_completes_alike(monkeypatch: pytest.MonkeyPatch
         found = completer.complete("ab", context={"city": "Nice"})
         assert [one.text for one in found] == [one.text for one in ours]
         assert [one.log_probability for one in found] == pytest.approx([one.log_probability for one in ours], abs=CLOSE)
-        written = completer.type(completer.begin(context={"city": "Oslo"}), "ab")
-        with there.scoring():
-            assert beam(there.model, inside(written.typed), most=4).completions == published
 
 
 def test_complete_as_it_is_typed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -136,7 +136,7 @@ def nearby(typed: str, place: int, most: int) -> str:
 def meanings(run: Run, typed: str, slips: Slips, longest: int = 99) -> Corrections:
     """What the search finds."""
     with run.scoring():
-        return meant(run.model, run.vocabulary, tuple(typed), typed_in(run, typed), slips, longest=longest)
+        return meant(run, tuple(typed), typed_in(run, typed), slips, longest=longest)
 
 
 @pytest.mark.parametrize("typed", ["abc", "aaa", "bcz", "zzz", "bacc", "abcac", "acbbca", "cbzcab"])
@@ -179,7 +179,7 @@ def test_a_narrow_beam_keeps_within_its_rows(typed: str, rows: int, seed: int) -
     assert meanings(run, typed, Slips(2, rows=rows, best=20)) == found
     with run.scoring():
         begun = typed_in(run, typed)
-        late = meant(run.model, run.vocabulary, tuple(typed), begun, Slips(2), longest=99, seconds=0.0)
+        late = meant(run, tuple(typed), begun, Slips(2), longest=99, seconds=0.0)
     assert (late.best, late.rows) == ((), 0)
     assert late.typed == found.typed
 

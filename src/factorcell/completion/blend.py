@@ -24,8 +24,7 @@ from factorcell.completion.completer import Completer, Suggestions, TypedText
 from factorcell.completion.fuzzy import Forgiving
 from factorcell.completion.online import User
 from factorcell.completion.popularity import History, Popularity
-from factorcell.completion.rounds import in_rounds, sizes
-from factorcell.completion.search import Stop, Suggestion
+from factorcell.completion.search import Stop, Suggestion, in_rounds, sizes
 from factorcell.config import UserError
 from factorcell.model.run import Run
 

@@ -17,6 +17,7 @@ from factorcell.data.canonical import canonical, canonical_prefix
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
 
+
 class Popularity:
     """Counted texts in alphabetical order; those with a common prefix are a range."""
 

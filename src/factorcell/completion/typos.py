@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from factorcell import limits
 from factorcell.completion.search import PrefixState, Suggestion
-from factorcell.data.vocabulary import Vocabulary
 from factorcell.model.language_model import LanguageModel
+from factorcell.model.run import Run
 
 Whole = NDArray[np.int64]
 SlipCounts = NDArray[np.int8]
@@ -176,8 +176,7 @@ class Corrections:
 
 
 def meant(
-    model: LanguageModel,
-    vocabulary: Vocabulary,
+    run: Run,
     tokens: Sequence[str],
     typed: PrefixState,
     slips: Slips,
@@ -190,6 +189,7 @@ def meant(
     A beam: of each length the most probable hypotheses go on, `slips.rows` in all, until time is up. A token that the
     vocabulary does not hold may be meant about where it was typed; it is read as the unknown token.
     """
+    model, vocabulary = run.model, run.vocabulary
     stop = math.inf if seconds is None else time.monotonic() + seconds
     as_typed = sum(float(logs[0, token]) for logs, token in zip(typed.logs, typed.ids, strict=False))
     most = slips.within(len(tokens))
