@@ -187,10 +187,10 @@ def test_a_trained_run_has_what_its_blend_needs(tmp_path: Path) -> None:
     found = Blend(Completer(run), Popularity.of(run)).complete("ze", user)
     assert "zebra crossing" in [one.text for one in found]
     BlendWeights({**DEFAULT.values, "own": 5.0}).save(run)
-    assert BlendWeights.of(run).values["own"] == 5.0
+    assert BlendWeights.read(run.folder).values["own"] == 5.0
     files.write_json(run.folder / "blend.json", {"format": 1, "own": 1})
     with pytest.raises(UserError, match="not the weights of a blend"):
-        BlendWeights.of(run)
+        BlendWeights.read(run.folder)
     (run.folder / POPULARITY).unlink()
     with pytest.raises(UserError, match=r"no popularity\.jsonl; training keeps it with --user"):
         Popularity.of(run)

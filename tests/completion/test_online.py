@@ -191,19 +191,19 @@ def test_a_user_takes_little_room() -> None:
 def test_a_rule_is_kept_in_the_run_folder(tmp_path: Path) -> None:
     run = make()
     run.folder = tmp_path
-    assert LearningRule.of(run) == LearningRule("adagrad", 0.1)
+    assert LearningRule.read(run.folder) == LearningRule("adagrad", 0.1)
     LearningRule("adadelta", 5.0, reach=0).save(run)
-    assert LearningRule.of(run) == LearningRule("adadelta", 5.0, 0)
+    assert LearningRule.read(run.folder) == LearningRule("adadelta", 5.0, 0)
     assert Learner(run).longest == float("inf")
     LearningRule("sgd", 0.25).save(run)
-    assert LearningRule.of(run) == LearningRule("sgd", 0.25)
+    assert LearningRule.read(run.folder) == LearningRule("sgd", 0.25)
     user = learn_one(run, User.new(run), "abc")
     (expected,), _ = Learner(run, LearningRule("sgd", 0.25)).learn([User.new(run)], ["abc"])
     assert np.array_equal(user.vector, expected.vector)
     for wrong, message in (({"pace": 1}, "not a rule"), ({"optimiser": "adam"}, "unknown online optimiser 'adam'")):
         (tmp_path / "online.json").write_text(json.dumps({"format": 1, **wrong}))
         with pytest.raises(UserError, match=message):
-            LearningRule.of(run)
+            LearningRule.read(run.folder)
 
 
 def test_mistakes_are_told() -> None:

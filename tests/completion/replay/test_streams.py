@@ -17,6 +17,7 @@ from factorcell.completion.replay.streams import (
     COUNT,
     PrefixDraw,
     Stream,
+    System,
     known_prefixes,
     partial_rank_of,
     rank_of,
@@ -38,7 +39,7 @@ ROWS: list[dict[str, Any]] = [
 
 
 @dataclass(frozen=True)
-class Spy:
+class Spy(System):
     """Suggests what was learned, and notes all that it is asked; it holds (user, texts learned)."""
 
     asked: list[tuple[Any, ...]]

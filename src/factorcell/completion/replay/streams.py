@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from factorcell import files, limits
 from factorcell.completion.search import Suggestion
@@ -33,20 +33,24 @@ COUNT = 10  # suggestions that are asked for
 Row = dict[str, Any]
 
 
-class System(Protocol):
-    """One way to complete. What it holds of a person is a value, so that one system serves many streams."""
+class System:
+    """One way to complete. Its state of a user is a value, so that one system serves many streams."""
 
     def start(self, user: str) -> Any:
-        """What it holds of a person never seen."""
+        """Return the state of a user who has written nothing."""
+        return None
 
     def suggest(self, held: Any, prefix: str, row: Mapping[str, Any], k: int) -> list[Suggestion]:
-        """At most `k` whole texts, the best first; `row` has every column but the text."""
+        """Return at most `k` whole texts, the best first; `row` has every column except the text."""
+        raise NotImplementedError
 
     def nats(self, held: Any, row: Mapping[str, Any]) -> tuple[float, int] | None:
-        """Nats and targets of the whole text, before it is learned; None where the system is no language model."""
+        """Return nats and targets of the text before it is learned; None for a system that is not a language model."""
+        return None
 
     def learn(self, held: Any, row: Mapping[str, Any]) -> Any:
-        """What it holds of the person once the text is known."""
+        """Return the state of the user after the text."""
+        return held
 
 
 @dataclass(frozen=True)
@@ -142,8 +146,8 @@ def known_prefixes(streams: Sequence[Stream], source: Any, data: DataConfig) -> 
 
 
 def rank_of(text: str, suggestions: Sequence[str]) -> int | None:
-    """The place of `text` among the suggestions, 1 the first."""
-    return next((rank for rank, one in enumerate(suggestions, 1) if one == text), None)
+    """Return the rank of `text` among the suggestions, from 1."""
+    return suggestions.index(text) + 1 if text in suggestions else None
 
 
 def partial_rank_of(text: str, suggestions: Sequence[str]) -> int | None:
@@ -166,9 +170,8 @@ def replay(
     `known` the prefixes that training texts begin with. `UserError` where the file is of other streams.
     """
     done = _done(path, streams)
-    todo = [
-        (stream, name) for stream in streams if stream.judged for name in systems if (name, stream.user) not in done
-    ]
+    pairs = [(stream, name) for stream in streams if stream.judged for name in systems]
+    todo = [(stream, name) for stream, name in pairs if (name, stream.user) not in done]
     total = sum(len(stream.rows) for stream, _ in todo)
     with progress_bar(total=total, desc="replay", unit="texts", show=progress, leave=None) as bar:
         for stream, name in todo:
@@ -184,7 +187,7 @@ def replay(
 
 
 def _followed(system: System, stream: Stream, text: str) -> Iterator[Row | None]:
-    """One stream through one system: what was judged of each text, None where it was only learned."""
+    """Yield how each text was judged, None where it was only learned."""
     held = system.start(stream.user)
     for position, (row, prefix) in enumerate(zip(stream.rows, stream.prefixes, strict=True)):
         judged: Row = {}
