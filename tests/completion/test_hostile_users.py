@@ -119,7 +119,6 @@ def test_every_flipped_bit_is_refused(outcome: dict[str, int]) -> None:
 @counting
 @given(data=st.data())
 def test_cut_joined_and_spoiled_bytes_are_refused(data: st.DataObject, outcome: dict[str, int]) -> None:
-    """Cut anywhere, anything added, before or behind, users one after the other, any stretch of 32 bits altered."""
     content = GOOD.to_bytes()
     place = data.draw(st.integers(0, len(content) - 1))
     extra = data.draw(st.binary(min_size=1, max_size=60))
@@ -243,7 +242,6 @@ def test_what_is_longer_than_the_run_reads_is_cut_as_in_training(outcome: dict[s
     letters=st.lists(st.sampled_from(["a", "é", "😀"]), min_size=1, max_size=8),
 )
 def test_a_history_is_bounded_in_bytes(sizes: list[int], letters: list[str], outcome: dict[str, int]) -> None:
-    """The newest texts that fit, as adding one by one or all at once keeps them; the newest is always there."""
     texts = [letter * (count // 4) for letter, count in zip(itertools.cycle(letters), sizes, strict=False)]
     history = History()
     for text in texts:
@@ -261,7 +259,6 @@ def test_a_history_is_bounded_in_bytes(sizes: list[int], letters: list[str], out
 
 
 def test_learning_spoils_nobody(monkeypatch: pytest.MonkeyPatch, outcome: dict[str, int]) -> None:
-    """Gradients that overflow what is kept of them: a clear line, and the user as before."""
     run = make()
     for rule, slope in ((LearningRule("adagrad", 0.1), 1e30), (LearningRule("sgd", FASTEST), 3e38)):
         learner = Learner(run, rule)
@@ -341,7 +338,6 @@ def learn_without_end(run: Run, path: Path, told: int) -> None:
 @pytest.mark.slow
 @forks
 def test_killed_at_any_moment_nothing_learned_is_lost(tmp_path: Path, outcome: dict[str, int]) -> None:
-    """`kill -9` while a user is learned and written, again and again, until enough is: a busy machine learns slowly."""
     run, path, draw, seen, before = make(), tmp_path / "user", random.Random(7), 0, 0
     with (tmp_path / "told").open("w+b") as told:
         for turn in range(1000):

@@ -79,7 +79,6 @@ def test_optimisers_are_those_of_pytorch(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "rate"), [("adagrad", 0.3), ("adadelta", 20.0), ("sgd", 0.05)])
 def test_what_is_written_again_and_again_becomes_likely(name: str, rate: float) -> None:
-    """Only the person's vector moves: the model is the same, bit by bit, and so is everybody else."""
     run = make(spread=0.6)
     before = {key: value.clone() for key, value in run.model.kept().items()}
     learner = Learner(run, LearningRule(name, rate))
@@ -98,7 +97,6 @@ def test_what_is_written_again_and_again_becomes_likely(name: str, rate: float) 
 
 
 def test_who_is_new_is_learned_where_the_vector_is_the_context(tmp_path: Path) -> None:
-    """L(c) R(c) has no gradient at zero: a run that begins with a new person there would never learn anybody."""
     users = {"user": "city", "context": (), "min_user_count": 1, "unit": "char", "min_count": 1}
     model = {"adapt": ("factor",), "output_bias": (), "context_layer": "none", "variable_size": 3, "context_size": 3}
     config = Config.from_dict({"data": users, "model": {**model, "hidden_size": 5, "rank": 2}})
@@ -139,7 +137,6 @@ def test_a_vector_stays_bounded_and_survives_nonsense() -> None:
 @pytest.mark.parametrize("reach", [0, 0.5, 3.0])
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_a_vector_reaches_as_far_as_the_rule_says(name: str, reach: float) -> None:
-    """Beyond the bound it keeps its direction; with none it goes where PyTorch's optimiser takes it (thesis 5.4.1)."""
     run = make()
     learner = Learner(run, LearningRule(name, 1e3, reach))
     user, gradients = learner.new(), [np.array([0.3, -0.2], np.float32)] * 4
@@ -179,7 +176,6 @@ def test_users_are_what_they_were_after_saving(
 
 
 def test_a_user_takes_little_room() -> None:
-    """Of the large models: 40 numbers, and two more for each with Adadelta."""
     user = User(np.zeros(40, np.float32), np.zeros((2, 40), np.float32), 7)
     assert len(user.to_bytes()) == 32 + 4 * 120 <= 512
     full = user
@@ -224,7 +220,6 @@ def test_mistakes_are_told() -> None:
 
 
 def test_time_is_context_too() -> None:
-    """`time` gives hour and weekday; what a user writes at night is likelier at night."""
     data = {"user": "city", "time": "at", "context": (), "min_user_count": 1}
     rows = [{"text": "ab", "city": "Oslo", "at": f"2026-11-{day:02}T{day:02}:30:00"} for day in range(1, 20)]
 

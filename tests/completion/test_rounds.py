@@ -78,7 +78,6 @@ def test_fewer_texts_of_a_model_are_the_first_of_more(slips: int, plain: bool) -
 @pytest.mark.parametrize("slips", [0, 2])
 @pytest.mark.parametrize("seed", [None, 0, 1])
 def test_fewer_blended_texts_are_the_first_of_more(slips: int, seed: int | None) -> None:
-    """By the default weights and by random ones."""
     run = make_letters(data=CITY, spread=0.8)
     drawn = np.random.default_rng(seed).normal(size=len(FEATURES)).tolist()
     weights = None if seed is None else BlendWeights(dict(zip(FEATURES, drawn, strict=True)))

@@ -136,7 +136,6 @@ def same(found: SearchResult, logs: dict[Ids, float], k: int) -> bool:
 @settings(max_examples=20)
 @given(data=st.data(), prefix=st.text("abcz", max_size=4), city=st.sampled_from(["Oslo", "Nice"]))
 def test_search_finds_the_best_of_all_texts_written_out(kind: str, data: st.DataObject, prefix: str, city: str) -> None:
-    """Any model that the engine takes; an unknown letter (z) in the prefix; some texts not accepted."""
     run = make_letters(**data.draw(ANY_MODEL if kind == "pytorch" else MODELS))
     most, k, batch = data.draw(st.integers(0, 4)), data.draw(st.integers(1, 20)), data.draw(st.integers(1, 40))
     refused = data.draw(st.sampled_from([None, (), 3, 4]))
@@ -232,7 +231,6 @@ def test_each_bound_cuts_a_search_and_a_bound_that_is_not_reached_changes_nothin
 
 @BOTH
 def test_only_completions_above_the_least_are_found(kind: str) -> None:
-    """The plain search expands fewer rows for them; nothing is cut for their sake."""
     run = make_letters(seed=3, spread=0.8)
     whole = found_in(run, "b", 9, 6, kind)
     for count in range(10):
@@ -245,7 +243,6 @@ def test_only_completions_above_the_least_are_found(kind: str) -> None:
 
 @BOTH
 def test_special_tokens_are_never_suggested(kind: str) -> None:
-    """Not even where the model takes the unknown token for almost certain."""
     run = make_letters()
     with torch.no_grad():
         run.model.output.bias[UNKNOWN] = 20.0
@@ -310,7 +307,6 @@ def test_a_stop_calls_from_any_thread_at_once_where_it_is_set_and_nothing_that_h
 
 @compiled_here
 def test_few_that_are_accepted_are_found_among_many() -> None:
-    """One text in hundreds, far down the order; a search that has no more to give ends."""
     run = make_letters(seed=4, spread=0.8)
     logs = written_out(run, "a", "Oslo", 5)
     rarest = sorted(logs, key=lambda ids: logs[ids])[:3]
@@ -337,7 +333,6 @@ def people(run: Run, products: str = "float32", count: int = 30) -> tuple[Compil
 @compiled_here
 @pytest.mark.parametrize("products", PRODUCTS)
 def test_many_requests_are_each_answered_as_alone_bit_for_bit(products: str) -> None:
-    """In one call over several threads, and in calls from several threads at once; what is typed is not changed."""
     compiled, requests = people(make_letters(("abcdef", "fed"), seed=1, spread=0.8), products)
     before = [torch.cat([*one.typed.after]).clone() for one in requests]
     alone = [compiled.search([one])[0] for one in requests]
@@ -357,7 +352,6 @@ def test_many_requests_are_each_answered_as_alone_bit_for_bit(products: str) -> 
 @compiled_here
 @pytest.mark.parametrize("products", PRODUCTS)
 def test_a_model_of_the_real_size_is_searched_as_by_the_plain_search(products: str) -> None:
-    """Random weights of 600 hidden units, whose ten best texts are probable."""
     letters = ("".join(map(chr, range(48, 48 + 104))),)
     sizes = {"hidden_size": 600, "embedding_size": 24, "rank": 60, "context_size": 40, "variable_size": 40}
     kind: dict[str, Any] = {"layer_norm": True, "adapt": ("factor",), **sizes}

@@ -38,7 +38,6 @@ pytestmark = compiled_here
 def test_what_short_products_find_has_scores_by_floats(
     variant: str, model: dict[str, Any], prefix: str, k: int
 ) -> None:
-    """Each text with its own score, the best first, next to none missed; the typed states are those of floats."""
     run = make_letters(**model)
     logs = written_out(run, prefix, "Oslo", 4)
     with instructions(variant):
@@ -55,7 +54,6 @@ def test_what_short_products_find_has_scores_by_floats(
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_errors_of_short_products_are_within_the_margin(variant: str) -> None:
-    """So little is searched twice, and a little more than floats search, which have no margin."""
     run = make_letters(("abcdef", "fed"), seed=1, spread=0.3, hidden_size=70, rank=5, layer_norm=True)
     with instructions(variant):
         alone = [compiled.search(requests) for compiled, requests in (people(run), people(run, "bfloat16"))]
@@ -66,7 +64,6 @@ def test_errors_of_short_products_are_within_the_margin(variant: str) -> None:
 
 
 def test_where_short_products_are_wrong_floats_find() -> None:
-    """With other weights of that type other texts are expanded; the scores by floats tell, and all is done anew."""
     run = make_letters(("abcdefgh",), seed=1, spread=0.8)
     compiled, typed = packed_in(run, "ab", products="bfloat16")
     packed, by_floats = compiled.packed, found_in(run, "ab", 30, 5)
@@ -84,7 +81,6 @@ def test_where_short_products_are_wrong_floats_find() -> None:
 
 
 def test_short_numbers_are_for_processors_that_have_them() -> None:
-    """Where they are asked for; elsewhere floats, which are as good."""
     run = make_letters()
     for variant in VARIANTS:
         with instructions(variant):
@@ -95,7 +91,6 @@ def test_short_numbers_are_for_processors_that_have_them() -> None:
 
 
 def test_a_run_of_short_products_completes_with_scores_by_floats() -> None:
-    """What a context decides is computed by floats, too."""
     run = make_letters(seed=2, spread=0.8, layer_norm=True)
     ours = Completer(run).complete("a", context={"city": "Oslo"}, k=5)
     run.precision = "bfloat16"

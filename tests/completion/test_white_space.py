@@ -73,7 +73,6 @@ def test_a_prefix_keeps_one_space_at_its_end(prefix: str, expected: str) -> None
 
 @each_twin
 def test_counts_of_twins_are_added(twin: str) -> None:
-    """Their users too: a text is popular once enough people wrote any of its forms."""
     texts, users = [TEXT, twin, twin, "other"], ["ann", "bob", "cas", "ann"]
     assert TextCounts.of(texts, 1) == TextCounts({TEXT: 3, "other": 1}, 4)
     assert TextCounts.of(texts, 3, users, 3).kept == {TEXT: 3}
@@ -99,7 +98,6 @@ def test_texts_of_white_space_alone_are_not_counted() -> None:
 
 @each_twin
 def test_popularity_and_history_know_a_text_once(twin: str) -> None:
-    """A prefix may be written in either way; the whole text, however it is written, completes nothing."""
     history = History((TEXT, twin)).add(twin)
     assert history.texts == (TEXT,) * 3
     for source in (Popularity.fit([TEXT, twin, twin], 3), history, Forgiving(history, 1)):
@@ -149,7 +147,6 @@ def test_a_model_suggests_no_twins(unit: str, slips: int) -> None:
 
 
 def test_both_searches_return_the_same_texts() -> None:
-    """The compiled search and the plain one."""
     run = make_letters(("ab", "a b", "b  a", "a\nb"), data={"max_tokens": 7}, spread=0.8)
     compiled, plain = Completer(run), Completer(run)
     plain.engine = PlainEngine(run.model)
@@ -163,7 +160,6 @@ def test_both_searches_return_the_same_texts() -> None:
 
 @each_twin
 def test_a_blend_suggests_a_text_once(twin: str) -> None:
-    """Model, popular texts and the user's own name the same text."""
     run = make_letters(("zebra crossing \n",), data={**USERS, "max_tokens": 30}, spread=0.8)
     user = learn_one(run, User.new(run), twin)
     blend = Blend(Completer(run), Popularity.fit([TEXT, twin], 1))
@@ -189,7 +185,6 @@ def service(tmp_path: Path) -> Service:
 
 @pytest.mark.parametrize("twin", ["cab a ", "cab  a", "\ncab a", "cab\u00a0a\r\n"])
 def test_a_service_keeps_a_text_in_one_form(service: Service, twin: str) -> None:
-    """What is kept, suggested, exported and restored; an idempotency key does not tell twins apart."""
     assert service.accept("ann", "cab a", key="1").outcome == "learned"
     assert service.accept("ann", twin, key="1").outcome == "repeated"
     assert service.accept("ann", twin).outcome == "learned"
@@ -214,7 +209,6 @@ def test_a_service_keeps_a_text_in_one_form(service: Service, twin: str) -> None
 
 @each_twin
 def test_every_twin_is_forgotten_at_once(service: Service, twin: str) -> None:
-    """By the service and without a model, also those that a store has in another form."""
     texts = (TEXT, "other", *TWINS.values())
     record = changes.changed(
         Record.new("ann", 1), accepted=len(texts), texts=tuple(KeptText(n, one, 1) for n, one in enumerate(texts, 1))

@@ -82,7 +82,6 @@ def test_weights_fitted_to_people_rank_their_texts_higher() -> None:
 
 
 def test_values_never_seen_are_read_as_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In the search for a rate, in the blend, and by the command."""
     folder = save(tmp_path / "run", data={**CITY, "context": ("text:category",)})
     TextCounts.of(["cab", "abc"], 1).save(folder / POPULARITY)
     files.write_rows(tmp_path / "dev.jsonl", ROWS)
@@ -94,7 +93,6 @@ def test_values_never_seen_are_read_as_asked(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_tune_online_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The best rule and the weights are in the run folder, and are used from there on."""
     folder = save(tmp_path / "run", data=CITY)
     TextCounts.of(["cab", "abc"], 1).save(folder / POPULARITY)
     files.write_rows(tmp_path / "dev.jsonl", ROWS)
