@@ -4,8 +4,6 @@ import codecs
 import io
 import json
 import unicodedata
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -123,14 +121,6 @@ def test_one_text_is_suggested_once_however_it_is_cut() -> None:
     assert "🇳🇴" in ours
 
 
-def test_what_is_no_text_is_one_clear_error() -> None:
-    with pytest.raises(UserError) as error:
-        Completer(make_letters()).complete("a\ud800")
-    assert "not Unicode text (character 2)" in str(error.value)
-    assert "\n" not in str(error.value)
-    assert str(error.value).isascii()
-
-
 @pytest.mark.parametrize("slips", [0, 1])
 def test_nothing_goes_on_from_what_is_too_long(slips: int) -> None:
     completer = Completer(make_letters(), slips=slips)
@@ -162,13 +152,6 @@ def test_other_mistakes_are_told(tmp_path: Path) -> None:
     )
 
 
-def test_a_search_out_of_time_says_so() -> None:
-    completer = Completer(make_letters(), seconds=0.0)
-    written = completer.type(completer.begin(), "a")
-    assert completer.suggest(written).cut
-    assert not Completer(make_letters(), seconds=1e6).suggest(written).cut
-
-
 def test_a_search_has_its_own_time() -> None:
     for slips in (0, 1):
         patient, hasty = Completer(make_letters(), slips=slips), Completer(make_letters(), seconds=0.0, slips=slips)
@@ -196,28 +179,6 @@ def test_what_is_not_allowed_makes_room(model: dict[str, Any], slips: int) -> No
         assert len(shown) == 6
         assert "ab" not in " ".join(shown)
     assert [one.slips for one in strict.complete("ab")] == [] or slips
-
-
-def test_threads_get_the_answers_that_they_get_alone() -> None:
-    run = make_letters(("abcdef", "fed"), seed=1, spread=0.8)
-    completer, random = Completer(run), np.random.default_rng(0)
-    people = [
-        ("".join(random.choice(list("abcdefz"), size=5)), {"city": str(random.choice(["Oslo", "Nice"]))})
-        for _ in range(50)
-    ]
-
-    def answers(person: tuple[str, dict[str, str]]) -> Iterator[Any]:
-        text, context = person
-        written = completer.begin(context=context)
-        for end in range(1, len(text) + 1):
-            written = completer.type(written, text[:end])
-            yield completer.suggest(written, k=5)
-
-    alone = [list(answers(person)) for person in people]
-    with ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(lambda person: list(answers(person)), people))
-    assert together == alone
-    assert len({str(answer) for answer in alone}) > 25
 
 
 @BOTH

@@ -2,7 +2,6 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,15 +174,6 @@ def test_users_are_what_they_were_after_saving(
             User.from_bytes(content[:cut])
 
 
-def test_a_user_takes_little_room() -> None:
-    user = User(np.zeros(40, np.float32), np.zeros((2, 40), np.float32), 7)
-    assert len(user.to_bytes()) == 32 + 4 * 120 <= 512
-    full = user
-    for number in range(300):
-        full = replace(full, history=full.history.add(f"{number}"))
-    assert len(full.history.texts) == full.history.most == 100
-
-
 def test_a_rule_is_kept_in_the_run_folder(tmp_path: Path) -> None:
     run = make()
     run.folder = tmp_path
@@ -217,18 +207,3 @@ def test_mistakes_are_told() -> None:
         learn_one(run, User.new(run), "abc", {"town": "Oslo"})
     with pytest.raises(UserError, match="all must give the same"):
         run.read(["a", "b"], [{"city": "Oslo"}, {}])
-
-
-def test_time_is_context_too() -> None:
-    data = {"user": "city", "time": "at", "context": (), "min_user_count": 1}
-    rows = [{"text": "ab", "city": "Oslo", "at": f"2026-11-{day:02}T{day:02}:30:00"} for day in range(1, 20)]
-
-    config = Config.from_dict({"data": {**data, "unit": "char", "min_count": 1}})
-    schema = prepare(rows, config.data).schema
-    assert [(v.name, v.source, v.kind) for v in schema.variables] == [
-        ("city", "city", "category"),
-        ("at.hour", "at", "hour"),
-        ("at.weekday", "at", "weekday"),
-    ]
-    assert schema.variables[0].least == 1
-    assert config.data.columns == ("city:category", "at:hour", "at:weekday")

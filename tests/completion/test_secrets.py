@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -106,21 +105,6 @@ def test_held_out_rows_are_not_counted(run: Run) -> None:
     expected = Counter(text for text in texts_of(corpus) if text != SECRET)
     assert TextCounts.open(run.folder / POPULARITY) == TextCounts(expected, len(corpus), 3)
     assert len(held) == len(ROWS) - len(corpus) > 3
-
-
-@pytest.mark.parametrize("after", [lambda path: write(path, ROWS[:50]), Path.unlink])
-def test_what_is_counted_is_what_was_read(
-    after: Callable[[Path], Any], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table, learn = tmp_path / "rows.jsonl", fitting.learn
-
-    def learning(*given: Any, **named: Any) -> None:
-        after(table)
-        learn(*given, **named)
-
-    monkeypatch.setattr(fitting, "learn", learning)
-    fit(write(table, ROWS), None, config(), tmp_path / "run")
-    assert (tmp_path / "run" / POPULARITY).read_bytes() == (run.folder / POPULARITY).read_bytes()
 
 
 def test_a_fine_tuned_run_counts_its_own_texts(run: Run, tmp_path: Path) -> None:

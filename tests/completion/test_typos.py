@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from factorcell.commands.main import main
 from factorcell.completion import completer as completing
-from factorcell.completion.completer import Completer, Suggestions
+from factorcell.completion.completer import Completer
 from factorcell.completion.fuzzy import Forgiving
 from factorcell.completion.popularity import History
 from factorcell.completion.search import Suggestion
@@ -55,11 +55,6 @@ def within(typed: str, most: int) -> int:
 def cost_of(text: str, typed: str) -> float:
     """Nats for the slips of a text, and for another first letter."""
     return slips_of(text, typed) * SLIP + (text[:1] != typed[:1]) * FIRST
-
-
-def test_distances_that_everybody_knows() -> None:
-    pairs = {("ab", "ba"): 1, ("ca", "abc"): 3, ("kitten", "sitting"): 3, ("", "abc"): 3, ("fix", "fxi"): 1}
-    assert {pair: distance(*pair) for pair in pairs} == pairs
 
 
 LETTERS = "abc"
@@ -297,21 +292,6 @@ def test_a_joined_list_is_of_the_k_most_probable() -> None:
     found = join(exact, Corrections(best, math.log(0.4), math.log(0.4), 7), finish, 6)
     assert [one.text for one in found] == ["abc", "abd", "x1", "y1", "x2", "y2"]
     assert join(exact, Corrections((), -math.inf, -3.0, 0), finish, 2) == exact
-
-
-def test_time_is_shared() -> None:
-    run = make_letters(spread=0.8)
-
-    def suggest(seconds: float | None) -> Suggestions:
-        completer = Completer(run, slips=CHEAP, seconds=seconds)
-        return completer.suggest(completer.type(completer.begin(), "abca"))
-
-    whole = suggest(None)
-    assert suggest(1e6) == whole
-    assert not whole.cut
-    assert any(one.slips for one in whole.suggestions)
-    assert suggest(0.0).cut
-    assert suggest(0.0).rows == 0
 
 
 def test_slips_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,7 +131,7 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
         systems(folder, ["plane"])
     with pytest.raises(UserError, match="choose from mpc, history, blend, one"):
         systems(tmp_path / "runs", ["plain"])
-    with pytest.raises(UserError, match=r"no popularity.jsonl in .*one; training keeps it"):
+    with pytest.raises(UserError, match=r"one: no popularity.jsonl; training keeps it"):
         systems(folder, ["mpc"])
     with pytest.raises(UserError, match="expected a run folder or a folder of runs"):
         systems(tmp_path, ["mpc"])

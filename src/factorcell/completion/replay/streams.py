@@ -1,8 +1,8 @@
-"""Progressive evaluation of completion: what somebody wrote, in order of time; predict each text, judge, then learn it.
+"""Progressive evaluation of completion: predict each text of a user in order of time, judge the result, then learn it.
 
-Of every text a prefix is drawn, uniformly among those with two characters typed and one to come (thesis, section
-5.4.1), where a character is what a reader takes for one. The draw is a hash of seed, user, text and place in the
-stream, so that all systems, machines and interrupted replays meet the same prefixes.
+A prefix of each text is drawn, uniformly among those with at least two graphemes typed and one to come (thesis, section
+5.4.1). The draw is a hash of seed, user, text and position in the stream, so that all systems, machines and interrupted
+replays complete the same prefixes.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ class System:
 
 @dataclass(frozen=True)
 class Stream:
-    """What one person wrote: `rows` in order of time, and the prefix to complete of each, None where none is judged."""
+    """The rows of one user in order of time, and the prefix to complete of each, None where none is judged."""
 
     user: str
     rows: tuple[Row, ...]
@@ -63,13 +63,13 @@ class Stream:
 
     @property
     def judged(self) -> list[tuple[int, int]]:
-        """Place and length of prefix of the texts that are judged."""
+        """Position and prefix length of the texts that are judged."""
         return [(place, _length(prefix)) for place, prefix in enumerate(self.prefixes) if prefix is not None]
 
 
 @dataclass(frozen=True)
 class PrefixDraw:
-    """Which texts are judged, about one of `every`, and at which prefix: a hash of the `seed` and the text draws it."""
+    """Draws the texts that are judged, about one of `every`, and their prefixes, by a hash of `seed` and text."""
 
     every: int = 1
     seed: int = 0
@@ -78,7 +78,7 @@ class PrefixDraw:
         limits.check(every=self.every, seed=self.seed)
 
     def prefix(self, user: str, text: str, place: int) -> str | None:
-        """The prefix to complete of the text at `place` in a stream; None for short texts and those not judged."""
+        """Return the prefix to complete of the text at `place` in a stream; None if it is too short or not drawn."""
         marks = GRAPHEME.findall(text)
         choices = len(marks) - LEFT - TYPED + 1
         digest = hashlib.sha256(json.dumps([self.seed, user, text, place]).encode()).digest()
@@ -100,11 +100,13 @@ def read(
     most_rows: int | None = None,
     draw: PrefixDraw = ALL,
 ) -> list[Stream]:
-    """The streams of a table, by user: columns `data.text`, `user`, `moment` (the time) and `others`.
+    """Read the streams of a table, by user: columns `data.text`, `user`, `moment` (the time) and `others`.
 
-    Texts are as a run with `data` reads them, in canonical form. The first `most_rows` of each user are kept. A
-    `Notice` counts the texts that the run cuts after `data.max_tokens` tokens: they are judged and learned up to there.
-    `UserError` where a column is missing or a value cannot be read.
+    Texts are read as by a run with `data`, in canonical form; the first `most_rows` of each user are kept. A `Notice`
+    counts the texts that the run cuts after `data.max_tokens` tokens, which are judged and learned up to there.
+
+    Raises:
+        UserError: A column is missing or a value cannot be read.
     """
     limits.check(rows_per_user=most_rows)
     table, normal = open_table(source), _normaliser(data)
@@ -134,7 +136,7 @@ def read(
 
 
 def known_prefixes(streams: Sequence[Stream], source: Any, data: DataConfig) -> set[str]:
-    """Those prefixes of the streams with which a text of the table `source` begins."""
+    """Return the prefixes of the streams with which a text of the table `source` begins."""
     table, normal = open_table(source), _normaliser(data)
     wanted = {prefix for stream in streams for prefix in stream.prefixes if prefix is not None}
     lengths = sorted({len(prefix) for prefix in wanted})
@@ -151,7 +153,7 @@ def rank_of(text: str, suggestions: Sequence[str]) -> int | None:
 
 
 def partial_rank_of(text: str, suggestions: Sequence[str]) -> int | None:
-    """The place of the first suggestion that is `text`, or its first words: Park and Chiba's (2017) partial match."""
+    """Return the rank of the first suggestion that is `text` or its first words (Park and Chiba 2017)."""
     return next((rank for rank, one in enumerate(suggestions, 1) if f"{text} ".startswith(f"{one} ")), None)
 
 
@@ -164,10 +166,13 @@ def replay(
     known: Collection[str] | None = None,
     progress: bool = False,
 ) -> Generator[Row]:
-    """Complete, judge and learn every stream with every system; the new rows, which are also added to the file `path`.
+    """Complete, judge and learn every stream with every system; yield the new rows and append them to the file `path`.
 
-    A stream is done whole or not at all, and not again where the file has it. `text` is the column of the texts,
-    `known` the prefixes that training texts begin with. `UserError` where the file is of other streams.
+    A stream is done whole or not at all, and not again if the file has it. `text` is the column of the texts, `known`
+    the prefixes that training texts begin with.
+
+    Raises:
+        UserError: The file has rows of other streams.
     """
     done = _done(path, streams)
     pairs = [(stream, name) for stream in streams if stream.judged for name in systems]
@@ -203,17 +208,17 @@ def _followed(system: System, stream: Stream, text: str) -> Iterator[Row | None]
 
 
 def _judged(text: str, prefix: str, found: Sequence[str], position: int, seconds: float) -> Row:
-    """What is known once the suggestions are there.
+    """Return the figures of one completion.
 
-    `saved`: the characters that need not be typed if the first suggestion that matches, wholly or in part, is taken at
-    this prefix; an estimate of what a person saves, who may take one sooner or later, or several.
+    `saved` is the number of characters that need not be typed if the first suggestion that is the text or its first
+    words is taken at this prefix.
     """
-    rank, partial = rank_of(text, found), partial_rank_of(text, found)
+    partial = partial_rank_of(text, found)
     return {
         "position": position,
         "prefix_length": _length(prefix),
         "query_length": _length(text),
-        "rank": rank,
+        "rank": rank_of(text, found),
         "partial_rank": partial,
         "saved": 0 if partial is None else _length(found[partial - 1]) - _length(prefix),
         "suggest_seconds": seconds,
@@ -221,7 +226,7 @@ def _judged(text: str, prefix: str, found: Sequence[str], position: int, seconds
 
 
 def _done(path: Path, streams: Sequence[Stream]) -> set[tuple[str, str]]:
-    """System and user of the streams that the file has whole; what it has of others goes out of the file."""
+    """Return system and user of the streams that the file has whole; remove its other rows."""
     if not path.exists():
         return set()
     rows = files.read_rows(path)
@@ -240,7 +245,7 @@ def _done(path: Path, streams: Sequence[Stream]) -> set[tuple[str, str]]:
 
 
 def _normaliser(data: DataConfig) -> Callable[[str], str]:
-    """Return the function that gives the canonical form of what a run with `data` reads of a text."""
+    """Return the function from a text to its canonical form as a run with `data` reads it."""
     cut = splitter(replace(data, unit="grapheme"))
     # Lower-casing can leave letters that NFC would join.
     return lambda text: canonical("".join(cut("".join(cut(text)))))
@@ -251,7 +256,7 @@ def _length(text: str) -> int:
 
 
 def _seconds(value: Any, where: str) -> float:
-    """A number as it is; a date or a moment in seconds, one without a zone taken for UTC."""
+    """Return a number as it is, a date or time in seconds; UTC if it has no zone."""
     number, moment = to_number(value), to_time(value)
     if number is not None:
         return number
