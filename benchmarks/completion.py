@@ -10,7 +10,9 @@ each contender, for which its memory is still cold, does not count. Prints table
 
 import argparse
 import hashlib
+import heapq
 import json
+import math
 import os
 import platform
 import random
@@ -30,9 +32,10 @@ from factorcell.completion.compiled import engine
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User
 from factorcell.completion.popularity import History
-from factorcell.completion.search import PlainEngine, SearchRequest, SearchResult, beam
+from factorcell.completion.search import Completion, PlainEngine, PrefixState, SearchRequest, SearchResult
 from factorcell.data.tables import open_table
 from factorcell.model.kernels import library
+from factorcell.model.language_model import LanguageModel
 from factorcell.model.packing import PRODUCTS, PackedModel
 from factorcell.model.run import Run
 
@@ -40,7 +43,40 @@ K = 10
 BEAM, PLAIN, FLOATS = "published beam", "plain exact", "compiled"
 PERCENTILES = (50, 95, 99)
 USERS = 32
+WIDTH, BRANCHING = 100, 4  # of the published beam
 Times = dict[str, list[float]]  # milliseconds
+
+
+def beam(model: LanguageModel, typed: PrefixState, k: int, most: int) -> SearchResult:
+    """The `k` best completions of at most `most` tokens by the beam search of the thesis (section 5.4.1).
+
+    Each step follows the `BRANCHING` most probable tokens of every hypothesis and keeps the `WIDTH` best texts,
+    finished ones among them.
+    """
+    finished: list[Completion] = []
+    waiting, specials = [Completion((), 0.0)], model.specials
+    logs, states, rows = typed.logs[-1], typed.states[-1], 0
+    for length in range(most + 1):
+        grown = []
+        known = logs.clone()
+        known[:, specials.unknown] = -math.inf
+        values, tokens = known.topk(min(BRANCHING, logs.shape[1]))
+        for row, hypothesis in enumerate(waiting):
+            for value, token in zip(values[row].tolist(), tokens[row].tolist(), strict=True):
+                grown.append((hypothesis.log_probability + value, hypothesis.ids, token, row))
+        finished += [Completion(ids, score) for score, ids, token, _ in grown if token == specials.end]
+        going = [new for new in grown if new[2] != specials.end and new[0] > -math.inf] if length < most else []
+        kept = heapq.nlargest(WIDTH, [one.log_probability for one in finished] + [score for score, *_ in going])
+        finished = [one for one in finished if one.log_probability >= kept[-1]]
+        going = [new for new in going if new[0] >= kept[-1]]
+        if not going:
+            break
+        waiting = [Completion((*ids, token), score) for score, ids, token, _ in going]
+        before = states.select(torch.tensor([row for *_, row in going]))
+        logs, states = model.step(torch.tensor([one.ids[-1] for one in waiting]), typed.conditioned, before)
+        rows += len(waiting)
+    best = sorted(finished, key=lambda one: (-one.log_probability, one.ids))
+    return SearchResult(tuple(best[:k]), rows, cut=False)
 
 
 def drawn(user: str, text: str, position: int) -> str | None:
@@ -82,7 +118,7 @@ class Bench:
         self.times[what][who].append((time.thread_time() - start) * 1e3)
         return result
 
-    def wanted(self, typed: Any) -> SearchRequest[Any]:
+    def wanted(self, typed: Any) -> SearchRequest:
         """Ten texts that go on."""
         return SearchRequest(typed, K, self.most - len(typed.ids), lambda ids: ids != ())
 
@@ -115,7 +151,7 @@ class Bench:
         """The search of one contender; the beam, too, is asked for one more, since what is typed does not count."""
         if name == BEAM:
             own = typed[PLAIN]
-            return beam(self.run.model, own, K + 1, most=self.most - len(own.ids))
+            return beam(self.run.model, own, K + 1, self.most - len(own.ids))
         found: list[SearchResult] = self.engines[name].search([self.wanted(typed[name])], None, 1)
         return found[0]
 

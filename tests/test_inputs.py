@@ -110,8 +110,8 @@ def test_folders_may_be_text(tmp_path: Path) -> None:
         assert opened.folder == tmp_path / "run"
     run = Run.open(folder)
     assert Run(folder, run.config, run.vocabulary, run.schema).folder == tmp_path / "run"
-    assert LearningRule.read(folder) == LearningRule.of(run)
-    assert BlendWeights.read(folder) == BlendWeights.of(run)
+    assert LearningRule.read(folder) == LearningRule.read(run.folder)
+    assert BlendWeights.read(folder) == BlendWeights.read(run.folder)
     assert Vocabulary.load(f"{folder}/vocabulary.txt").tokens == run.vocabulary.tokens  # type: ignore[arg-type]
     assert ContextSchema.load(f"{folder}/schema.json") == run.schema  # type: ignore[arg-type]
     rescoring.score(run, read_nbest([ROW]), kept=path)

@@ -35,7 +35,7 @@ COLUMNS = {
 
 
 @dataclass
-class Served:
+class Served(System):
     """The service as one of the systems of a replay; what it holds of a person is their id."""
 
     connection: Connection
@@ -58,9 +58,6 @@ class Served:
         assert found["degraded"] is None, found["degraded"]
         return [Suggestion(one["text"], one["score"], one["source"]) for one in found["results"]]
 
-    def nats(self, held: str, row: Mapping[str, Any]) -> None:
-        """It is asked for suggestions alone."""
-
     def learn(self, held: str, row: Mapping[str, Any]) -> str:
         """One text more."""
         context = {name: row[name] for name in self.columns}
@@ -73,7 +70,7 @@ class Served:
 
 
 @dataclass
-class Discreet:
+class Discreet(System):
     """Another system that learns no text that the service would not keep."""
 
     system: Any
@@ -88,9 +85,6 @@ class Discreet:
         """As the other."""
         found: list[Suggestion] = self.system.suggest(held, prefix, row, k)
         return found
-
-    def nats(self, held: Any, row: Mapping[str, Any]) -> None:
-        """It is asked for suggestions alone."""
 
     def learn(self, held: Any, row: Mapping[str, Any]) -> Any:
         """As the other, if the text may be kept."""

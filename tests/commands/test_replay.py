@@ -43,7 +43,6 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 
 def test_replay_from_table_to_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A table with a row a system, rows, summary and page; nats are those of `score`."""
     assert main(command(folder, "--train", str(folder / "train.jsonl"))) == 0
     first, header, *lines = capsys.readouterr().out.splitlines()
     assert first == "33 queries of 5 users"
@@ -65,7 +64,6 @@ def test_replay_from_table_to_page(folder: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_replay_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file cut anywhere is gone on with; other options are refused; --json shows the rows of the summary."""
     assert main(command(folder)) == 0
     path = folder / "out" / "rows.jsonl"
     whole, rows = path.read_bytes(), rows_of(path)
@@ -81,7 +79,6 @@ def test_replay_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_systems_need_not_be_named(folder: Path) -> None:
-    """Without --compare those that suit the run, of which the first is the base."""
     given = command(folder)
     place = given.index("--compare")
     assert main([*given[:place], *given[place + 2 :]]) == 0
@@ -90,7 +87,6 @@ def test_systems_need_not_be_named(folder: Path) -> None:
 
 
 def test_options_are_heeded(folder: Path) -> None:
-    """Rows per user, every, seconds, another column for the person: the city, in which case there is one stream."""
     main(command(folder, "--rows-per-user", "4", out="few"))
     assert max(row["position"] for row in rows_of(folder / "few" / "rows.jsonl")) == 3
     main(command(folder, "--every", "3", out="every"))
@@ -110,7 +106,6 @@ def test_options_are_heeded(folder: Path) -> None:
 
 
 def test_columns_are_those_of_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of user and time, unless an option names others; which is missing is said, and by what to name another."""
     people = folder / "people"
     save(people, data={"user": "city", "context": (), "min_user_count": 1})
     config = files.read_json(people / "config.json")

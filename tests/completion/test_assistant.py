@@ -20,7 +20,6 @@ from factorcell.completion.online import Learner, User, learn_one
 from factorcell.config import UserError
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
-from tests.completion.test_completer import NASTY
 from tests.small import make_letters
 
 
@@ -52,7 +51,6 @@ def test_what_rose_most_is_what_the_model_says(folder: Path) -> None:
 
 
 def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Own texts come up; contributions add up to the order; the texts that rose are listed; `--json` has it all."""
     command = ["complete", str(folder), "a", "--threads", "1"]
     assert main([*command, "--history", "acca; acca ;;b", "--explain", "--count", "3"]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
@@ -120,17 +118,7 @@ def test_probability_is_the_models_whoever_types(folder: Path, capsys: pytest.Ca
     assert not np.allclose(shares, [row["probability"] for row in rows], atol=0.01)
 
 
-def test_explain_says_why_nothing_is_blended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run may tell users apart and keep no popular texts."""
-    made = make_letters(data={"user": "city", "context": (), "min_user_count": 1}, spread=0.8)
-    run = Run.create(tmp_path / "run", made.config, made.vocabulary, made.schema)
-    run.save_weights({})
-    assert main(["complete", str(run.folder), "a", "--threads", "1", "--history", "acca", "--explain"]) == 0
-    assert capsys.readouterr().err.endswith("the model alone suggests these: the run keeps no popular texts\n")
-
-
 def test_lines_in_the_terminal_are_learned(folder: Path) -> None:
-    """Keys as they are typed; the user after them is one who wrote the same lines; own lines then come up."""
     run = Run.open(folder)
     assistant = Assistant.of(run)
     menu = Menu(assistant, User.new(run), {}, 5)
@@ -197,7 +185,6 @@ def test_the_context_of_a_text_is_learned_with_it() -> None:
 
 
 def test_fifty_people_side_by_side_get_what_each_gets_alone(folder: Path) -> None:
-    """Bit for bit: suggestions before every text, and the person after it, whatever runs beside it."""
     run = Run.open(folder)
     assistant = Assistant.of(run)
     random = np.random.default_rng(0)
@@ -217,24 +204,3 @@ def test_fifty_people_side_by_side_get_what_each_gets_alone(folder: Path) -> Non
         together = list(pool.map(live, people))
     assert together == alone
     assert len({str(lived) for lived in alone}) == 50
-
-
-@pytest.mark.parametrize("typed", NASTY.values(), ids=NASTY)
-def test_whatever_is_typed_is_blended(typed: str, folder: Path) -> None:
-    """Suggestions that begin with it, each once; own texts with the same marks come up again."""
-    run = Run.open(folder)
-    assistant = Assistant.of(run)
-    user = learn_one(run, User.new(run), typed + "abc")
-    written = assistant.type(assistant.begin(user), typed)
-    found = assistant.suggest(written, 10).suggestions
-    assert len({one.text for one in found}) == len(found)
-    assert all(one.text.startswith(written.text) and one.text != written.text for one in found)
-    if len(written.tokens) <= 8:
-        assert len(found) == 10
-
-
-def test_nothing_goes_on_from_a_prefix_without_end(folder: Path) -> None:
-    run = Run.open(folder)
-    assistant = Assistant.of(run)
-    for user in (User.new(run), None):
-        assert assistant.suggest(assistant.type(assistant.begin(user), "x" * 10_000)).suggestions == []

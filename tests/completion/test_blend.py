@@ -33,7 +33,6 @@ def only(source: str) -> BlendWeights:
 
 
 def test_candidates_say_what_their_sources_know() -> None:
-    """Every text once; its features as the sources have them."""
     blend, history = Blend(Completer(make()), POPULAR), History(("abba", "b", "abba", "acc", "b"))
     model = Suggestions(
         [Suggestion("abc", math.log(0.5), "model"), Suggestion("acc", math.log(0.25), "model")], 7, False
@@ -120,7 +119,6 @@ def test_who_is_not_told_apart_has_what_the_model_suggests() -> None:
 
 
 def test_slips_are_forgiven_by_all_sources() -> None:
-    """Texts that were meant come after those that begin with what is typed, and say that they take a slip."""
     run = make()
     user = replace(User.new(run), history=History(("abccba",)))
     weights = BlendWeights({**dict.fromkeys(FEATURES, 0.0), "popular": 9.0, "own": 9.0})
@@ -135,7 +133,6 @@ def test_slips_are_forgiven_by_all_sources() -> None:
 
 
 def test_weights_are_those_that_made_the_choices() -> None:
-    """Choices drawn from known weights give them back, about; no weights nearby have a lower loss."""
     random = np.random.default_rng(0)
     true = random.normal(size=len(FEATURES))
     lists = []
@@ -163,7 +160,6 @@ def test_weights_are_those_that_made_the_choices() -> None:
 
 
 def test_a_trained_run_has_what_its_blend_needs(tmp_path: Path) -> None:
-    """Training counts the texts as the model reads them, and a person's own come up after one time."""
     texts = ["Fix typo"] * 4 + ["fix tests"] * 3 + ["add docs"] * 2
     rows = [{"text": text, "who": f"u{number % 2}"} for number, text in enumerate(texts * 3)]
     config = Config.from_dict(
@@ -187,10 +183,10 @@ def test_a_trained_run_has_what_its_blend_needs(tmp_path: Path) -> None:
     found = Blend(Completer(run), Popularity.of(run)).complete("ze", user)
     assert "zebra crossing" in [one.text for one in found]
     BlendWeights({**DEFAULT.values, "own": 5.0}).save(run)
-    assert BlendWeights.of(run).values["own"] == 5.0
+    assert BlendWeights.read(run.folder).values["own"] == 5.0
     files.write_json(run.folder / "blend.json", {"format": 1, "own": 1})
     with pytest.raises(UserError, match="not the weights of a blend"):
-        BlendWeights.of(run)
+        BlendWeights.read(run.folder)
     (run.folder / POPULARITY).unlink()
     with pytest.raises(UserError, match=r"no popularity\.jsonl; training keeps it with --user"):
         Popularity.of(run)

@@ -4,8 +4,6 @@ import codecs
 import io
 import json
 import unicodedata
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +15,14 @@ from factorcell import files
 from factorcell.commands.main import main
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import User, learn_one
-from factorcell.completion.search import SearchRequest, beam, search
+from factorcell.completion.search import PlainEngine, SearchRequest
 from factorcell.config import UserError
 from factorcell.data.canonical import canonical, canonical_prefix
 from factorcell.data.vocabulary import SPECIALS
 from factorcell.model.run import Run
-from tests.completion.test_search import CLOSE, typed_in, written_out
+from tests.completion.test_search import BOTH, CLOSE, instructions, typed_in, written_out
 from tests.elsewhere import DEVICE, Elsewhere, inference_mode
-from tests.small import inside, make_letters, make_run
+from tests.small import make_letters, make_run
 
 USERS = {"user": "city", "context": (), "min_user_count": 1}  # people are cities
 NASTY = {
@@ -52,7 +50,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_suggestions_are_the_most_probable_whole_texts() -> None:
-    """Against all texts written out, in two contexts and without one; what is typed alone is no suggestion."""
     run = make_letters(seed=2, spread=0.8, data={"max_tokens": 6})
     completer, best = Completer(run), {}
     for city in ("Oslo", "Nice"):
@@ -71,7 +68,6 @@ def test_suggestions_are_the_most_probable_whole_texts() -> None:
 
 
 def test_the_model_says_how_probable_any_text_is() -> None:
-    """Of all that it could suggest, in a context and by a person, what the search found; of nothing else a number."""
     run = make_letters(seed=2, spread=0.8, data={"max_tokens": 6})
     told = make_letters(seed=2, spread=0.8, data={**USERS, "max_tokens": 6})
     user = learn_one(told, User.new(told), "abca")
@@ -94,7 +90,6 @@ def test_the_model_says_how_probable_any_text_is() -> None:
 @pytest.mark.parametrize("typed", NASTY.values(), ids=NASTY)
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_whatever_is_typed_is_kept_and_gone_on_with(unit: str, typed: str, lowercase: bool) -> None:
-    """Unknown characters too; every suggestion, read again, is the prefix and more, and none comes twice."""
     texts = ("abc", "ab", "e\u0301a", "\u0301", "🇳🇴", "🇳", "🇴", "👩", "a\rb\n", "\r\n")
     run = make_letters(texts, data={"unit": unit, "lowercase": lowercase, "max_tokens": 30}, spread=0.8)
     completer = Completer(run)
@@ -115,11 +110,10 @@ def test_whatever_is_typed_is_kept_and_gone_on_with(unit: str, typed: str, lower
 
 
 def test_one_text_is_suggested_once_however_it_is_cut() -> None:
-    """Two letters that make a flag and the flag are the same text: without a look at the text both would be there."""
     run = make_letters(("🇳🇴", "🇳", "🇴"), data={"unit": "grapheme", "max_tokens": 4}, spread=0.2)
     typed = typed_in(run, "")
     with run.scoring():
-        found = search(run.model, SearchRequest(typed, 30, 2))
+        (found,) = PlainEngine(run.model).search([SearchRequest(typed, 30, 2)])
     texts = ["".join(run.vocabulary.decode(one.ids)) for one in found.completions]
     assert texts.count("🇳🇴") == 2
     ours = [one.text for one in Completer(run).complete("", k=30)]
@@ -127,18 +121,8 @@ def test_one_text_is_suggested_once_however_it_is_cut() -> None:
     assert "🇳🇴" in ours
 
 
-def test_what_is_no_text_is_one_clear_error() -> None:
-    """Before anything is computed."""
-    with pytest.raises(UserError) as error:
-        Completer(make_letters()).complete("a\ud800")
-    assert "not Unicode text (character 2)" in str(error.value)
-    assert "\n" not in str(error.value)
-    assert str(error.value).isascii()
-
-
 @pytest.mark.parametrize("slips", [0, 1])
 def test_nothing_goes_on_from_what_is_too_long(slips: int) -> None:
-    """No more than the run's texts are long, 11 letters, is read; those that share the batch keep their own."""
     completer = Completer(make_letters(), slips=slips)
     start = completer.begin()
     long, short = completer.type(start, "a" * 10_000), completer.type(start, "ab")
@@ -154,7 +138,6 @@ def test_nothing_goes_on_from_what_is_too_long(slips: int) -> None:
 
 
 def test_other_mistakes_are_told(tmp_path: Path) -> None:
-    """A run of words, a column and a value that the run does not know, no suggestions wanted."""
     with pytest.raises(UserError, match="its unit is word; completion needs char or grapheme"):
         Completer(make_run(tmp_path / "words"))
     completer = Completer(make_letters())
@@ -169,15 +152,7 @@ def test_other_mistakes_are_told(tmp_path: Path) -> None:
     )
 
 
-def test_a_search_out_of_time_says_so() -> None:
-    completer = Completer(make_letters(), seconds=0.0)
-    written = completer.type(completer.begin(), "a")
-    assert completer.suggest(written).cut
-    assert not Completer(make_letters(), seconds=1e6).suggest(written).cut
-
-
 def test_a_search_has_its_own_time() -> None:
-    """`seconds` of a search go before those of the completer, for slips too."""
     for slips in (0, 1):
         patient, hasty = Completer(make_letters(), slips=slips), Completer(make_letters(), seconds=0.0, slips=slips)
         written = patient.type(patient.begin(), "abc")
@@ -191,7 +166,6 @@ def test_a_search_has_its_own_time() -> None:
 @pytest.mark.parametrize("model", [{}, {"cell": "gru"}], ids=["compiled", "plain"])
 @pytest.mark.parametrize("slips", [0, 1])
 def test_what_is_not_allowed_makes_room(model: dict[str, Any], slips: int) -> None:
-    """The list is that of a search for more without what is not allowed: as long as without a rule."""
     run = make_letters(seed=2, spread=1.0, **model)
     plain, strict = Completer(run, slips=slips), Completer(run, slips=slips, allowed=lambda text: "ab" not in text)
     assert type(plain.engine).__name__ == ("PlainEngine" if model else "CompiledEngine")
@@ -207,36 +181,27 @@ def test_what_is_not_allowed_makes_room(model: dict[str, Any], slips: int) -> No
     assert [one.slips for one in strict.complete("ab")] == [] or slips
 
 
-def test_threads_get_the_answers_that_they_get_alone() -> None:
-    """Fifty people type at once, letter by letter, each in a city of theirs; answers are the same bit by bit."""
+@BOTH
+def test_many_prefixes_at_once_get_the_suggestions_of_each(kind: str) -> None:
     run = make_letters(("abcdef", "fed"), seed=1, spread=0.8)
-    completer, random = Completer(run), np.random.default_rng(0)
-    people = [
-        ("".join(random.choice(list("abcdefz"), size=5)), {"city": str(random.choice(["Oslo", "Nice"]))})
-        for _ in range(50)
-    ]
-
-    def answers(person: tuple[str, dict[str, str]]) -> Iterator[Any]:
-        text, context = person
-        written = completer.begin(context=context)
-        for end in range(1, len(text) + 1):
-            written = completer.type(written, text[:end])
-            yield completer.suggest(written, k=5)
-
-    alone = [list(answers(person)) for person in people]
-    with ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(lambda person: list(answers(person)), people))
-    assert together == alone
-    assert len({str(answer) for answer in alone}) > 25
+    with instructions("off" if kind == "pytorch" else kind):
+        completer = Completer(run)
+        written = [
+            completer.type(completer.begin(context={"city": city}), text)
+            for city in ("Oslo", "Nice")
+            for text in ("", "a", "zb", "fed", "abc")
+        ]
+        each = [completer.suggest(one, k=6) for one in written]
+        assert completer.suggest_all(written, k=6, threads=3) == each
+        assert completer.suggest_all([]) == []
+        assert len({str(one) for one in each}) == len(each)
 
 
 def test_a_run_on_another_device_completes_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is made on the wrong device."""
     monkeypatch.setenv("FACTORCELL_KERNEL", "off")  # there only the plain path runs
     monkeypatch.setattr("torch.inference_mode", inference_mode)
     here, there = make_letters(), make_letters()
     ours = Completer(here).complete("ab", context={"city": "Nice"})
-    published = beam(here.model, typed_in(here, "ab"), most=4).completions
     with Elsewhere():
         there.model.to(DEVICE)
         there.model.output.embedding = there.model.embedding
@@ -244,13 +209,9 @@ def test_a_run_on_another_device_completes_alike(monkeypatch: pytest.MonkeyPatch
         found = completer.complete("ab", context={"city": "Nice"})
         assert [one.text for one in found] == [one.text for one in ours]
         assert [one.log_probability for one in found] == pytest.approx([one.log_probability for one in ours], abs=CLOSE)
-        written = completer.type(completer.begin(context={"city": "Oslo"}), "ab")
-        with there.scoring():
-            assert beam(there.model, inside(written.typed), most=4).completions == published
 
 
 def test_complete_as_it_is_typed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A table of texts and probabilities; rows of JSON; what is wrong is one line."""
     command = ["complete", str(folder), "a", "--context", "city=Oslo", "--count", "3", "--threads", "1"]
     assert main(command) == 0
     header, *lines = capsys.readouterr().out.splitlines()
@@ -283,7 +244,6 @@ def test_complete_as_it_is_typed(folder: Path, capsys: pytest.CaptureFixture[str
 def test_each_line_of_standard_input_is_completed(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row each, as the same prefix alone has it; the run is opened once."""
     prefixes = ["a", "ab", "", "a" * 500, "zß"]
     command = ["complete", str(folder), "--stdin", "--context", "city=Oslo", "--count", "3", "--threads", "1"]
     opened: list[Path] = []
@@ -319,7 +279,6 @@ def test_each_line_of_standard_input_is_completed(
 def test_completion_continues_after_a_bad_line(
     folder: Path, bad: bytes, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each line has a row, a bad one a row with its error; the exit code says that a line failed."""
     content = io.BytesIO(codecs.BOM_UTF8 + b"a\r\n" + bad + b"\nab")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(content, encoding="utf-8"))
     assert main(["complete", str(folder), "--stdin", "--count", "3", "--threads", "1"]) == 2
@@ -338,7 +297,6 @@ def test_completion_continues_after_a_bad_line(
 
 
 def test_a_suggestion_cannot_steer_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Control characters of the prefix are written out in the table, and kept in JSON."""
     command = ["complete", str(folder), "a\x1b[2J\a", "--threads", "1"]
     assert main(command) == 0
     lines = capsys.readouterr().out.splitlines()[1:]

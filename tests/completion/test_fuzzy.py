@@ -46,7 +46,6 @@ def alike(found: list[Suggestion], expected: list[Suggestion]) -> bool:
 def test_forgiven_texts_are_those_of_a_look_at_every_text(
     queries: list[str], typed: str, k: int, most: int, cost: float, first: float
 ) -> None:
-    """Popular texts and one's own; unknown letters (A), no texts at all, an empty text, nothing typed."""
     slips = Slips(most, cost, first)
     history = History()
     for query in queries:
@@ -60,7 +59,6 @@ def test_forgiven_texts_are_those_of_a_look_at_every_text(
 
 
 def test_texts_near_the_edit_of_real_words() -> None:
-    """Each kind of slip, at the beginning, within, at the end; long texts, another alphabet, emoji."""
     texts = ["fix typo", "fix tests", "add tests", "שלום עולם", "🇳🇴 flag", "update the readme", "a" * 300]
     found = Forgiving(Popularity.fit(texts, min_count=1))
     for typed, meant_text in (
@@ -91,7 +89,6 @@ def test_texts_near_the_edit_of_real_words() -> None:
 
 
 def test_popular_texts_with_slips_are_above_rare_ones() -> None:
-    """By share less cost: many more with another first letter, or two slips, come before few with one."""
     counts = {"fix it": 1, "mix it": 5, "fax it": 10**5}
     queries = [text for text, count in counts.items() for _ in range(count)]
     found = Forgiving(Popularity.fit(queries, min_count=1)).complete("fx it")
@@ -101,7 +98,6 @@ def test_popular_texts_with_slips_are_above_rare_ones() -> None:
 
 
 def test_ties_are_broken_by_alphabet_and_an_unknown_letter_is_no_other() -> None:
-    """Texts of one count come in order; a letter that sorts between two of the texts' letters is neither of them."""
     found = Forgiving(Popularity.fit(["abd", "abc", "adc", "abe"], min_count=1))
     assert [one.text for one in found.complete("axc")] == ["abc", "adc"]
     assert [one.text for one in found.complete("abx")] == ["abc", "abd", "abe"]

@@ -1,13 +1,10 @@
 """Bytes and values that are no user, texts that are no text, and learning that would spoil somebody: each refused."""
 
 import itertools
-import os
-import random
 import struct
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from factorcell import files
 from factorcell.completion.assistant import Assistant
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
@@ -27,7 +23,6 @@ from factorcell.completion.texts import LONGEST, checked
 from factorcell.config import Notice, UserError
 from factorcell.data.canonical import canonical
 from factorcell.model.run import Run
-from tests.kills import forks, killed
 from tests.small import make_letters
 
 CITY = {"user": "city", "context": (), "min_user_count": 1}
@@ -117,30 +112,14 @@ def test_every_flipped_bit_is_refused(outcome: dict[str, int]) -> None:
 
 
 @counting
-@given(data=st.data())
-def test_cut_joined_and_spoiled_bytes_are_refused(data: st.DataObject, outcome: dict[str, int]) -> None:
-    """Cut anywhere, anything added, before or behind, users one after the other, any stretch of 32 bits altered."""
+@given(place=st.integers(0, len(GOOD.to_bytes()) - 1), extra=st.binary(min_size=1, max_size=60))
+def test_bytes_that_are_cut_or_joined_are_refused(place: int, extra: bytes, outcome: dict[str, int]) -> None:
     content = GOOD.to_bytes()
-    place = data.draw(st.integers(0, len(content) - 1))
-    extra = data.draw(st.binary(min_size=1, max_size=60))
-    spoiled = bytearray(content)
-    spoiled[place : place + 4] = data.draw(st.binary(min_size=len(content[place : place + 4]), max_size=4))
-    zeros = bytes(len(extra))
     residue = struct.pack("<I", zlib.crc32(content))  # after which the checksum of all before fits again
-    joined = (
-        content + extra,
-        content + zeros,
-        extra + content,
-        content * 2,
-        content + replace(GOOD, seen=1).to_bytes(),
-    )
-    for wrong in (content[:place], content[place + 1 :], *joined, content + residue, sealed(content[:-4] + extra[:3])):
+    joined = (content + extra, content + bytes(len(extra)), extra + content, content * 2, content + residue)
+    for wrong in (content[:place], content[place + 1 :], *joined, sealed(content[:-4] + extra[:3])):
         with pytest.raises(UserError):
             User.from_bytes(wrong)
-        outcome["clear error"] += 1
-    if bytes(spoiled) != content:
-        with pytest.raises(UserError):
-            User.from_bytes(bytes(spoiled))
         outcome["clear error"] += 1
 
 
@@ -243,7 +222,6 @@ def test_what_is_longer_than_the_run_reads_is_cut_as_in_training(outcome: dict[s
     letters=st.lists(st.sampled_from(["a", "é", "😀"]), min_size=1, max_size=8),
 )
 def test_a_history_is_bounded_in_bytes(sizes: list[int], letters: list[str], outcome: dict[str, int]) -> None:
-    """The newest texts that fit, as adding one by one or all at once keeps them; the newest is always there."""
     texts = [letter * (count // 4) for letter, count in zip(itertools.cycle(letters), sizes, strict=False)]
     history = History()
     for text in texts:
@@ -261,7 +239,6 @@ def test_a_history_is_bounded_in_bytes(sizes: list[int], letters: list[str], out
 
 
 def test_learning_spoils_nobody(monkeypatch: pytest.MonkeyPatch, outcome: dict[str, int]) -> None:
-    """Gradients that overflow what is kept of them: a clear line, and the user as before."""
     run = make()
     for rule, slope in ((LearningRule("adagrad", 0.1), 1e30), (LearningRule("sgd", FASTEST), 3e38)):
         learner = Learner(run, rule)
@@ -283,19 +260,12 @@ def test_learning_spoils_nobody(monkeypatch: pytest.MonkeyPatch, outcome: dict[s
     ("content", "message"),
     [
         ('{"optimiser": "sgd", "rate": NaN}', "rate is nan; it must be a number from 0 to 1e+09"),
-        ('{"optimiser": "sgd", "rate": Infinity}', "rate is inf"),
         ('{"optimiser": "sgd", "rate": -0.1}', "rate is -0.1"),
-        ('{"optimiser": "sgd", "rate": 1e300}', "rate is 1e+300"),
         ('{"optimiser": "sgd", "rate": 1' + "0" * 400 + "}", "rate is 1000"),
         ('{"optimiser": "sgd", "rate": true}', "rate is True"),
         ('{"optimiser": "sgd", "rate": "0.1"}', "rate is '0.1'"),
-        ('{"optimiser": "sgd", "rate": null}', "rate is None"),
-        ('{"optimiser": "sgd", "rate": [1]}', "rate is [1]"),
         ('{"optimiser": ["sgd"]}', "unknown online optimiser"),
-        ('{"optimiser": 5}', "unknown online optimiser '5'"),
         ('{"reach": NaN}', "the online reach is nan; it must be at least 0"),
-        ('{"reach": -1}', "reach is -1"),
-        ('{"reach": true}', "reach is True"),
         ('{"pace": 1}', "not a rule"),
     ],
 )
@@ -309,54 +279,3 @@ def test_a_rule_that_cannot_be_is_refused(content: str, message: str, tmp_path: 
     assert str(tmp_path / "online.json") in str(error.value)
     assert "\n" not in str(error.value)
     outcome["clear error"] += 1
-
-
-@pytest.mark.parametrize("size", [1, 3, 7])
-def test_a_user_of_another_size_is_refused_everywhere(size: int, outcome: dict[str, int]) -> None:
-    run, stranger = make(), User(np.zeros(size, np.float32), np.zeros((1, size), np.float32))
-    completer = Completer(run)
-    blend = Blend(completer, None)
-    asked: list[Callable[[], object]] = [
-        lambda: completer.complete("a", stranger),
-        lambda: blend.complete("a", stranger),
-        lambda: Assistant(blend).begin(stranger),
-        lambda: learn_one(run, stranger, "abc"),
-        lambda: Learner(run).risen(stranger, ["abc"]),
-    ]
-    for ask in asked:
-        with pytest.raises(UserError, match=f"a user of {size} numbers; those of letters have 2"):
-            ask()
-        outcome["clear error"] += 1
-
-
-def learn_without_end(run: Run, path: Path, told: int) -> None:
-    """Learn, write the user, and only then say how many texts are learned."""
-    user = User.from_bytes(path.read_bytes()) if path.exists() else User.new(run)
-    while True:
-        user = learn_one(run, user, "abc")
-        files.write(path, user.to_bytes())
-        os.pwrite(told, struct.pack("<I", user.seen), 0)
-
-
-@pytest.mark.slow
-@forks
-def test_killed_at_any_moment_nothing_learned_is_lost(tmp_path: Path, outcome: dict[str, int]) -> None:
-    """`kill -9` while a user is learned and written, again and again, until enough is: a busy machine learns slowly."""
-    run, path, draw, seen, before = make(), tmp_path / "user", random.Random(7), 0, 0
-    with (tmp_path / "told").open("w+b") as told:
-        for turn in range(1000):
-            if turn >= 40 and seen > 40:
-                break
-            assert killed(partial(learn_without_end, run, path, told.fileno()), draw.uniform(0, 0.1))
-            seen = struct.unpack("<I", os.pread(told.fileno(), 4, 0) or bytes(4))[0]
-            user = User.from_bytes(path.read_bytes()) if path.exists() else User.new(run)
-            assert max(seen, before) <= user.seen <= max(seen, before) + 1
-            before = user.seen
-            assert user.vector.tobytes() == after(run, user.seen).vector.tobytes()
-            outcome["killed, whole"] += 1
-    assert seen > 40
-
-
-def after(run: Run, count: int) -> User:
-    """A new user who has learned so many texts."""
-    return reduce(lambda user, text: learn_one(run, user, text), ["abc"] * count, User.new(run))

@@ -2,7 +2,6 @@
 
 import math
 import random
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -11,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factorcell import files
-from factorcell.completion import popularity
-from factorcell.completion.popularity import BLOCK, History, Popularity
+from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.search import Suggestion
 from factorcell.config import UserError
 from factorcell.data.counts import TextCounts
@@ -28,49 +26,30 @@ def looked_at(queries: list[str], prefix: str, k: int, least: int) -> list[Sugge
 
 
 @settings(max_examples=150)
-@given(
-    queries=st.lists(TEXTS, max_size=60), prefix=TEXTS, k=st.integers(1, 12), least=st.integers(1, 3), size=st.data()
-)
-def test_suggestions_are_those_of_a_look_at_every_text(
-    queries: list[str], prefix: str, k: int, least: int, size: st.DataObject
+@given(queries=st.lists(TEXTS, max_size=60), prefix=TEXTS, k=st.integers(1, 12), least=st.integers(1, 3))
+def test_suggestions_are_the_most_frequent_texts_that_begin_with_the_prefix(
+    queries: list[str], prefix: str, k: int, least: int
 ) -> None:
-    """Small blocks, so that ranges span many; marks outside ASCII, the character 0, no texts at all."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(popularity, "BLOCK", size.draw(st.integers(1, 5)))
-        found = Popularity.fit(queries, min_count=least)
-        assert found.complete(prefix, k) == looked_at(queries, prefix, k, least)
+    found = Popularity.fit(queries, min_count=least)
+    assert found.complete(prefix, k) == looked_at(queries, prefix, k, least)
 
 
-def test_many_texts_in_blocks_of_the_usual_size() -> None:
-    """Prefixes of many blocks, of one, and of none."""
+def test_many_texts_are_ranked_by_count_and_then_by_alphabet() -> None:
     chosen = random.Random(1)
     queries = ["".join(chosen.choices("abcd", k=chosen.randint(1, 9))) for _ in range(20_000)]
     found = Popularity.fit(queries, min_count=1)
-    assert len(found) > 20 * BLOCK
-    for prefix in ("", "a", "b", "dc", "abcd", "abcdabcd", "e"):
+    for prefix in ("", "a", "dc", "abcd", "abcdabcd", "e"):
         for k in (1, 10, 300):
             assert found.complete(prefix, k) == looked_at(queries, prefix, k, 1)
 
 
-def test_the_best_may_lie_anywhere_in_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each text in turn is the most popular, in ranges that begin and end within blocks."""
-    monkeypatch.setattr(popularity, "BLOCK", 3)
-    texts = [first + second for first in "abc" for second in "abcdefghijklmnopqrst"]
-    for best in texts:
-        queries = [*texts, best]
-        found = Popularity.fit(queries, min_count=1)
-        assert found.complete(best[0], 2) == looked_at(queries, best[0], 2, 1)
-
-
-def test_texts_are_compared_composed() -> None:
-    """An accent of its own and the letter with it are one text, in the log and in the prefix."""
+def test_texts_that_are_composed_differently_are_one() -> None:
     found = Popularity.fit(["caf\u0065\u0301 noir", "caf\u00e9 noir", "caf\u00e9"], min_count=2)
     assert [one.text for one in found.complete("cafe\u0301")] == ["caf\u00e9 noir"]
     assert found.complete("caf\u00e9 noir") == []
 
 
-def test_a_file_of_counts_comes_back(tmp_path: Path) -> None:
-    """Plain rows of JSON; one that is something else is named."""
+def test_counts_are_read_back_from_their_file_and_a_damaged_row_is_named(tmp_path: Path) -> None:
     path = tmp_path / "popular.jsonl"
     counts = TextCounts.of(["fix typo"] * 4 + ["fix\ttests\n"] * 3 + ["add"] * 2 + [""] * 5, 3)
     counts.save(path)
@@ -90,17 +69,9 @@ def test_a_file_of_counts_comes_back(tmp_path: Path) -> None:
         Popularity.fit(["\ud800"], min_count=1)
 
 
-def test_a_missing_trie_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library that tries come from is an extra."""
-    monkeypatch.setitem(sys.modules, "marisa_trie", None)
-    with pytest.raises(UserError, match=r"pip install 'factorcell\[complete\]'"):
-        Popularity.fit(["fix"], min_count=1)
-
-
 @settings(max_examples=100)
 @given(texts=st.lists(st.text("ab", max_size=3), max_size=12), prefix=st.text("ab", max_size=2), k=st.integers(1, 5))
-def test_history_weighs_by_age(texts: list[str], prefix: str, k: int) -> None:
-    """Shares of weights that halve every three texts, of the last eight."""
+def test_a_text_of_the_history_weighs_half_after_every_half_life(texts: list[str], prefix: str, k: int) -> None:
     history = History(half_life=3.0, most=8)
     for text in texts:
         history = history.add(text)

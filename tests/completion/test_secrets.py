@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -62,7 +61,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_no_source_suggests_what_too_few_people_wrote(run: Run) -> None:
-    """At every prefix of it: popular texts, with typing errors too, the model, the blend, and what is replayed."""
     popular, completer, stranger = Popularity.of(run), Completer(run, slips=2), User.new(run)
     replayed = systems(run.folder, ("mpc", "online", "blend"), user="who")
     asked = 0
@@ -81,7 +79,6 @@ def test_no_source_suggests_what_too_few_people_wrote(run: Run) -> None:
 
 
 def test_no_file_of_a_run_holds_it_nor_who_wrote_a_text(run: Run) -> None:
-    """The counts say how many people there must be, not who they were."""
     for path in run.folder.rglob("*"):
         content = path.read_bytes()
         for encoding in ("utf-8", "utf-16-le", "utf-32-le"):
@@ -92,7 +89,6 @@ def test_no_file_of_a_run_holds_it_nor_who_wrote_a_text(run: Run) -> None:
 
 
 def test_an_option_says_how_many_people(tmp_path: Path) -> None:
-    """With two it is kept: so the tests above can fail."""
     run = fit(ROWS, ROWS[:5], config(min_text_users=2), tmp_path / "run")
     assert TextCounts.open(run.folder / POPULARITY).kept[SECRET] == 45
     assert SECRET.encode() in (run.folder / POPULARITY).read_bytes()
@@ -105,38 +101,19 @@ def texts_of(corpus: Corpus) -> list[str]:
 
 
 def test_held_out_rows_are_not_counted(run: Run) -> None:
-    """Only those that were trained on."""
     corpus, held = prepare(ROWS, run.config.data).split(fitting.HELD_OUT, run.config.training.seed)
     expected = Counter(text for text in texts_of(corpus) if text != SECRET)
     assert TextCounts.open(run.folder / POPULARITY) == TextCounts(expected, len(corpus), 3)
     assert len(held) == len(ROWS) - len(corpus) > 3
 
 
-@pytest.mark.parametrize("after", [lambda path: write(path, ROWS[:50]), Path.unlink])
-def test_what_is_counted_is_what_was_read(
-    after: Callable[[Path], Any], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever becomes of the table in the meantime; from the cache too."""
-    table, learn = tmp_path / "rows.jsonl", fitting.learn
-
-    def learning(*given: Any, **named: Any) -> None:
-        after(table)
-        learn(*given, **named)
-
-    monkeypatch.setattr(fitting, "learn", learning)
-    fit(write(table, ROWS), None, config(), tmp_path / "run")
-    assert (tmp_path / "run" / POPULARITY).read_bytes() == (run.folder / POPULARITY).read_bytes()
-
-
 def test_a_fine_tuned_run_counts_its_own_texts(run: Run, tmp_path: Path) -> None:
-    """By the same rule."""
     rows = [{"text": text, "who": who} for who in PEOPLE for text in ("hello", "help")] + [ROWS[0]] * 9
     tuned = finetune(run, write(tmp_path / "rows.jsonl", rows), rows[:3], tmp_path / "run", unknown="group")
     assert TextCounts.open(tuned.folder / POPULARITY) == TextCounts({"hello": 4, "help": 4}, len(rows), 3)
 
 
 def test_words_and_tables_without_people_have_no_popular_texts(tmp_path: Path) -> None:
-    """Nothing is kept that is not completed, or of which nobody knows how many wrote it."""
     for data in ({"user": ""}, {"unit": "word", "min_count": 1}):
         run = fit(ROWS, ROWS[:5], config(**data), tmp_path / str(len(data)))
         assert not (run.folder / POPULARITY).exists()
@@ -157,7 +134,6 @@ PERSON = st.sampled_from([None, "", "a", "b", 3, "3", 3.0, "d"])
 def test_counts_are_those_of_plain_sets(
     pairs: list[tuple[str, Any]], least: int, people: int, lowercase: bool, chosen: Any
 ) -> None:
-    """For any rows in any order; texts that are cut do not count, texts that differ in white space count as one."""
     data = DataConfig(
         unit="grapheme", user="who", max_tokens=4, min_text_count=least, min_text_users=people, lowercase=lowercase
     )
@@ -179,7 +155,6 @@ def test_counts_are_those_of_plain_sets(
 
 
 def test_people_may_be_given_beside_texts() -> None:
-    """Without them nothing is known; nobody counts as nobody."""
     texts, users = ["a"] * 5 + ["b"] * 4, [1, 1, 2, None, None, 1, 2, 3, 3]
     assert TextCounts.of(texts, 3) == TextCounts({"a": 5, "b": 4}, 9, 0)
     assert TextCounts.of(texts, 3, users) == TextCounts({"b": 4}, 9, 3)

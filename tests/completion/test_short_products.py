@@ -11,16 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factorcell.completion import compiled as compiled_search
-from factorcell.completion.compiled import CompiledEngine, engine, search
+from factorcell.completion.compiled import CompiledEngine, engine
 from factorcell.completion.completer import Completer
 from factorcell.completion.search import PlainEngine, SearchRequest
 from factorcell.model.kernels import library
 from factorcell.model.packing import PRODUCTS, PackedModel
-from tests.completion.test_compiled import HERE, MODELS, VARIANTS, found_in, instructions, packed_in, people
-from tests.completion.test_search import CLOSE, written_out
+from tests.completion.test_search import (
+    CLOSE,
+    MODELS,
+    VARIANTS,
+    compiled_here,
+    found_in,
+    instructions,
+    packed_in,
+    people,
+    written_out,
+)
 from tests.small import make_letters
 
-pytestmark = pytest.mark.skipif(HERE is None, reason="not compiled: there was no C++ compiler at installation")
+pytestmark = compiled_here
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -29,13 +38,12 @@ pytestmark = pytest.mark.skipif(HERE is None, reason="not compiled: there was no
 def test_what_short_products_find_has_scores_by_floats(
     variant: str, model: dict[str, Any], prefix: str, k: int
 ) -> None:
-    """Each text with its own score, the best first, next to none missed; the typed states are those of floats."""
     run = make_letters(**model)
     logs = written_out(run, prefix, "Oslo", 4)
     with instructions(variant):
         compiled, typed = packed_in(run, prefix, products="bfloat16")
         _, of_floats = packed_in(run, prefix)
-        (found,) = search(compiled.packed, [SearchRequest(typed, k, 4)])
+        (found,) = compiled.search([SearchRequest(typed, k, 4)])
     assert torch.equal(typed.after[-1], of_floats.after[-1])
     scores = [one.log_probability for one in found.completions]
     assert len(scores) == k
@@ -46,10 +54,9 @@ def test_what_short_products_find_has_scores_by_floats(
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_errors_of_short_products_are_within_the_margin(variant: str) -> None:
-    """So little is searched twice, and a little more than floats search, which have no margin."""
     run = make_letters(("abcdef", "fed"), seed=1, spread=0.3, hidden_size=70, rank=5, layer_norm=True)
     with instructions(variant):
-        alone = [search(packed.packed, wanted) for packed, wanted in (people(run), people(run, "bfloat16"))]
+        alone = [compiled.search(requests) for compiled, requests in (people(run), people(run, "bfloat16"))]
     for ours, theirs in zip(*alone, strict=True):
         assert [one.ids for one in ours.completions] == [one.ids for one in theirs.completions]
     by_floats, by_others = (sum(one.rows for one in results) for results in alone)
@@ -57,7 +64,6 @@ def test_errors_of_short_products_are_within_the_margin(variant: str) -> None:
 
 
 def test_where_short_products_are_wrong_floats_find() -> None:
-    """With other weights of that type other texts are expanded; the scores by floats tell, and all is done anew."""
     run = make_letters(("abcdefgh",), seed=1, spread=0.8)
     compiled, typed = packed_in(run, "ab", products="bfloat16")
     packed, by_floats = compiled.packed, found_in(run, "ab", 30, 5)
@@ -66,7 +72,7 @@ def test_where_short_products_are_wrong_floats_find() -> None:
     elsewhere, _ = packed_in(run, "ab", products="bfloat16")
     arrays = {**packed.arrays, "short_weight": elsewhere.packed.arrays["short_weight"]}
     wrong = PackedModel(packed.layout, arrays, packed.specials)
-    right, other = (search(one, [SearchRequest(typed, 30, 5)])[0] for one in (packed, wrong))
+    right, other = (CompiledEngine(run.model, one).search([SearchRequest(typed, 30, 5)])[0] for one in (packed, wrong))
     assert right.rows < other.rows
     assert other.rows > by_floats.rows
     for found in (right, other):
@@ -75,7 +81,6 @@ def test_where_short_products_are_wrong_floats_find() -> None:
 
 
 def test_short_numbers_are_for_processors_that_have_them() -> None:
-    """Where they are asked for; elsewhere floats, which are as good."""
     run = make_letters()
     for variant in VARIANTS:
         with instructions(variant):
@@ -86,7 +91,6 @@ def test_short_numbers_are_for_processors_that_have_them() -> None:
 
 
 def test_a_run_of_short_products_completes_with_scores_by_floats() -> None:
-    """What a context decides is computed by floats, too."""
     run = make_letters(seed=2, spread=0.8, layer_norm=True)
     ours = Completer(run).complete("a", context={"city": "Oslo"}, k=5)
     run.precision = "bfloat16"
@@ -109,11 +113,11 @@ def test_a_run_opened_with_automatic_precision_searches_by_the_faster_numbers(
         return gain
 
     monkeypatch.setattr(compiled_search, "gain", measure)
-    assert Completer(run).engine.packed.layout.products == "float32"  # type: ignore[attr-defined]
+    assert Completer(run).engine.packed.layout.products == "float32"  # type: ignore[union-attr]
     assert not measured
     run.gain = 0.7
     here = expected if VARIANTS[-1] in library.WITH_SHORT else "float32"
-    assert Completer(run).engine.packed.layout.products == here  # type: ignore[attr-defined]
+    assert Completer(run).engine.packed.layout.products == here  # type: ignore[union-attr]
     assert measured == list(PRODUCTS)
     with instructions("off"):
         assert isinstance(Completer(run).engine, PlainEngine)
@@ -124,4 +128,4 @@ def test_searches_are_by_floats_where_the_processor_has_no_instructions_for_bflo
     run.gain = 0.7
     for variant in set(VARIANTS) - set(library.WITH_SHORT):
         with instructions(variant):
-            assert Completer(run).engine.packed.layout.products == "float32"  # type: ignore[attr-defined]
+            assert Completer(run).engine.packed.layout.products == "float32"  # type: ignore[union-attr]

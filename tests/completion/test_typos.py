@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from factorcell.commands.main import main
 from factorcell.completion import completer as completing
-from factorcell.completion.completer import Completer, Suggestions
+from factorcell.completion.completer import Completer
 from factorcell.completion.fuzzy import Forgiving
 from factorcell.completion.popularity import History
 from factorcell.completion.search import Suggestion
@@ -57,19 +57,12 @@ def cost_of(text: str, typed: str) -> float:
     return slips_of(text, typed) * SLIP + (text[:1] != typed[:1]) * FIRST
 
 
-def test_distances_that_everybody_knows() -> None:
-    """The oracle itself: each kind of slip, and that no slip is made within a swap of two."""
-    pairs = {("ab", "ba"): 1, ("ca", "abc"): 3, ("kitten", "sitting"): 3, ("", "abc"): 3, ("fix", "fxi"): 1}
-    assert {pair: distance(*pair) for pair in pairs} == pairs
-
-
 LETTERS = "abc"
 
 
 @settings(max_examples=150)
 @given(typed=st.text(LETTERS, max_size=7), text=st.text(LETTERS, max_size=9), most=st.integers(0, 2))
 def test_a_band_is_the_distance_of_every_beginning(typed: str, text: str, most: int) -> None:
-    """Every place within D slips; the best of all beginnings; settled exactly where nothing after it can be better."""
     pattern = Pattern([ord(letter) for letter in typed], most)
     band, none = pattern.start(), most + 1
     for length in range(len(text) + 1):
@@ -88,7 +81,6 @@ def test_a_band_is_the_distance_of_every_beginning(typed: str, text: str, most: 
 
 
 def test_how_many_slips_are_forgiven() -> None:
-    """None in two letters, one in three, two in six, and never more than asked for; other numbers are a mistake."""
     assert [Slips(2).within(length) for length in range(8)] == [0, 0, 0, 1, 1, 1, 2, 2]
     assert [Slips(1).within(length) for length in range(8)] == [0, 0, 0, 1, 1, 1, 1, 1]
     assert {Slips(0).within(length) for length in range(8)} == {0}
@@ -136,12 +128,11 @@ def nearby(typed: str, place: int, most: int) -> str:
 def meanings(run: Run, typed: str, slips: Slips, longest: int = 99) -> Corrections:
     """What the search finds."""
     with run.scoring():
-        return meant(run.model, run.vocabulary, tuple(typed), typed_in(run, typed), slips, longest=longest)
+        return meant(run, tuple(typed), typed_in(run, typed), slips, longest=longest)
 
 
 @pytest.mark.parametrize("typed", ["abc", "aaa", "bcz", "zzz", "bacc", "abcac", "acbbca", "cbzcab"])
 def test_what_was_meant_is_what_all_beginnings_written_out_have(typed: str) -> None:
-    """With room for all: every beginning, once, its slips and probability; the mass of all; unknown letters (z)."""
     run = make_letters(seed=len(typed), spread=0.8)
     most = within(typed, 2)
     longest = 7 if len(typed) < 6 else 6
@@ -166,7 +157,6 @@ def test_what_was_meant_is_what_all_beginnings_written_out_have(typed: str) -> N
 @settings(max_examples=15)
 @given(typed=st.text("abcz", min_size=3, max_size=9), rows=st.integers(0, 120), seed=st.integers(0, 9))
 def test_a_narrow_beam_keeps_within_its_rows(typed: str, rows: int, seed: int) -> None:
-    """What it finds is true, if not all there is."""
     run = make_letters(seed=seed, spread=0.8)
     found = meanings(run, typed, Slips(2, rows=rows, best=20))
     assert found.rows <= rows
@@ -179,7 +169,7 @@ def test_a_narrow_beam_keeps_within_its_rows(typed: str, rows: int, seed: int) -
     assert meanings(run, typed, Slips(2, rows=rows, best=20)) == found
     with run.scoring():
         begun = typed_in(run, typed)
-        late = meant(run.model, run.vocabulary, tuple(typed), begun, Slips(2), longest=99, seconds=0.0)
+        late = meant(run, tuple(typed), begun, Slips(2), longest=99, seconds=0.0)
     assert (late.best, late.rows) == ((), 0)
     assert late.typed == found.typed
 
@@ -240,7 +230,6 @@ def possible(text: str, typed: str) -> bool:
 @pytest.mark.parametrize("typed", NASTY.values(), ids=NASTY)
 @pytest.mark.parametrize("unit", ["char", "grapheme"])
 def test_whatever_is_typed_slips_are_forgiven(unit: str, typed: str) -> None:
-    """Emoji, unknown letters, right to left, nothing at all: k texts, none twice, the exact ones first, each itself."""
     texts = ("abc", "ab", "e\u0301a", "\u0301", "🇳🇴", "🇳", "👩", "a\rb\n", "\r\n", "שלום")
     run = make_letters(texts, data={"unit": unit, "max_tokens": 30}, spread=0.8)
     plain, forgiving_one = Completer(run), Completer(run, slips=CHEAP)
@@ -262,7 +251,6 @@ def test_whatever_is_typed_slips_are_forgiven(unit: str, typed: str) -> None:
 
 
 def test_what_was_meant_is_read_again_as_it_is() -> None:
-    """Two letters that make a flag are one grapheme: no text is counted in graphemes that it does not have."""
     names = {"🇳🇴": "F", "🇳": "N", "🇴": "O", "a": "a"}
     run = make_letters(tuple(names), data={"unit": "grapheme", "max_tokens": 7}, spread=0.3)
     completer = Completer(run, slips=Slips(2, cost=0.1, first=0.0, **ALL))
@@ -274,7 +262,6 @@ def test_what_was_meant_is_read_again_as_it_is() -> None:
 
 
 def test_few_letters_are_taken_as_they_are() -> None:
-    """Slips off, or fewer than three letters: what there was before, and nothing is looked for."""
     run = make_letters(spread=0.8)
     plain = Completer(run)
     with patch.object(completing, "meant", side_effect=AssertionError):
@@ -285,7 +272,6 @@ def test_few_letters_are_taken_as_they_are() -> None:
 
 
 def test_a_joined_list_is_of_the_k_most_probable() -> None:
-    """Shares of what was meant, given that slips are possible; none is finished that could not be among the k."""
     exact = [Suggestion("abc", math.log(0.5), "model"), Suggestion("abd", math.log(0.25), "model")]
     best = (
         Correction(("x",), 1, math.log(0.3), False),
@@ -308,24 +294,7 @@ def test_a_joined_list_is_of_the_k_most_probable() -> None:
     assert join(exact, Corrections((), -math.inf, -3.0, 0), finish, 2) == exact
 
 
-def test_time_is_shared() -> None:
-    """No time: what is cut says so, and nothing comes twice; time enough: as without a bound."""
-    run = make_letters(spread=0.8)
-
-    def suggest(seconds: float | None) -> Suggestions:
-        completer = Completer(run, slips=CHEAP, seconds=seconds)
-        return completer.suggest(completer.type(completer.begin(), "abca"))
-
-    whole = suggest(None)
-    assert suggest(1e6) == whole
-    assert not whole.cut
-    assert any(one.slips for one in whole.suggestions)
-    assert suggest(0.0).cut
-    assert suggest(0.0).rows == 0
-
-
 def test_slips_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A column of the table, a field of each row; too many are a mistake."""
     made = make_letters(spread=2.0, seed=5)
     run = Run.create(tmp_path / "run", made.config, made.vocabulary, made.schema)
     run.model.load_state_dict(made.model.state_dict())

@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from factorcell.completion.assistant import Assistant
-from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
 from factorcell.completion.fuzzy import Forgiving
 from factorcell.completion.online import Learner, User, learn_one
 from factorcell.completion.popularity import History, Popularity
-from factorcell.completion.replay.streams import read
 from factorcell.completion.search import PlainEngine
 from factorcell.config import DataConfig, UserError
 from factorcell.data.cache import prepare
@@ -27,18 +25,12 @@ from tests.small import make_letters
 
 TEXT = "zebra crossing"
 TWINS = {
-    "space after": "zebra crossing ",
-    "space before": " zebra crossing",
-    "line end": "zebra crossing\n",
-    "line end of Windows": "zebra crossing\r\n",
+    "ends": " zebra crossing\r\n",
     "two spaces": "zebra  crossing",
     "tab": "zebra\tcrossing",
     "no-break space": "zebra\u00a0crossing",
-    "ideographic space": "zebra\u3000crossing",
     "narrow space": "zebra\u202f crossing\u2009",
-    "next line": "zebra\x85crossing",
-    "line separator": "zebra\u2028crossing",
-    "file separator": "zebra\x1ccrossing",
+    "separators": "zebra\x85\u2028\x1ccrossing",
 }
 each_twin = pytest.mark.parametrize("twin", TWINS.values(), ids=TWINS)
 USERS = {"user": "city", "context": (), "min_user_count": 1}
@@ -73,7 +65,6 @@ def test_a_prefix_keeps_one_space_at_its_end(prefix: str, expected: str) -> None
 
 @each_twin
 def test_counts_of_twins_are_added(twin: str) -> None:
-    """Their users too: a text is popular once enough people wrote any of its forms."""
     texts, users = [TEXT, twin, twin, "other"], ["ann", "bob", "cas", "ann"]
     assert TextCounts.of(texts, 1) == TextCounts({TEXT: 3, "other": 1}, 4)
     assert TextCounts.of(texts, 3, users, 3).kept == {TEXT: 3}
@@ -99,7 +90,6 @@ def test_texts_of_white_space_alone_are_not_counted() -> None:
 
 @each_twin
 def test_popularity_and_history_know_a_text_once(twin: str) -> None:
-    """A prefix may be written in either way; the whole text, however it is written, completes nothing."""
     history = History((TEXT, twin)).add(twin)
     assert history.texts == (TEXT,) * 3
     for source in (Popularity.fit([TEXT, twin, twin], 3), history, Forgiving(history, 1)):
@@ -149,7 +139,6 @@ def test_a_model_suggests_no_twins(unit: str, slips: int) -> None:
 
 
 def test_both_searches_return_the_same_texts() -> None:
-    """The compiled search and the plain one."""
     run = make_letters(("ab", "a b", "b  a", "a\nb"), data={"max_tokens": 7}, spread=0.8)
     compiled, plain = Completer(run), Completer(run)
     plain.engine = PlainEngine(run.model)
@@ -161,25 +150,6 @@ def test_both_searches_return_the_same_texts() -> None:
             assert [one.log_probability for one in ours] == pytest.approx(expected, abs=1e-4)
 
 
-@each_twin
-def test_a_blend_suggests_a_text_once(twin: str) -> None:
-    """Model, popular texts and the user's own name the same text."""
-    run = make_letters(("zebra crossing \n",), data={**USERS, "max_tokens": 30}, spread=0.8)
-    user = learn_one(run, User.new(run), twin)
-    blend = Blend(Completer(run), Popularity.fit([TEXT, twin], 1))
-    texts = [one.text for one in blend.complete("zebra", user, k=20)]
-    assert texts.count(TEXT) == 1
-    assert len({canonical(text) for text in texts}) == len(texts)
-
-
-@each_twin
-def test_a_replay_judges_canonical_texts(twin: str) -> None:
-    rows = [{"text": twin, "user": "ann", "time": 1}]
-    (stream,) = read(rows, DataConfig(unit="char"))
-    assert [row["text"] for row in stream.rows] == [TEXT]
-    assert stream == read([{**rows[0], "text": TEXT}], DataConfig(unit="char"))[0]
-
-
 @pytest.fixture
 def service(tmp_path: Path) -> Service:
     """A small model and a file."""
@@ -189,7 +159,6 @@ def service(tmp_path: Path) -> Service:
 
 @pytest.mark.parametrize("twin", ["cab a ", "cab  a", "\ncab a", "cab\u00a0a\r\n"])
 def test_a_service_keeps_a_text_in_one_form(service: Service, twin: str) -> None:
-    """What is kept, suggested, exported and restored; an idempotency key does not tell twins apart."""
     assert service.accept("ann", "cab a", key="1").outcome == "learned"
     assert service.accept("ann", twin, key="1").outcome == "repeated"
     assert service.accept("ann", twin).outcome == "learned"
@@ -214,7 +183,6 @@ def test_a_service_keeps_a_text_in_one_form(service: Service, twin: str) -> None
 
 @each_twin
 def test_every_twin_is_forgotten_at_once(service: Service, twin: str) -> None:
-    """By the service and without a model, also those that a store has in another form."""
     texts = (TEXT, "other", *TWINS.values())
     record = changes.changed(
         Record.new("ann", 1), accepted=len(texts), texts=tuple(KeptText(n, one, 1) for n, one in enumerate(texts, 1))

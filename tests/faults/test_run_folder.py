@@ -54,7 +54,7 @@ def answers(folder: Path) -> Any:
         run = Run.open(folder)
         user = learn_one(run, User.new(run), "bake bread")
         blend = Blend(Completer(run), Popularity.of(run))
-        said += [user.vector.tobytes(), LearningRule.of(run), blend.complete("ba", user, k=3)]
+        said += [user.vector.tobytes(), LearningRule.read(run.folder), blend.complete("ba", user, k=3)]
     if folder.name == "tuned":
         start = StartingPoint.read(folder)
         assert start is not None

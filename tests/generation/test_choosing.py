@@ -31,7 +31,6 @@ def candidates(draw: Sampler, logs: Tensor = LOGS) -> list[bool]:
     st.integers(1, 4),
 )
 def test_repetitions_are_found(texts: list[list[int]], n: int) -> None:
-    """Exactly the tokens that would complete an n-gram for a second time are forbidden."""
     rows, tokens = repeated(torch.tensor([[START, *text] for text in texts]), n)
     found = {(row, token) for row, token in zip(rows.tolist(), tokens.tolist(), strict=True)}
     rules = Constraints(banned=(), no_repeat_ngram=n)
@@ -46,7 +45,6 @@ def test_repetitions_are_found(texts: list[list[int]], n: int) -> None:
 
 @given(st.integers(1, 400), st.integers(0, 10_000))
 def test_draws_fall_where_the_running_sum_says(size: int, seed: int) -> None:
-    """A place of the running sum gives its token, never one without weight, at both ends too."""
     random = np.random.default_rng(seed)
     weight = random.random((3, size)) * (random.random((3, size)) < 0.3)
     weight[:, random.integers(size)] = 0.5
@@ -66,7 +64,6 @@ def fall_where_the_running_sum_says(weight: Any, places: Any, tokens: Tensor) ->
 
 @given(st.integers(1, 300), st.integers(0, 10_000), st.floats(0.01, 0.99))
 def test_who_is_among_the_likeliest(size: int, seed: int, share: float) -> None:
-    """Those above which there is less than the share, unless a sum is within rounding of it."""
     weight = torch.from_numpy(np.random.default_rng(seed).integers(0, 8, size).astype(np.float32))
     weight[0] = 1.0
     kept = weights(Sampler(top_p=share).at(NO_PLACES), weight[None].log())[0] > 0
@@ -76,7 +73,6 @@ def test_who_is_among_the_likeliest(size: int, seed: int, share: float) -> None:
 
 
 def test_candidates_are_the_likeliest() -> None:
-    """Top k keeps k tokens, top p the fewest that hold p, both after the temperature."""
     assert candidates(Sampler(top_k=2)) == [True, True, False, False, False]
     assert candidates(Sampler(top_p=0.74)) == [True, True, False, False, False]
     assert candidates(Sampler(top_p=0.76)) == [True, True, True, False, False]
@@ -94,7 +90,6 @@ def test_candidates_are_the_likeliest() -> None:
 def test_compiled_draws_come_as_often_as_the_weights_say(
     variant: str, top_p: float, top_k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With ties too; what is outside never comes."""
     monkeypatch.setenv("FACTORCELL_KERNEL", variant)
     chances, count = torch.tensor([[0.3, 0.05, 0.15, 0.15, 0.15, 0.0, 0.2]]), 20_000
     draws = Sampler(1.3, top_k, top_p).at(((torch.arange(count) + 0.5) / count)[None].double())
@@ -117,7 +112,6 @@ def after(logits: Tensor, wanted: Wanted, barred: Barred | None = None) -> tuple
 @pytest.mark.parametrize("variant", VARIANTS)
 @given(data=st.data())
 def test_compiled_choices_are_the_plain_ones(variant: str, data: st.DataObject) -> None:
-    """Of any shape, under any rules: the likeliest, and draws wherever no sum is within rounding of a bound."""
     size, texts, width = (data.draw(st.integers(1, most)) for most in (300, 70, 20))
     random = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
     values, table = torch.randn(texts, width, generator=random), torch.randn(size, width, generator=random)
@@ -156,7 +150,6 @@ def test_compiled_choices_are_the_plain_ones(variant: str, data: st.DataObject) 
 @pytest.mark.parametrize("variant", VARIANTS)
 @given(st.integers(1, 700), st.integers(0, 10_000))
 def test_compiled_draws_fall_where_the_running_sum_says(variant: str, size: int, seed: int) -> None:
-    """As the plain ones, whatever is of no weight."""
     random = np.random.default_rng(seed)
     weight = random.random((3, size)) * (random.random((3, size)) < 0.3)
     weight[:, random.integers(size)] = 0.5
@@ -171,7 +164,6 @@ def test_compiled_draws_fall_where_the_running_sum_says(variant: str, size: int,
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("wanted", [Likeliest(2), Draws(torch.full((2, 2), 0.5, dtype=torch.double), 1.0, 2, 0.5)])
 def test_where_all_is_forbidden_the_end_comes(variant: str, wanted: Wanted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one text of two; also where no token has any probability at all."""
     monkeypatch.setenv("FACTORCELL_KERNEL", variant)
     logits = torch.tensor([[0.1, 0.2, 0.7], [0.1, 0.2, 0.7]]).log()
     barred = Barred((1,), torch.tensor([0, 0]), torch.tensor([0, 2]), end=2)

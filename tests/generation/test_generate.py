@@ -14,9 +14,8 @@ from factorcell.commands.generation import expand
 from factorcell.config import UserError
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import sentence_case, split
-from factorcell.generation.generate import TOGETHER, GenerationOptions, condition, every, fill, generate, stream
+from factorcell.generation.generate import TOGETHER, GenerationOptions, every, fill, generate, stream
 from factorcell.generation.infilling import InfillingOptions
-from factorcell.generation.sampling import WritingTask
 from factorcell.model.kernels import library
 from factorcell.model.run import Run
 from tests.small import make_run
@@ -40,7 +39,6 @@ def rows(run: Run, contexts: list[dict[str, str]] = CONTEXTS, **options: Any) ->
 
 @pytest.mark.parametrize("method", METHODS)
 def test_rows_say_what_the_model_says_of_their_texts(run: Run, method: str) -> None:
-    """Context after context, each text scored in its own: the log probability is that of `Run.score`."""
     number = 1 if method == "greedy" else 3
     found = rows(run, number=number, options=GenerationOptions(method, max_tokens=8, width=5))
     assert [row["number"] for row in found] == list(range(3 * number))
@@ -57,7 +55,6 @@ def test_rows_say_what_the_model_says_of_their_texts(run: Run, method: str) -> N
 
 @pytest.mark.parametrize("method", ["sample", "stochastic", "distinct", "beam"])
 def test_texts_are_the_same_in_any_batch(run: Run, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One context at a time, or going on from any text: the same rows."""
     options = GenerationOptions(method, max_tokens=6, width=6, grow=2)
     whole = rows(run, number=4, options=options)
     for together in (1, 2):
@@ -83,7 +80,6 @@ def test_texts_are_the_same_in_any_batch(run: Run, method: str, monkeypatch: pyt
 )
 @pytest.mark.parametrize("prompt", ["", "The cold moon"])
 def test_a_stream_is_the_first_text(run: Run, options: GenerationOptions, prompt: str) -> None:
-    """Joined, the pieces are the text of `generate`, prompt and capitals included; unknown words of a prompt stay."""
     (row, *_) = rows(run, CONTEXTS[:1], options=options, prompt=prompt, case=True)
     pieces = list(stream(run, CONTEXTS[0], options=options, prompt=prompt, case=True))
     assert "".join(pieces) == row["text"]
@@ -91,30 +87,20 @@ def test_a_stream_is_the_first_text(run: Run, options: GenerationOptions, prompt
     assert len(pieces) == row["tokens"] + bool(prompt)
 
 
-def test_a_stream_computes_as_the_run_scores(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each step does, so that less precise products draw the text of `generate`; between two of them nobody else."""
-    within, between, choose = list[bool](), list[bool](), WritingTask.choose
-
-    def watched(task: WritingTask, *given: Any) -> Any:
-        within.append(library.halved(run.device))
-        return choose(task, *given)
-
+def test_a_stream_computes_in_the_precision_of_the_run_and_its_caller_does_not(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(run, "precision", "bfloat16")
     (row, *_) = rows(run, CONTEXTS[:1])
-    monkeypatch.setattr(WritingTask, "choose", watched)
-    pieces = stream(run, CONTEXTS[0], options=SHORT)
     text = ""
-    for piece in pieces:
+    for piece in stream(run, CONTEXTS[0], options=SHORT):
         text += piece
-        between.append(library.halved(run.device) or torch.is_inference_mode_enabled())
+        assert not library.halved(run.device)
+        assert not torch.is_inference_mode_enabled()
     assert text == row["text"]
-    assert within == [True] * len(within)
-    assert within
-    assert not any(between)
 
 
 def test_what_is_banned_is_not_written(run: Run) -> None:
-    """Banned words do not come; a stop ends a text; a column that is not given is expected."""
     found = rows(
         run,
         [{"stars": "5"}],
@@ -130,7 +116,6 @@ def test_what_is_banned_is_not_written(run: Run) -> None:
 
 
 def test_fillers_are_scored_in_their_texts(run: Run) -> None:
-    """The log probability is that of the filler and what follows, given what stands before; better ones first."""
     found = fill(run, "the ____ and sand", CONTEXTS, number=3, options=TWO)
     assert [row["context"] for row in found] == [context for context in CONTEXTS for _ in range(3)]
     for whole in (False, True):
@@ -146,29 +131,15 @@ def test_fillers_are_scored_in_their_texts(run: Run) -> None:
 
 
 def test_no_time(run: Run) -> None:
-    """Without time no batch is begun, and no filler is grown far."""
     assert rows(run, options=GenerationOptions(max_tokens=8, seconds=0.0)) == []
     assert fill(run, "the ____", CONTEXTS, options=InfillingOptions(seconds=0.0)) == []
 
 
-def test_contexts_are_made_once(run: Run) -> None:
-    """Each distinct place once, in order; the places say which."""
-    conditioned, which = condition(run, CONTEXTS, [2, 0, 2])
-    assert which.tolist() == [1, 0, 1]
-    assert conditioned.context_bias.bias is not None
-    assert len(conditioned.context_bias.bias) == 2
-
-
-def test_values_of_a_column(run: Run) -> None:
-    """Numbers in their order, words in theirs; a column that is no category has no values."""
+def test_values_of_a_column_are_sorted_and_only_a_category_has_some(run: Run, tmp_path: Path) -> None:
     assert every(run.schema, "stars") == ["1", "5"]
     assert every(run.schema, "city") == ["Nice", "Oslo"]
     with pytest.raises(UserError, match="did you mean 'stars'"):
         every(run.schema, "star")
-
-
-def test_a_number_has_no_values(tmp_path: Path) -> None:
-    """Only a category has a list of values."""
     with pytest.raises(UserError, match="lat is a number"):
         every(make_run(tmp_path / "run").schema, "lat")
 
@@ -187,7 +158,6 @@ def test_a_number_has_no_values(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_of_a_list(run: Run, options: dict[str, Any], words: str) -> None:
-    """One line that says what was given and what is valid."""
     with pytest.raises(UserError, match=words):
         rows(run, **options)
 
@@ -197,13 +167,11 @@ def test_mistakes_of_a_list(run: Run, options: dict[str, Any], words: str) -> No
     [("the sea", "0 gaps"), ("____ and ____", "2 gaps"), ("the ____ and sandd", "'sandd'.*near it: sand")],
 )
 def test_mistakes_of_a_template(run: Run, template: str, words: str) -> None:
-    """A template has one gap and words that the run knows."""
     with pytest.raises(UserError, match=words):
         fill(run, template, CONTEXTS)
 
 
 def test_mistakes_of_a_manner(run: Run) -> None:
-    """What cannot be is refused before anything is written."""
     with pytest.raises(UserError, match="did you mean 'beam'"):
         GenerationOptions("beem")
     for seed in (-1, 1 << 63):
@@ -219,7 +187,6 @@ def test_mistakes_of_a_manner(run: Run) -> None:
 
 
 def test_the_verb_writes_what_python_does(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """Rows of JSON, lines, every value of a column, fillers, a stream."""
     folder = str(run.folder)
     assert (
         main.main(
@@ -245,7 +212,6 @@ def test_the_verb_writes_what_python_does(run: Run, capsys: pytest.CaptureFixtur
 
 
 def test_a_file_is_gone_on_with(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Stopped after any text, the same command with --resume writes the rest; another command is refused."""
     out = tmp_path / "texts.jsonl"
     command = ["generate", str(run.folder), "--each", "city", "--number", "3", "--max-tokens", "8", "--out", str(out)]
     assert main.main(command) == 0
@@ -282,14 +248,12 @@ def test_a_file_is_gone_on_with(run: Run, tmp_path: Path, capsys: pytest.Capture
     ],
 )
 def test_mistakes_of_the_verb(run: Run, options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2 and one line."""
     assert main.main(["generate", str(run.folder), *options]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert words in line
 
 
 def test_each_value_of_a_column_without_values(tmp_path: Path) -> None:
-    """Training had only rare ones: that is said, in place of no text at all."""
     run = make_run(tmp_path / "run")
     bare = replace(run.schema.variable("city"), values=("<unknown>",), counts=(10,))
     run.schema = ContextSchema((bare,))

@@ -6,7 +6,6 @@ import itertools
 import pytest
 import torch
 
-from factorcell.config import UserError
 from factorcell.data.vocabulary import END, UNKNOWN
 from factorcell.generation.beam_search import Beam
 from factorcell.generation.choosing import Constraints
@@ -58,7 +57,6 @@ def every_filler(city: str, left: Ids, right: Ids, rules: Constraints) -> dict[I
 )
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
 def test_a_wide_search_finds_the_best_fillers(left: Ids, right: Ids, rules: Constraints, length_penalty: float) -> None:
-    """With all beginnings kept the fillers are those of a search of all, in their order, for each context."""
     found = fill(
         WritingTask(RUN.model, conditioned(RUN, ["Oslo", "Nice"]), torch.tensor([1, 0]), rules, prompt=left),
         right,
@@ -72,7 +70,6 @@ def test_a_wide_search_finds_the_best_fillers(left: Ids, right: Ids, rules: Cons
 
 
 def test_a_narrow_search_finds_fillers_with_their_probabilities() -> None:
-    """However narrow, what is found scores what it should."""
     (fillers,) = fill(
         WritingTask(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), Constraints(max_tokens=4), prompt=(A,)),
         (C,),
@@ -81,15 +78,3 @@ def test_a_narrow_search_finds_fillers_with_their_probabilities() -> None:
     assert fillers
     for filler in fillers:
         assert filler.log_probability == pytest.approx(log_probability("Oslo", (A,), (*filler.tokens, C)), rel=1e-5)
-
-
-def test_what_cannot_be_is_refused() -> None:
-    """One line that names what was given."""
-    wrong: list[dict[str, float]] = [{"width": 0}, {"best": 0}, {"length_penalty": -0.5}]
-    for options in wrong:
-        with pytest.raises(UserError, match=r"(width|number|length_penalty) is"):
-            fill(
-                WritingTask(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), Constraints(), prompt=()),
-                (),
-                Beam(**options),  # type: ignore[arg-type]
-            )

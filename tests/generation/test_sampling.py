@@ -65,7 +65,6 @@ def chi_square(counts: Counter[tuple[int, ...]], chances: dict[tuple[int, ...], 
     ids=["free", "long", "new", "stop"],
 )
 def test_whole_texts_have_their_probabilities(rules: Constraints) -> None:
-    """Over many draws every text comes as often as the product of its tokens' chances, under every rule."""
     texts = sample(6000, rules)
     for place, city in enumerate(("Oslo", "Nice")):
         chances = {text: np.exp(log) for text, log in every_text(RUN, city, rules, renormalised=True).items()}
@@ -77,7 +76,6 @@ def test_whole_texts_have_their_probabilities(rules: Constraints) -> None:
 
 
 def test_log_probabilities_are_those_of_the_model() -> None:
-    """Whatever is forbidden and however it is drawn, what comes back is log p of the text in its context."""
     rules = Constraints(max_tokens=4, min_tokens=1, no_repeat_ngram=2)
     everything = {city: every_text(RUN, city, Constraints(max_tokens=4)) for city in ("Oslo", "Nice")}
     for number, text in enumerate(sample(60, rules, Sampler(temperature=2.0, top_k=3))):
@@ -88,7 +86,6 @@ def test_log_probabilities_are_those_of_the_model() -> None:
 
 @pytest.mark.parametrize("draw", [Sampler(), Sampler(0.7, top_k=3), Sampler(1.5, top_p=0.8)])
 def test_a_text_is_the_same_beside_any_others(draw: Sampler) -> None:
-    """What a text draws follows from the seed and its number alone: alone, in tens, from a number on."""
     rules = Constraints(max_tokens=8)
     together = sample(200, rules, draw, seed=5)
     for first in (0, 1, 77, 199):
@@ -100,7 +97,6 @@ def test_a_text_is_the_same_beside_any_others(draw: Sampler) -> None:
 
 
 def test_greedy_takes_the_likeliest_token() -> None:
-    """At each step the best token; a very low temperature and a single candidate draw the same."""
     rules, contexts = Constraints(max_tokens=6), torch.tensor([0, 1])
     texts = write(2, steps(WritingTask(RUN.model, conditioned(RUN, ["Oslo", "Nice"]), contexts, rules), greedy), rules)
     for text, city in zip(texts, ("Oslo", "Nice"), strict=True):
@@ -120,7 +116,6 @@ def test_greedy_takes_the_likeliest_token() -> None:
 
 
 def test_a_prompt_is_read_first() -> None:
-    """After a prompt the texts are those of the model that has read it; it counts for repetition, not for length."""
     rules, prompt = Constraints(max_tokens=2, no_repeat_ngram=2), (A, B, A)
     chances = {t: np.exp(log) for t, log in every_text(RUN, "Oslo", rules, prompt, renormalised=True).items()}
     texts = sample(4000, rules, prompt=prompt)[::2]
@@ -129,19 +124,13 @@ def test_a_prompt_is_read_first() -> None:
     assert statistic < freedom + 4 * (2 * freedom) ** 0.5
 
 
-def test_no_time_gives_what_is_there() -> None:
-    """Without time no step is begun; a text that is cut has not ended."""
-    choice = drawing(Sampler(), 3, 5)
-    contexts = torch.tensor([0, 1, 0])
-    chosen = steps(
-        WritingTask(RUN.model, conditioned(RUN, ["Oslo", "Nice"]), contexts, Constraints(max_tokens=5), seconds=0),
-        choice,
-    )
-    assert write(3, chosen, Constraints()) == [GeneratedText((), 0.0, 0, False)] * 3
+def test_no_step_is_begun_without_time() -> None:
+    context, contexts = conditioned(RUN, ["Oslo", "Nice"]), torch.tensor([0, 1, 0])
+    chosen = steps(WritingTask(RUN.model, context, contexts, FREE, seconds=0), drawing(Sampler(), 3, 3))
+    assert write(3, chosen, FREE) == [GeneratedText((), 0.0, 0, False)] * 3
 
 
 def test_where_all_is_forbidden_the_text_ends() -> None:
-    """A text that may not go on ends, though it is short."""
     texts = sample(4, Constraints(max_tokens=9, min_tokens=9, banned=(UNKNOWN, A, B, C)))
     assert all(text.tokens == () and text.ended for text in texts)
 
@@ -159,14 +148,12 @@ def test_where_all_is_forbidden_the_text_ends() -> None:
     ],
 )
 def test_what_cannot_be_is_refused(make: Callable[[], object], words: str) -> None:
-    """One line that names what was given."""
     with pytest.raises(UserError, match=words):
         make()
 
 
 @pytest.mark.parametrize("model", [{}, {"layers": 2, "cell": "lstm"}, {"adapt": ("prefix",)}])
 def test_every_kind_of_model_writes(tmp_path: Path, model: dict[str, Any]) -> None:
-    """With layers, other cells and control codes, log probabilities are the nats of the text."""
     run = make_run(tmp_path / "run", ("city",), **model)
     context = conditioned(run, ["Oslo", "Nice"])
     rules = Constraints(max_tokens=9)

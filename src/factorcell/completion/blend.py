@@ -24,8 +24,7 @@ from factorcell.completion.completer import Completer, Suggestions, TypedText
 from factorcell.completion.fuzzy import Forgiving
 from factorcell.completion.online import User
 from factorcell.completion.popularity import History, Popularity
-from factorcell.completion.rounds import in_rounds, sizes
-from factorcell.completion.search import Stop, Suggestion
+from factorcell.completion.search import Stop, Suggestion, in_rounds, sizes
 from factorcell.config import UserError
 from factorcell.model.run import Run
 
@@ -61,13 +60,12 @@ class BlendWeights:
     values: Mapping[str, float]
 
     @classmethod
-    def of(cls, run: Run) -> "BlendWeights":
-        """Those in the folder of `run`, where `tune-online` put them, or the default."""
-        return cls.read(run.folder)
-
-    @classmethod
     def read(cls, folder: str | Path) -> "BlendWeights":
-        """Those in a run folder, or the default; a `UserError` names a file that is damaged."""
+        """Read the weights of a run folder, where `tune-online` put them, or return the default.
+
+        Raises:
+            UserError: The file is damaged.
+        """
         path = Path(folder) / FILE
         if not path.exists():
             return DEFAULT
@@ -77,26 +75,31 @@ class BlendWeights:
         return cls({name: files.number(values[name], path, f"the weight of {name!r}") for name in FEATURES})
 
     def save(self, run: Run) -> None:
-        """Make them the weights of the run."""
+        """Store the weights in the folder of `run`."""
         files.write_versioned(run.folder / FILE, self.values, FORMAT)
 
     @property
     def array(self) -> Floats:
-        """In the order of the features (F,)."""
+        """The weights in the order of `FEATURES` (F,)."""
         return np.array([self.values[feature] for feature in FEATURES])
 
     @classmethod
     def fit(cls, lists: Sequence[tuple[Sequence[Candidate], str]]) -> "BlendWeights":
-        """From lists of candidates and the text that was meant each time; lists without it say nothing."""
-        told = [(found, [one.text for one in found].index(text)) for found, text in lists if _holds(found, text)]
-        if not told:
+        """Fit the weights to lists of candidates, each with the text that was meant; lists without it are omitted."""
+        texts = [[one.text for one in candidates] for candidates, _ in lists]
+        used = [
+            (candidates, names.index(text))
+            for (candidates, text), names in zip(lists, texts, strict=True)
+            if text in names
+        ]
+        if not used:
             raise UserError("in no list of candidates is the text that was meant: nothing to learn the blend from")
-        most = max(len(found) for found, _ in told)
-        features, absent = torch.zeros(len(told), most, len(FEATURES)), torch.ones(len(told), most, dtype=torch.bool)
-        for row, (found, _) in enumerate(told):
-            features[row, : len(found)] = torch.tensor(np.array([one.features for one in found])).float()
-            absent[row, : len(found)] = False
-        meant = torch.tensor([place for _, place in told])
+        shape = len(used), max(len(candidates) for candidates, _ in used)
+        features, absent = torch.zeros(*shape, len(FEATURES)), torch.ones(shape, dtype=torch.bool)
+        for row, (candidates, _) in enumerate(used):
+            features[row, : len(candidates)] = torch.tensor(np.array([one.features for one in candidates])).float()
+            absent[row, : len(candidates)] = False
+        meant = torch.tensor([place for _, place in used])
         weights = torch.zeros(len(FEATURES), requires_grad=True)
         optimiser = torch.optim.LBFGS([weights], max_iter=STEPS, line_search_fn="strong_wolfe")
 
@@ -117,51 +120,38 @@ DEFAULT = BlendWeights(dict(zip(FEATURES, (-1.0, 1.0, -0.5, 0.5, 0.0, 1.5, 0.0, 
 
 
 class Blend:
-    """Completions of three sources. Nothing in it changes: any thread may use it."""
+    """Completions of three sources. It never changes, so threads can share it.
+
+    `begin`, `type`, `fits` and `log_probabilities` are those of its completer.
+    """
 
     def __init__(
         self, completer: Completer, popularity: Popularity | None, weights: BlendWeights | None = None
     ) -> None:
-        """Without `popularity` there are two sources; `weights`: those of the run, unless given.
+        """Blend `completer`, `popularity` if there is one, and the history of the user who types.
 
-        All sources forgive the slips that the `completer` forgives.
+        The default weights are those of the run. All sources forgive the slips that the completer forgives.
         """
         self.completer, self.popularity = completer, popularity
         self.popular = self._forgiving(popularity) if popularity else None
-        self.weights = weights or BlendWeights.of(completer.run)
+        self.weights = weights or BlendWeights.read(completer.run.folder)
+        self.begin, self.type = completer.begin, completer.type
+        self.fits, self.log_probabilities = completer.fits, completer.log_probabilities
 
     def complete(
         self, prefix: str, user: User | None = None, context: Mapping[str, Any] | None = None, k: int = 10
     ) -> list[Suggestion]:
-        """The best `k` texts that begin with `prefix` and go on."""
+        """Return the best `k` texts that continue `prefix`; `user` and `context` as `Completer.begin`."""
         return self.suggest(self.type(self.begin(user, context), prefix), k).suggestions
-
-    def begin(self, user: User | None = None, context: Mapping[str, Any] | None = None) -> TypedText:
-        """See `Completer`."""
-        return self.completer.begin(user, context)
-
-    def type(self, written: TypedText, text: str) -> TypedText:
-        """See `Completer`."""
-        return self.completer.type(written, text)
-
-    def fits(self, prefix: str) -> bool:
-        """See `Completer`."""
-        return self.completer.fits(prefix)
-
-    def log_probabilities(
-        self, prefix: str, texts: Sequence[str], user: User | None = None, context: Mapping[str, Any] | None = None
-    ) -> list[float]:
-        """See `Completer`."""
-        return self.completer.log_probabilities(prefix, texts, user, context)
 
     def suggest(
         self, written: TypedText, k: int = 10, seconds: float | None = None, stop: Stop | None = None
     ) -> Suggestions:
-        """The best `k` texts that go on from what is written, with the shares of the sources in their scores.
+        """Return the best `k` texts that continue what is written, with what each source adds to their scores.
 
-        The best of few are the first of many: every source proposes `rounds.PROPOSED` at least. Where time is up before
-        the model has found any, popular texts and those of the user's own remain. Of nobody told apart there is no past
-        to blend: they get what the model suggests. `seconds` and `stop` are those of `Completer.suggest`.
+        A shorter list is the beginning of a longer one. Where time is up before the model has found any text, popular
+        texts and those of the history remain. Without a user there is no history, and the model alone suggests.
+        `seconds` and `stop` are those of `Completer.suggest`.
         """
         limits.check(count=k)
         user = written.user
@@ -175,7 +165,7 @@ class Blend:
         return replace(model, suggestions=in_rounds(best, k))
 
     def candidates(self, prefix: str, model: Suggestions, history: History, k: int) -> list[Candidate]:
-        """What the `model` and the other sources propose, at most `k` each, every text once."""
+        """Return what the `model` and the other sources propose, at most `k` each, every text once."""
         likeliest = model.suggestions[:k]
         popular = [] if self.popular is None else self.popular.complete(prefix, k)
         own = self._forgiving(history).complete(prefix, k)
@@ -198,11 +188,10 @@ class Blend:
         return [Candidate(text, features(text), slips) for text, slips in texts.items()]
 
     def _forgiving(self, counted: Popularity | History) -> Popularity | History | Forgiving:
-        """What completes from counted texts."""
         return Forgiving(counted, self.completer.slips) if self.completer.slips.most else counted
 
     def merged(self, candidates: Sequence[Candidate], k: int) -> list[Suggestion]:
-        """The best `k` candidates with their probabilities among all of them, those with slips after all others."""
+        """Return the best `k` candidates with their probabilities among all, those with slips after all others."""
         if not candidates:
             return []
         terms = np.array([one.features for one in candidates]) * self.weights.array
@@ -222,7 +211,3 @@ class Blend:
             )
             for row in best
         ]
-
-
-def _holds(candidates: Sequence[Candidate], text: str) -> bool:
-    return any(one.text == text for one in candidates)

@@ -1,12 +1,12 @@
-"""From a prefix and a context to suggestions: a run of characters that completes what somebody types.
+"""From a prefix and a context to suggestions: a run of characters that completes what a user types.
 
     completer, user = Completer(run := Run.open("runs/queries")), User.new(run)
     completer.complete("how to ba", user)                       # at once
     written = completer.type(completer.begin(user), "how to b")  # or a keystroke at a time
     completer.suggest(written).suggestions
-    user = learn_one(run, user, "how to bake bread")            # what was meant
+    user = learn_one(run, user, "how to bake bread")            # the text that was meant
 
-Nothing here changes once it is made, and what is typed is a value of the caller's, so threads can share a completer.
+A completer never changes, and what is typed is a value of the caller's, so threads can share a completer.
 """
 
 import math
@@ -22,23 +22,21 @@ import torch
 from factorcell import limits
 from factorcell.completion import compiled
 from factorcell.completion.online import User, user_variable
-from factorcell.completion.rounds import in_rounds, sizes
 from factorcell.completion.search import (
-    Engine,
     Ids,
     PlainEngine,
     PrefixState,
     SearchRequest,
-    SearchResult,
     Stop,
     Suggestion,
+    in_rounds,
+    sizes,
 )
 from factorcell.completion.texts import checked, clean_prefix
 from factorcell.completion.typos import Correction, Slips, best, join, meant
 from factorcell.config import UserError
 from factorcell.data.canonical import canonical
 from factorcell.data.context import Context
-from factorcell.data.tokenizer import Tokenizer
 from factorcell.model.run import Run
 
 Allowed = Callable[[str], bool]  # whether a text may be suggested
@@ -46,14 +44,14 @@ Allowed = Callable[[str], bool]  # whether a text may be suggested
 
 @dataclass(frozen=True)
 class TypedText:
-    """What somebody has typed: its `tokens` as they are, known to the model or not, and how the search keeps them.
+    """Text typed so far, tokenized, with the search state for that prefix.
 
-    `user`: who types, None for nobody told apart. `plain`: the same as the plain search keeps it, where slips are
+    `user`: who types, None for a user who is not told apart. `plain`: the state of the plain search, where slips are
     looked for.
     """
 
     tokens: tuple[str, ...]
-    typed: object
+    typed: Any
     user: User | None = None
     plain: PrefixState | None = None
 
@@ -84,10 +82,17 @@ class Completer:
         slips: int | Slips = 0,
         allowed: Allowed | None = None,
     ) -> None:
-        """`unknown`: what of context values that training never saw, as `Run.prepare`; `seconds` bounds a search.
+        """Prepare the weights of `run` as they are now; a run that is trained further needs a new completer.
 
-        `slips` of typing, at most 2, are forgiven (`slips.Slips`). Only texts that are `allowed` are suggested, as
-        many as without it. The weights are those of now: a run that learns on needs a completer anew.
+        Args:
+            run: The run; its unit must be `char` or `grapheme`.
+            unknown: How context values that training never saw are read, as in `Run.prepare`.
+            seconds: Bound of each search, in seconds.
+            slips: Typing errors to forgive: 0, 1, 2, or their costs.
+            allowed: Only texts for which it is True are suggested, as many as without it.
+
+        Raises:
+            UserError: The unit of the run is another, or a number is out of range.
         """
         limits.check(seconds=seconds)
         data = run.config.data
@@ -95,86 +100,89 @@ class Completer:
             expected = f"expected a tokenizer of characters, got {run.config.tokenizer.kind}"
             raise UserError(f"{run.folder}: completion: {expected}; train with --tokenizer char")
         self.run, self.unknown, self.seconds = run, unknown, seconds
-        self.slips, self.allowed = Slips.of(slips), allowed
-        self.tokenizer: Tokenizer = run.tokenizer
+        self.slips, self.allowed, self.tokenizer = Slips.of(slips), allowed, run.tokenizer
         self.most = data.max_tokens - 1  # a longer text was cut in training: it has no end
-        self.engine: Engine[Any] = (
+        self.plain = PlainEngine(run.model)
+        self.engine: compiled.CompiledEngine | PlainEngine = (
             compiled.engine(run.model, run.precision)
-            if run.gain == 1.0  # else the faster numbers are wanted: those of a search may be others than of scoring
+            if run.gain == 1.0  # otherwise the faster precision of a search may differ from that of scoring
             else compiled.fastest(run.model, self._context({}), self.most)
         )
 
     def complete(
         self, prefix: str, user: User | None = None, context: Mapping[str, Any] | None = None, k: int = 10
     ) -> list[Suggestion]:
-        """The `k` most probable texts that begin with `prefix` and go on, by `user` in `context`, as `begin`."""
+        """Return the `k` most probable texts that continue `prefix`; `user` and `context` as `begin`."""
         return self.suggest(self.type(self.begin(user, context), prefix), k).suggestions
 
     def begin(self, user: User | None = None, context: Mapping[str, Any] | None = None) -> TypedText:
-        """Nothing typed yet, by `user` in `context`, column -> value; what is not given is expected.
+        """Return the state before anything is typed, by `user` in `context`.
 
-        `UserError` for a column or value that the run does not know, and for a user of another run.
+        Args:
+            user: A user learned online, or None.
+            context: Column -> value; a column without a value has its expected value.
+
+        Raises:
+            UserError: The run does not know a column or value, or the user belongs to another run.
         """
-        own = self._own(user)
+        vector = self._vector(user)
         given = self._context({} if context is None else context)
         with self.run.scoring():
-            plain = PlainEngine(self.run.model).begin(given, own) if self.slips.most else None
-            return TypedText((), self.engine.begin(given, own), user, plain)
+            plain = self.plain.begin(given, vector) if self.slips.most else None
+            return TypedText((), self.engine.begin(given, vector), user, plain)
 
-    def _own(self, user: User | None) -> dict[str, torch.Tensor]:
-        """The vector (1, k) of `user` by the name of the variable that it stands for; none of nobody told apart."""
+    def _vector(self, user: User | None) -> dict[str, torch.Tensor]:
         if user is None:
             return {}
         user.check(self.run)
         return {user_variable(self.run).name: torch.from_numpy(user.vector)[None].to(self.run.device)}
 
     def _context(self, columns: Mapping[str, Any]) -> Context:
-        """What the run makes of column -> value, where the model is."""
         corpus = self.run.read([""], [columns], unknown=self.unknown)
         return corpus.context(np.zeros(1, np.int64)).to(self.run.device)
 
     def type(self, written: TypedText, text: str) -> TypedText:
-        """The same person with `text` typed instead; what it shares with what was typed is not read again.
+        """Return the state for `text`, reusing the prefix that it shares with what was typed.
 
-        Of a text that is too long for the run no more is read. `UserError` for one that breaks the rule of `texts`.
+        Raises:
+            UserError: `text` is not Unicode text, or longer than `texts.LONGEST` bytes.
         """
         tokens = self._tokens(text)
         with self.run.scoring():
             ids = self.tokenizer.encode(tokens[: self.most])
-            plain = None if written.plain is None else written.plain.to(self.run.model, ids)
+            plain = None if written.plain is None else self.plain.type(written.plain, ids)
             return TypedText(tokens, self.engine.type(written.typed, ids), written.user, plain)
 
     def fits(self, prefix: str) -> bool:
-        """Whether a prefix is no longer than the texts that the run completes."""
+        """Return whether a prefix is no longer than the texts that the run completes."""
         return len(self._tokens(prefix)) <= self.most
 
     def suggest(
         self, written: TypedText, k: int = 10, seconds: float | None = None, stop: Stop | None = None
     ) -> Suggestions:
-        """The `k` most probable texts that go on from what is written, or where slips are forgiven from what was meant.
+        """Return the `k` most probable texts that continue what is written, or a correction where slips are forgiven.
 
-        Those that go on from what is written come first. None go on from what is longer than the run's texts.
-        `seconds` bounds this search instead of that of the completer; `stop` may end it early.
+        Those that continue what is written come first. There are none for a prefix longer than the run's texts.
+        `seconds` bounds this search in place of the completer's bound; `stop` may end it early.
         """
         return self.suggest_all([written], k, seconds=seconds, stop=stop)[0]
 
     def log_probabilities(
         self, prefix: str, texts: Sequence[str], user: User | None = None, context: Mapping[str, Any] | None = None
     ) -> list[float]:
-        """What the model alone says of each of `texts`, by `user` in `context` as `begin`, whoever suggests it.
+        """Return the model's log probability of what follows `prefix` in each of `texts`, their ends included.
 
-        log p of what follows `prefix`, the end of the text counted, by floats. NaN of a text that begins otherwise, or
-        is longer than the run completes.
+        It is NaN for a text that does not begin with `prefix` or is longer than the run completes.
         """
         if not texts:
             return []
         texts = [canonical(checked(text)) for text in texts]
         tokens, parts = self._tokens(prefix), [self._tokens(text) for text in texts]
         corpus = self.run.read(texts, [{} if context is None else context] * len(texts), unknown=self.unknown)
-        own = {name: vector.expand(len(texts), -1) for name, vector in self._own(user).items()}
+        vectors = {name: vector.expand(len(texts), -1) for name, vector in self._vector(user).items()}
         with torch.inference_mode():
             batch = self.run.batch(corpus, np.arange(len(texts)))
-            nats = self.run.model(batch, self.run.model.condition(batch.context, own))
+            nats = self.run.model(batch, self.run.model.condition(batch.context, vectors))
             follows = nats[:, len(tokens) :].double().sum(1).tolist()
         goes_on = [part[: len(tokens)] == tokens and len(part) <= self.most for part in parts]
         return [-one if so else math.nan for one, so in zip(follows, goes_on, strict=True)]
@@ -187,7 +195,7 @@ class Completer:
         seconds: float | None = None,
         stop: Stop | None = None,
     ) -> list[Suggestions]:
-        """The same for many who type, each done by one of `threads`."""
+        """Return the suggestions for many prefixes, each searched by one of `threads`; as `suggest`."""
         limits.check(count=k, threads=threads, seconds=seconds)
         bound = self.seconds if seconds is None else seconds
         fitting = [one for one in written if len(one.tokens) <= self.most]
@@ -195,23 +203,26 @@ class Completer:
             if self.slips.most:
                 found = [self._forgive(one, k, bound, stop) for one in fitting]
             else:
-                found = self._finish([self._wanted(one, k, stop=stop) for one in fitting], fitting, bound, threads)
+                found = self._search(fitting, [self._request(one, k, stop=stop) for one in fitting], bound, threads)
         of_fitting = iter(found)
         return [next(of_fitting) if len(one.tokens) <= self.most else Suggestions([], 0, False) for one in written]
 
-    def _finish(
-        self,
-        wanted: Sequence[SearchRequest[Any]],
-        written: Sequence[TypedText],
-        seconds: float | None,
-        threads: int = 1,
+    def _search(
+        self, written: Sequence[TypedText], requests: Sequence[SearchRequest], seconds: float | None, threads: int = 1
     ) -> list[Suggestions]:
-        found = self.engine.search(wanted, seconds, threads)
-        return [self._suggestions(one, of) for one, of in zip(written, found, strict=True)]
+        found = self.engine.search(requests, seconds, threads)
+        return [
+            Suggestions(
+                [Suggestion(self._text(typed, one.ids), one.log_probability, "model") for one in result.completions],
+                result.rows,
+                result.cut,
+            )
+            for typed, result in zip(written, found, strict=True)
+        ]
 
-    def _wanted(
+    def _request(
         self, written: TypedText, k: int, added: int = 1, least: float = -math.inf, stop: Stop | None = None
-    ) -> SearchRequest[Any]:
+    ) -> SearchRequest:
         def accept(ids: Ids) -> bool:
             """The text goes on, may be shown, and read again would be the same tokens: no two ways to write one."""
             if len(ids) < added or not self.tokenizer.follows(written.tokens, self.tokenizer.decode(ids)):
@@ -223,22 +234,15 @@ class Completer:
         form = partial(self._text, written)
         return SearchRequest(written.typed, k, self.most - len(written.tokens), accept, least, stop, form)
 
-    def _suggestions(self, written: TypedText, found: SearchResult) -> Suggestions:
-        suggestions = [
-            Suggestion(self._text(written, one.ids), one.log_probability, "model") for one in found.completions
-        ]
-        return Suggestions(suggestions, found.rows, found.cut)
-
     def _text(self, written: TypedText, ids: Ids) -> str:
         """Return the canonical form of what is written with `ids` after it."""
         return canonical(self.tokenizer.join(written.tokens) + self.tokenizer.join(self.tokenizer.decode(ids)))
 
     def _forgive(self, written: TypedText, k: int, seconds: float | None, stop: Stop | None) -> Suggestions:
-        """The best with slips: half of the time is for what is written, the rest for what may have been meant."""
-        tokenizer, end = self.run.tokenizer, None if seconds is None else time.monotonic() + seconds
+        """Spend half of the time on texts that continue what is written, the rest on what may have been meant."""
         if not self.slips.within(len(written.tokens)) or written.plain is None:
-            return self._finish([self._wanted(written, k, stop=stop)], [written], seconds)[0]
-        most = sizes(k)[-1]
+            return self._search([written], [self._request(written, k, stop=stop)], seconds)[0]
+        most, end = sizes(k)[-1], None if seconds is None else time.monotonic() + seconds
 
         def left() -> float | None:
             if stop is not None and stop.is_set:
@@ -252,20 +256,12 @@ class Completer:
                 shown = shown and (self.allowed is None or self.allowed(whole))
                 return [Suggestion(whole, 0.0, "model")] if shown else []
             other = TypedText(one.tokens, self.engine.type(written.typed, self.tokenizer.encode(one.tokens)))
-            parts.extend(self._finish([self._wanted(other, most, 0, least, stop)], [other], left()))
+            parts.extend(self._search([other], [self._request(other, most, 0, least, stop)], left()))
             return parts[-1].suggestions
 
         half = None if seconds is None else seconds / 2
-        parts = self._finish([self._wanted(written, most, stop=stop)], [written], half)
-        meanings = meant(
-            self.run.model,
-            tokenizer,
-            written.tokens,
-            written.plain,
-            self.slips,
-            longest=self.most,
-            seconds=left(),
-        )
+        parts = self._search([written], [self._request(written, most, stop=stop)], half)
+        meanings = meant(self.run, written.tokens, written.plain, self.slips, longest=self.most, seconds=left())
         found = join(parts[0].suggestions, meanings, finish, most)
         rows = meanings.rows + sum(part.rows for part in parts)
         return Suggestions(in_rounds(partial(best, found), k), rows, any(part.cut for part in parts))

@@ -3,10 +3,9 @@
 Shapes: N texts, M ranges of them.
 """
 
-from typing import ClassVar, Protocol
-
 import numpy as np
 
+from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.search import Suggestion
 from factorcell.completion.typos import Band, Flags, Pattern, SlipCounts, Slips, Whole
 from factorcell.data.canonical import canonical_prefix
@@ -14,28 +13,14 @@ from factorcell.data.canonical import canonical_prefix
 Ranges = tuple[Whole, Whole, SlipCounts, Flags]  # where they begin and end, slips, whether the first letter is another
 
 
-class Counted(Protocol):
-    """Texts with shares of all: `Popularity`, `History`."""
-
-    source: ClassVar[str]
-
-    def complete(self, prefix: str, k: int = 10) -> list[Suggestion]:
-        """The `k` best texts that begin with `prefix`."""
-        ...
-
-    def shares(self) -> dict[str, float]:
-        """Every text and its share."""
-        ...
-
-
 class Forgiving:
-    """Counted texts of which those are found too whose beginning differs from what is typed by slips.
+    """Completion from counted texts whose beginning may differ from what is typed by a few typing errors.
 
-    An implicit trie: texts by alphabet, and where neighbours begin to differ, so that the children of a range of texts
-    with one beginning are what is cut out of it.
+    It is an implicit trie: the texts in alphabetical order, and the places where neighbours begin to differ. So the
+    children of a range of texts with one beginning are the parts into which these places cut it.
     """
 
-    def __init__(self, counted: Counted, slips: int | Slips = 2) -> None:
+    def __init__(self, counted: Popularity | History, slips: int | Slips = 2) -> None:
         self.counted, self.slips = counted, Slips.of(slips)
         shares = counted.shares()
         self.texts = sorted(shares)
@@ -50,7 +35,7 @@ class Forgiving:
         self.levels = np.searchsorted(shared[self.cuts], np.arange(self.lengths.max(initial=0) + 2))
 
     def complete(self, prefix: str, k: int = 10) -> list[Suggestion]:
-        """The `k` best that begin with `prefix`, then the best that may have been meant by it: share less cost."""
+        """Return the `k` best that begin with `prefix`, then the best corrections: log share less cost."""
         exact = self.counted.complete(prefix, k)
         prefix = canonical_prefix(prefix)
         if len(exact) == k or not self.texts or not self.slips.within(len(prefix)):

@@ -41,7 +41,7 @@ FILE = "online.json"  # in a run folder: how its users learn
 FORMAT = 1  # of the file
 USER_FORMAT = 1  # of the bytes of a user
 MARK = b"fcu"  # which they begin with
-HEAD, SIZES, CHECK = struct.Struct(f"<3sB{FINGERPRINT}s"), struct.Struct("<HHI"), struct.Struct("<I")
+HEAD, CHECK = struct.Struct(f"<3sB{FINGERPRINT}sHHI"), struct.Struct("<I")
 MOST_NUMBERS, MOST_SEEN = (1 << 16) - 1, (1 << 32) - 1  # of a vector, and texts that are counted
 AT_ONCE = 200  # texts that are compared at once
 DECAY, TINY = 0.95, 1e-6
@@ -92,13 +92,12 @@ class LearningRule:
         limits.NUMBERS["reach"].check("the online reach", self.reach)
 
     @classmethod
-    def of(cls, run: Run) -> "LearningRule":
-        """The rule in the run's folder, where a search put it, or the default."""
-        return cls.read(run.folder)
-
-    @classmethod
     def read(cls, folder: str | Path) -> "LearningRule":
-        """The rule in a run folder, or the default; a `UserError` names a file that is damaged."""
+        """Read the rule of a run folder, where `tune-online` put it, or return the default.
+
+        Raises:
+            UserError: The file is damaged.
+        """
         path = Path(folder) / FILE
         if not path.exists():
             return cls()
@@ -115,7 +114,7 @@ class LearningRule:
         return f"{self.optimiser} {self.rate:g}{reach}"
 
     def save(self, run: Run) -> None:
-        """Make it the rule of the run."""
+        """Store the rule in the folder of `run`."""
         files.write_versioned(run.folder / FILE, asdict(self), FORMAT)
 
 
@@ -170,8 +169,8 @@ class User:
         """All of it: 32 bytes, 4 for each number, and the texts of the history."""
         texts = [text.encode() for text in self.history.texts]
         numbers = np.concatenate([self.vector, self.state.ravel()]).astype("<f4").tobytes()
-        parts = [HEAD.pack(MARK, USER_FORMAT, self.fingerprint)]
-        parts += [SIZES.pack(len(self.vector), len(self.state), self.seen), numbers]
+        sizes = len(self.vector), len(self.state), self.seen
+        parts = [HEAD.pack(MARK, USER_FORMAT, self.fingerprint, *sizes), numbers]
         parts += [struct.pack("<I", len(text)) + text for text in texts]
         content = b"".join(parts)
         return content + CHECK.pack(zlib.crc32(content))
@@ -182,38 +181,25 @@ class User:
 
         `UserError` for all else: any bit that was altered, anything cut off or added, a user that cannot be.
         """
-        fingerprint, content = _unwrapped(content)
+        if content[: len(MARK)] == MARK and len(content) > len(MARK):
+            check_format(content[len(MARK)], USER_FORMAT, "this user")
+        content, check = content[: -CHECK.size], content[-CHECK.size :]
+        if len(content) < HEAD.size or content[: len(MARK)] != MARK or CHECK.pack(zlib.crc32(content)) != check:
+            raise UserError("not a user as it was saved (truncated or altered)")
         try:
-            return cls._read(content, fingerprint)
-        except UserError:
-            raise
+            _, _, fingerprint, size, rows, seen = HEAD.unpack_from(content)
+            numbers = np.frombuffer(content, "<f4", size * (1 + rows), HEAD.size).astype(np.float32)
+            texts, at = [], HEAD.size + numbers.nbytes
+            while at < len(content):
+                (length,) = struct.unpack_from("<I", content, at)
+                if at + 4 + length > len(content):
+                    raise ValueError("cut off")
+                texts.append(content[at + 4 : at + 4 + length].decode())
+                at += 4 + length
+            vector, state = numbers[:size], numbers[size:].reshape(rows, size)
         except (struct.error, ValueError) as error:
             raise UserError(f"not a user as it was saved ({error})") from None
-
-    @classmethod
-    def _read(cls, content: bytes, fingerprint: bytes) -> "User":
-        """Sizes, numbers and texts. `struct.error` or `ValueError` where they do not fit together."""
-        size, rows, seen = SIZES.unpack_from(content)
-        numbers = np.frombuffer(content, "<f4", size * (1 + rows), SIZES.size).astype(np.float32)
-        texts, at = [], SIZES.size + numbers.nbytes
-        while at < len(content):
-            (length,) = struct.unpack_from("<I", content, at)
-            if at + 4 + length > len(content):
-                raise ValueError("cut off")
-            texts.append(content[at + 4 : at + 4 + length].decode())
-            at += 4 + length
-        return cls(numbers[:size], numbers[size:].reshape(rows, size), seen, History(tuple(texts)), fingerprint)
-
-
-def _unwrapped(content: bytes) -> tuple[bytes, bytes]:
-    """The fingerprint in the bytes of a user, and what follows it, whole."""
-    if content[: len(MARK)] == MARK and len(content) > len(MARK):
-        check_format(content[len(MARK)], USER_FORMAT, "this user")
-    checked, check = content[: -CHECK.size], content[-CHECK.size :]
-    if len(checked) < HEAD.size or content[: len(MARK)] != MARK or CHECK.pack(zlib.crc32(checked)) != check:
-        raise UserError("not a user as it was saved (truncated or altered)")
-    _, _, fingerprint = HEAD.unpack_from(checked)
-    return fingerprint if any(fingerprint) else b"", checked[HEAD.size :]
+        return cls(vector, state, seen, History(tuple(texts)), fingerprint if any(fingerprint) else b"")
 
 
 class Learner:
@@ -228,7 +214,7 @@ class Learner:
 
         `UserError` for a run that does not tell users apart.
         """
-        self.run, self.rule, self.variable = run, rule or LearningRule.of(run), user_variable(run)
+        self.run, self.rule, self.variable = run, rule or LearningRule.read(run.folder), user_variable(run)
         self.unseen = unknown
         self.columns = run.schema.columns(without=self.variable.source)  # of the contexts of a text
         self.rows, self.update = OPTIMISERS[self.rule.optimiser]
@@ -339,9 +325,14 @@ def learn_one(run: Run, user: User, text: str, context: Mapping[str, Any] | None
     A `Notice` says if the text is cut after `max_tokens` tokens, as in training, so that only its beginning is learned.
     """
     (after,), _ = Learner(run).learn([user], [text], None if context is None else [context])
+    report_cut(run, text)
+    return after
+
+
+def report_cut(run: Run, text: str) -> None:
+    """Give a `Notice` if a text that is learned is cut after `max_tokens` tokens, as in training."""
     limit = run.config.data.max_tokens
     report_truncated(truncated([text], run.tokenizer, limit), "the text learned", limit)
-    return after
 
 
 def tells_apart(run: Run) -> bool:

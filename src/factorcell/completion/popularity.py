@@ -1,21 +1,14 @@
-"""Most popular completion (Bar-Yossef and Kraus 2011): the texts of a log that begin with a prefix, by their counts.
-
-Texts lie in a static trie (MARISA), which keeps millions in little room. Their places in alphabetical order are an
-array, in which the texts with one prefix are a range; of it the most popular are found by the best of each block.
-
-Shapes: N texts.
-"""
+"""Most popular completion (Bar-Yossef and Kraus 2011): the texts of a log that begin with a prefix, by their counts."""
 
 import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
-from itertools import accumulate, takewhile
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from factorcell.completion import texts as rule
 from factorcell.completion.search import Suggestion
@@ -24,49 +17,47 @@ from factorcell.data.canonical import canonical, canonical_prefix
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
 
-BLOCK = 256  # texts of which only the most popular is looked at first
-
 
 class Popularity:
-    """Counted texts, the most popular ones of any prefix at hand."""
+    """Counted texts in alphabetical order; those with a common prefix are a range."""
 
     source: ClassVar[str] = "popularity"
 
     def __init__(self, counted: TextCounts) -> None:
-        counts = counted.kept
-        try:
-            self.trie = _marisa().Trie(counts)
-        except UnicodeEncodeError as error:
-            raise UserError(f"a counted text is not Unicode text ({error.object[:50]!a})") from None
-        self.total, texts = counted.total, [self.trie.restore_key(key) for key in range(len(counts))]
-        self.keys = np.array(sorted(range(len(texts)), key=texts.__getitem__), dtype=np.int32)  # by alphabet
-        self.counts = np.array([counts[texts[key]] for key in self.keys], dtype=np.int64)
-        # Places by popularity, 0 the most popular: what is smallest is best, and there are no ties.
-        self.places = np.empty(len(texts), dtype=np.int32)
-        self.places[np.argsort(-self.counts, kind="stable")] = np.arange(len(texts), dtype=np.int32)
-        self.best = np.minimum.reduceat(self.places, np.arange(0, len(texts), BLOCK)) if texts else self.places
+        self.total, self.texts = counted.total, sorted(counted.kept)
+        rule.size("\n".join(self.texts), "the counted texts")
+        self.counts = np.array([counted.kept[text] for text in self.texts], dtype=np.int64)
+        # Ranks by popularity, 0 the most popular, ties by alphabet.
+        self.ranks = np.empty(len(self.texts), dtype=np.int32)
+        self.ranks[np.argsort(-self.counts, kind="stable")] = np.arange(len(self.texts), dtype=np.int32)
 
     @classmethod
     def fit(
         cls, queries: Iterable[str], min_count: int = 3, users: Iterable[Hashable] | None = None, min_users: int = 3
     ) -> "Popularity":
-        """Of `queries`, a text each; those seen less than `min_count` times are omitted.
+        """Count `queries` and omit those seen less than `min_count` times.
 
-        `users` say who wrote each: what fewer than `min_users` of them wrote is omitted too. Without them, what one
-        person wrote `min_count` times is shown to all.
+        `users` says who wrote each query; queries of fewer than `min_users` users are then omitted too. Without it,
+        what one person wrote `min_count` times is suggested to all.
         """
         return cls(TextCounts.of(queries, min_count, users, min_users))
 
     @classmethod
     def of(cls, run: Run, allowed: Callable[[str], bool] | None = None) -> "Popularity":
-        """Of the texts that `run` was trained on, or a `UserError`: only runs that tell users apart keep them.
+        """Read the popular training texts of `run`, only those that are `allowed`.
 
-        Only those that are `allowed`, if that is given.
+        Raises:
+            UserError: The run has none: only runs that tell users apart keep them.
         """
-        path = run.folder / POPULARITY
+        return cls.read(run.folder, allowed)
+
+    @classmethod
+    def read(cls, folder: Path, allowed: Callable[[str], bool] | None = None) -> "Popularity":
+        """Read the popular training texts of a run folder, as `of`."""
+        path = folder / POPULARITY
         if not path.exists():
             raise UserError(
-                f"{run.folder}: no {POPULARITY}; training keeps it with --user COLUMN and --unit char or grapheme"
+                f"{folder}: no {POPULARITY}; training keeps it with --user COLUMN and --unit char or grapheme"
             )
         counted = TextCounts.open(path)
         if allowed is not None:
@@ -74,53 +65,29 @@ class Popularity:
         return cls(counted)
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self.texts)
 
     def top(self, count: int) -> list[str]:
-        """The `count` most popular texts of all."""
-        return [self._text(int(row)) for row in np.argsort(self.places)[:count]]
+        """Return the `count` most popular texts of all."""
+        return [self.texts[row] for row in np.argsort(self.ranks)[:count]]
 
     def complete(self, prefix: str, k: int = 10) -> list[Suggestion]:
-        """The `k` most popular texts that begin with `prefix` and go on, as often as counted; ties by alphabet."""
+        """Return the `k` most popular texts that begin with `prefix` and are longer; ties by alphabet."""
         prefix = canonical_prefix(prefix)
-        begin, end = self._range(prefix)
-        begin += begin < end and self._text(begin) == prefix  # the prefix itself is not a completion
-        among = self._candidates(begin, end, k)
-        chosen = among[np.argsort(self.places[among])[:k]]
-        seen = math.log(self.total) if len(chosen) else 0.0
+        begin = bisect_left(self.texts, prefix)
+        end = bisect_right(self.texts, prefix, lo=begin, key=lambda text: text[: len(prefix)])
+        begin += begin < end and self.texts[begin] == prefix  # the prefix itself is not a completion
+        ranks = self.ranks[begin:end]
+        chosen = np.argpartition(ranks, k)[:k] if k < len(ranks) else np.arange(len(ranks))
+        rows = begin + chosen[np.argsort(ranks[chosen])]
         return [
-            Suggestion(self._text(row), math.log(count) - seen, self.source)
-            for row, count in zip(chosen.tolist(), self.counts[chosen].tolist(), strict=True)
+            Suggestion(self.texts[row], math.log(count) - math.log(self.total), self.source)
+            for row, count in zip(rows.tolist(), self.counts[rows].tolist(), strict=True)
         ]
 
     def shares(self) -> dict[str, float]:
-        """Every text that is kept, by alphabet, and its share of all that were counted."""
-        return {self._text(row): count / self.total for row, count in enumerate(self.counts.tolist())}
-
-    def _text(self, row: int) -> str:
-        return str(self.trie.restore_key(int(self.keys[row])))
-
-    def _range(self, prefix: str) -> tuple[int, int]:
-        """The rows of the texts that begin with `prefix`: one range."""
-
-        def opening(row: int) -> str:
-            return self._text(row)[: len(prefix)]
-
-        rows = range(len(self))
-        begin = bisect_left(rows, prefix, key=opening)
-        return begin, bisect_right(rows, prefix, lo=begin, key=opening)
-
-    def _candidates(self, begin: int, end: int, k: int) -> NDArray[np.int64]:
-        """Rows among which the `k` most popular of the range are.
-
-        They lie at its ends or in the k blocks whose best are best: any other block has k better texts outside.
-        """
-        first, last = -(-begin // BLOCK), end // BLOCK
-        if last - first <= k:
-            return np.arange(begin, end)
-        blocks = first + np.argpartition(self.best[first:last], k - 1)[:k]
-        inside = (blocks[:, None] * BLOCK + np.arange(BLOCK)).ravel()
-        return np.concatenate([np.arange(begin, first * BLOCK), inside, np.arange(last * BLOCK, end)])
+        """Return every text, by alphabet, and its share of all texts that were counted."""
+        return {text: count / self.total for text, count in zip(self.texts, self.counts.tolist(), strict=True)}
 
 
 @dataclass(frozen=True)
@@ -138,7 +105,13 @@ class History:
     source: ClassVar[str] = "history"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "texts", _newest(tuple(map(canonical, self.texts[-self.most :])), self.most))
+        kept, room = list[str](), rule.LONGEST
+        for text in map(canonical, reversed(self.texts[-self.most :])):
+            room -= rule.size(text, "history")
+            if room < 0:
+                break
+            kept.append(text)
+        object.__setattr__(self, "texts", tuple(reversed(kept)))
 
     def add(self, text: str) -> "History":
         """The history with one more text. `UserError` for one that breaks the rule of `texts`."""
@@ -158,21 +131,3 @@ class History:
             weights[text] += 0.5 ** (age / self.half_life)
         total = sum(weights.values())
         return {text: weight / total for text, weight in weights.items()}
-
-
-def _newest(texts: tuple[str, ...], most: int) -> tuple[str, ...]:
-    """The last of the texts, as many as fit."""
-    texts = texts[-most:]
-    if rule.size("".join(texts), "history") <= rule.LONGEST:  # as nearly always
-        return texts
-    sizes = accumulate(map(rule.size, reversed(texts)))
-    count = sum(1 for _ in takewhile(rule.LONGEST.__ge__, sizes))
-    return texts[len(texts) - count :]
-
-
-def _marisa() -> Any:
-    try:
-        import marisa_trie
-    except ImportError:
-        raise UserError("most popular completion needs MARISA tries: pip install 'factorcell[complete]'") from None
-    return marisa_trie

@@ -1,10 +1,10 @@
-"""The most probable ways to finish a text that somebody is typing.
+"""The most probable ways to finish a text that a user is typing.
 
     log p(y, end | typed, context) = sum_t log p(y_t | typed, y_<t, context) + log p(end | typed, y, context)
 
-No term is above zero, so a hypothesis bounds all that grows out of it. `search` finds the k most probable completions
-exactly: it expands the best hypotheses, a batch at a time, and drops those that are no better than the k-th finished
-one, until none is left. `beam` is the search of the thesis (section 5.4.1) as published, the reference.
+No term is above zero, so the score of a hypothesis bounds the scores of all that grow out of it. `PlainEngine.search`
+finds the k most probable completions exactly: it expands the best hypotheses, a batch at a time, and drops those that
+are no better than the k-th finished one, until none is left.
 
 Shapes: B hypotheses, N of them waiting, V vocabulary, H hidden.
 """
@@ -13,11 +13,11 @@ import heapq
 import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Generic, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,27 +25,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factorcell.data.context import Context
+from factorcell.limits import NUMBERS
 from factorcell.model.backbone import Reserve, State
 from factorcell.model.language_model import Conditioned, LanguageModel
 
 Ids = tuple[int, ...]  # tokens of a completion: after what is typed, before the end token
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
-T = TypeVar("T")  # what is typed, as a search keeps it
 
-WIDTH, BRANCHING = 100, 4  # of the published beam
-BATCH = 12  # hypotheses expanded at once, at first: few compute no row in vain, many make few steps
+BATCH = 12  # hypotheses expanded at once, at first: a small batch expands few in vain, a large one takes fewer steps
 GROWTH = 4  # a batch grows by one for so many rows, so that a long search has large ones and wastes a share at most
 ROWS = 10_000  # hypotheses that one search expands at most
 WAITING = 10_000  # hypotheses that wait at most
+PROPOSED = 10  # texts that a source proposes at least: as many as when the weights of a blend are fitted
+MOST = int(NUMBERS["count"].high)
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A whole text that is proposed, how probable its `source` takes it to be given what is typed, and that source.
+    """A whole text, its log probability by its `source` given what is typed, and that source.
 
-    `slips`: the typing errors that it takes for granted; without any it begins with what is typed. `parts`: what each
-    source of a blend adds to the score, whose `source` are those that propose the text, such as `model+history`.
+    `slips` counts the typing errors that it assumes; without any it begins with what is typed. `parts` holds what each
+    source of a blend adds to the score; `source` then names all that propose the text, such as `model+history`.
     """
 
     text: str
@@ -55,9 +56,31 @@ class Suggestion:
     parts: Mapping[str, float] = field(default_factory=dict)
 
 
+def sizes(k: int) -> list[int]:
+    """Return the sizes of the rounds for `k` texts: 10, 20, 40, up to the first that is not below `k`."""
+    rounds = [PROPOSED]
+    while rounds[-1] < k:
+        rounds.append(min(2 * rounds[-1], MOST))
+    return rounds
+
+
+def in_rounds(best: Callable[[int], Iterable[Suggestion]], k: int) -> list[Suggestion]:
+    """Return the first `k` texts of all rounds, so that a longer list begins with the shorter one.
+
+    The texts that a source proposes affect the probabilities of all others. So each round, which is `best(size)`, only
+    appends what is new in it, with no higher probability than a text before it.
+    """
+    kept: dict[str, Suggestion] = {}
+    for size in sizes(k):
+        least = min((one.log_probability for one in kept.values()), default=0.0)
+        for one in best(size):
+            kept.setdefault(one.text, replace(one, log_probability=min(one.log_probability, least)))
+    return list(kept.values())[:k]
+
+
 @dataclass(frozen=True)
 class Completion:
-    """What may follow what is typed: `ids` of it, and its log probability, that of the end token included."""
+    """Tokens that may follow what is typed, and their log probability, that of the end token included."""
 
     ids: Ids
     log_probability: float
@@ -65,7 +88,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The `completions` found, the best first, and the `rows` computed for it: hypotheses put through the model.
+    """The best `completions` first, and the `rows` computed for them: hypotheses put through the model.
 
     `cut`: time or room ran out before it was certain that there are no better ones.
     """
@@ -76,7 +99,7 @@ class SearchResult:
 
 
 class Stop:
-    """Ends searches before their time, as if it were up. Any thread may set it, once and for all."""
+    """Ends searches before their time. Any thread may set it, once."""
 
     def __init__(self) -> None:
         self.is_set = False
@@ -84,7 +107,7 @@ class Stop:
         self._calls: list[Callable[[], object]] = []
 
     def set(self) -> None:
-        """End what it was given to."""
+        """End the searches that have it."""
         with self._lock:
             self.is_set = True
             for call in self._calls:
@@ -105,14 +128,14 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class SearchRequest(Generic[T]):
-    """What a search is asked for: of what is `typed` the `k` best completions of at most `most` tokens.
+class SearchRequest:
+    """Request the `k` best completions of at most `most` tokens of what is `typed` (the state of an engine).
 
-    Only those that `accept` takes, and whose log probability is above `least`. `stop` may end it early. Completions
-    with the same `form` are one, of which the most probable is returned.
+    Only those that `accept` takes, and whose log probability is above `least`. `stop` may end the search early. Of
+    completions with the same `form` only the most probable is returned.
     """
 
-    typed: T
+    typed: Any
     k: int
     most: int
     accept: Callable[[Ids], bool] = lambda ids: True
@@ -123,132 +146,73 @@ class SearchRequest(Generic[T]):
 
 @dataclass(frozen=True)
 class PrefixState:
-    """What is typed so far, and what the model holds after the start token and each token: a value.
+    """What is typed, and what the model holds after the start token and each token; log probabilities are (1, V)."""
 
-    `conditioned` is that of one context, folded; `logs` holds log probabilities (1, V) of the next token.
-    """
-
-    conditioned: Conditioned
+    conditioned: Conditioned  # of one context, folded
     ids: Ids
     states: tuple[State, ...]
     logs: tuple[Tensor, ...]
 
-    @classmethod
-    def begin(cls, model: LanguageModel, conditioned: Conditioned) -> "PrefixState":
-        """Nothing typed yet, in one context."""
-        shared = model.fold(conditioned, shared=True)
-        logs, states = model.step(_tokens(model, [model.specials.start]), shared)
-        return cls(shared, (), (states,), (logs,))
 
-    def to(self, model: LanguageModel, ids: Sequence[int]) -> "PrefixState":
-        """The same with `ids` typed instead: a step for every token after the first that differs."""
-        kept = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(self.ids, ids, strict=False))))
-        states, logs = list(self.states[: kept + 1]), list(self.logs[: kept + 1])
-        for token in ids[kept:]:
-            log, state = model.step(_tokens(model, [token]), self.conditioned, states[-1])
-            states.append(state)
-            logs.append(log)
-        return PrefixState(self.conditioned, tuple(ids), tuple(states), tuple(logs))
-
-
-class Engine(Protocol[T]):
-    """What types and searches with a model; `T` is what it keeps of what is typed, which nobody else looks into."""
-
-    def begin(self, context: Context, override: Mapping[str, Tensor] | None = None) -> T:
-        """Nothing typed yet, in one context; `override` as `LanguageModel.condition`."""
-        ...
-
-    def type(self, typed: T, ids: Sequence[int]) -> T:
-        """The same person with `ids` typed instead: what both share is not read again. `typed` stays as it is."""
-        ...
-
-    def search(self, wanted: Sequence[SearchRequest[T]], seconds: float | None, threads: int) -> list[SearchResult]:
-        """The completions of each request, within `seconds` for each if any, each done by one of `threads`."""
-        ...
+def shared(ids: Sequence[int], others: Sequence[int]) -> int:
+    """Return the number of tokens with which both begin."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, others, strict=False)))
 
 
 class PlainEngine:
-    """The `Engine` of any model, in PyTorch."""
+    """Types and searches with any model, in PyTorch."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
 
     def begin(self, context: Context, override: Mapping[str, Tensor] | None = None) -> PrefixState:
-        """Nothing typed yet, in one context; `override` as `LanguageModel.condition`."""
-        return PrefixState.begin(self.model, self.model.condition(context, override))
+        """Return the state before anything is typed, in one context; `override` as in `LanguageModel.condition`."""
+        conditioned = self.model.fold(self.model.condition(context, override), shared=True)
+        logs, state = self.model.step(_tokens(self.model, [self.model.specials.start]), conditioned)
+        return PrefixState(conditioned, (), (state,), (logs,))
 
     def type(self, typed: PrefixState, ids: Sequence[int]) -> PrefixState:
-        """The same with `ids` typed instead."""
-        return typed.to(self.model, ids)
+        """Return the state for `ids`, reusing the common prefix and running the model on the rest."""
+        kept = shared(typed.ids, ids)
+        states, logs = list(typed.states[: kept + 1]), list(typed.logs[: kept + 1])
+        for token in ids[kept:]:
+            log, state = self.model.step(_tokens(self.model, [token]), typed.conditioned, states[-1])
+            states.append(state)
+            logs.append(log)
+        return PrefixState(typed.conditioned, tuple(ids), tuple(states), tuple(logs))
 
     def search(
-        self, wanted: Sequence[SearchRequest[PrefixState]], seconds: float | None, threads: int
+        self,
+        requests: Sequence[SearchRequest],
+        seconds: float | None = None,
+        threads: int = 1,
+        *,
+        batch: int = BATCH,
+        rows: int = ROWS,
+        waiting: int = WAITING,
     ) -> list[SearchResult]:
-        """The completions of each; one after the other, whatever the `threads`."""
-        return [search(self.model, one, seconds=seconds) for one in wanted]
+        """Return the completions of each request, one request after the other, whatever the `threads`.
 
+        A result is exact unless it is `cut`: after `seconds` or when it is stopped, after `rows` of the model, or where
+        more than `waiting` hypotheses would have had to wait, it has the best so far.
+        """
+        return [self._search(one, seconds, batch, rows, waiting) for one in requests]
 
-def beam(
-    model: LanguageModel, typed: PrefixState, k: int = 10, *, most: int, width: int = WIDTH, branching: int = BRANCHING
-) -> SearchResult:
-    """The `k` best of a beam search, completions of at most `most` tokens.
-
-    Each step follows the `branching` most probable tokens of every hypothesis and keeps the `width` best texts,
-    finished ones among them.
-    """
-    finished: list[Completion] = []
-    end = model.specials.end
-    waiting = [Completion((), 0.0)]
-    logs, states, rows = typed.logs[-1], typed.states[-1], 0
-    for length in range(most + 1):
-        grown = []
-        values, tokens = _without(model.specials.unknown, logs).topk(min(branching, logs.shape[1]))
-        for row, hypothesis in enumerate(waiting):
-            for value, token in zip(values[row].tolist(), tokens[row].tolist(), strict=True):
-                grown.append((hypothesis.log_probability + value, hypothesis.ids, token, row))
-        finished += [Completion(ids, score) for score, ids, token, _ in grown if token == end]
-        going = [new for new in grown if new[2] != end and new[0] > -math.inf] if length < most else []
-        kept = heapq.nlargest(width, [one.log_probability for one in finished] + [score for score, *_ in going])
-        finished = [one for one in finished if one.log_probability >= kept[-1]]
-        going = [new for new in going if new[0] >= kept[-1]]
-        if not going:
-            break
-        waiting = [Completion((*ids, token), score) for score, ids, token, _ in going]
-        parents = _tokens(model, [row for *_, row in going])
-        before = states.select(parents)
-        logs, states = model.step(_tokens(model, [one.ids[-1] for one in waiting]), typed.conditioned, before)
-        rows += len(waiting)
-    best = sorted(finished, key=lambda one: (-one.log_probability, one.ids))
-    return SearchResult(tuple(best[:k]), rows, cut=False)
-
-
-def search(
-    model: LanguageModel,
-    wanted: SearchRequest[PrefixState],
-    *,
-    batch: int = BATCH,
-    rows: int = ROWS,
-    waiting: int = WAITING,
-    seconds: float | None = None,
-) -> SearchResult:
-    """The completions that are `wanted`; never a worse k-th.
-
-    It is exact unless `cut`: after `seconds` or when it is stopped, after `rows` of the model, or where more than
-    `waiting` hypotheses would have had to wait, it returns the best so far, unless what is left could not have been
-    better.
-    """
-    stop = math.inf if seconds is None else time.monotonic() + seconds
-    frontier = _Frontier(model, wanted, rows, waiting)
-    while frontier.scores.size:
-        room = min(batch + frontier.expanded // GROWTH, rows - frontier.expanded)
-        if room <= 0 or time.monotonic() >= stop or (wanted.stop is not None and wanted.stop.is_set):
-            frontier.give_up()
-            break
-        scores, parents, tokens = frontier.take(room)
-        before = frontier.state_of(torch.from_numpy(parents).to(model.device))
-        logs, state = model.step(_tokens(model, tokens.tolist()), wanted.typed.conditioned, before)
-        frontier.add(scores, parents, tokens, logs, state)
-    return frontier.found()
+    def _search(
+        self, request: SearchRequest, seconds: float | None, batch: int, rows: int, waiting: int
+    ) -> SearchResult:
+        end = math.inf if seconds is None else time.monotonic() + seconds
+        frontier = _Frontier(self.model, request, rows, waiting)
+        while frontier.scores.size:
+            room = min(batch + frontier.expanded // GROWTH, rows - frontier.expanded)
+            if room <= 0 or time.monotonic() >= end or (request.stop is not None and request.stop.is_set):
+                frontier.give_up()
+                break
+            scores, parents, tokens = frontier.take(room)
+            before = frontier.states.select(torch.from_numpy(parents).to(self.model.device))
+            logs, state = self.model.step(_tokens(self.model, tokens.tolist()), request.typed.conditioned, before)
+            frontier.add(scores, parents, tokens, logs, state)
+        return frontier.result()
 
 
 class _Frontier:
@@ -258,8 +222,8 @@ class _Frontier:
     it. One that waits is a parent and a token, as one number: parent V + token.
     """
 
-    def __init__(self, model: LanguageModel, wanted: SearchRequest[PrefixState], rows: int, waiting: int) -> None:
-        self.wanted, self.waiting, typed = wanted, waiting, wanted.typed
+    def __init__(self, model: LanguageModel, request: SearchRequest, rows: int, waiting: int) -> None:
+        self.request, self.waiting, typed = request, waiting, request.typed
         self.size, self.count, self.specials = model.vocabulary_size, 0, model.specials
         self.parents, self.tokens, self.depths = (np.zeros(rows + 1, dtype=np.int64) for _ in range(3))
         self.depths[0] = -1  # what is typed becomes 0, as a child of itself
@@ -278,59 +242,58 @@ class _Frontier:
 
     @property
     def least(self) -> float:
-        """What a hypothesis must exceed: the k-th best score of those that have ended, or what was asked for."""
-        return self.ended[0][0] if len(self.ended) == self.wanted.k else self.wanted.least
+        """The score that a hypothesis must exceed: the k-th best of those that have ended, or the requested one."""
+        return self.ended[0][0] if len(self.ended) == self.request.k else self.request.least
 
     def take(self, most: int) -> tuple[Floats, Whole, Whole]:
-        """Scores, parents and tokens of the best `most` that wait; they wait no longer."""
+        """Remove the best `most` that wait, and return their scores, parents and tokens."""
         chosen = _largest(self.scores, most)
         scores, codes = self.scores[chosen], self.codes[chosen]
         self._keep(np.delete(np.arange(len(self.scores)), chosen))
         return scores, codes // self.size, codes % self.size
 
-    def state_of(self, numbers: Tensor) -> State:
-        """The state after the expanded hypotheses `numbers` (B,)."""
-        state: State = self.states.select(numbers)
-        return state
-
     def add(self, scores: Floats, parents: Whole, tokens: Whole, logs: Tensor, state: State) -> None:
-        """Take in hypotheses (B,) that were expanded, with `logs` (B, V) and the `state` after them."""
+        """Add hypotheses (B,) that were expanded, with `logs` (B, V) and the `state` after them."""
         numbers = np.arange(self.count, self.count + len(scores))
         self.count += len(scores)
         self.parents[numbers], self.tokens[numbers], self.depths[numbers] = parents, tokens, self.depths[parents] + 1
         self.states.put(int(numbers[0]), state)
-        totals = _without(self.specials.unknown, logs).cpu().double().numpy() + scores[:, None]
+        totals = logs.cpu().double().numpy() + scores[:, None]
+        totals[:, self.specials.unknown] = -math.inf
         for number, score in zip(numbers.tolist(), totals[:, self.specials.end].tolist(), strict=True):
             self._end(number, score)
         totals[:, self.specials.end] = -math.inf
-        totals[self.depths[numbers] >= self.wanted.most] = -math.inf
+        totals[self.depths[numbers] >= self.request.most] = -math.inf
         row, token = np.nonzero(totals > self.least)
         self.scores = np.concatenate([self.scores, totals[row, token]])
         self.codes = np.concatenate([self.codes, numbers[row] * self.size + token])
-        self._prune()
+        self._keep(np.flatnonzero(self.scores > self.least))
+        if len(self.scores) > self.waiting:
+            kept = _largest(self.scores, self.waiting)
+            self.lost = max(self.lost, float(np.delete(self.scores, kept).max()))
+            self._keep(kept)
 
     def give_up(self) -> None:
         """Drop all that wait."""
         self.lost = max(self.lost, float(self.scores.max()))
         self._keep(np.zeros(0, dtype=np.int64))
 
-    def found(self) -> SearchResult:
-        """What the search has come to."""
+    def result(self) -> SearchResult:
         best = sorted(self.ended, key=lambda one: (-one[0], one[1]))
         return SearchResult(tuple(Completion(ids, score) for score, ids in best), self.expanded, self.lost > self.least)
 
     def _end(self, number: int, score: float) -> None:
         """Note that an expanded hypothesis may end, if that is among the best k so far."""
-        if score <= self.least or not self.wanted.accept(ids := self._ids(number)):
+        if score <= self.least or not self.request.accept(ids := self._ids(number)):
             return
-        form = self.wanted.form(ids)
+        form = self.request.form(ids)
         if twin := self.forms.get(form):
             if (-score, ids) > (-twin[0], twin[1]):
                 return
             self.ended.remove(twin)
             heapq.heapify(self.ended)
-        elif len(self.ended) == self.wanted.k:
-            del self.forms[self.wanted.form(heapq.heappop(self.ended)[1])]
+        elif len(self.ended) == self.request.k:
+            del self.forms[self.request.form(heapq.heappop(self.ended)[1])]
         self.forms[form] = score, ids
         heapq.heappush(self.ended, (score, ids))
 
@@ -341,14 +304,6 @@ class _Frontier:
             number = int(self.parents[number])
         return tuple(reversed(ids))
 
-    def _prune(self) -> None:
-        """Drop what can no longer be among the best, and what there is no room for."""
-        self._keep(np.flatnonzero(self.scores > self.least))
-        if len(self.scores) > self.waiting:
-            kept = _largest(self.scores, self.waiting)
-            self.lost = max(self.lost, float(np.delete(self.scores, kept).max()))
-            self._keep(kept)
-
     def _keep(self, which: Whole) -> None:
         self.scores, self.codes = self.scores[which], self.codes[which]
 
@@ -358,13 +313,6 @@ def _largest(scores: Floats, most: int) -> Whole:
     if len(scores) <= most:
         return np.arange(len(scores))
     return np.argpartition(scores, len(scores) - most)[len(scores) - most :]
-
-
-def _without(unknown: int, logs: Tensor) -> Tensor:
-    """Log probabilities (B, V) with nothing for the `unknown` token, which no text holds."""
-    never = torch.zeros_like(logs[0])
-    never[unknown] = -math.inf
-    return logs + never
 
 
 def _tokens(model: LanguageModel, ids: Sequence[int]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Slips of typing: the texts y whose beginning x' is what may have been meant by what is typed, x.
+"""Typing errors (slips): the texts y whose beginning x' may have been meant by what is typed, x.
 
     log p(y | x) = log p(y) - cost(x', x) - log Z        cost = slips(x', x) SLIP, and FIRST if the first tokens differ
 
@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from factorcell import limits
 from factorcell.completion.search import PrefixState, Suggestion
-from factorcell.data.tokenizer import Tokenizer
 from factorcell.model.language_model import LanguageModel
+from factorcell.model.run import Run
 
 Whole = NDArray[np.int64]
 SlipCounts = NDArray[np.int8]
@@ -59,15 +59,14 @@ class Slips:
 
     @classmethod
     def of(cls, slips: "int | Slips") -> "Slips":
-        """The usual costs for a number of slips."""
         return slips if isinstance(slips, Slips) else cls(slips)
 
     def within(self, length: int) -> int:
-        """Slips that are forgiven in so many typed tokens."""
+        """Return how many slips are forgiven in `length` typed tokens."""
         return min(self.most, int(length >= ONE) + int(length >= TWO))
 
     def costs(self, counts: SlipCounts, strange: Flags) -> Logs:
-        """Nats (M,) of so many slips, the first token another where `strange`."""
+        """Return the nats (M,) that slips cost; where `strange`, the first token is another."""
         return counts * self.cost + strange * self.first
 
 
@@ -86,7 +85,6 @@ class Band:
     strange: Flags
 
     def keep(self, which: Whole) -> "Band":
-        """The beginnings `which`, repeated where one is named twice."""
         return Band(self.now[which], self.before[which], self.last[which], self.best[which], self.strange[which])
 
     @property
@@ -111,12 +109,11 @@ class Pattern:
         self.offsets = np.arange(-most, most + 1)
 
     def start(self) -> Band:
-        """Nothing, of which all that is typed is too much."""
         row = np.where(self._outside(0), self.most + 1, np.abs(self.offsets)).astype(np.int8)[None]
         return Band(row, np.full_like(row, self.most + 1), np.array([-2]), self._whole(row, 0), np.zeros(1, bool))
 
     def read(self, band: Band, parents: Whole, tokens: Whole, length: int) -> Band:
-        """The beginnings of `length` tokens that are `parents` (M,) of `band` and one of `tokens` (M,)."""
+        """Return the band of `parents` (M,) of `band`, each with one more of `tokens` (M,): `length` tokens in all."""
         old, most = band.keep(parents), self.most
         here, earlier = self._typed(length), self._typed(length - 1)
         row = old.now + (tokens[:, None] != here)
@@ -132,7 +129,7 @@ class Pattern:
         return Band(row, old.now, tokens, np.minimum(old.best, self._whole(row, length)), strange)
 
     def near(self, length: int) -> Whole:
-        """Typed tokens that the last one of `length` may match."""
+        """Return the typed tokens that the last one of `length` may match."""
         return np.unique(self._typed(length)[~self._outside(length) & (length + self.offsets > 0)])
 
     def _typed(self, length: int) -> Whole:
@@ -176,8 +173,7 @@ class Corrections:
 
 
 def meant(
-    model: LanguageModel,
-    tokenizer: Tokenizer,
+    run: Run,
     tokens: Sequence[str],
     typed: PrefixState,
     slips: Slips,
@@ -185,11 +181,12 @@ def meant(
     longest: int,
     seconds: float | None = None,
 ) -> Corrections:
-    """Settled beginnings of at most `longest` tokens with one slip or more: what may have been meant by `tokens`.
+    """Return settled beginnings of at most `longest` tokens with a slip at least that may be meant by `tokens`.
 
-    A beam: of each length the most probable hypotheses go on, `slips.rows` in all, until time is up. A token that the
-    vocabulary does not hold may be meant about where it was typed; it is read as the unknown token.
+    A beam search expands the most probable hypotheses of each length, `slips.rows` in all, until time is up. A token
+    that is not in the vocabulary may be meant near where it was typed; the model reads it as the unknown token.
     """
+    model, tokenizer = run.model, run.tokenizer
     stop = math.inf if seconds is None else time.monotonic() + seconds
     as_typed = sum(float(logs[0, token]) for logs, token in zip(typed.logs, typed.ids, strict=False))
     most = slips.within(len(tokens))
@@ -278,10 +275,10 @@ def join(
     finish: Callable[[Correction, float], Iterable[Suggestion]],
     k: int,
 ) -> list[Suggestion]:
-    """The `k` most probable texts where slips are possible: first those `exact` ones among them, then the others.
+    """Return the `k` most probable texts where slips are possible, those of `exact` first.
 
-    `finish` gives the best texts of a beginning whose log probabilities, given that beginning, are above a number.
-    Those of the result are given what is typed, slips or not.
+    `finish` returns the best texts of a beginning whose log probabilities, given that beginning, are above a number.
+    The log probabilities of the result are given what is typed.
     """
     every = float(np.logaddexp(meanings.typed, meanings.mass))
     as_typed = meanings.typed - every
@@ -292,18 +289,13 @@ def join(
             break  # nothing that goes on from here, or from what is less probable, is better
         found = finish(one, least - share)
         slipped = [replace(text, log_probability=text.log_probability + share, slips=one.slips) for text in found]
-        kept = heapq.nlargest(k, _distinct([*kept, *slipped]), key=lambda text: text.log_probability)
+        distinct: dict[str, Suggestion] = {}  # each text with the fewest slips
+        for text in sorted([*kept, *slipped], key=lambda text: (text.slips, -text.log_probability)):
+            distinct.setdefault(text.text, text)
+        kept = heapq.nlargest(k, distinct.values(), key=lambda text: text.log_probability)
     return best(kept, k)
 
 
-def _distinct(texts: Iterable[Suggestion]) -> Iterable[Suggestion]:
-    """Return each text once, with the fewest slips."""
-    by_text: dict[str, Suggestion] = {}
-    for one in sorted(texts, key=lambda one: (one.slips, -one.log_probability)):
-        by_text.setdefault(one.text, one)
-    return by_text.values()
-
-
 def best(texts: Iterable[Suggestion], k: int) -> list[Suggestion]:
-    """The `k` most probable of some texts, those without slips first."""
+    """Return the `k` most probable texts, those without slips first."""
     return sorted(heapq.nlargest(k, texts, key=lambda text: text.log_probability), key=lambda text: text.slips > 0)

@@ -12,7 +12,7 @@ Shapes: B contexts, K beginnings of each, L tokens that each is grown by, t toke
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -20,15 +20,16 @@ from torch import Tensor
 
 from factorcell import limits
 from factorcell.generation.choosing import Constraints, Sampler
-from factorcell.generation.sampling import Clock, GeneratedText, Hypotheses, WritingTask, generator, written
+from factorcell.generation.sampling import Clock, GeneratedText, WritingTask, generator, written
 from factorcell.model.kernels.drawing import Likeliest, Wanted
 
+T = TypeVar("T")
 Grow = Callable[[Sequence[int], int], Wanted]  # texts that go on, beginnings of each -> tokens to grow each by
 
 
 @dataclass(frozen=True)
 class Beam:
-    """A beam of `width` beginnings, and how many of its texts are wanted: the `best`, by the head of this file."""
+    """A beam of `width` beginnings, of whose texts the `best` are returned, compared as the head of this file says."""
 
     width: int = 8
     length_penalty: float = 0.0
@@ -39,21 +40,19 @@ class Beam:
 
 
 @dataclass
-class Finished:
-    """The `best` finished texts of one context, best first, with their scores."""
+class Finished(Generic[T]):
+    """The `best` finished texts of one context with their scores, best first."""
 
     best: int
-    length_penalty: float
-    texts: list[tuple[float, GeneratedText]] = field(default_factory=list)
+    texts: list[tuple[float, T]] = field(default_factory=list)
 
     @property
     def worst(self) -> float:
-        """The score that a text has to surpass."""
+        """The score that a text must exceed to be kept."""
         return self.texts[-1][0] if len(self.texts) == self.best else -float("inf")
 
-    def add(self, text: GeneratedText) -> None:
-        """Keep `text`, if it is good enough."""
-        score = text.log_probability / max(1, text.targets) ** self.length_penalty
+    def add(self, score: float, text: T) -> None:
+        """Keep `text` if its score is among the best."""
         if score > self.worst:
             self.texts.append((score, text))
             self.texts.sort(key=lambda kept: -kept[0])
@@ -61,114 +60,97 @@ class Finished:
 
 
 def beam(task: WritingTask, beam: Beam) -> list[list[GeneratedText]]:
-    """The best texts of each context of `task` (B,), best first, by the likeliest beginnings."""
-    return _Search(task, beam).run(lambda texts, across: Likeliest(beam.width + 1))  # one more: the end leaves the beam
+    """Return the best texts of each context of `task` (B,), best first, by the likeliest beginnings."""
+    return _search(task, beam, lambda texts, across: Likeliest(beam.width + 1))  # one more: the end leaves the beam
 
 
 def stochastic(
     task: WritingTask, beam: Beam, sampler: Sampler, *, grow: int = 8, seed: int = 0, first: int = 0
 ) -> list[list[GeneratedText]]:
-    """As `beam`, but each beginning is grown by `grow` tokens that are drawn; of equal ones one counts.
+    """Search as `beam`, but grow each beginning by `grow` tokens that are drawn; of equal ones one counts.
 
-    What a text draws follows from `seed` and its number, counted from `first`.
+    The draws of a text depend on `seed` and its number, counted from `first`.
     """
     limits.check(grow=grow, seed=seed)
     generators = [generator(seed, first + text) for text in range(len(task.contexts))]
 
     def grown(texts: Sequence[int], across: int) -> Wanted:
-        own = [generators[text].random((beam.width, grow))[:across] for text in texts]  # as many whatever is asked
-        return sampler.at(torch.from_numpy(np.concatenate(own)).to(task.contexts.device))
+        places = [generators[text].random((beam.width, grow))[:across] for text in texts]  # as many in every step
+        return sampler.at(torch.from_numpy(np.concatenate(places)).to(task.contexts.device))
 
-    return _Search(task, beam).run(grown)
+    return _search(task, beam, grown)
 
 
-@dataclass(frozen=True)
-class _Search:
-    """A beam search over many contexts; how beginnings are grown is given step by step."""
+def _search(task: WritingTask, beam: Beam, grow: Grow) -> list[list[GeneratedText]]:
+    rules, contexts, clock = task.rules, task.contexts, Clock(task.seconds)
+    finished = [Finished[GeneratedText](beam.best) for _ in contexts]
 
-    task: WritingTask
-    beam: Beam
+    def hand_over(texts: Sequence[int], tokens: Tensor, scores: Tensor) -> None:
+        """Finish the texts `tokens` (B, K, t) whose score (B, K) is finite."""
+        for place, k in (~torch.isneginf(scores)).nonzero().tolist():
+            text = written(tokens[place, k].tolist(), float(scores[place, k]), rules)
+            finished[texts[place]].add(text.log_probability / max(1, text.targets) ** beam.length_penalty, text)
 
-    @property
-    def rules(self) -> Constraints:
-        """Those of the task."""
-        return self.task.rules
-
-    def run(self, grow: Grow) -> list[list[GeneratedText]]:
-        """Scores: log p (B, K)."""
-        contexts, clock = self.task.contexts, Clock(self.task.seconds)
-        finished = [Finished(self.beam.best, self.beam.length_penalty) for _ in contexts]
-        front, going = self.task.begin(), list(finished)
-        scores = torch.zeros(len(contexts), 1, dtype=torch.double, device=contexts.device)
-        texts = list(range(len(contexts)))
-        for step in range(self.rules.max_tokens):
-            if clock.late() or not texts:
-                break
-            front, scores = self._step(front, scores, grow(texts, scores.shape[1]), step, going)
-            on = self._undecided(scores, going)
-            front = front.select(_rows(on, scores.shape[1]))
-            texts, going, scores = [texts[i] for i in on.tolist()], [going[i] for i in on.tolist()], scores[on]
-        prompted = len(self.task.prompt) + 1
-        self._hand_over(_apart(front.tokens[:, prompted:], scores), scores, going)  # no room, no time
-        return [[kept for _, kept in own.texts] for own in finished]
-
-    def _step(
-        self, front: Hypotheses, scores: Tensor, wanted: Wanted, step: int, finished: Sequence[Finished]
-    ) -> tuple[Hypotheses, Tensor]:
-        """The best K of all beginnings, one token longer, and their scores; what ends is handed over."""
-        states, tokens, found = self.task.choose(front, wanted, step)
-        logs = _once(tokens, found.double())
-        total, flat = (scores.view(-1, 1) + logs).view(len(scores), -1), tokens.view(len(scores), -1)
-        kept = total.masked_fill(flat == self.rules.end, -torch.inf).topk(min(self.beam.width, total.shape[1]), dim=1)
-        ends = total.masked_fill(flat != self.rules.end, -torch.inf).topk(min(self.beam.best, total.shape[1]), dim=1)
+    front, texts = task.begin(), list(range(len(contexts)))
+    scores = torch.zeros(len(contexts), 1, dtype=torch.double, device=contexts.device)  # log p (B, K)
+    for step in range(rules.max_tokens):
+        if clock.late() or not texts:
+            break
+        states, tokens, logs = task.choose(front, grow(texts, scores.shape[1]), step)
+        total = (scores.view(-1, 1) + _once(tokens, logs.double())).view(len(scores), -1)
+        flat = tokens.view(len(scores), -1)
+        kept = total.masked_fill(flat == rules.end, -torch.inf).topk(min(beam.width, total.shape[1]), dim=1)
+        ends = total.masked_fill(flat != rules.end, -torch.inf).topk(min(beam.best, total.shape[1]), dim=1)
+        before = front
         for scored in (ends, kept):
-            grown = front.children(tokens, scored.indices, states)
-            done = (grown.tokens[:, -1] == self.rules.end) | self.rules.stopped(grown.tokens, step + 1)
+            front = before.children(tokens, scored.indices, states)
+            done = (front.tokens[:, -1] == rules.end) | rules.stopped(front.tokens, step + 1)
             done = done.view(scored.values.shape)
-            written_now = _apart(grown.tokens[:, -step - 1 :], done)
-            self._hand_over(written_now, scored.values.masked_fill(~done, -torch.inf), finished)
-        return grown, kept.values.masked_fill(done, -torch.inf)
-
-    def _hand_over(self, tokens: Tensor, scores: Tensor, finished: Sequence[Finished]) -> None:
-        """Texts `tokens` (B, K, t) with a score (B, K) that is a number are finished."""
-        for text, k in (~torch.isneginf(scores)).nonzero().tolist():
-            finished[text].add(written(tokens[text, k].tolist(), float(scores[text, k]), self.rules))
-
-    def _undecided(self, scores: Tensor, finished: Sequence[Finished]) -> Tensor:
-        """Which contexts may still find a better text: log p falls, and no text has more than `most` + 1 targets."""
-        reachable = scores.amax(1) / (self.rules.max_tokens + 1) ** self.beam.length_penalty
-        worst = scores.new_tensor([own.worst for own in finished])
-        places: Tensor = (reachable > worst).nonzero()[:, 0]
-        return places
+            hand_over(texts, _apart(front.tokens[:, -step - 1 :], done), scored.values.masked_fill(~done, -torch.inf))
+        scores = kept.values.masked_fill(done, -torch.inf)
+        # A context goes on while it may find a better text: log p falls, and a text has at most max_tokens + 1 targets.
+        reachable = scores.amax(1) / (rules.max_tokens + 1) ** beam.length_penalty
+        on = (reachable > scores.new_tensor([finished[text].worst for text in texts])).nonzero()[:, 0]
+        front = front.select(_rows(on, scores.shape[1]))
+        texts, scores = [texts[place] for place in on.tolist()], scores[on]
+    hand_over(texts, _apart(front.tokens[:, len(task.prompt) + 1 :], scores), scores)  # no room or no time left
+    return [[text for _, text in found.texts] for found in finished]
 
 
 def distinct(task: WritingTask, count: int, *, seed: int = 0, first: int = 0) -> list[list[GeneratedText]]:
-    """`count` different texts of each context of `task` (B,), in the order in which they are drawn without replacement.
+    """Return `count` different texts of each context of `task` (B,), as they are drawn without replacement.
 
-    Every beginning has a Gumbel number: its log probability and noise, which is the largest of those of all texts that
+    Each beginning has a Gumbel number: its log probability and noise, the largest of the numbers of all texts that
     begin so. The `count` beginnings of the largest numbers hold the texts of the largest numbers. Probabilities are
     those of the model over what the rules allow.
     """
     limits.check(number=count, seed=seed)
     contexts, rules = task.contexts, task.rules
     clock, front = Clock(task.seconds), task.begin()
-    leaves = _Leaves.root(len(contexts), contexts.device)
+    zeros = torch.zeros(len(contexts), 1, dtype=torch.double, device=contexts.device)
+    leaves = _Leaves(zeros, zeros, zeros, torch.zeros_like(zeros, dtype=torch.bool))
     for step in range(rules.max_tokens):
         if clock.late() or bool((leaves.closed | torch.isneginf(leaves.numbers)).all()):
             break
-        across = leaves.numbers.shape[1]
-        keys = [(first + text, k) for text in range(len(contexts)) for k in range(across)]
-        noise = _Noise(seed, step, keys)
-        pick = partial(_children, leaves, noise, count, rules, front.tokens)
+        texts = front.tokens
+
+        def pick(
+            rows: Tensor, logs: Tensor, leaves: _Leaves = leaves, texts: Tensor = texts, step: int = step
+        ) -> tuple[Tensor, ...]:
+            allowed = rules.forbid(logs.clone(), texts[rows], step)
+            places = [divmod(row, leaves.numbers.shape[1]) for row in rows.tolist()]
+            noise = _noise(seed, step, [(first + text, k) for text, k in places], logs)
+            return leaves.children(rows, logs.double(), allowed.double().log_softmax(1), noise, count)
+
         states, (tokens, *values) = task.look(front, pick)
         parents, tokens, leaves = leaves.grown(count, rules.end, tokens, *values)
         front = front.grown(tokens, states, parents)
         stopped = rules.stopped(front.tokens, step + 1).view(leaves.closed.shape)
         leaves = replace(leaves, closed=leaves.closed | stopped)
-    texts = _apart(front.tokens[:, 1 + len(task.prompt) :], leaves.numbers)
+    tokens = _apart(front.tokens[:, 1 + len(task.prompt) :], leaves.numbers)
     return [
         [
-            _unpadded(texts[text, k].tolist(), float(leaves.logs[text, k]), rules)
+            _unpadded(tokens[text, k].tolist(), float(leaves.logs[text, k]), rules)
             for k in range(leaves.numbers.shape[1])
             if not torch.isneginf(leaves.numbers[text, k])
         ]
@@ -188,16 +170,24 @@ class _Leaves:
     logs: Tensor
     closed: Tensor
 
-    @classmethod
-    def root(cls, size: int, device: torch.device) -> "_Leaves":
-        """The empty beginnings."""
-        zeros = torch.zeros(size, 1, dtype=torch.double, device=device)
-        return cls(zeros, zeros, zeros, torch.zeros_like(zeros, dtype=torch.bool))
+    def children(
+        self, rows: Tensor, logs: Tensor, allowed: Tensor, noise: Tensor, count: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return tokens, numbers, chances and logs (n, L) of the children of `rows` (n,) with the largest numbers."""
+        parent, closed = self.numbers.view(-1, 1)[rows], self.closed.view(-1, 1)[rows]
+        chances = self.chances.view(-1, 1)[rows] + allowed
+        free = chances + noise
+        # Noise given that the largest of all is the parent's (Kool et al. 2019, appendix B.3).
+        over = parent - free + _log1mexp(free - free.amax(1, keepdim=True))
+        numbers = parent - over.clamp(min=0) - torch.log1p(torch.exp(-over.abs()))
+        best = numbers.masked_fill(closed | torch.isneginf(parent), -torch.inf).topk(min(count, logs.shape[1]), dim=1)
+        whole = self.logs.view(-1, 1)[rows] + logs
+        return best.indices, best.values, chances.gather(1, best.indices), whole.gather(1, best.indices)
 
     def grown(
         self, count: int, end: int, tokens: Tensor, numbers: Tensor, chances: Tensor, logs: Tensor
     ) -> tuple[Tensor, Tensor, "_Leaves"]:
-        """The `count` largest of the children (N, L) and of the whole texts: parents (N',), tokens (N',), leaves.
+        """Return parents (N',), tokens (N',) and leaves of the `count` largest children (N, L) and whole texts.
 
         A whole text stays as it is, with one more token `end`.
         """
@@ -212,50 +202,16 @@ class _Leaves:
         place = torch.arange(across, device=tokens.device)
         parent = take(place.repeat_interleave(tokens.shape[1]).repeat(size, 1), place.repeat(size, 1))
         token = take(tokens, torch.full_like(self.closed, end, dtype=torch.long))
-        leaves = _Leaves(kept.values, take(chances, self.chances), take(logs, self.logs), token == end)
-        closed = leaves.closed | self.closed.gather(1, parent)
-        rows = torch.arange(size, device=tokens.device)[:, None] * across + parent
-        return rows.flatten(), token.flatten(), replace(leaves, closed=closed)
+        closed = (token == end) | self.closed.gather(1, parent)
+        leaves = _Leaves(kept.values, take(chances, self.chances), take(logs, self.logs), closed)
+        return _rows(torch.arange(size, device=tokens.device), across, parent), token.flatten(), leaves
 
 
-@dataclass(frozen=True)
-class _Noise:
-    """Gumbel noise of a step for each beginning, by its text and place: the same however many are read at once."""
-
-    seed: int
-    step: int
-    keys: Sequence[tuple[int, int]]
-
-    def __call__(self, rows: Tensor, size: int) -> Tensor:
-        """(n, V)."""
-        drawn_ones = []
-        for row in rows.tolist():
-            text, k = self.keys[row]
-            bits = np.random.Philox(key=[self.seed, text], counter=[0, 0, k, self.step])
-            drawn_ones.append(np.random.Generator(bits).gumbel(size=size))
-        return torch.from_numpy(np.stack(drawn_ones)).to(rows.device)
-
-
-def _children(
-    leaves: _Leaves,
-    noise: _Noise,
-    count: int,
-    rules: Constraints,
-    tokens: Tensor,
-    rows: Tensor,
-    logs: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of the children of `rows` (n,) those with the largest numbers: tokens, numbers, chances and logs (n, L)."""
-    allowed = rules.forbid(logs.clone(), tokens[rows], noise.step).double().log_softmax(1)
-    parent, closed = leaves.numbers.view(-1, 1)[rows], leaves.closed.view(-1, 1)[rows]
-    chances = leaves.chances.view(-1, 1)[rows] + allowed
-    free = chances + noise(rows, logs.shape[1])
-    # Noise given that the largest of all is the parent's (Kool et al. 2019, appendix B.3).
-    over = parent - free + _log1mexp(free - free.amax(1, keepdim=True))
-    numbers = parent - over.clamp(min=0) - torch.log1p(torch.exp(-over.abs()))
-    best = numbers.masked_fill(closed | torch.isneginf(parent), -torch.inf).topk(min(count, logs.shape[1]), dim=1)
-    own = leaves.logs.view(-1, 1)[rows] + logs.double()
-    return best.indices, best.values, chances.gather(1, best.indices), own.gather(1, best.indices)
+def _noise(seed: int, step: int, keys: Sequence[tuple[int, int]], like: Tensor) -> Tensor:
+    """Return Gumbel noise (n, V) for beginnings by text and place: the same however many are read at once."""
+    draws = (np.random.Philox(key=[seed, text], counter=[0, 0, k, step]) for text, k in keys)
+    noise = [np.random.Generator(bits).gumbel(size=like.shape[1]) for bits in draws]
+    return torch.from_numpy(np.stack(noise)).to(like.device)
 
 
 def _log1mexp(values: Tensor) -> Tensor:
@@ -274,8 +230,10 @@ def _apart(tokens: Tensor, like: Tensor) -> Tensor:
     return tokens.reshape(*like.shape, tokens.shape[1])
 
 
-def _rows(texts: Tensor, across: int) -> Tensor:
-    return (texts[:, None] * across + torch.arange(across, device=texts.device)).flatten()
+def _rows(texts: Tensor, across: int, places: Tensor | None = None) -> Tensor:
+    """Return the rows of the beginnings of `texts`: all `across` of each, or those at `places`."""
+    places = torch.arange(across, device=texts.device) if places is None else places
+    return (texts[:, None] * across + places).flatten()
 
 
 def _once(tokens: Tensor, logs: Tensor) -> Tensor:

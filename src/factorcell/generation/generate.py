@@ -13,7 +13,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,6 @@ from factorcell.generation.sampling import (
     Choice,
     Clock,
     GeneratedText,
-    Step,
     WritingTask,
     drawing,
     greedy,
@@ -95,17 +93,16 @@ class GenerationOptions:
         Constraints(self.max_tokens, self.min_tokens, no_repeat_ngram=self.no_repeat_ngram)
 
     def sampler(self) -> Sampler:
-        """How a token is drawn."""
         return Sampler(self.temperature, self.top_k, self.top_p)
 
     def beam(self, texts: int) -> tuple[int, int]:
-        """The beginnings that are held of a context with so many `texts`, and what each of them is grown by."""
+        """Return the beginnings held for `texts` texts of a context, and the tokens by which each is grown."""
         width = self.width or (WIDE if self.method == "stochastic" else NARROW)
         wide = {"beam": max(texts, width), "stochastic": width, "distinct": texts}.get(self.method, 1)
         return wide, self.grow if self.method == "stochastic" else wide
 
     def rules(self, run: Run) -> Constraints:
-        """What may be written; `UserError` for a word that the run cannot write anyway."""
+        """Return the constraints in token ids; `UserError` for a word that is not in the vocabulary."""
         specials = run.tokenizer.specials
         banned = {specials.unknown, *(token for word in self.banned for token in known(run, word, "banned"))}
         stops = tuple(known(run, text, "a stop") for text in self.stops)
@@ -118,7 +115,7 @@ DEFAULT, FILLED = GenerationOptions(), InfillingOptions()
 
 
 def known(run: Run, text: str, what: str) -> tuple[int, ...]:
-    """The tokens of `text`; a `UserError` names a word that the run does not know, and the nearest that it does."""
+    """Return the tokens of `text`; a `UserError` names a word that is not in the vocabulary, and the nearest ones."""
     tokens = run.tokenizer.split(text)
     for token, near in unknown_tokens(run, text).items():
         hint = f"; near it: {', '.join(near)}" if near else ""
@@ -129,18 +126,15 @@ def known(run: Run, text: str, what: str) -> tuple[int, ...]:
 
 
 def unknown_tokens(run: Run, text: str) -> dict[str, list[str]]:
-    """The tokens of `text` that the run reads as the unknown one, each with the nearest that it knows."""
-    tokens = run.tokenizer.split(text)
-    unknown = [
-        token
-        for token, number in zip(tokens, run.tokenizer.encode(tokens), strict=True)
-        if number == run.tokenizer.specials.unknown
-    ]
-    return {token: difflib.get_close_matches(token, run.tokenizer.tokens, n=3) for token in dict.fromkeys(unknown)}
+    """Return the tokens of `text` that the run reads as the unknown one, each with the nearest that it knows."""
+    tokens, unknown = run.tokenizer.split(text), run.tokenizer.specials.unknown
+    pairs = zip(tokens, run.tokenizer.encode(tokens), strict=True)
+    names = dict.fromkeys(token for token, number in pairs if number == unknown)
+    return {token: difflib.get_close_matches(token, run.tokenizer.tokens, n=3) for token in names}
 
 
 def every(schema: ContextSchema, column: str) -> list[str]:
-    """The values of a categorical context column, `in_order`."""
+    """Return the values of a categorical context column, `in_order`."""
     variable = schema.variable(column)
     if variable.kind != "category":
         raise UserError(f"{column} is a {variable.kind}: only a category has a list of values")
@@ -148,7 +142,7 @@ def every(schema: ContextSchema, column: str) -> list[str]:
 
 
 def in_order(values: Sequence[str]) -> list[str]:
-    """Values in their order as numbers, if all are, else as words."""
+    """Sort values as numbers if all are numbers, otherwise as words."""
     try:
         return sorted(values, key=float)
     except ValueError:
@@ -166,11 +160,25 @@ def generate(
     unknown: str = "error",
     first: int = 0,
 ) -> Iterator[Row]:
-    """`number` texts of each of `contexts`, one context after another, as they are done.
+    """Yield `number` texts of each of `contexts`, one context after another.
 
-    Contexts are rows from column to value, as a list, one mapping, a data frame or any other table. A column that is
-    not given is expected. All begin with `prompt`, whose words the run need not know. With `case` sentences begin with
-    capitals. A list that was stopped goes on from text `first`.
+    Args:
+        run: The model.
+        contexts: Rows from column to value: a list, one mapping, a data frame or any other table. A column without a
+            value has its expected value.
+        number: Texts of each context.
+        options: How texts are written.
+        prompt: The beginning of each text; the model may not know its words.
+        case: Whether sentences begin with capitals.
+        unknown: How values that training never saw are read, as in `Run.prepare`.
+        first: The number of the first text, to continue a list.
+
+    Returns:
+        Rows with `run`, `options`, `number`, `context`, `text`, `tokens`, `log_probability` (nats, without the prompt),
+        `perplexity` and `ended`.
+
+    Raises:
+        UserError: A number, a context or a word of the options is not valid.
     """
     limits.check(number=number)
     contexts = rows_of(contexts)
@@ -194,19 +202,22 @@ def generate(
         for job, (place, texts) in enumerate(zip(places, found, strict=True), start):
             for index, text in enumerate(texts):
                 if job * size + index >= first:
-                    readable = _readable(run, [*prompted, *run.tokenizer.decode(text.tokens)], case)
                     yield {
                         **about,
                         "number": job * size + index,
                         "context": dict(contexts[place]),
-                        **_row(text, readable),
+                        "text": _readable(run, [*prompted, *run.tokenizer.decode(text.tokens)], case),
+                        "tokens": len(text.tokens),
+                        "log_probability": text.log_probability,
+                        "perplexity": math.exp(-text.log_probability / max(1, text.targets)),
+                        "ended": text.ended,
                     }
 
 
 def origin(run: Run, options: GenerationOptions, prompt: str = "") -> Row:
-    """What every row of `generate` says of itself: the run, and the options that are not the default.
+    """Return the run and the options that are not the default, as every row of `generate` has them.
 
-    Less precise products are one of them: the same seed then draws other texts.
+    The precision is one of them, since the same seed draws other texts in another precision.
     """
     chosen = {
         field.name: getattr(options, field.name)
@@ -220,9 +231,10 @@ def origin(run: Run, options: GenerationOptions, prompt: str = "") -> Row:
 
 
 def resumed(file: Path, about: Row, contexts: Sequence[Mapping[str, Any]], number: int) -> int:
-    """How many rows `file` has of `number` texts for each of `contexts`, all of one origin; else a `UserError`.
+    """Return the number of rows in `file`, of `number` texts for each of `contexts`; remove a last line that was cut.
 
-    A last line that was cut off is taken away, so that more can be added.
+    Raises:
+        UserError: A row has another origin or context.
     """
     rows = files.read_rows(file)
     for index, row in enumerate(rows):
@@ -245,29 +257,24 @@ def stream(
     case: bool = False,
     unknown: str = "error",
 ) -> Iterator[str]:
-    """One text, piece by piece as its tokens are drawn, the prompt first: joined, the first text of `generate`."""
+    """Yield one text in pieces as it is drawn, the prompt first; joined, they are the first text of `generate`."""
     if options.method not in ("sample", "greedy"):
         raise UserError(f"a text by {options.method} is not written from left to right; choose sample or greedy")
     conditioned, which = condition(run, [context], [0], unknown)
     rules, tokens, shown = options.rules(run), run.tokenizer.split(prompt), ""
     task = WritingTask(run.model, conditioned, which, rules, run.tokenizer.encode(tokens), options.seconds)
-    for step in chain([None], _scored(run, steps(task, _choice(options, 1, 0)))):
-        if step is not None and step.tokens[0] != rules.end:
-            tokens = [*tokens, *run.tokenizer.decode(step.tokens.tolist())]
+    written = steps(task, _choice(options, 1, 0))
+    while True:
         text = _readable(run, tokens, case)
         if len(text) > len(shown):
             yield text[len(shown) :]
         shown = text
-
-
-def _scored(run: Run, chosen: Iterator[Step]) -> Iterator[Step]:
-    """Each step computed as `run` scores; whoever asks for it computes as before in between."""
-    while True:
-        with run.scoring():
-            step = next(chosen, None)
+        with run.scoring():  # between two steps the caller computes as before
+            step = next(written, None)
         if step is None:
             return
-        yield step
+        if step.tokens[0] != rules.end:
+            tokens = [*tokens, *run.tokenizer.decode(step.tokens.tolist())]
 
 
 def fill(
@@ -280,9 +287,15 @@ def fill(
     case: bool = False,
     unknown: str = "error",
 ) -> list[Row]:
-    """The `number` best fillers of the gap (____) in `template` for each of `contexts`.
+    """Return the `number` best fillers of the gap (____) in `template` for each of `contexts`.
 
-    Left and right of the gap are scored together.
+    The arguments are those of `generate`; the text on both sides of the gap is scored.
+
+    Returns:
+        Rows with `context`, `filler`, `text`, `tokens` and `log_probability` (nats, from the filler on).
+
+    Raises:
+        UserError: The template has not one gap, or a word that is not in the vocabulary.
     """
     sides = GAP.split(template)
     if len(sides) != 2:
@@ -318,7 +331,7 @@ def fill(
 def condition(
     run: Run, contexts: Sequence[Mapping[str, Any]], places: Sequence[int], unknown: str = "error"
 ) -> tuple[Conditioned, Tensor]:
-    """The conditions of the contexts at `places`, each once, softmax biases summed up; and which each place has."""
+    """Return the conditions of the contexts at `places`, each once, biases summed; and the row of each place."""
     distinct, which = np.unique(np.asarray(places, dtype=np.int64), return_inverse=True)
     corpus = run.read([""] * len(distinct), [contexts[place] for place in distinct], unknown=unknown)
     with run.scoring():
@@ -335,12 +348,11 @@ def _fits(run: Run, contexts: int, beam: tuple[int, int], tokens: int) -> None:
 
 
 def _written(task: WritingTask, options: GenerationOptions, size: int, first: int) -> list[list[GeneratedText]]:
-    """`size` texts for each context of `task`, of which the first has the number `first`."""
+    """Return `size` texts for each context of `task`, of which the first has the number `first`."""
+    beam = Beam(options.beam(size)[0], options.length_penalty, size)
     if options.method == "beam":
-        beam = Beam(options.beam(size)[0], options.length_penalty, size)
         return beam_search.beam(task, beam)
     if options.method == "stochastic":
-        beam = Beam(options.beam(size)[0], options.length_penalty)
         return beam_search.stochastic(task, beam, options.sampler(), grow=options.grow, seed=options.seed, first=first)
     if options.method == "distinct":
         return beam_search.distinct(task, size, seed=options.seed, first=first)
@@ -349,23 +361,11 @@ def _written(task: WritingTask, options: GenerationOptions, size: int, first: in
 
 
 def _choice(options: GenerationOptions, count: int, first: int) -> Choice:
-    return (
-        greedy
-        if options.method == "greedy"
-        else drawing(options.sampler(), count, options.max_tokens, options.seed, first)
-    )
+    if options.method == "greedy":
+        return greedy
+    return drawing(options.sampler(), count, options.max_tokens, options.seed, first)
 
 
 def _readable(run: Run, tokens: Sequence[str], case: bool) -> str:
     text = run.tokenizer.join(tokens)
     return sentence_case(text) if case else text
-
-
-def _row(text: GeneratedText, readable: str) -> Row:
-    return {
-        "text": readable,
-        "tokens": len(text.tokens),
-        "log_probability": text.log_probability,
-        "perplexity": math.exp(-text.log_probability / max(1, text.targets)),
-        "ended": text.ended,
-    }

@@ -16,7 +16,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from factorcell.generation.beam_search import Beam
+from factorcell.generation.beam_search import Beam, Finished
 from factorcell.generation.choosing import Constraints
 from factorcell.generation.sampling import Clock, Hypotheses, WritingTask
 from factorcell.model.backbone import State
@@ -48,39 +48,41 @@ class Filler:
 
 
 def fill(task: WritingTask, right: Sequence[int], beam: Beam) -> list[list[Filler]]:
-    """The best fillers, best first, of each context of `task` (B,), by the likeliest beginnings of every length.
+    """Return the best fillers, best first, of each context of `task` (B,), by the likeliest beginnings of every length.
 
-    What stands on the left is the prompt of the task. Its rules say how long a filler may be; it is not the end of a
-    text, but `right` may hold one. Fillers of different length are compared as texts are, those on the right counted.
+    The text on the left is the prompt of the task. Its rules limit the length of a filler, which does not end the text;
+    `right` may hold the end token. Fillers of different length are compared as texts are, those on the right counted.
     """
-    rules, width, best, length_penalty = task.rules, beam.width, beam.best, beam.length_penalty
-    clock, front, contexts = Clock(task.seconds), task.begin(), task.contexts
+    rules, clock, front, contexts = task.rules, Clock(task.seconds), task.begin(), task.contexts
     scores = torch.zeros(len(contexts), 1, dtype=torch.double, device=contexts.device)
-    found: list[list[tuple[float, Filler]]] = [[] for _ in contexts]
+    found = [Finished[Filler](beam.best) for _ in contexts]
     for length in range(rules.max_tokens + 1):  # of the beginnings in `front`
-        pick = partial(_grown, rules, front.tokens, length, width, right[:1])
+        pick = partial(_grown, rules, front.tokens, length, beam.width, right[:1])
         state, (tokens, logs, after) = task.look(front, pick)
         if length >= max(1, rules.min_tokens):
             whole = scores + (after + _read(task, front, state, right)).view(scores.shape)
-            fillers = front.tokens[:, front.tokens.shape[1] - length :].reshape(*scores.shape, length)
-            _keep(fillers, whole, (length + len(right)) ** length_penalty, found, best)
+            fillers = front.tokens[:, front.tokens.shape[1] - length :].reshape(*scores.shape, length).tolist()
+            values, order = whole.topk(min(beam.best, whole.shape[1]), dim=1)
+            for place, k in (~torch.isneginf(values)).nonzero().tolist():
+                log = float(values[place, k])
+                filler = Filler(tuple(fillers[place][int(order[place, k])]), log)
+                found[place].add(log / (length + len(right)) ** beam.length_penalty, filler)
         total = (scores.view(-1, 1) + logs).view(len(scores), -1)
-        kept = total.topk(min(width, total.shape[1]), dim=1)
-        if (
-            length == rules.max_tokens
-            or clock.late()
-            or _settled(kept.values, found, best, (rules.max_tokens + len(right)) ** length_penalty)
-        ):
+        kept = total.topk(min(beam.width, total.shape[1]), dim=1)
+        # No beginning can still become one of the best: log p only falls.
+        reachable = (kept.values.amax(1) / (rules.max_tokens + len(right)) ** beam.length_penalty).tolist()
+        settled = all(own.worst >= limit for own, limit in zip(found, reachable, strict=True))
+        if length == rules.max_tokens or clock.late() or settled:
             break
         front = front.children(tokens, kept.indices, state)
         scores = kept.values
-    return [[filler for _, filler in own] for own in found]
+    return [[filler for _, filler in own.texts] for own in found]
 
 
 def _grown(
     rules: Constraints, written: Tensor, length: int, width: int, right: Sequence[int], rows: Tensor, logs: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The likeliest tokens to grow by, their log probabilities (n, L), and that of the first on the right (n,)."""
+    """Return the likeliest tokens, their log probabilities (n, L), and that of the first token on the right (n,)."""
     after = logs[:, right[0]].double() if right else logs.new_zeros(len(logs), dtype=torch.double)
     rules.forbid(logs, written[rows], length)
     logs[:, rules.end] = -torch.inf
@@ -89,30 +91,14 @@ def _grown(
 
 
 def _read(task: WritingTask, front: Hypotheses, state: State, right: Sequence[int]) -> Tensor:
-    """Log probability (N,) of what stands on the right but for its first token; `state` after the texts of `front`."""
+    """Return log p (N,) of the tokens on the right except the first; `state` is that after the texts of `front`."""
     total = torch.zeros(len(front.tokens), dtype=torch.double, device=front.tokens.device)
     for token, following in pairwise(right):
         front = front.grown(torch.full_like(front.contexts, token), state)
-        state, (logs,) = task.look(front, partial(_of, following))
+
+        def pick(rows: Tensor, logs: Tensor, token: int = following) -> tuple[Tensor]:
+            return (logs[:, token].double(),)
+
+        state, (logs,) = task.look(front, pick)
         total += logs
     return total
-
-
-def _of(token: int, rows: Tensor, logs: Tensor) -> tuple[Tensor]:
-    return (logs[:, token].double(),)
-
-
-def _keep(fillers: Tensor, scores: Tensor, divisor: float, found: list[list[tuple[float, Filler]]], best: int) -> None:
-    """Put the `best` of the `fillers` (B, K, w) among those `found` for each context, by scores (B, K)."""
-    values, order = scores.topk(min(best, scores.shape[1]), dim=1)
-    for own, tokens, logs, places in zip(found, fillers.tolist(), values.tolist(), order.tolist(), strict=True):
-        scored = [(log, Filler(tuple(tokens[k]), log)) for log, k in zip(logs, places, strict=True) if log > -torch.inf]
-        own += [(log / divisor, filler) for log, filler in scored]
-        own.sort(key=lambda one: -one[0])
-        del own[best:]
-
-
-def _settled(scores: Tensor, found: list[list[tuple[float, Filler]]], best: int, divisor: float) -> bool:
-    """Whether no beginning, with scores (B, K), can still become one of the best: log p only falls."""
-    reachable = (scores.amax(1) / divisor).tolist()
-    return all(len(own) == best and own[-1][0] >= limit for own, limit in zip(found, reachable, strict=True))

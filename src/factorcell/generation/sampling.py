@@ -1,20 +1,19 @@
-"""Texts out of a model, ids only: greedy and drawn, many contexts at once, a token at a time.
+"""Texts of token ids from a model: greedy and drawn, for many contexts at once, a token at a time.
 
-Shapes: N texts under way, B contexts, t tokens written, S tokens for each text, V vocabulary.
+Shapes: N unfinished texts, B contexts, t tokens written, S tokens for each text, V vocabulary.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from factorcell.data.vocabulary import Specials
 from factorcell.generation.choosing import Constraints, Sampler, chosen
 from factorcell.model.backbone import Conditions, State
 from factorcell.model.kernels.drawing import Barred, Likeliest, PackedTable, Wanted, next_tokens
@@ -25,19 +24,9 @@ ROWS = 64  # texts whose log probabilities exist at one time, so that they stay 
 READ = 128  # texts that are read at one time in compiled code
 
 
-class Steps(Protocol):
-    """What texts are written from: a `LanguageModel`, or whatever else has its `step`."""
-
-    specials: Specials
-
-    def step(self, token: Tensor, conditioned: Conditioned, state: State | None = None) -> tuple[Tensor, State]:
-        """`token` (N,) -> log probabilities (N, V) of the next, and the state after it."""
-        ...
-
-
 @dataclass(frozen=True)
 class Hypotheses:
-    """N texts under way: all `tokens` (N, t) from the start token on, the `state` before the last, and their contexts.
+    """N unfinished texts: `tokens` (N, t) from the start token on, the `state` before the last, and their contexts.
 
     `contexts` (N,) are rows of a `Conditioned`; without a `state` it is that before the start token.
     """
@@ -47,26 +36,20 @@ class Hypotheses:
     state: State | None = None
 
     def select(self, rows: Tensor) -> "Hypotheses":
-        """The texts of `rows` (N',), repeated where a row is named twice."""
+        """Return the texts of `rows` (N',), repeated where a row is named twice."""
         state = None if self.state is None else self.state.select(rows)
         return Hypotheses(self.tokens[rows], self.contexts[rows], state)
 
-    def split(self, size: int) -> list["Hypotheses"]:
-        """So many texts at a time."""
-        if len(self.tokens) <= size:
-            return [self]
-        return [self.select(rows) for rows in torch.split(torch.arange(len(self.tokens)), size)]
-
     def grown(self, tokens: Tensor, state: State, parents: Tensor | None = None) -> "Hypotheses":
-        """The texts of `parents` (N',), else all, a token (N',) longer, with the `state` after what was their last."""
+        """Return the texts of `parents` (N',), or all, with one more token (N',) and the `state` before it."""
         front = Hypotheses(self.tokens, self.contexts, state)
         front = front if parents is None else front.select(parents)
         return Hypotheses(torch.cat([front.tokens, tokens[:, None]], 1), front.contexts, front.state)
 
     def children(self, tokens: Tensor, kept: Tensor, state: State) -> "Hypotheses":
-        """As `grown`, for B groups of as many texts each, whose texts may grow by `tokens` (N, L).
+        """Return the children `kept` (B, K) of B groups of texts that may grow by `tokens` (N, L).
 
-        Of each group the children at the places `kept` (B, K) among all of its own.
+        `kept` holds places among all children of a group.
         """
         firsts = torch.arange(len(kept), device=kept.device)[:, None] * (len(tokens) // max(1, len(kept)))
         parents = (firsts + kept // tokens.shape[1]).flatten()
@@ -78,12 +61,12 @@ Pick = Callable[[Tensor, Tensor], tuple[Tensor, ...]]  # rows (n,), log probabil
 
 @dataclass(frozen=True)
 class WritingTask:
-    """What is to be written: by `model` a text for each of `contexts` (N,), rows of `conditioned`, under `rules`.
+    """Request a text for each of `contexts` (N,), rows of `conditioned`, under `rules`; all begin with `prompt`.
 
-    All begin with `prompt`. After `seconds` what is written so far will do.
+    After `seconds` the texts stay as they are.
     """
 
-    model: Steps
+    model: LanguageModel
     conditioned: Conditioned
     contexts: Tensor
     rules: Constraints
@@ -92,26 +75,25 @@ class WritingTask:
 
     @cached_property
     def _compiled(self) -> "_Compiled | None":
-        return _Compiled.of(self.model, self.conditioned)
+        table = self.model.head.pack()
+        return None if table is None else _Compiled(self.model, table, self.conditioned)
 
     def begin(self) -> Hypotheses:
-        """The texts with nothing but the prompt."""
+        """Return the texts with nothing but the prompt."""
         start = self.model.specials.start
         front = Hypotheses(torch.full_like(self.contexts[:, None], start), self.contexts)
         for token in self.prompt:
-            front = front.grown(torch.full_like(self.contexts, token), self._after(front))
+            if self._compiled is not None:
+                _, state = self._compiled.read(front)
+            else:
+                state, _ = self.look(front, lambda _rows, logs: (logs[:, 0],))
+            front = front.grown(torch.full_like(self.contexts, token), state)
         return front
 
-    def _after(self, front: Hypotheses) -> State:
-        """The state after the last tokens."""
-        if self._compiled is not None:
-            return self._compiled.read(front)[1]
-        return self.look(front, lambda _rows, logs: (logs[:, 0],))[0]
-
     def choose(self, front: Hypotheses, wanted: Wanted, written: int) -> tuple[State, Tensor, Tensor]:
-        """Read the last tokens: the state after, the tokens that are `wanted` next, their log probabilities (N, S).
+        """Read the last tokens; return the state, the next tokens (N, S) as `wanted`, and their log probabilities.
 
-        Texts have `written` so many tokens that are no prompt.
+        Texts have `written` tokens after the prompt.
         """
         if self._compiled is not None:
             return self._compiled.choose(front, wanted, self.rules.barred(front.tokens, written))
@@ -125,7 +107,7 @@ class WritingTask:
         return state, tokens, logs
 
     def look(self, front: Hypotheses, pick: Pick) -> tuple[State, tuple[Tensor, ...]]:
-        """Read the last tokens: the state after, and what `pick` makes of log probabilities, `ROWS` texts at a time."""
+        """Read the last tokens; return the state, and what `pick` makes of the log probabilities of `ROWS` texts."""
         states, picked = [], []
         with torch.inference_mode():
             for rows in torch.split(torch.arange(len(front.tokens), device=front.tokens.device), ROWS):
@@ -145,28 +127,22 @@ class _Compiled:
         self.bias = cast(Tensor, (self.output.fold(bias) if bias.bias is None else bias).bias)
         self.known: dict[int, tuple[Tensor, Conditions]] = {}  # of each block, its contexts and their conditions
 
-    @classmethod
-    def of(cls, model: Steps, conditioned: Conditioned) -> "_Compiled | None":
-        """None where there is no such code for `model`."""
-        if not isinstance(model, LanguageModel) or (table := model.head.pack()) is None:
-            return None
-        return cls(model, table, conditioned)
-
     def choose(self, front: Hypotheses, wanted: Wanted, barred: Barred) -> tuple[State, Tensor, Tensor]:
-        """See `WritingTask`."""
         with torch.inference_mode():
             vectors, state = self.read(front)
             values = vectors @ self.output.projection
             return state, *next_tokens(values, self.table, self.bias, front.contexts, barred, wanted)
 
     def read(self, front: Hypotheses) -> tuple[Tensor, State]:
-        """Vectors (N, H) and the state after the last tokens."""
+        """Return vectors (N, H) and the state after the last tokens."""
+        rows = torch.arange(len(front.tokens))
+        blocks = [front] if len(rows) <= READ else [front.select(part) for part in torch.split(rows, READ)]
         with torch.inference_mode():
-            parts = [self._of_block(number, block) for number, block in enumerate(front.split(READ))]
+            parts = [self._of_block(number, block) for number, block in enumerate(blocks)]
             return torch.cat([vectors for vectors, _ in parts]), parts[0][1].cat([after for _, after in parts[1:]])
 
     def _of_block(self, number: int, block: Hypotheses) -> tuple[Tensor, State]:
-        """The same of a block of texts, whose conditions are large, and mostly those of the step before."""
+        """Read a block of texts; its conditions are large, and mostly those of the step before."""
         contexts, start = block.contexts, self.conditioned.start
         known = self.known.get(number)
         if known is None or not torch.equal(known[0], contexts):
@@ -175,9 +151,8 @@ class _Compiled:
         return self.model.advance(block.tokens[:, -1], known[1], before)
 
 
-@dataclass(frozen=True)
-class Step:
-    """A step of a decoder: for each of the `texts` (n,) that go on, its next token and the log probability of that."""
+class Step(NamedTuple):
+    """The next tokens of the `texts` (n,) that go on, and their log probabilities."""
 
     texts: NDArray[np.int64]
     tokens: NDArray[np.int64]
@@ -188,8 +163,8 @@ class Step:
 class GeneratedText:
     """A text: its `tokens` after the prompt, without the end token.
 
-    `log_probability` is of its `targets`: the tokens, and the end token where there was one. `ended`: by that or by a
-    stop, not for want of room or time.
+    `log_probability` is that of its `targets`: the tokens, and the end token if it was written. `ended`: the text ended
+    by that token or by a stop, not for lack of room or time.
     """
 
     tokens: tuple[int, ...]
@@ -199,17 +174,15 @@ class GeneratedText:
 
 
 class Clock:
-    """Whether `seconds` are over; None: never."""
+    """Tells whether `seconds` have passed; None: never."""
 
     def __init__(self, seconds: float | None) -> None:
         self.end = None if seconds is None else time.monotonic() + seconds
 
     def left(self) -> float | None:
-        """The seconds that are left."""
         return None if self.end is None else max(0.0, self.end - time.monotonic())
 
     def late(self) -> bool:
-        """Whether no further step is to be begun."""
         return self.end is not None and time.monotonic() >= self.end
 
 
@@ -222,9 +195,9 @@ def greedy(texts: Tensor, step: int) -> Wanted:
 
 
 def drawing(draw: Sampler, count: int, max_tokens: int, seed: int = 0, first: int = 0) -> Choice:
-    """A `Choice` that draws the tokens of `count` texts, numbered from `first` on.
+    """Return a `Choice` that draws the tokens of `count` texts, numbered from `first` on.
 
-    What a text draws follows from `seed` and its own number, not from the texts beside it.
+    The draws of a text depend on `seed` and its number only, not on the other texts of the batch.
     """
     own = [generator(seed, first + text).random(max_tokens) for text in range(count)]
     places = torch.from_numpy(np.stack(own)) if own else torch.zeros(0, max_tokens, dtype=torch.double)
@@ -237,10 +210,7 @@ def generator(seed: int, text: int) -> np.random.Generator:
 
 
 def steps(task: WritingTask, choice: Choice) -> Iterator[Step]:
-    """Write the texts of `task`, a token of all that go on at a time.
-
-    The end token is chosen as any other; whoever is done is not in the next step.
-    """
+    """Write the texts of `task`, one token of each per step, the end token included; finished texts leave."""
     rules, clock, front = task.rules, Clock(task.seconds), task.begin()
     going = torch.arange(len(task.contexts), device=task.contexts.device)
     for step in range(rules.max_tokens):
@@ -256,7 +226,7 @@ def steps(task: WritingTask, choice: Choice) -> Iterator[Step]:
 
 
 def write(count: int, chosen: Iterator[Step], rules: Constraints) -> list[GeneratedText]:
-    """The `count` texts that were `chosen` a step at a time."""
+    """Return the `count` texts that were `chosen` a step at a time."""
     texts: list[list[int]] = [[] for _ in range(count)]
     logs = np.zeros(count)
     for step in chosen:
@@ -267,7 +237,7 @@ def write(count: int, chosen: Iterator[Step], rules: Constraints) -> list[Genera
 
 
 def written(tokens: Sequence[int], log_probability: float, rules: Constraints) -> GeneratedText:
-    """A text of `tokens` after the prompt, of which the last may be the end token."""
+    """Return the text of `tokens` after the prompt, of which the last may be the end token."""
     ended = rules.end in tokens[-1:]
     stopped = any(tuple(tokens[-len(stop) :]) == tuple(stop) for stop in rules.stops if stop)
     return GeneratedText(tuple(tokens[: len(tokens) - ended]), log_probability, len(tokens), ended or stopped)

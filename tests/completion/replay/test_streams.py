@@ -17,6 +17,7 @@ from factorcell.completion.replay.streams import (
     COUNT,
     PrefixDraw,
     Stream,
+    System,
     known_prefixes,
     partial_rank_of,
     rank_of,
@@ -38,7 +39,7 @@ ROWS: list[dict[str, Any]] = [
 
 
 @dataclass(frozen=True)
-class Spy:
+class Spy(System):
     """Suggests what was learned, and notes all that it is asked; it holds (user, texts learned)."""
 
     asked: list[tuple[Any, ...]]
@@ -79,7 +80,6 @@ def many(users: int = 7, texts: int = 9) -> list[dict[str, Any]]:
 
 
 def test_streams_are_sorted_by_user_and_time() -> None:
-    """Numbers and times with zones; texts of one moment stay in their order."""
     ann, ben = read(ROWS, DATA)
     assert (ann.user, ben.user) == ("ann", "ben")
     assert [row["text"] for row in ann.rows] == ["dog", "horse"]  # 8:00 and 9:00 in UTC
@@ -92,7 +92,6 @@ def test_streams_are_sorted_by_user_and_time() -> None:
 
 
 def test_times_of_all_kinds_order_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dates are midnights, moments without a zone are taken for UTC wherever the machine is."""
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     times: list[Any] = [
@@ -111,7 +110,6 @@ def test_times_of_all_kinds_order_alike(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_texts_are_what_the_run_reads() -> None:
-    """NFC, and lower case where the run has it; what a reader takes for one character is not cut."""
     rows = [{"text": "Cafe\u0301 👩‍👩‍👧", "user": "u", "time": 0}]
     assert read(rows, DATA)[0].rows[0]["text"] == "Café 👩‍👩‍👧"
     lower = read(rows, DataConfig(unit="char", lowercase=True))[0]
@@ -121,7 +119,6 @@ def test_texts_are_what_the_run_reads() -> None:
 
 
 def test_prefixes_are_uniform() -> None:
-    """At least two characters typed and one to come: for seven characters five lengths, each a fifth of the time."""
     counts = Counter(len(PrefixDraw().prefix(f"user {number}", "abcdefg", number % 7) or "") for number in range(5000))
     assert set(counts) == {2, 3, 4, 5, 6}
     assert sum((count - 1000) ** 2 / 1000 for count in counts.values()) < 18.5  # chi squared, 4 degrees: p = 0.001
@@ -130,7 +127,6 @@ def test_prefixes_are_uniform() -> None:
 
 
 def test_prefixes_are_the_same_everywhere() -> None:
-    """Computed here once more from the hash, which depends on seed, user, text and place, and nothing else."""
     for seed, user, text, place in (
         (0, "ann", "how to bake", 3),
         (1, "ann", "how to bake", 3),
@@ -146,7 +142,6 @@ def test_prefixes_are_the_same_everywhere() -> None:
 
 
 def test_one_of_every_few_is_judged() -> None:
-    """About a fourth, the same prefixes as without `every`; all are in the stream."""
     rows = [{"text": f"text number {number}", "user": f"u{number % 40}", "time": number} for number in range(2000)]
     whole, some = read(rows, DATA), read(rows, DATA, draw=PrefixDraw(4))
     assert [stream.rows for stream in some] == [stream.rows for stream in whole]
@@ -170,13 +165,11 @@ def test_one_of_every_few_is_judged() -> None:
     ],
 )
 def test_ranks(suggestions: list[str], rank: int | None, partial: int | None) -> None:
-    """Of the query "cat food": the query itself, or its first words."""
     assert rank_of("cat food", suggestions) == rank
     assert partial_rank_of("cat food", suggestions) == partial
 
 
 def test_known_prefixes_are_those_training_texts_begin_with() -> None:
-    """Against a look at every text."""
     streams = read(many(), DATA)
     training = [{"text": text} for text in ("abcd", "ab", "xabcdefgh", "ABCDEFG")]
     wanted = {prefix for stream in streams for prefix in stream.prefixes if prefix}
@@ -190,7 +183,6 @@ def test_known_prefixes_are_those_training_texts_begin_with() -> None:
 
 
 def test_each_text_is_predicted_before_it_is_learned(tmp_path: Path) -> None:
-    """Every text is learned, the short ones too; what is held when a text is judged are the texts before it."""
     asked: list[tuple[Any, ...]] = []
     streams = read(ROWS, DATA)
     rows = list(replay({"spy": Spy(asked)}, streams, tmp_path / "rows.jsonl"))
@@ -209,7 +201,6 @@ def test_each_text_is_predicted_before_it_is_learned(tmp_path: Path) -> None:
 
 
 def test_rows_say_what_happened(tmp_path: Path) -> None:
-    """One stream worked out by hand: repeated queries are found, and the first words of one."""
     texts = ["cat", "cat", "cat food"]
     rows = tuple({"text": text, "user": "u", "time": place} for place, text in enumerate(texts))
     stream = Stream("u", rows, ("ca", "ca", "ca"))
@@ -229,7 +220,6 @@ def test_rows_say_what_happened(tmp_path: Path) -> None:
 
 
 def test_a_replay_that_stops_goes_on_to_the_same_rows(tmp_path: Path) -> None:
-    """Stopped after any number of rows or bytes; no stream is done twice, none in part."""
     streams = read(many(), DATA, draw=PrefixDraw(2))
     assert not all(stream.judged for stream in streams)  # a stream of which nothing is judged is no work
 
@@ -257,7 +247,6 @@ def test_a_replay_that_stops_goes_on_to_the_same_rows(tmp_path: Path) -> None:
 
 
 def test_another_system_joins_later(tmp_path: Path) -> None:
-    """The rows that are there stay."""
     streams, path = read(many(), DATA), tmp_path / "rows.jsonl"
     first = list(replay({"one": Spy([])}, streams, path))
     second = list(replay({"one": Spy([]), "two": Spy([])}, streams, path))

@@ -39,7 +39,6 @@ def save(folder: Path, **options: Any) -> Path:
 
 
 def test_plain_knows_the_context_but_not_the_person() -> None:
-    """In the context of the row; the column of the person is as if it were not given."""
     run = make_letters(spread=0.8, seed=3)
     completer = Completer(run)
     of_users, of_cities = Unpersonalised(completer, "user"), Unpersonalised(completer, "city")
@@ -55,7 +54,6 @@ def test_plain_knows_the_context_but_not_the_person() -> None:
 
 
 def test_plain_has_no_completion_of_what_is_too_long() -> None:
-    """A prefix longer than all texts the run completes is no error in a replay; a value never seen may be one."""
     plain = Unpersonalised(Completer(make_letters()), "user")
     assert plain.suggest(None, "a" * 12, OTHERS, 3) == []
     assert plain.suggest(None, "a" * 10, OTHERS, 3) != []
@@ -66,7 +64,6 @@ def test_plain_has_no_completion_of_what_is_too_long() -> None:
 
 
 def test_people_in_contexts_never_seen(tmp_path: Path) -> None:
-    """Are judged and learned where the caller says what such a value is read as."""
     reads = {"user": "who", "unit": "char", "min_user_count": 1, "max_tokens": 12}
     rows = [{"text": text, "city": city, "who": "ann"} for text in ("abc", "cab") for city in ("Oslo", "Nice")]
     config = Config.from_dict({"data": {**reads, "context": ["city"], "min_count": 1, "min_context_count": 1}})
@@ -94,7 +91,6 @@ def test_mpc_is_the_same_for_all_and_history_is_ones_own() -> None:
 
 
 def test_systems_are_found_by_name(tmp_path: Path) -> None:
-    """In a run folder, and in a folder of several."""
     folder = save(tmp_path / "runs" / "factorcell")
     save(tmp_path / "runs" / "unadapted", adapt=[])
     TextCounts.of(["abc"], 1).save(folder / POPULARITY)
@@ -116,7 +112,6 @@ def test_systems_are_found_by_name(tmp_path: Path) -> None:
 def test_systems_that_are_compared_have_one_precision(
     gain: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """That of the first run; the second would find the other."""
     for name in ("one", "two"):
         save(tmp_path / name)
     gains = iter([gain, 2.5 - gain])
@@ -136,7 +131,7 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
         systems(folder, ["plane"])
     with pytest.raises(UserError, match="choose from mpc, history, blend, one"):
         systems(tmp_path / "runs", ["plain"])
-    with pytest.raises(UserError, match=r"no popularity.jsonl in .*one; training keeps it"):
+    with pytest.raises(UserError, match=r"one: no popularity.jsonl; training keeps it"):
         systems(folder, ["mpc"])
     with pytest.raises(UserError, match="expected a run folder or a folder of runs"):
         systems(tmp_path, ["mpc"])
@@ -150,7 +145,6 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_a_person_is_learned_and_blended(tmp_path: Path) -> None:
-    """Held users are those that `learn_one` makes; in a folder of runs the blend is of the run named before it."""
     folder = save(tmp_path / "runs" / "factor", data={"user": "city", "context": (), "min_user_count": 1})
     save(tmp_path / "runs" / "unadapted", adapt=[], output_bias=[])
     TextCounts.of(["abc"] * 3, 1).save(folder / POPULARITY)
@@ -177,7 +171,6 @@ def test_a_person_is_learned_and_blended(tmp_path: Path) -> None:
 
 
 def test_systems_that_suit_a_folder(tmp_path: Path) -> None:
-    """What they need is there: popular texts, people told apart; whatever is proposed can be opened."""
     users: dict[str, Any] = {"user": "city", "context": (), "min_user_count": 1}
     plain, alike = save(tmp_path / "plain"), save(tmp_path / "alike", data=users, adapt=["prefix"], output_bias=[])
     factor = save(tmp_path / "runs" / "factor", data=users)
@@ -199,7 +192,6 @@ def test_systems_that_suit_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_blend_alone_has_the_context_of_its_run(tmp_path: Path) -> None:
-    """The columns are read for it too, and those of the run that is named before it."""
     data = DataConfig(unit="char", user="user", context=("city",), min_user_count=1, min_context_count=1)
     made = prepare([{**ROW, "city": city} for city in ("Nice", "Oslo")], data)
     run = Run.create(tmp_path / "run", Config(data=data), made.vocabulary, made.schema)

@@ -82,7 +82,6 @@ def test_weights_fitted_to_people_rank_their_texts_higher() -> None:
 
 
 def test_values_never_seen_are_read_as_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In the search for a rate, in the blend, and by the command."""
     folder = save(tmp_path / "run", data={**CITY, "context": ("text:category",)})
     TextCounts.of(["cab", "abc"], 1).save(folder / POPULARITY)
     files.write_rows(tmp_path / "dev.jsonl", ROWS)
@@ -94,7 +93,6 @@ def test_values_never_seen_are_read_as_asked(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_tune_online_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The best rule and the weights are in the run folder, and are used from there on."""
     folder = save(tmp_path / "run", data=CITY)
     TextCounts.of(["cab", "abc"], 1).save(folder / POPULARITY)
     files.write_rows(tmp_path / "dev.jsonl", ROWS)
@@ -104,16 +102,16 @@ def test_tune_online_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
     run = Run.open(folder)
     assert f"is now the rule of {folder}" in shown
     assert "on 11 texts: blend" in shown
-    assert LearningRule.of(run).optimiser == "sgd"
-    assert BlendWeights.of(run) != DEFAULT
+    assert LearningRule.read(run.folder).optimiser == "sgd"
+    assert BlendWeights.read(run.folder) != DEFAULT
     assert main([*command, "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     tried = {row["rate"]: row["perplexity"] for row in rows if row.get("optimiser") == "sgd"}
-    assert LearningRule.of(run).rate == min(tried, key=tried.__getitem__)
-    assert BlendWeights(rows[-1]["weights"]) == BlendWeights.of(run)
+    assert LearningRule.read(run.folder).rate == min(tried, key=tried.__getitem__)
+    assert BlendWeights(rows[-1]["weights"]) == BlendWeights.read(run.folder)
     assert main([*command, "--reach", "0"]) == 0
     assert ", reach 0 is now the rule of" in capsys.readouterr().out
-    assert LearningRule.of(run) == LearningRule("sgd", min(tried, key=tried.__getitem__), 0)
+    assert LearningRule.read(run.folder) == LearningRule("sgd", min(tried, key=tried.__getitem__), 0)
     assert main([*command, "--reach", "-1"]) == 2
     assert "reach is -1; it must be at least 0" in capsys.readouterr().err
     plain = save(tmp_path / "plain")

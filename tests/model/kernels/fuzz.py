@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from factorcell.completion.compiled import CompiledEngine, PackedPrefix, search
+from factorcell.completion.compiled import CompiledEngine, PackedPrefix
 from factorcell.completion.search import SearchRequest
 from factorcell.model.kernels import library, recurrence, softmax
 from factorcell.model.kernels.drawing import Barred, Draws, PackedTable, next_tokens
@@ -27,8 +27,7 @@ from factorcell.model.kernels.recurrence import Inputs, Packed
 from factorcell.model.packing import PRODUCTS
 from factorcell.model.run import Run
 from factorcell.training import row_adam
-from tests.completion.test_compiled import packed_in
-from tests.completion.test_search import typed_in, written_out
+from tests.completion.test_search import packed_in, typed_in, written_out
 from tests.model.kernels.test_recurrence import Arrays, arrays, distance, learned, slow
 from tests.small import inside, make_letters
 
@@ -185,19 +184,76 @@ def searches(data: st.DataObject) -> None:
     )
     products, most = data.draw(st.sampled_from(PRODUCTS)), data.draw(st.integers(0, 3))
     engine, typed = engine_of(run, prefix, products, os.environ["FACTORCELL_KERNEL"])
-    packed, k = engine.packed, data.draw(st.integers(1, 9))
+    k = data.draw(st.integers(1, 9))
+    if data.draw(st.booleans()):
+        wrong_search(data, engine, typed)
+        return
     plain = typed_in(run, prefix)
     assert typed.ids == plain.ids
     for after, (state,), logs in zip(typed.after, inside(plain.states), plain.logs, strict=True):
         expected = torch.cat([state.hidden[0], state.memory[0], logs[0]])
         torch.testing.assert_close(after, expected, atol=2e-4, rtol=1e-3)
-    (found,) = search(packed, [SearchRequest(typed, k, most)], batch=data.draw(st.integers(1, 9)), threads=2)
+    (found,) = engine.search([SearchRequest(typed, k, most)], threads=2, batch=data.draw(st.integers(1, 9)))
     every = written(run, prefix, "Oslo", most)
     scores = [one.log_probability for one in found.completions]
     assert scores == pytest.approx([every[one.ids] for one in found.completions], abs=1e-3)
     if products == PRODUCTS[0]:
         assert scores == pytest.approx(sorted(every.values(), reverse=True)[:k], abs=1e-3)
-    counts["search"] += 1
+    counts["search", "as plain"] += 1
+
+
+def wrong_search(data: st.DataObject, engine: CompiledEngine, typed: PackedPrefix) -> None:
+    """A wrong number, id, context or array of a search."""
+    packed = engine.packed
+    other, elsewhere = engine_of(letters(6, 3, 2, False, 0), "a", PRODUCTS[0], packed.layout.variant)
+    ids, size = typed.ids, packed.layout.size
+    arrays_of: Arrays = dict(packed.arrays)
+    of_context: Arrays = dict(typed.context.arrays)
+    starts = ("a row more", "a row less", "a dimension more", "of doubles", "of 32 bits")
+
+    def searched(typed: PackedPrefix = typed, k: int = 3, most: int = 2, **bounds: Any) -> Callable[[], object]:
+        return lambda: engine.search([SearchRequest(typed, k, most)], **bounds)
+
+    def packed_anew() -> object:
+        drawn_fault(data, arrays_of, [("norm", "missing")], {})
+        return PackedModel(packed.layout, arrays_of, packed.specials)  # type: ignore[arg-type]
+
+    def context_anew() -> object:
+        drawn_fault(data, of_context, [], {})
+        return type(typed.context)(packed.layout, of_context)  # type: ignore[arg-type]
+
+    def started(fault: str) -> Callable[[], object]:
+        return searched(PackedPrefix(typed.context, ids, (FAULTS[fault](typed.after[-1]),)))
+
+    calls: dict[str, Callable[[], object]] = {
+        **{f"id {one}": partial(engine.type, typed, [*ids, one]) for one in (-1, size, size + 7, 2**31, 2**40)},
+        "k": searched(k=data.draw(st.integers(-(2**33), 0))),
+        "most": searched(most=data.draw(st.sampled_from([-1, -7, 2**31]))),
+        "rows": searched(rows=data.draw(st.sampled_from([-1, -7, 2**31]))),
+        "waiting": searched(waiting=data.draw(st.sampled_from([-1, -99, 2**40]))),
+        "batch": searched(batch=data.draw(st.sampled_from([0, -1]))),
+        "threads": searched(threads=data.draw(st.sampled_from([0, -1]))),
+        "seconds": searched(seconds=float("nan")),
+        "another context": searched(elsewhere),
+        "another model": lambda: engine.type(elsewhere, [*elsewhere.ids, 3]),
+        "a wrong model": packed_anew,
+        "a wrong context": context_anew,
+        **{f"start, {fault}": started(fault) for fault in starts},
+    }
+    fault = data.draw(st.sampled_from(list(calls)))
+    if other.packed.layout != packed.layout or "another" not in fault:
+        refused("search", fault, calls[fault])
+
+
+def named() -> dict[str, int]:
+    """How many cases of each function were what."""
+    return {f"{what} {outcome}": count for (what, outcome), count in sorted(counts.items())}
+
+
+def came(cases: Mapping[str, int]) -> dict[str, int]:
+    """What came of the `named` cases, as tests count it."""
+    kinds = {"clear error": "refused", "accepted": "as plain"}
+    return {kind: sum(count for name, count in cases.items() if name.endswith(end)) for kind, end in kinds.items()}
 
 
 EVERY = {recurrences: 0.25, softmaxes: 0.2, drawings: 0.15, rows: 0.15, searches: 0.25}  # shares of all cases

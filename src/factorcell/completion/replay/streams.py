@@ -1,8 +1,8 @@
-"""Progressive evaluation of completion: what somebody wrote, in order of time; predict each text, judge, then learn it.
+"""Progressive evaluation of completion: predict each text of a user in order of time, judge the result, then learn it.
 
-Of every text a prefix is drawn, uniformly among those with two characters typed and one to come (thesis, section
-5.4.1), where a character is what a reader takes for one. The draw is a hash of seed, user, text and place in the
-stream, so that all systems, machines and interrupted replays meet the same prefixes.
+A prefix of each text is drawn, uniformly among those with at least two graphemes typed and one to come (thesis, section
+5.4.1). The draw is a hash of seed, user, text and position in the stream, so that all systems, machines and interrupted
+replays complete the same prefixes.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from factorcell import files, limits
 from factorcell.completion.search import Suggestion
@@ -22,7 +22,7 @@ from factorcell.config import Config, UserError
 from factorcell.data.cache import report_truncated
 from factorcell.data.canonical import canonical
 from factorcell.data.tables import open_table
-from factorcell.data.tokenizer import GRAPHEME, Tokenizer, new_tokenizer
+from factorcell.data.tokenizer import GRAPHEME, new_tokenizer
 from factorcell.data.tokens import truncated
 from factorcell.data.values import category_name, is_missing, quoted, to_number, to_time
 from factorcell.progress import progress_bar
@@ -33,25 +33,29 @@ COUNT = 10  # suggestions that are asked for
 Row = dict[str, Any]
 
 
-class System(Protocol):
-    """One way to complete. What it holds of a person is a value, so that one system serves many streams."""
+class System:
+    """One way to complete. Its state of a user is a value, so that one system serves many streams."""
 
     def start(self, user: str) -> Any:
-        """What it holds of a person never seen."""
+        """Return the state of a user who has written nothing."""
+        return None
 
     def suggest(self, held: Any, prefix: str, row: Mapping[str, Any], k: int) -> list[Suggestion]:
-        """At most `k` whole texts, the best first; `row` has every column but the text."""
+        """Return at most `k` whole texts, the best first; `row` has every column except the text."""
+        raise NotImplementedError
 
     def nats(self, held: Any, row: Mapping[str, Any]) -> tuple[float, int] | None:
-        """Nats and targets of the whole text, before it is learned; None where the system is no language model."""
+        """Return nats and targets of the text before it is learned; None for a system that is not a language model."""
+        return None
 
     def learn(self, held: Any, row: Mapping[str, Any]) -> Any:
-        """What it holds of the person once the text is known."""
+        """Return the state of the user after the text."""
+        return held
 
 
 @dataclass(frozen=True)
 class Stream:
-    """What one person wrote: `rows` in order of time, and the prefix to complete of each, None where none is judged."""
+    """The rows of one user in order of time, and the prefix to complete of each, None where none is judged."""
 
     user: str
     rows: tuple[Row, ...]
@@ -59,13 +63,13 @@ class Stream:
 
     @property
     def judged(self) -> list[tuple[int, int]]:
-        """Place and length of prefix of the texts that are judged."""
+        """Position and prefix length of the texts that are judged."""
         return [(place, _length(prefix)) for place, prefix in enumerate(self.prefixes) if prefix is not None]
 
 
 @dataclass(frozen=True)
 class PrefixDraw:
-    """Which texts are judged, about one of `every`, and at which prefix: a hash of the `seed` and the text draws it."""
+    """Draws the texts that are judged, about one of `every`, and their prefixes, by a hash of `seed` and text."""
 
     every: int = 1
     seed: int = 0
@@ -74,7 +78,7 @@ class PrefixDraw:
         limits.check(every=self.every, seed=self.seed)
 
     def prefix(self, user: str, text: str, place: int) -> str | None:
-        """The prefix to complete of the text at `place` in a stream; None for short texts and those not judged."""
+        """Return the prefix to complete of the text at `place` in a stream; None if it is too short or not drawn."""
         marks = GRAPHEME.findall(text)
         choices = len(marks) - LEFT - TYPED + 1
         digest = hashlib.sha256(json.dumps([self.seed, user, text, place]).encode()).digest()
@@ -96,11 +100,13 @@ def read(
     most_rows: int | None = None,
     draw: PrefixDraw = ALL,
 ) -> list[Stream]:
-    """The streams of a table, by user: columns of the text, `user`, `moment` (the time) and `others`.
+    """Read the streams of a table, by user: columns of the text, `user`, `moment` (the time) and `others`.
 
-    Texts are as a run with `config` reads them, in canonical form. The first `most_rows` of each user are kept. A
-    `Notice` counts the texts that the run cuts after `max_tokens` tokens: they are judged and learned up to there.
-    `UserError` where a column is missing or a value cannot be read.
+    Texts are read as by a run with `config`, in canonical form; the first `most_rows` of each user are kept. A `Notice`
+    counts the texts that the run cuts after `max_tokens` tokens, which are judged and learned up to there.
+
+    Raises:
+        UserError: A column is missing or a value cannot be read.
     """
     limits.check(rows_per_user=most_rows)
     data, tokenizer = config.data, new_tokenizer(config)
@@ -131,7 +137,7 @@ def read(
 
 
 def known_prefixes(streams: Sequence[Stream], source: Any, config: Config) -> set[str]:
-    """Those prefixes of the streams with which a text of the table `source` begins."""
+    """Return the prefixes of the streams with which a text of the table `source` begins."""
     data, table, normal = config.data, open_table(source), _normaliser(new_tokenizer(config))
     wanted = {prefix for stream in streams for prefix in stream.prefixes if prefix is not None}
     lengths = sorted({len(prefix) for prefix in wanted})
@@ -143,12 +149,12 @@ def known_prefixes(streams: Sequence[Stream], source: Any, config: Config) -> se
 
 
 def rank_of(text: str, suggestions: Sequence[str]) -> int | None:
-    """The place of `text` among the suggestions, 1 the first."""
-    return next((rank for rank, one in enumerate(suggestions, 1) if one == text), None)
+    """Return the rank of `text` among the suggestions, from 1."""
+    return suggestions.index(text) + 1 if text in suggestions else None
 
 
 def partial_rank_of(text: str, suggestions: Sequence[str]) -> int | None:
-    """The place of the first suggestion that is `text`, or its first words: Park and Chiba's (2017) partial match."""
+    """Return the rank of the first suggestion that is `text` or its first words (Park and Chiba 2017)."""
     return next((rank for rank, one in enumerate(suggestions, 1) if f"{text} ".startswith(f"{one} ")), None)
 
 
@@ -161,15 +167,17 @@ def replay(
     known: Collection[str] | None = None,
     progress: bool = False,
 ) -> Generator[Row]:
-    """Complete, judge and learn every stream with every system; the new rows, which are also added to the file `path`.
+    """Complete, judge and learn every stream with every system; yield the new rows and append them to the file `path`.
 
-    A stream is done whole or not at all, and not again where the file has it. `text` is the column of the texts,
-    `known` the prefixes that training texts begin with. `UserError` where the file is of other streams.
+    A stream is done whole or not at all, and not again if the file has it. `text` is the column of the texts, `known`
+    the prefixes that training texts begin with.
+
+    Raises:
+        UserError: The file has rows of other streams.
     """
     done = _done(path, streams)
-    todo = [
-        (stream, name) for stream in streams if stream.judged for name in systems if (name, stream.user) not in done
-    ]
+    pairs = [(stream, name) for stream in streams if stream.judged for name in systems]
+    todo = [(stream, name) for stream, name in pairs if (name, stream.user) not in done]
     total = sum(len(stream.rows) for stream, _ in todo)
     with progress_bar(total=total, desc="replay", unit="texts", show=progress, leave=None) as bar:
         for stream, name in todo:
@@ -185,7 +193,7 @@ def replay(
 
 
 def _followed(system: System, stream: Stream, text: str) -> Iterator[Row | None]:
-    """One stream through one system: what was judged of each text, None where it was only learned."""
+    """Yield how each text was judged, None where it was only learned."""
     held = system.start(stream.user)
     for position, (row, prefix) in enumerate(zip(stream.rows, stream.prefixes, strict=True)):
         judged: Row = {}
@@ -201,17 +209,17 @@ def _followed(system: System, stream: Stream, text: str) -> Iterator[Row | None]
 
 
 def _judged(text: str, prefix: str, found: Sequence[str], position: int, seconds: float) -> Row:
-    """What is known once the suggestions are there.
+    """Return the figures of one completion.
 
-    `saved`: the characters that need not be typed if the first suggestion that matches, wholly or in part, is taken at
-    this prefix; an estimate of what a person saves, who may take one sooner or later, or several.
+    `saved` is the number of characters that need not be typed if the first suggestion that is the text or its first
+    words is taken at this prefix.
     """
-    rank, partial = rank_of(text, found), partial_rank_of(text, found)
+    partial = partial_rank_of(text, found)
     return {
         "position": position,
         "prefix_length": _length(prefix),
         "query_length": _length(text),
-        "rank": rank,
+        "rank": rank_of(text, found),
         "partial_rank": partial,
         "saved": 0 if partial is None else _length(found[partial - 1]) - _length(prefix),
         "suggest_seconds": seconds,
@@ -219,7 +227,7 @@ def _judged(text: str, prefix: str, found: Sequence[str], position: int, seconds
 
 
 def _done(path: Path, streams: Sequence[Stream]) -> set[tuple[str, str]]:
-    """System and user of the streams that the file has whole; what it has of others goes out of the file."""
+    """Return system and user of the streams that the file has whole; remove its other rows."""
     if not path.exists():
         return set()
     rows = files.read_rows(path)
@@ -238,7 +246,7 @@ def _done(path: Path, streams: Sequence[Stream]) -> set[tuple[str, str]]:
 
 
 def _normaliser(tokenizer: Tokenizer) -> Callable[[str], str]:
-    """Return the function that gives the canonical form of what a run reads of a text."""
+    """Return the function from a text to its canonical form as a run reads it."""
     # Lower-casing can leave letters that NFC would join.
     return lambda text: canonical(tokenizer.normalized(tokenizer.normalized(text)))
 
@@ -248,7 +256,7 @@ def _length(text: str) -> int:
 
 
 def _seconds(value: Any, where: str) -> float:
-    """A number as it is; a date or a moment in seconds, one without a zone taken for UTC."""
+    """Return a number as it is, a date or time in seconds; UTC if it has no zone."""
     number, moment = to_number(value), to_time(value)
     if number is not None:
         return number

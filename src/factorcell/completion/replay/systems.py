@@ -1,16 +1,15 @@
 """The systems that a progressive evaluation compares, by name.
 
 mpc        most popular completion of training texts
-history    the person's own earlier texts, the newest weigh most
-plain      a run that learns nothing of the person
-online     a run that learns the person's vector, text by text
-blend      the same with popular texts and the person's own; in a folder of runs, of the run that is named before it
+history    the user's own earlier texts, the newest weigh most
+plain      a run that learns nothing of the user
+online     a run that learns the user's vector, text by text
+blend      the same with popular texts and the user's own; in a folder of runs, of the run that is named before it
 
 In a folder of several runs each goes by its own name, and learns if it tells users apart.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.replay.streams import System
 from factorcell.completion.search import Suggestion
 from factorcell.config import Config, UserError, choose
-from factorcell.data.counts import POPULARITY, TextCounts
+from factorcell.data.counts import POPULARITY
 from factorcell.data.schema import ContextSchema
 from factorcell.folders import not_a_run
 from factorcell.model.adapters import shifting
@@ -32,79 +31,54 @@ from factorcell.model.run import Run, read_config
 Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class MostPopular:
-    """Most popular completion: the same for everybody."""
+class MostPopular(System):
+    """Most popular completion: the same for every user."""
 
-    popularity: Popularity
-
-    def start(self, user: str) -> None:
-        """Nothing is held."""
+    def __init__(self, popularity: Popularity) -> None:
+        self.popularity = popularity
 
     def suggest(self, held: None, prefix: str, row: Row, k: int) -> list[Suggestion]:
-        """The most popular training texts."""
         return self.popularity.complete(prefix, k)
 
-    def nats(self, held: None, row: Row) -> None:
-        """It is no language model."""
 
-    def learn(self, held: None, row: Row) -> None:
-        """Nothing is learned."""
+class OwnHistory(System):
+    """What the user wrote before, in the column `text`."""
 
-
-@dataclass(frozen=True)
-class OwnHistory:
-    """What the person wrote before, in the column `text`."""
-
-    text: str
+    def __init__(self, text: str) -> None:
+        self.text = text
 
     def start(self, user: str) -> History:
-        """No text yet."""
         return History()
 
     def suggest(self, held: History, prefix: str, row: Row, k: int) -> list[Suggestion]:
-        """The texts of the person's own that weigh most."""
         return held.complete(prefix, k)
 
-    def nats(self, held: History, row: Row) -> None:
-        """It is no language model."""
-
     def learn(self, held: History, row: Row) -> History:
-        """One text more."""
         return held.add(row[self.text])
 
 
-class Unpersonalised:
-    """A run as it was trained: the context of each row but for the person, who is nobody known."""
+class Unpersonalised(System):
+    """A run as it was trained, in the context of each row except the column `user`."""
 
     def __init__(self, completer: Completer, user: str) -> None:
-        """`user`: the column that names the person."""
         self.completer, run = completer, completer.run
         self.text, self.columns = run.config.data.text, run.schema.columns(without=user)
 
-    def start(self, user: str) -> None:
-        """Nothing is held."""
-
     def suggest(self, held: None, prefix: str, row: Row, k: int) -> list[Suggestion]:
-        """The most probable texts; none where the prefix is longer than any text the run completes."""
         if not self.completer.fits(prefix):
             return []
         return self.completer.complete(prefix, None, {name: row[name] for name in self.columns}, k)
 
     def nats(self, held: None, row: Row) -> tuple[float, int]:
-        """Nats and targets of the text as it is read in training: cut after `max_tokens` tokens."""
         run, context = self.completer.run, {name: row[name] for name in self.columns}
         corpus = run.read([row[self.text]], [context], unknown=self.completer.unknown)
         return float(run.nats(corpus).sum(dtype="float64")), corpus.targets
 
-    def learn(self, held: None, row: Row) -> None:
-        """Nothing is learned."""
 
+class Personalised(System):
+    """A run whose user is learned online, or stays new unless it `learns`; its completer or blend suggests.
 
-class Personalised:
-    """A run whose user is learned online, or stays new where it never `learns`; its completer or blend suggests.
-
-    `unknown` as `Completer` has it, for texts that are judged and learned.
+    `unknown` as in `Completer`, for texts that are judged and learned.
     """
 
     def __init__(self, run: Run, suggester: Completer | Blend, learns: bool = True, unknown: str = "error") -> None:
@@ -113,23 +87,19 @@ class Personalised:
         self.columns = self.learner.columns
 
     def start(self, user: str) -> User:
-        """Somebody new."""
         return self.learner.new()
 
     def suggest(self, held: User, prefix: str, row: Row, k: int) -> list[Suggestion]:
-        """The best texts; none where the prefix is longer than any text the run completes."""
         if not self.suggester.fits(prefix):
             return []
         return self.suggester.complete(prefix, held, {name: row[name] for name in self.columns}, k)
 
     def nats(self, held: User, row: Row) -> tuple[float, int]:
-        """For the user as it is now."""
         texts, contexts = [row[self.text]], [{name: row[name] for name in self.columns}]
         nats = self.learner.nats(held.vector[None], texts, contexts)
         return float(nats[0]), self.learner.run.read(texts, contexts, unknown=self.learner.unseen).targets
 
     def learn(self, held: User, row: Row) -> User:
-        """The user moves by one text."""
         if not self.learns:
             return held
         (after,), _ = self.learner.learn([held], [row[self.text]], [{name: row[name] for name in self.columns}])
@@ -137,7 +107,7 @@ class Personalised:
 
 
 def runs(folder: Path) -> dict[str, Path]:
-    """The run folders of `folder`, by the names of their systems: itself, or those in it."""
+    """Return the run folders of `folder` (itself, or those in it) by the names of their systems."""
     if (folder / "config.json").is_file():
         return {"plain": folder, "online": folder}
     found = {path.parent.name: path.parent for path in inputs.visible(folder, "*/config.json")}
@@ -147,7 +117,7 @@ def runs(folder: Path) -> dict[str, Path]:
 
 
 def fitting(folder: Path) -> list[str]:
-    """The names of the systems that can be had of `folder`; its first run is the first, its last one is blended."""
+    """Return the names of the systems that `folder` allows; its first run is the first, its last one is blended."""
     found = runs(folder)
     personal = {path: _personal(read_config(path)) for path in found.values()}
     popular = {path for path in found.values() if (path / POPULARITY).exists()}
@@ -158,23 +128,23 @@ def fitting(folder: Path) -> list[str]:
 
 
 def _personal(config: Config) -> bool:
-    """Whether a run of this config tells users apart, as `online.tells_apart` has it of one that is open."""
+    """Return whether a run of this config tells users apart, as `online.tells_apart` for an open run."""
     return bool(config.data.user and (shifting(config.model) or config.model.output_bias))
 
 
 def reading(folder: Path, names: Sequence[str], user: str) -> tuple[Config, list[str]]:
-    """How the systems `names` of `folder` read texts, which must be one way, and their context columns but for `user`.
+    """Return how the systems `names` of `folder` read texts, and their context columns except `user`.
 
-    Where no run is among them, it is the way of the first run of the folder.
+    All runs must read texts in one way. Where no run is among the systems, it is the way of the folder's first run.
     """
-    chosen = _opened(runs(folder), names)
+    found = runs(folder)
+    opened = _opened(found, names)
     ways: dict[tuple[str, bool], tuple[str, Config]] = {}
     columns: list[str] = []
-    for name, path in _asked(folder, names).items():
+    for name, path in (opened or dict(list(found.items())[:1])).items():
         config = read_config(path)
         ways.setdefault((config.data.text, config.tokenizer.lowercase), (name, config))
-        schema = ContextSchema.load(path / "schema.json")
-        columns += schema.columns(without=user) if chosen else []
+        columns += ContextSchema.load(path / "schema.json").columns(without=user) if opened else []
     if len(ways) > 1:
         (first, _), (second, _), *_ = ways.values()
         raise UserError(
@@ -185,9 +155,10 @@ def reading(folder: Path, names: Sequence[str], user: str) -> tuple[Config, list
 
 
 def who_and_when(folder: Path, names: Sequence[str]) -> tuple[str, str]:
-    """The columns of user and time that the runs of the systems `names` were trained with, empty where none was."""
-    found = [read_config(path).data for path in _asked(folder, names).values()]
-    return next((data.user for data in found if data.user), ""), next((data.time for data in found if data.time), "")
+    """Return the columns of user and time with which the runs of the systems `names` were trained, or empty texts."""
+    found = runs(folder)
+    data = [read_config(path).data for path in (_opened(found, names) or dict(list(found.items())[:1])).values()]
+    return next((one.user for one in data if one.user), ""), next((one.time for one in data if one.time), "")
 
 
 def systems(
@@ -200,9 +171,9 @@ def systems(
     device: str = "cpu",
     precision: str = "float32",
 ) -> dict[str, System]:
-    """The systems called `names`, of the run folder or folder of runs `folder`.
+    """Open the systems called `names`, of the run folder or folder of runs `folder`.
 
-    `unknown` and `seconds` as `Completer` has them, `device` and `precision` as `Run.open`.
+    `unknown` and `seconds` as in `Completer`, `device` and `precision` as in `Run.open`.
     """
     found, made = runs(folder), dict[str, System]()
     opened = _opened(found, names)
@@ -217,46 +188,28 @@ def systems(
     for name in names:
         choose("system", name, ("mpc", "history", "blend", *found))
         if name == "mpc":
-            made[name] = MostPopular(_popularity(found))
-        elif name == "history":
+            paths = list(found.values())
+            made[name] = MostPopular(Popularity.read(next((p for p in paths if (p / POPULARITY).exists()), paths[0])))
+            continue
+        if name == "history":
             made[name] = OwnHistory(reading(folder, names, user)[0].data.text)
-        elif name == "blend":
-            own = completer(opened[name])
-            made[name] = Personalised(own.run, Blend(own, Popularity.of(own.run)), unknown=unknown)
+            continue
+        suggester = completer(opened[name])
+        run = suggester.run
+        if name == "blend":
+            made[name] = Personalised(run, Blend(suggester, Popularity.of(run)), unknown=unknown)
+        elif tells_apart(run):
+            made[name] = Personalised(run, suggester, name != "plain", unknown)
         else:
-            made[name] = _of_run(completer(opened[name]), user, learns=name != "plain")
+            made[name] = Unpersonalised(suggester, user)
     return made
 
 
 def _opened(found: Mapping[str, Path], names: Sequence[str]) -> dict[str, Path]:
-    """The run that each of the systems `names` opens, if it opens one: the blend that of the name before it."""
+    """Return the run of each of the systems `names` that has one: the blend has that of the name before it."""
     opened, latest = dict[str, Path](), list(found.values())[-1]
     for name in names:
         latest = found.get(name, latest)
         if name in found or name == "blend":
             opened[name] = latest
     return opened
-
-
-def _asked(folder: Path, names: Sequence[str]) -> dict[str, Path]:
-    """The runs that the systems `names` open; where they open none, the first run of the folder."""
-    found = runs(folder)
-    return _opened(found, names) or dict(list(found.items())[:1])
-
-
-def _of_run(completer: Completer, user: str, learns: bool) -> System:
-    """Of a run that tells users apart, or of one that does not."""
-    if tells_apart(completer.run):
-        return Personalised(completer.run, completer, learns, completer.unknown)
-    return Unpersonalised(completer, user)
-
-
-def _popularity(found: Mapping[str, Path]) -> Popularity:
-    """Of the training texts of any of the runs."""
-    paths = [path / POPULARITY for path in found.values() if (path / POPULARITY).exists()]
-    if not paths:
-        folders = ", ".join(dict.fromkeys(map(str, found.values())))
-        raise UserError(
-            f"no {POPULARITY} in {folders}; training keeps it with --user COLUMN and --unit char or grapheme"
-        )
-    return Popularity(TextCounts.open(paths[0]))

@@ -14,7 +14,7 @@ from factorcell.completion.completer import Completer
 from factorcell.completion.online import AT_ONCE, Learner, LearningRule
 from factorcell.completion.popularity import Popularity
 from factorcell.completion.replay.streams import COUNT, Stream, rank_of
-from factorcell.completion.rounds import PROPOSED
+from factorcell.completion.search import PROPOSED
 from factorcell.config import UserError
 from factorcell.model.run import Run
 from factorcell.model.scoring import Tally
