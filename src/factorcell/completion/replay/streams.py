@@ -22,7 +22,7 @@ from factorcell.config import Config, UserError
 from factorcell.data.cache import report_truncated
 from factorcell.data.canonical import canonical
 from factorcell.data.tables import open_table
-from factorcell.data.tokenizer import GRAPHEME, new_tokenizer
+from factorcell.data.tokenizer import GRAPHEME, Tokenizer, new_tokenizer
 from factorcell.data.tokens import truncated
 from factorcell.data.values import category_name, is_missing, quoted, to_number, to_time
 from factorcell.progress import progress_bar
