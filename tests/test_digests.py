@@ -10,7 +10,6 @@ import torch
 
 from factorcell import digests, files, inputs
 from factorcell.config import UserError
-from factorcell.digests import Digests
 
 
 @pytest.fixture
@@ -193,14 +192,13 @@ def test_equal_tensors_make_equal_files(tmp_path: Path) -> None:
 
 def test_replacing_a_file_keeps_the_digest_of_what_is_there(tmp_path: Path) -> None:
     """Content that the manifest does not accept gains no digest by being replaced."""
-    path = tmp_path / "a"
-    begun = Digests.begin(["b", "a"])
-    assert begun.replacing(path, "0" * 64).listed == {"a": ("0" * 64,), "b": ()}
+    path, empty = tmp_path / "a", {"a": (), "b": ()}
+    assert digests.replacing(empty, path, "0" * 64) == {"a": ("0" * 64,), "b": ()}
     path.write_bytes(b"old")
     old = digests.of(b"old")
-    assert begun.replacing(path, "0" * 64).listed["a"] == ("0" * 64,)
-    assert Digests({"a": ("1" * 64, old)}).replacing(path, "0" * 64).listed == {"a": (old, "0" * 64)}
-    assert Digests({"a": (old,)}).replacing(path, old).listed == {"a": (old,)}
+    assert digests.replacing(empty, path, "0" * 64)["a"] == ("0" * 64,)
+    assert digests.replacing({"a": ("1" * 64, old)}, path, "0" * 64) == {"a": (old, "0" * 64)}
+    assert digests.replacing({"a": (old,)}, path, old) == {"a": (old,)}
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads all")
