@@ -46,7 +46,6 @@ def refused(folder: Path, name: str) -> str:
 
 @pytest.mark.parametrize("name", ["a.json", "rows.jsonl"])
 def test_flipped_bits_are_found_in_the_file_that_has_them(name: str, folder: Path) -> None:
-    """Digits among them, which are JSON of another number."""
     whole = (folder / name).read_bytes()
     for bit in range(0, 8 * len(whole), 3):
         flipped(folder / name, bit)
@@ -56,7 +55,6 @@ def test_flipped_bits_are_found_in_the_file_that_has_them(name: str, folder: Pat
 
 
 def test_flipped_bits_of_the_manifest_are_found(folder: Path) -> None:
-    """None makes it vouch for less or for something else."""
     whole = (folder / digests.FILE).read_bytes()
     for bit in range(0, 8 * len(whole), 29):
         flipped(folder / digests.FILE, bit)
@@ -81,7 +79,6 @@ def test_a_manifest_of_a_newer_format_says_what_to_do(folder: Path) -> None:
 
 
 def test_other_files_and_folders_are_free(folder: Path, tmp_path: Path) -> None:
-    """What was not written here may be put there and edited, and so may all of a folder without a manifest."""
     for name in ("README.md", "later.json"):
         (folder / name).write_text("mine")
         assert files.read(folder / name) == b"mine"
@@ -93,7 +90,6 @@ def test_other_files_and_folders_are_free(folder: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_written_again_is_what_counts(folder: Path) -> None:
-    """By any of the writers; the digest is that of sha256sum."""
     files.write_json(folder / "a.json", {"a": []})
     assert files.read_json(folder / "a.json") == {"a": []}
     listed = files.read_json(folder / digests.FILE)["files"]
@@ -105,8 +101,6 @@ def test_what_is_written_again_is_what_counts(folder: Path) -> None:
 
 
 def test_killed_at_any_file_it_holds_the_old_or_the_new(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before each of the renames that a write takes, of a file that is replaced and of one that is new."""
-
     class Killed(BaseException):
         pass
 
@@ -133,7 +127,6 @@ def test_killed_at_any_file_it_holds_the_old_or_the_new(folder: Path, monkeypatc
 
 
 def test_writers_at_once_lose_no_digest(folder: Path) -> None:
-    """Each file of its own thread, many times: at the end every file is what the manifest lists."""
     files.list_files(folder, [f"{number}.json" for number in range(4)])
 
     def write(number: int) -> None:
@@ -149,7 +142,6 @@ def test_writers_at_once_lose_no_digest(folder: Path) -> None:
 
 
 def test_a_reader_beside_a_writer_accuses_nobody(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who replaces a file between the two looks, at it and at the manifest, has not altered it."""
     files.write_json(folder / "a.json", 1)
     content = inputs.content
 
@@ -165,7 +157,6 @@ def test_a_reader_beside_a_writer_accuses_nobody(folder: Path, monkeypatch: pyte
 
 
 def test_each_flipped_bit_of_a_tensor_file_is_found_without_a_manifest(tmp_path: Path) -> None:
-    """Padding alone may change, since it holds nothing."""
     path = tmp_path / "w.safetensors"
     files.save_tensors(path, {"a": torch.arange(6.0).view(2, 3)}, {"step": 1})
     whole, expected = path.read_bytes(), torch.arange(6.0).view(2, 3)
@@ -180,7 +171,6 @@ def test_each_flipped_bit_of_a_tensor_file_is_found_without_a_manifest(tmp_path:
 
 
 def test_equal_tensors_make_equal_files(tmp_path: Path) -> None:
-    """Whatever the order of the metadata in memory, which is another one each time."""
     tensors = {"odd": torch.ones(3, dtype=torch.uint8), "a": torch.randn(3, 4), "步": torch.tensor(7.0)}
     contents = set()
     for _ in range(20):
@@ -191,7 +181,6 @@ def test_equal_tensors_make_equal_files(tmp_path: Path) -> None:
 
 
 def test_replacing_a_file_keeps_the_digest_of_what_is_there(tmp_path: Path) -> None:
-    """Content that the manifest does not accept gains no digest by being replaced."""
     path, empty = tmp_path / "a", {"a": (), "b": ()}
     assert digests.replacing(empty, path, "0" * 64) == {"a": ("0" * 64,), "b": ()}
     path.write_bytes(b"old")

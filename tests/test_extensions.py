@@ -64,7 +64,6 @@ def train(folder: Path) -> list[str]:
 def test_an_installed_package_is_asked_for_its_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without it a run that needs it is refused in one line; once its names are registered the run opens again."""
     run, reviews = str(tmp_path / "run"), str(tmp_path / "reviews.csv")
     with monkeypatch.context() as installed:
         installed.syspath_prepend(str(install(tmp_path / "site")))
@@ -87,7 +86,6 @@ def test_an_installed_package_is_asked_for_its_names(
 
 @pytest.mark.slow
 def test_every_verb_takes_the_names_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that was trained in a process with the package on its path; one without it is told what to do."""
     site, source = install(tmp_path / "site"), str(ROOT / "src")
 
     def factorcell(path: str, *words: str) -> "subprocess.CompletedProcess[str]":
@@ -115,7 +113,6 @@ def test_every_verb_takes_the_names_of_a_package(tmp_path: Path, monkeypatch: py
 
 
 def test_packages_are_asked_for_strange_names_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No module of theirs is imported by a config, and none by a name that they do not offer."""
     monkeypatch.syspath_prepend(str(install(tmp_path / "site", source="raise SystemExit('imported')")))
     Config()
     ModelConfig(adapt=("gate_shift",), cell="minimal")
@@ -138,7 +135,6 @@ def test_packages_are_asked_for_strange_names_only(tmp_path: Path, monkeypatch: 
 def test_what_a_package_cannot_give_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, message: str
 ) -> None:
-    """Its module fails, or names no adapter; the line says which module."""
     monkeypatch.syspath_prepend(str(install(tmp_path / "site", source=source or "#")))
     said = refusal(lambda: adapter("gate_shift"))
     assert said.startswith("adapter 'gate_shift'")
@@ -146,7 +142,6 @@ def test_what_a_package_cannot_give_is_one_line(
 
 
 def test_a_name_that_two_packages_offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused; one that a package registers itself while it is imported is the same one."""
     own = "import factorcell\nfrom factorcell.model.cells import GRU\nclass Mine(GRU): pass\n"
     points = "[factorcell.cells]\nmine = {0}:Mine\n[factorcell.adapters]\ngru = {0}:Mine\n"
     registers = own + "factorcell.register_cell('mine', Mine)\n"
@@ -161,13 +156,11 @@ def test_a_name_that_two_packages_offer(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("name", ["", "none", "Gate", "gate-shift", "a.b", "1", "a b", "ü", 3, None])
 def test_names_are_words(name: Any) -> None:
-    """They stand in commands, files and names of parameters."""
     said = refusal(lambda: register_adapter(name, GateShift))
     assert said == f"adapter {name!r}: a name must be of lower-case letters, digits and _, not none"
 
 
 def test_a_name_is_taken_once() -> None:
-    """By ours, by PyTorch or by somebody else; the same class may come again, as from a notebook."""
     for name in ADAPTERS:
         assert "one of factorcell's own" in refusal(lambda name=name: register_adapter(name, GateShift))  # type: ignore[misc]
     for name in CELLS:
@@ -242,7 +235,6 @@ VIOLATIONS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("name", VIOLATIONS)
 def test_an_adapter_that_breaks_the_protocol(name: str) -> None:
-    """One line that says how; nothing is registered, and no random number is drawn."""
     (made, message), before = VIOLATIONS[name], torch.get_rng_state()
     assert message in refusal(lambda: register_adapter("broken", made))
     assert EXTENSIBLE["adapt"].registered == {}
@@ -277,14 +269,12 @@ CELL_VIOLATIONS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", CELL_VIOLATIONS)
 def test_a_cell_that_breaks_the_protocol(name: str) -> None:
-    """One line that says how."""
     own, message = CELL_VIOLATIONS[name]
     assert message in refusal(lambda: register_cell("broken", type("Broken", (Minimal,), own)))
     assert EXTENSIBLE["cell"].registered == {}
 
 
 def test_cells_are_classes_without_parameters() -> None:
-    """Weights are the layer's."""
     assert "it must be a class" in refusal(lambda: register_cell("broken", Coupled()))  # type: ignore[arg-type]
     learned = type("Learned", (nn.Linear,), {"gates": 1, "memory": False, "apart": False})
     assert "no parameters of its own" in refusal(lambda: register_cell("broken", learned))

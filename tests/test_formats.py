@@ -95,7 +95,6 @@ def test_a_missing_format_number_is_damage(name: str, folder: Path) -> None:
 
 
 def test_a_recipe_may_be_the_config_of_a_run(folder: Path) -> None:
-    """A recipe needs no format number."""
     path = folder / "recipe/config.json"
     config = Run.open(folder / "words").config
     assert Config.load(path) == config
@@ -124,7 +123,6 @@ def change_weights(folder: Path) -> None:
 
 
 def test_a_user_of_another_run_is_refused(folder: Path) -> None:
-    """The sizes are the same, so the vector could be read, but would mean something else."""
     user = user_of(Run.open(folder / "letters"))
     change_weights(folder / "letters")
     run = Run.open(folder / "letters")
@@ -157,7 +155,6 @@ def test_a_user_of_a_run_without_weights_on_disk_takes_the_fingerprint_of_the_ru
 
 
 def test_altered_users_are_refused(folder: Path) -> None:
-    """Users whose bytes are cut or altered anywhere, lack the mark, or have a newer format."""
     content = user_of(Run.open(folder / "letters")).to_bytes()
     assert content[3] == online.USER_FORMAT
     for size in range(len(content)):

@@ -42,7 +42,6 @@ def told(steps: int, pace: float, total: int | None = None, initial: int = 0) ->
 
 
 def test_short_job_is_silent() -> None:
-    """Nothing before the first seconds are over."""
     assert told(4, 1.0, total=4) == []
 
 
@@ -52,7 +51,6 @@ def test_first_line_after_five_seconds_then_one_every_half_minute() -> None:
 
 
 def test_line_says_count_pace_and_time_left() -> None:
-    """Steps that were done before count for how far it is, not for the pace."""
     assert told(5, 1.0, total=100)[0] == "reading: 5 of 100 rows (5%), 1.00 a second, 1:35 left"
     assert told(5, 1.0)[0] == "reading: 5 rows, 1.00 a second"
     assert told(5, 1.0, total=100, initial=50)[0] == "reading: 55 of 100 rows (55%), 1.00 a second, 0:45 left"
@@ -60,7 +58,6 @@ def test_line_says_count_pace_and_time_left() -> None:
 
 
 def test_iteration_gives_the_items_and_what_else_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Items pass through, an iterator without a length as well; name and figures can change."""
     monkeypatch.setattr(progress, "FIRST", 0.0)
     stream = io.StringIO()
     bar = Lines(["a", "b"], "run", "steps", stream=stream, clock=Clock(40.0))
@@ -77,7 +74,6 @@ def test_iteration_gives_the_items_and_what_else_is_said(monkeypatch: pytest.Mon
 
 
 def test_pipe_gets_lines_and_no_carriage_return() -> None:
-    """As in a log: whole lines."""
     done = subprocess.run([sys.executable, "-c", JOB], capture_output=True, check=True)
     assert b"\r" not in done.stderr
     assert [line.split()[1] for line in done.stderr.decode().splitlines()] == [str(n) for n in range(1, 21)]
@@ -85,7 +81,6 @@ def test_pipe_gets_lines_and_no_carriage_return() -> None:
 
 
 def test_terminal_gets_a_bar() -> None:
-    """On a pseudo-terminal one line is drawn anew."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
     process = subprocess.Popen([sys.executable, "-c", JOB], stderr=theirs)

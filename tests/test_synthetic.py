@@ -33,7 +33,6 @@ def test_chains_are_distributions() -> None:
 
 
 def test_expectation_equals_sum_over_all_texts() -> None:
-    """At most .3 of the mass goes on at each step, so texts of 14 words and more weigh under 1e-6."""
     chains = tiny()
     mass, nats, targets = np.zeros(2), np.zeros(2), np.zeros(2)
     for length in range(1, 14):
@@ -77,7 +76,6 @@ def test_sample_follows_seed_and_holds_both_dialects() -> None:
 
 
 def test_dialect_matters_and_can_be_learned_by_counting() -> None:
-    """Bigram counts of 4,000 texts: within 2 % of the truth given the dialect, over 20 % above it without."""
     train, perplexity = two_dialects(4000, seed=5)
     dev, _ = two_dialects(2000, seed=6)
     assert counted_perplexity(train, dev, known=True) == pytest.approx(perplexity, rel=0.02)

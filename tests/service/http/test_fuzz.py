@@ -73,7 +73,6 @@ def test_no_request_is_a_fault(
     right: bool,
     served: Served,
     caplog: pytest.LogCaptureFixture,
-    outcome: dict[str, int],
 ) -> None:
     """What is valid by the description may yet be refused: no schema says that a cursor is within its query."""
     schemathesis = pytest.importorskip("schemathesis", reason="making up requests needs the extra slow")
@@ -105,8 +104,6 @@ def test_no_request_is_a_fault(
 
     ask()
     print(f"\n{statuses.total()} requests: {dict(statuses)}")
-    outcome["accepted"] += statuses[200]
-    outcome["clear error"] += statuses.total() - statuses[200]
     assert statuses.total() >= EACH
     assert not right or statuses[200]
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
