@@ -24,19 +24,15 @@ class Lists:
         self._texts = texts
 
     def select(self, rows: Tensor) -> "Lists":
-        """See `State`."""
         return Lists([self._texts[row] for row in rows.tolist()])
 
     def cat(self, others: Sequence["Lists"]) -> "Lists":
-        """See `State`."""
         return Lists([text for one in (self, *others) for text in one._texts])
 
     def reserve(self, rows: int) -> "Lists":
-        """See `State`."""
         return Lists([[]] * rows)
 
     def put(self, first: int, state: "Lists") -> None:
-        """See `Reserve`."""
         self._texts[first : first + len(state._texts)] = state._texts
 
     def read(self, vectors: Tensor) -> list[list[Tensor]]:
@@ -51,7 +47,6 @@ class Offsets:
         self._vectors, self._shared = vectors, shared
 
     def select(self, rows: Tensor) -> "Offsets":
-        """See `Conditions`."""
         return Offsets([self._vectors[row] for row in rows.tolist()])
 
     def of(self, text: int) -> Tensor:
@@ -76,24 +71,19 @@ class Growing(nn.Module):
         self.offset = nn.Linear(context_size, self.size) if context_size else None
 
     def condition(self, vector: Tensor, packed: Any = None) -> Offsets:
-        """See `Backbone`."""
         assert packed is None
         return Offsets(list(vector.new_zeros(len(vector), self.size) if self.offset is None else self.offset(vector)))
 
     def adapted_share(self) -> float:
-        """See `Backbone`."""
         return self.size / sum(part.numel() for part in self.parameters()) if self.offset else 0.0
 
     def fold(self, conditions: Offsets, shared: bool = False) -> Offsets:
-        """See `Backbone`."""
         return conditions.for_all() if shared else conditions
 
     def start(self, conditions: Offsets, count: int) -> Lists:
-        """See `Backbone`."""
         return Lists([[] for _ in range(count)])
 
     def step(self, inputs: Tensor, conditions: Offsets, state: Lists) -> tuple[Tensor, Lists]:
-        """See `Backbone`."""
         texts = state.read(inputs)
         vectors = [self._last(torch.stack(text), conditions.of(row)) for row, text in enumerate(texts)]
         return torch.stack(vectors) if vectors else inputs.new_zeros(0, self.size), Lists(texts)
@@ -101,7 +91,6 @@ class Growing(nn.Module):
     def forward(
         self, inputs: Tensor, conditions: Offsets, state: Lists, lengths: Tensor | None = None
     ) -> tuple[Tensor, Lists]:
-        """See `Backbone`."""
         counts = [inputs.shape[1]] * len(inputs) if lengths is None else lengths.tolist()
         outputs, lasts = list(inputs.new_zeros(*inputs.shape[:2], self.size)), []
         for row, count in enumerate(counts):

@@ -19,13 +19,6 @@ def test_sums_are_those_of_units_added_up_one_by_one() -> None:
     np.testing.assert_allclose(bootstrap.counts(13, draws=40, seed=7) @ values, expected)
 
 
-def test_draws_do_not_depend_on_how_many_are_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = bootstrap.counts(20, draws=10)
-    monkeypatch.setattr(bootstrap, "BLOCK", 60)
-    assert np.array_equal(bootstrap.counts(20, draws=10), whole)
-    assert (whole.sum(axis=1) == 20).all()
-
-
 def test_many_units_vary_as_much_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(0).normal(3.0, 1.0, size=(3000, 2))
     alone = bootstrap.sums(values, draws=400)
