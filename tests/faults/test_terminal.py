@@ -1,6 +1,5 @@
 """Hostile texts, values, names and arguments through every verb: nothing of them acts in a terminal, page or card."""
 
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ from factorcell.commands.interactive import Menu, Veil
 from factorcell.commands.main import main
 from factorcell.completion.assistant import Assistant
 from factorcell.model.run import Run
-from factorcell.progress import Lines
 from tests.hostile import EVIL, NOT_UTF8, came_through, page_of
 
 COLUMN, OTHER = "ci\x1b[2Jty\u202e", "ki\x9bnd"
@@ -177,13 +175,6 @@ def test_mistakes_are_one_line_whatever_is_in_them(
     (shown.out + shown.err).encode()
     assert shown.err.count("\n") == 1
     assert shown.err.startswith("factorcell")
-
-
-def test_progress_shows_nothing_hostile() -> None:
-    stream, times = io.StringIO(), iter([0.0, 100.0])
-    job = Lines(None, "a\x1b[2J\n", "texts", 3, stream=stream, clock=lambda: next(times))
-    job.update()
-    assert stream.getvalue().startswith(r"a\x1b[2J\n: 1 of 3 texts")
 
 
 def test_cards_hold_nothing_hostile(folder: Path) -> None:
