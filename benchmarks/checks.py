@@ -72,7 +72,7 @@ def learning(texts: int, steps: int, width: int, hidden: int, rank: int) -> Call
     inputs, context, lengths = torch.randn(texts, steps, width), torch.randn(texts, 20), torch.full((texts,), steps)
 
     def work() -> None:
-        outputs, _ = cell(inputs, cell.adapt(context), lengths=lengths)
+        outputs, _ = cell(inputs, cell.linear.condition(context), lengths=lengths)
         outputs.sum().backward()
 
     return work

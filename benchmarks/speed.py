@@ -68,7 +68,7 @@ def cell_work(name: str, shape: dict[str, int], layer_norm: bool) -> list[Work]:
 
         def once() -> None:
             cell.zero_grad()
-            outputs, _ = cell(inputs, cell.adapt(vector))
+            outputs, _ = cell(inputs, cell.linear.condition(vector))
             outputs.backward(gradient.to(outputs.dtype))
 
         return once

@@ -14,17 +14,17 @@ from factorcell.model.cells import Coupled, Drop, Norm
 MODULE = "their_package"
 
 
-class GateShift(Adapter):
-    """One number per gate and context, added to the bias of all its hidden units."""
+class Bottleneck(Adapter):
+    """A shifted bias that depends on two numbers of the context only."""
 
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__(sizes)
-        self.weight = nn.Parameter(0.1 * torch.randn(sizes.context, sizes.gates))
-        self.hidden = sizes.hidden
+        self.down = nn.Parameter(torch.randn(sizes.context, 2))
+        self.up = nn.Parameter(0.1 * torch.randn(2, sizes.outputs))
 
     def forward(self, vector: Tensor) -> Shift:
         """See `Adapter`."""
-        return Shift(bias=(vector @ self.weight).repeat_interleave(self.hidden, dim=1))
+        return Shift(bias=torch.tanh(vector @ self.down) @ self.up)
 
 
 class Everything(Adapter):
@@ -35,16 +35,17 @@ class Everything(Adapter):
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__(sizes)
         rank = 1 + sizes.rank
-        self.left = nn.Parameter(0.1 * torch.randn(sizes.context, rank, sizes.rows))
-        self.right = nn.Parameter(0.1 * torch.randn(rank, sizes.columns))
-        self.both = nn.Parameter(0.1 * torch.randn(sizes.context, sizes.columns))
-        self.columns = sizes.columns
+        self.left = nn.Parameter(0.1 * torch.randn(sizes.context, rank, sizes.inputs))
+        self.right = nn.Parameter(0.1 * torch.randn(rank, sizes.outputs))
+        self.both = nn.Parameter(0.1 * torch.randn(sizes.context, sizes.outputs))
+        self.outputs = sizes.outputs
 
     def forward(self, vector: Tensor) -> Shift:
         """See `Adapter`."""
         left = torch.einsum("bk,krd->brd", vector, self.left).transpose(1, 2)
         both = torch.tanh(vector @ self.both)
-        return Shift(left, self.right.expand(len(vector), -1, -1), both, both[:, :1].expand(-1, self.columns))
+        scale = (1 + both[:, :1]).expand(-1, self.outputs)
+        return Shift(left, self.right.expand(len(vector), -1, -1), both, scale)
 
 
 class Minimal:
@@ -68,11 +69,11 @@ class Leaky(Coupled):
         return super().__call__(given, product, state, norm, lambda candidate: drop(candidate) / 2)
 
 
-ADAPTERS: dict[str, type[Adapter]] = {"gate_shift": GateShift, "everything": Everything}
+ADAPTERS: dict[str, type[Adapter]] = {"bottleneck": Bottleneck, "everything": Everything}
 CELLS: dict[str, type[Kind]] = {"minimal": Minimal, "leaky": Leaky}
 ENTRY_POINTS = f"""
 [factorcell.adapters]
-gate_shift = {MODULE}:GateShift
+bottleneck = {MODULE}:Bottleneck
 everything = {MODULE}:Everything
 
 [factorcell.cells]

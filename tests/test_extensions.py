@@ -17,15 +17,15 @@ from factorcell import Config, Run, UserError, register_adapter, register_cell
 from factorcell.commands.main import main
 from factorcell.config import ADAPTERS, CELLS, EXTENSIBLE, ModelConfig
 from factorcell.model import Adapter, LayerSizes, Shift, State
-from factorcell.model.adapters import Concat, adapter
+from factorcell.model.adapters import Concat, find_adapter
 from factorcell.model.cells import GRU, LSTM, Coupled, Drop, Norm, kind
 from tests import ROOT, stranger
 from tests.small import ROWS
-from tests.stranger import MODULE, GateShift, Minimal, install
+from tests.stranger import MODULE, Bottleneck, Minimal, install
 
 WORDS = ["--text", "text", "--context", "city", "--context", "stars", "--min-context-count", "1", "--threads", "1"]
 SIZES = ["--hidden-size", "4", "--embedding-size", "4", "--context-size", "3", "--rank", "2", "--batch-tokens", "50"]
-THEIRS = ["--adapt", "gate_shift", "--adapt", "everything", "--cell", "minimal"]
+THEIRS = ["--adapt", "bottleneck", "--adapt", "everything", "--cell", "minimal"]
 
 
 @pytest.fixture(autouse=True)
@@ -74,10 +74,10 @@ def test_an_installed_package_is_asked_for_its_names(
     capsys.readouterr()
     assert main(["score", run, reviews]) == 2
     assert capsys.readouterr().err == (
-        f"factorcell: {run}/config.json: unknown adapt 'gate_shift'; choose from {', '.join(ADAPTERS)}; one of another "
+        f"factorcell: {run}/config.json: unknown adapt 'bottleneck'; choose from {', '.join(ADAPTERS)}; one of another "
         "package is known once that is installed or, in Python, its module is imported\n"
     )
-    for name in ("gate_shift", "everything"):
+    for name in ("bottleneck", "everything"):
         register_adapter(name, stranger.ADAPTERS[name])
     assert "unknown cell 'minimal'" in refusal(lambda: Run.open(run))
     register_cell("minimal", Minimal)
@@ -95,7 +95,7 @@ def test_every_verb_takes_the_names_of_a_package(tmp_path: Path, monkeypatch: py
     assert factorcell(os.pathsep.join([source, str(site)]), *train(tmp_path)).returncode == 0
     alone = factorcell(source, "score", "run", "reviews.csv")
     assert (alone.returncode, alone.stdout) == (2, "")
-    assert "unknown adapt 'gate_shift'" in alone.stderr
+    assert "unknown adapt 'bottleneck'" in alone.stderr
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.chdir(tmp_path)
     for words in (
@@ -115,11 +115,11 @@ def test_every_verb_takes_the_names_of_a_package(tmp_path: Path, monkeypatch: py
 def test_packages_are_asked_for_strange_names_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(install(tmp_path / "site", source="raise SystemExit('imported')")))
     Config()
-    ModelConfig(adapt=("gate_shift",), cell="minimal")
+    ModelConfig(adapt=("bottleneck",), cell="minimal")
     assert MODULE not in sys.modules
-    for name in (MODULE, f"{MODULE}:GateShift", "os:system", "none", ""):
+    for name in (MODULE, f"{MODULE}:Bottleneck", "os:system", "none", ""):
         assert f"unknown adapt {name!r}" in refusal(lambda name=name: ModelConfig(adapt=(name,)))  # type: ignore[misc]
-    assert "did you mean 'gate_shift'?" in refusal(lambda: ModelConfig(adapt=("gateshift",)))
+    assert "did you mean 'bottleneck'?" in refusal(lambda: ModelConfig(adapt=("bottlneck",)))
     assert MODULE not in sys.modules
 
 
@@ -127,17 +127,17 @@ def test_packages_are_asked_for_strange_names_only(tmp_path: Path, monkeypatch: 
     ("source", "message"),
     [
         ("import nothing_there", "cannot be imported (ModuleNotFoundError: No module named 'nothing_there')"),
-        ("GateShift = 1 / 0", "cannot be imported (ZeroDivisionError: division by zero)"),
-        ("", "cannot be imported (AttributeError: module 'their_package' has no attribute 'GateShift')"),
-        ("GateShift = 1", "is 1; it must be a class that extends factorcell.model.Adapter"),
+        ("Bottleneck = 1 / 0", "cannot be imported (ZeroDivisionError: division by zero)"),
+        ("", "cannot be imported (AttributeError: module 'their_package' has no attribute 'Bottleneck')"),
+        ("Bottleneck = 1", ": expected a class that extends factorcell.model.Adapter, got 1"),
     ],
 )
 def test_what_a_package_cannot_give_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, message: str
 ) -> None:
     monkeypatch.syspath_prepend(str(install(tmp_path / "site", source=source or "#")))
-    said = refusal(lambda: adapter("gate_shift"))
-    assert said.startswith("adapter 'gate_shift'")
+    said = refusal(lambda: find_adapter("bottleneck"))
+    assert said.startswith("adapter 'bottleneck'")
     assert said.endswith(message)
 
 
@@ -156,24 +156,25 @@ def test_a_name_that_two_packages_offer(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("name", ["", "none", "Gate", "gate-shift", "a.b", "1", "a b", "ü", 3, None])
 def test_names_are_words(name: Any) -> None:
-    said = refusal(lambda: register_adapter(name, GateShift))
+    """They stand in commands, files and names of parameters."""
+    said = refusal(lambda: register_adapter(name, Bottleneck))
     assert said == f"adapter {name!r}: a name must be of lower-case letters, digits and _, not none"
 
 
 def test_a_name_is_taken_once() -> None:
     for name in ADAPTERS:
-        assert "one of factorcell's own" in refusal(lambda name=name: register_adapter(name, GateShift))  # type: ignore[misc]
+        assert "one of factorcell's own" in refusal(lambda name=name: register_adapter(name, Bottleneck))  # type: ignore[misc]
     for name in CELLS:
         assert "one of factorcell's own" in refusal(lambda name=name: register_cell(name, Minimal))  # type: ignore[misc]
     for name in ("forward", "keys", "training"):
-        assert "PyTorch has that name" in refusal(lambda name=name: register_adapter(name, GateShift))  # type: ignore[misc]
-    register_adapter("mine", GateShift)
-    register_adapter("mine", GateShift)
-    again = type("GateShift", (GateShift,), {"__module__": GateShift.__module__, "__qualname__": "GateShift"})
+        assert "PyTorch reserves this name" in refusal(lambda name=name: register_adapter(name, Bottleneck))  # type: ignore[misc]
+    register_adapter("mine", Bottleneck)
+    register_adapter("mine", Bottleneck)
+    again = type("Bottleneck", (Bottleneck,), {"__module__": Bottleneck.__module__, "__qualname__": "Bottleneck"})
     register_adapter("mine", again)
-    assert adapter("mine") is again
+    assert find_adapter("mine") is again
     said = refusal(lambda: register_adapter("mine", Concat))
-    assert said == "adapter 'mine' is registered already, as tests.stranger:GateShift; choose another name"
+    assert said == "adapter 'mine' is registered already, as tests.stranger:Bottleneck; choose another name"
     register_cell("mine", GRU)
     assert "is registered already, as factorcell.model.cells:GRU" in refusal(lambda: register_cell("mine", LSTM))
     assert ModelConfig(adapt=("mine", "factor"), cell="mine").adapt == ("mine", "factor")
@@ -199,35 +200,35 @@ class Allocating(Concat):
 
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__(sizes)
-        self.weight = nn.Parameter(torch.zeros(sizes.context, sizes.columns, device="cpu"))
+        self.weight = nn.Parameter(torch.zeros(sizes.context, sizes.outputs, device="cpu"))
 
 
 VIOLATIONS: dict[str, tuple[Any, str]] = {
-    "no class": (object(), "it must be a class that extends factorcell.model.Adapter"),
-    "no adapter": (nn.Linear, "must be a class that extends factorcell.model.Adapter"),
+    "no class": (object(), "expected a class that extends factorcell.model.Adapter, got <object"),
+    "no adapter": (nn.Linear, "expected a class that extends factorcell.model.Adapter, got <class"),
     "nothing": (type("Nothing", (Adapter,), {}), "it fails (NotImplementedError"),
-    "no shift": (wrong(lambda v, s: v), "it must return a factorcell.model.Shift, not Tensor"),
+    "no shift": (wrong(lambda v, s: v), "it must return a factorcell.model.Shift, got Tensor"),
     "memory": (Allocating, "its constructor allocates memory under torch.device('meta')"),
     "bias": (wrong(lambda v, s: Shift(bias=zeros(len(v), 2))), "the bias of 5 contexts is (5, 2)"),
-    "shared": (wrong(lambda v, s: Shift(bias=zeros(1, s.columns))), "the bias of 5 contexts is (1, 12)"),
-    "scale": (wrong(lambda v, s: Shift(scale=zeros(len(v), 1, s.columns))), "the scale of 5 contexts is (5, 1, 12)"),
-    "left alone": (wrong(lambda v, s: Shift(left=zeros(len(v), s.rows, 2))), "the left of 5 contexts is (5, 6, 2)"),
+    "shared": (wrong(lambda v, s: Shift(bias=zeros(1, s.outputs))), "the bias of 5 contexts is (1, 12)"),
+    "scale": (wrong(lambda v, s: Shift(scale=zeros(len(v), 1, s.outputs))), "the scale of 5 contexts is (5, 1, 12)"),
+    "left alone": (wrong(lambda v, s: Shift(left=zeros(len(v), s.inputs, 2))), "the left of 5 contexts is (5, 6, 2)"),
     "ranks": (
-        wrong(lambda v, s: Shift(zeros(len(v), s.rows, 2), zeros(len(v), 3, s.columns))),
+        wrong(lambda v, s: Shift(zeros(len(v), s.inputs, 2), zeros(len(v), 3, s.outputs))),
         "the right of 5 contexts is (5, 3, 12)",
     ),
-    "doubles": (wrong(lambda v, s: Shift(bias=zeros(len(v), s.columns).double())), "of torch.float64"),
+    "doubles": (wrong(lambda v, s: Shift(bias=zeros(len(v), s.outputs).double())), "of torch.float64"),
     "numbers": (wrong(lambda v, s: Shift(bias=cast(Any, v.tolist()))), "it fails (AttributeError"),
     "parts": (
-        wrong(lambda v, s: Shift(bias=zeros(len(v), s.columns)) if v.any() else Shift()),
-        "its shifts of two contexts have not the same parts",
+        wrong(lambda v, s: Shift(bias=zeros(len(v), s.outputs)) if v.any() else Shift()),
+        "its shifts of two contexts have different parts",
     ),
     "rows": (
-        wrong(lambda v, s: Shift(bias=(v - v.mean(0)).sum(1, keepdim=True).expand(-1, s.columns))),
-        "the bias of a context is another beside other contexts",
+        wrong(lambda v, s: Shift(bias=(v - v.mean(0)).sum(1, keepdim=True).expand(-1, s.outputs))),
+        "the bias of a context depends on other contexts of the batch",
     ),
     "rank of 0": (
-        wrong(lambda v, s: Shift(bias=zeros(len(v), s.columns) * (1 / s.rank))),
+        wrong(lambda v, s: Shift(bias=zeros(len(v), s.outputs) * (1 / s.rank))),
         "rank=0): it fails (ZeroDivisionError",
     ),
 }

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from factorcell.evaluation.perplexity import evaluate, evaluate_by
     from factorcell.generation.generate import GenerationOptions, fill, generate, stream
     from factorcell.generation.infilling import InfillingOptions
+    from factorcell.model.adapted_linear import AdaptedLinear
     from factorcell.model.adapters import register_adapter
     from factorcell.model.cells import register_cell
     from factorcell.model.language_model import LanguageModel
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from factorcell.version import __version__
 
 __all__ = [
+    "AdaptedLinear",
     "Blend",
     "Budget",
     "Completer",
@@ -100,6 +102,7 @@ __getattr__, __dir__ = lazy(
         "evaluation.perplexity": ("evaluate", "evaluate_by"),
         "generation.generate": ("GenerationOptions", "fill", "generate", "stream"),
         "generation.infilling": ("InfillingOptions",),
+        "model.adapted_linear": ("AdaptedLinear",),
         "model.adapters": ("register_adapter",),
         "model.cells": ("register_cell",),
         "model.language_model": ("LanguageModel",),

@@ -54,7 +54,6 @@ def made(
     connections: int | None = None,
     **options: Any,
 ) -> tuple[Any, Callable[[], None]]:
-    """A client of one kind, and what closes it; a `handler` answers in place of a server."""
     own: dict[str, Any] = {"verify": False} if handler is None else {"transport": httpx.MockTransport(handler)}
     own |= {} if connections is None else {"limits": httpx.Limits(max_connections=connections)}
     options = {"patience": LONG, **options}
@@ -66,6 +65,5 @@ def made(
 
 
 def ask(client: Any, name: str, *args: Any, **fields: Any) -> Any:
-    """What a method gives, and all pieces of what it streams."""
     given = getattr(client, name)(*args, **fields)
     return list(given) if inspect.isgenerator(given) else given

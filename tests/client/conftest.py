@@ -21,21 +21,18 @@ Make = Callable[..., Any]
 
 @pytest.fixture
 def site(service: Service) -> Site:
-    """It has time, as the machine of a test may be busy, and its first answer takes no longer than others."""
     service.model.probe()
     return Site(service, Settings(deadline=5.0))
 
 
 @pytest.fixture
 def url(site: Site) -> Iterator[str]:
-    """Where it is served."""
     with listening(application(site)) as address:
         yield address
 
 
 @pytest.fixture(params=KINDS)
 def make(request: pytest.FixtureRequest) -> Iterator[Make]:
-    """Makes clients of one kind: `made` without its first arguments."""
     with asyncio.Runner() as runner, ExitStack() as stack:
 
         def another(*args: Any, **options: Any) -> Any:
@@ -48,5 +45,4 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
 
 @pytest.fixture
 def client(make: Make, url: str) -> Any:
-    """A client of the service."""
     return make(url)

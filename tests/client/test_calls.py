@@ -44,7 +44,6 @@ TAKEN = {one.name: one.takes for one in OPERATIONS}
 
 
 def routes(kind: type) -> list[str]:
-    """The methods of a client that ask something."""
     return [name for name in vars(kind) if not name.startswith("_") and name not in OWN]
 
 
@@ -60,7 +59,6 @@ def test_clients_have_the_same_methods(kind: type) -> None:
 
 
 def test_every_route_has_a_method(make: Make) -> None:
-    """Each is asked by its method, and what is sent is a message that the route takes."""
     sent: list[httpx.Request] = []
 
     def note(request: httpx.Request) -> httpx.Response:
@@ -91,7 +89,6 @@ def test_keywords_are_the_fields_of_the_message(name: str) -> None:
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20))
 def test_any_id_arrives_as_it_is(user: str) -> None:
-    """As httpx sends the path, and the server reads it."""
     call = calls.export(user)
     path = httpx.URL("http://h/" + call.path).raw_path
     before, part, after = path.rpartition(b"/")[0].partition(b"/v1/users/")
@@ -114,14 +111,12 @@ def test_what_is_not_said_is_not_sent() -> None:
 
 
 def test_what_may_be_repeated() -> None:
-    """All that changes nothing, or nothing more the second time."""
     found = {name: getattr(calls, name)(*args, **fields).repeat for name, (args, fields) in ARGUMENTS.items()}
     assert {name for name, repeat in found.items() if repeat == "unbegun"} == {"undo", "restore"}
     assert {name for name, repeat in found.items() if repeat == "never"} == {"health", "ready", "metrics"}
 
 
 def test_client_loads_neither_torch_nor_the_server() -> None:
-    """What it needs is httpx and msgspec, and what these need."""
     code = (
         "import sys; from factorcell.client import AsyncClient, Client, ContextText; Client().close();"
         "print(*sorted(sys.modules))"

@@ -171,7 +171,6 @@ def test_service_may_live_below_a_path(make: Make) -> None:
 
 
 def test_own_connections_are_closed(url: str) -> None:
-    """With the client, unless they are somebody else's."""
     with httpx.Client() as http:
         with Client(url, http=http) as client:
             client.health()

@@ -18,7 +18,6 @@ HERE = f"tests/client/{Path(__file__).name}"
 
 
 def documented(language: str, address: str = ADDRESS) -> list[str]:
-    """The blocks of a language that say that they are asked here, of another server."""
     text = (ROOT / "docs" / "service.md").read_text(encoding="utf-8")
     lines = text.split("\n")
 

@@ -101,7 +101,6 @@ Path = tuple[str | int, ...]
 
 
 def paths(value: Any, path: Path = ()) -> Iterator[Path]:
-    """The path of each place within the arguments of a call."""
     if path:
         yield path
     if isinstance(value, msgspec.Struct):
@@ -112,7 +111,6 @@ def paths(value: Any, path: Path = ()) -> Iterator[Path]:
 
 
 def replaced(holder: Any, path: Path, value: Any) -> Any:
-    """A copy with another value in one place."""
     if not path:
         return value
     name, *rest = path
@@ -125,12 +123,10 @@ def replaced(holder: Any, path: Path, value: Any) -> Any:
 
 
 def as_shown(path: Path) -> str:
-    """A path as an error shows it."""
     return "".join(f"[{name}]" if isinstance(name, int) else f".{name}" for name in path).removeprefix(".")
 
 
 def by_name(call: str) -> dict[str, Any]:
-    """The arguments of a call by name, with a context and weights where it has them; the export is the message."""
     args, fields = ARGUMENTS[call]
     names = [one for one in inspect.signature(getattr(calls, call)).parameters if one not in fields]
     more = {"context": {"city": "Oslo"}, "weights": {"lm": 1.0}}
@@ -155,7 +151,6 @@ def test_places_are_found() -> None:
 
 
 def sent_by(make: Make, call: str, **fields: Any) -> httpx.Request:
-    """The request that a call sends."""
     requests: list[httpx.Request] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -170,7 +165,6 @@ def sent_by(make: Make, call: str, **fields: Any) -> httpx.Request:
 
 @pytest.mark.parametrize("got", WRONG)
 def test_what_cannot_be_sent(make: Make, got: str) -> None:
-    """In every place of every call: the error names the field and the type, and nothing is sent."""
 
     def answer(request: httpx.Request) -> httpx.Response:
         raise AssertionError("it was sent")
@@ -196,7 +190,6 @@ def test_scalars_are_sent_as_plain_values(make: Make, value: Any, plain: Any) ->
 
 
 def test_everything_within_a_message_may_be_of_numpy(client: Any) -> None:
-    """The service answers as it does to plain values."""
     context = {np.str_("city"): np.str_("Oslo")}
     fields = {"query": np.str_("a"), "user": np.str_("ann"), "limit": np.int64(3), "explain": np.bool_(False)}
     found = client.complete(**fields, context=context)
@@ -237,7 +230,6 @@ def test_list_that_holds_itself(make: Make) -> None:
 
 
 def test_times_are_read_as_in_python() -> None:
-    """What is sent of a time is the hour, the weekday and the day of the year that the model reads of the time."""
     for value, _ in TIMES:
         text = msgspec.json.decode(encode("complete", {"context": {"when": value}}))["context"]["when"]
         python = value[()] if isinstance(value, np.ndarray) else value

@@ -20,7 +20,6 @@ KILLS = 4
 
 @pytest.mark.slow
 def test_accepts_survive_kills(tmp_path: Path) -> None:
-    """Each is kept once, in the order in which they were sent."""
     runs.make(tmp_path / "run")
     port = free_port()
     draw, answered = random.Random(0), list[str]()

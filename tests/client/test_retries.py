@@ -42,7 +42,6 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """It drives both clients; pauses are as long as they may be."""
     made = Clock()
     monkeypatch.setattr(trying, "monotonic", lambda: made.now)
     monkeypatch.setattr(trying, "uniform", lambda least, most: most)
@@ -52,13 +51,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def busy(status: int, retry: str | None = None, kind: str = "overloaded") -> httpx.Response:
-    """An answer that refuses."""
     problem = {"type": f"/docs#{kind}", "title": "Busy", "status": status, "detail": "not now"}
     return httpx.Response(status, json=problem, headers={} if retry is None else {"Retry-After": retry})
 
 
 def scripted(*answers: httpx.Response | Exception) -> tuple[Callable[[httpx.Request], httpx.Response], list[bytes]]:
-    """What answers one request after the other, and the bodies of those that came."""
     left, bodies = list(answers), list[bytes]()
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -73,7 +70,6 @@ def scripted(*answers: httpx.Response | Exception) -> tuple[Callable[[httpx.Requ
 
 @contextmanager
 def losing(url: str, count: int) -> Iterator[tuple[str, Proxy]]:
-    """The address of a proxy that loses the first answers, after the server has done what was asked."""
     proxy, left = Proxy(url), [count]
 
     def cuts() -> bool:
@@ -207,7 +203,6 @@ def test_answer_of_something_else(make: Make, clock: Clock, name: str) -> None:
 
 @contextmanager
 def trickling(head: bytes, every: float) -> Iterator[str]:
-    """The address of a server that never ends its answer."""
     stop = threading.Event()
 
     def answer(connection: socket.socket) -> None:
@@ -259,7 +254,6 @@ def test_what_is_no_patience(wrong: dict[str, Any], said: str) -> None:
 def test_no_try_begins_after_the_deadline(
     deadline: float, first: float, longest: float, tries: int, delays: list[int]
 ) -> None:
-    """Whatever the service says, and however it delays."""
     clock = Clock()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trying, "monotonic", lambda: clock.now)

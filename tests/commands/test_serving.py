@@ -14,7 +14,6 @@ from factorcell.service.learning import ServedModel
 
 
 def parsed(words: str) -> argparse.Namespace:
-    """What a command line says."""
     return parser_of(find(["serve"])).parse(words.split())
 
 
@@ -33,7 +32,6 @@ def test_options_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_where_people_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What is said, else what the environment says, else beside the run."""
     served: list[ServerOptions] = []
     monkeypatch.setattr(server, "serve", lambda options, say: served.append(options))
     monkeypatch.delenv("FACTORCELL_STORE", raising=False)

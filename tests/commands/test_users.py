@@ -19,13 +19,11 @@ from tests.small import make_letters
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
-    """A run that is served."""
     return ServedModel(runs.make(tmp_path_factory.mktemp("served") / "run"))
 
 
 @pytest.fixture
 def url(model: ServedModel, tmp_path: Path) -> str:
-    """A store with two people."""
     found = f"sqlite:///{tmp_path / 'users.db'}"
     service = Service(model, open_store(found))
     for text in ("abba", "cab", "abba"):
@@ -36,7 +34,6 @@ def url(model: ServedModel, tmp_path: Path) -> str:
 
 
 def said(words: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> tuple[list[str], str]:
-    """The lines that a command prints, and what it says."""
     capsys.readouterr()
     assert main.main(words) == code
     found = capsys.readouterr()
@@ -56,7 +53,6 @@ def test_people_are_listed_and_shown(url: str, capsys: pytest.CaptureFixture[str
 def test_the_environment_may_say_where(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is said on the command line comes first; without both it is missing."""
     with pytest.raises(SystemExit):
         main.main(["users", "list"])
     assert "--store" in capsys.readouterr().err
@@ -66,7 +62,6 @@ def test_the_environment_may_say_where(
 
 
 def test_a_name_mistyped_is_no_empty_store(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Else a deletion that reached nobody would look like one of somebody unknown. Importing makes the store."""
     for words in (["list"], ["export"], ["show", "ann"], ["forget", "ann", "abba"], ["delete", "ann"]):
         _, message = said(["users", *words, "--store", f"{url}.other"], capsys, 2)
         assert message == f"factorcell: {tmp_path}/users.db.other: there is no such store of users\n"
@@ -92,7 +87,6 @@ def test_people_travel(url: str, model: ServedModel, tmp_path: Path, capsys: pyt
 
 
 def test_the_import_continues_after_a_bad_line(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each bad line is reported, all others are imported, and the exit code says that some were not."""
     (ann, bob), _ = said(["users", "export", "--store", url], capsys)
     file, other = tmp_path / "people.jsonl", f"sqlite:///{tmp_path / 'other.db'}"
     file.write_text("\n".join([ann, "{", '{"format": 99}', bob]), encoding="utf-8-sig")
@@ -111,7 +105,6 @@ def test_the_import_continues_after_a_bad_line(url: str, tmp_path: Path, capsys:
 def test_whoever_is_deleted_meanwhile_is_not_exported(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The others are, all of them; who is asked for by name must be there."""
     monkeypatch.setattr(administration, "users", lambda store: iter(("aaa", "ann", "anna", "bob")))
     lines, _ = said(["users", "export", "--store", url], capsys)
     assert [json.loads(line)["user"] for line in lines] == ["ann", "bob"]
@@ -130,7 +123,6 @@ def test_a_run_that_tells_nobody_apart_learns_nobody(
 def test_people_come_back_as_they_were_downloaded(
     url: str, model: ServedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the server gives is one person, over several lines or not, with any character in a text."""
     service = Service(model, open_store(url))
     service.accept("eve", "a b c d")
     values = service.export("eve")

@@ -230,7 +230,7 @@ def test_typing_is_reading_anew(keys: list[str], model: dict[str, Any]) -> None:
             assert len(before.states) == len(before.logs) == len(before.ids) + 1
         anew = typed_in(run, text)
     # One product for all hypotheses: no weights of a hypothesis' own, nothing left in factors.
-    assert all(weights.matrix.dim() == 2 and weights.left is None for weights in inside(typed.conditioned.conditions))
+    assert all(shift.matrix.dim() == 2 and shift.left is None for shift in inside(typed.conditioned.conditions).shifts)
     assert typed.ids == anew.ids == tuple(run.vocabulary.encode(text))
     assert len(typed.logs) == len(anew.logs) == len(text) + 1
     assert begun.ids == ()

@@ -62,7 +62,7 @@ def test_where_short_products_are_wrong_floats_find() -> None:
     compiled, typed = packed_in(run, "ab", products="bfloat16")
     packed, by_floats = compiled.packed, found_in(run, "ab", 30, 5)
     with torch.no_grad():
-        run.model.get_parameter("backbone.layers.0.matrix").mul_(-9)
+        run.model.get_parameter("backbone.layers.0.linear.weight").mul_(-9)
     elsewhere, _ = packed_in(run, "ab", products="bfloat16")
     arrays = {**packed.arrays, "short_weight": elsewhere.packed.arrays["short_weight"]}
     wrong = PackedModel(packed.layout, arrays, packed.specials)

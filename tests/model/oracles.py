@@ -27,26 +27,25 @@ class Adapted:
     factors: Array
 
 
-def concat(to: Adapted, p: Parameters, c: Array, inputs: int) -> None:
+def concat(to: Adapted, p: Parameters, c: Array) -> None:
     """TACL 2018, equation 2: b' = b + V c."""
     for k, value in enumerate(c):
         to.bias += value * p["weight"][k]
 
 
-def scale(to: Adapted, p: Parameters, c: Array, inputs: int) -> None:
+def scale(to: Adapted, p: Parameters, c: Array) -> None:
     """Thesis 2018, equation 3.2: a factor on every row of W as printed, which is a column here, 1 + C c."""
-    for k, value in enumerate(c):
-        to.factors += value * p["weight"][k]
+    to.factors *= 1 + sum(value * p["weight"][k] for k, value in enumerate(c))
 
 
-def factor(to: Adapted, p: Parameters, c: Array, inputs: int) -> None:
+def factor(to: Adapted, p: Parameters, c: Array) -> None:
     """TACL 2018, equation 3: W' = W + Z_L(c) Z_R(c)."""
     for k, value in enumerate(c):
         for j, other in enumerate(c):
             to.matrix += value * other * (p["left"][k] @ p["right"][j])
 
 
-ADAPTERS: dict[str, Callable[[Adapted, Parameters, Array, int], None]] = {
+ADAPTERS: dict[str, Callable[[Adapted, Parameters, Array], None]] = {
     "concat": concat,
     "scale": scale,
     "factor": factor,
@@ -113,9 +112,9 @@ def oracle(of: Mapping[str, Any], name: str) -> Any:
     return of[name]
 
 
-def adapted(matrix: Array, bias: Array, adapters: Mapping[str, Parameters], c: Array, inputs: int) -> Adapted:
-    """W' (D, G) and b' (G,) in the context `c` (K,), its factors multiplied in; `inputs` rows of W are those of x."""
+def adapted(matrix: Array, bias: Array, adapters: Mapping[str, Parameters], c: Array) -> Adapted:
+    """W' (D, G) and b' (G,) in the context `c` (K,), its factors multiplied in."""
     to = Adapted(matrix.copy(), bias.copy(), np.ones(matrix.shape))
     for name, parameters in adapters.items():
-        oracle(ADAPTERS, name)(to, parameters, c, inputs)
+        oracle(ADAPTERS, name)(to, parameters, c)
     return Adapted(to.matrix * to.factors, to.bias, np.ones(matrix.shape))

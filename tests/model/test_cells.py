@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from factorcell.config import ADAPTERS as NAMES
 from factorcell.config import CELLS as KINDS
 from factorcell.config import ModelConfig
-from factorcell.model.adapters import ADAPTERS, AdaptedWeights
+from factorcell.model.adapters import ADAPTERS
 from factorcell.model.cells import CELLS, Cell, State
 from tests.model import oracles
 from tests.model.oracles import Array
@@ -46,14 +46,22 @@ def inputs() -> tuple[Tensor, Tensor]:
 
 def weight(cell: Cell, name: str) -> Array:
     """A parameter of an adapter."""
-    array: Array = cell.get_parameter(f"adapters.{name}").detach().numpy()
+    array: Array = cell.get_parameter(f"linear.adapters.{name}").detach().numpy()
     return array
+
+
+def bias_of(cell: Cell) -> nn.Parameter:
+    """The bias of the gates."""
+    assert cell.linear.bias is not None
+    return cell.linear.bias
 
 
 def matrices(cell: Cell, c: Tensor, adapt: tuple[str, ...]) -> tuple[Array, Array]:
     """W' (D, G) and b' (G,) of one context."""
-    own = {name: {key: p.detach().numpy() for key, p in cell.adapters[name].named_parameters()} for name in adapt}
-    found = oracles.adapted(cell.matrix.detach().numpy(), cell.bias.detach().numpy(), own, c.numpy(), E)
+    own = {
+        name: {key: p.detach().numpy() for key, p in cell.linear.adapters[name].named_parameters()} for name in adapt
+    }
+    found = oracles.adapted(cell.linear.weight.detach().numpy(), bias_of(cell).detach().numpy(), own, c.numpy())
     return found.matrix, found.bias
 
 
@@ -81,9 +89,9 @@ def stepped(cell: Cell, kind: str, given: Array, product: Array, h: Array, m: Ar
 
 def normalised(cell: Cell, which: int, values: Array) -> Array:
     """Layer normalisation from its definition, if the cell has any."""
-    if cell.gain is None or cell.shift is None or which == len(cell.gain) // H:
+    if cell.gain is None or cell.offset is None or which == len(cell.gain) // H:
         return values
-    gain, shift = (p.detach().numpy().reshape(-1, H)[which] for p in (cell.gain, cell.shift))
+    gain, shift = (p.detach().numpy().reshape(-1, H)[which] for p in (cell.gain, cell.offset))
     result: Array = gain * (values - values.mean()) / math.sqrt(values.var() + 1e-5) + shift
     return result
 
@@ -110,7 +118,7 @@ def test_forward_is_the_equations(kind: str, layer_norm: bool) -> None:
     """Every combination of adapters, against the slow loop."""
     for adapt in COMBINATIONS:
         cell, (x, c) = make_cell(adapt, kind=kind, layer_norm=layer_norm), inputs()
-        hidden, _ = cell(x, cell.adapt(c))
+        hidden, _ = cell(x, cell.linear.condition(c))
         np.testing.assert_allclose(hidden.detach().numpy(), slow(cell, x, c, adapt, kind), atol=1e-11)
 
 
@@ -128,10 +136,10 @@ def test_cells_are_those_of_the_library(kind: str) -> None:
     cell, theirs, (x, _) = make_cell((), kind=kind), LIBRARY[kind].double(), inputs()
     own = dict(theirs.named_parameters())
     with torch.no_grad():
-        own["weight_ih_l0"].copy_(cell.matrix[:E].T)
-        own["weight_hh_l0"].copy_(cell.matrix[E:].T)
+        own["weight_ih_l0"].copy_(cell.linear.weight[:E].T)
+        own["weight_hh_l0"].copy_(cell.linear.weight[E:].T)
         own["bias_hh_l0"].zero_()
-        own["bias_ih_l0"].copy_(cell.bias)
+        own["bias_ih_l0"].copy_(bias_of(cell))
         if kind == "lstm":
             own["bias_hh_l0"][H : 2 * H] = 1.0
     found = []
@@ -140,7 +148,7 @@ def test_cells_are_those_of_the_library(kind: str) -> None:
         h.requires_grad_()
         m = torch.cos(h) if kind == "lstm" else h[:, :0]
         if ours:
-            hidden, last = cell(given, cell.adapt(torch.zeros(B, K)), State(h, m))
+            hidden, last = cell(given, cell.linear.condition(torch.zeros(B, K)), State(h, m))
             memory = last.memory
         elif kind == "lstm":
             hidden, (_, after) = theirs(given, (h[None], m[None]))
@@ -156,8 +164,8 @@ def test_cells_are_those_of_the_library(kind: str) -> None:
         torch.testing.assert_close(a, b)
     gradients = {name: parameter.grad for name, parameter in own.items()}
     weights = [gradient for name in ("weight_ih_l0", "weight_hh_l0") if (gradient := gradients[name]) is not None]
-    torch.testing.assert_close(cell.matrix.grad, torch.cat(weights, 1).T)
-    torch.testing.assert_close(cell.bias.grad, gradients["bias_ih_l0"])
+    torch.testing.assert_close(cell.linear.weight.grad, torch.cat(weights, 1).T)
+    torch.testing.assert_close(bias_of(cell).grad, gradients["bias_ih_l0"])
 
 
 def test_one_mask_a_text_is_on_all_that_is_fed_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,9 +175,9 @@ def test_one_mask_a_text_is_on_all_that_is_fed_back(monkeypatch: pytest.MonkeyPa
     for kind, adapt in itertools.product(KINDS, COMBINATIONS):
         cell, (x, c) = make_cell(adapt, 0.5, kind, variational=True), inputs()
         expected = slow(cell, x, c, adapt, kind, feed.numpy())
-        np.testing.assert_allclose(cell.train()(x, cell.adapt(c))[0].detach().numpy(), expected, atol=1e-11)
+        np.testing.assert_allclose(cell.train()(x, cell.linear.condition(c))[0].detach().numpy(), expected, atol=1e-11)
         np.testing.assert_allclose(
-            cell.eval()(x, cell.adapt(c))[0].detach().numpy(), slow(cell, x, c, adapt, kind), atol=1e-11
+            cell.eval()(x, cell.linear.condition(c))[0].detach().numpy(), slow(cell, x, c, adapt, kind), atol=1e-11
         )
 
 
@@ -178,9 +186,9 @@ def test_one_mask_a_text_is_on_all_that_is_fed_back(monkeypatch: pytest.MonkeyPa
 def test_step_by_step_is_all_at_once(adapt: tuple[str, ...], kind: str) -> None:
     """Also from a state in the middle, and folded."""
     cell, (x, c) = make_cell(adapt, kind=kind), inputs()
-    weights = cell.adapt(c)
+    weights = cell.linear.condition(c)
     hidden, last = cell(x, weights)
-    for chosen in (weights, weights.fold()):
+    for chosen in (weights, cell.linear.fold(weights)):
         state = cell.start(B)
         for t in range(T):
             state = cell.step(x[:, t], chosen, state)
@@ -191,26 +199,14 @@ def test_step_by_step_is_all_at_once(adapt: tuple[str, ...], kind: str) -> None:
         torch.testing.assert_close(rest, hidden[:, 2:])
 
 
-def test_folded_is_factored() -> None:
-    """One matrix per context, nothing left to multiply."""
-    cell, (x, c) = make_cell(("concat", "factor")), inputs()
-    weights = cell.adapt(c)
-    folded = weights.fold()
-    assert folded.left is None
-    assert folded.matrix.shape == (B, E + H, 3 * H)
-    torch.testing.assert_close(cell(x, folded)[0], cell(x, weights)[0])
-    plain = make_cell(())
-    assert plain.adapt(c).fold().matrix.shape == (E + H, 3 * H)
-
-
 def test_concatcell_is_a_factorcell_with_zero_factors() -> None:
     """TACL 2018, section 2.2."""
     both, (x, c) = make_cell(("concat", "factor")), inputs()
     concat = make_cell(("concat",))
     concat.load_state_dict({k: v for k, v in both.state_dict().items() if "factor" not in k})
     with torch.no_grad():
-        both.get_parameter("adapters.factor.right").zero_()
-    assert torch.equal(both(x, both.adapt(c))[0], concat(x, concat.adapt(c))[0])
+        both.get_parameter("linear.adapters.factor.right").zero_()
+    assert torch.equal(both(x, both.linear.condition(c))[0], concat(x, concat.linear.condition(c))[0])
 
 
 def test_concatcell_is_the_context_as_one_more_input() -> None:
@@ -218,11 +214,15 @@ def test_concatcell_is_the_context_as_one_more_input() -> None:
     concat, (x, c) = make_cell(("concat",)), inputs()
     wide = Cell(E + K, K, SIZES, ()).double()
     with torch.no_grad():
-        stacked = [concat.matrix[:E], concat.get_parameter("adapters.concat.weight"), concat.matrix[E:]]
-        wide.matrix.copy_(torch.cat(stacked))
-        wide.bias.copy_(concat.bias)
+        stacked = [
+            concat.linear.weight[:E],
+            concat.get_parameter("linear.adapters.concat.weight"),
+            concat.linear.weight[E:],
+        ]
+        wide.linear.weight.copy_(torch.cat(stacked))
+        bias_of(wide).copy_(bias_of(concat))
     joined = torch.cat([x, c[:, None].expand(B, T, K)], dim=2)
-    torch.testing.assert_close(wide(joined, wide.adapt(c))[0], concat(x, concat.adapt(c))[0])
+    torch.testing.assert_close(wide(joined, wide.linear.condition(c))[0], concat(x, concat.linear.condition(c))[0])
 
 
 def test_a_zero_context_changes_nothing() -> None:
@@ -231,7 +231,7 @@ def test_a_zero_context_changes_nothing() -> None:
     plain = make_cell(())
     plain.load_state_dict({k: v for k, v in cell.state_dict().items() if "adapters" not in k})
     zero = torch.zeros(B, K, dtype=torch.double)
-    torch.testing.assert_close(cell(x, cell.adapt(zero))[0], plain(x, plain.adapt(zero))[0])
+    torch.testing.assert_close(cell(x, cell.linear.condition(zero))[0], plain(x, plain.linear.condition(zero))[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -250,7 +250,7 @@ def test_gradients_by_finite_differences(adapt: tuple[str, ...], kind: str) -> N
     assert torch.autograd.gradcheck(run, (x.requires_grad_(), c.requires_grad_(), *values), fast_mode=True)
 
 
-class _Both(torch.nn.Module):
+class _Both(nn.Module):
     """Adapt and run in one call."""
 
     def __init__(self, cell: Cell) -> None:
@@ -259,25 +259,14 @@ class _Both(torch.nn.Module):
 
     def forward(self, x: Tensor, c: Tensor) -> Tensor:
         """Hidden states (B, T, H)."""
-        hidden: Tensor = self.cell(x, self.cell.adapt(c))[0]
+        hidden: Tensor = self.cell(x, self.cell.linear.condition(c))[0]
         return hidden
-
-
-def test_selected_contexts_are_those_contexts() -> None:
-    """`select` repeats and reorders contexts, folded or not, and leaves shared weights shared."""
-    cell, (x, c) = make_cell(("concat", "factor")), inputs()
-    rows = torch.tensor([2, 0, 2])
-    for weights in (cell.adapt(c), cell.adapt(c).fold()):
-        torch.testing.assert_close(cell(x, weights.select(rows))[0], cell(x, cell.adapt(c[rows]))[0])
-    assert cell.adapt(c).select(rows).matrix is cell.matrix
-    state = State(torch.arange(3.0)[:, None], torch.arange(3.0)[:, None])
-    assert state.select(rows).memory[:, 0].tolist() == [2, 0, 2]
 
 
 def test_dropout_drops_the_candidate_and_keeps_its_mean() -> None:
     """Only in training; the memory after one step is dropped at the rate, and on average what it was."""
     cell = make_cell((), dropout=0.3)
-    x, weights = torch.randn(1, 1, E, dtype=torch.double).expand(20_000, 1, E), cell.adapt(torch.zeros(1, K))
+    x, weights = torch.randn(1, 1, E, dtype=torch.double).expand(20_000, 1, E), cell.linear.condition(torch.zeros(1, K))
     _, still = cell(x, weights)
     _, dropped = cell.train()(x, weights)
     share = float((dropped.memory == 0).double().mean())
@@ -285,28 +274,3 @@ def test_dropout_drops_the_candidate_and_keeps_its_mean() -> None:
     torch.testing.assert_close(dropped.memory.mean(0), still.memory[0], rtol=0.05, atol=1e-3)
     _, again = cell.eval()(x, weights)
     assert torch.equal(again.memory, still.memory)
-
-
-def test_shifts_of_several_adapters_add_up() -> None:
-    """Two adapters that change W: their ranks lie side by side."""
-    cell, (x, c) = make_cell(("factor",)), inputs()
-    once = cell.adapt(c)
-    assert isinstance(once, AdaptedWeights)
-    twice = Cell(E, K, SIZES, ()).double()
-    twice.load_state_dict({k: v for k, v in cell.state_dict().items() if "adapters" not in k}, strict=False)
-    twice.adapters["one"] = cell.adapters["factor"]
-    twice.adapters["two"] = cell.adapters["factor"]
-    doubled = twice.adapt(c)
-    assert doubled.left is not None
-    assert once.left is not None
-    assert once.right is not None
-    assert doubled.left.shape[2] == 2 * R
-    expected = replace(once, left=once.left * 2)
-    torch.testing.assert_close(twice(x, doubled)[0], cell(x, expected)[0])
-
-
-def test_training_starts_near_the_unadapted_cell() -> None:
-    """Factors of rescaling start at about one."""
-    scale = Cell(20, 8, ModelConfig(hidden_size=30), ("scale",)).adapt(torch.tanh(torch.randn(50, 8))).scale
-    assert scale is not None
-    assert 0.02 < float((scale - 1).detach().std()) < 0.2

@@ -74,7 +74,7 @@ def test_every_way_gives_the_same(cell: str, layer_norm: bool, layers: int) -> N
         with torch.no_grad():
             nats, once = model(given), model.condition(given.context)
             folded = model.fold(once)
-            assert all(weights.left is weights.scale is None for weights in inside(folded.conditions))
+            assert all(shift.left is shift.scale is None for shift in inside(folded.conditions).shifts)
             torch.testing.assert_close(model(given, folded), nats)
             for conditioned in (once, folded):
                 states = None
@@ -114,8 +114,11 @@ def test_one_context_is_a_plain_model_with_the_folded_weights(cell: str) -> None
     same = Batch(given.tokens, given.lengths, given.context.select(torch.tensor([1, 1, 1])), given.rows)
     once = model.fold(model.condition(same.context))
     plain = make((), cell=cell)
-    plain.load_state_dict({name: value for name, value in model.state_dict().items() if "cells.0.adapters" not in name})
+    plain.load_state_dict(
+        {name: value for name, value in model.state_dict().items() if "cells.0.linear.adapters" not in name}
+    )
     with torch.no_grad():
-        plain.get_parameter("cells.0.matrix").copy_(inside(once.conditions)[0].matrix[0])
-        plain.get_parameter("cells.0.bias").copy_(inside(once.conditions)[0].bias[0])
+        linear, (shift,) = inside(model.backbone)[0].linear, inside(once.conditions).shifts
+        plain.get_parameter("cells.0.linear.weight").copy_(shift.matrix[0])
+        plain.get_parameter("cells.0.linear.bias").copy_(linear.shifted_bias(shift)[0])
         torch.testing.assert_close(plain(same), model(same))

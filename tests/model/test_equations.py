@@ -138,11 +138,11 @@ class Slow:
         """W' and b' of a layer; `oracles` has the equation of each adapter."""
         adapters: dict[str, dict[str, Array]] = {}
         for name, value in self.p.items():
-            if name.startswith(f"{layer}.adapters."):
+            if name.startswith(f"{layer}.linear.adapters."):
                 adapter, parameter = name.split(".")[-2:]
                 adapters.setdefault(adapter, {})[parameter] = value
-        matrix, c = self.p[f"{layer}.matrix"], np.zeros(0) if self.context is None else self.context
-        found = oracles.adapted(matrix, self.p[f"{layer}.bias"], adapters, c, len(matrix) - self.config.hidden_size)
+        matrix, c = self.p[f"{layer}.linear.weight"], np.zeros(0) if self.context is None else self.context
+        found = oracles.adapted(matrix, self.p[f"{layer}.linear.bias"], adapters, c)
         return found.matrix, found.bias
 
     def softmax_bias(self) -> Array:
@@ -183,7 +183,7 @@ class Slow:
         """Layer normalisation (Ba et al. 2016) of a gate by its number, or of m, number 3; where there is any."""
         if not self.config.layer_norm:
             return values
-        gain, shift = (self.p[f"cells.{layer}.{name}"].reshape(-1, len(values))[which] for name in ("gain", "shift"))
+        gain, shift = (self.p[f"cells.{layer}.{name}"].reshape(-1, len(values))[which] for name in ("gain", "offset"))
         return np.asarray(gain * (values - values.mean()) / math.sqrt(values.var() + 1e-5) + shift)
 
     def logits(self, text: list[int]) -> list[dict[int, float]]:

@@ -29,19 +29,17 @@ from tests.small import ROWS, make_letters, make_run
 FACTORS = ("scale", "factor")
 
 
-def gate_shift(to: Adapted, p: Parameters, c: Array, inputs: int) -> None:
-    """The oracle of `GateShift`."""
-    hidden = len(to.bias) // p["weight"].shape[1]
-    for column in range(len(to.bias)):
-        to.bias[column] += sum(value * p["weight"][k, column // hidden] for k, value in enumerate(c))
+def bottleneck(to: Adapted, p: Parameters, c: Array) -> None:
+    """The oracle of `Bottleneck`."""
+    to.bias += np.tanh(c @ p["down"]) @ p["up"]
 
 
-def everything(to: Adapted, p: Parameters, c: Array, inputs: int) -> None:
+def everything(to: Adapted, p: Parameters, c: Array) -> None:
     """The oracle of `Everything`."""
     to.matrix += sum(value * p["left"][k] for k, value in enumerate(c)).T @ p["right"]
     both = np.tanh(c @ p["both"])
     to.bias += both
-    to.factors += both[0]
+    to.factors *= 1 + both[0]
 
 
 def minimal(given: Array, product: Array, h: Array, m: Array, norm: Norm) -> tuple[Array, Array]:
@@ -69,7 +67,7 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
         register_adapter(name, adapter)
     for name, cell in stranger.CELLS.items():
         register_cell(name, cell)
-    for function in (gate_shift, everything):
+    for function in (bottleneck, everything):
         monkeypatch.setitem(oracles.ADAPTERS, function.__name__, function)
     for step in (minimal, leaky):
         monkeypatch.setitem(oracles.CELLS, step.__name__, step)
@@ -83,13 +81,13 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_they_are_their_equations(cell: str, layer_norm: bool) -> None:
     """Beside ours and alone, number by number; also step by step and folded."""
     test_cells.test_forward_is_the_equations(cell, layer_norm)
-    test_cells.test_step_by_step_is_all_at_once(("everything", "gate_shift"), cell)
+    test_cells.test_step_by_step_is_all_at_once(("everything", "bottleneck"), cell)
 
 
 @pytest.mark.parametrize("cell", ["coupled", *stranger.CELLS])
 def test_gradients_are_those_of_finite_differences(cell: str) -> None:
     """Of a cell with all of them, and of a whole model, which is the same however it is computed."""
-    test_cells.test_gradients_by_finite_differences(("everything", "gate_shift"), cell)
+    test_cells.test_gradients_by_finite_differences(("everything", "bottleneck"), cell)
     test_combinations.test_every_way_gives_the_same(cell, layer_norm=True, layers=2)
 
 
@@ -98,10 +96,10 @@ def test_sizes_are_known_before_a_model_is_made(cell: str) -> None:
     """Also of a rank of 0, where what is ranked is not made."""
     for rank in (2, 0):
         test_sizes.test_shapes_are_those_of_the_model({"cell": cell, "adapt": tuple(stranger.ADAPTERS), "rank": rank})
-    config = Config.from_dict({"model": {"adapt": ["everything", "gate_shift"], "rank": 0}}).model
+    config = Config.from_dict({"model": {"adapt": ["everything", "bottleneck"], "rank": 0}}).model
     model = LanguageModel(config, 10, ContextSchema(test_sizes.VARIABLES))
-    assert {name.split(".")[3] for name in model.state_dict() if ".adapters." in name and "cells" in name} == {
-        "gate_shift"
+    assert {name.split(".")[4] for name in model.state_dict() if ".adapters." in name and "cells" in name} == {
+        "bottleneck"
     }
 
 
@@ -109,10 +107,10 @@ def test_sizes_are_known_before_a_model_is_made(cell: str) -> None:
 @pytest.mark.parametrize(
     ("options", "searched"),
     [
-        ({"adapt": ["gate_shift"]}, True),
-        ({"adapt": ["gate_shift", "factor"]}, True),
+        ({"adapt": ["bottleneck"]}, True),
+        ({"adapt": ["bottleneck", "factor"]}, True),
         ({"adapt": ["everything"]}, False),
-        ({"adapt": ["gate_shift"], "cell": "leaky"}, False),
+        ({"adapt": ["bottleneck"], "cell": "leaky"}, False),
         ({"cell": "minimal"}, False),
     ],
 )
@@ -135,7 +133,7 @@ def test_compiled_code_takes_what_it_can(
     assert found[0][2] == found[1][2]
 
 
-@pytest.mark.parametrize("model", [{"adapt": ("gate_shift",)}, {"adapt": ("everything",), "cell": "minimal"}], ids=str)
+@pytest.mark.parametrize("model", [{"adapt": ("bottleneck",)}, {"adapt": ("everything",), "cell": "minimal"}], ids=str)
 def test_people_are_learned_online(model: dict[str, Any]) -> None:
     """Through whatever adapts, by its gradient."""
     test_online.test_gradients_are_those_of_finite_differences({**model, "output_bias": ()})
@@ -143,9 +141,9 @@ def test_people_are_learned_online(model: dict[str, Any]) -> None:
 
 def test_a_run_is_kept_and_opened(tmp_path: Path) -> None:
     """With the same scores, and by its name alone."""
-    run = make_run(tmp_path / "run", adapt=["gate_shift", "everything"], cell="leaky")
+    run = make_run(tmp_path / "run", adapt=["bottleneck", "everything"], cell="leaky")
     run.save_weights({})
     again = Run.open(tmp_path / "run")
     assert np.array_equal(again.nats(again.prepare(ROWS)), run.nats(run.prepare(ROWS)))
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["adapt"] == ["gate_shift", "everything"]
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["adapt"] == ["bottleneck", "everything"]
     assert "leaky" in card(again)

@@ -21,7 +21,7 @@ class Odd(Adapter):
 
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__(sizes)
-        self.sizes = sizes.rows, sizes.columns
+        self.sizes = sizes.inputs, sizes.outputs
 
     def forward(self, vector: Tensor) -> Shift:
         """See `Adapter`."""

@@ -127,6 +127,6 @@ def test_a_config_that_is_not_of_its_weights(tmp_path: Path, monkeypatch: pytest
     files.write_json(path, content)
     monkeypatch.setattr(torch, "rand", None)  # nothing is drawn for a model
     with pytest.raises(
-        UserError, match=r"does not belong to this config, schema and vocabulary \(its cells.0.matrix is"
+        UserError, match=r"does not belong to this config, schema and vocabulary \(its cells.0.linear.weight is"
     ):
         Run.open(tmp_path / "run")

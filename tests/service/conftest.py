@@ -14,7 +14,6 @@ from tests.service import runs
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[ServedModel, ServedModel]:
-    """A model and the one that takes its place."""
     folder = tmp_path_factory.mktemp("models")
     first, second = (ServedModel(runs.make(folder / str(seed), seed)) for seed in (0, 1))
     return first, second
@@ -22,13 +21,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[ServedModel, Serve
 
 @pytest.fixture
 def model(models: tuple[ServedModel, ServedModel]) -> ServedModel:
-    """The first."""
     return models[0]
 
 
 @pytest.fixture
 def opened(model: ServedModel, tmp_path: Path) -> Iterator[Callable[..., Service]]:
-    """Opens services on one file, with options."""
     services = []
 
     def make(served: ServedModel = model, **options: Any) -> Service:
@@ -42,5 +39,4 @@ def opened(model: ServedModel, tmp_path: Path) -> Iterator[Callable[..., Service
 
 @pytest.fixture
 def service(opened: Callable[..., Service]) -> Service:
-    """The first model and a file."""
     return opened()

@@ -13,7 +13,6 @@ from factorcell.service.http import server
 
 @contextmanager
 def listening(app: ASGIApp) -> Iterator[str]:
-    """The address of an application that is served."""
     with server.bound("127.0.0.1", 0) as port:
         serving = uvicorn.Server(server.configured(app))
         thread = threading.Thread(target=serving.run, args=([port],))

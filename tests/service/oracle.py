@@ -8,7 +8,6 @@ from factorcell.service.learning import ServedModel
 
 
 def alone(model: ServedModel, texts: list[Any]) -> bytes:
-    """Who accepted the texts, or texts with contexts, one after the other, learned by the library alone."""
     user = model.learner.new()
     for text in texts:
         text, context = text if isinstance(text, tuple) else (text, {})
@@ -17,7 +16,6 @@ def alone(model: ServedModel, texts: list[Any]) -> bytes:
 
 
 def kept(service: Service, user: str) -> bytes:
-    """The same person as the service knows them."""
     record = service.store.read(user)
     known = service.model.user(record)
     assert known is not None
@@ -26,6 +24,5 @@ def kept(service: Service, user: str) -> bytes:
 
 
 def words(seed: int, count: int) -> list[str]:
-    """Random texts in canonical form, some twice."""
     draw = random.Random(seed)
     return [" ".join("".join(draw.choices("abc ", k=draw.randint(1, 9))).split()) or "a" for _ in range(count)]

@@ -16,7 +16,6 @@ POPULAR = {"abc": 5, "abba": 3, "cab": 4, "acca b": 3}
 
 
 def make(folder: Path, seed: int = 0, **model: Any) -> Run:
-    """A run of random weights, as it opens: its people are in `who`, its context is a city."""
     sizes = {"embedding_size": 4, "hidden_size": 5, "rank": 2, "context_size": 3, "variable_size": 2}
     reads = {"context": ("city",), "user": "who", "unit": "char", "min_user_count": 1, "min_context_count": 1}
     config = Config.from_dict({"data": {**reads, "min_count": 1, "max_tokens": 14}, "model": {**sizes, **model}})

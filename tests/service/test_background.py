@@ -50,7 +50,6 @@ def test_each_who_waits_is_learned_once_and_an_error_stops_nobody() -> None:
 
 
 def test_who_cannot_be_learned_holds_up_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    """The log says where it failed, and nothing of whom."""
     learned = list[str]()
 
     def learn(user: str) -> None:

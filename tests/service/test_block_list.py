@@ -65,7 +65,6 @@ SCRIPTS: dict[str, tuple[str, list[str], list[str]]] = {
 def test_word_borders_are_required_where_the_script_has_them(
     phrase: str, blocked: list[str], allowed: list[str]
 ) -> None:
-    """With a single phrase, and with those of all scripts in one list."""
     whole = BlockList(phrase for phrase, _, _ in SCRIPTS.values())
     for text in blocked:
         assert not BlockList([phrase])(text), text
@@ -78,7 +77,6 @@ def test_word_borders_are_required_where_the_script_has_them(
     "mark", ["\u00ad", "\u200b", "\u200c", "\u200d", "\u2060", "\ufe0f", "\ufeff", "\u180b", "\x00", "\x7f"]
 )
 def test_invisible_characters_make_no_difference(mark: str) -> None:
-    """In texts and in phrases; a phrase of nothing else is omitted."""
     for phrase in ("bad", f"b{mark}ad", f"{mark}bad"):
         for text in (f"b{mark}ad", f"so {mark}bad", f"bad{mark}!", "BAD"):
             assert not BlockList([phrase])(text)
@@ -98,7 +96,6 @@ def test_a_file_has_a_phrase_a_line(tmp_path: Path) -> None:
 
 
 def test_lists_stay_full(model: ServedModel, tmp_path: Path) -> None:
-    """From the model, popular and own texts; none at all after a phrase that is typed, with time to spare."""
     strict = ServedModel(Run.open(model.run.folder), allowed=BlockList(["abba", "abc", "acca b", "cacc"]))
     assert strict.identity == model.identity, "what is learned does not depend on it"
     services = [Service(one, open_store(f"sqlite:///{tmp_path / 'users.db'}")) for one in (strict, model)]

@@ -27,7 +27,6 @@ Opened = Callable[..., Service]
 
 
 def test_completions_are_those_of_the_library(service: Service, model: ServedModel) -> None:
-    """Before and after somebody was learned, in a context, with a limit, keystroke by keystroke."""
     texts = ["abab", "acca", "abab"]
     user = User.new(model.run)
     assistant = model.assistant
@@ -73,7 +72,6 @@ def test_requests_that_make_no_sense_are_refused(service: Service, request_: dic
 
 
 def test_out_of_time_it_says_so(service: Service) -> None:
-    """Popular and own texts remain."""
     service.accept("ann", "abbab")
     found = service.complete(CompletionRequest("ab", "ann", seconds=0.0))
     assert found.degraded == "time"
@@ -114,7 +112,6 @@ def test_texts_that_cannot_be_learned_leave_no_trace(service: Service, values: d
 
 
 def test_a_key_is_applied_once_even_after_a_restart(opened: Opened, model: ServedModel) -> None:
-    """Also when the text was forgotten since; another text with the same key is a mistake."""
     first = opened()
     assert first.accept("ann", "abc", key="k1").outcome == "learned"
     assert first.accept("ann", "abc", key="k1").outcome == "repeated"
@@ -230,7 +227,6 @@ def test_what_is_no_export_is_refused(service: Service, values: Any) -> None:
 
 
 def test_a_new_model_learns_everybody_again(opened: Opened, models: tuple[ServedModel, ServedModel]) -> None:
-    """Until it has, they complete by history, popularity and its unknown user; then as if it had always been there."""
     old, new = models
     service, texts = opened(), ["abab", "cab", "abab"]
     for text in texts:
@@ -309,7 +305,6 @@ class Failing:
 
 
 def failing(service: Service) -> Failing:
-    """The store of a service, which can be told to fail from now on."""
     store = Failing(service.store.store)
     service.store.store = store
     return store
@@ -335,7 +330,6 @@ def test_without_the_store_there_are_suggestions_for_nobody(opened: Opened, monk
 
 
 def until(done: Callable[[], bool]) -> None:
-    """Wait until it is done; a store that fails is waited for."""
     stop = time.monotonic() + 10
     while time.monotonic() < stop:
         with suppress(StoreError):
@@ -346,7 +340,6 @@ def until(done: Callable[[], bool]) -> None:
 
 
 def test_a_request_of_somebody_in_memory_asks_for_the_version_alone(service: Service) -> None:
-    """And what is read later than the version counts as what it is."""
     version = service.accept("ann", "abbab").user_version
     store = failing(service)
     for asked in (2, 3, 4):
@@ -357,7 +350,6 @@ def test_a_request_of_somebody_in_memory_asks_for_the_version_alone(service: Ser
 
 
 def test_another_persons_record_is_never_served(service: Service) -> None:
-    """A store that answers with somebody else: suggestions for nobody, and no change."""
     service.accept("bob", "abbab")
     read = service.store.read
     service.store.read = lambda user: Record.from_bytes(read("bob").to_bytes(), user)  # type: ignore[method-assign, union-attr]
@@ -370,7 +362,6 @@ def test_another_persons_record_is_never_served(service: Service) -> None:
 
 
 def test_the_cache_is_bounded_and_never_stale(opened: Opened) -> None:
-    """What another process accepted counts with the next request; so does its deletion."""
     service, other = opened(cached=2), opened()
     for user in ("ann", "bob", "eve"):
         service.accept(user, "abbab")

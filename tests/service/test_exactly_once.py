@@ -14,7 +14,6 @@ Opened = Callable[..., Service]
 
 
 def test_sixty_four_writers_lose_nothing(opened: Opened, model: ServedModel) -> None:
-    """Through two services, each with a key of its own, each sent twice; the order is that of the numbers."""
     services, texts = [opened(), opened()], words(1, 64)
 
     def write(number: int) -> None:
@@ -33,7 +32,6 @@ def test_sixty_four_writers_lose_nothing(opened: Opened, model: ServedModel) -> 
 
 @pytest.mark.parametrize("requests", [200, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_interleaved_people_are_as_alone(opened: Opened, model: ServedModel, requests: int) -> None:
-    """Requests of a hundred people in random order, by eight threads in two services: each as alone, bit for bit."""
     services, people = [opened(), opened(cached=20)], [f"user {number}" for number in range(100)]
     draw = random.Random(requests)
     turns = [(draw.choice(people), text) for text in words(2, requests)]

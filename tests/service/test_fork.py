@@ -17,7 +17,6 @@ SECONDS = 60
 
 
 def test_service_of_the_parent(service: Service) -> None:
-    """Each way to ask its store fails at once in the child, and the parent goes on."""
     service.accept("ann", "abba")
 
     def child() -> None:
@@ -45,7 +44,6 @@ def test_service_of_the_parent(service: Service) -> None:
 
 
 def test_service_of_the_child(service: Service, model: ServedModel, tmp_path: Path) -> None:
-    """It may use the model of the parent, and the same store through connections of its own."""
     service.accept("ann", "abba")
 
     def child() -> None:

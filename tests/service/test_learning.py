@@ -19,7 +19,6 @@ from tests.small import make_letters
 
 
 def test_who_learns_otherwise_is_another_model(tmp_path: Path) -> None:
-    """What was learned by one rule is never gone on with by another; the default has the same name with and without."""
     run = runs.make(tmp_path / "run")
     found = [ServedModel(run).identity]
     for rule in (LearningRule(), LearningRule(rate=0.2), LearningRule(reach=0), LearningRule(reach=1.5)):
@@ -30,7 +29,6 @@ def test_who_learns_otherwise_is_another_model(tmp_path: Path) -> None:
 
 
 def test_context_does_not_say_who_types(service: Service) -> None:
-    """It would change nothing beside the vector of the person, and so it is not taken silently."""
     said = "context who: in this model it is who types; valid is to say `user` alone"
     for user in (None, "ann"):
         with pytest.raises(UserError, match=said):
@@ -43,7 +41,6 @@ def test_context_does_not_say_who_types(service: Service) -> None:
 def test_a_model_that_learns_nobody_holds_up_no_other(
     opened: Callable[..., Service], models: tuple[ServedModel, ServedModel], tmp_path: Path
 ) -> None:
-    """There is nothing that it could learn; the next model that tells people apart learns them all the same."""
     made = make_letters(spread=0.8)
     nobodys = Run.create(tmp_path / "run", made.config, made.vocabulary, made.schema)
     nobodys.save_weights({})
@@ -66,7 +63,6 @@ def test_a_model_that_learns_nobody_holds_up_no_other(
 def test_own_texts_come_up_as_the_run_reads_them(
     opened: Callable[..., Service], tmp_path: Path, text: str, prefixes: tuple[str, ...], read: str
 ) -> None:
-    """Lower-cased, and joined by NFC where only small letters are; what is kept is the text as it was accepted."""
     made = make_letters(data={"user": "city", "context": (), "min_user_count": 1, "lowercase": True})
     run = Run.create(tmp_path / "run", made.config, made.vocabulary, made.schema)
     run.save_weights({})
@@ -85,7 +81,6 @@ def test_own_texts_come_up_as_the_run_reads_them(
 def test_boolean_and_number_are_different_contexts(
     service: Service, model: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are equal in Python, so neither may get what is cached for the other."""
     begun: list[Any] = []
 
     def begin(record: Record | None, context: Any) -> Any:

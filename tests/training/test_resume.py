@@ -204,7 +204,7 @@ def test_broken_weights_do_not_replace_a_good_checkpoint(tmp_path: Path) -> None
     trainer.save()
     good = trainer.checkpoint.read_bytes()
     with torch.no_grad():
-        run.model.get_parameter("cells.0.matrix")[0, 0] = torch.nan
+        run.model.get_parameter("cells.0.linear.weight")[0, 0] = torch.nan
     with pytest.raises(UserError, match="the loss is not finite at step 1, rows"):
         trainer.step(next(trainer.batches()))
     assert trainer.checkpoint.read_bytes() == good

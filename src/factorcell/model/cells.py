@@ -15,7 +15,7 @@ Shapes: B texts, T steps, E inputs, H hidden, D = E + H, G gate columns, K conte
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,8 @@ from torch.nn import functional as F
 
 from factorcell.config import CELLS as NAMES
 from factorcell.config import EXTENSIBLE, ModelConfig, UserError
-from factorcell.model.adapters import AdaptedWeights, LayerSizes, adapter, shifted
+from factorcell.model.adapted_linear import AdaptedLinear
+from factorcell.model.adapters import Shift
 from factorcell.model.dropout import mask
 from factorcell.model.initial import uniform
 from factorcell.model.kernels import gpu_recurrence, library
@@ -147,55 +148,52 @@ class Cell(nn.Module):
         """Of inputs (E) and context vectors (K), with the adapters `adapt`; all else as the config of the model."""
         super().__init__()
         self.kind, self.dropout, self.variational = kind(config.cell)(), config.dropout_recurrent, config.variational
-        hidden_size = config.hidden_size
-        sizes = LayerSizes(context_size, embedding_size, hidden_size, self.kind.gates, config.rank)
-        inputs, gates = sizes.rows, sizes.columns
-        self.embedding_size, self.hidden_size = embedding_size, hidden_size
-        self.matrix = nn.Parameter(uniform((inputs, gates), (6 / (inputs + hidden_size)) ** 0.5))
-        self.bias = nn.Parameter(torch.zeros(gates))
-        normed = gates + hidden_size if self.kind.memory else gates  # of the gates, and of m
+        self.embedding_size, self.hidden_size = embedding_size, config.hidden_size
+        inputs, gates = embedding_size + config.hidden_size, self.kind.gates * config.hidden_size
+        weight = uniform((inputs, gates), (6 / (inputs + config.hidden_size)) ** 0.5)
+        self.linear = AdaptedLinear(inputs, gates, context_size, adapt=adapt, rank=config.rank, weight=weight)
+        normed = gates + config.hidden_size if self.kind.memory else gates  # of the gates, and of m
         self.gain = nn.Parameter(torch.ones(normed)) if config.layer_norm else None
-        self.shift = nn.Parameter(torch.zeros(normed)) if config.layer_norm else None
+        self.offset = nn.Parameter(torch.zeros(normed)) if config.layer_norm else None
         self.compiled = type(self.kind) is Coupled  # compiled code knows one layer, the papers' LSTM itself
-        self.adapters = nn.ModuleDict({name: adapter(name)(sizes) for name in adapt})
-
-    def adapt(self, vector: Tensor) -> AdaptedWeights:
-        """The weights of B contexts `vector` (B, K): W and b with the shifts of all adapters, W' still factored."""
-        return shifted(self.matrix, self.bias, [own(vector) for own in self.adapters.values()])
 
     def packed(self) -> Packed | None:
-        """The hidden part of W as the compiled recurrence reads it, if it runs this layer."""
-        if not (self.compiled and library.usable(self.matrix)):
+        """Return the hidden part of W as the compiled recurrence reads it, if it runs this layer."""
+        if not (self.compiled and library.usable(self.linear.weight)):
             return None
-        return Packed.of(self.matrix[self.embedding_size :])
+        return Packed.of(self.linear.weight[self.embedding_size :])
 
     def start(self, batch: int) -> State:
         """The state before the first step: zeros."""
-        zeros = self.matrix.new_zeros(batch, self.hidden_size)
+        zeros = self.linear.weight.new_zeros(batch, self.hidden_size)
         return State(zeros, zeros if self.kind.memory else zeros[:, :0])
 
     def forward(
-        self, inputs: Tensor, weights: AdaptedWeights, state: State | None = None, lengths: Tensor | None = None
+        self,
+        inputs: Tensor,
+        shift: Shift,
+        state: State | None = None,
+        lengths: Tensor | None = None,
+        packed: Packed | None = None,
     ) -> tuple[Tensor, State]:
         """`inputs` (B, T, E) -> hidden states (B, T, H) and the last state; in training mode with dropout.
 
-        A text ends after `lengths` (B,) steps: its hidden states are zero from there on, and its state stands still.
+        A text ends after `lengths` (B,) steps: from there its hidden states are zero and its state stays the same.
         """
         state = state or self.start(len(inputs))
         keep, feed = self._masks(inputs)
-        given, reduced, recurrent = self._given(inputs, weights)  # all that does not wait for h, at once
-        factors = recurrent.matrix, recurrent.left, recurrent.right
-        bias = weights.bias.expand(len(inputs), -1)
-        scale, after = recurrent.scale, (state.hidden, state.memory, lengths)
-        arrays = Inputs(given, bias, reduced, *factors, keep, self._norm(), scale, feed, *after, recurrent.packed)
+        given, reduced, hidden = self._input_share(inputs, shift)  # everything that does not depend on h, at once
+        bias = cast(Tensor, self.linear.shifted_bias(shift)).expand(len(inputs), -1)
+        factors, after = (cast(Tensor, hidden.matrix), hidden.left, hidden.right), (state.hidden, state.memory, lengths)
+        arrays = Inputs(given, bias, reduced, *factors, keep, self._norm(), hidden.scale, feed, *after, packed)
         if self.compiled:
             if usable(arrays):
-                outputs, hidden, memory = run(arrays)
-                return outputs, State(hidden, memory)
-            plain = arrays.norm is scale is feed is None
-            if plain and gpu_recurrence.usable(given, recurrent.matrix.to(given.dtype)):
+                outputs, last_hidden, memory = run(arrays)
+                return outputs, State(last_hidden, memory)
+            plain = arrays.norm is arrays.scale is feed is None
+            if plain and gpu_recurrence.usable(given, arrays.weight.to(given.dtype)):
                 return self._launch(arrays)
-        return self._loop(arrays, recurrent, state)
+        return self._loop(arrays, hidden, state)
 
     @staticmethod
     def _launch(arrays: Inputs) -> tuple[Tensor, State]:
@@ -219,34 +217,36 @@ class Cell(nn.Module):
         ended = outputs[rows, (lengths - 1).clamp(min=0)]
         return outputs, State(torch.where((lengths > 0)[:, None], ended, hidden), last)
 
-    def step(self, inputs: Tensor, weights: AdaptedWeights, state: State) -> State:
-        """One step: `inputs` (B, E) and a state -> the next state. Never dropped."""
-        given, reduced, recurrent = self._given(inputs[:, None], weights)
+    def step(self, inputs: Tensor, shift: Shift, state: State) -> State:
+        """One step without dropout: `inputs` (B, E) and a state -> the next state."""
+        given, reduced, hidden = self._input_share(inputs[:, None], shift)
         now = None if reduced is None else reduced[:, 0]
-        return self._advance(given[:, 0] + weights.bias, now, recurrent, state, None, None)
+        return self._advance(
+            given[:, 0] + cast(Tensor, self.linear.shifted_bias(shift)), now, hidden, state, None, None
+        )
 
-    def _given(self, inputs: Tensor, weights: AdaptedWeights) -> tuple[Tensor, Tensor | None, AdaptedWeights]:
-        """What the inputs (B, T, E) decide: their share of the gates (B, T, G), and of x L + h L (B, T, R); W' of h.
+    def _input_share(self, inputs: Tensor, shift: Shift) -> tuple[Tensor, Tensor | None, Shift]:
+        """Compute the share of inputs (B, T, E) in the gates (B, T, G) and in x L + h L (B, T, R).
 
-        R of the latter is already scaled: what is left to scale is the product of W.
+        Also return the shift of the rows of h; its R is already scaled, so that s remains for the product with W alone.
         """
-        ours, recurrent = weights.parts(self.embedding_size)
-        given, right = inputs @ ours.matrix, recurrent.right
+        ours, hidden = self.linear.split(shift, self.embedding_size)
+        given, right = inputs @ cast(Tensor, ours.matrix), hidden.right
         reduced = None if ours.left is None else inputs @ ours.left
         if reduced is not None and right is not None and self.kind.apart:
             given, reduced = given + reduced @ right, None
-        if ours.scale is None or recurrent.scale is None:
-            return given, reduced, recurrent
-        scaled = None if right is None else right * recurrent.scale[:, None]
-        return given * ours.scale[:, None], reduced, replace(recurrent, right=scaled)
+        if ours.scale is None or hidden.scale is None:
+            return given, reduced, hidden
+        scaled = None if right is None else right * hidden.scale[:, None]
+        return given * ours.scale[:, None], reduced, replace(hidden, right=scaled)
 
-    def _loop(self, arrays: Inputs, recurrent: AdaptedWeights, state: State) -> tuple[Tensor, State]:
+    def _loop(self, arrays: Inputs, rows: Shift, state: State) -> tuple[Tensor, State]:
         """What `recurrence.run` does, a step at a time."""
         hidden = []
         for step, now in enumerate((arrays.given + arrays.bias[:, None]).unbind(1)):
             reduced = None if arrays.given_reduced is None else arrays.given_reduced[:, step]
             keep = None if arrays.keep is None else arrays.keep[step]
-            after = self._advance(now, reduced, recurrent, state, keep, arrays.feed)
+            after = self._advance(now, reduced, rows, state, keep, arrays.feed)
             if arrays.lengths is None:
                 state = after
                 hidden.append(state.hidden)
@@ -261,32 +261,32 @@ class Cell(nn.Module):
         self,
         given: Tensor,
         reduced: Tensor | None,
-        recurrent: AdaptedWeights,
+        rows: Shift,
         state: State,
         keep: Tensor | None,
         feed: Tensor | None,
     ) -> State:
         hidden = (state.hidden if feed is None else state.hidden * feed)[:, None]
-        product = hidden @ recurrent.matrix
-        product = product if recurrent.scale is None else product * recurrent.scale[:, None]
-        if recurrent.left is not None and recurrent.right is not None:
-            both = hidden @ recurrent.left if reduced is None else reduced[:, None] + hidden @ recurrent.left
-            product = product + both @ recurrent.right
+        product = hidden @ cast(Tensor, rows.matrix)
+        product = product if rows.scale is None else product * rows.scale[:, None]
+        if rows.left is not None and rows.right is not None:
+            both = hidden @ rows.left if reduced is None else reduced[:, None] + hidden @ rows.left
+            product = product + both @ rows.right
         drop = (lambda candidate: candidate) if keep is None else keep.mul
         return self.kind(given, product[:, 0], state, self._normalised, drop)
 
     def _norm(self) -> Tensor | None:
         """Gains of the gates and of m, then their shifts (N, H)."""
-        if self.gain is None or self.shift is None:
+        if self.gain is None or self.offset is None:
             return None
-        return torch.cat([self.gain, self.shift]).view(-1, self.hidden_size)
+        return torch.cat([self.gain, self.offset]).view(-1, self.hidden_size)
 
     def _normalised(self, which: int, values: Tensor) -> Tensor:
         """`values` (B, H) of a gate or of m with the layer normalisation of that one, if it has any."""
-        if self.gain is None or self.shift is None:
+        if self.gain is None or self.offset is None:
             return values
         own = slice(which * self.hidden_size, (which + 1) * self.hidden_size)
-        return F.layer_norm(values, (self.hidden_size,), self.gain[own], self.shift[own])
+        return F.layer_norm(values, (self.hidden_size,), self.gain[own], self.offset[own])
 
     def _masks(self, inputs: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Dropout masks, scaled to keep the mean: of the candidate (T, B, H), or of the h fed back (B, H); or none."""

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from factorcell.data.vocabulary import Specials
-from factorcell.model.adapters import AdaptedWeights
+from factorcell.model.adapters import Shift
 from factorcell.model.kernels import library
 from factorcell.model.kernels.signature import Signature
 from factorcell.model.kernels.signatures import CONTEXT, MODEL
 from factorcell.model.language_model import Conditioned, LanguageModel
-from factorcell.model.recurrent import RecurrentBackbone, RecurrentWeights
+from factorcell.model.recurrent import RecurrentBackbone, RecurrentConditions
 
 PANEL = 3  # vectors of columns of a packed matrix
 PRODUCTS = ("float32", "bfloat16")  # by which hypotheses are found, by the numbers of native/kernels.h
@@ -103,7 +103,9 @@ class PackedModel(Checked):
             return None
         lanes, embedding = library.LANES[variant], model.embedding.detach()
         cell = cast(RecurrentBackbone, model.backbone).layers[0]
-        inputs, weight = _gates(cell.matrix.detach(), lanes).split_with_sizes([cell.embedding_size, cell.hidden_size])
+        inputs, weight = _gates(cell.linear.weight.detach(), lanes).split_with_sizes(
+            [cell.embedding_size, cell.hidden_size]
+        )
         arrays = {
             "embedding": embedding.clone(),
             "inputs": _packed(inputs, lanes),
@@ -111,8 +113,8 @@ class PackedModel(Checked):
             "projection": _packed(model.output.projection.detach(), lanes),
             "table": _packed(embedding.T, lanes),
         }
-        if cell.gain is not None and cell.shift is not None:
-            arrays["norm"] = torch.cat([cell.gain, cell.shift]).detach().view(8, -1)
+        if cell.gain is not None and cell.offset is not None:
+            arrays["norm"] = torch.cat([cell.gain, cell.offset]).detach().view(8, -1)
         if products == "bfloat16":
             arrays["short_weight"] = _halved(weight, lanes)
         rank = 0 if adapted.left is None else adapted.left.shape[2]
@@ -121,17 +123,18 @@ class PackedModel(Checked):
 
     def context(self, model: LanguageModel, conditioned: Conditioned) -> PackedContext:
         """What `model` makes of one context."""
-        layout, (weights,) = self.layout, cast(RecurrentWeights, conditioned.conditions)
+        layout, (shift,) = self.layout, cast(RecurrentConditions, conditioned.conditions).shifts
+        linear = cast(RecurrentBackbone, model.backbone).layers[0].linear
         lanes = library.LANES[layout.variant]
         bias = model.output.fold(conditioned.context_bias).bias
         assert bias is not None
         arrays = {
-            "gate_bias": _gates(weights.bias.view(1, -1), lanes)[0],
+            "gate_bias": _gates(cast(Tensor, linear.shifted_bias(shift)).view(1, -1), lanes)[0],
             "bias": F.pad(bias[0], (0, -layout.size % (PANEL * lanes)), value=-math.inf),
         }
-        if weights.left is not None and weights.right is not None:
-            inputs, left = weights.left[0].split_with_sizes([layout.width, layout.hidden])
-            right = _gates(weights.right[0], lanes)
+        if shift.left is not None and shift.right is not None:
+            inputs, left = shift.left[0].split_with_sizes([layout.width, layout.hidden])
+            right = _gates(shift.right[0], lanes)
             factors = {"left_inputs": inputs, "left": left, "right": right}
             arrays |= {name: _packed(factor, lanes) for name, factor in factors.items()}
             if layout.short:
@@ -139,10 +142,10 @@ class PackedModel(Checked):
         return PackedContext(layout, arrays)
 
 
-def _adapted(model: LanguageModel) -> AdaptedWeights | None:
-    """The weights of the only layer in one context, if the compiled search has all else of `model`.
+def _adapted(model: LanguageModel) -> Shift | None:
+    """Return the shift of the only layer in one context, if the compiled search can do everything else of `model`.
 
-    Which parts of the weights there are is the same in every context.
+    Every context has the same parts.
     """
     fits = (
         isinstance(model.backbone, RecurrentBackbone)
@@ -154,8 +157,8 @@ def _adapted(model: LanguageModel) -> AdaptedWeights | None:
     if not fits:
         return None
     size = model.config.context_size if model.encoder else 0
-    (weights,) = cast(RecurrentWeights, model.backbone.condition(model.embedding.new_zeros(1, size)))
-    return weights
+    (shift,) = model.backbone.condition(model.embedding.new_zeros(1, size)).shifts
+    return cast(Shift, shift)
 
 
 def _gates(matrix: Tensor, lanes: int) -> Tensor:

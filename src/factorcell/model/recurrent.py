@@ -4,14 +4,14 @@ Shapes: B contexts, N texts under way, T steps, E token embedding, H hidden, K c
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from factorcell.config import ModelConfig
-from factorcell.model.adapters import AdaptedWeights
+from factorcell.model.adapters import Shift
 from factorcell.model.cells import Cell, State
 from factorcell.model.dropout import dropped
 from factorcell.model.kernels.recurrence import Packed
@@ -49,12 +49,16 @@ class RecurrentReserve(RecurrentState):
             kept.memory[first : first + len(new.memory)] = new.memory
 
 
-class RecurrentWeights(tuple[AdaptedWeights, ...]):
-    """The adapted weights of each layer in B contexts."""
+@dataclass(frozen=True)
+class RecurrentConditions:
+    """What B contexts change in each layer, and its `packed` hidden weights, if the caller has them."""
 
-    def select(self, rows: Tensor) -> "RecurrentWeights":
+    shifts: tuple[Shift, ...]
+    packed: tuple[Packed | None, ...]
+
+    def select(self, rows: Tensor) -> "RecurrentConditions":
         """See `backbone.Conditions`."""
-        return RecurrentWeights(weights.select(rows) for weights in self)
+        return RecurrentConditions(tuple(shift.select(rows) for shift in self.shifts), self.packed)
 
 
 class RecurrentBackbone(nn.ModuleList):
@@ -73,47 +77,46 @@ class RecurrentBackbone(nn.ModuleList):
         """The cells, from the one that reads the tokens on."""
         return cast(Sequence[Cell], self)
 
-    def condition(self, vector: Tensor, packed: Sequence[Packed | None] | None = None) -> RecurrentWeights:
+    def condition(self, vector: Tensor, packed: tuple[Packed | None, ...] | None = None) -> RecurrentConditions:
         """See `Backbone`."""
-        weights = RecurrentWeights(cell.adapt(vector) for cell in self.layers)
-        if packed is None:
-            return weights
-        return RecurrentWeights(replace(own, packed=one) for own, one in zip(weights, packed, strict=True))
+        shifts = tuple(cell.linear.condition(vector) for cell in self.layers)
+        return RecurrentConditions(shifts, packed or (None,) * len(shifts))
 
     def adapted_share(self) -> float:
         """See `Backbone` (thesis 2018, section 6.4)."""
-        vector = self.layers[0].matrix.new_zeros(1, self.context_size)
-        whole = sum(cell.matrix.numel() + cell.bias.numel() for cell in self.layers)
-        return sum(weights.adapted for weights in self.condition(vector)) / whole
+        vector = self.layers[0].linear.weight.new_zeros(1, self.context_size)
+        whole = sum(cell.linear.weight.numel() + cell.linear.weight.shape[1] for cell in self.layers)
+        return sum(shift.adapted_numbers() for shift in self.condition(vector).shifts) / whole
 
-    def fold(self, conditions: RecurrentWeights, shared: bool = False) -> RecurrentWeights:
+    def fold(self, conditions: RecurrentConditions, shared: bool = False) -> RecurrentConditions:
         """See `Backbone`; `shared`: one matrix without contexts is one product for all texts, not a product each."""
-        folded = RecurrentWeights(own.fold() for own in conditions)
-        return RecurrentWeights(weights.shared() for weights in folded) if shared else folded
+        layers = zip(self.layers, conditions.shifts, strict=True)
+        return replace(conditions, shifts=tuple(cell.linear.fold(shift, shared) for cell, shift in layers))
 
-    def start(self, conditions: RecurrentWeights, count: int) -> RecurrentState:
+    def start(self, conditions: RecurrentConditions, count: int) -> RecurrentState:
         """See `Backbone`: zeros."""
         return RecurrentState(cell.start(count) for cell in self.layers)
 
     def forward(
-        self, inputs: Tensor, conditions: RecurrentWeights, state: RecurrentState, lengths: Tensor | None = None
+        self, inputs: Tensor, conditions: RecurrentConditions, state: RecurrentState, lengths: Tensor | None = None
     ) -> tuple[Tensor, RecurrentState]:
         """See `Backbone`."""
         values, after = inputs, []
         rate = self.dropout if self.training else 0.0
-        for cell, weights, before in zip(self.layers, conditions, state, strict=True):
-            values, last = cell(values, weights, before, lengths)
+        layers = zip(self.layers, conditions.shifts, state, conditions.packed, strict=True)
+        for cell, shift, before, packed in layers:
+            values, last = cell(values, shift, before, lengths, packed)
             values = dropped(values, rate, self.variational)
             after.append(last)
         return values, RecurrentState(after)
 
     def step(
-        self, inputs: Tensor, conditions: RecurrentWeights, state: RecurrentState
+        self, inputs: Tensor, conditions: RecurrentConditions, state: RecurrentState
     ) -> tuple[Tensor, RecurrentState]:
         """See `Backbone`."""
         values, after = inputs, []
-        for cell, weights, before in zip(self.layers, conditions, state, strict=True):
-            after.append(cell.step(values, weights, before))
+        for cell, shift, before in zip(self.layers, conditions.shifts, state, strict=True):
+            after.append(cell.step(values, shift, before))
             values = after[-1].hidden
         return values, RecurrentState(after)
 

@@ -36,7 +36,7 @@ from factorcell.model.run import Run
 # Parts of a model by the beginnings of their parameters' names. The first that fits counts.
 PARTS = {
     "embedding": r"embedding",
-    "context": r"encoder\.|prefix\.|cells\.\d+\.adapters\.",
+    "context": r"encoder\.|prefix\.|cells\.\d+\.linear\.adapters\.",
     "recurrent": r"cells\.",
     "output_bias": r"output\.(bias|adapters\.|hashed\.)",
     "projection": r"output\.",

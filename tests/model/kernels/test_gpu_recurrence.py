@@ -287,7 +287,7 @@ def test_a_cell_takes_the_kernel_where_it_can(ragged: bool, monkeypatch: pytest.
         for kernel in ("off", "triton"):
             monkeypatch.setenv("FACTORCELL_KERNEL", kernel)
             cell.zero_grad()
-            hidden, state = cell(inputs, cell.adapt(vector), lengths=lengths)
+            hidden, state = cell(inputs, cell.linear.condition(vector), lengths=lengths)
             (hidden.sin().sum() + state.hidden.cos().sum() + state.memory.sum()).backward()
             results.append([hidden, state.hidden, state.memory, *(p.grad for p in cell.parameters())])
         assert len(calls) == (0 if layer_norm else 1)

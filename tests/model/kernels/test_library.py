@@ -43,7 +43,7 @@ def test_without_the_compiled_code_the_loop_runs(
     with caplog.at_level(logging.WARNING):
         cell = Cell(4, 2, ModelConfig(hidden_size=5, rank=1), ("factor",))
         for _ in range(3):
-            hidden, _ = cell(torch.randn(2, 3, 4), cell.adapt(torch.randn(2, 2)))
+            hidden, _ = cell(torch.randn(2, 3, 4), cell.linear.condition(torch.randn(2, 2)))
     library.library.cache_clear()
     assert hidden.shape == (2, 3, 5)
     assert len(caplog.records) == 1

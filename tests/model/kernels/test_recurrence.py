@@ -277,7 +277,7 @@ def test_a_cell_is_the_same_on_every_path(adapt: tuple[str, ...], layer_norm: bo
         torch.manual_seed(1)
         cell.zero_grad()
         x, c = inputs.clone().requires_grad_(), vector.clone().requires_grad_()
-        hidden, state = cell(x, cell.adapt(c), lengths=lengths)
+        hidden, state = cell(x, cell.linear.condition(c), lengths=lengths)
         (hidden.sin().sum() + state.hidden.cos().sum() + state.memory.sum()).backward()
         results.append([hidden.detach(), x.grad, c.grad, *(parameter.grad for parameter in cell.parameters())])
     for plain, fast in zip(results[:2], results[2:], strict=True):
@@ -316,7 +316,7 @@ def test_the_kernel_is_for_the_coupled_cell_only(kind: str, monkeypatch: pytest.
     results = []
     for kernel in ("off", ""):
         os.environ["FACTORCELL_KERNEL"] = kernel
-        results.append(cell(inputs, cell.adapt(vector))[0])
+        results.append(cell(inputs, cell.linear.condition(vector))[0])
     torch.testing.assert_close(*results)
     assert len(calls) == (kind == "coupled" and HERE is not None)
 

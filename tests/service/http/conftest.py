@@ -12,12 +12,10 @@ from factorcell.service.http.site import Settings, Site
 
 @pytest.fixture
 def site(service: Service) -> Site:
-    """It has time: the machine of a test may be busy."""
     return Site(service, Settings(deadline=5.0))
 
 
 @pytest.fixture
 def client(site: Site) -> Iterator[TestClient]:
-    """Asks it."""
     with TestClient(application(site), base_url="http://127.0.0.1") as made:
         yield made

@@ -43,7 +43,6 @@ def serving(
 
 
 def ready(process: subprocess.Popen[str]) -> httpx.Client:
-    """A client of a server that answers now."""
     assert process.stderr is not None
     line = ""
     while not (found := re.search(r"http://\S+:\d+", line)):

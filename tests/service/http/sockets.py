@@ -13,7 +13,6 @@ PATIENCE = 20.0  # seconds that a busy machine may take
 
 
 def connected(url: str) -> socket.socket:
-    """A connection to a server."""
     found = urlsplit(url)
     made = socket.create_connection((found.hostname, found.port or 80))
     made.settimeout(PATIENCE)
@@ -21,7 +20,6 @@ def connected(url: str) -> socket.socket:
 
 
 def posted(path: str, content: bytes, *headers: bytes) -> bytes:
-    """A request with a body."""
     more = b"".join(header + b"\r\n" for header in headers)
     return b"POST %b HTTP/1.1\r\n%b%b%bContent-Length: %d\r\n\r\n%b" % (
         path.encode(),
@@ -34,7 +32,6 @@ def posted(path: str, content: bytes, *headers: bytes) -> bytes:
 
 
 def to_the_end(connection: socket.socket) -> bytes:
-    """All that comes until the server closes the connection, or none for a while."""
     parts = []
     try:
         while part := connection.recv(1 << 16):
@@ -45,7 +42,6 @@ def to_the_end(connection: socket.socket) -> bytes:
 
 
 def answered(connection: socket.socket, request: bytes = b"") -> int:
-    """The status of the answer to a request, all of which is read."""
     connection.sendall(request)
     with HTTPResponse(connection) as answer:
         answer.begin()
@@ -54,7 +50,6 @@ def answered(connection: socket.socket, request: bytes = b"") -> int:
 
 
 def until(condition: Callable[[], bool]) -> bool:
-    """Whether a condition comes true."""
     stop = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > stop:

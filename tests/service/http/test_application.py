@@ -23,7 +23,6 @@ def test_completions_are_those_of_the_service(client: TestClient, site: Site) ->
 
 @pytest.mark.parametrize("user", ["ann", None])
 def test_the_best_of_few_are_the_first_of_many(client: TestClient, site: Site, user: str | None) -> None:
-    """For somebody whose texts are blended, and for nobody."""
     for text in ("abba", "acab", "abba", "cab"):
         site.service.accept("ann", text)
 
@@ -121,7 +120,6 @@ def test_problems(client: TestClient, method: str, path: str, more: dict[str, An
 
 @pytest.mark.parametrize("value", [True, False, "true", 5, 5.5])
 def test_values_of_a_context(client: TestClient, site: Site, value: Any) -> None:
-    """Each route with a context accepts every kind of value; what is kept of a person has the same kind."""
     context = {"city": value}
     texts = [{"text": "abba", "context": context}]
     for name, asked in {
@@ -155,7 +153,6 @@ def test_what_is_no_json(client: TestClient, content: bytes) -> None:
 
 
 def test_a_byte_order_mark_of_a_body_is_ignored(client: TestClient) -> None:
-    """As of a file that an editor wrote and curl sends."""
     answer = client.post(
         "/v1/complete", content=b'\xef\xbb\xbf{"query": "a"}', headers={"content-type": "application/json"}
     )

@@ -61,7 +61,6 @@ LONG = "abc" * 40  # the run reads 14 characters
 
 
 def test_long_texts_are_scored_and_rescored_whole(client: TestClient, site: Site) -> None:
-    """Those that differ only at their ends have different scores, of all their characters, and are ranked by them."""
     run, texts = site.service.model.run, [LONG + end for end in ("aaaa", "cccc", "bbbb")]
     asked = [{"text": text, "context": {"city": "Oslo", "who": "ann"}} for text in texts]
     got = client.post("/v1/score", json={"texts": asked}).json()["results"]
@@ -77,7 +76,6 @@ def test_long_texts_are_scored_and_rescored_whole(client: TestClient, site: Site
 
 
 def test_classes_say_which_texts_are_cut(client: TestClient) -> None:
-    """They have the classes of their beginnings."""
     texts = [{"text": text} for text in (LONG, LONG[:14], LONG[:13])]
     results = client.post("/v1/classify", json={"target": "city", "texts": texts}).json()["results"]
     assert [one["truncated"] for one in results] == [True, True, False]
@@ -85,7 +83,6 @@ def test_classes_say_which_texts_are_cut(client: TestClient) -> None:
 
 
 def test_accepted_texts_that_are_cut(client: TestClient, site: Site) -> None:
-    """They are kept whole; the model learns their beginnings, and the answer says so."""
     for text, cut in ((LONG, True), (LONG[:13], False)):
         answer = client.post("/v1/accept", json={"user": "ann", "text": text}).json()
         assert (answer["outcome"], answer["truncated"]) == ("learned", cut)
@@ -95,12 +92,10 @@ def test_accepted_texts_that_are_cut(client: TestClient, site: Site) -> None:
 
 
 def events(content: str) -> list[dict[str, Any]]:
-    """The messages of server-sent events."""
     return [json.loads(part.removeprefix("data: ")) for part in content.strip().split("\n\n")]
 
 
 def test_text_of_the_lowest_temperature_is_the_likeliest(client: TestClient) -> None:
-    """A temperature that 32 bits cannot hold was a fault of the server."""
     texts = [client.post("/v1/generate", json={"temperature": low, "seed": 1}) for low in (1e-5, 1e-60, 5e-324)]
     assert {(one.status_code, one.text) for one in texts} == {(200, texts[0].text)}
 

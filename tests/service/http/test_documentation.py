@@ -14,7 +14,6 @@ from factorcell.version import __version__
 
 
 def references(value: Any) -> set[str]:
-    """All schemas that are referred to."""
     if isinstance(value, dict):
         own = {value["$ref"]} if isinstance(value.get("$ref"), str) else set()
         return own.union(*map(references, value.values()))

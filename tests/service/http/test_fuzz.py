@@ -56,7 +56,6 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(models: tuple[ServedModel, ServedModel], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The first model, with keys."""
     folder = tmp_path_factory.mktemp("fuzz")
     key = keys.add(folder / "keys.toml", "all", ["complete", "learn", "users", "admin"])
     service = Service(models[0], open_store(f"sqlite:///{folder / 'users.db'}"))
@@ -74,7 +73,6 @@ def test_no_request_is_a_fault(
     served: Served,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What is valid by the description may yet be refused: no schema says that a cursor is within its query."""
     schemathesis = pytest.importorskip("schemathesis", reason="making up requests needs the extra slow")
     from schemathesis.specs.openapi.checks import positive_data_acceptance
 
@@ -110,7 +108,6 @@ def test_no_request_is_a_fault(
 
 
 def lead(case: Any, draw: Callable[[Any], Any]) -> None:
-    """Have about half of the requests be about what there is, with a cursor that can be."""
     places = [case.path_parameters, case.query, *([case.body] if isinstance(case.body, dict) else [])]
     for fields in filter(None, places):
         if "user" in fields and draw(st.integers(0, 3)):
@@ -123,7 +120,6 @@ def lead(case: Any, draw: Callable[[Any], Any]) -> None:
 
 
 def known(fields: dict[str, Any], draw: Callable[[Any], Any]) -> None:
-    """Have contexts, columns and texts be some that there are."""
     for name in fields:
         if name == "context":
             fields[name] = draw(st.sampled_from(CONTEXTS))
@@ -134,7 +130,6 @@ def known(fields: dict[str, Any], draw: Callable[[Any], Any]) -> None:
 
 
 def hurried(case: Any) -> bool:
-    """Whether a request wants its answer sooner than a busy machine may have begun."""
     fields = case.body if isinstance(case.body, dict) else case.query or {}
     wanted = fields.get("deadline_ms")
     return wanted is not None and int(wanted) < DEADLINE

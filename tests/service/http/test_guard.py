@@ -21,7 +21,6 @@ ACCEPT = {"user": "ann", "text": "abba"}
 
 @pytest.fixture
 def client_of(service: Service) -> Iterator[Callable[[Settings], TestClient]]:
-    """A client of an application that is set so."""
     made = []
 
     def make(settings: Settings) -> TestClient:
@@ -86,7 +85,6 @@ def test_cross_origin_requests_of_named_pages(client_of: Callable[[Settings], Te
     ["", "*", "null", "shop.example", "https://shop.example/", "https://Shop.example", "https://a b", "https://a\nb"],
 )
 def test_what_no_browser_sends_is_no_origin(origin: str) -> None:
-    """It would let nobody in, and nobody would be told why."""
     with pytest.raises(UserError, match="valid is https://NAME"):
         Settings(origins=(SHOP, origin))
 
@@ -97,7 +95,6 @@ def test_origins(origin: str) -> None:
 
 
 def test_pages_that_are_named_can_read_why_they_are_refused(client_of: Callable[[Settings], TestClient]) -> None:
-    """A problem of the guard is no silence to their scripts."""
     client = client_of(Settings(origins=(SHOP,), names=("127.0.0.1",)))
     answer = client.post("/v1/accept", json=ACCEPT, headers={"Origin": SHOP, "Host": "rebound.example"})
     assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (421, SHOP)
@@ -116,7 +113,6 @@ def test_pages_that_are_named_can_read_why_they_are_refused(client_of: Callable[
 def test_what_a_busy_loop_would_answer_late_is_refused_first(
     service: Service, path: str, others: int, waited: float, status: int
 ) -> None:
-    """By how long it has waited to be looked at, where others wait too; one alone was only kept from the processor."""
     site = Site(service, Settings(deadline=0.1))
     lates: list[float] = []
 

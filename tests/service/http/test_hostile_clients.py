@@ -27,20 +27,17 @@ MOST_DROPS = 400  # of a request that comes in drops; twenty would do on an idle
 
 @pytest.fixture
 def served(service: Service) -> Site:
-    """What is served."""
     return Site(service, Settings(deadline=5.0))
 
 
 @pytest.fixture
 def url(served: Site) -> Iterator[str]:
-    """Where."""
     with listening(application(served)) as found:
         yield found
 
 
 @pytest.fixture
 def held(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Completions begin, wait for this event, and then fail with words of the request."""
     goes_on = threading.Event()
 
     def complete(request: CompletionRequest) -> Completions:
@@ -53,7 +50,6 @@ def held(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[threadin
 
 
 def test_body_of_two_lengths_is_not_read(url: str) -> None:
-    """A proxy that goes by the other length would hand what follows to somebody else (request smuggling)."""
     head = b"POST /v1/users/ann/undo HTTP/1.1\r\n" + HOST
     both = b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
     for lengths in (both, both.replace(b"chunked", b"Chunked"), b"Content-Length: 4\r\nContent-Length: 5\r\n\r\nabcd"):
@@ -66,7 +62,6 @@ def test_body_of_two_lengths_is_not_read(url: str) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/complete", "/v1/accept", "/v1/users/ann/undo", "/v1/generate", "/nothing"])
 def test_requests_that_follow_at_once_stay_apart(url: str, path: str) -> None:
-    """Whatever a body holds, what comes after it is the next request."""
     with connected(url) as connection:
         connection.sendall(posted(path, GET) + GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
         answers = to_the_end(connection).split(b"HTTP/1.1 ")
@@ -79,7 +74,6 @@ def test_requests_that_follow_at_once_stay_apart(url: str, path: str) -> None:
 def test_body_that_breaks_off_breaks_nothing(
     url: str, served: Site, held: threading.Event, caplog: pytest.LogCaptureFixture, when: str
 ) -> None:
-    """A chunk that is none, before it is answered, while it is, and after."""
     path = b"/v1/complete?query=a" if when == "while" else b"/healthz"
     head = b"GET " + path + b" HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
     with connected(url) as connection:
@@ -203,7 +197,6 @@ def test_client_that_takes_nothing_is_left(
 def test_request_that_comes_in_drops_is_not_waited_for(
     url: str, monkeypatch: pytest.MonkeyPatch, head: bytes, status: bytes
 ) -> None:
-    """Each drop in time, but never all of it (Slowloris)."""
     monkeypatch.setattr(protocol, "HEAD", 0.4)
     monkeypatch.setattr(reading, "ARRIVING", 0.4)
     monkeypatch.setattr(protocol, "LEAVING", 0.4)
@@ -226,7 +219,6 @@ def test_request_that_comes_in_drops_is_not_waited_for(
 def test_one_more_connection_takes_the_place_of_the_idlest(
     url: str, monkeypatch: pytest.MonkeyPatch, held: threading.Event, served: Site
 ) -> None:
-    """One that waits for its answer is never closed for another."""
     monkeypatch.setattr(protocol, "most_connections", lambda: 4)
     connections = [connected(url)]
     connections[0].sendall(posted("/v1/complete", b'{"query":"a"}'))
@@ -295,7 +287,6 @@ def test_as_many_connections_as_there_are_files(monkeypatch: pytest.MonkeyPatch)
 def test_refusal_arrives_although_more_was_sent_than_is_read(
     url: str, request_line: bytes, body: bytes, status: bytes
 ) -> None:
-    """Closing on what is unread, the system would throw the answer away."""
     length = b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
     with connected(url) as connection:
         connection.sendall(request_line + b" HTTP/1.1\r\n" + HOST + length + b"\r\n" + body)

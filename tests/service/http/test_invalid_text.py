@@ -50,13 +50,11 @@ TAKEN = {(one.method, one.path): one.takes for one in OPERATIONS}
 
 
 def routes(site: Site) -> list[tuple[str, str]]:
-    """The method and path of each route of the application; HEAD, whose answers have no content, is GET."""
     found = [one for one in application(site).routes if isinstance(one, Route)]
     return [(method, one.path) for one in found for method in sorted({*(one.methods or ())} - {"HEAD"})]
 
 
 def marked(kind: inspect.Type) -> Iterator[bytes]:
-    """JSON of a type with `MARK` at one text: one for each text that it can have, names of dictionaries included."""
     if isinstance(kind, inspect.Metadata):
         yield from marked(kind.type)
     elif isinstance(kind, inspect.UnionType):
@@ -112,7 +110,6 @@ def test_whole_bodies(client: TestClient, site: Site, caplog: pytest.LogCaptureF
 
 
 def test_every_post_route_is_tested(site: Site) -> None:
-    """A route takes a message, which `test_bodies` fills, or an id in its path, which `test_paths` fills, or both."""
     for method, path in routes(site):
         assert method != "POST" or TAKEN[method, path] is not None or "{user}" in path, path
 
@@ -138,7 +135,6 @@ def test_queries(client: TestClient, caplog: pytest.LogCaptureFixture, query: st
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
 @pytest.mark.parametrize("name", ["authorization", "content-type", "origin", "host", "content-length", "x-other"])
 def test_headers(client: TestClient, caplog: pytest.LogCaptureFixture, name: str, bad: bytes) -> None:
-    """Headers are bytes, of which a few are compared with known ones; none is a fault of the server."""
     headers = {b"content-type": b"application/json", name.encode(): bad}
     answer = client.post("/v1/complete", content=b'{"query":"a"}', headers=headers)
     assert answer.status_code < 500
@@ -146,12 +142,10 @@ def test_headers(client: TestClient, caplog: pytest.LogCaptureFixture, name: str
 
 
 def escaped(bad: bytes) -> str:
-    """Bytes as they are sent in an address."""
     return "".join(f"%{byte:02x}" for byte in bad)
 
 
 def refused(client: TestClient, method: str, address: str, content: bytes | None) -> None:
-    """Ask, and compare the answer with the problem of a request that cannot be read."""
     fields: dict[str, Any] = {} if content is None else {"content": content}
     answer = client.request(method, address, headers={"content-type": "application/json"}, **fields)
     assert (answer.status_code, answer.json()["type"]) == (400, "/docs#malformed"), (method, address, content)

@@ -25,19 +25,16 @@ ASKED = {
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Where keys are kept."""
     return tmp_path / "keys.toml"
 
 
 @pytest.fixture
 def ring(file: Path) -> dict[str, str]:
-    """A key of each scope."""
     return {scope: keys.add(file, f"of {scope}", [scope]) for scope in SCOPES}
 
 
 @pytest.fixture
 def guarded(service: Service, file: Path, ring: dict[str, str]) -> Iterator[TestClient]:
-    """A client of an application that needs keys."""
     with TestClient(application(Site(service, Settings(deadline=5.0), KeyRing(file)))) as made:
         yield made
 
@@ -110,7 +107,6 @@ def test_what_is_no_file_of_keys(file: Path, content: str, said: str) -> None:
 
 
 def test_a_file_whose_last_key_is_deleted_refuses_everybody(file: Path) -> None:
-    """As one meant who deleted it; what is no file of keys changes nothing."""
     key = keys.add(file, "a", ["complete"])
     ring = KeyRing(file)
     file.write_text("[[key", encoding="utf-8")

@@ -14,12 +14,10 @@ from factorcell.service.http.problems import ProblemError
 
 
 async def never() -> None:
-    """Somebody who waits."""
     await asyncio.Event().wait()
 
 
 def held(event: threading.Event) -> Callable[[Turn], str]:
-    """Work that takes until the event."""
 
     def work(turn: Turn) -> str:
         assert event.wait(10)
@@ -29,7 +27,6 @@ def held(event: threading.Event) -> Callable[[Turn], str]:
 
 
 def run(scenario: Callable[[Lane], Any], threads: int = 1, room: int = 2, least: float = math.inf) -> None:
-    """A scenario with a lane of its own."""
     lane = Lane("test", threads, room, least)
     try:
         asyncio.run(scenario(lane))
@@ -82,7 +79,6 @@ def test_what_would_be_late_is_refused_at_once() -> None:
 
 
 def test_idle_lane_takes_anything() -> None:
-    """However long work took before: else a slow start would never be forgotten."""
 
     async def scenario(lane: Lane) -> None:
         lane.mean = 100.0
@@ -119,7 +115,6 @@ def test_what_nobody_waits_for_is_not_begun() -> None:
 
 
 def test_what_nobody_waits_for_any_more_is_stopped() -> None:
-    """It says nothing of how long work takes."""
 
     async def scenario(lane: Lane) -> None:
         left, ended = asyncio.Event(), threading.Event()
@@ -145,7 +140,6 @@ def test_what_nobody_waits_for_any_more_is_stopped() -> None:
 
 
 def test_what_can_be_cut_short_gets_a_share_of_its_time() -> None:
-    """Those that wait have the same; none gets less than it needs."""
 
     async def scenario(lane: Lane) -> None:
         event = threading.Event()
@@ -163,7 +157,6 @@ def test_what_can_be_cut_short_gets_a_share_of_its_time() -> None:
 
 
 def test_what_can_be_cut_short_counts_for_what_it_needs() -> None:
-    """Not for the time that it took because nobody else wanted it, but for what it took beyond its share."""
 
     async def scenario(lane: Lane) -> None:
         await lane.run(lambda turn: time.sleep(turn.seconds), 0.2, never)
@@ -178,7 +171,6 @@ def test_what_can_be_cut_short_counts_for_what_it_needs() -> None:
 
 
 def test_one_who_types_fast_is_not_refused() -> None:
-    """Searches take all the time that they get, and most are given up at the next key: as if nobody had asked."""
 
     async def scenario(lane: Lane) -> None:
         def search(turn: Turn) -> None:
@@ -217,7 +209,6 @@ def test_what_waited_too_long_is_not_begun() -> None:
 
 
 def test_at_ten_times_the_load_what_is_let_in_is_in_time() -> None:
-    """Work of 10 ms in one thread, a request every millisecond, 100 ms for each."""
 
     async def scenario(lane: Lane) -> None:
         times: list[float] = []

@@ -22,7 +22,6 @@ WHO = ("ann", "bob", "eve")
 
 @pytest.fixture
 def port(model: ServedModel, tmp_path: Path) -> Iterator[int]:
-    """That of a server in a thread of this process, whose people are in a file that `service` has too."""
     service = Service(model, open_store(f"sqlite:///{tmp_path / 'users.db'}"))
     with listening(application(Site(service, Settings(deadline=5.0)))) as address:
         yield int(address.rstrip("/").rpartition(":")[2])
@@ -30,13 +29,11 @@ def port(model: ServedModel, tmp_path: Path) -> Iterator[int]:
 
 @pytest.fixture
 def served(tmp_path: Path) -> ServedModel:
-    """A run in a folder, for servers in processes of their own."""
     return ServedModel(runs.make(tmp_path / "run"))
 
 
 @pytest.fixture(params=SERVERS)
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """Each store, with nobody in it."""
     with SERVERS[request.param]() as made:
         yield made
 
@@ -54,7 +51,6 @@ def test_everybody_is_as_alone_and_gets_no_text_of_another(port: int, service: S
 
 
 def test_faults_are_found(port: int, service: Service) -> None:
-    """What the checks are for: a text of another, one that is lost, doubled or learned otherwise."""
     service.accept("user-0", "abba")
     service.accept("user-1", "cabba")
     book = people.Book()

@@ -37,7 +37,6 @@ def test_padding_is_space_up_to_the_next_multiple(content: bytes, step: int) -> 
 
 
 def exchange(connection: socket.socket, asked: dict[str, Any], method: str) -> tuple[int, Any]:
-    """How many bytes came, and the JSON that they hold."""
     if method == "GET":
         query = "&".join(f"{name}={quote(str(value).lower())}" for name, value in asked.items())
         head, body = f"GET /v1/complete?{query} HTTP/1.1", b""
@@ -55,7 +54,6 @@ def exchange(connection: socket.socket, asked: dict[str, Any], method: str) -> t
 
 
 def answers(service: Service, pad: int, method: str) -> list[tuple[int, Any]]:
-    """Of all that is asked, over one connection."""
     with listening(application(Site(service, Settings(deadline=5.0, pad=pad)))) as url:
         parts = urlsplit(url)
         with socket.create_connection((parts.hostname, parts.port), timeout=30) as connection:

@@ -29,7 +29,6 @@ VALUES = {
 
 
 def exported() -> dict[str, set[str]]:
-    """Every sample that /metrics can have, with its labels, once all of them were counted."""
     metrics = Metrics()
     metrics.requests.labels("complete", 200).inc()
     metrics.seconds.labels("complete").observe(0.1)
@@ -45,7 +44,6 @@ def exported() -> dict[str, set[str]]:
 
 
 def expressions() -> dict[str, list[str]]:
-    """What the dashboard and the alerts ask of Prometheus."""
     board = json.loads((GIVEN / "grafana.json").read_text(encoding="utf-8"))
     rules = (GIVEN / "alerts.yml").read_text(encoding="utf-8")
     return {
@@ -73,7 +71,6 @@ def test_every_figure_that_is_asked_for_exists(name: str) -> None:
 
 
 def test_every_figure_is_shown_and_told() -> None:
-    """On the dashboard, and in the table of the page."""
     known = {re.sub("_(bucket|sum|count|created)$", "", name) for name in exported()}
     known = {name if f"{name}_total" not in known else f"{name}_total" for name in known}
     shown = {figure for one in expressions()["grafana.json"] for figure, _ in FIGURE.findall(one)}

@@ -39,14 +39,12 @@ uwsgi_temp_path {folder}/4; scgi_temp_path {folder}/5;
 
 
 def documented(language: str, mark: str) -> str:
-    """The block of a language that has a mark in it."""
     text = (ROOT / "docs" / "production.md").read_text(encoding="utf-8")
     (code,) = [block.code for block in blocks(text) if block.language == language and mark in block.code]
     return code
 
 
 def changed(text: str, **changes: str) -> str:
-    """A configuration with other ports and files; each that is changed must be there."""
     for before, after in changes.items():
         assert before in text, before
         text = text.replace(before, after)
@@ -54,7 +52,6 @@ def changed(text: str, **changes: str) -> str:
 
 
 def nginx(folder: Path, port: int, upstream: str) -> list[str]:
-    """The command that runs it."""
     cert = ["-keyout", str(folder / "key"), "-out", str(folder / "cert"), "-subj", "/CN=localhost", "-days", "2"]
     subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *cert], check=True, capture_output=True)
     given = changed(
@@ -74,7 +71,6 @@ def nginx(folder: Path, port: int, upstream: str) -> list[str]:
 
 
 def caddy(folder: Path, port: int, upstream: str) -> list[str]:
-    """The command that runs it, with a certificate of its own making."""
     given = changed(
         documented("text", "reverse_proxy"),
         **{
@@ -92,7 +88,6 @@ PROXIES: dict[str, Callable[[Path, int, str], list[str]]] = {"nginx": nginx, "ca
 
 @contextmanager
 def proxied(name: str, folder: Path, upstream: str) -> Iterator[str]:
-    """The address of a proxy that asks `upstream`; what it says is in the file log."""
     port = free_port()
     command = PROXIES[name](folder, port, upstream)
     home = {"HOME": str(folder), "XDG_DATA_HOME": str(folder / "data"), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
@@ -116,7 +111,6 @@ def proxied(name: str, folder: Path, upstream: str) -> Iterator[str]:
 
 @pytest.fixture(params=PROXIES)
 def name(request: pytest.FixtureRequest) -> str:
-    """Of a proxy that is installed."""
     if not shutil.which(request.param, path="/usr/sbin:/usr/bin") or not shutil.which("openssl"):
         pytest.skip(f"{request.param} is not installed")
     return str(request.param)
@@ -124,7 +118,6 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def unchecked() -> Iterator[httpx.Client]:
-    """Connections that take a certificate of anybody's making."""
     with httpx.Client(verify=ssl._create_unverified_context(), timeout=STARTING) as http:
         yield http
 
@@ -132,7 +125,6 @@ def unchecked() -> Iterator[httpx.Client]:
 def test_service_behind_a_proxy(
     name: str, service: Service, tmp_path: Path, unchecked: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any id, pages of the same host, texts as they are written, bodies as large as the server takes, no metrics."""
     heard = threading.Event()
 
     def write(*_: Any, **__: Any) -> Iterator[str]:
@@ -169,7 +161,6 @@ def test_service_behind_a_proxy(
 
 
 def test_logs_have_nothing_of_anybody(name: str, service: Service, tmp_path: Path, unchecked: httpx.Client) -> None:
-    """Neither of what is answered nor of what fails as nobody serves."""
     with listening(application(Site(service, Settings(deadline=5.0)))) as upstream:
         address = re.sub("^http://|/$", "", upstream)
         with proxied(name, tmp_path, address) as url:

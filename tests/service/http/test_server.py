@@ -27,7 +27,6 @@ from tests.service.http.server_process import serving
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder."""
     folder = tmp_path_factory.mktemp("served") / "run"
     runs.make(folder)
     return folder
@@ -77,7 +76,6 @@ def test_what_is_no_host_is_said(host: str) -> None:
 
 
 def test_less_precise_products_suggest_the_same_texts(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Searches score again by floats; every time that the run is opened it is opened so."""
     opened, opens = [], Run.open
 
     def watched(folder: Path, **options: Any) -> Run:
@@ -99,7 +97,6 @@ def test_less_precise_products_suggest_the_same_texts(run: Path, monkeypatch: py
 
 
 def test_errors_leave_out_where_the_run_lies(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder that is asked for as "." must not take the full stops out of what is said."""
     monkeypatch.chdir(run)
     options = ServerOptions(Path("."), f"sqlite:///{tmp_path / 'users.db'}")
     site = options.site()
@@ -111,7 +108,6 @@ def test_errors_leave_out_where_the_run_lies(run: Path, tmp_path: Path, monkeypa
 
 
 def test_answers_are_not_delayed() -> None:
-    """Of a port that names no protocol, asyncio holds back the body of each answer for 40 ms."""
 
     async def delays() -> bool:
         undelayed: list[bool] = []
@@ -164,7 +160,6 @@ def test_server_drains_when_it_is_told_to_stop(run: Path, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_workers_share_people_rates_and_figures(run: Path, tmp_path: Path) -> None:
-    """Whoever answers, a person's own accepts are there; SIGHUP reaches all processes."""
     key = keys.add(tmp_path / "keys.toml", "all", ["complete", "learn", "users", "admin"])
     own = shutil.copytree(run, tmp_path / "run")
     words = ["--workers", "2", "--keys", str(tmp_path / "keys.toml")]
@@ -188,7 +183,6 @@ def test_workers_share_people_rates_and_figures(run: Path, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_workers_that_start_slowly_are_waited_for(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine takes its time to import PyTorch; who replaces a worker meanwhile never has one."""
     code = "import sys, time\nif '--multiprocessing-fork' in sys.orig_argv:\n    time.sleep(8)\n"
     (tmp_path / "sitecustomize.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
@@ -197,7 +191,6 @@ def test_workers_that_start_slowly_are_waited_for(run: Path, tmp_path: Path, mon
 
 
 def wait_for(client: httpx.Client, figure: str) -> None:
-    """Wait until the metrics have a line."""
     for _ in range(300):
         if figure in client.get("/metrics").text.splitlines():
             return
@@ -228,7 +221,6 @@ def test_request_that_does_not_arrive_is_not_waited_for(run: Path, tmp_path: Pat
 
 @pytest.mark.slow
 def test_more_connections_than_files_stop_nobody(run: Path, tmp_path: Path) -> None:
-    """Without a file left, asyncio would accept nobody and write thousands of lines a second."""
     with ExitStack() as held, serving(run, tmp_path / "users.db", files=300) as (process, client):
         for _ in range(3):
             for _ in range(400):

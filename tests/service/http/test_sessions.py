@@ -14,12 +14,10 @@ from factorcell.service.http.site import Settings, Site
 
 @pytest.fixture
 def narrow(service: Service) -> Site:
-    """A site whose searches come one after the other."""
     return Site(service, Settings(deadline=5.0), search=Lane("search", 1, 256))
 
 
 def searching(site: Site, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], threading.Event]:
-    """What is searched for from now on, and what holds the searches up."""
     searched: list[str] = []
     event, plain = threading.Event(), site.service.complete
 
@@ -33,7 +31,6 @@ def searching(site: Site, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], t
 
 
 def client_of(site: Site) -> httpx.AsyncClient:
-    """A client in this loop."""
     transport = httpx.ASGITransport(app=application(site))
     return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
 

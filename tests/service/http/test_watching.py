@@ -24,7 +24,6 @@ from tests.service import runs
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two runs."""
     folder = tmp_path_factory.mktemp("runs")
     for seed in (0, 1):
         runs.make(folder / str(seed), seed)
@@ -33,7 +32,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def watched(folders: tuple[Path, Path], tmp_path: Path) -> Iterator[Watcher]:
-    """A site of a copy of the first."""
     folder = shutil.copytree(folders[0], tmp_path / "run")
     keys.add(tmp_path / "keys.toml", "one", ["complete"])
 
@@ -50,7 +48,6 @@ def watched(folders: tuple[Path, Path], tmp_path: Path) -> Iterator[Watcher]:
 
 
 def replace(watcher: Watcher, folder: Path) -> None:
-    """Put another run in the place of the one that is served."""
     own = watcher.folder
     old = own.rename(own.with_name("old"))
     shutil.copytree(folder, own)
@@ -154,7 +151,6 @@ def test_what_is_too_old_is_deleted(watched: Watcher) -> None:
 def test_watcher_looks_by_itself(
     watched: Watcher, folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture, fault: Exception | None
 ) -> None:
-    """A fault of ours is logged, and it looks on."""
     first, looked = watched.site.service.model, threading.Event()
 
     def expire() -> int:

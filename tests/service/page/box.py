@@ -15,18 +15,15 @@ STUBBORN = "const ask = fetch; window.fetch = (url, {signal, ...options}) => ask
 
 
 def query(tab: Any) -> Any:
-    """The box."""
     return tab.get_by_role("combobox")
 
 
 def shown(tab: Any) -> list[str]:
-    """The suggestions as they stand there."""
     texts: list[str] = tab.locator(".fc-text").all_text_contents()
     return texts
 
 
 def typed(tab: Any, text: str) -> None:
-    """Type a text in place of what is there, and wait for suggestions of it."""
     box = query(tab)
     box.fill("")
     with tab.expect_response(lambda answer: "complete" in answer.url and asked(answer.request)["query"] == text):
@@ -35,7 +32,6 @@ def typed(tab: Any, text: str) -> None:
 
 
 def accepted(tab: Any, text: str) -> None:
-    """Type a text and accept it as it is, and wait until it is said what came of it."""
     query(tab).fill(text)
     with tab.expect_response("**/v1/accept"):
         query(tab).press("Enter")
@@ -43,12 +39,10 @@ def accepted(tab: Any, text: str) -> None:
 
 
 def says(tab: Any, words: str) -> None:
-    """Wait until this is said under the box."""
     tab.locator("#words", has_text=words).wait_for()
 
 
 def until(tab: Any, condition: str) -> None:
-    """Wait for a condition in JavaScript, which the policy of a page does not let a page itself evaluate."""
     for _ in range(200):
         if tab.evaluate(condition):
             return
@@ -57,6 +51,5 @@ def until(tab: Any, condition: str) -> None:
 
 
 def asked(request: Any) -> dict[str, Any]:
-    """What a request asks."""
     content: dict[str, Any] = json.loads(request.post_data)
     return content

@@ -18,7 +18,6 @@ PATIENCE = 10_000  # milliseconds for which a browser is waited for: the machine
 
 @pytest.fixture
 def serve(service: Service) -> Iterator[Callable[..., str]]:
-    """Serves the page and its service, with settings, and says where."""
     contexts = []
 
     def start(**settings: Any) -> str:
@@ -33,7 +32,6 @@ def serve(service: Service) -> Iterator[Callable[..., str]]:
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
-    """Chromium."""
     driver = pytest.importorskip("playwright.sync_api", reason="Playwright drives the browser: make check-slow has it")
     path = next(filter(None, map(shutil.which, CHROMIUM)), None)
     if path is None:
@@ -46,7 +44,6 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def tab(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Opens an address in a window of its own, whose scripts may not fail; options are those of the window."""
     faults: list[str] = []
     windows = []
 

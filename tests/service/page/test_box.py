@@ -27,7 +27,6 @@ BUSY = {"status": 503, "headers": {"retry-after": "3"}, "json": {"detail": "busy
 
 
 def texts(service: Service) -> list[str]:
-    """What is kept of the person who types."""
     profile = service.show(PERSON)
     return [] if profile is None else [one.text for one in profile.texts]
 
@@ -192,7 +191,6 @@ def test_cursor_is_sent_in_code_points(serve: Serve, tab: Tab, value: str, place
 
 
 def units(text: str) -> list[bytes]:
-    """The UTF-16 code units of a text."""
     content = text.encode("utf-16-be", "surrogatepass")
     return [content[at : at + 2] for at in range(0, len(content), 2)]
 

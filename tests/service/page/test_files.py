@@ -30,24 +30,20 @@ class Tags(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """See `HTMLParser`."""
         self.found.append((tag, dict(attrs)))
 
     def handle_data(self, data: str) -> None:
-        """See `HTMLParser`."""
         if self.lasttag in ("script", "style"):
             self.inside += data.strip()
 
 
 @pytest.fixture
 def client(service: Service) -> TestClient:
-    """Asks for the page."""
     return TestClient(application(Site(service)), base_url="http://127.0.0.1")
 
 
 @pytest.fixture(scope="module")
 def tags() -> Tags:
-    """Of the page."""
     return Tags(page.read(page.START).decode())
 
 
@@ -125,7 +121,6 @@ def test_files_are_packaged() -> None:
 
 @pytest.mark.parametrize("hint", ["", "Type a query", 'a "b" <script>'])
 def test_the_empty_box_says_what_one_types(hint: str, service: Service) -> None:
-    """As text, whatever it is."""
     site = Site(service, settings=Settings(hint=hint))
     text = TestClient(application(site), base_url="http://127.0.0.1").get("/").text
     (box,) = [given for _, given in Tags(text).found if given.get("id") == "query"]

@@ -28,7 +28,6 @@ POLICY = "default-src 'none'; script-src 'self' {url}; style-src 'self'; connect
 
 @pytest.fixture
 def shop() -> Iterator[Any]:
-    """A site that loads the box of the service `url`, with options as its script has them."""
     given = {"url": "", "options": ""}
 
     def send(content: str, media: str) -> Callable[[Request], Response]:

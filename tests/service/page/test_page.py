@@ -15,25 +15,21 @@ NAMED = {"button", "textbox", "combobox", "radio", "option", "listbox", "dialog"
 
 
 def texts(service: Service, user: str = PERSON) -> list[str] | None:
-    """What is kept of somebody, None of nobody."""
     profile = service.show(user)
     return None if profile is None else [one.text for one in profile.texts]
 
 
 def rows(tab: Any) -> list[str]:
-    """The texts that the page says are kept."""
     found: list[str] = tab.locator("#texts .what").all_text_contents()
     return found
 
 
 def fill(service: Service, *kept: str) -> None:
-    """Have texts kept of the person who types."""
     for text in kept:
         service.accept(PERSON, text)
 
 
 def press(tab: Any, name: str) -> None:
-    """Press a button by its name."""
     tab.get_by_role("button", name=name, exact=True).click()
 
 
@@ -274,18 +270,15 @@ SEEN = """() => [...document.querySelectorAll("body *")].filter(one => one.check
 
 
 def colour(text: str) -> list[float]:
-    """The red, green and blue of `rgb(...)`."""
     return [float(part) for part in text[text.index("(") + 1 :].rstrip(")").split(",")[:3]]
 
 
 def contrast(front: list[float], behind: list[float]) -> float:
-    """The contrast ratio of WCAG 2."""
     high, low = sorted((luminance(front), luminance(behind)), reverse=True)
     return (high + 0.05) / (low + 0.05)
 
 
 def luminance(colour: list[float]) -> float:
-    """The relative luminance of WCAG 2."""
     linear = [(c / 255 / 12.92 if c <= 10.31 else ((c / 255 + 0.055) / 1.055) ** 2.4) for c in colour]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 

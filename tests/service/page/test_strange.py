@@ -26,7 +26,6 @@ LOOSE = """<!doctype html><html lang="en"><title>Shop</title><script src="{url}f
 
 
 def test_characters_that_hide_or_steer_are_seen(serve: Serve, tab: Tab, service: Service) -> None:
-    """They change the order of what stands beside them, so that a text seems to be another; what is accepted stays."""
     service.accept(PERSON, STEERING)
     opened = tab(serve())
     opened.locator("#texts .what", has_text=SEEN).wait_for()
@@ -97,7 +96,6 @@ def test_service_that_is_away_is_no_person_without_texts(serve: Serve, tab: Tab,
 
 
 def test_browser_that_keeps_nothing(serve: Serve, tab: Tab) -> None:
-    """Where storage is blocked, to ask for it is an error."""
     opened = tab()
     blocked = "{ get() { throw new DOMException('blocked', 'SecurityError'); } }"
     opened.add_init_script(f"Object.defineProperty(window, 'sessionStorage', {blocked})")
@@ -108,7 +106,6 @@ def test_browser_that_keeps_nothing(serve: Serve, tab: Tab) -> None:
 
 @pytest.fixture
 def loose() -> Iterator[Any]:
-    """A site without any policy, which puts the box on its input."""
     given = {"url": "", "user": "eve"}
 
     async def answer(_: Request) -> Response:

@@ -33,12 +33,10 @@ class Program:
     """A server that was started, and can be killed, stopped for a while, and started again where it was."""
 
     def __init__(self, command: list[str], folder: Path, ask: Callable[[], object]) -> None:
-        """`ask` raises until it answers."""
         self.command, self.folder, self.ask = command, folder, ask
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, unless it runs; it answers when this returns."""
         stop = time.monotonic() + START
         while not self._answers():
             assert time.monotonic() < stop, "the server does not answer"
@@ -50,24 +48,20 @@ class Program:
             time.sleep(0.02)
 
     def runs(self) -> bool:
-        """Whether it is there."""
         return self._process is not None and self._process.poll() is None
 
     def signal(self, number: int) -> None:
-        """Send a signal to all of its processes, if it is there."""
         if self._process is not None and self.runs():
             for process in family(self._process.pid):
                 with suppress(ProcessLookupError):
                     os.kill(process, number)
 
     def kill(self) -> None:
-        """End it at once, as a failing machine does."""
         self.signal(signal.SIGKILL)
         if self._process is not None:
             self._process.wait(START)
 
     def close(self) -> None:
-        """End it in order."""
         if self._process is not None:
             self.signal(signal.SIGCONT)
             self._process.terminate()
@@ -94,17 +88,14 @@ class Server:
     program: Program | None = None
 
     def open(self) -> Store:
-        """The store."""
         return open_store(self.url)
 
     def raw(self) -> bytes:
-        """What the files hold."""
         return b"".join(path.read_bytes() for path in sorted(self.folder.rglob("*")) if path.is_file())
 
 
 @contextmanager
 def sqlite_file(parent: Path | None = None) -> Iterator[Server]:
-    """A file in a folder, itself in `parent`."""
     with tempfile.TemporaryDirectory(dir=parent) as folder:
         path = Path(folder) / "users.db"
 
@@ -117,7 +108,6 @@ def sqlite_file(parent: Path | None = None) -> Iterator[Server]:
 
 @contextmanager
 def postgres_server(parent: Path | None = None) -> Iterator[Server]:
-    """A cluster of PostgreSQL, run by the user postgres where we are root, for whom it refuses to run."""
     programs = Path(shutil.which("pg_ctl") or _missing("PostgreSQL (pg_ctl)")).resolve().parent
     as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.geteuid() == 0 else []
     port = free_port()
@@ -146,7 +136,6 @@ def postgres_server(parent: Path | None = None) -> Iterator[Server]:
 
 @contextmanager
 def redis_server(parent: Path | None = None) -> Iterator[Server]:
-    """A Redis that keeps what it has answered."""
     name = shutil.which("redis-server") or shutil.which("valkey-server") or _missing("Redis (redis-server)")
     port = free_port()
     with tempfile.TemporaryDirectory(dir=parent, ignore_cleanup_errors=True) as folder:
@@ -169,7 +158,6 @@ SERVERS = {"sqlite": sqlite_file, "postgresql": postgres_server, "redis": redis_
 
 
 def emptied(server: Server) -> Server:
-    """The same with nobody in it."""
     store = server.open()
     while found := store.users():
         for user in found:
@@ -184,7 +172,6 @@ def _missing(what: str) -> str:
 
 @contextmanager
 def _started(program: Program) -> Iterator[Program]:
-    """A server until the end."""
     try:
         program.start()
         yield program
@@ -193,7 +180,6 @@ def _started(program: Program) -> Iterator[Program]:
 
 
 def family(parent: int) -> list[int]:
-    """A process and all that came of it."""
     children = Path(f"/proc/{parent}/task/{parent}/children")
     below = children.read_text().split() if children.exists() else []
     return [parent, *(one for child in below for one in family(int(child)))]

@@ -31,29 +31,24 @@ class Fragile:
 
 
 def fails() -> None:
-    """As a store that cannot be reached."""
     raise StoreError("out of order")
 
 
 @pytest.fixture
 def fragile(monkeypatch: pytest.MonkeyPatch) -> Fragile:
-    """One that is tried again soon."""
     monkeypatch.setattr(attended, "RETRY", 0.01)
     return Fragile()
 
 
 def ask(store: AttendedStore, name: str) -> Any:
-    """The answer to a question of that name."""
     return getattr(store, name)(*(READING | WRITING)[name])
 
 
 def answer(name: str) -> str | None:
-    """What a store that is well says to it."""
     return None if name == "check" else f"answer to {name}"
 
 
 def until_answered(store: AttendedStore, name: str) -> Any:
-    """The answer, once there is one."""
     stop = time.monotonic() + 10
     while time.monotonic() < stop:
         try:
@@ -65,7 +60,6 @@ def until_answered(store: AttendedStore, name: str) -> Any:
 
 @pytest.mark.parametrize(("kind", "other", "probe"), [(READING, WRITING, "version"), (WRITING, READING, "check")])
 def test_what_fails_is_tried_by_one_thread(fragile: Fragile, kind: Any, other: Any, probe: str) -> None:
-    """Reading says nothing of writing, nor writing of reading."""
     store = AttendedStore(cast(Any, fragile))
     for name in kind:
         assert ask(store, name) == answer(name)
@@ -92,7 +86,6 @@ def test_what_fails_is_tried_by_one_thread(fragile: Fragile, kind: Any, other: A
 
 
 def test_a_probe_that_fails_otherwise_is_tried_on(fragile: Fragile, caplog: pytest.LogCaptureFixture) -> None:
-    """A fault of ours is logged, and the store answers again once it does."""
     store = AttendedStore(cast(Any, fragile))
 
     def strange() -> None:
@@ -123,7 +116,6 @@ def test_one_persons_damage_is_no_failure(fragile: Fragile) -> None:
 
 
 def test_nobody_else_waits_for_what_hangs(fragile: Fragile) -> None:
-    """Those who ask first wait; who comes after the first failure does not, though the store hangs still."""
     event, store = threading.Event(), AttendedStore(cast(Any, fragile))
 
     def hangs() -> None:
@@ -145,7 +137,6 @@ def test_nobody_else_waits_for_what_hangs(fragile: Fragile) -> None:
 
 
 def test_what_fails_again_and_again_is_left_alone_longer(fragile: Fragile, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a disk where some things fit and others do not, a try succeeds and says little."""
     monkeypatch.setattr(attended, "RETRY", 0.1)
     store = AttendedStore(cast(Any, fragile))
     fragile.does["write"] = fails

@@ -16,14 +16,12 @@ replace = msgspec.structs.replace
 
 
 def person(user: str, texts: int = 1, time: int = 100) -> Record:
-    """Somebody of a few texts."""
     kept = tuple(KeptText(number, f"text {number} of {user}", time + number) for number in range(1, texts + 1))
     state = LearnedState(b"m" * 16, texts, bytes(range(256)))
     return replace(Record.new(user, time), accepted=texts, texts=kept, states=(state,))
 
 
 def after(record: Record, **values: object) -> Record:
-    """The same person, a writing later."""
     return replace(record, version=record.version + 1, **values)
 
 
@@ -96,7 +94,6 @@ def test_those_with_old_texts_come_first(store: Store) -> None:
 
 
 def test_of_many_writers_one_wins_each_time(store: Store) -> None:
-    """Two hundred increments by sixteen threads, each by compare and swap: none is lost."""
     store.write(person("Ann"), None)
     refused = []
 
@@ -141,7 +138,6 @@ def test_nobody_gets_what_is_anothers(store: Store) -> None:
 
 
 def test_damage_is_refused_and_can_be_deleted(store: Store, server: Server) -> None:
-    """One flipped bit in what the store holds; another person's value in one's place."""
     ann, bob = person("Ann"), person("Bob")
     store.write(ann, None)
     store.write(bob, None)
@@ -181,7 +177,6 @@ def test_two_who_open_it_share_it(store: Store, server: Server) -> None:
 
 
 def test_what_was_deleted_is_gone_from_the_raw_files(store: Store, server: Server) -> None:
-    """Deleted people, and texts that were in earlier versions of those who stayed."""
     secret = b"my very own secret"
     for number in range(90):
         first = person(f"person-{number:03}", number % 50)

@@ -67,7 +67,6 @@ def test_what_a_later_version_made_is_refused(started: Server) -> None:
 
 
 def _make_later(url: str, version: int) -> None:
-    """Have the schema be of this version."""
     if url.startswith("sqlite"):
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
             connection.execute(f"PRAGMA user_version = {version}")

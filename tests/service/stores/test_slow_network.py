@@ -20,7 +20,6 @@ WAIT = 0.3  # seconds that a store waits here
 
 @pytest.fixture
 def proxy(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """A way to the server that can be slow, for stores that wait for a moment only."""
     monkeypatch.setattr(redis, "WAIT", WAIT)
     monkeypatch.setattr(postgres, "WAIT", WAIT)
     monkeypatch.setattr(postgres.BoundedConnection, "patience", WAIT)
@@ -54,7 +53,6 @@ def test_a_server_that_does_not_answer_is_an_error_in_time(proxy: Proxy) -> None
 
 
 def test_late_answers_reach_nobody_else(proxy: Proxy) -> None:
-    """One of eight pieces comes after the asker has gone: whoever asks next gets their own answer or an error."""
     store, people = open_store(proxy.url), [person(f"user {number}", 2) for number in range(20)]
     for one in people:
         store.write(one, None)
