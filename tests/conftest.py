@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests import outcomes, synthetic
+from tests import synthetic
 
 if not torch.cuda.is_available():  # read when a kernel is defined, so before anything of ours is imported
     os.environ["TRITON_INTERPRET"] = "1"
@@ -58,23 +58,6 @@ def pytest_collection_finish() -> None:
     """What is there before the first test stays to the end: no collection of garbage has to look at it."""
     gc.collect()
     gc.freeze()
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What came of hostile inputs and faults."""
-    reports = [one for kind in ("passed", "failed", "error") for one in terminalreporter.getreports(kind)]
-    lines = [*outcomes.table(outcomes.counted(reports))]
-    if lines:
-        terminalreporter.section("hostile inputs and faults")
-        terminalreporter.write("\n".join([*lines, ""]))
-
-
-@pytest.fixture
-def outcome(record_property: Callable[[str, object], None]) -> dict[str, int]:
-    """How often each of `outcomes.RIGHT` came of what the test tries."""
-    counts = dict.fromkeys(outcomes.RIGHT, 0)
-    record_property(outcomes.PROPERTY, counts)
-    return counts
 
 
 @pytest.fixture(autouse=True, scope="module")

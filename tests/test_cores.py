@@ -6,7 +6,6 @@ from factorcell import cores
 
 
 def test_a_pinned_process_uses_its_own_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As taskset, containers and schedulers of clusters pin it; where a system pins nothing it has all."""
     monkeypatch.setattr("os.cpu_count", lambda: 64)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {5, 9, 11}, raising=False)
     assert cores.usable() == 3

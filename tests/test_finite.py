@@ -48,7 +48,6 @@ def test_what_is_finite_is_written_as_ever() -> None:
 
 @pytest.mark.parametrize("odd", ODD)
 def test_files_of_rows_have_null_for_it(tmp_path: Path, odd: float) -> None:
-    """However rows are written; and on standard output."""
     row, path = {"accuracy": odd, "values": [{"f1": odd}, 1.0]}, tmp_path / "rows.jsonl"
     files.write_rows(path, [row])
     files.append_row(path, row)

@@ -99,7 +99,6 @@ def test_other_models_are_known_by_their_files() -> None:
 def test_an_ngram_model_is_accepted(
     command: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the commands that the error names."""
     monkeypatch.chdir(place)
     assert command.split()[0] in folders.OTHER_MODELS[ngram.FILE][1]
     assert main(["ngram" if word == "RUN" else word for word in command.split()]) == 0

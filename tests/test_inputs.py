@@ -68,7 +68,6 @@ WEIGHTS = '{"lm": 1, "model": 2}'
 
 @pytest.mark.parametrize(("name", "content", "read"), READERS.values(), ids=READERS)
 def test_a_byte_order_mark_is_ignored(name: str, content: str, read: Callable[[Any], Any], tmp_path: Path) -> None:
-    """Paths may be text. UTF-16, with a mark or without one, is named."""
     path = tmp_path / name
     path.write_text(content, encoding="utf-8")
     expected = read(path)
@@ -103,7 +102,6 @@ def test_a_byte_order_mark_is_ignored_in_json_of_our_own(
 
 
 def test_folders_may_be_text(tmp_path: Path) -> None:
-    """Each public function that opens a run folder or writes a file next to it takes a path as text."""
     make_run(tmp_path / "run").save_weights({})
     folder, path = str(tmp_path / "run"), str(tmp_path / "kept.jsonl")
     for opened in (Run.open(folder), open_scorer(folder), open_model(folder)):
@@ -136,7 +134,6 @@ def test_texts_to_explain_may_begin_with_a_mark(tmp_path: Path, capsys: pytest.C
 
 
 def test_hidden_files_are_not_visible(tmp_path: Path) -> None:
-    """Nor what hidden folders hold; a folder that is hidden itself may be named. `check` passes over them too."""
     folder = tmp_path / ".cache" / "run"
     run = make_run(folder)
     run.save_weights({})

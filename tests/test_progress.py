@@ -1,94 +1,70 @@
-"""A bar on a terminal; a line now and then where nobody watches; nothing that was not asked for."""
+"""A bar on a terminal; a line now and then elsewhere; nothing unless it is asked for."""
 
-import io
 import os
 import pty
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
 
 import pytest
 
 from factorcell import progress
-from factorcell.progress import Lines, progress_bar
+from factorcell.progress import progress_bar
 
 JOB = """
 from factorcell import progress
-progress.FIRST = progress.OFTEN = 0.0
+progress.FIRST = progress.SELDOM = 0.0
 for _ in progress.progress_bar(range(20), desc="reading", unit="rows"):
     pass
 """
 
 
-class Clock:
-    """A clock that goes on by a step with every look."""
-
-    def __init__(self, step: float) -> None:
-        self.now, self.step = -step, step
-
-    def __call__(self) -> float:
-        self.now += self.step
-        return self.now
-
-
-def told(steps: int, pace: float, total: int | None = None, initial: int = 0) -> list[str]:
-    """The lines of a job of so many steps, each of which takes `pace` seconds."""
-    stream = io.StringIO()
-    with Lines(None, "reading", "rows", total, initial, stream, Clock(pace)) as bar:
-        for _ in range(steps):
+def lines_of(seconds: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines of a job with a step each second."""
+    clock = iter(range(10_000))
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with progress_bar(desc="reading", unit="rows", total=100, mininterval=0) as bar:
+        for _ in range(seconds):
+            now[0] = next(clock)
             bar.update()
-    return stream.getvalue().splitlines()
+    return capsys.readouterr().err.splitlines()
 
 
-def test_short_job_is_silent() -> None:
-    """Nothing before the first seconds are over."""
-    assert told(4, 1.0, total=4) == []
+def test_the_first_line_is_after_five_seconds_and_others_every_half_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lines_of(4, monkeypatch, capsys) == []
+    lines = lines_of(100, monkeypatch, capsys)
+    assert [line.split(" rows")[0] for line in lines] == [f"reading: {n} of 100" for n in (6, 36, 66, 96)]
 
 
-def test_first_line_then_one_at_every_tenth_or_half_minute() -> None:
-    """First after 5 seconds; then after a tenth of the whole, but not within 5 seconds; at the latest after 30."""
-    assert [line.split()[1] for line in told(100, 1.0, total=100)] == [str(n) for n in range(5, 100, 10)]
-    assert [line.split()[1] for line in told(100, 0.125, total=100)] == ["40", "80"]
-    assert [line.split()[1] for line in told(100, 1.0, total=100_000)] == ["5", "35", "65", "95"]
-    assert [line.split()[1] for line in told(100, 1.0)] == ["5", "35", "65", "95"]
-
-
-def test_line_says_count_pace_and_time_left() -> None:
-    """Steps that were done before count for how far it is, not for the pace."""
-    assert told(5, 1.0, total=100)[0] == "reading: 5 of 100 rows (5%), 1.00 a second, 1:35 left"
-    assert told(5, 1.0)[0] == "reading: 5 rows, 1.00 a second"
-    assert told(5, 1.0, total=100, initial=50)[0] == "reading: 55 of 100 rows (55%), 1.00 a second, 0:45 left"
-    assert told(5, 1.0, total=10_000)[0].endswith("2:46:35 left")
-
-
-def test_iteration_gives_the_items_and_what_else_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Items pass through, an iterator without a length as well; name and figures can change."""
+def test_the_job_can_be_renamed_and_say_more(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(progress, "FIRST", 0.0)
-    stream = io.StringIO()
-    bar = Lines(["a", "b"], "run", "steps", stream=stream, clock=Clock(40.0))
-    items: Iterator[str] = iter(bar)
-    assert next(items) == "a"
-    bar.set_description("run, best 3")
-    bar.set_postfix_str("loss 2")
-    assert list(items) == ["b"]
-    assert stream.getvalue().splitlines() == [
-        "run, best 3: 1 of 2 steps (50%), 0.03 a second, 0:40 left, loss 2",
-        "run, best 3: 2 of 2 steps (100%), 0.03 a second, loss 2",
-    ]
+    bar = progress_bar(desc="run", unit="steps", mininterval=0)
+    bar.set_description("run, best\x1b 3", refresh=False)
+    bar.set_postfix_str("loss\n2", refresh=False)
+    bar.update()
+    assert capsys.readouterr().err.splitlines()[-1].startswith("run: 0 steps")
+    monkeypatch.setattr(bar.fp._wrapped, "due", 0.0)
+    bar.update()
+    line = capsys.readouterr().err
+    assert line.startswith(r"run, best\x1b 3: 2 steps, ")
+    assert line.endswith(", loss\\n2\n")
     assert list(progress_bar(iter("ab"), desc="x", unit="y", show=False)) == ["a", "b"]
+    assert capsys.readouterr().err == ""
 
 
 def test_pipe_gets_lines_and_no_carriage_return() -> None:
-    """As in a log: whole lines."""
     done = subprocess.run([sys.executable, "-c", JOB], capture_output=True, check=True)
     assert b"\r" not in done.stderr
-    assert [line.split()[1] for line in done.stderr.decode().splitlines()] == [str(n) for n in range(1, 20, 2)]
+    assert done.stderr.decode().splitlines()[-1].startswith("reading: 20 of 20 rows, ")
     assert done.stdout == b""
 
 
 def test_terminal_gets_a_bar() -> None:
-    """On a pseudo-terminal one line is drawn anew."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
     process = subprocess.Popen([sys.executable, "-c", JOB], stderr=theirs)

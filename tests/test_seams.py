@@ -37,7 +37,6 @@ def written_out(run: Run, prefix: str, most: int) -> dict[str, float]:
 
 
 def test_scores_and_ranks_of_many_are_those_of_one(run: Run) -> None:
-    """Padded texts of all lengths together, against a token at a time; figures follow from them."""
     corpus = run.prepare(ROWS)
     expected = [nats for row in ROWS for nats in nats_of(run, row)]
     assert run.nats(corpus) == pytest.approx(expected, abs=1e-5)
@@ -48,7 +47,6 @@ def test_scores_and_ranks_of_many_are_those_of_one(run: Run) -> None:
 
 @pytest.mark.parametrize("method", ["sample", "greedy", "beam", "stochastic", "distinct"])
 def test_texts_are_as_probable_as_their_letters(run: Run, method: str) -> None:
-    """By every method, and their log probabilities are those of the texts read again."""
     options = GenerationOptions(method, max_tokens=6, width=4, grow=2)
     for row in generate(run, [{"city": "Oslo"}, {"city": "Nice"}], options=options, prompt="c"):
         own = nats_of(run, {"text": row["text"], **row["context"]})[1:]
@@ -56,7 +54,6 @@ def test_texts_are_as_probable_as_their_letters(run: Run, method: str) -> None:
 
 
 def test_a_wide_beam_finds_the_best_text(run: Run) -> None:
-    """Among all that can be written; a stream is the greedy one, and a gap takes the best filler."""
     options = GenerationOptions("beam", max_tokens=3, width=200, length_penalty=0.0)
     (row,) = generate(run, [{"city": "Oslo"}], options=options)
     best = written_out(run, "", 2)
@@ -71,8 +68,7 @@ def test_a_wide_beam_finds_the_best_text(run: Run) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "c", "ab"])
 def test_the_exact_search_finds_the_best_completions(run: Run, prefix: str) -> None:
-    """Hypotheses of different lengths wait together; against all completions written out."""
-    plain, context = PlainEngine(run.model), run.prepare([{"text": "", "city": "Oslo"}]).context(np.zeros(1, np.int64))
+    conditioned = run.model.condition(run.prepare([{"text": "", "city": "Oslo"}]).context(np.zeros(1, dtype=np.int64)))
     with run.scoring():
         typed = plain.type(plain.begin(context), run.vocabulary.encode(prefix))
         (found,) = plain.search([SearchRequest(typed, 5, 4)], batch=3)
@@ -81,7 +77,6 @@ def test_the_exact_search_finds_the_best_completions(run: Run, prefix: str) -> N
 
 
 def test_a_person_is_completed_and_learned_online() -> None:
-    """Typing on and deleting, slips forgiven, and one user's vector moved: the plain engine takes any backbone."""
     run = regrown(make_letters(data={"context": (), "user": "city", "min_user_count": 1}))
     user, completer = User.new(run), Completer(run, slips=1)
     learned = learn_one(run, user, "abc")

@@ -78,7 +78,6 @@ def test_nothing_visible_acts_or_hides(text: str) -> None:
 
 @given(NASTY, NASTY)
 def test_what_stands_before_is_seen_as_alone(before: str, text: str) -> None:
-    """So that a text can be shown piece by piece."""
     assert visible(before + text).startswith(visible(before))
 
 

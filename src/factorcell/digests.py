@@ -7,13 +7,12 @@ are accepted, so the folder stays valid wherever the process dies. A file that w
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from factorcell.config import UserError, check_format
+from factorcell.limits import UserError, check_format
 
 try:
     import fcntl
@@ -23,70 +22,53 @@ except ImportError:  # Windows
 FILE = "digests.json"
 FORMAT = 1
 
-Accepted = tuple[str, ...]
+Listed = Mapping[str, tuple[str, ...]]  # the digests that are accepted, by the name of a file
 
 
-@dataclass(frozen=True)
-class Digests:
-    """For each file that is `listed`, by its name: the digests that are accepted. Other files may hold anything."""
+def read(folder: Path) -> Listed:
+    """Read the manifest of `folder`, empty if there is none; `UserError` if the manifest was altered."""
+    path = folder / FILE
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_bytes())
+        check_format(content["format"], FORMAT, path)
+        if content["sha256"] != _of_manifest(content["files"]):
+            raise UserError(f"{path}: altered since it was written (its digest does not match)")
+        return {str(name): tuple(accepted) for name, accepted in content["files"].items()}
+    except UserError:
+        raise
+    except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
 
-    listed: Mapping[str, Accepted]
 
-    @classmethod
-    def begin(cls, names: Iterable[str]) -> "Digests":
-        """Of files that are not there yet."""
-        return cls(dict.fromkeys(names, ()))
+def encoded(listed: Listed) -> bytes:
+    """The manifest as the content of a file."""
+    files = {name: list(accepted) for name, accepted in sorted(listed.items())}
+    return (json.dumps({"format": FORMAT, "files": files, "sha256": _of_manifest(files)}, indent=1) + "\n").encode()
 
-    @classmethod
-    def read(cls, folder: Path) -> "Digests":
-        """Read the manifest of `folder`, empty if there is none.
 
-        `UserError` where the manifest itself has been altered: it has a digest of its own.
-        """
-        path = folder / FILE
-        if not path.exists():
-            return cls({})
-        try:
-            content = json.loads(path.read_bytes())
-            check_format(content["format"], FORMAT, path)
-            if content["sha256"] != _own(content["files"]):
-                raise UserError(f"{path}: altered since it was written (its digest does not match)")
-            return cls({str(name): tuple(accepted) for name, accepted in content["files"].items()})
-        except UserError:
-            raise
-        except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-            raise UserError(f"{path}: cannot be read ({error})") from None
+def replacing(listed: Listed, path: Path, digest: str) -> Listed:
+    """The manifest for replacing the file `path` by content with this digest."""
+    existing = of(path.read_bytes()) if path.exists() else ""
+    valid = (existing,) if existing in listed[path.name] else ()
+    return {**listed, path.name: tuple(dict.fromkeys((*valid, digest)))}
 
-    def content(self) -> bytes:
-        """The manifest as a file."""
-        files = {name: list(accepted) for name, accepted in sorted(self.listed.items())}
-        return (json.dumps({"format": FORMAT, "files": files, "sha256": _own(files)}, indent=1) + "\n").encode()
 
-    def replacing(self, path: Path, digest: str) -> "Digests":
-        """Return the manifest for replacing the file `path` by content with this digest."""
-        existing = of(path.read_bytes()) if path.exists() else ""
-        valid = (existing,) if existing in self.listed[path.name] else ()
-        return Digests({**self.listed, path.name: tuple(dict.fromkeys((*valid, digest)))})
-
-    def accepts(self, path: Path, found: str) -> bool:
-        """Whether the digest that was `found` of the file `path` is one of its own, or the file has none."""
-        accepted = self.listed.get(path.name, ())
-        return not accepted or found in accepted
-
-    def vouch(self, path: Path, found: str) -> None:
-        """`UserError` unless that is so."""
-        if not self.accepts(path, found):
-            raise UserError(f"{path}: altered since it was written (its SHA-256 is not that in {FILE})")
+def accepts(path: Path, digest: str) -> bool:
+    """Whether the manifest accepts content with this digest, or lists none, for the file `path`."""
+    accepted = read(path.parent).get(path.name, ())
+    return not accepted or digest in accepted
 
 
 def of(content: bytes) -> str:
-    """The digest of what a file holds."""
+    """The digest of the content of a file."""
     return hashlib.sha256(content).hexdigest()
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Within it no other process changes the manifest of `folder`, on file systems that know locks."""
+def locked(folder: Path) -> Iterator[None]:
+    """Prevent other processes from changing the manifest of `folder`, on file systems with locks."""
     handle = None
     with suppress(OSError):
         if fcntl is not None:
@@ -99,6 +81,5 @@ def alone(folder: Path) -> Iterator[None]:
             os.close(handle)
 
 
-def _own(files: Any) -> str:
-    """The digest of the manifest itself."""
+def _of_manifest(files: Any) -> str:
     return of(json.dumps(files, sort_keys=True).encode())

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from factorcell import digests, inputs, lock
 from factorcell.config import UserError, check_format
-from factorcell.digests import Digests
 from factorcell.finite import to_json
 
 PARTIAL = ".partial"  # the end of the name of a file that is being written
@@ -49,13 +48,16 @@ def write(path: str | Path, content: bytes | str) -> None:
         raise UserError(f"{path}: cannot be saved (Is a directory)")
     content = encoded(content) if isinstance(content, str) else content
     if path.exists() and not path.is_file():
-        return _write_to(path, content)
-    with digests.alone(path.parent):
-        listed = Digests.read(path.parent)
-        if path.name not in listed.listed:
-            return _replace(path, content)
-        _replace(path.parent / digests.FILE, listed.replacing(path, digests.of(content)).content())
-        return _replace(path, content)
+        try:
+            path.write_bytes(content)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+        return
+    with digests.locked(path.parent):
+        listed = digests.read(path.parent)
+        if path.name in listed:
+            _replace(path.parent / digests.FILE, digests.encoded(digests.replacing(listed, path, digests.of(content))))
+        _replace(path, content)
 
 
 def try_path(path: str | Path, folder: bool = False) -> None:
@@ -80,18 +82,17 @@ def try_path(path: str | Path, folder: bool = False) -> None:
 
 def list_files(folder: str | Path, names: Iterable[str]) -> None:
     """Begin the manifest of a new `folder`: files of these `names` will be held against it."""
-    folder = Path(folder)
-    _replace(folder / digests.FILE, Digests.begin(names).content())
+    _replace(Path(folder, digests.FILE), digests.encoded(dict.fromkeys(names, ())))
 
 
 def read(path: str | Path) -> bytes:
     """What `path` holds. `UserError` where it cannot be read, or is not what the manifest of its folder lists."""
     path = Path(path)
-    content = inputs.content(path)
-    if not Digests.read(path.parent).accepts(path, digests.of(content)):
-        content = inputs.content(path)  # a writer may have replaced both between our two looks
-        Digests.read(path.parent).vouch(path, digests.of(content))
-    return content
+    for _ in range(2):  # a writer may replace the file and its digest between the two reads
+        content = inputs.content(path)
+        if digests.accepts(path, digests.of(content)):
+            return content
+    raise UserError(f"{path}: altered since it was written (its SHA-256 is not that in {digests.FILE})")
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -107,14 +108,6 @@ def _replace(path: Path, content: bytes) -> None:
         partial.unlink(missing_ok=True)
         kept = "; the last good one is kept" if path.exists() else ""
         raise UserError(f"{path}: cannot be saved ({error.strerror}){kept}") from None
-
-
-def _write_to(device: Path, content: bytes) -> None:
-    try:
-        with device.open("wb") as file:
-            file.write(content)
-    except OSError as error:
-        raise UserError(f"{device}: cannot be written ({error.strerror})") from None
 
 
 def _sync(folder: Path) -> None:
@@ -235,13 +228,12 @@ def open_tensors(path: Path) -> Iterator[Any]:
 
 
 def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `save_tensors` wrote; a `UserError` where the file is missing, truncated or altered."""
-    tensors, facts, _ = load_checked(path)
-    return tensors, facts
+    """Tensors and facts of a file by `save_tensors`; a `UserError` if it is missing, truncated or altered."""
+    return load_checked(path)[:2]
 
 
 def load_checked(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any], bytes]:
-    """The same, and the checksum (32 bytes) of both."""
+    """Tensors and facts of a file by `save_tensors`, and the checksum (32 bytes) of both."""
     path = Path(path)
     if not path.exists():
         raise UserError(f"{path}: there is no such file")

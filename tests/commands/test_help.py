@@ -46,12 +46,10 @@ def heavy_after(code: str) -> str:
 
 @pytest.mark.parametrize("name", [None, "Config", "UserError", "DataConfig"])
 def test_package_is_light(name: str | None) -> None:
-    """Neither the package nor what needs no tensors imports them."""
     assert heavy_after("import factorcell" if name is None else f"from factorcell import {name}") == ""
 
 
 def test_every_help_is_light() -> None:
-    """The help of the whole and of every verb imports no library."""
     every = [["--help"], *([*words, "--help"] for words in paths())]
     code = (
         "import contextlib\nfrom factorcell.commands.main import main\n"
@@ -61,8 +59,7 @@ def test_every_help_is_light() -> None:
 
 
 def test_what_draws_nothing_imports_no_charts() -> None:
-    """Of the modules of verbs only those whose every run ends with a page may import matplotlib."""
-    drawing = {"replay"}
+    drawing = {"replay", "specificity"}
     modules = sorted({verb.module for words in LEAVES for verb in find(words)[-1:]} - drawing)
     code = "\n".join(f"import factorcell.commands.{module}" for module in modules)
     assert {"matplotlib", "optuna", "sklearn"}.isdisjoint(heavy_after(code).split())
@@ -75,7 +72,6 @@ def lazy_packages() -> list[Path]:
 
 @pytest.mark.parametrize("path", lazy_packages(), ids=lambda path: path.parent.name)
 def test_lazy_names_are_those_that_readers_see(path: Path) -> None:
-    """`__all__`, the imports under TYPE_CHECKING and the names that are found agree; no name is a module's."""
     room = ".".join(["factorcell", *path.parent.relative_to(SOURCES).parts])
     package = importlib.import_module(room)
     seen = {
@@ -94,19 +90,16 @@ def test_lazy_names_are_those_that_readers_see(path: Path) -> None:
 
 
 def test_public_names_are_sorted() -> None:
-    """As people look for them."""
     assert sorted(factorcell.__all__) == factorcell.__all__
 
 
 def test_names_of_choices_are_those_of_the_library() -> None:
-    """What help shows is what there is."""
     assert tuple(OPTIMISERS) == choices.ONLINE_OPTIMISERS
     assert tuple(KINDS) == choices.JUDGES
     assert tuple(PARTS) == choices.PARTS
 
 
 def test_grouped_help_has_every_verb_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """Under the heading of its group."""
     assert main(["--help"]) == 0
     parts = re.split(r"^(\S.*)\n(?=  )", capsys.readouterr().out, flags=re.MULTILINE)[1:]
     found = {
@@ -119,7 +112,6 @@ def test_grouped_help_has_every_verb_once(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("words", [[], ["baseline"]])
 def test_no_verb_shows_which_there_are(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """As the help does; a script that forgot it goes no further."""
     assert main(words) == 2
     shown = capsys.readouterr()
     assert main([*words, "--help"]) == 0
@@ -127,7 +119,6 @@ def test_no_verb_shows_which_there_are(words: list[str], capsys: pytest.CaptureF
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    """The command and the package say the same; of a verb it is no option."""
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"factorcell {factorcell.__version__}\n"
     with pytest.raises(SystemExit):
@@ -135,7 +126,6 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_verb_has_its_function() -> None:
-    """The table names what is there."""
     for words in LEAVES:
         module = importlib.import_module(f"factorcell.commands.{find(words)[-1].module}")
         assert callable(getattr(module, "run_" + "_".join(words).replace("-", "_")))
@@ -203,7 +193,6 @@ def test_headings_have_colours_only_where_they_are_wanted(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """On a terminal, unless NO_COLOR; with FORCE_COLOR anywhere."""
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
@@ -235,7 +224,6 @@ def completed(line: str, folder: Path, words_before: int = 1) -> list[str]:
 
 
 def test_completion(tmp_path: Path) -> None:
-    """Verbs, kinds, options, what they choose among, files and folders; nothing for what only the user knows."""
     (tmp_path / "runs" / "one").mkdir(parents=True)
     (tmp_path / "rows.csv").write_text("text\n", encoding="utf-8")
     assert completed("factorcell ", tmp_path) == [verb.name for verb in ALL.kinds]
@@ -253,7 +241,6 @@ def test_completion(tmp_path: Path) -> None:
 
 
 def test_completion_is_light(tmp_path: Path) -> None:
-    """A Tab costs no library."""
     pytest.importorskip("argcomplete")
     code = (
         "import argcomplete, os\nargcomplete.autocomplete = lambda parser: None\n"
@@ -265,7 +252,6 @@ def test_completion_is_light(tmp_path: Path) -> None:
 
 
 def test_verbs_are_a_tree() -> None:
-    """A path ends where the words are no verbs."""
     assert find(["baseline", "ngram", "x"])[-1] == cli.KINDS[0]
     assert find(["sing"]) == [ALL]
     assert isinstance(find([])[0], Verb)

@@ -29,13 +29,11 @@ def parse(*arguments: str) -> Config:
 
 
 def test_nothing_given_is_the_default() -> None:
-    """No option, no file: `Config()`."""
     assert parse() == Config()
 
 
 @pytest.mark.parametrize("section", [field.name for field in dataclasses.fields(Config)])
 def test_every_field_has_its_option(section: str) -> None:
-    """Each field can be set by its name, to a value that its type and choices allow."""
     default = getattr(Config(), section)
     for field in dataclasses.fields(default):
         flag, value = "--" + field.name.replace("_", "-"), getattr(default, field.name)
@@ -59,7 +57,6 @@ def test_every_field_has_its_option(section: str) -> None:
 
 
 def test_options_win_over_the_file(tmp_path: Path) -> None:
-    """A file sets what the command line does not; a named model sets what it adapts."""
     file = tmp_path / "recipe.toml"
     file.write_text('[model]\nrank = 3\nhidden_size = 9\n[data]\nunit = "space"\n', encoding="utf-8")
     config = parse("--config", str(file), "--rank", "5", "--model", "softmaxbias", "--unit", "char")
@@ -71,13 +68,11 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
 
 
 def test_unknown_names_are_refused() -> None:
-    """An adapter that does not exist is named with those that do."""
     with pytest.raises(UserError, match="unknown adapt 'lora'; choose from concat, scale, factor, prefix"):
         parse("--adapt", "lora")
 
 
 def test_a_rare_value_given_by_hand_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Once, whatever the number of its texts to write; neither a frequent value is, nor one never seen."""
     rows = [{"text": "a room", "city": city} for city in ("Oslo", "Oslo", "Nice", "Nice", "Riga")]
     config = Config.from_dict({"data": {"context": ["city"], "min_count": 1, "min_context_count": 2}})
     corpus = prepare(rows, config.data)

@@ -28,7 +28,6 @@ COMMANDS = {  # what is to be typed again, and where a training stops
 def test_ctrl_c_says_where_a_training_stands_and_what_goes_on(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the first step already, long before the first checkpoint that is due; then the command goes on to its end."""
     typed, folder, again = COMMANDS[verb]
     context = [] if verb == "separate" else ["--context", "dialect"]
     words = [verb, *typed.split(), "--dev", "dev.jsonl", *context, *SMALL, *QUICK]

@@ -13,7 +13,6 @@ from factorcell.evaluation.bayes_rule import Classification
 def test_classified_values_stand_in_their_order(
     names: tuple[str, ...], expected: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Numbers as numbers, in the table and both ways in the confusion matrix; other values as they come."""
     truth = np.array([0, 0, 0, 1, 1, 2])
     posterior = np.log(np.eye(3)[[0, 0, 1, 1, 1, 0]] * 0.8 + 0.1)
     result = Classification(names, posterior, posterior, truth, np.zeros(6, dtype=bool))
@@ -28,13 +27,11 @@ def test_classified_values_stand_in_their_order(
 
 
 def test_a_zero_has_no_minus_sign(capsys: pytest.CaptureFixture[str]) -> None:
-    """In the cells of any column, nor where a small number below it is rounded; other numbers keep theirs."""
     terminal.table([{"nats": -0.0, "auc": -1e-9, "gain": -1e-9, "least": -0.5}], ["nats", "auc", "gain", "least"])
     assert capsys.readouterr().out.split()[4:] == ["0.00", "0.0000", "+0.0%", "-0.50"]
 
 
 def test_what_is_no_number_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
-    """As a value that a row lacks."""
     terminal.table(
         [{"value": "Oslo", "recall": float("nan"), "f1": 0.5}, {"value": "Nice", "recall": 1.0}], ["recall", "f1"]
     )
@@ -45,16 +42,12 @@ def test_what_is_no_number_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None
     ("value", "told"),
     [
         (1.0, "1.0"),
-        (0.336, "0.34"),
         (0.1, "0.10"),
-        (0.0022, "0.0022"),
         (0.00004, "4.0e-05"),
-        (3.14e-9, "3.1e-09"),
         (2e-300, "2.0e-300"),
         (1e-310, "<1e-300"),
         (0.0, "<1e-300"),
     ],
 )
 def test_a_probability_has_two_digits_however_small_it_is(value: float, told: str) -> None:
-    """Nothing that can be is told as 0."""
     assert terminal.probability(value) == told

@@ -44,8 +44,6 @@ print((after - before) / sizes.step_bytes(config, len(run.vocabulary), run.schem
         '{"hidden_size": 1000, "embedding_size": 100, "cell": "lstm", "adapt": [], "output_bias": []}',
     ],
 )
-def test_a_training_takes_what_was_estimated(model: str, outcome: dict[str, int]) -> None:
-    """Rather less, by up to a factor of three."""
+def test_a_training_takes_what_was_estimated(model: str) -> None:
     done = subprocess.run([sys.executable, "-c", MEASURED, model], capture_output=True, text=True, check=True)
     assert 1 / 3 < float(done.stdout) < 1.2
-    outcome["accepted"] += 1

@@ -39,18 +39,10 @@ QUICK = "--epochs 0.1 --evaluations 1 --device cpu --threads 1"
 COLUMNS = "--context city --context lat:number"
 KEPT = "--store sqlite:///users.db"
 STORES = (  # that are none, are not there, or are something else
-    *("sqlite:", "sqlite://", "sqlite:///", "sqlite:///folder", "sqlite:///binary", "sqlite:///missing/file"),
-    *("sqlite:////dev/null", "sqlite:////dev/full", "sqlite:///two\nlines\x1b[31m", "sqlite:///\udcff"),
-    *(
-        "sqlite:///:memory:",
-        "sqlite:///a\0b",
-        "mysql://root:secret@127.0.0.1",
-        "://",
-        "postgresql://",
-        "postgresql://[",
-    ),
-    *("postgresql://\udcff@127.0.0.1:1/x", "postgresql://127.0.0.1:1/x\x1b[31m", "redis://", "redis://127.0.0.1:1/0"),
-    *("redis://127.0.0.1:none", "redis://127.0.0.1:1/none", "redis://[", "redis://a\0b", "rediss://127.0.0.1:1"),
+    *("sqlite:", "sqlite:///", "sqlite:///folder", "sqlite:///binary", "sqlite:///missing/file", "sqlite:///a\0b"),
+    *("sqlite:////dev/null", "sqlite:///two\nlines\x1b[31m", "sqlite:///\udcff", "mysql://root:secret@127.0.0.1"),
+    *("://", "postgresql://[", "postgresql://\udcff@127.0.0.1:1/x", "postgresql://127.0.0.1:1/x\x1b[31m"),
+    *("redis://", "redis://127.0.0.1:none", "redis://[", "redis://a\0b", "rediss://127.0.0.1:1"),
 )
 
 # A small command of each verb.
@@ -138,7 +130,7 @@ def words(verb: str, name: str, value: str) -> list[str]:
         given[places.index(name.strip("<>"))] = value
         return [*verb.split(), *given]
     action = next(action for action in parsers()[verb].actions if name in action.option_strings)
-    if action.nargs is None and not isinstance(action, argparse._AppendAction):
+    if action.nargs is None:
         return [*verb.split(), *given, f"{name}={value}"]
     return [*verb.split(), *given, name, *[value] * (action.nargs if isinstance(action.nargs, int) else 1)]
 
@@ -220,43 +212,29 @@ def refuse_or_take(world: Path, given: list[str], capfd: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("case", [case for case in cases(numbers=True) if case[0] in FAST - {"train"}], ids=repr)
-def test_numbers_of_quick_verbs(
-    world: Path, case: tuple[str, str, str], capfd: pytest.CaptureFixture[str], outcome: dict[str, int]
-) -> None:
-    """Numbers that are none, endless, negative or huge."""
-    outcome[refuse_or_take(world, words(*case), capfd)] += 1
+def test_numbers_of_quick_verbs(world: Path, case: tuple[str, str, str], capfd: pytest.CaptureFixture[str]) -> None:
+    refuse_or_take(world, words(*case), capfd)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in cases(numbers=True) if case[0] not in FAST - {"train"}], ids=repr)
-def test_numbers(
-    world: Path, case: tuple[str, str, str], capfd: pytest.CaptureFixture[str], outcome: dict[str, int]
-) -> None:
-    """The same of all other verbs."""
-    outcome[refuse_or_take(world, words(*case), capfd)] += 1
+def test_numbers(world: Path, case: tuple[str, str, str], capfd: pytest.CaptureFixture[str]) -> None:
+    refuse_or_take(world, words(*case), capfd)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [*cases(numbers=False)], ids=repr)
-def test_texts_and_files(
-    world: Path, case: tuple[str, str, str], capfd: pytest.CaptureFixture[str], outcome: dict[str, int]
-) -> None:
-    """Names of nothing, of folders and devices, of what is no text."""
-    outcome[refuse_or_take(world, words(*case), capfd)] += 1
+def test_texts_and_files(world: Path, case: tuple[str, str, str], capfd: pytest.CaptureFixture[str]) -> None:
+    refuse_or_take(world, words(*case), capfd)
 
 
 @pytest.mark.parametrize("verb", [verb for verb in COMMANDS if verb.split()[0] in ("serve", "users")])
-def test_commands_of_the_service_as_they_stand(
-    world: Path, verb: str, capfd: pytest.CaptureFixture[str], outcome: dict[str, int]
-) -> None:
-    """They go through, so that what is refused elsewhere is refused for its one hostile value."""
+def test_commands_of_the_service_as_they_stand(world: Path, verb: str, capfd: pytest.CaptureFixture[str]) -> None:
     code, said = attempt(world, [*verb.split(), *COMMANDS[verb].split()], capfd)
     assert code == 0, said
-    outcome["accepted"] += 1
 
 
 def test_every_number_has_limits() -> None:
-    """In the config beside its help, or in the table of the others."""
     for verb, parser in parsers().items():
         for action in parser.actions:
             known = action.dest in limits.NUMBERS or action.dest in FIELDS
@@ -269,53 +247,39 @@ def test_every_number_has_limits() -> None:
 
 
 @pytest.mark.parametrize("name", [*limits.NUMBERS])
-def test_the_limits_of_a_number(name: str, outcome: dict[str, int]) -> None:
-    """Both ends are valid, what is beyond them is not, nor what is no number; None is not given."""
+def test_the_limits_of_a_number(name: str) -> None:
     own = limits.NUMBERS[name]
     limits.check(**{name: None})
     for value in (*([] if own.above else [own.low]), own.high):
         limits.check(**{name: int(value) if own.whole else value})
-        outcome["accepted"] += 1
     wrong: list[Any] = [math.nan, own.low - 1, own.high + max(1, own.high / 1000), True, "3"]
     for number in wrong if own.high < math.inf else wrong[:2]:
         with pytest.raises(limits.UserError, match=f"^{name} is"):
             limits.check(**{name: number})
-        outcome["clear error"] += 1
 
 
 STREAMS = [
     ("score run train.csv >&-", 2, "factorcell: standard output is closed: results would be lost"),
     ("score run train.csv > /dev/full", 2, "factorcell: the output cannot be written (No space left on device)"),
-    ("train --help > /dev/full", 2, "factorcell: the output cannot be written (No space left on device)"),
     ("--help >&-", 2, "factorcell: standard output is closed: results would be lost"),
     ("score run train.csv 2>&- | head -n 1", 0, ""),
-    ("train --help | head -n 1", 0, ""),
     ("score run train.csv <&- >/dev/null", 0, ""),
     ("report run --out /dev/full", 2, "factorcell: /dev/full: cannot be written (No space left on device)"),
-    (
-        "report run --out no/page",
-        2,
-        "factorcell: no/page: cannot be saved (No such file or directory)",
-    ),
-    ("report run --out folder", 2, "factorcell: folder: cannot be saved (Is a directory)"),
     ("report run --out /dev/stdout > /dev/null", 0, "the page: /dev/stdout"),
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("line", "code", "said"), STREAMS)
-def test_streams(world: Path, line: str, code: int, said: str, outcome: dict[str, int]) -> None:
-    """Output that is closed, full, or read by nobody; pages to where none can be."""
+def test_streams(world: Path, line: str, code: int, said: str) -> None:
     shell = f"set -o pipefail; '{sys.executable}' -m factorcell {line}"
     done = subprocess.run(["bash", "-c", shell], cwd=world, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.strip()) == (code, said)
-    outcome["clear error" if code else "accepted"] += 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("encoding", [None, "ascii", "latin-1"])
-def test_characters_that_the_output_lacks(world: Path, encoding: str | None, outcome: dict[str, int]) -> None:
-    """In the locale C all is UTF-8, unless another encoding is asked for; then rows of JSON say the same in escapes."""
+def test_characters_that_the_output_lacks(world: Path, encoding: str | None) -> None:
     (world / "café.csv").write_text("text,city,lat\nčafé sun,Oslo,50\n", encoding="utf-8")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG", "PYTHONIO"))}
     own = {**kept, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -327,11 +291,10 @@ def test_characters_that_the_output_lacks(world: Path, encoding: str | None, out
             [os.fsencode(word) for word in command], cwd=world, env=own, capture_output=True, check=False
         )
         assert (done.returncode, done.stderr) == (0, b"")
-        outcome["accepted"] += 1
     assert "ca" in json.dumps(json.loads(done.stdout.decode(encoding or "utf-8").splitlines()[0]))
 
 
-MODULES = "limits commands commands.main commands.options commands.parser commands.terminal commands.streams".split()
+MODULES = ("limits", "commands.main", "commands.streams")
 INTERRUPTED = """
 import os, signal, sys
 from factorcell.__main__ import main
@@ -345,26 +308,7 @@ main()
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_stopped_before_the_command_is_loaded(module: str, outcome: dict[str, int]) -> None:
-    """Ctrl-C as soon as the first module of the command line is imported."""
+def test_stopped_before_the_command_is_loaded(module: str) -> None:
     command = [sys.executable, "-c", INTERRUPTED, module, "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "stopped")
-    outcome["clear error"] += 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("after", [0.3, 0.6, 1.0, 1.5, 2.0])
-def test_stopped_while_modules_load(world: Path, after: float, outcome: dict[str, int]) -> None:
-    """Ctrl-C at any moment: exit code 130, one line, no traceback; once all is written Python may end by the signal."""
-    command = [sys.executable, "-m", "factorcell", "score", "run", "train.csv"]
-    whole = subprocess.run(command, cwd=world, capture_output=True, text=True, check=True).stdout
-    process = subprocess.Popen(command, cwd=world, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        process.communicate(timeout=after)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
-        scored, said = process.communicate()
-        done = ((0, ""), (-signal.SIGINT, "")) if scored == whole else ()
-        assert (process.returncode, said.strip()) in ((130, "stopped"), *done)
-    outcome["clear error" if process.returncode else "accepted"] += 1

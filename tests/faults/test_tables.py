@@ -211,9 +211,7 @@ def test_files(
     role: str,
     run: Run,
     tmp_path: Path,
-    outcome: dict[str, int],
 ) -> None:
-    """A file that is empty, damaged, of another encoding, of a wrong name or shape."""
     path = tmp_path / name
     path.write_bytes(content)
-    judge(path, role, run, expected, outcome)
+    judge(path, role, run, expected)

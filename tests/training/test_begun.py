@@ -203,21 +203,19 @@ def dies_often(attempt: Callable[[Path], bool], count: int, whole: Path, tmp_pat
 
 @pytest.mark.slow
 @forks
-def test_killed_at_any_write_it_ends_the_same(whole: Path, tmp_path: Path, outcome: dict[str, int]) -> None:
+def test_killed_at_any_write_it_ends_the_same(whole: Path, tmp_path: Path) -> None:
     """`kill -9` at random writes of config, weights, checkpoints, counts, manifest and card, again and again."""
     draw = random.Random(5)
-    for kills in dies_often(lambda folder: killed(partial(dies_at, draw.randrange(70), folder)), 120, whole, tmp_path):
-        outcome["killed, whole"] += kills
+    kills = dies_often(lambda folder: killed(partial(dies_at, draw.randrange(70), folder)), 120, whole, tmp_path)
+    assert sum(kills) >= 120
 
 
 @pytest.mark.slow
 @forks
-def test_killed_at_any_moment_it_ends_the_same(whole: Path, tmp_path: Path, outcome: dict[str, int]) -> None:
+def test_killed_at_any_moment_it_ends_the_same(whole: Path, tmp_path: Path) -> None:
     """`kill -9` after random times, wherever the training is then."""
     draw, begun = random.Random(6), time.monotonic()
     go(tmp_path / "timed")
     seconds = time.monotonic() - begun
-    for kills in dies_often(
-        lambda folder: killed(partial(go_again, folder), draw.uniform(0, seconds)), 40, whole, tmp_path
-    ):
-        outcome["killed, whole"] += kills
+    kills = dies_often(lambda folder: killed(partial(go_again, folder), draw.uniform(0, seconds)), 40, whole, tmp_path)
+    assert sum(kills) >= 40

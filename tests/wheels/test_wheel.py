@@ -127,7 +127,6 @@ def ours() -> set[str]:
 
 
 def test_source_distribution_has_all_that_build_and_tests_need(installed: Installed) -> None:
-    """It installs anywhere: the wheels here are built from it."""
     with tarfile.open(installed.source) as archive:
         names = {name.removeprefix(f"{NAME}/") for name in archive.getnames()}
     single = {"LICENSE", "MANIFEST.in", "Makefile", "README.md", "constraints.txt", "pyproject.toml"}
@@ -137,7 +136,6 @@ def test_source_distribution_has_all_that_build_and_tests_need(installed: Instal
 
 
 def test_wheel_has_the_package_and_nothing_else(installed: Installed) -> None:
-    """No tests and no C++; its name is for every Python, and for every system where nothing is compiled."""
     with zipfile.ZipFile(installed.wheel) as archive:
         names = {name for name in archive.namelist() if not name.startswith(f"{NAME}.dist-info/")}
         assert f"{NAME}.dist-info/licenses/LICENSE" in archive.namelist()
@@ -149,7 +147,6 @@ def test_wheel_has_the_package_and_nothing_else(installed: Installed) -> None:
 
 
 def test_installed_package_trains_scores_and_completes(installed: Installed, tmp_path: Path) -> None:
-    """From another folder. Without a compiler every command says so in one line; with one, none does."""
     where = installed.run(tmp_path, "python", "-c", "import factorcell; print(factorcell.__file__)").stdout
     assert where.startswith(str(installed.path("purelib")))
     rows = [f"{text} {when},{user}" for user, text in PEOPLE.items() for when in ("now", "later") for _ in range(40)]

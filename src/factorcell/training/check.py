@@ -10,7 +10,6 @@ from factorcell.completion.blend import BlendWeights
 from factorcell.completion.online import LearningRule
 from factorcell.config import UserError
 from factorcell.data.counts import POPULARITY, TextCounts
-from factorcell.digests import Digests
 from factorcell.training.mixture import Mixture, open_scorer
 from factorcell.training.per_value import Separate
 from factorcell.training.proximal import StartingPoint
@@ -60,7 +59,7 @@ def check(folder: str | Path) -> list[Finding]:
 def _files(folder: Path) -> Iterator[Finding]:
     """Check the files of `folder` itself."""
     try:
-        listed = Digests.read(folder).listed
+        listed = digests.read(folder)
     except UserError as error:
         yield Finding(folder / digests.FILE, False, str(error))
         return

@@ -250,12 +250,6 @@ def named() -> dict[str, int]:
     return {f"{what} {outcome}": count for (what, outcome), count in sorted(counts.items())}
 
 
-def came(cases: Mapping[str, int]) -> dict[str, int]:
-    """What came of the `named` cases, as tests count it."""
-    kinds = {"clear error": "refused", "accepted": "as plain"}
-    return {kind: sum(count for name, count in cases.items() if name.endswith(end)) for kind, end in kinds.items()}
-
-
 EVERY = {recurrences: 0.25, softmaxes: 0.2, drawings: 0.15, rows: 0.15, searches: 0.25}  # shares of all cases
 
 

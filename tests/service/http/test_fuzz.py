@@ -72,7 +72,6 @@ def test_no_request_is_a_fault(
     right: bool,
     served: Served,
     caplog: pytest.LogCaptureFixture,
-    outcome: dict[str, int],
 ) -> None:
     schemathesis = pytest.importorskip("schemathesis", reason="making up requests needs the extra slow")
     from schemathesis.specs.openapi.checks import positive_data_acceptance
@@ -103,8 +102,6 @@ def test_no_request_is_a_fault(
 
     ask()
     print(f"\n{statuses.total()} requests: {dict(statuses)}")
-    outcome["accepted"] += statuses[200]
-    outcome["clear error"] += statuses.total() - statuses[200]
     assert statuses.total() >= EACH
     assert not right or statuses[200]
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
