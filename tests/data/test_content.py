@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factorcell.config import UserError
-from factorcell.data import chunks, csv_files, tables
+from factorcell.data import chunks, tables
 from factorcell.data import content as contents
 from factorcell.data.chunks import Chunk
 from factorcell.data.content import Content
@@ -28,7 +28,6 @@ CHANGED = "changed while it was read; try again when nothing writes to it"
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many blocks and chunks of a small file."""
     monkeypatch.setattr(contents, "BLOCK", 64)
-    monkeypatch.setattr(csv_files, "PARSED", 128)
     monkeypatch.setattr(tables, "CHUNK", 3)
     monkeypatch.setattr(chunks, "CHUNK", 3)
 

@@ -5,7 +5,6 @@ import gzip
 import io
 import json
 import lzma
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ from pyarrow import csv
 from pyarrow import parquet as pq
 
 from factorcell.config import UserError
-from factorcell.data import chunks, csv_files, table_files, tables
+from factorcell.data import chunks, tables, text_files
 from factorcell.data.tables import open_table
 
 ROWS = [
@@ -287,7 +286,7 @@ def test_json_lines_may_lack_keys(
     rows: list[dict[str, Any]], first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The columns and rows are those of the same rows in memory, however many lines are read at once."""
-    monkeypatch.setattr(table_files, "FIRST", first)
+    monkeypatch.setattr(text_files, "FIRST", first)
     path = tmp_path / "t.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     assert "city" in open_table(path).columns
@@ -302,15 +301,15 @@ def test_json_lines_may_lack_keys(
 
 def test_json_lines_are_read_once_if_the_first_have_the_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All lines are searched only for a key that the first ones lack."""
-    monkeypatch.setattr(table_files, "FIRST", 100)
-    path, parsed, parse = tmp_path / "t.jsonl", list[str](), table_files._json_row
+    monkeypatch.setattr(text_files, "FIRST", 100)
+    path, parsed, parse = tmp_path / "t.jsonl", list[str](), text_files._json_row
     path.write_text('{"text": "a"}\n' * 1000, encoding="utf-8")
 
     def counted(line: str, where: str) -> dict[str, Any]:
         parsed.append(line)
         return parse(line, where)
 
-    monkeypatch.setattr(table_files, "_json_row", counted)
+    monkeypatch.setattr(text_files, "_json_row", counted)
     columns = open_table(path).columns
     assert "text" in columns
     assert len(parsed) < 10
@@ -322,17 +321,5 @@ def test_lines_are_counted_for_the_bar(tmp_path: Path) -> None:
     """Of plain text files only."""
     for name, content, count in [("t.csv", csv_bytes(), 6), ("t.jsonl", json_bytes(), 4), ("t.csv.gz", b"", None)]:
         (tmp_path / name).write_bytes(content if count else gzip.compress(csv_bytes()))
-        assert table_files.line_count(open_table(tmp_path / name)) == count
-    assert table_files.line_count(open_table(ROWS)) is None
-
-
-def test_nothing_of_a_csv_is_read_once_nobody_wants_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread that reads ahead has ended when the reader is closed."""
-    monkeypatch.setattr(csv_files, "PARSED", 2000)
-    (tmp_path / "t.csv").write_text("text,city\n" + "the sun is warm,Nice\n" * 20_000, encoding="utf-8")
-    before = set(threading.enumerate())
-    parts = open_table(tmp_path / "t.csv").chunks(["text"])
-    next(parts)
-    assert set(threading.enumerate()) - before
-    parts.close()  # type: ignore[attr-defined]
-    assert set(threading.enumerate()) == before
+        assert text_files.line_count(open_table(tmp_path / name)) == count
+    assert text_files.line_count(open_table(ROWS)) is None

@@ -31,8 +31,8 @@ from factorcell.data.corpus import Corpus
 from factorcell.data.counts import UNITS, TextDigests
 from factorcell.data.originals import OriginalTexts
 from factorcell.data.schema import ContextSchema
-from factorcell.data.table_files import line_count
 from factorcell.data.tables import open_table
+from factorcell.data.text_files import line_count
 from factorcell.data.tokens import Ids, count, map_ids, tokenise
 from factorcell.data.values import CategoryColumn
 from factorcell.data.vocabulary import END, Vocabulary

@@ -21,7 +21,7 @@ from factorcell.config import UserError
 from factorcell.memory import shown
 
 BLOCK = 1 << 20  # bytes with one digest
-ROW = 1 << 24  # characters of the longest line of a text file, bytes of the longest row of a CSV file
+ROW = 1 << 24  # characters of the longest line of a text file, and of the longest row of a CSV file
 LARGE, RATIO = 1 << 30, 200  # a file that unpacks to more than so many bytes, and times its own size, is no table
 ARROW = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # what Arrow calls what it unpacks
 COMPRESSIONS = (*ARROW, ".xz")
@@ -33,8 +33,12 @@ class Content:
     """What the file `path` has when this is made; what is appended later is not seen."""
 
     def __init__(self, path: Path, compression: str = "") -> None:
+        if not path.is_file():
+            raise UserError(f"{path}: there is no such file")
         self.path, self.compression, self.size = path, compression, path.stat().st_size
         self.digests: dict[int, bytes] = {}  # of the blocks that were read
+        if not self.size:
+            raise UserError(f"{path}: the file is empty")
 
     def open(self) -> BinaryIO:
         """A file to read. It raises a `UserError` where it cannot be read, or a block is no more what it was."""
@@ -56,24 +60,38 @@ class Content:
                 with pa.CompressedInputStream(file, ARROW[self.compression]) as stream:
                     yield io.BufferedReader(_Unpacked(self, stream), BLOCK)
 
-    def lines(self, encoding: str, newline: str | None = None, errors: str = "strict") -> Iterator[str]:
-        """The lines of a text file with their ends, which `newline` says as `open` does; none is longer than `ROW`.
+    def lines(self, newline: str | None = None) -> Iterator[str]:
+        """Yield the lines of a text file with their ends, which `newline` says as `open` does; none is over `ROW` long.
 
-        `UserError` if the file is UTF-16 or UTF-32: with a byte order mark, or a zero in one of its first two bytes.
+        Raises:
+            UserError: The file is damaged, is not UTF-8, or has a longer line.
         """
-        with self.unpacked() as stream, io.TextIOWrapper(stream, encoding, errors, newline) as text:
-            self._refuse_other_unicode(stream.peek(4)[:4])
-            for number, line in enumerate(iter(partial(text.readline, ROW + 1), ""), 1):
-                if len(line) > ROW:
-                    raise UserError(f"{self.path} line {number}: longer than {ROW:,} characters")
-                yield line
+        try:
+            with self.unpacked() as stream, io.TextIOWrapper(stream, "utf-8-sig", newline=newline) as text:
+                start = stream.peek(4)[:4]
+                if start in UTF32:
+                    raise UserError(f"{self.path}: UTF-32; convert it to UTF-8")
+                if start.startswith(UTF16) or (len(start) > 1 and start[:2].count(0) == 1):
+                    raise UserError(f"{self.path}: UTF-16; convert it to UTF-8")
+                for number, line in enumerate(iter(partial(text.readline, ROW + 1), ""), 1):
+                    if len(line) > ROW:
+                        raise UserError(f"{self.path} line {number}: longer than {ROW:,} characters")
+                    yield line
+        except UnicodeDecodeError:
+            raise self._not_utf8() from None
+        except (OSError, EOFError, lzma.LZMAError) as error:
+            raise UserError(f"{self.path}: damaged ({' '.join(str(error).split())})") from None
 
-    def _refuse_other_unicode(self, start: bytes) -> None:
-        """Raise a `UserError` if the first four bytes are those of UTF-16 or UTF-32."""
-        if start in UTF32:
-            raise UserError(f"{self.path}: UTF-32; convert it to UTF-8")
-        if start.startswith(UTF16) or (len(start) > 1 and start[:2].count(0) == 1):
-            raise UserError(f"{self.path}: UTF-16; convert it to UTF-8")
+    def _not_utf8(self) -> UserError:
+        """The error about the first line that is not UTF-8."""
+        with self.unpacked() as stream:
+            for number, line in enumerate(iter(partial(stream.readline, 4 * ROW), b""), 1):
+                try:
+                    line.decode()
+                except UnicodeDecodeError as error:
+                    byte = f"byte 0x{line[error.start]:02x} at column {error.start + 1}"
+                    return UserError(f"{self.path} line {number}: not UTF-8 ({byte}); convert it first")
+        raise AssertionError("every line is UTF-8")
 
     def digest(self) -> bytes:
         """Of all bytes: those that were read, and those that will be."""

@@ -1,6 +1,6 @@
 """Any table as a stream of column chunks: files, and tables in memory."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -10,11 +10,19 @@ import pyarrow as pa
 
 from factorcell.config import UserError
 from factorcell.data.arrow import one_line, plain
-from factorcell.data.chunks import CHUNK, Chunk, Table
-from factorcell.data.table_files import open_file
+from factorcell.data.chunks import CHUNK, Chunk, Table, UnknownKindError
+from factorcell.data.content import COMPRESSIONS, Content
+from factorcell.data.parquet_files import parquet_folder, parquet_table
+from factorcell.data.text_files import csv_table, json_table
 from factorcell.data.values import is_missing, widened
 from factorcell.visible import visible
 
+FORMATS: dict[str, Callable[[Content], Table]] = {
+    ".csv": csv_table,
+    ".tsv": csv_table,
+    ".jsonl": json_table,
+    ".parquet": parquet_table,
+}
 GIVEN = "the columns given"  # the name of a table of columns, in errors
 READ: WeakKeyDictionary[pa.RecordBatchReader, pa.Table] = WeakKeyDictionary()  # streams, which can be read only once
 NARROW: dict[str, Any] = {"float16": np.float16, "halffloat": np.float16, "float32": np.float32, "float": np.float32}
@@ -31,8 +39,10 @@ def open_table(source: Any) -> Table:
     Raises:
         UserError: The source has another type, or cannot be read.
     """
+    if isinstance(source, Table):
+        return source
     if isinstance(source, (str, Path)):
-        return open_file(Path(source))
+        return _open_file(Path(source))
     if isinstance(source, Mapping):
         if source and all(hasattr(values, "with_format") for values in source.values()):
             raise UserError(f"this data set has splits; give one of them ({', '.join(source)})")
@@ -50,6 +60,18 @@ def open_table(source: Any) -> Table:
     if _is_capsule(source):
         return _from_capsule(source)
     raise UserError(f"expected a path, rows, a data frame or an Arrow table, got {type(source).__name__}")
+
+
+def _open_file(path: Path) -> Table:
+    if path.is_dir():
+        return parquet_folder(path)
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    compression = suffixes.pop() if suffixes and suffixes[-1] in COMPRESSIONS else ""
+    kind = suffixes[-1] if suffixes else ""
+    if kind not in FORMATS or (kind == ".parquet" and compression):
+        valid = f"{', '.join(FORMATS)} (text files also with {', '.join(COMPRESSIONS)})"
+        raise UnknownKindError(f"{path}: unknown kind of file; its name must end in {valid}")
+    return FORMATS[kind](Content(path, compression))
 
 
 def _from_rows(rows: Sequence[Mapping[str, Any]]) -> Table:
