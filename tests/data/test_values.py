@@ -56,6 +56,31 @@ def test_kinds_are_guessed(values: list[Any], kind: str) -> None:
     assert isinstance(reader, NumberColumn if kind == "number" else CategoryColumn)
 
 
+NUMBERS = [f"{number / 7:.3f}" for number in range(300)]
+
+
+@pytest.mark.parametrize(
+    ("values", "notice"),
+    [
+        (NUMBERS, ""),
+        ([*NUMBERS[:150], "n/a", *NUMBERS[150:]], "row 151: x is 'n/a', no number; all else are numbers, so x is read"),
+        ([*NUMBERS, "inf", "", None, "inf", "?"], "row 301: x is 'inf', no number, like 2 other values; all else are"),
+        (NUMBERS[:80] + ["none"] * 8, "row 81: x is 'none'"),
+        (NUMBERS[:80] + ["none"] * 20, ""),  # a fifth
+        (["1", "2", "3", "4", "5"] * 20 + ["n/a"], ""),  # ratings are a category without it too
+        (["Oslo", "Nice"] * 50, ""),
+    ],
+)
+def test_a_notice_names_a_value_that_keeps_a_column_from_being_a_number(values: list[Any], notice: str) -> None:
+    table = open_table({"x": values})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        column_readers(table, DataConfig(context=("x:category",)), None, "error")
+        column_readers(table, DataConfig(context=("x",)), None, "error")
+    assert len(caught) == bool(notice)
+    assert not notice or str(caught[0].message).startswith(f"the columns given {notice}")
+
+
 def test_kinds_are_overridden() -> None:
     """NAME:KIND decides; a name may hold a colon itself if a kind follows."""
     assert isinstance(read(["1", "2"], ":number"), NumberColumn)

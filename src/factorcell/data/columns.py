@@ -7,16 +7,17 @@ category, has the expected value; a missing vector is an error unless the caller
 
 import json
 import math
+import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.choices import UNKNOWN_POLICIES
-from factorcell.config import DataConfig, UserError, choose
+from factorcell.config import DataConfig, Notice, UserError, choose
 from factorcell.data.chunks import Table
 from factorcell.data.schema import KINDS, PERIODS, TIMES, ContextSchema, Variable
 from factorcell.data.tables import open_table
@@ -34,7 +35,7 @@ from factorcell.data.values import (
 
 GUESS_ROWS = 100_000  # a kind is guessed from this many rows at most
 FEW = 20  # at most this many whole numbers are taken for the names of categories, such as ratings
-NEARLY = 0.9  # of a column's values that are numbers, from which the others may be mistakes
+NEARLY = 0.9  # share of a column's values that are numbers, from which the others may be mistakes
 
 
 class Ragged(NamedTuple):
@@ -256,35 +257,14 @@ def _reader(variable: Variable, where: str, config: DataConfig, unknown: str, *,
     return NumberColumn(variable, where, unknown, new=not known)
 
 
-def _guess(table: Table, names: list[str]) -> dict[str, str]:
-    """A column is a number if all its first values are, and they are not just a few whole ones."""
-    values: dict[str, set[Any]] = {name: set() for name in names}
-    if not names:
-        return {}
-    rows = 0
-    for chunk in table.chunks(names):
-        for name in names:
-            try:
-                values[name].update(chunk[name])
-            except TypeError:  # not hashable, so no number; the reader will say in which row
-                values[name].update(map(repr, chunk[name]))
-        rows += len(chunk[names[0]])
-        if rows >= GUESS_ROWS:
-            break
-    return {name: _kind(seen) for name, seen in values.items()}
+class _Guess:
+    """The first values of a column: its `numbers`, how many `rows` have one, and of the `others` the first."""
 
-
-@dataclass
-class _Mixed:
-    """Values of a column: its `numbers`, how many `rows` have one, and of the `others` the first and its row."""
-
-    numbers: set[float] = field(default_factory=set)
-    rows: int = 0
-    others: int = 0
-    first: tuple[int, Any] = (0, None)
+    def __init__(self) -> None:
+        self.numbers, self.rows, self.others = set[float](), 0, 0
+        self.first: tuple[int, Any] = (0, None)  # row and value
 
     def add(self, values: Sequence[Any], before: int) -> None:
-        """Take one chunk; `before` rows came earlier."""
         for row, value in enumerate(values, before + 1):
             if (number := to_number(value)) is not None:
                 self.numbers.add(number)
@@ -294,42 +274,26 @@ class _Mixed:
                 self.others += 1
 
     @property
-    def nearly(self) -> bool:
-        """Whether nearly all of the values are numbers."""
-        return self.rows >= NEARLY * (self.rows + self.others)
-
-    def told(self, name: str) -> str:
-        """What is odd about it; empty where nothing is."""
-        if not (self.others and self.nearly) or _kind(set(self.numbers)) != "number":
-            return ""
-        row, value = self.first
-        more = f", like {self.others - 1:,} other values" if self.others > 1 else ""
-        read = f"all else are numbers, so {name} is read as a category; say {name}:number or {name}:category"
-        return f"row {row}: {name} is {quoted(value)}, no number{more}; {read}"
+    def has_numbers(self) -> bool:
+        """Whether there are numbers, and not just a few whole ones, such as ratings."""
+        whole = all(number.is_integer() for number in self.numbers)
+        return bool(self.numbers) and not (whole and len(self.numbers) <= FEW)
 
 
-def nearly_numbers(table: Table, config: DataConfig, schema: ContextSchema) -> list[str]:
-    """A line for each category of `schema` of unsaid kind that would be a number but for a few values.
-
-    It may well be a category, of codes most of which have no letter.
-    """
-    unsaid = {column for column, kind, _ in map(parse_column, config.columns) if kind is None}
-    names = [variable.source for variable in schema.categories if variable.source in unsaid]
-    found, rows = {name: _Mixed() for name in names}, 0
+def _guess(table: Table, names: list[str]) -> dict[str, str]:
+    """Guess the kinds of columns from their first rows; a `Notice` names a value that keeps one from being a number."""
+    guesses, rows = {name: _Guess() for name in names}, 0
     for chunk in table.chunks(names) if names else ():
         for name in names:
-            found[name].add(chunk[name], rows)
+            guesses[name].add(chunk[name], rows)
         rows += len(chunk[names[0]])
-        names = [name for name in names if found[name].nearly]
-        if not names or rows >= GUESS_ROWS:
+        if rows >= GUESS_ROWS:
             break
-    return [line for name in names if (line := found[name].told(name))]
-
-
-def _kind(values: set[Any]) -> str:
-    numbers = [to_number(value) for value in values if not is_missing(value)]
-    whole = [number for number in numbers if number is not None]
-    if not numbers or len(whole) < len(numbers):
-        return "category"
-    few = len(set(whole)) <= FEW and all(number.is_integer() for number in whole)
-    return "category" if few else "number"
+    for name, guess in guesses.items():
+        if guess.has_numbers and 0 < guess.others <= (1 - NEARLY) * (guess.rows + guess.others):
+            row, value = guess.first
+            more = f", like {guess.others - 1:,} other values" if guess.others > 1 else ""
+            read = f"all else are numbers, so {name} is read as a category; say {name}:number or {name}:category"
+            what = f"{table.name} row {row}: {name} is {quoted(value)}, no number{more}; {read}"
+            warnings.warn(Notice(what), stacklevel=2)
+    return {name: "number" if g.has_numbers and not g.others else "category" for name, g in guesses.items()}

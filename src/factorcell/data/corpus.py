@@ -15,7 +15,6 @@ from torch import Tensor
 from factorcell.config import UserError
 from factorcell.data.columns import Ragged
 from factorcell.data.context import Bags, Context
-from factorcell.data.counts import FrequentTexts
 from factorcell.data.originals import OriginalTexts
 from factorcell.data.schema import MISSING, ContextSchema
 from factorcell.data.vocabulary import END, Vocabulary
@@ -53,7 +52,7 @@ class Corpus:
 
     `tokens`: all ids, text after text, each from `START` to `END` (a text that was cut has no `END`);
     `offsets` (rows + 1): where each text begins; `categories` (rows, C); `numbers` (rows, N); `vectors` (rows, D) of
-    each vector variable; `bags` of each text variable; `frequent` texts of a table of people, to count popular ones.
+    each vector variable; `bags` of each text variable.
     `users` (rows,): who wrote each text, the rare ones apart too, numbered as they appear and 0 where missing; empty
     without a user column. `originals`: sizes of the texts as the table gives them; None where no table gave them.
     """
@@ -66,7 +65,6 @@ class Corpus:
     schema: ContextSchema
     vectors: tuple[NDArray[np.float32], ...] = ()
     bags: tuple[Ragged, ...] = ()
-    frequent: FrequentTexts | None = None
     users: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     originals: OriginalTexts | None = None
 
@@ -149,16 +147,12 @@ class Corpus:
             numbers=self.numbers[rows],
             vectors=tuple(vectors[rows] for vectors in self.vectors),
             bags=tuple(bags.select(rows) for bags in self.bags),
-            frequent=self.frequent and self.frequent.select(rows),
             users=self.users[rows] if len(self.users) else self.users,
             originals=self.originals and self.originals.select(rows),
         )
 
     def joined(self, other: "Corpus") -> "Corpus":
-        """The texts of this corpus and then those of `other`, which has the same vocabulary, schema and columns.
-
-        No popular texts can be counted from it.
-        """
+        """The texts of this corpus and then those of `other`, which has the same vocabulary, schema and columns."""
         originals = None
         if self.originals is not None and other.originals is not None:
             originals = OriginalTexts.concatenated([self.originals, other.originals])
@@ -172,7 +166,6 @@ class Corpus:
             numbers=np.concatenate([self.numbers, other.numbers]),
             vectors=tuple(np.concatenate(pair) for pair in vectors),
             bags=tuple(ours.joined(theirs) for ours, theirs in bags),
-            frequent=None,
             users=np.concatenate([self.users, other.users]),
             originals=originals,
         )

@@ -15,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -212,24 +211,15 @@ class CategoryColumn:
     ) -> None:
         self.name, self.column, self.where, self.known, self.unknown = name, column, where, known, unknown
         self.private = private
-        self.valid = set(known.values[1:]) if known else set()
-        self.grouped = bytes.fromhex(known.grouped) if known else b""
         self.ids = NameIds()
         self.rows: list[NDArray[np.int32]] = []
-        self.never: dict[str, int] = {}  # values that are an error, and the rows where they first stand
 
     def add(self, values: list[Any], before: int) -> None:
         """Take one chunk; `before` rows came earlier."""
-        seen = len(self.ids.names)
         try:
-            rows = self.ids.of(values)
+            self.rows.append(self.ids.of(values))
         except (TypeError, UserError):
             raise self._nameless(values, before) from None
-        self.rows.append(rows)
-        if self.known and self.unknown == "error" and len(self.ids.names) > seen:
-            for name in islice(self.ids.names, seen, None):
-                if name not in self.valid and not holds(self.grouped, name):
-                    self.never[name] = before + int(np.flatnonzero(rows == self.ids.names[name])[0]) + 1
 
     def _nameless(self, values: list[Any], before: int) -> UserError:
         """The error about the first of `values` that has no name: it is not hashable, or bytes that are not UTF-8."""
@@ -245,26 +235,20 @@ class CategoryColumn:
                 return UserError(f"{where} is a {type(value).__name__}, not the name of a category{hint}")
         raise AssertionError("every value has a name")
 
-    def _refuse(self) -> None:
-        """`UserError` of the first value that was never seen, and how many more such rows there are."""
-        name, row = next(iter(self.never.items()))
-        counts = np.bincount(np.concatenate(self.rows), minlength=len(self.ids.names) + 1)
-        of = sum(int(counts[self.ids.names[value]]) for value in self.never)
-        more = ""
-        if of > 1:
-            all_of_them = f"{len(self.never):,} such values" if len(self.never) > 1 else "this value"
-            more = f" ({all_of_them} in {of:,} of {counts.sum():,} rows)"
-        raise UserError(self._never(name, row, more), (("unknown", "group"), ("unknown", "expected")))
-
-    def _never(self, name: str, row: int, more: str) -> str:
-        values = self.known.values[1:] if self.known else ()
-        rare = " or is a rare one" if self.known and self.known.rare and not self.grouped else ""
-        said = f"{self.where} row {row}: {self.column} {name!r} was never seen in training{rare}{more}; it knows "
-        if self.private:
-            return f"{said}{len(values):,} values"
-        near = difflib.get_close_matches(name, values, n=3) or values[:5]
-        more = ", ..." if len(values) > len(near) else ""
-        return f"{said}{len(values):,} values ({', '.join(near)}{more})"
+    def _never_seen(self, names: list[str], rows: NDArray[np.int32], variable: Variable) -> UserError:
+        """The error about `names` that training never saw, with the row of the first."""
+        ids = [self.ids.names[name] for name in names]
+        row, count = int(np.flatnonzero(rows == ids[0])[0]) + 1, int(np.isin(rows, ids).sum())
+        what = f"{len(names):,} such values" if len(names) > 1 else "this value"
+        more = f" ({what} in {count:,} of {len(rows):,} rows)" if count > 1 else ""
+        rare = " or is a rare one" if variable.rare and not variable.grouped else ""
+        values = variable.values[1:]
+        near = difflib.get_close_matches(names[0], values, n=3) or values[:5]
+        listed = (
+            f" ({', '.join(near)}{', ...' if len(values) > len(near) else ''})" if near and not self.private else ""
+        )
+        said = f"{self.column} {names[0]!r} was never seen in training{rare}{more}; it knows {len(values):,} values"
+        return UserError(f"{self.where} row {row}: {said}{listed}", (("unknown", "group"), ("unknown", "expected")))
 
     def variable(self, min_count: int) -> Variable:
         """The variable that this column makes: frequent values by falling count, rare ones grouped."""
@@ -289,12 +273,15 @@ class CategoryColumn:
 
     def array(self, variable: Variable) -> NDArray[np.int32]:
         """The ids of all rows in `variable`; `UserError` of values never seen, if they are one."""
-        if self.never:
-            self._refuse()
+        rows, valid = np.concatenate(self.rows), set(variable.values[1:])
+        if self.known and self.unknown == "error":
+            grouped = bytes.fromhex(variable.grouped)
+            if never := [name for name in self.ids.names if name not in valid and not holds(grouped, name)]:
+                raise self._never_seen(never, rows, variable)
         index = {name: row for row, name in enumerate(variable.values)}
         other = MISSING if self.unknown == "expected" else 0
         final = [MISSING, *(index.get(name, other) for name in self.ids.names)]
-        return np.array(final, dtype=np.int32)[np.concatenate(self.rows)]
+        return np.array(final, dtype=np.int32)[rows]
 
 
 def empty(wrong: str) -> str:
