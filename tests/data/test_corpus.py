@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from factorcell import files
 from factorcell.config import DataConfig, Notice, UserError
-from factorcell.data import cache as caching
 from factorcell.data import chunks, entry, tables, tokens
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
@@ -221,7 +220,7 @@ def test_files_are_cached_by_content(table: Path, tmp_path: Path, monkeypatch: p
     cache = tmp_path / "cache"
     first = prepare(table, CONFIG, cache=cache)
     assert lines_of(first) == lines_of(prepare(ROWS, CONFIG))
-    monkeypatch.setattr(caching, "tokenise", lambda *given: 1 / 0)
+    monkeypatch.setattr(tokens.TokenizedTexts, "add", lambda *given: 1 / 0)
     second = prepare(table, CONFIG, cache=cache)
     assert isinstance(second.tokens, np.memmap)
     assert lines_of(second) == lines_of(first)

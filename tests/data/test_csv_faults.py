@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import DataConfig, UserError
-from factorcell.data.columns import column_readers
+from factorcell.data.columns import ContextColumns
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import open_table
 from factorcell.data.text_files import QUOTING
@@ -97,7 +97,7 @@ def test_a_fault_of_the_header_is_not_got_round(tmp_path: Path) -> None:
     for name, header, remedies in [("t.csv", "text;city", ()), ("u.csv", "text,town", (("unknown", "expected"),))]:
         (tmp_path / name).write_text(f"{header}\n", encoding="utf-8")
         with pytest.raises(UserError, match="no column 'city'") as error:
-            column_readers(open_table(tmp_path / name), DataConfig(context=("city",)), schema, "error")
+            ContextColumns(open_table(tmp_path / name), DataConfig(context=("city",)), schema, "error")
         assert error.value.remedies == remedies
 
 

@@ -22,6 +22,7 @@ from factorcell.data import cache as caching
 from factorcell.data import chunks, content, entry
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
+from factorcell.data.tokens import TokenizedTexts
 from tests.kills import forks, killed
 
 CONFIG = DataConfig(
@@ -91,16 +92,17 @@ def test_a_table_that_changes_is_never_kept(
     """Wherever the change falls it is one line or nothing, and later readers get what the file has then."""
     monkeypatch.setattr(content, "BLOCK", 512)
     monkeypatch.setattr(chunks, "CHUNK", 16)
-    cache, name = tmp_path / "cache", "column_readers" if moment == "after its hash" else "tokenise"
-    was = getattr(caching, name)
+    cache = tmp_path / "cache"
+    place, name = (caching, "ContextColumns") if moment == "after its hash" else (TokenizedTexts, "add")
+    was = getattr(place, name)
 
     def changing(*given: Any) -> Any:
-        monkeypatch.setattr(caching, name, was)
+        monkeypatch.setattr(place, name, was)
         found = was(*given)
         CHANGES[change](table)
         return found
 
-    monkeypatch.setattr(caching, name, changing)
+    monkeypatch.setattr(place, name, changing)
     if moment == "after a chunk" and change in ("replaced", "gone"):  # the file that is open has not changed
         same(prepare(table, CONFIG, cache=cache), prepare(ROWS, CONFIG))
         outcome["accepted"] += 1
@@ -124,15 +126,15 @@ def test_a_table_that_grows_is_read_as_it_was(
 ) -> None:
     """Rows that are appended meanwhile are those of the next reader."""
     monkeypatch.setattr(content, "BLOCK", 512)
-    was = caching.column_readers
+    was = caching.ContextColumns
 
     def growing(*given: Any) -> Any:
         write(table, [*ROWS, ROWS[0]])
         return was(*given)
 
-    monkeypatch.setattr(caching, "column_readers", growing)
+    monkeypatch.setattr(caching, "ContextColumns", growing)
     same(prepare(table, CONFIG, cache=tmp_path / "cache"), prepare(ROWS, CONFIG))
-    monkeypatch.setattr(caching, "column_readers", was)
+    monkeypatch.setattr(caching, "ContextColumns", was)
     same(prepare(table, CONFIG, cache=tmp_path / "cache"), prepare([*ROWS, ROWS[0]], CONFIG))
     outcome["accepted"] += 1
 

@@ -234,28 +234,6 @@ def test_the_same_rows_have_the_same_scores(name: str, run: Run, tmp_path: Path,
 # What grows without end.
 
 
-@pytest.mark.parametrize("end", PACKED)
-@pytest.mark.parametrize("kind", [".csv", pytest.param(".jsonl", marks=pytest.mark.slow)])
-def test_a_small_file_that_unpacks_to_a_large_one(
-    kind: str,
-    end: str,
-    run: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    outcome: dict[str, int],
-) -> None:
-    """It is refused before it is read to its end; one that is packed as tables are is read."""
-    path, rows = tmp_path / f"t{kind}{end}", changed(2, text="sand")
-    rows *= 2000
-    path.write_bytes(PACKED[end](delimited(rows) if kind == ".csv" else json_lines(rows)))
-    assert len(open_table(path).columns) == len(ROWS[0])
-    monkeypatch.setattr(contents, "LARGE", 1 << 18)
-    monkeypatch.setattr(contents, "RATIO", 20)
-    judge(path, "train", run, "unpacks to more than 20 times its size", outcome)
-    monkeypatch.setattr(contents, "LARGE", 1 << 30)
-    judge(path, "train", run, 8_000, outcome)
-
-
 @pytest.mark.parametrize("end", ["", *(pytest.param(end, marks=pytest.mark.slow) for end in PACKED)])
 @pytest.mark.parametrize(
     ("kind", "content", "said"),

@@ -10,7 +10,6 @@ import json
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,12 @@ from numpy.typing import NDArray
 from factorcell.config import DataConfig, Notice, UserError
 from factorcell.data import entry
 from factorcell.data.chunks import Table
-from factorcell.data.columns import Reader, column_readers, new_schema
+from factorcell.data.columns import ContextColumns
 from factorcell.data.corpus import Corpus
-from factorcell.data.originals import OriginalTexts
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tables import open_table
 from factorcell.data.text_files import line_count
-from factorcell.data.tokens import Ids, count, map_ids, tokenise
-from factorcell.data.values import CategoryColumn
+from factorcell.data.tokens import TokenizedTexts
 from factorcell.data.vocabulary import END, Vocabulary
 from factorcell.progress import progress_bar
 
@@ -59,12 +56,15 @@ def prepare(
     """
     table = open_table(source)
     if schema is None and config.text not in table.columns:
-        raise table.lacks_text(config.text)
+        raise table.lacks(config.text, (("text", "COLUMN"),), "says which one has the texts")
 
     def read(folder: Path | None) -> Corpus:
-        readers = column_readers(table, config, schema, unknown, optional)
-        texts = _texts(table, config, readers, progress)
-        return _build(texts, config, vocabulary, schema, readers, folder, truncate)
+        columns = ContextColumns(table, config, schema, unknown, optional)
+        with tempfile.TemporaryFile(dir=folder) if folder else io.BytesIO() as spool:
+            texts = TokenizedTexts(spool, config, truncate=truncate)
+            _read(table, texts, columns, progress)
+            arrays = texts.arrays(vocabulary, folder)
+        return Corpus(**arrays, **columns.arrays(len(texts.sizes)))
 
     if table.content is None or schema is not None or not truncate:
         corpus = read(None)
@@ -127,66 +127,17 @@ def cache_folder() -> Path:
         raise FileNotFoundError(errno.ENOENT, "there is no home folder; set FACTORCELL_CACHE") from None
 
 
-def _build(
-    chunks: Iterator[list[str]],
-    config: DataConfig,
-    vocabulary: Vocabulary | None,
-    schema: ContextSchema | None,
-    readers: list[Reader],
-    folder: Path | None,
-    truncate: bool,
-) -> Corpus:
-    """Tokenise, count and map the texts of all `chunks`, which fill the `readers` as they are read.
-
-    With a `folder` the tokens are written there, else they stay in memory.
-    """
-    ids, lengths, originals = Ids(), list[NDArray[np.int64]](), list[OriginalTexts]()
-    with tempfile.TemporaryFile(dir=folder) if folder else io.BytesIO() as spool:
-        for texts in chunks:
-            flat, sizes = tokenise(texts, config, ids, truncate)
-            spool.write(flat.tobytes())
-            lengths.append(sizes)
-            originals.append(OriginalTexts.of(texts, config))
-        vocabulary = vocabulary or count(spool, ids, config)
-        tokens = map_ids(spool, ids, vocabulary, folder)
-    users = [r for r in readers if isinstance(r, CategoryColumn) and r.column == config.user]
-    schema = schema or new_schema(readers, config.min_context_count, {config.user: config.min_user_count})
-    arrays: dict[str, Any] = {reader.name: reader.array(schema.variable(reader.name)) for reader in readers}
-    if config.anonymous:
-        schema = schema.without_names([reader.name for reader in users])
-    offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
-    return Corpus(
-        tokens,
-        offsets,
-        _matrix([arrays[variable.name] for variable in schema.categories], np.int32, len(offsets) - 1),
-        _matrix([arrays[variable.name] for variable in schema.numbers], np.float32, len(offsets) - 1),
-        vocabulary,
-        schema,
-        tuple(arrays[variable.name] for variable in schema.vectors),
-        tuple(arrays[variable.name] for variable in schema.texts),
-        users[0].provisional() if users else np.zeros(0, np.int32),
-        OriginalTexts.concatenated(originals),
-    )
-
-
-def _matrix(columns: list[NDArray[Any]], kind: Any, rows: int) -> NDArray[Any]:
-    """Stack columns (rows,) to a matrix (rows, columns)."""
-    return np.stack(columns, 1).astype(kind) if columns else np.zeros((rows, 0), kind)
-
-
-def _texts(table: Table, config: DataConfig, readers: list[Reader], progress: bool) -> Iterator[list[str]]:
-    """The texts of every chunk, once the readers have taken their columns of it."""
-    columns = [config.text, *(reader.column for reader in readers if reader.column in table.columns)]
-    done = 0
+def _read(table: Table, texts: TokenizedTexts, columns: ContextColumns, progress: bool) -> None:
+    """Read all chunks of a table into `texts` and `columns`."""
+    name, done = texts.config.text, 0
     total = table.rows or (line_count(table) if progress else None)
     with progress_bar(total=total, desc="reading", unit="rows", unit_scale=True, show=progress) as bar:
-        for chunk in table.chunks(columns):
-            texts = chunk[config.text]
-            for reader in readers:
-                reader.add(chunk.get(reader.column) or [None] * len(texts), done)
-            for number, text in enumerate(texts, done + 1):
+        for chunk in table.chunks([name, *columns.names]):
+            rows = chunk[name]
+            columns.add(chunk, len(rows), done)
+            for number, text in enumerate(rows, done + 1):
                 if not isinstance(text, str):
-                    raise UserError(f"{table.name} row {number}: {config.text} is {text!r}, not a text")
-            done += len(texts)
-            bar.update(len(texts))
-            yield texts
+                    raise UserError(f"{table.name} row {number}: {name} is {text!r}, not a text")
+            texts.add(rows)
+            done += len(rows)
+            bar.update(len(rows))

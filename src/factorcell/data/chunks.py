@@ -68,10 +68,6 @@ class Table:
         message = f"{self.name}: no column {column!r}{hint}; it has {listed(self.columns)}{self.fault}"
         return UserError(message, () if self.fault else remedies, outcome)
 
-    def lacks_text(self, column: str) -> UserError:
-        """The error about a missing column of texts, with the option that names another column."""
-        return self.lacks(column, (("text", "COLUMN"),), "says which one has the texts")
-
 
 def listed(names: Collection[str]) -> str:
     """`names` as an error shows them: the first few, and how many there are."""

@@ -10,7 +10,6 @@ import io
 import json
 import lzma
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,11 +17,9 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from factorcell.config import UserError
-from factorcell.memory import shown
 
 BLOCK = 1 << 20  # bytes with one digest
 ROW = 1 << 24  # characters of the longest line of a text file, and of the longest row of a CSV file
-LARGE, RATIO = 1 << 30, 200  # a file that unpacks to more than so many bytes, and times its own size, is no table
 ARROW = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # what Arrow calls what it unpacks
 COMPRESSIONS = (*ARROW, ".xz")
 UTF16 = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
@@ -47,18 +44,12 @@ class Content:
         except OSError as error:
             raise UserError(f"{self.path}: cannot be read ({error.strerror})") from None
 
-    @contextmanager
-    def unpacked(self) -> Iterator[Any]:
+    def unpacked(self) -> Any:
         """A file to read from its beginning, decompressed."""
-        with self.open() as file:
-            if not self.compression:
-                yield file
-            elif self.compression == ".xz":
-                with lzma.open(file) as stream:
-                    yield io.BufferedReader(_Unpacked(self, stream), BLOCK)
-            else:
-                with pa.CompressedInputStream(file, ARROW[self.compression]) as stream:
-                    yield io.BufferedReader(_Unpacked(self, stream), BLOCK)
+        file = self.open()
+        if self.compression == ".xz":
+            return io.BufferedReader(lzma.open(file))  # type: ignore[arg-type]
+        return io.BufferedReader(pa.CompressedInputStream(file, ARROW[self.compression])) if self.compression else file
 
     def lines(self, newline: str | None = None) -> Iterator[str]:
         """Yield the lines of a text file with their ends, which `newline` says as `open` does; none is over `ROW` long.
@@ -119,25 +110,6 @@ class FolderContent:
         """Return the digest of the names and bytes of all files."""
         files = [(file.path.relative_to(self.path).as_posix(), file.digest().hex()) for file in self.files]
         return hashlib.sha256(json.dumps(files).encode()).digest()
-
-
-class _Unpacked(io.RawIOBase):
-    """What a compressed file unpacks to, counted: a `UserError` where a small file grows without end."""
-
-    def __init__(self, content: Content, stream: Any) -> None:
-        self.content, self.stream, self.count = content, stream, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        part = self.stream.read(len(buffer))
-        buffer[: len(part)] = part
-        self.count += len(part)
-        if self.count > LARGE and self.count > RATIO * self.content.size:
-            size = f"{RATIO} times its size, and more than {shown(LARGE)}"
-            raise UserError(f"{self.content.path}: unpacks to more than {size}; unpack it first if it is a table")
-        return len(part)
 
 
 class _Blocks(io.RawIOBase):

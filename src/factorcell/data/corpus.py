@@ -3,7 +3,7 @@
 Shapes: B texts, T targets of the longest.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factorcell.config import UserError
-from factorcell.data.columns import Ragged
 from factorcell.data.context import Bags, Context
 from factorcell.data.originals import OriginalTexts
+from factorcell.data.readers import Ragged
 from factorcell.data.schema import MISSING, ContextSchema
 from factorcell.data.vocabulary import END, Vocabulary
 
@@ -93,6 +93,14 @@ class Corpus:
         offsets = np.append(0, np.cumsum(sizes))
         places = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1] - offsets[:-1], sizes)
         return replace(self, tokens=self.tokens[places], offsets=offsets)
+
+    def context_arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays of all contexts by name, as files keep them; `context_fields` is the inverse."""
+        arrays: dict[str, NDArray[Any]] = {"categories": self.categories, "numbers": self.numbers}
+        arrays |= {f"vectors.{index}": vectors for index, vectors in enumerate(self.vectors)}
+        for index, bags in enumerate(self.bags):
+            arrays |= {f"bags.{index}": bags.values, f"bags.{index}.offsets": bags.offsets}
+        return arrays
 
     def context(self, rows: NDArray[np.int64]) -> Context:
         """The contexts of `rows`."""
@@ -189,6 +197,17 @@ class Corpus:
         if len(self) < 2:
             raise UserError("one row cannot be split into training and development data")
         return self.select(np.sort(held[count:])), self.select(np.sort(held[:count]))
+
+
+def context_fields(arrays: Mapping[str, NDArray[Any]], schema: ContextSchema) -> dict[str, Any]:
+    """Return the fields of a corpus with this schema that hold contexts, from their arrays by name."""
+    return {
+        "schema": schema,
+        "categories": arrays["categories"],
+        "numbers": arrays["numbers"],
+        "vectors": tuple(arrays[f"vectors.{index}"] for index in range(len(schema.vectors))),
+        "bags": tuple(Ragged(arrays[f"bags.{n}"], arrays[f"bags.{n}.offsets"]) for n in range(len(schema.texts))),
+    }
 
 
 def _place_in_group(groups: NDArray[np.int32]) -> NDArray[np.int64]:

@@ -12,12 +12,10 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from factorcell.data.columns import Ragged
-from factorcell.data.corpus import Corpus
+from factorcell.data.corpus import Corpus, context_fields
 from factorcell.data.originals import OriginalTexts
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import Vocabulary
@@ -56,10 +54,7 @@ def opened(folder: Path, make: Callable[[Path], Corpus]) -> Corpus:
 
 def save(corpus: Corpus, folder: Path) -> None:
     """Write all but the tokens, which are there already."""
-    arrays: dict[str, Any] = {name: getattr(corpus, name) for name in ("offsets", "categories", "numbers", "users")}
-    arrays |= {f"vectors.{index}": vectors for index, vectors in enumerate(corpus.vectors)}
-    arrays |= {f"bags.{index}": bags.values for index, bags in enumerate(corpus.bags)}
-    arrays |= {f"bags.{index}.offsets": bags.offsets for index, bags in enumerate(corpus.bags)}
+    arrays = {"offsets": corpus.offsets, "users": corpus.users, **corpus.context_arrays()}
     if corpus.originals is not None:
         arrays |= {f"originals.{name}": array for name, array in corpus.originals._asdict().items()}
     for name, array in arrays.items():
@@ -93,11 +88,13 @@ def load(folder: Path) -> Corpus | None:
             if name.endswith(".npy")
         }
         schema = ContextSchema.from_dict(json.loads((folder / "schema.json").read_text(encoding="utf-8")))
-        vectors = tuple(arrays[f"vectors.{index}"] for index in range(len(schema.vectors)))
-        bags = tuple(Ragged(arrays[f"bags.{n}"], arrays[f"bags.{n}.offsets"]) for n in range(len(schema.texts)))
-        originals = OriginalTexts(*(arrays[f"originals.{name}"] for name in OriginalTexts._fields))
-        vocabulary = Vocabulary.load(folder / "vocabulary.txt")
-        named = {name: arrays[name] for name in ("tokens", "offsets", "categories", "numbers", "users")}
-        return Corpus(vocabulary=vocabulary, schema=schema, vectors=vectors, bags=bags, originals=originals, **named)
+        return Corpus(
+            tokens=arrays["tokens"],
+            offsets=arrays["offsets"],
+            vocabulary=Vocabulary.load(folder / "vocabulary.txt"),
+            users=arrays["users"],
+            originals=OriginalTexts(*(arrays[f"originals.{name}"] for name in OriginalTexts._fields)),
+            **context_fields(arrays, schema),
+        )
     except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError):  # an empty file is an EOFError
         return None

@@ -1,8 +1,8 @@
 """The schema of a context: its variables, and what training found in their columns."""
 
 import math
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -150,41 +150,34 @@ class ContextSchema:
 
 def _variable(entry: Mapping[str, Any]) -> Variable:
     """A variable from plain values."""
-    names = {field.name for field in fields(Variable)}
-    plain: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()}
-    if set(plain) - names:
-        raise UserError(f"not a context schema (unknown {', '.join(set(plain) - names)})")
-    variable = Variable(**plain)
+    variable = Variable(**{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()})
     choose("kind of context variable", variable.kind, KINDS)
-    for names_of, valid, wanted in VALID:
-        for name in names_of:
-            value = getattr(variable, name)
-            if not (isinstance(value, tuple) and all(map(valid, value)) if name in MANY else valid(value)):
-                raise UserError(f"not a context schema ({name} of {variable.name!r} is {value!r:.60}, not {wanted})")
+    several = (variable.values, variable.counts, variable.means, variable.deviations, variable.shares)
+    if not all(isinstance(values, tuple) for values in several):
+        raise UserError(f"not a context schema (a field of {variable.name!r:.60} is not a list)")
+    texts = (variable.name, variable.column, variable.grouped, *variable.values)
+    counts = (variable.rare, variable.least, *variable.counts)
+    numbers = (variable.mean, variable.low, variable.high, *variable.means)
+    positive = (variable.deviation, *variable.deviations)
+    if not (
+        all(isinstance(text, str) for text in texts)
+        and not (len(variable.grouped) % 2 or set(variable.grouped) - set("0123456789abcdef"))
+        and all(type(count) is int and count >= 0 for count in counts)
+        and all(map(_is_finite, numbers))
+        and all(_is_finite(number) and number >= 0 for number in (variable.period, *variable.shares))
+        and all(_is_finite(number) and number > 0 for number in positive)
+    ):
+        raise UserError(f"not a context schema (a field of {variable.name!r:.60} is of another type, or out of range)")
     for first, second in PARALLEL.get(variable.kind, (("means", "deviations"),)):
         if len(getattr(variable, first)) != len(getattr(variable, second)):
             raise UserError(f"not a context schema ({first} and {second} of {variable.name!r} differ in length)")
     return variable
 
 
-def _hexadecimal(value: Any) -> bool:
-    return isinstance(value, str) and len(value) % 2 == 0 and set(value) <= set("0123456789abcdef")
-
-
-def _finite(value: Any) -> bool:
+def _is_finite(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
 
-# Fields, what each value of them must be, and what a message calls that.
-VALID: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
-    (("name", "column", "values"), lambda value: isinstance(value, str), "text"),
-    (("grouped",), _hexadecimal, "bytes as hexadecimal digits"),
-    (("counts", "rare", "least"), lambda value: type(value) is int and value >= 0, "whole numbers from 0 on"),
-    (("mean", "low", "high", "means"), _finite, "finite numbers"),
-    (("period", "shares"), lambda value: _finite(value) and value >= 0, "finite numbers from 0 on"),
-    (("deviation", "deviations"), lambda value: _finite(value) and value > 0, "finite numbers above 0"),
-)
-MANY = ("values", "counts", "means", "deviations", "shares")  # fields of several values
 PARALLEL = {"category": (("values", "counts"),), "text": (("values", "shares"),)}  # fields of one length
 
 

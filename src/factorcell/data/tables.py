@@ -74,18 +74,22 @@ def _open_file(path: Path) -> Table:
     return FORMATS[kind](Content(path, compression))
 
 
+def _sliced(name: str, columns: Sequence[str], rows: int, part: Callable[[str, slice], list[Any]]) -> Table:
+    """A table of so many rows, of which `part` returns the values of a column in a slice."""
+
+    def read(names: tuple[str, ...]) -> Iterator[Chunk]:
+        for begin in range(0, rows, CHUNK):
+            yield {name: part(name, slice(begin, begin + CHUNK)) for name in names}
+
+    return Table(name, tuple(columns), read, rows=rows)
+
+
 def _from_rows(rows: Sequence[Mapping[str, Any]]) -> Table:
     for number, row in enumerate(rows, 1):
         if not isinstance(row, Mapping):
             raise UserError(f"row {number} is {type(row).__name__}; a row is a dict from column to value")
-    columns = tuple(dict.fromkeys(name for row in rows for name in row))
-
-    def read(names: tuple[str, ...]) -> Iterator[Chunk]:
-        for begin in range(0, len(rows), CHUNK):
-            part = rows[begin : begin + CHUNK]
-            yield {name: [row.get(name) for row in part] for name in names}
-
-    return Table("the rows given", columns, read, rows=len(rows))
+    columns = dict.fromkeys(name for row in rows for name in row)
+    return _sliced("the rows given", tuple(columns), len(rows), lambda name, at: [row.get(name) for row in rows[at]])
 
 
 def _from_columns(columns: Mapping[str, Sequence[Any]]) -> Table:
@@ -94,12 +98,7 @@ def _from_columns(columns: Mapping[str, Sequence[Any]]) -> Table:
     for name, size in sizes.items():
         if size != rows:
             raise UserError(f"{GIVEN}: {name} has {size} rows, another has {rows}")
-
-    def read(names: tuple[str, ...]) -> Iterator[Chunk]:
-        for begin in range(0, rows, CHUNK):
-            yield {name: list(columns[name][begin : begin + CHUNK]) for name in names}
-
-    return Table(GIVEN, tuple(columns), read, rows=rows)
+    return _sliced(GIVEN, tuple(columns), rows, lambda name, at: list(columns[name][at]))
 
 
 def _from_arrow(table: pa.Table, name: str = "the table given") -> Table:
@@ -121,14 +120,9 @@ def _from_capsule(source: Any) -> Table:
 
 
 def _from_pandas(frame: Any) -> Table:
-    columns = {str(name): place for place, name in enumerate(frame.columns)}
-
-    def read(names: tuple[str, ...]) -> Iterator[Chunk]:
-        for begin in range(0, len(frame), CHUNK):
-            part = frame.iloc[begin : begin + CHUNK]
-            yield {name: plain_list(part.iloc[:, columns[name]]) for name in names}
-
-    return Table("the data frame given", tuple(map(str, frame.columns)), read, rows=len(frame))
+    places = {str(name): place for place, name in enumerate(frame.columns)}
+    names = tuple(map(str, frame.columns))
+    return _sliced("the data frame given", names, len(frame), lambda name, at: plain_list(frame.iloc[at, places[name]]))
 
 
 def is_column(values: Any) -> bool:
