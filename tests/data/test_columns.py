@@ -132,12 +132,12 @@ def test_circles(values: list[float], period: float) -> None:
 
 def test_means_on_a_circle() -> None:
     """The mean of 23:00 and 1:00 is midnight, an hour from both; one value many times has deviations of 1."""
-    variable = read(["23:00", "01:00"], "hour").variable(1)
+    variable = read(["23:00", "01:00"], "hour").variable(DataConfig())
     assert min(variable.mean, 24 - variable.mean) == pytest.approx(0, abs=1e-9)
     assert variable.deviation == pytest.approx(1)
     assert (variable.period, variable.kind) == (24, "hour")
-    assert read([-180, 180.0, "180"], "longitude").variable(1).mean == pytest.approx(180)
-    assert read([10.1] * 7, "longitude").variable(1).deviations == (1,) * 2 * HARMONICS
+    assert read([-180, 180.0, "180"], "longitude").variable(DataConfig()).mean == pytest.approx(180)
+    assert read([10.1] * 7, "longitude").variable(DataConfig()).deviations == (1,) * 2 * HARMONICS
 
 
 @pytest.mark.parametrize(

@@ -109,8 +109,8 @@ def test_a_file_that_changes_while_the_folder_is_read_is_an_error(tmp_path: Path
     """A file that is added after the folder was opened is ignored."""
     folder = write(tmp_path / "t", ROWS)
     table = open_table(folder)
-    assert table.content is not None
-    table.content.digest()
+    assert table.digest is not None
+    table.digest()
     add(folder)
     assert sum(len(chunk["text"]) for chunk in table.chunks(["text"])) == len(ROWS)
     change(folder)

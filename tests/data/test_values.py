@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from factorcell.config import DataConfig, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.columns import ContextColumns, parse_column
-from factorcell.data.rare_values import bloom_filter, holds
 from factorcell.data.readers import CategoryColumn, NumberColumn
-from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
+from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable, bloom_filter, holds
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, is_missing
 
@@ -182,7 +181,7 @@ def test_numbers_have_moments_and_range() -> None:
     assert (variable.mean, variable.low, variable.high) == (3, 1, 6)
     assert variable.deviation == pytest.approx(np.std([1, 2, 6]))
     assert reader.array(variable).tolist() == [1, 2, 6]
-    assert read([4, 4], ":number").variable(1).deviation == 1
+    assert read([4, 4], ":number").variable(DataConfig()).deviation == 1
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from factorcell.config import DataConfig, Notice, UserError
 from factorcell.data import cache as caching
 from factorcell.data import chunks, content, entry
 from factorcell.data.cache import prepare
+from factorcell.data.columns import ContextColumns
 from factorcell.data.corpus import Corpus
 from factorcell.data.tokens import TokenizedTexts
 from tests.kills import forks, killed
@@ -65,9 +66,9 @@ def same(found: Corpus, expected: Corpus) -> None:
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
     for vectors, others in zip(found.vectors, expected.vectors, strict=True):
         np.testing.assert_array_equal(vectors, others)
-    for bags, others in zip(found.bags, expected.bags, strict=True):
-        np.testing.assert_array_equal(bags.values, others.values)
-        np.testing.assert_array_equal(bags.offsets, others.offsets)
+    for bags, words in zip(found.bags, expected.bags, strict=True):
+        np.testing.assert_array_equal(bags.values, words.values)
+        np.testing.assert_array_equal(bags.offsets, words.offsets)
     assert (found.vocabulary.tokens, found.schema) == (expected.vocabulary.tokens, expected.schema)
 
 
@@ -126,7 +127,7 @@ def test_a_table_that_grows_is_read_as_it_was(
 ) -> None:
     """Rows that are appended meanwhile are those of the next reader."""
     monkeypatch.setattr(content, "BLOCK", 512)
-    was = caching.ContextColumns
+    was = ContextColumns
 
     def growing(*given: Any) -> Any:
         write(table, [*ROWS, ROWS[0]])

@@ -14,7 +14,7 @@ from factorcell.choices import CHOSEN, PRESETS, UNKNOWN_POLICIES
 from factorcell.commands import terminal
 from factorcell.commands.parser import Parser
 from factorcell.config import DEVICES, EXTENSIBLE, MODELS, PRECISIONS, Config, UserError, said_in
-from factorcell.data.rare_values import holds
+from factorcell.data.schema import holds
 from factorcell.extensions import NONE
 
 if TYPE_CHECKING:

@@ -24,7 +24,6 @@ from factorcell.data.columns import ContextColumns
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tables import open_table
-from factorcell.data.text_files import line_count
 from factorcell.data.tokens import TokenizedTexts
 from factorcell.data.vocabulary import END, Vocabulary
 from factorcell.progress import progress_bar
@@ -66,12 +65,12 @@ def prepare(
             arrays = texts.arrays(vocabulary, folder)
         return Corpus(**arrays, **columns.arrays(len(texts.sizes)))
 
-    if table.content is None or schema is not None or not truncate:
+    if table.digest is None or schema is not None or not truncate:
         corpus = read(None)
     else:
-        how = {"version": CACHE_VERSION, "name": table.content.path.suffixes, "config": asdict(config)}
+        how = {"version": CACHE_VERSION, "name": Path(table.name).suffixes, "config": asdict(config)}
         how["vocabulary"] = vocabulary and vocabulary.tokens
-        digest = hashlib.blake2b(table.content.digest(), digest_size=16)
+        digest = hashlib.blake2b(table.digest(), digest_size=16)
         digest.update(json.dumps(how, sort_keys=True).encode())
         try:
             corpus = entry.opened(Path(cache or cache_folder()) / digest.hexdigest(), read)
@@ -79,7 +78,7 @@ def prepare(
             why = f"{error.filename or 'the cache'}: {error.strerror or error}"
             _notice(f"the cache cannot be written ({why}); {table.name} is kept in memory")
             corpus = read(None)
-    if table.content is not None and (empty := int((corpus.tokens[corpus.offsets[:-1] + 1] == END).sum())):
+    if table.digest is not None and (empty := int((corpus.tokens[corpus.offsets[:-1] + 1] == END).sum())):
         of = f"{empty:,} of {len(corpus):,} texts {'is' if empty == 1 else 'are'} empty"
         _notice(f"{table.name}: {of}; the end of an empty text is its only target")
     if report:
@@ -130,7 +129,7 @@ def cache_folder() -> Path:
 def _read(table: Table, texts: TokenizedTexts, columns: ContextColumns, progress: bool) -> None:
     """Read all chunks of a table into `texts` and `columns`."""
     name, done = texts.config.text, 0
-    total = table.rows or (line_count(table) if progress else None)
+    total = table.rows or (table.lines() if progress else None)
     with progress_bar(total=total, desc="reading", unit="rows", unit_scale=True, show=progress) as bar:
         for chunk in table.chunks([name, *columns.names]):
             rows = chunk[name]

@@ -7,9 +7,8 @@ is what was hashed, in any order and at random places, while other processes do 
 
 import hashlib
 import io
-import json
 import lzma
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -48,7 +47,7 @@ class Content:
         """A file to read from its beginning, decompressed."""
         file = self.open()
         if self.compression == ".xz":
-            return io.BufferedReader(lzma.open(file))  # type: ignore[arg-type]
+            return io.BufferedReader(lzma.open(file))
         return io.BufferedReader(pa.CompressedInputStream(file, ARROW[self.compression])) if self.compression else file
 
     def lines(self, newline: str | None = None) -> Iterator[str]:
@@ -84,6 +83,13 @@ class Content:
                     return UserError(f"{self.path} line {number}: not UTF-8 ({byte}); convert it first")
         raise AssertionError("every line is UTF-8")
 
+    def line_count(self) -> int | None:
+        """The number of lines of a text file, which is about its number of rows; None for a compressed file."""
+        if self.compression:
+            return None
+        with self.open() as file:
+            return sum(block.count(b"\n") for block in iter(lambda: file.read(BLOCK), b""))
+
     def digest(self) -> bytes:
         """Of all bytes: those that were read, and those that will be."""
         with self.open() as file:
@@ -98,18 +104,6 @@ class Content:
         if not whole or self.digests.setdefault(number, digest) != digest:
             raise UserError(f"{self.path}: changed while it was read; try again when nothing writes to it")
         return block
-
-
-class FolderContent:
-    """The contents of the files in the folder `path`; files that are added later do not belong to it."""
-
-    def __init__(self, path: Path, files: Sequence[Content]) -> None:
-        self.path, self.files = path, files
-
-    def digest(self) -> bytes:
-        """Return the digest of the names and bytes of all files."""
-        files = [(file.path.relative_to(self.path).as_posix(), file.digest().hex()) for file in self.files]
-        return hashlib.sha256(json.dumps(files).encode()).digest()
 
 
 class _Blocks(io.RawIOBase):

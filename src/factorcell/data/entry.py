@@ -12,8 +12,10 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from factorcell.data.corpus import Corpus, context_fields
 from factorcell.data.originals import OriginalTexts
@@ -54,7 +56,7 @@ def opened(folder: Path, make: Callable[[Path], Corpus]) -> Corpus:
 
 def save(corpus: Corpus, folder: Path) -> None:
     """Write all but the tokens, which are there already."""
-    arrays = {"offsets": corpus.offsets, "users": corpus.users, **corpus.context_arrays()}
+    arrays: dict[str, NDArray[Any]] = {"offsets": corpus.offsets, "users": corpus.users, **corpus.context_arrays()}
     if corpus.originals is not None:
         arrays |= {f"originals.{name}": array for name, array in corpus.originals._asdict().items()}
     for name, array in arrays.items():

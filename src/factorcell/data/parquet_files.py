@@ -4,6 +4,7 @@ A folder is one table: its files in the order of their paths. Folders may be nes
 partitioning) adds a column of text to the rows of the files in it. Names that begin with `_` or `.` are skipped.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ from factorcell.config import UserError
 from factorcell.data import chunks
 from factorcell.data.arrow import one_line, plain
 from factorcell.data.chunks import Chunk, Table, UnknownKindError, listed
-from factorcell.data.content import Content, FolderContent
+from factorcell.data.content import Content
 
 BATCH = 1 << 30  # bytes that the values of a dictionary may take in one batch
 NULL = "__HIVE_DEFAULT_PARTITION__"  # how Hive, Spark and DuckDB write a partition of missing values
@@ -91,7 +92,7 @@ def _rows_at_once(raw: BinaryIO, file: pq.ParquetFile, columns: Sequence[str], w
 def parquet_table(content: Content) -> Table:
     """Open a Parquet file."""
     file = ParquetFile.open(content, {})
-    return Table(str(content.path), file.columns, file.read, content, file.rows)
+    return Table(str(content.path), file.columns, file.read, content.digest, file.rows)
 
 
 def parquet_folder(folder: Path) -> Table:
@@ -112,9 +113,12 @@ def parquet_folder(folder: Path) -> Table:
         for file in files:
             yield from file.read(columns)
 
+    def digest() -> bytes:
+        parts = [(file.content.path.relative_to(folder).as_posix(), file.content.digest().hex()) for file in files]
+        return hashlib.sha256(json.dumps(parts).encode()).digest()
+
     columns = tuple(dict.fromkeys(name for file in files for name in (*file.columns, *keys)))
-    content = FolderContent(folder, tuple(file.content for file in files))
-    return Table(str(folder), columns, read, content, sum(file.rows for file in files))
+    return Table(str(folder), columns, read, digest, sum(file.rows for file in files))
 
 
 def _paths(folder: Path) -> list[Path]:

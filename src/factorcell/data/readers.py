@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.config import DataConfig, UserError
-from factorcell.data.rare_values import bloom_filter, holds
-from factorcell.data.schema import MISSING, RARE, Variable, waves
+from factorcell.data.schema import MISSING, RARE, Variable, bloom_filter, holds, waves
 from factorcell.data.tokenizer import splitter
 from factorcell.data.values import (
     LARGEST,

@@ -3,8 +3,7 @@
 import csv
 import json
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from factorcell.config import Notice, UserError
@@ -13,7 +12,6 @@ from factorcell.data.chunks import Chunk, Table, listed
 from factorcell.data.content import Content
 from factorcell.visible import visible
 
-FIRST = 1 << 20  # characters of JSON lines whose keys are read at once
 ENDINGS = {",": ".csv", "\t": ".tsv"}
 SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 QUOTING = 'put the whole field in quotes and write each quote inside it as ""'
@@ -116,8 +114,14 @@ def csv_table(file: Content) -> Table:
             notices.add(what)
             warnings.warn(Notice(f"{path} line {swallowed[0]}: {what}"), stacklevel=2)
 
+    fault = _fault(names, delimiter)
     return Table(
-        str(path), names, lambda columns: chunked(rows(columns), columns), file, fault=_fault(names, delimiter)
+        str(path),
+        names,
+        lambda columns: chunked(rows(columns), columns),
+        file.digest,
+        fault=fault,
+        lines=file.line_count,
     )
 
 
@@ -145,39 +149,6 @@ def _fault(names: Sequence[str], delimiter: str) -> str:
     return f"; {expected}, this header seems to be by {SEPARATORS[mark]}: {remedy}"
 
 
-class LineColumns(Collection[str]):
-    """The columns of JSON lines: the keys of all lines.
-
-    The first lines are read at once and mostly have all keys; the others are read only to find a key that these lack.
-    """
-
-    def __init__(self, lines: Callable[[], Iterator[tuple[int, dict[str, Any]]]]) -> None:
-        """Read the first of the `lines`: the length and the object of each."""
-        self.lines, self.first, read = lines, set[str](), 0
-        for length, row in lines():
-            self.first.update(row)
-            read += length
-            if read >= FIRST:
-                break
-
-    @cached_property
-    def all(self) -> tuple[str, ...]:
-        """The keys of all lines, in order of appearance."""
-        return tuple(dict.fromkeys(key for _, row in self.lines() for key in row))
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.first or name in self.all
-
-    def __bool__(self) -> bool:
-        return bool(self.first or self.all)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.all)
-
-    def __len__(self) -> int:
-        return len(self.all)
-
-
 def json_table(file: Content) -> Table:
     """Open a file of JSON lines; a key that a line lacks is a missing value."""
 
@@ -189,7 +160,8 @@ def json_table(file: Content) -> Table:
     def read(columns: tuple[str, ...]) -> Iterator[Chunk]:
         return chunked(((length, [row.get(name) for name in columns]) for length, row in lines()), columns)
 
-    return Table(str(file.path), LineColumns(lines), read, file)
+    columns = tuple(dict.fromkeys(key for _, row in lines() for key in row))
+    return Table(str(file.path), columns, read, file.digest, lines=file.line_count)
 
 
 def _json_row(line: str, where: str) -> dict[str, Any]:
@@ -204,12 +176,3 @@ def _json_row(line: str, where: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise UserError(f"{where}: not an object; each line is one JSON object")
     return row
-
-
-def line_count(table: Table) -> int | None:
-    """Return the number of lines of a text file, which is about its number of rows; None for a compressed file."""
-    file = table.content
-    if not isinstance(file, Content) or file.path.suffix.lower() not in (".csv", ".tsv", ".jsonl"):
-        return None
-    with file.open() as raw:
-        return sum(block.count(b"\n") for block in iter(lambda: raw.read(content.BLOCK), b""))
