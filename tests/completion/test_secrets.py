@@ -20,7 +20,7 @@ from factorcell.completion.replay.systems import systems
 from factorcell.config import Config, DataConfig
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
-from factorcell.data.counts import POPULARITY, FrequentTexts, TextCounts
+from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
 from factorcell.training import fit as fitting
 from factorcell.training.finetuning import finetune
@@ -139,8 +139,6 @@ def test_counts_are_those_of_plain_sets(
     )
     corpus = prepare([{"text": text, "who": who} for text, who in pairs], data)
     rows = np.array(chosen.sample(range(len(pairs)), chosen.randint(1, len(pairs))))
-    assert corpus.frequent is not None
-    assert corpus.select(rows).frequent is not None
     counts, writers = Counter[str](), defaultdict[str, set[str]](set)
     for row in rows.tolist():
         text, who = normalize("NFC", pairs[row][0]), pairs[row][1]
@@ -149,9 +147,13 @@ def test_counts_are_those_of_plain_sets(
             counts[text] += 1
             writers[text] |= {str(who).removesuffix(".0")} if who not in (None, "") else set()
     expected = {text: n for text, n in counts.items() if n >= least and len(writers[text]) >= people}
-    found = corpus.select(rows).frequent
-    assert isinstance(found, FrequentTexts)
-    assert found.counted(least, people) == TextCounts(expected, len(rows), people)
+    assert TextCounts.of_corpus(corpus.select(rows), least, people) == TextCounts(expected, len(rows), people)
+
+
+def test_texts_with_a_token_out_of_vocabulary_are_not_counted() -> None:
+    rows = [{"text": text, "who": who} for who in "abc" for text in ("aa", "ab")]
+    corpus = prepare(rows, DataConfig(unit="char", user="who", min_count=4))
+    assert TextCounts.of_corpus(corpus, 1, 1).kept == {"aa": 3}
 
 
 def test_people_may_be_given_beside_texts() -> None:

@@ -69,23 +69,17 @@ def test_counts_of_twins_are_added(twin: str) -> None:
     assert TextCounts.of(texts, 1) == TextCounts({TEXT: 3, "other": 1}, 4)
     assert TextCounts.of(texts, 3, users, 3).kept == {TEXT: 3}
     assert TextCounts.of(texts, 3, ["ann", "bob", "ann", "ann"], 3).kept == {}
-    data = DataConfig(unit="char", user="who", min_text_count=3, min_text_users=3)
+    data = DataConfig(unit="char", user="who", min_count=1)
     rows = [{"text": text, "who": who} for text, who in zip(texts, users, strict=True)]
     for table, kept in ((rows, {TEXT: 3}), ([*rows[:2], rows[1], rows[3]], {})):
-        frequent = prepare(table, data).frequent
-        assert frequent is not None
-        assert frequent.counted(3, 3).kept == kept
+        assert TextCounts.of_corpus(prepare(table, data), 3, 3).kept == kept
 
 
 def test_texts_of_white_space_alone_are_not_counted() -> None:
     blank = ["", " ", "\n", "\u3000\t"]
     assert TextCounts.of(blank * 3, 1).kept == {}
-    frequent = prepare(
-        [{"text": text, "who": number} for number, text in enumerate(blank * 3)],
-        DataConfig(unit="char", user="who", min_text_count=1, min_text_users=1),
-    ).frequent
-    assert frequent is not None
-    assert frequent.counted(1, 1).kept == {}
+    rows = [{"text": text, "who": number} for number, text in enumerate(blank * 3)]
+    assert TextCounts.of_corpus(prepare(rows, DataConfig(unit="char", user="who", min_count=1)), 1, 1).kept == {}
 
 
 @each_twin

@@ -121,10 +121,10 @@ def test_the_file_says_that_nothing_is_real_and_opens_again(tmp_path: Path) -> N
     "change",
     [
         lambda content: content.pop("form"),
-        lambda content: content["canaries"][0].pop("tokens"),
-        lambda content: content["canaries"][0]["context"].update(categories=[99]),
-        lambda content: content["canaries"][0]["context"].update(categories=[0, 1]),
-        lambda content: content["canaries"][0].update(times="often"),
+        lambda content: content.pop("texts"),
+        lambda content: content["contexts"].update(categories=[[99]] * 3),
+        lambda content: content["contexts"].update(categories=[[0, 1]] * 3),
+        lambda content: content.update(times="often"),
     ],
 )
 def test_a_damaged_file_is_named(change: Any, tmp_path: Path) -> None:

@@ -15,28 +15,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import DataConfig, UserError
-from factorcell.data.columns import (
-    Ragged,
-    Reader,
-    TextColumn,
-    VectorColumn,
-    column_readers,
-    new_schema,
-    parse_column,
-    to_vector,
-)
+from factorcell.data.cache import prepare
+from factorcell.data.columns import ContextColumns, parse_column
+from factorcell.data.readers import Column, NumberColumn, Ragged, TextColumn, VectorColumn, to_vector
 from factorcell.data.schema import HARMONICS, ContextSchema, Variable
 from factorcell.data.tables import open_table
-from factorcell.data.values import NumberColumn, to_hour, to_time, to_weekday, to_yearday
+from factorcell.data.values import to_hour, to_time, to_weekday, to_yearday
 
 NOON = "2024-02-29T12:30:36"  # a Thursday in a leap year
 NO_TIMES: list[Any] = ["", None, "2024", "12", "noon", 5, 12.5, pd.NaT, "2024-02-30", [], np.datetime64("NaT")]
 
 
-def read(values: list[Any], kind: str, **data: Any) -> Reader:
+def read(values: list[Any], kind: str, **data: Any) -> Column:
     """The reader of a column `x`, having read it in two chunks."""
     table = open_table([{"x": value} for value in values])
-    (reader,) = column_readers(table, DataConfig(context=(f"x:{kind}",), **data), None, "error")
+    (reader,) = ContextColumns(table, DataConfig(context=(f"x:{kind}",), **data)).readers
     half = len(values) // 2
     for begin, part in ((0, values[:half]), (half, values[half:])):
         if part:
@@ -90,7 +83,7 @@ def test_every_time_is_read_back(moment: datetime) -> None:
 def names(*context: str) -> list[tuple[str, str]]:
     """Name and column of each variable of a table with columns a, b and a.hour."""
     table = open_table([{"a": "1", "b": "2", "a.hour": "3"}])
-    return [(r.name, r.column) for r in column_readers(table, DataConfig(context=context), None, "error")]
+    return [(r.of.name, r.column) for r in ContextColumns(table, DataConfig(context=context)).readers]
 
 
 def test_names() -> None:
@@ -121,7 +114,7 @@ def test_kinds_and_periods() -> None:
 def test_circles(values: list[float], period: float) -> None:
     """Values lie in the period, where whole turns do not count; the moments are those of sines and cosines by hand."""
     reader = read(values, f"cyclic={period!r}")
-    variable = reader.variable(1)
+    variable = reader.variable(DataConfig(min_context_count=1))
     got = reader.array(variable)
     assert isinstance(got, np.ndarray)
     assert ((got >= 0) & (got <= period)).all()
@@ -139,12 +132,12 @@ def test_circles(values: list[float], period: float) -> None:
 
 def test_means_on_a_circle() -> None:
     """The mean of 23:00 and 1:00 is midnight, an hour from both; one value many times has deviations of 1."""
-    variable = read(["23:00", "01:00"], "hour").variable(1)
+    variable = read(["23:00", "01:00"], "hour").variable(DataConfig())
     assert min(variable.mean, 24 - variable.mean) == pytest.approx(0, abs=1e-9)
     assert variable.deviation == pytest.approx(1)
     assert (variable.period, variable.kind) == (24, "hour")
-    assert read([-180, 180.0, "180"], "longitude").variable(1).mean == pytest.approx(180)
-    assert read([10.1] * 7, "longitude").variable(1).deviations == (1,) * 2 * HARMONICS
+    assert read([-180, 180.0, "180"], "longitude").variable(DataConfig()).mean == pytest.approx(180)
+    assert read([10.1] * 7, "longitude").variable(DataConfig()).deviations == (1,) * 2 * HARMONICS
 
 
 @pytest.mark.parametrize(
@@ -198,12 +191,12 @@ def test_bags_are_those_of_plain_loops(texts: list[str | None], least: int, most
     bags = [_words(text or "") for text in texts]
     counts = Counter(word for bag in bags for word in bag)
     kept = sorted((word for word in counts if counts[word] >= least), key=lambda w: (-counts[w], w))[:most]
-    reader = read(texts, "text", min_context_word=least, max_context_words=most)
+    reader, config = read(texts, "text"), DataConfig(min_context_word=least, max_context_words=most)
     if not kept:
         with pytest.raises(UserError, match=f"x has no word that training sees {least} times"):
-            reader.variable(1)
+            reader.variable(config)
         return
-    variable = reader.variable(1)
+    variable = reader.variable(config)
     assert variable.values == tuple(kept)
     known = [[word for word in bag if word in kept] for bag in bags]
     got = reader.array(variable)
@@ -232,7 +225,7 @@ def test_texts_read_as_training_read_them() -> None:
     ]
     for rows in tables:
         policy = "expected" if "b" in rows[0] else "error"
-        (reader,) = column_readers(open_table(rows), DataConfig(), ContextSchema((known,)), policy)
+        (reader,) = ContextColumns(open_table(rows), DataConfig(), ContextSchema((known,)), policy).readers
         reader.add([row.get(reader.column) for row in rows], 0)
         bags = reader.array(known)
         assert isinstance(bags, Ragged)
@@ -249,7 +242,7 @@ def test_vectors_in_all_their_forms() -> None:
         assert vector.dtype == np.float32
         assert vector.tolist() == [1, 2.5]
     reader = read([*forms, [3, 2.5]], "vector")
-    variable = reader.variable(1)
+    variable = reader.variable(DataConfig(min_context_count=1))
     assert variable.means == pytest.approx((9 / 7, 2.5))
     assert variable.deviations == pytest.approx((np.std([1] * 6 + [3]), 1))  # a constant has deviation 1
     array = reader.array(variable)
@@ -262,7 +255,7 @@ def test_vectors_read_as_training_read_them() -> None:
     known = ContextSchema((Variable("v", "vector", means=(0.0, 0.0), deviations=(1.0, 1.0)),))
 
     def array(values: list[Any], policy: str) -> Any:
-        (reader,) = column_readers(open_table([{"v": v} for v in values]), DataConfig(), known, policy)
+        (reader,) = ContextColumns(open_table([{"v": v} for v in values]), DataConfig(), known, policy).readers
         reader.add(values, 0)
         return reader.array(known.variable("v"))
 
@@ -330,37 +323,27 @@ def test_every_table_gives_the_same(kind: str, tmp_path: Path) -> None:
         source["topic"] = np.array(source["topic"])
         source["at"] = [np.datetime64(moment) for moment in source["at"]]
     config = DataConfig(context=CONTEXT, min_context_word=1)
-    found = []
-    for given_rows in (source, plain):
-        table = open_table(given_rows)
-        readers = column_readers(table, config, None, "error")
-        for chunk in table.chunks(table.columns):
-            for reader in readers:
-                reader.add(chunk[reader.column], 0)
-        schema = new_schema(readers, 1)
-        found.append((schema, [reader.array(schema.variable(reader.name)) for reader in readers]))
-    (schema, arrays), (expected, others) = found
-    assert [v.name for v in schema.variables][:3] == ["at.hour", "at.weekday", "at.yearday"]
-    assert schema == expected
-    for a, b in zip(arrays, others, strict=True):
-        for x, y in zip(a, b, strict=True):
-            assert np.array_equal(x, y)
+    corpora = [prepare(given_rows, config, cache=tmp_path / "cache") for given_rows in (source, plain)]
+    found, expected = corpora
+    assert [v.name for v in found.schema.variables][:3] == ["at.hour", "at.weekday", "at.yearday"]
+    assert found.schema == expected.schema
+    assert np.array_equal(found.numbers, expected.numbers)
+    assert np.array_equal(found.vectors[0], expected.vectors[0])
+    for x, y in zip(found.bags[0], expected.bags[0], strict=True):
+        assert np.array_equal(x, y)
 
 
 def test_readers_are_what_the_kinds_say() -> None:
     """Also where a schema says it."""
     config = DataConfig(context=CONTEXT, min_context_word=1)
-    table = open_table(rows_of_all_kinds(4))
-    kinds = [NumberColumn] * 5 + [TextColumn, VectorColumn]
-    readers = column_readers(table, config, None, "error")
-    assert [type(reader) for reader in readers] == kinds
-    for reader in readers:
-        reader.add([row[reader.column] for row in rows_of_all_kinds(4)], 0)
-    schema = new_schema(readers, 1)
-    again = column_readers(table, config, ContextSchema.from_dict(json.loads(json.dumps(schema.to_dict()))), "error")
-    assert [type(reader) for reader in again] == kinds
-    for reader in again:
-        reader.add([row[reader.column] for row in rows_of_all_kinds(4)], 0)
-    assert new_schema(again, 1) == schema
+    table, rows = open_table(rows_of_all_kinds(4)), rows_of_all_kinds(4)
+    schema = None
+    for _ in range(2):
+        columns = ContextColumns(table, config, schema)
+        assert [type(reader) for reader in columns.readers] == [NumberColumn] * 5 + [TextColumn, VectorColumn]
+        columns.add({name: [row[name] for row in rows] for name in rows[0]}, len(rows), 0)
+        found = columns.arrays(len(rows))["schema"]
+        assert schema is None or found == schema
+        schema = ContextSchema.from_dict(json.loads(json.dumps(found.to_dict())))
     with pytest.raises(UserError, match="no column 'at'; it has text"):
-        column_readers(open_table({"text": "a"}), config, schema, "error")
+        ContextColumns(open_table({"text": "a"}), config, schema)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factorcell.config import UserError
-from factorcell.data import chunks, csv_files, tables
+from factorcell.data import chunks, tables
 from factorcell.data import content as contents
 from factorcell.data.chunks import Chunk
 from factorcell.data.content import Content
@@ -28,7 +28,6 @@ CHANGED = "changed while it was read; try again when nothing writes to it"
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many blocks and chunks of a small file."""
     monkeypatch.setattr(contents, "BLOCK", 64)
-    monkeypatch.setattr(csv_files, "PARSED", 128)
     monkeypatch.setattr(tables, "CHUNK", 3)
     monkeypatch.setattr(chunks, "CHUNK", 3)
 
@@ -175,14 +174,14 @@ def test_a_table_that_is_rewritten_before_it_is_read_is_an_error(name: str, tmp_
     path, written = tmp_path / name, WRITERS[name]()
     path.write_bytes(written)
     table = open_table(path)
-    assert table.content is not None
-    digest = table.content.digest()
+    assert table.digest is not None
+    digest = table.digest()
     path.unlink()
     path.write_bytes(written)
     assert texts(table.chunks(["text"])) == [row["text"] for row in ROWS]
     append(path)
     assert texts(table.chunks(["text"])) == [row["text"] for row in ROWS]
-    assert table.content.digest() == digest
+    assert table.digest() == digest
     path.write_bytes(bytes(reversed(written)))
     with pytest.raises(UserError, match=rf"{name}: {CHANGED}"):
         texts(table.chunks(["text"]))
@@ -194,8 +193,8 @@ def test_a_table_that_is_rewritten_between_two_chunks_is_an_error(name: str, tmp
     path, written = tmp_path / name, WRITERS[name]()
     path.write_bytes(written)
     table = open_table(path)
-    assert table.content is not None
-    table.content.digest()
+    assert table.digest is not None
+    table.digest()
     chunks = table.chunks(["text"])
     assert next(chunks)["text"] == [row["text"] for row in ROWS[:3]]
     path.write_bytes(bytes(reversed(written)))

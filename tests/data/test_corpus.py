@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from factorcell import files
 from factorcell.config import DataConfig, Notice, UserError
-from factorcell.data import cache as caching
-from factorcell.data import chunks, tables, tokens
+from factorcell.data import chunks, entry, tables, tokens
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.data.tokenizer import split
@@ -221,7 +220,7 @@ def test_files_are_cached_by_content(table: Path, tmp_path: Path, monkeypatch: p
     cache = tmp_path / "cache"
     first = prepare(table, CONFIG, cache=cache)
     assert lines_of(first) == lines_of(prepare(ROWS, CONFIG))
-    monkeypatch.setattr(caching, "tokenise", lambda *given: 1 / 0)
+    monkeypatch.setattr(tokens.TokenizedTexts, "add", lambda *given: 1 / 0)
     second = prepare(table, CONFIG, cache=cache)
     assert isinstance(second.tokens, np.memmap)
     assert lines_of(second) == lines_of(first)
@@ -247,38 +246,25 @@ def test_a_damaged_cache_is_made_again(table: Path, tmp_path: Path) -> None:
     assert lines_of(prepare(table, CONFIG, cache=cache)) == expected
 
 
-@pytest.mark.parametrize("name", ["tokens", "offsets", "categories", "numbers"])
-def test_an_array_of_no_bytes_or_too_few_rows_is_made_again(table: Path, tmp_path: Path, name: str) -> None:
-    """As a crash or a full disk leaves it: a file without content; and one that does not fit the others."""
-    cache = tmp_path / "cache"
-    prepare(table, CONFIG, cache=cache)
-    expected = prepare(ROWS, CONFIG)
-    (folder,) = cache.iterdir()
-    path = folder / f"{name}.npy"
-    array = np.array(np.load(path))
-    for rest in (None, array[:-1]):
-        path.unlink()  # a corpus may still map the old one
-        path.touch()
-        if rest is not None:
-            np.save(path, rest)
-        again = prepare(table, CONFIG, cache=cache)
-        assert lines_of(again) == lines_of(expected)
-        assert np.array_equal(again.categories, expected.categories)
-        assert np.array_equal(again.numbers, expected.numbers)
-
-
 def test_another_process_may_be_first(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What another process finished meanwhile is opened; nothing half-written stays."""
-    cache, installed, firsts = tmp_path / "cache", caching._installed, list[Corpus]()
+    cache, save, firsts = tmp_path / "cache", entry.save, list[Corpus]()
 
-    def late(corpus: Corpus, partial: Path, folder: Path) -> Corpus:
-        monkeypatch.setattr(caching, "_installed", installed)
+    def late(corpus: Corpus, partial: Path) -> None:
+        monkeypatch.setattr(entry, "save", save)
         firsts.append(prepare(table, CONFIG, cache=cache))
-        return installed(corpus, partial, folder)
+        save(corpus, partial)
 
-    monkeypatch.setattr(caching, "_installed", late)
+    monkeypatch.setattr(entry, "save", late)
     assert lines_of(prepare(table, CONFIG, cache=cache)) == lines_of(firsts[0])
     assert len(list(cache.iterdir())) == 1
+
+
+def test_tables_that_are_read_by_the_schema_of_training_are_not_cached(table: Path, tmp_path: Path) -> None:
+    first = prepare(table, CONFIG, cache=tmp_path / "cache")
+    again = prepare(table, CONFIG, cache=tmp_path / "other", vocabulary=first.vocabulary, schema=first.schema)
+    assert lines_of(again) == lines_of(first)
+    assert not (tmp_path / "other").exists()
 
 
 @forks

@@ -1,7 +1,5 @@
 """The original texts of a corpus: their bytes as the table gives them, wherever the corpus comes from."""
 
-import json
-import os
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ from hypothesis import strategies as st
 
 from factorcell import files
 from factorcell.config import DataConfig
-from factorcell.data import entry
 from factorcell.data.cache import prepare
 from factorcell.data.canaries import with_texts
 from factorcell.data.corpus import Corpus
@@ -70,34 +67,6 @@ def test_originals_come_from_the_cache_as_they_were_read(suffix: str, tmp_path: 
     for _ in range(2):
         assert originals_of(prepare(path, config, cache=tmp_path / "cache")) == expected
     assert len(list((tmp_path / "cache").iterdir())) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "array"),
-    [
-        ("sizes", np.array([3, -1], np.int64)),
-        ("sizes", np.array([3], np.int64)),
-        ("sizes", np.array([3, 1], np.float64)),
-        ("digests", np.array([3, 1], np.int64)),
-        ("restorable", np.array([0, 1], np.int64)),
-        ("restorable", None),
-    ],
-)
-def test_an_entry_with_other_originals_is_not_opened(name: str, array: Any, tmp_path: Path) -> None:
-    """Neither a negative size, nor another number of rows or type, nor a missing file."""
-    (tmp_path / "rows.jsonl").write_text('{"text": "abc"}\n{"text": "d"}\n')
-    prepare(tmp_path / "rows.jsonl", DataConfig(unit="char", min_count=1), cache=tmp_path / "cache")
-    (folder,) = (tmp_path / "cache").iterdir()
-    assert entry.load(folder) is not None
-    path, checksums = folder / f"originals.{name}.npy", json.loads((folder / entry.COMPLETE).read_text())
-    if array is None:
-        os.remove(path)
-        del checksums[path.name]
-    else:
-        np.save(path, array)
-        checksums[path.name] = entry.checksum(path)
-    (folder / entry.COMPLETE).write_text(json.dumps(checksums))
-    assert entry.load(folder) is None
 
 
 @given(texts=texts, more=texts, data=st.data())

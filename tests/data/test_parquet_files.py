@@ -11,7 +11,7 @@ import pytest
 
 from factorcell import DataConfig, prepare
 from factorcell.config import UserError
-from factorcell.data import cache, chunks
+from factorcell.data import chunks
 from factorcell.data.parquet_files import NULL
 from factorcell.data.tables import open_table
 
@@ -95,31 +95,22 @@ def change(folder: Path) -> None:
 
 @pytest.mark.parametrize(("alter", "rows"), [(add, 31), (move, 30), (change, 29)])
 def test_the_key_of_the_cache_has_names_and_contents_of_all_files(
-    alter: Callable[[Path], None], rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    alter: Callable[[Path], None], rows: int, tmp_path: Path
 ) -> None:
-    """A folder is read once, and again when a file of it is another."""
-    built: list[Any] = []
-    build = cache._build
-
-    def counted(*arguments: Any) -> Any:
-        built.append(arguments)
-        return build(*arguments)
-
-    monkeypatch.setattr(cache, "_build", counted)
     folder, config = write(tmp_path / "t", ROWS), DataConfig(context=("stars",), min_context_count=1)
-    texts = [len(prepare(folder, config, cache=tmp_path / "cache")) for _ in range(2)]
-    assert (texts, len(built)) == ([30, 30], 1)
+    read = [len(prepare(folder, config, cache=tmp_path / "cache")) for _ in range(2)]
+    assert (read, len(list((tmp_path / "cache").iterdir()))) == ([30, 30], 1)
     alter(folder)
     assert len(prepare(folder, config, cache=tmp_path / "cache")) == rows
-    assert len(built) == 2
+    assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
 def test_a_file_that_changes_while_the_folder_is_read_is_an_error(tmp_path: Path) -> None:
     """A file that is added after the folder was opened is ignored."""
     folder = write(tmp_path / "t", ROWS)
     table = open_table(folder)
-    assert table.content is not None
-    table.content.digest()
+    assert table.digest is not None
+    table.digest()
     add(folder)
     assert sum(len(chunk["text"]) for chunk in table.chunks(["text"])) == len(ROWS)
     change(folder)

@@ -5,7 +5,6 @@ import gzip
 import io
 import json
 import lzma
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ from pyarrow import csv
 from pyarrow import parquet as pq
 
 from factorcell.config import UserError
-from factorcell.data import chunks, csv_files, table_files, tables
+from factorcell.data import chunks, tables
 from factorcell.data.tables import open_table
 
 ROWS = [
@@ -272,7 +271,6 @@ def test_columns_of_a_frame_that_nobody_reads_may_be_anything() -> None:
     assert list(open_table(frame).chunks(["7", "text"])) == [{"7": [1, 2], "text": ["a", "b"]}]
 
 
-@pytest.mark.parametrize("first", [0, 1 << 20])
 @pytest.mark.parametrize(
     "rows",
     [
@@ -283,11 +281,8 @@ def test_columns_of_a_frame_that_nobody_reads_may_be_anything() -> None:
         [{"text": str(number)} for number in range(20_000)] + [{"city": "Oslo"}],
     ],
 )
-def test_json_lines_may_lack_keys(
-    rows: list[dict[str, Any]], first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The columns and rows are those of the same rows in memory, however many lines are read at once."""
-    monkeypatch.setattr(table_files, "FIRST", first)
+def test_json_lines_may_lack_keys(rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    """The columns and rows are those of the same rows in memory."""
     path = tmp_path / "t.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     assert "city" in open_table(path).columns
@@ -300,39 +295,9 @@ def test_json_lines_may_lack_keys(
         read(path, "stars")
 
 
-def test_json_lines_are_read_once_if_the_first_have_the_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All lines are searched only for a key that the first ones lack."""
-    monkeypatch.setattr(table_files, "FIRST", 100)
-    path, parsed, parse = tmp_path / "t.jsonl", list[str](), table_files._json_row
-    path.write_text('{"text": "a"}\n' * 1000, encoding="utf-8")
-
-    def counted(line: str, where: str) -> dict[str, Any]:
-        parsed.append(line)
-        return parse(line, where)
-
-    monkeypatch.setattr(table_files, "_json_row", counted)
-    columns = open_table(path).columns
-    assert "text" in columns
-    assert len(parsed) < 10
-    assert "city" not in columns
-    assert len(parsed) > 1000
-
-
 def test_lines_are_counted_for_the_bar(tmp_path: Path) -> None:
     """Of plain text files only."""
     for name, content, count in [("t.csv", csv_bytes(), 6), ("t.jsonl", json_bytes(), 4), ("t.csv.gz", b"", None)]:
         (tmp_path / name).write_bytes(content if count else gzip.compress(csv_bytes()))
-        assert table_files.line_count(open_table(tmp_path / name)) == count
-    assert table_files.line_count(open_table(ROWS)) is None
-
-
-def test_nothing_of_a_csv_is_read_once_nobody_wants_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread that reads ahead has ended when the reader is closed."""
-    monkeypatch.setattr(csv_files, "PARSED", 2000)
-    (tmp_path / "t.csv").write_text("text,city\n" + "the sun is warm,Nice\n" * 20_000, encoding="utf-8")
-    before = set(threading.enumerate())
-    parts = open_table(tmp_path / "t.csv").chunks(["text"])
-    next(parts)
-    assert set(threading.enumerate()) - before
-    parts.close()  # type: ignore[attr-defined]
-    assert set(threading.enumerate()) == before
+        assert open_table(tmp_path / name).lines() == count
+    assert open_table(ROWS).lines() is None

@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 
 from factorcell.config import DataConfig, UserError
 from factorcell.data.cache import prepare
-from factorcell.data.columns import column_readers, parse_column
-from factorcell.data.rare_values import bloom_filter, holds
-from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
+from factorcell.data.columns import ContextColumns, parse_column
+from factorcell.data.readers import CategoryColumn, NumberColumn
+from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable, bloom_filter, holds
 from factorcell.data.tables import open_table
-from factorcell.data.values import CategoryColumn, NameIds, NumberColumn, category_name, is_missing
+from factorcell.data.values import category_name, is_missing
 
 
 def read(values: list[Any], kind: str = "") -> CategoryColumn | NumberColumn:
     """The reader of a column `x`, having read it in two chunks."""
     table = open_table([{"x": value} for value in values])
-    (reader,) = column_readers(table, DataConfig(context=(f"x{kind}",)), None, "error")
+    (reader,) = ContextColumns(table, DataConfig(context=(f"x{kind}",))).readers
     half = len(values) // 2
     for begin, part in ((0, values[:half]), (half, values[half:])):
         if part:
@@ -52,8 +52,33 @@ def read(values: list[Any], kind: str = "") -> CategoryColumn | NumberColumn:
 def test_kinds_are_guessed(values: list[Any], kind: str) -> None:
     """A number if all values are, and they are not just a few whole ones."""
     table = open_table([{"x": value} for value in values])
-    (reader,) = column_readers(table, DataConfig(context=("x",)), None, "error")
+    (reader,) = ContextColumns(table, DataConfig(context=("x",))).readers
     assert isinstance(reader, NumberColumn if kind == "number" else CategoryColumn)
+
+
+NUMBERS = [f"{number / 7:.3f}" for number in range(300)]
+
+
+@pytest.mark.parametrize(
+    ("values", "notice"),
+    [
+        (NUMBERS, ""),
+        ([*NUMBERS[:150], "n/a", *NUMBERS[150:]], "row 151: x is 'n/a', no number; all else are numbers, so x is read"),
+        ([*NUMBERS, "inf", "", None, "inf", "?"], "row 301: x is 'inf', no number, like 2 other values; all else are"),
+        (NUMBERS[:80] + ["none"] * 8, "row 81: x is 'none'"),
+        (NUMBERS[:80] + ["none"] * 20, ""),  # a fifth
+        (["1", "2", "3", "4", "5"] * 20 + ["n/a"], ""),  # ratings are a category without it too
+        (["Oslo", "Nice"] * 50, ""),
+    ],
+)
+def test_a_notice_names_a_value_that_keeps_a_column_from_being_a_number(values: list[Any], notice: str) -> None:
+    table = open_table({"x": values})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ContextColumns(table, DataConfig(context=("x:category",)))
+        ContextColumns(table, DataConfig(context=("x",)))
+    assert len(caught) == bool(notice)
+    assert not notice or str(caught[0].message).startswith(f"the columns given {notice}")
 
 
 def test_kinds_are_overridden() -> None:
@@ -64,7 +89,7 @@ def test_kinds_are_overridden() -> None:
     with pytest.raises(UserError, match="unknown kind of context column 'numbr' \\(did you mean 'number'"):
         parse_column("x:numbr")
     with pytest.raises(UserError, match="named twice"):
-        column_readers(open_table([{"x": 1}]), DataConfig(context=("x", "x:number")), None, "error")
+        ContextColumns(open_table([{"x": 1}]), DataConfig(context=("x", "x:number")))
 
 
 @given(st.integers(-(10**9), 10**9))
@@ -115,10 +140,10 @@ def test_a_number_of_32_bits_has_the_shortest_name(number: float) -> None:
 @given(st.permutations([True, 1, "1", 1.0, False, 0, None, math.nan]))
 def test_names_do_not_depend_on_the_order_of_values(values: list[Any]) -> None:
     """Python takes True, 1 and 1.0 for the same key of a dict; here True is not 1."""
-    ids = NameIds()
-    found = ids.of(values)
-    names = {row: name for name, row in ids.names.items()}
-    for value, row in zip(values, found.tolist(), strict=True):
+    column = CategoryColumn(Variable("x", "category"), "rows")
+    column.add(values, 0)
+    names = {row: name for name, row in column.names.items()}
+    for value, row in zip(values, column.provisional().tolist(), strict=True):
         assert names.get(row) == (None if is_missing(value) else category_name(value))
 
 
@@ -139,7 +164,7 @@ def test_bytes_that_are_not_text_are_refused() -> None:
 def test_rare_values_are_grouped(values: list[str | None], least: int) -> None:
     """Values seen `least` times keep their name, by falling count; rarer ones are row 0, missing ones -1."""
     reader = read(values, ":category")
-    variable = reader.variable(least)
+    variable = reader.variable(DataConfig(min_context_count=least))
     counts = {name: values.count(name) for name in set(values) - {None}}
     kept = sorted((name for name in counts if name and counts[name] >= least), key=lambda n: (-counts[n], str(n)))
     assert variable.values == (RARE, *kept)
@@ -152,11 +177,11 @@ def test_rare_values_are_grouped(values: list[str | None], least: int) -> None:
 def test_numbers_have_moments_and_range() -> None:
     """Mean, deviation and range of the column; a constant has deviation 1."""
     reader = read(["1", 2, 6.0], ":number")
-    variable = reader.variable(1)
+    variable = reader.variable(DataConfig(min_context_count=1))
     assert (variable.mean, variable.low, variable.high) == (3, 1, 6)
     assert variable.deviation == pytest.approx(np.std([1, 2, 6]))
     assert reader.array(variable).tolist() == [1, 2, 6]
-    assert read([4, 4], ":number").variable(1).deviation == 1
+    assert read([4, 4], ":number").variable(DataConfig()).deviation == 1
 
 
 @pytest.mark.parametrize(
@@ -208,10 +233,10 @@ def schema() -> ContextSchema:
 
 def read_known(rows: list[dict[str, Any]], unknown: str, optional: tuple[str, ...] = ()) -> list[list[float]]:
     """The columns of rows read by `schema`."""
-    readers = column_readers(open_table(rows), DataConfig(), schema(), unknown, optional)
+    readers = ContextColumns(open_table(rows), DataConfig(), schema(), unknown, optional).readers
     for reader in readers:
-        reader.add([row.get(reader.name) for row in rows], 0)
-    arrays = [reader.array(schema().variable(reader.name)) for reader in readers]
+        reader.add([row.get(reader.of.name) for row in rows], 0)
+    arrays = [reader.array(schema().variable(reader.of.name)) for reader in readers]
     return [array.tolist() for array in arrays if isinstance(array, np.ndarray)]
 
 
@@ -292,7 +317,7 @@ def test_missing_columns_and_values() -> None:
 def test_a_column_that_training_lacks(kind: str) -> None:
     """Is an error, also where its kind is said and nothing has to be guessed."""
     with pytest.raises(UserError, match="no column 'town'; it has text, city"):
-        column_readers(open_table({"text": "a", "city": "b"}), DataConfig(context=(f"town{kind}",)), None, "error")
+        ContextColumns(open_table({"text": "a", "city": "b"}), DataConfig(context=(f"town{kind}",)))
 
 
 def test_values_of_other_libraries() -> None:

@@ -14,7 +14,7 @@ import thesis_queries
 import thesis_sparse
 from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.data.counts import POPULARITY
+from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
 from tests.small import ROWS, make_run, nats_of
 
@@ -101,8 +101,7 @@ def test_the_perplexity_of_texts_that_are_replayed(tmp_path: Path) -> None:
     )
     corpus = prepare(said, config.data)
     run = Run.create(tmp_path / "run", config, corpus.vocabulary, corpus.schema)
-    assert corpus.frequent is not None
-    corpus.frequent.counted(1, 1).save(run.folder / POPULARITY)
+    TextCounts.of_corpus(corpus, 1, 1).save(run.folder / POPULARITY)
     parts = {
         part: corpora.written(tmp_path / f"{part}.parquet", pa.Table.from_pylist(said)) for part in ("train", "test")
     }

@@ -14,7 +14,7 @@ import thesis_queries
 from factorcell.completion.replay.streams import Stream
 from factorcell.completion.replay.systems import Unpersonalised
 from factorcell.data.cache import prepare
-from factorcell.data.counts import POPULARITY
+from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
 
 
@@ -26,8 +26,7 @@ def test_control_codes_learn_of_nobody(tmp_path: Path) -> None:
     said = [{"text": "fix it", "user": who} for who in ("amy", "ben") * 3]
     corpus = prepare(said, config.data)
     run = Run.create(tmp_path / "run", config, corpus.vocabulary, corpus.schema)
-    assert corpus.frequent is not None
-    corpus.frequent.counted(1, 1).save(run.folder / POPULARITY)
+    TextCounts.of_corpus(corpus, 1, 1).save(run.folder / POPULARITY)
     row, systems = thesis_queries.systems_of(run, {}, tuple(thesis_queries.RULES), beyond=False)
     assert row == {}
     assert isinstance(systems["mrr"], Unpersonalised)

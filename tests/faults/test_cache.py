@@ -21,7 +21,9 @@ from factorcell.config import DataConfig, Notice, UserError
 from factorcell.data import cache as caching
 from factorcell.data import chunks, content, entry
 from factorcell.data.cache import prepare
+from factorcell.data.columns import ContextColumns
 from factorcell.data.corpus import Corpus
+from factorcell.data.tokens import TokenizedTexts
 from tests.kills import forks, killed
 
 CONFIG = DataConfig(
@@ -58,20 +60,15 @@ def table(tmp_path: Path) -> Path:
     return write(tmp_path / "rows.jsonl", ROWS)
 
 
-def parts_of(corpus: Corpus) -> list[Any]:
-    """Its bags and frequent texts."""
-    assert corpus.frequent is not None
-    return [part for bags in corpus.bags for part in bags] + list(corpus.frequent)
-
-
 def same(found: Corpus, expected: Corpus) -> None:
     """All arrays and names are equal."""
     for name in ("tokens", "offsets", "categories", "numbers"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
     for vectors, others in zip(found.vectors, expected.vectors, strict=True):
         np.testing.assert_array_equal(vectors, others)
-    for part, whole in zip(parts_of(found), parts_of(expected), strict=True):
-        np.testing.assert_array_equal(part, whole)
+    for bags, words in zip(found.bags, expected.bags, strict=True):
+        np.testing.assert_array_equal(bags.values, words.values)
+        np.testing.assert_array_equal(bags.offsets, words.offsets)
     assert (found.vocabulary.tokens, found.schema) == (expected.vocabulary.tokens, expected.schema)
 
 
@@ -94,16 +91,17 @@ def test_a_table_that_changes_is_never_kept(
 ) -> None:
     monkeypatch.setattr(content, "BLOCK", 512)
     monkeypatch.setattr(chunks, "CHUNK", 16)
-    cache, name = tmp_path / "cache", "_key" if moment == "after its hash" else "tokenise"
-    was = getattr(caching, name)
+    cache = tmp_path / "cache"
+    place, name = (caching, "ContextColumns") if moment == "after its hash" else (TokenizedTexts, "add")
+    was = getattr(place, name)
 
     def changing(*given: Any) -> Any:
-        monkeypatch.setattr(caching, name, was)
+        monkeypatch.setattr(place, name, was)
         found = was(*given)
         CHANGES[change](table)
         return found
 
-    monkeypatch.setattr(caching, name, changing)
+    monkeypatch.setattr(place, name, changing)
     if moment == "after a chunk" and change in ("replaced", "gone"):  # the file that is open has not changed
         same(prepare(table, CONFIG, cache=cache), prepare(ROWS, CONFIG))
     else:
@@ -123,16 +121,15 @@ def test_a_table_that_grows_is_read_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(content, "BLOCK", 512)
-    was = caching._key
+    was = ContextColumns
 
-    def growing(*given: Any) -> str:
-        found = was(*given)
+    def growing(*given: Any) -> Any:
         write(table, [*ROWS, ROWS[0]])
-        return found
+        return was(*given)
 
-    monkeypatch.setattr(caching, "_key", growing)
+    monkeypatch.setattr(caching, "ContextColumns", growing)
     same(prepare(table, CONFIG, cache=tmp_path / "cache"), prepare(ROWS, CONFIG))
-    monkeypatch.setattr(caching, "_key", was)
+    monkeypatch.setattr(caching, "ContextColumns", was)
     same(prepare(table, CONFIG, cache=tmp_path / "cache"), prepare([*ROWS, ROWS[0]], CONFIG))
 
 
@@ -141,7 +138,7 @@ def test_any_byte_of_an_entry_counts(table: Path, tmp_path: Path) -> None:
     prepare(table, CONFIG, cache=cache)
     (folder,) = cache.iterdir()
     kept = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert len(kept) == 16
+    assert len(kept) == 14
     for name, whole in kept.items():
         place = chosen.randrange(len(whole))
         altered = whole[:place] + bytes([whole[place] ^ 1 << chosen.randrange(8)]) + whole[place + 1 :]
@@ -155,44 +152,6 @@ def test_any_byte_of_an_entry_counts(table: Path, tmp_path: Path) -> None:
     assert entry.load(folder) is not None
     (folder / "tokens.npy").unlink()
     same(prepare(table, CONFIG, cache=cache), expected)
-
-
-# Per array, a value that means nothing.
-BEYOND: dict[str, tuple[float, ...]] = {
-    "tokens": (60_000,),
-    "offsets": (-1, 0, 10**9),
-    "categories": (-2, 3, 2**31 - 1),
-    "numbers": (np.inf, -np.inf),
-    "vectors.0": (np.inf,),
-    "bags.0": (-1, 2),
-    "bags.0.offsets": (-1, 10**9),
-    "frequent": (-2, 7),
-    "users": (-1, 401),
-}
-
-
-@pytest.mark.parametrize("name", BEYOND)
-def test_ids_beyond_what_they_name_are_not_read(name: str, table: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    prepare(table, CONFIG, cache=cache)
-    (folder,) = cache.iterdir()
-    path, checksums = folder / f"{name}.npy", json.loads((folder / "complete").read_text())
-    whole = np.array(np.load(path))
-    for value in BEYOND[name]:
-        for place in (0, len(whole) // 2, len(whole) - 1):
-            array = whole.copy()
-            array[place] = value
-            if np.array_equal(array, whole):
-                continue
-            path.unlink()  # a corpus may still map the old one
-            np.save(path, array)
-            (folder / "complete").write_text(json.dumps({**checksums, path.name: entry.checksum(path)}))
-            assert entry.load(folder) is None, (value, place)
-    for array in (whole[:-1], whole.astype(np.float16), whole[None]):
-        np.save(path, array)
-        (folder / "complete").write_text(json.dumps({**checksums, path.name: entry.checksum(path)}))
-        if name not in ("numbers", "vectors.0") or array.dtype != np.float16:
-            assert entry.load(folder) is None, (array.dtype, array.shape)
 
 
 def no_space(*given: Any) -> None:
@@ -269,7 +228,7 @@ def test_entries_are_as_open_to_others_as_other_files(table: Path, tmp_path: Pat
 
 def test_what_a_killed_process_left_goes_after_a_day(table: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    for name, age in (("new", 0), ("old", caching.STALE + 60)):
+    for name, age in (("new", 0), ("old", entry.STALE + 60)):
         (cache / f"{name}.partial").mkdir(parents=True)
         os.utime(cache / f"{name}.partial", (time.time() - age,) * 2)
     prepare(table, CONFIG, cache=cache)

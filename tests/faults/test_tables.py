@@ -107,9 +107,17 @@ TABLES: list[tuple[str, bytes, Expected]] = [
     ("noise.csv.xz", bytes(range(256)) * 50, "damaged"),
     ("noise.jsonl.zst", bytes(range(256)) * 50, "damaged"),
     ("noise.jsonl.bz2", bytes(range(256)) * 50, "damaged"),
-    ("quote-opens.csv", quoteless(), "line 5: the quote that opens a field here is not closed"),
-    ("quote-opens.csv.gz", gzip.compress(quoteless()), "line 5: the quote that opens a field here is not closed"),
-    ("quote-header.csv", b'"' + PLAIN, "line 1: text follows the closing quote of a field"),
+    ("quote-opens.csv", quoteless(), "line 5: the quote that opens a field of this row is not closed"),
+    (
+        "quote-opens.csv.gz",
+        gzip.compress(quoteless()),
+        "line 5: the quote that opens a field of this row is not closed",
+    ),
+    (
+        "quote-header.csv",
+        b'"' + PLAIN,
+        "line 2: text follows the closing quote of a field of a row that begins in line 1",
+    ),
     (
         "quote-first.csv",
         PLAIN.replace(b"the sun", b'"the sun'),
@@ -198,7 +206,7 @@ TABLES: list[tuple[str, bytes, Expected]] = [
     ("separators.jsonl", LINES.replace(b"blue", "\u2028\x85\u2029".encode()), 4),
     ("long.csv", delimited(changed(2, text="sand " * 200_000)), 4),
     ("long.jsonl", json_lines(changed(2, text="sand " * 200_000)), 4),
-    ("long-name.csv", b"x" * 1_000_000 + b",text\na,b\n", "line 1: field larger than field limit (131072)"),
+    ("long-name.csv", b"x" * 1_000_000 + b",text\na,b\n", "no column"),
 ]
 
 

@@ -24,7 +24,7 @@ from factorcell.config import (
     read_options,
     section_types,
 )
-from factorcell.data.rare_values import holds
+from factorcell.data.schema import holds
 from factorcell.extensions import NONE
 from factorcell.kinds import KIND_HELP, KINDS
 

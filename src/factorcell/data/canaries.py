@@ -11,7 +11,6 @@ Shapes: N canaries, L tokens of each.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import regex
@@ -19,9 +18,8 @@ from numpy.typing import NDArray
 
 from factorcell import files
 from factorcell.config import Config, UserError
-from factorcell.data.columns import Ragged
-from factorcell.data.corpus import Corpus
-from factorcell.data.schema import ContextSchema
+from factorcell.data.corpus import Corpus, context_fields
+from factorcell.data.schema import MISSING, ContextSchema
 from factorcell.data.tokenizer import Tokenizer
 
 FILE = "canaries.json"  # in a run folder: what was planted
@@ -116,24 +114,32 @@ class Canaries:
         return corpus.joined(self.owners.select(np.repeat(np.arange(len(self.texts)), self.times)))
 
     def save(self, path: Path) -> None:
-        """JSON: a note that none of it is real, the form, and of each canary its tokens, times and context as ids."""
-        rows = [
-            {"tokens": text, "times": int(times), "context": _context(self.owners, row)}
-            for row, (text, times) in enumerate(zip(self.texts, self.times, strict=True))
-        ]
+        """JSON: a note that none of it is real, the form, the canaries as tokens, and their contexts as ids."""
         form = {"alphabet": self.form.alphabet, "length": self.form.length, "space": self.form.space}
-        files.write_versioned(path, {"note": NOTE, "form": form, "canaries": rows}, FORMAT)
+        contexts = {name: array.tolist() for name, array in self.owners.context_arrays().items()}
+        content = {"note": NOTE, "form": form, "texts": self.texts, "times": self.times.tolist(), "contexts": contexts}
+        files.write_versioned(path, content, FORMAT)
 
     @classmethod
     def open(cls, path: Path, tokenizer: Tokenizer, schema: ContextSchema) -> "Canaries":
         """What `save` wrote, of a run with this tokenizer and schema; `UserError` where it is damaged."""
         content = files.read_versioned(path, FORMAT)
         try:
-            rows, form = content["canaries"], content["form"]
-            texts = tuple(tuple(map(str, row["tokens"])) for row in rows)
-            times = np.array([int(row["times"]) for row in rows])
-            owners = _owners([row["context"] for row in rows], tokenizer, schema)
-            return cls(Form(tuple(form["alphabet"]), int(form["length"])), texts, times, with_texts(owners, texts))
+            form = Form(tuple(content["form"]["alphabet"]), int(content["form"]["length"]))
+            texts = tuple(tuple(map(str, text)) for text in content["texts"])
+            times = np.array(content["times"], np.int64)
+            arrays = {
+                name: np.array(rows, np.int64 if name.startswith(("categories", "bags")) else np.float32)
+                for name, rows in content["contexts"].items()
+            }
+            offsets = np.zeros(len(texts) + 1, np.int64)
+            owners = Corpus(offsets[:0], offsets, tokenizer=tokenizer, **context_fields(arrays, schema))
+            counts = np.array([len(variable.values) for variable in schema.categories])
+            if owners.categories.shape != (len(texts), len(counts)) or len(times) != len(texts):
+                raise ValueError("the contexts are of another schema")
+            if (owners.categories >= counts).any() or (owners.categories < MISSING).any():
+                raise ValueError("a category is out of range")
+            return cls(form, texts, times, with_texts(owners, texts))
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise UserError(f"{path}: not a file of canaries ({error!r})") from None
 
@@ -156,49 +162,3 @@ def with_texts(corpus: Corpus, texts: Sequence[Sequence[str]]) -> Corpus:
     offsets = np.cumsum([0, *map(len, lines)]).astype(np.int64)
     tokens = np.array([i for line in lines for i in line], dtype=np.int64)
     return replace(corpus, tokens=tokens, offsets=offsets, originals=None)
-
-
-def _context(corpus: Corpus, row: int) -> dict[str, Any]:
-    """The context of a text as ids and numbers, ready for JSON; a number that is missing is None."""
-
-    def plain(numbers: NDArray[Any]) -> list[float | None]:
-        return [None if np.isnan(number) else float(number) for number in numbers]
-
-    return {
-        "categories": corpus.categories[row].tolist(),
-        "numbers": plain(corpus.numbers[row]),
-        "vectors": [plain(vectors[row]) for vectors in corpus.vectors],
-        "bags": [bags.values[bags.offsets[row] : bags.offsets[row + 1]].tolist() for bags in corpus.bags],
-    }
-
-
-def _owners(contexts: Sequence[dict[str, Any]], tokenizer: Tokenizer, schema: ContextSchema) -> Corpus:
-    """A corpus of empty texts with `contexts`, as `_context` made them. `ValueError` where they do not fit."""
-
-    def array(rows: list[Any], width: int, kind: Any) -> NDArray[Any]:
-        made = np.array(rows, dtype=kind).reshape(len(contexts), -1)
-        if made.shape[1] != width:
-            raise ValueError("the contexts are of another schema")
-        return made
-
-    def ragged(lists: list[list[int]]) -> Ragged:
-        return Ragged(
-            np.array([word for words in lists for word in words], dtype=np.int32),
-            np.cumsum([0, *map(len, lists)]).astype(np.int64),
-        )
-
-    sizes = [len(variable.means) for variable in schema.vectors]
-    corpus = Corpus(
-        np.zeros(0, np.int64),
-        np.zeros(len(contexts) + 1, np.int64),
-        array([one["categories"] for one in contexts], len(schema.categories), np.int32),
-        array([one["numbers"] for one in contexts], len(schema.numbers), np.float32),
-        tokenizer,
-        schema,
-        tuple(array([one["vectors"][n] for one in contexts], size, np.float32) for n, size in enumerate(sizes)),
-        tuple(ragged([one["bags"][n] for one in contexts]) for n in range(len(schema.texts))),
-    )
-    counts = np.array([len(variable.values) for variable in schema.categories], dtype=np.int64)
-    if (corpus.categories >= counts).any() or (corpus.categories < -1).any():
-        raise ValueError("a category is out of range")
-    return corpus

@@ -11,7 +11,6 @@ from itertools import islice
 from typing import Any
 
 from factorcell.config import UserError
-from factorcell.data.content import Content, FolderContent
 from factorcell.limits import GOES_ON, nearest
 from factorcell.visible import visible
 
@@ -27,31 +26,33 @@ class UnknownKindError(UserError):
 
 @dataclass(frozen=True)
 class Table:
-    """A source that can be read repeatedly: its `name` for messages, its columns, its chunks; of a file its `content`.
+    """A source that can be read repeatedly: its `name` for messages, its columns, its chunks.
 
-    Every read of a file sees the same content: a `UserError` says that the file has changed since it was opened. An
-    error about a missing column ends with `fault`, which says what seems to be wrong with the header.
+    Every read of a file sees the content that `digest` is of: a `UserError` says that it has changed since it was
+    opened. An error about a missing column ends with `fault`, which says what seems to be wrong with the header.
+    `lines` estimates an unknown number of `rows`.
     """
 
     name: str
-    columns: Collection[str]
+    columns: tuple[str, ...]
     read: Callable[[tuple[str, ...]], Iterator[Chunk]]
-    content: Content | FolderContent | None = None
+    digest: Callable[[], bytes] | None = None
     rows: int | None = None
     fault: str = ""
+    lines: Callable[[], int | None] = lambda: None
 
     def __post_init__(self) -> None:
         if not self.columns:
             raise UserError(f"{self.name}: empty, no columns and no rows")
-        if isinstance(self.columns, tuple):  # others are keys, which are unique
-            name, times = Counter(self.columns).most_common(1)[0]
-            if times > 1:
-                raise UserError(f"{self.name}: the header has {name!r} twice")
+        name, times = Counter(self.columns).most_common(1)[0]
+        if times > 1:
+            raise UserError(f"{self.name}: the header has {name!r} twice")
 
     def chunks(self, columns: Collection[str]) -> Iterator[Chunk]:
         """Chunks of the named columns; `UserError` where a column is missing or the table is empty."""
+        missing = set(columns).difference(self.columns)
         for name in columns:
-            if name not in self.columns:
+            if name in missing:
                 raise self.lacks(name)
         empty = True
         for chunk in self.read(tuple(dict.fromkeys(columns))):
@@ -67,10 +68,6 @@ class Table:
             hint = " (name each column by itself)"
         message = f"{self.name}: no column {column!r}{hint}; it has {listed(self.columns)}{self.fault}"
         return UserError(message, () if self.fault else remedies, outcome)
-
-    def lacks_text(self, column: str) -> UserError:
-        """The error about a missing column of texts, with the option that names another column."""
-        return self.lacks(column, (("text", "COLUMN"),), "says which one has the texts")
 
 
 def listed(names: Collection[str]) -> str:

@@ -1,162 +1,84 @@
-"""The kinds of context columns: which reader a column gets, and the readers of texts and vectors.
+"""The context columns of a table: the kind of each, and all of them encoded by a schema."""
 
-A text is a bag of those of its words, lower-cased, that training saw often enough, whatever units the model reads.
-A vector is a list of numbers: an Arrow list, a NumPy array, or in text a JSON array. A missing text, like a missing
-category, has the expected value; a missing vector is an error unless the caller chose `unknown="expected"`.
-"""
-
-import json
-import math
-from collections import defaultdict
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.choices import UNKNOWN_POLICIES
-from factorcell.config import DataConfig, UserError, choose
+from factorcell.config import DataConfig, Notice, UserError, choose
 from factorcell.data.chunks import Table
+from factorcell.data.readers import CategoryColumn, Column, NumberColumn, Ragged, TextColumn, VectorColumn
 from factorcell.data.schema import KINDS, PERIODS, TIMES, ContextSchema, Variable
 from factorcell.data.tables import open_table
-from factorcell.data.tokenizer import WordTokenizer
-from factorcell.data.values import (
-    LARGEST,
-    CategoryColumn,
-    NumberColumn,
-    deviations,
-    empty,
-    is_missing,
-    quoted,
-    to_number,
-)
-from factorcell.kinds import WordOptions
+from factorcell.data.values import is_missing, quoted, to_number
 
 GUESS_ROWS = 100_000  # a kind is guessed from this many rows at most
 FEW = 20  # at most this many whole numbers are taken for the names of categories, such as ratings
-NEARLY = 0.9  # of a column's values that are numbers, from which the others may be mistakes
+NEARLY = 0.9  # share of a column's values that are numbers, from which the others may be mistakes
+
+READERS: dict[str, type[Column]] = {"category": CategoryColumn, "text": TextColumn, "vector": VectorColumn}
 
 
-class Ragged(NamedTuple):
-    """Lists of different lengths, one per row: flat `values`, and `offsets` (rows + 1) where each begins."""
+class ContextColumns:
+    """The context columns of a table as they are read, by a `schema`, or by one that they make.
 
-    values: NDArray[Any]
-    offsets: NDArray[np.int64]
+    Without a `schema` their kinds follow from the config, or are guessed from the first rows.
+    """
 
-    def select(self, rows: NDArray[np.int64]) -> "Ragged":
-        """The lists of `rows` alone, in that order."""
-        lengths = np.diff(self.offsets)[rows]
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        index = np.repeat(self.offsets[rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
-        return Ragged(self.values[index], offsets)
+    def __init__(
+        self,
+        table: Table,
+        config: DataConfig,
+        schema: ContextSchema | None = None,
+        unknown: str = "error",
+        optional: Sequence[str] = (),
+    ) -> None:
+        """Open a reader for each variable; `unknown` is the policy, and `expected` that of the `optional` ones."""
+        choose("policy for unknown values", unknown, UNKNOWN_POLICIES)
+        self.config, self.schema = config, schema
+        self.readers = list[Column]()
+        for variable in _new_variables(table, config) if schema is None else schema.variables:
+            column, policy = variable.source, "expected" if variable.name in optional else unknown
+            if schema is None:
+                policy = "error"
+            elif policy == "error" and config.anonymous and column == config.user:
+                policy = "group"  # no name was kept, so all users are unknown
+            if column not in table.columns and policy != "expected":
+                raise table.lacks(column, (("unknown", "expected"),))
+            reader = READERS.get(variable.kind, NumberColumn)(variable, table.name, policy, known=schema is not None)
+            if isinstance(reader, CategoryColumn):
+                reader.private = column == config.user
+            self.readers.append(reader)
+        self.names = [reader.column for reader in self.readers if reader.column in table.columns]
 
-    def joined(self, other: "Ragged") -> "Ragged":
-        """These lists and then those of `other`."""
-        values = np.concatenate([self.values, other.values]).astype(self.values.dtype)
-        return Ragged(values, np.concatenate([self.offsets, other.offsets[1:] + self.offsets[-1]]))
+    def add(self, chunk: Mapping[str, list[Any]], rows: int, before: int) -> None:
+        """Take a chunk of so many rows; `before` rows came earlier."""
+        for reader in self.readers:
+            reader.add(chunk.get(reader.column) or [None] * rows, before)
 
-
-class TextColumn:
-    """A column of texts as it is read."""
-
-    def __init__(self, name: str, column: str, where: str, config: DataConfig) -> None:
-        self.name, self.column, self.where, self.config = name, column, where, config
-        self.split = WordTokenizer(WordOptions(strip_punctuation=True)).split
-        self.ids: defaultdict[str, int] = defaultdict()  # provisional, in order of appearance
-        self.ids.default_factory = self.ids.__len__
-        self.words: list[NDArray[np.int32]] = []
-        self.sizes: list[int] = []
-
-    def add(self, values: list[Any], before: int) -> None:
-        """Take one chunk; `before` rows came earlier."""
-        flat: list[int] = []
-        for row, value in enumerate(values, before + 1):
-            if not isinstance(value, str) and not is_missing(value):
-                raise UserError(f"{self.where} row {row}: {self.column} is {quoted(value)}, not a text")
-            words = self.split(value) if isinstance(value, str) else []
-            flat.extend(map(self.ids.__getitem__, words))
-            self.sizes.append(len(words))
-        self.words.append(np.array(flat, dtype=np.int32))
-
-    def variable(self, min_count: int) -> Variable:
-        """The variable that this column makes: its frequent words, and what each adds to the mean embedding."""
-        least, most = self.config.min_context_word, self.config.max_context_words
-        counts = np.bincount(np.concatenate(self.words), minlength=len(self.ids)).tolist()
-        seen = [(-count, word) for word, count in zip(self.ids, counts, strict=True) if count >= least]
-        if not seen:
-            often = f"no word that training sees {least} times (min_context_word)"
-            raise UserError(f"{self.where}: {self.column} has {often}, so it is no context")
-        words = tuple(word for _, word in sorted(seen)[:most])
-        bags = self._bags(words)
-        sizes = np.diff(bags.offsets)
-        weights = np.repeat(1 / np.sqrt(np.maximum(sizes, 1)), sizes) / (sizes > 0).sum()
-        shares = np.bincount(bags.values, weights, minlength=len(words))
-        return Variable(self.name, "text", values=words, shares=tuple(shares.tolist()))
-
-    def array(self, variable: Variable) -> Ragged:
-        """The known words of all rows in `variable`."""
-        return self._bags(variable.values)
-
-    def _bags(self, words: Sequence[str]) -> Ragged:
-        index = {word: row for row, word in enumerate(words)}
-        final = np.array([index.get(word, -1) for word in self.ids], dtype=np.int32)[np.concatenate(self.words)]
-        rows = np.repeat(np.arange(len(self.sizes)), self.sizes)[final >= 0]
-        sizes = np.bincount(rows, minlength=len(self.sizes))
-        return Ragged(final[final >= 0], np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
-
-
-class VectorColumn:
-    """A column of vectors as it is read; all have the length of the first, or of those in training."""
-
-    def __init__(self, name: str, column: str, where: str, known: Variable | None, unknown: str) -> None:
-        self.name, self.column, self.where, self.unknown = name, column, where, unknown
-        self.size = len(known.means) if known else 0
-        self.of = "as in training" if known else "as in the first row"
-        self.rows: list[NDArray[np.float32]] = []
-
-    def add(self, values: list[Any], before: int) -> None:
-        """Take one chunk; `before` rows came earlier."""
-        vectors = []
-        for row, value in enumerate(values, before + 1):
-            missing = is_missing(value)
-            vector = None if missing else to_vector(value)
-            if vector is None and not (missing and self.unknown == "expected"):
-                got = empty("not a list of numbers") if missing else f"{quoted(value)}, not a list of numbers"
-                raise UserError(f"{self.where} row {row}: {self.column} is {got}")
-            if vector is not None:
-                self.size = self.size or len(vector)
-                if len(vector) != self.size:
-                    got = f"has {len(vector)} numbers; it must have {self.size}, {self.of}"
-                    raise UserError(f"{self.where} row {row}: {self.column} {got}")
-            vectors.append(vector)
-        gap = np.full(self.size, math.nan, dtype=np.float32)
-        self.rows.append(np.stack([gap if vector is None else vector for vector in vectors]))
-
-    def variable(self, min_count: int) -> Variable:
-        """The variable that this column makes, with the moments of every number."""
-        rows = np.concatenate(self.rows)
-        means, spread = rows.mean(0, dtype=np.float64), deviations(rows)
-        return Variable(self.name, "vector", means=tuple(means.tolist()), deviations=tuple(spread.tolist()))
-
-    def array(self, variable: Variable) -> NDArray[np.float32]:
-        """The vectors of all rows (rows, D), NaN where missing."""
-        return np.concatenate(self.rows)
-
-
-Reader = CategoryColumn | NumberColumn | TextColumn | VectorColumn
-
-
-def to_vector(value: Any) -> NDArray[np.float32] | None:
-    """A list of at least one number that 32 bits hold (text: a JSON array), or None."""
-    try:
-        array = np.asarray(json.loads(value) if isinstance(value, str) else value)
-    except (ValueError, RecursionError):  # not JSON, or nested lists of different lengths
-        return None
-    if array.ndim != 1 or not array.size or array.dtype.kind not in "iuf":
-        return None
-    wide = array.astype(np.float64)
-    return wide.astype(np.float32) if (np.abs(wide) <= LARGEST).all() else None
+    def arrays(self, rows: int) -> dict[str, Any]:
+        """Return the fields of a `Corpus` that come from context columns, its schema among them."""
+        schema = self.schema or ContextSchema(tuple(reader.variable(self.config) for reader in self.readers))
+        categories, numbers = list[NDArray[Any]](), list[NDArray[Any]]()
+        vectors, bags, users = list[NDArray[np.float32]](), list[Ragged](), np.zeros(0, np.int32)
+        lists: dict[str, list[Any]] = {"category": categories, "vector": vectors, "text": bags}
+        for reader, variable in zip(self.readers, schema.variables, strict=True):
+            lists.get(variable.kind, numbers).append(reader.array(variable))
+            if isinstance(reader, CategoryColumn) and reader.private:
+                users = reader.provisional()
+                if self.config.anonymous:
+                    schema = schema.without_names([variable.name])
+        return {
+            "schema": schema,
+            "categories": np.ascontiguousarray(np.array(categories, np.int32).reshape(-1, rows).T),
+            "numbers": np.ascontiguousarray(np.array(numbers, np.float32).reshape(-1, rows).T),
+            "vectors": tuple(vectors),
+            "bags": tuple(bags),
+            "users": users,
+        }
 
 
 def parse_column(text: str) -> tuple[str, str | None, float]:
@@ -176,24 +98,6 @@ def parse_column(text: str) -> tuple[str, str | None, float]:
     return name, kind, number
 
 
-def column_readers(
-    table: Table,
-    config: DataConfig,
-    schema: ContextSchema | None,
-    unknown: str,
-    optional: tuple[str, ...] = (),
-) -> list[Reader]:
-    """A reader for every context variable: as the schema says, or the config, or as the first rows let us guess."""
-    choose("policy for unknown values", unknown, UNKNOWN_POLICIES)
-    if schema is None:
-        return _new_readers(table, config)
-    policy = {v.name: _policy(v, config, unknown, optional) for v in schema.variables}
-    for variable in schema.variables:
-        if variable.source not in table.columns and policy[variable.name] != "expected":
-            raise table.lacks(variable.source, (("unknown", "expected"),))
-    return [_reader(v, table.name, config, policy[v.name], known=True) for v in schema.variables]
-
-
 def must_have(source: Any, config: DataConfig) -> None:
     """`UserError` if a table lacks the text or a context column of training: at once, before anything is read.
 
@@ -207,25 +111,8 @@ def must_have(source: Any, config: DataConfig) -> None:
             raise lacking if name == config.text else UserError(f"{lacking.message}; {every}")
 
 
-def _policy(variable: Variable, config: DataConfig, unknown: str, optional: tuple[str, ...]) -> str:
-    """What to do with a value of `variable` that was never seen: all users are unknown where no name was kept."""
-    if variable.name in optional:
-        return "expected"
-    nameless = config.anonymous and variable.source == config.user
-    return "group" if nameless and unknown == "error" else unknown
-
-
-def new_schema(readers: Sequence[Reader], min_count: int, own: Mapping[str, int] | None = None) -> ContextSchema:
-    """The variables that the columns make once they are read.
-
-    Values of a category that are rarer than `min_count`, or than its `own`, are grouped.
-    """
-    made = ((reader, reader.variable((own or {}).get(reader.column, min_count))) for reader in readers)
-    return ContextSchema(tuple(replace(v, column=r.column if r.column != r.name else "") for r, v in made))
-
-
-def _new_readers(table: Table, config: DataConfig) -> list[Reader]:
-    """The readers of training data, whose variables are named by their columns, or by column and kind."""
+def _new_variables(table: Table, config: DataConfig) -> list[Variable]:
+    """The variables of training data, named by their columns, or by column and kind."""
     wanted = [parse_column(text) for text in config.columns]
     columns = [column for column, _, _ in wanted]
     names = []
@@ -236,56 +123,20 @@ def _new_readers(table: Table, config: DataConfig) -> list[Reader]:
         if names.count(names[-1]) > 1 or (kind is None and columns.count(column) > 1):
             raise UserError(f"context column {names[-1]!r} is named twice; each time needs a kind of its own")
     guesses = _guess(table, [column for column, kind, _ in wanted if kind is None])
-    readers = []
-    for name, (column, kind, period) in zip(names, wanted, strict=True):
-        kind = kind or guesses[column]
-        policy = "group" if kind == "category" else "error"
-        new = Variable(name, kind, column=column, period=period)
-        readers.append(_reader(new, table.name, config, policy, known=False))
-    return readers
+    return [
+        Variable(name, kind or guesses[column], column=column if column != name else "", period=period)
+        for name, (column, kind, period) in zip(names, wanted, strict=True)
+    ]
 
 
-def _reader(variable: Variable, where: str, config: DataConfig, unknown: str, *, known: bool) -> Reader:
-    """The reader of a variable, which is `known` if training has read its column."""
-    name, column, found = variable.name, variable.source, variable if known else None
-    if variable.kind == "category":
-        return CategoryColumn(name, column, where, found, unknown, private=column == config.user)
-    if variable.kind == "text":
-        return TextColumn(name, column, where, config)
-    if variable.kind == "vector":
-        return VectorColumn(name, column, where, found, unknown)
-    return NumberColumn(variable, where, unknown, new=not known)
+class _Guess:
+    """The first values of a column: its `numbers`, how many `rows` have one, and of the `others` the first."""
 
-
-def _guess(table: Table, names: list[str]) -> dict[str, str]:
-    """A column is a number if all its first values are, and they are not just a few whole ones."""
-    values: dict[str, set[Any]] = {name: set() for name in names}
-    if not names:
-        return {}
-    rows = 0
-    for chunk in table.chunks(names):
-        for name in names:
-            try:
-                values[name].update(chunk[name])
-            except TypeError:  # not hashable, so no number; the reader will say in which row
-                values[name].update(map(repr, chunk[name]))
-        rows += len(chunk[names[0]])
-        if rows >= GUESS_ROWS:
-            break
-    return {name: _kind(seen) for name, seen in values.items()}
-
-
-@dataclass
-class _Mixed:
-    """Values of a column: its `numbers`, how many `rows` have one, and of the `others` the first and its row."""
-
-    numbers: set[float] = field(default_factory=set)
-    rows: int = 0
-    others: int = 0
-    first: tuple[int, Any] = (0, None)
+    def __init__(self) -> None:
+        self.numbers, self.rows, self.others = set[float](), 0, 0
+        self.first: tuple[int, Any] = (0, None)  # row and value
 
     def add(self, values: Sequence[Any], before: int) -> None:
-        """Take one chunk; `before` rows came earlier."""
         for row, value in enumerate(values, before + 1):
             if (number := to_number(value)) is not None:
                 self.numbers.add(number)
@@ -295,42 +146,26 @@ class _Mixed:
                 self.others += 1
 
     @property
-    def nearly(self) -> bool:
-        """Whether nearly all of the values are numbers."""
-        return self.rows >= NEARLY * (self.rows + self.others)
-
-    def told(self, name: str) -> str:
-        """What is odd about it; empty where nothing is."""
-        if not (self.others and self.nearly) or _kind(set(self.numbers)) != "number":
-            return ""
-        row, value = self.first
-        more = f", like {self.others - 1:,} other values" if self.others > 1 else ""
-        read = f"all else are numbers, so {name} is read as a category; say {name}:number or {name}:category"
-        return f"row {row}: {name} is {quoted(value)}, no number{more}; {read}"
+    def has_numbers(self) -> bool:
+        """Whether there are numbers, and not just a few whole ones, such as ratings."""
+        whole = all(number.is_integer() for number in self.numbers)
+        return bool(self.numbers) and not (whole and len(self.numbers) <= FEW)
 
 
-def nearly_numbers(table: Table, config: DataConfig, schema: ContextSchema) -> list[str]:
-    """A line for each category of `schema` of unsaid kind that would be a number but for a few values.
-
-    It may well be a category, of codes most of which have no letter.
-    """
-    unsaid = {column for column, kind, _ in map(parse_column, config.columns) if kind is None}
-    names = [variable.source for variable in schema.categories if variable.source in unsaid]
-    found, rows = {name: _Mixed() for name in names}, 0
+def _guess(table: Table, names: list[str]) -> dict[str, str]:
+    """Guess the kinds of columns from their first rows; a `Notice` names a value that keeps one from being a number."""
+    guesses, rows = {name: _Guess() for name in names}, 0
     for chunk in table.chunks(names) if names else ():
         for name in names:
-            found[name].add(chunk[name], rows)
+            guesses[name].add(chunk[name], rows)
         rows += len(chunk[names[0]])
-        names = [name for name in names if found[name].nearly]
-        if not names or rows >= GUESS_ROWS:
+        if rows >= GUESS_ROWS:
             break
-    return [line for name in names if (line := found[name].told(name))]
-
-
-def _kind(values: set[Any]) -> str:
-    numbers = [to_number(value) for value in values if not is_missing(value)]
-    whole = [number for number in numbers if number is not None]
-    if not numbers or len(whole) < len(numbers):
-        return "category"
-    few = len(set(whole)) <= FEW and all(number.is_integer() for number in whole)
-    return "category" if few else "number"
+    for name, guess in guesses.items():
+        if guess.has_numbers and 0 < guess.others <= (1 - NEARLY) * (guess.rows + guess.others):
+            row, value = guess.first
+            more = f", like {guess.others - 1:,} other values" if guess.others > 1 else ""
+            read = f"all else are numbers, so {name} is read as a category; say {name}:number or {name}:category"
+            what = f"{table.name} row {row}: {name} is {quoted(value)}, no number{more}; {read}"
+            warnings.warn(Notice(what), stacklevel=2)
+    return {name: "number" if g.has_numbers and not g.others else "category" for name, g in guesses.items()}

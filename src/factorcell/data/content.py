@@ -7,10 +7,8 @@ is what was hashed, in any order and at random places, while other processes do 
 
 import hashlib
 import io
-import json
 import lzma
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,11 +16,9 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from factorcell.config import UserError
-from factorcell.memory import shown
 
 BLOCK = 1 << 20  # bytes with one digest
-ROW = 1 << 24  # characters of the longest line of a text file, bytes of the longest row of a CSV file
-LARGE, RATIO = 1 << 30, 200  # a file that unpacks to more than so many bytes, and times its own size, is no table
+ROW = 1 << 24  # characters of the longest line of a text file, and of the longest row of a CSV file
 ARROW = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # what Arrow calls what it unpacks
 COMPRESSIONS = (*ARROW, ".xz")
 UTF16 = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
@@ -33,8 +29,12 @@ class Content:
     """What the file `path` has when this is made; what is appended later is not seen."""
 
     def __init__(self, path: Path, compression: str = "") -> None:
+        if not path.is_file():
+            raise UserError(f"{path}: there is no such file")
         self.path, self.compression, self.size = path, compression, path.stat().st_size
         self.digests: dict[int, bytes] = {}  # of the blocks that were read
+        if not self.size:
+            raise UserError(f"{path}: the file is empty")
 
     def open(self) -> BinaryIO:
         """A file to read. It raises a `UserError` where it cannot be read, or a block is no more what it was."""
@@ -43,37 +43,52 @@ class Content:
         except OSError as error:
             raise UserError(f"{self.path}: cannot be read ({error.strerror})") from None
 
-    @contextmanager
-    def unpacked(self) -> Iterator[Any]:
+    def unpacked(self) -> Any:
         """A file to read from its beginning, decompressed."""
-        with self.open() as file:
-            if not self.compression:
-                yield file
-            elif self.compression == ".xz":
-                with lzma.open(file) as stream:
-                    yield io.BufferedReader(_Unpacked(self, stream), BLOCK)
-            else:
-                with pa.CompressedInputStream(file, ARROW[self.compression]) as stream:
-                    yield io.BufferedReader(_Unpacked(self, stream), BLOCK)
+        file = self.open()
+        if self.compression == ".xz":
+            return io.BufferedReader(lzma.open(file))
+        return io.BufferedReader(pa.CompressedInputStream(file, ARROW[self.compression])) if self.compression else file
 
-    def lines(self, encoding: str, newline: str | None = None, errors: str = "strict") -> Iterator[str]:
-        """The lines of a text file with their ends, which `newline` says as `open` does; none is longer than `ROW`.
+    def lines(self, newline: str | None = None) -> Iterator[str]:
+        """Yield the lines of a text file with their ends, which `newline` says as `open` does; none is over `ROW` long.
 
-        `UserError` if the file is UTF-16 or UTF-32: with a byte order mark, or a zero in one of its first two bytes.
+        Raises:
+            UserError: The file is damaged, is not UTF-8, or has a longer line.
         """
-        with self.unpacked() as stream, io.TextIOWrapper(stream, encoding, errors, newline) as text:
-            self._refuse_other_unicode(stream.peek(4)[:4])
-            for number, line in enumerate(iter(partial(text.readline, ROW + 1), ""), 1):
-                if len(line) > ROW:
-                    raise UserError(f"{self.path} line {number}: longer than {ROW:,} characters")
-                yield line
+        try:
+            with self.unpacked() as stream, io.TextIOWrapper(stream, "utf-8-sig", newline=newline) as text:
+                start = stream.peek(4)[:4]
+                if start in UTF32:
+                    raise UserError(f"{self.path}: UTF-32; convert it to UTF-8")
+                if start.startswith(UTF16) or (len(start) > 1 and start[:2].count(0) == 1):
+                    raise UserError(f"{self.path}: UTF-16; convert it to UTF-8")
+                for number, line in enumerate(iter(partial(text.readline, ROW + 1), ""), 1):
+                    if len(line) > ROW:
+                        raise UserError(f"{self.path} line {number}: longer than {ROW:,} characters")
+                    yield line
+        except UnicodeDecodeError:
+            raise self._not_utf8() from None
+        except (OSError, EOFError, lzma.LZMAError) as error:
+            raise UserError(f"{self.path}: damaged ({' '.join(str(error).split())})") from None
 
-    def _refuse_other_unicode(self, start: bytes) -> None:
-        """Raise a `UserError` if the first four bytes are those of UTF-16 or UTF-32."""
-        if start in UTF32:
-            raise UserError(f"{self.path}: UTF-32; convert it to UTF-8")
-        if start.startswith(UTF16) or (len(start) > 1 and start[:2].count(0) == 1):
-            raise UserError(f"{self.path}: UTF-16; convert it to UTF-8")
+    def _not_utf8(self) -> UserError:
+        """The error about the first line that is not UTF-8."""
+        with self.unpacked() as stream:
+            for number, line in enumerate(iter(partial(stream.readline, 4 * ROW), b""), 1):
+                try:
+                    line.decode()
+                except UnicodeDecodeError as error:
+                    byte = f"byte 0x{line[error.start]:02x} at column {error.start + 1}"
+                    return UserError(f"{self.path} line {number}: not UTF-8 ({byte}); convert it first")
+        raise AssertionError("every line is UTF-8")
+
+    def line_count(self) -> int | None:
+        """The number of lines of a text file, which is about its number of rows; None for a compressed file."""
+        if self.compression:
+            return None
+        with self.open() as file:
+            return sum(block.count(b"\n") for block in iter(lambda: file.read(BLOCK), b""))
 
     def digest(self) -> bytes:
         """Of all bytes: those that were read, and those that will be."""
@@ -89,37 +104,6 @@ class Content:
         if not whole or self.digests.setdefault(number, digest) != digest:
             raise UserError(f"{self.path}: changed while it was read; try again when nothing writes to it")
         return block
-
-
-class FolderContent:
-    """The contents of the files in the folder `path`; files that are added later do not belong to it."""
-
-    def __init__(self, path: Path, files: Sequence[Content]) -> None:
-        self.path, self.files = path, files
-
-    def digest(self) -> bytes:
-        """Return the digest of the names and bytes of all files."""
-        files = [(file.path.relative_to(self.path).as_posix(), file.digest().hex()) for file in self.files]
-        return hashlib.sha256(json.dumps(files).encode()).digest()
-
-
-class _Unpacked(io.RawIOBase):
-    """What a compressed file unpacks to, counted: a `UserError` where a small file grows without end."""
-
-    def __init__(self, content: Content, stream: Any) -> None:
-        self.content, self.stream, self.count = content, stream, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        part = self.stream.read(len(buffer))
-        buffer[: len(part)] = part
-        self.count += len(part)
-        if self.count > LARGE and self.count > RATIO * self.content.size:
-            size = f"{RATIO} times its size, and more than {shown(LARGE)}"
-            raise UserError(f"{self.content.path}: unpacks to more than {size}; unpack it first if it is a table")
-        return len(part)
 
 
 class _Blocks(io.RawIOBase):

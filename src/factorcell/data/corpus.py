@@ -3,7 +3,7 @@
 Shapes: B texts, T targets of the longest.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factorcell.config import UserError
-from factorcell.data.columns import Ragged
 from factorcell.data.context import Bags, Context
-from factorcell.data.counts import FrequentTexts
 from factorcell.data.originals import OriginalTexts
+from factorcell.data.readers import Ragged
 from factorcell.data.schema import MISSING, ContextSchema
 from factorcell.data.tokenizer import Tokenizer
 
@@ -60,7 +59,7 @@ class Corpus:
 
     `tokens`: all ids, text after text, each from start to end token (a text that was cut has no end token);
     `offsets` (rows + 1): where each text begins; `categories` (rows, C); `numbers` (rows, N); `vectors` (rows, D) of
-    each vector variable; `bags` of each text variable; `frequent` texts of a table of people, to count popular ones.
+    each vector variable; `bags` of each text variable.
     `users` (rows,): who wrote each text, the rare ones apart too, numbered as they appear and 0 where missing; empty
     without a user column. `originals`: sizes of the texts as the table gives them; None where no table gave them.
     """
@@ -73,7 +72,6 @@ class Corpus:
     schema: ContextSchema
     vectors: tuple[NDArray[np.float32], ...] = ()
     bags: tuple[Ragged, ...] = ()
-    frequent: FrequentTexts | None = None
     users: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     originals: OriginalTexts | None = None
 
@@ -102,6 +100,14 @@ class Corpus:
         offsets = np.append(0, np.cumsum(sizes))
         places = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1] - offsets[:-1], sizes)
         return replace(self, tokens=self.tokens[places], offsets=offsets)
+
+    def context_arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays of all contexts by name, as files keep them; `context_fields` is the inverse."""
+        arrays: dict[str, NDArray[Any]] = {"categories": self.categories, "numbers": self.numbers}
+        arrays |= {f"vectors.{index}": vectors for index, vectors in enumerate(self.vectors)}
+        for index, bags in enumerate(self.bags):
+            arrays |= {f"bags.{index}": bags.values, f"bags.{index}.offsets": bags.offsets}
+        return arrays
 
     def context(self, rows: NDArray[np.int64]) -> Context:
         """The contexts of `rows`."""
@@ -156,16 +162,12 @@ class Corpus:
             numbers=self.numbers[rows],
             vectors=tuple(vectors[rows] for vectors in self.vectors),
             bags=tuple(bags.select(rows) for bags in self.bags),
-            frequent=self.frequent and self.frequent.select(rows),
             users=self.users[rows] if len(self.users) else self.users,
             originals=self.originals and self.originals.select(rows),
         )
 
     def joined(self, other: "Corpus") -> "Corpus":
-        """The texts of this corpus and then those of `other`, which has the same vocabulary, schema and columns.
-
-        No popular texts can be counted from it.
-        """
+        """The texts of this corpus and then those of `other`, which has the same vocabulary, schema and columns."""
         originals = None
         if self.originals is not None and other.originals is not None:
             originals = OriginalTexts.concatenated([self.originals, other.originals])
@@ -179,7 +181,6 @@ class Corpus:
             numbers=np.concatenate([self.numbers, other.numbers]),
             vectors=tuple(np.concatenate(pair) for pair in vectors),
             bags=tuple(ours.joined(theirs) for ours, theirs in bags),
-            frequent=None,
             users=np.concatenate([self.users, other.users]),
             originals=originals,
         )
@@ -203,6 +204,17 @@ class Corpus:
         if len(self) < 2:
             raise UserError("one row cannot be split into training and development data")
         return self.select(np.sort(held[count:])), self.select(np.sort(held[:count]))
+
+
+def context_fields(arrays: Mapping[str, NDArray[Any]], schema: ContextSchema) -> dict[str, Any]:
+    """Return the fields of a corpus with this schema that hold contexts, from their arrays by name."""
+    return {
+        "schema": schema,
+        "categories": arrays["categories"],
+        "numbers": arrays["numbers"],
+        "vectors": tuple(arrays[f"vectors.{index}"] for index in range(len(schema.vectors))),
+        "bags": tuple(Ragged(arrays[f"bags.{n}"], arrays[f"bags.{n}.offsets"]) for n in range(len(schema.texts))),
+    }
 
 
 def _place_in_group(groups: NDArray[np.int32]) -> NDArray[np.int64]:

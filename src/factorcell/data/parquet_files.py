@@ -4,22 +4,27 @@ A folder is one table: its files in the order of their paths. Folders may be nes
 partitioning) adds a column of text to the rows of the files in it. Names that begin with `_` or `.` are skipped.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import unquote
 
 import pyarrow as pa
+from pyarrow import compute as pc
 from pyarrow import parquet as pq
 
+from factorcell import memory
 from factorcell.config import UserError
 from factorcell.data import chunks
-from factorcell.data.arrow import batches, one_line, plain
+from factorcell.data.arrow import one_line, plain
 from factorcell.data.chunks import Chunk, Table, UnknownKindError, listed
-from factorcell.data.content import Content, FolderContent
+from factorcell.data.content import Content
 
+BATCH = 1 << 30  # bytes that the values of a dictionary may take in one batch
 NULL = "__HIVE_DEFAULT_PARTITION__"  # how Hive, Spark and DuckDB write a partition of missing values
 
 
@@ -44,35 +49,55 @@ class ParquetFile:
     def read(self, columns: Sequence[str]) -> Iterator[Chunk]:
         """Read the named columns in chunks; those of the partition repeat their value."""
         stored = [name for name in columns if name not in self.partition]
-        for chunk in self._stored(stored) if stored else self._empty():
-            size = len(next(iter(chunk.values())))
-            repeated = {name: [value] * size for name, value in self.partition.items()}
-            yield {name: repeated[name] if name in repeated else chunk[name] for name in columns}
+        if not stored:
+            for begin in range(0, self.rows, chunks.CHUNK):
+                size = min(chunks.CHUNK, self.rows - begin)
+                yield {name: [self.partition[name]] * size for name in columns}
+            return
+        for chunk in self._stored(stored):
+            size = len(chunk[stored[0]])
+            yield {name: chunk[name] if name in chunk else [self.partition[name]] * size for name in columns}
 
-    def _stored(self, columns: Sequence[str]) -> Iterator[Chunk]:
-        """Read columns that are in the file itself."""
+    def _stored(self, columns: list[str]) -> Iterator[Chunk]:
         path = self.content.path
         try:
-            with self.content.open() as raw:
-                yield from plain(batches(raw, columns, chunks.CHUNK, str(path)), str(path))
+            with self.content.open() as raw, pq.ParquetFile(raw) as file:
+                rows = _rows_at_once(raw, file, columns, str(path))
+                yield from plain(file.iter_batches(rows, columns=columns), str(path))
         except (pa.ArrowInvalid, OSError) as error:
             raise UserError(f"{path}: damaged ({one_line(error)})") from None
 
-    def _empty(self) -> Iterator[Chunk]:
-        """Yield chunks of a column without values, as many as the file has rows."""
-        for begin in range(0, self.rows, chunks.CHUNK):
-            yield {"": [None] * min(chunks.CHUNK, self.rows - begin)}
+
+def _rows_at_once(raw: BinaryIO, file: pq.ParquetFile, columns: Sequence[str], where: str) -> int:
+    """The number of rows of a batch; a `UserError` where a row group of the `columns` is beyond memory.
+
+    A small file can repeat a large value of a dictionary in millions of rows: the larger it is, the fewer rows at once.
+    """
+    sizes, longest = [0], 1  # of the row groups in memory; of a value in a dictionary
+    leaves = [n for n in range(len(file.schema)) if file.schema.column(n).path.split(".")[0] in columns]
+    for group in range(file.metadata.num_row_groups):
+        parts = [file.metadata.row_group(group).column(leaf) for leaf in leaves]
+        sizes.append(sum(part.total_uncompressed_size for part in parts))
+        for part in parts:
+            name = part.path_in_schema
+            large = part.total_uncompressed_size * chunks.CHUNK > BATCH
+            if large and part.has_dictionary_page and part.physical_type == "BYTE_ARRAY" and name in columns:
+                encoded = pq.ParquetFile(raw, read_dictionary=[name], buffer_size=1 << 20)
+                values = next(encoded.iter_batches(1, row_groups=[group], columns=[name])).column(0).dictionary
+                longest = max(longest, pc.max(pc.binary_length(values)).as_py() or 1)
+    memory.check(max(sizes), f"{where}: its largest row group")
+    return max(1, min(chunks.CHUNK, BATCH // longest))
 
 
 def parquet_table(content: Content) -> Table:
     """Open a Parquet file."""
     file = ParquetFile.open(content, {})
-    return Table(str(content.path), file.columns, file.read, content, file.rows)
+    return Table(str(content.path), file.columns, file.read, content.digest, file.rows)
 
 
 def parquet_folder(folder: Path) -> Table:
     """Open a folder of Parquet files as one table."""
-    files = [ParquetFile.open(content_of(path), _partition(path, folder)) for path in _paths(folder)]
+    files = [ParquetFile.open(Content(path), _partition(path, folder)) for path in _paths(folder)]
     keys = tuple(files[0].partition)
     for file in files:
         if tuple(file.partition) != keys:
@@ -81,32 +106,30 @@ def parquet_folder(folder: Path) -> Table:
 
     def read(columns: tuple[str, ...]) -> Iterator[Chunk]:
         for file in files:
+            known = (*file.columns, *keys)
             for name in columns:
-                known = (*file.columns, *file.partition)
                 if name not in known:
                     raise UserError(f"{file.content.path}: no column {name!r}; it has {listed(known)}")
         for file in files:
             yield from file.read(columns)
 
-    columns = tuple(dict.fromkeys(name for file in files for name in (*file.columns, *file.partition)))
-    content = FolderContent(folder, tuple(file.content for file in files))
-    return Table(str(folder), columns, read, content, sum(file.rows for file in files))
+    def digest() -> bytes:
+        parts = [(file.content.path.relative_to(folder).as_posix(), file.content.digest().hex()) for file in files]
+        return hashlib.sha256(json.dumps(parts).encode()).digest()
 
-
-def content_of(path: Path, compression: str = "") -> Content:
-    """Return the content of a file that exists and is not empty."""
-    if not path.is_file():
-        raise UserError(f"{path}: there is no such file")
-    if path.stat().st_size == 0:
-        raise UserError(f"{path}: the file is empty")
-    return Content(path, compression)
+    columns = tuple(dict.fromkeys(name for file in files for name in (*file.columns, *keys)))
+    return Table(str(folder), columns, read, digest, sum(file.rows for file in files))
 
 
 def _paths(folder: Path) -> list[Path]:
     """Return the Parquet files of a folder in order; `UserError` if it has other files or is empty."""
     found = []
     expected = f"{folder}: expected a table file or a folder of Parquet files (*.parquet), got"
-    for parent, folders, names in os.walk(folder, onerror=_raise):
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"{error.filename}: cannot be read ({error.strerror})")
+
+    for parent, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = sorted(name for name in folders if not _is_skipped(name))
         for name in sorted(names):
             path = Path(parent, name)
@@ -118,10 +141,6 @@ def _paths(folder: Path) -> list[Path]:
     if not found:
         raise UnknownKindError(f"{expected} a folder without files")
     return sorted(found)
-
-
-def _raise(error: OSError) -> None:
-    raise UserError(f"{error.filename}: cannot be read ({error.strerror})")
 
 
 def _is_skipped(name: str) -> bool:

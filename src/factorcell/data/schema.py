@@ -1,8 +1,17 @@
-"""The schema of a context: its variables, and what training found in their columns."""
+"""The schema of a context: its variables, and what training found in their columns.
 
+A Bloom filter (Bloom 1970) tells which values training grouped as rare, without their names.
+
+    n values, m bits, k probes      a value never seen passes with probability (1 - exp(-k n / m))^k, under 1 %
+
+It has no false negatives: no value that training saw is taken for one never seen. Whoever has the filter and guesses a
+name can ask it too, so it hides no name that can be guessed (docs/privacy.md).
+"""
+
+import hashlib
 import math
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +24,9 @@ TIMES = ("hour", "weekday", "yearday")  # what of a time is read: several may be
 PERIODS = {"hour": 24.0, "weekday": 7.0, "yearday": 365.25, "longitude": 360.0}
 KINDS = ("category", "number", *PERIODS, "cyclic", "text", "vector")
 HARMONICS = 3  # waves of a periodic number: with three, any function of the seven days of a week is linear in them
+BITS = 12  # of a Bloom filter, for each value
+PROBES = 7  # of every filter, also of those that are kept
+FEWEST = 1024  # bits of a filter: in a smaller one the probes of different values fall together
 
 
 @dataclass(frozen=True)
@@ -24,7 +36,7 @@ class Variable:
     `values` and `counts` of a category (row 0 is `RARE`); moments and range of a number, and its `period` (0: none);
     `means` and `deviations` of a vector (D) or of the waves of a periodic number; of a text, its words as `values` and
     their `shares` of the mean embedding of all texts. `grouped` is the filter of the rare values of a category
-    (`rare_values`); without one it cannot be told which values were rare. `column` is where it is
+    (`bloom_filter`); without one it is unknown which values were rare. `column` is where it is
     read, if not in the column of its name.
     """
 
@@ -150,41 +162,35 @@ class ContextSchema:
 
 def _variable(entry: Mapping[str, Any]) -> Variable:
     """A variable from plain values."""
-    names = {field.name for field in fields(Variable)}
-    plain: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()}
-    if set(plain) - names:
-        raise UserError(f"not a context schema (unknown {', '.join(set(plain) - names)})")
-    variable = Variable(**plain)
+    fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()}
+    variable = Variable(**fields)
     choose("kind of context variable", variable.kind, KINDS)
-    for names_of, valid, wanted in VALID:
-        for name in names_of:
-            value = getattr(variable, name)
-            if not (isinstance(value, tuple) and all(map(valid, value)) if name in MANY else valid(value)):
-                raise UserError(f"not a context schema ({name} of {variable.name!r} is {value!r:.60}, not {wanted})")
+    several = (variable.values, variable.counts, variable.means, variable.deviations, variable.shares)
+    if not all(isinstance(values, tuple) for values in several):
+        raise UserError(f"not a context schema (a field of {variable.name!r:.60} is not a list)")
+    texts = (variable.name, variable.column, variable.grouped, *variable.values)
+    counts = (variable.rare, variable.least, *variable.counts)
+    numbers = (variable.mean, variable.low, variable.high, *variable.means)
+    positive = (variable.deviation, *variable.deviations)
+    if not (
+        all(isinstance(text, str) for text in texts)
+        and not (len(variable.grouped) % 2 or set(variable.grouped) - set("0123456789abcdef"))
+        and all(type(count) is int and count >= 0 for count in counts)
+        and all(map(_is_finite, numbers))
+        and all(_is_finite(number) and number >= 0 for number in (variable.period, *variable.shares))
+        and all(_is_finite(number) and number > 0 for number in positive)
+    ):
+        raise UserError(f"not a context schema (a field of {variable.name!r:.60} is of another type, or out of range)")
     for first, second in PARALLEL.get(variable.kind, (("means", "deviations"),)):
         if len(getattr(variable, first)) != len(getattr(variable, second)):
             raise UserError(f"not a context schema ({first} and {second} of {variable.name!r} differ in length)")
     return variable
 
 
-def _hexadecimal(value: Any) -> bool:
-    return isinstance(value, str) and len(value) % 2 == 0 and set(value) <= set("0123456789abcdef")
-
-
-def _finite(value: Any) -> bool:
+def _is_finite(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
 
-# Fields, what each value of them must be, and what a message calls that.
-VALID: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
-    (("name", "column", "values"), lambda value: isinstance(value, str), "text"),
-    (("grouped",), _hexadecimal, "bytes as hexadecimal digits"),
-    (("counts", "rare", "least"), lambda value: type(value) is int and value >= 0, "whole numbers from 0 on"),
-    (("mean", "low", "high", "means"), _finite, "finite numbers"),
-    (("period", "shares"), lambda value: _finite(value) and value >= 0, "finite numbers from 0 on"),
-    (("deviation", "deviations"), lambda value: _finite(value) and value > 0, "finite numbers above 0"),
-)
-MANY = ("values", "counts", "means", "deviations", "shares")  # fields of several values
 PARALLEL = {"category": (("values", "counts"),), "text": (("values", "shares"),)}  # fields of one length
 
 
@@ -192,3 +198,26 @@ def waves(period: float, harmonics: int = HARMONICS) -> tuple[list[float], list[
     """Turns and phases of the waves sin(turn x + phase) of a number x: the sine and cosine of each harmonic."""
     turns = [2 * math.pi * harmonic / period for harmonic in range(1, harmonics + 1) for _ in range(2)]
     return turns, [0.0, math.pi / 2] * harmonics
+
+
+def bloom_filter(names: Collection[str]) -> str:
+    """The filter of `names`, in hexadecimal digits; empty where there are none."""
+    if not names:
+        return ""
+    bits = bytearray(-(-max(FEWEST, BITS * len(names)) // 8))
+    for name in names:
+        for place in _places(name, 8 * len(bits)):
+            bits[place // 8] |= 1 << place % 8
+    return bits.hex()
+
+
+def holds(bits: bytes, name: str) -> bool:
+    """Whether `name` is among the names of a filter, whose hexadecimal digits stand for `bits`, or passes for one."""
+    return bool(bits) and all(bits[place // 8] >> place % 8 & 1 for place in _places(name, 8 * len(bits)))
+
+
+def _places(name: str, size: int) -> list[int]:
+    """The bits that a name sets, by two hashes for all probes (Kirsch and Mitzenmacher 2006)."""
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    first, step = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little") | 1
+    return [(first + probe * step) % size for probe in range(PROBES)]

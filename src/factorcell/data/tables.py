@@ -1,6 +1,6 @@
 """Any table as a stream of column chunks: files, and tables in memory."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -10,11 +10,19 @@ import pyarrow as pa
 
 from factorcell.config import UserError
 from factorcell.data.arrow import one_line, plain
-from factorcell.data.chunks import CHUNK, Chunk, Table
-from factorcell.data.table_files import open_file
+from factorcell.data.chunks import CHUNK, Chunk, Table, UnknownKindError
+from factorcell.data.content import COMPRESSIONS, Content
+from factorcell.data.parquet_files import parquet_folder, parquet_table
+from factorcell.data.text_files import csv_table, json_table
 from factorcell.data.values import is_missing, widened
 from factorcell.visible import visible
 
+FORMATS: dict[str, Callable[[Content], Table]] = {
+    ".csv": csv_table,
+    ".tsv": csv_table,
+    ".jsonl": json_table,
+    ".parquet": parquet_table,
+}
 GIVEN = "the columns given"  # the name of a table of columns, in errors
 READ: WeakKeyDictionary[pa.RecordBatchReader, pa.Table] = WeakKeyDictionary()  # streams, which can be read only once
 NARROW: dict[str, Any] = {"float16": np.float16, "halffloat": np.float16, "float32": np.float32, "float": np.float32}
@@ -31,8 +39,10 @@ def open_table(source: Any) -> Table:
     Raises:
         UserError: The source has another type, or cannot be read.
     """
+    if isinstance(source, Table):
+        return source
     if isinstance(source, (str, Path)):
-        return open_file(Path(source))
+        return _open_file(Path(source))
     if isinstance(source, Mapping):
         if source and all(hasattr(values, "with_format") for values in source.values()):
             raise UserError(f"this data set has splits; give one of them ({', '.join(source)})")
@@ -52,18 +62,34 @@ def open_table(source: Any) -> Table:
     raise UserError(f"expected a path, rows, a data frame or an Arrow table, got {type(source).__name__}")
 
 
+def _open_file(path: Path) -> Table:
+    if path.is_dir():
+        return parquet_folder(path)
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    compression = suffixes.pop() if suffixes and suffixes[-1] in COMPRESSIONS else ""
+    kind = suffixes[-1] if suffixes else ""
+    if kind not in FORMATS or (kind == ".parquet" and compression):
+        valid = f"{', '.join(FORMATS)} (text files also with {', '.join(COMPRESSIONS)})"
+        raise UnknownKindError(f"{path}: unknown kind of file; its name must end in {valid}")
+    return FORMATS[kind](Content(path, compression))
+
+
+def _sliced(name: str, columns: Sequence[str], rows: int, part: Callable[[str, slice], list[Any]]) -> Table:
+    """A table of so many rows, of which `part` returns the values of a column in a slice."""
+
+    def read(names: tuple[str, ...]) -> Iterator[Chunk]:
+        for begin in range(0, rows, CHUNK):
+            yield {name: part(name, slice(begin, begin + CHUNK)) for name in names}
+
+    return Table(name, tuple(columns), read, rows=rows)
+
+
 def _from_rows(rows: Sequence[Mapping[str, Any]]) -> Table:
     for number, row in enumerate(rows, 1):
         if not isinstance(row, Mapping):
             raise UserError(f"row {number} is {type(row).__name__}; a row is a dict from column to value")
-    columns = tuple(dict.fromkeys(name for row in rows for name in row))
-
-    def read(names: tuple[str, ...]) -> Iterator[Chunk]:
-        for begin in range(0, len(rows), CHUNK):
-            part = rows[begin : begin + CHUNK]
-            yield {name: [row.get(name) for row in part] for name in names}
-
-    return Table("the rows given", columns, read, rows=len(rows))
+    columns = dict.fromkeys(name for row in rows for name in row)
+    return _sliced("the rows given", tuple(columns), len(rows), lambda name, at: [row.get(name) for row in rows[at]])
 
 
 def _from_columns(columns: Mapping[str, Sequence[Any]]) -> Table:
@@ -72,12 +98,7 @@ def _from_columns(columns: Mapping[str, Sequence[Any]]) -> Table:
     for name, size in sizes.items():
         if size != rows:
             raise UserError(f"{GIVEN}: {name} has {size} rows, another has {rows}")
-
-    def read(names: tuple[str, ...]) -> Iterator[Chunk]:
-        for begin in range(0, rows, CHUNK):
-            yield {name: list(columns[name][begin : begin + CHUNK]) for name in names}
-
-    return Table(GIVEN, tuple(columns), read, rows=rows)
+    return _sliced(GIVEN, tuple(columns), rows, lambda name, at: list(columns[name][at]))
 
 
 def _from_arrow(table: pa.Table, name: str = "the table given") -> Table:
@@ -99,14 +120,9 @@ def _from_capsule(source: Any) -> Table:
 
 
 def _from_pandas(frame: Any) -> Table:
-    columns = {str(name): place for place, name in enumerate(frame.columns)}
-
-    def read(names: tuple[str, ...]) -> Iterator[Chunk]:
-        for begin in range(0, len(frame), CHUNK):
-            part = frame.iloc[begin : begin + CHUNK]
-            yield {name: plain_list(part.iloc[:, columns[name]]) for name in names}
-
-    return Table("the data frame given", tuple(map(str, frame.columns)), read, rows=len(frame))
+    places = {str(name): place for place, name in enumerate(frame.columns)}
+    names = tuple(map(str, frame.columns))
+    return _sliced("the data frame given", names, len(frame), lambda name, at: plain_list(frame.iloc[at, places[name]]))
 
 
 def is_column(values: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Categories and numbers: what a single value means, and columns of such values as ids or numbers.
+"""What a single value of a context column means.
 
 `category_name` gives every value of a category its name, and `is_missing` says which values are missing. All code that
 uses a value as a key (a category, a user, a group of a report) calls these two functions, so that a rating read from a
@@ -7,27 +7,18 @@ is an error unless the caller chose `unknown="expected"`. Times are numbers too:
 the day of the year (January 1 is 0), as the time is written, in its own zone.
 """
 
-import difflib
 import math
 import re
 import unicodedata
-from collections import defaultdict
-from collections.abc import Callable, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
-from itertools import islice
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from factorcell.config import UserError
-from factorcell.data.rare_values import bloom_filter, holds
-from factorcell.data.schema import MISSING, RARE, Variable, waves
 
 LARGEST = float(np.finfo(np.float32).max)
-
-
 WHOLE = re.compile(r"(-?\d+)\.0+")  # a whole number written with a point
 BOOLEANS = {"True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}  # as pandas and R write them
 
@@ -163,207 +154,3 @@ def to_yearday(value: Any) -> float | None:
     """Whole days since January 1."""
     moment = to_time(value)
     return moment.timetuple().tm_yday - 1.0 if isinstance(moment, date) else None
-
-
-def deviations(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Standard deviation of each column of `values` (rows, n); 1 where its values are the same, but for rounding."""
-    spread: NDArray[np.float64] = values.std(0, dtype=np.float64)
-    return np.where(spread > 1e-12 * np.abs(values).max(0), spread, 1.0)
-
-
-class _ValueIds(dict[Any, int]):
-    """Provisional ids of the values of one type; those of all types share the `names` of a column.
-
-    Values of different types have a dict each, because Python takes True, 1 and 1.0 for one key.
-    """
-
-    def __init__(self, names: dict[str, int]) -> None:
-        super().__init__()
-        self.names = names
-
-    def __missing__(self, value: Any) -> int:
-        if is_missing(value):
-            return 0
-        self[value] = index = self.names.setdefault(category_name(value), len(self.names) + 1)
-        return index
-
-
-class NameIds:
-    """Provisional ids of category values, 1 upwards in the order in which their names appear; 0 is a missing value."""
-
-    def __init__(self) -> None:
-        self.names: dict[str, int] = {}
-        self.types: defaultdict[type, _ValueIds] = defaultdict(lambda: _ValueIds(self.names))
-
-    def of(self, values: Sequence[Any]) -> NDArray[np.int32]:
-        """Return the ids (len(values),); `TypeError` where a value is not hashable."""
-        types = set(map(type, values))
-        if len(types) == 1:
-            of_one_type = self.types[types.pop()]
-            return np.fromiter(map(of_one_type.__getitem__, values), dtype=np.int32, count=len(values))
-        return np.fromiter((self.types[type(v)][v] for v in values), dtype=np.int32, count=len(values))
-
-
-class CategoryColumn:
-    """A categorical column as it is read; messages name no values of one that is `private`."""
-
-    def __init__(
-        self, name: str, column: str, where: str, known: Variable | None, unknown: str, private: bool = False
-    ) -> None:
-        self.name, self.column, self.where, self.known, self.unknown = name, column, where, known, unknown
-        self.private = private
-        self.valid = set(known.values[1:]) if known else set()
-        self.grouped = bytes.fromhex(known.grouped) if known else b""
-        self.ids = NameIds()
-        self.rows: list[NDArray[np.int32]] = []
-        self.never: dict[str, int] = {}  # values that are an error, and the rows where they first stand
-
-    def add(self, values: list[Any], before: int) -> None:
-        """Take one chunk; `before` rows came earlier."""
-        seen = len(self.ids.names)
-        try:
-            rows = self.ids.of(values)
-        except (TypeError, UserError):
-            raise self._nameless(values, before) from None
-        self.rows.append(rows)
-        if self.known and self.unknown == "error" and len(self.ids.names) > seen:
-            for name in islice(self.ids.names, seen, None):
-                if name not in self.valid and not holds(self.grouped, name):
-                    self.never[name] = before + int(np.flatnonzero(rows == self.ids.names[name])[0]) + 1
-
-    def _nameless(self, values: list[Any], before: int) -> UserError:
-        """The error about the first of `values` that has no name: it is not hashable, or bytes that are not UTF-8."""
-        for row, value in enumerate(values, before + 1):
-            where = f"{self.where} row {row}: {self.column}"
-            try:
-                hash(value)
-                name_or_none(value)
-            except UserError as error:
-                return UserError(f"{where}: {error.message}")
-            except TypeError:
-                hint = f" (a vector? say {self.column}:vector)" if isinstance(value, (list, tuple, np.ndarray)) else ""
-                return UserError(f"{where} is a {type(value).__name__}, not the name of a category{hint}")
-        raise AssertionError("every value has a name")
-
-    def _refuse(self) -> None:
-        """`UserError` of the first value that was never seen, and how many more such rows there are."""
-        name, row = next(iter(self.never.items()))
-        counts = np.bincount(np.concatenate(self.rows), minlength=len(self.ids.names) + 1)
-        of = sum(int(counts[self.ids.names[value]]) for value in self.never)
-        more = ""
-        if of > 1:
-            all_of_them = f"{len(self.never):,} such values" if len(self.never) > 1 else "this value"
-            more = f" ({all_of_them} in {of:,} of {counts.sum():,} rows)"
-        raise UserError(self._never(name, row, more), (("unknown", "group"), ("unknown", "expected")))
-
-    def _never(self, name: str, row: int, more: str) -> str:
-        values = self.known.values[1:] if self.known else ()
-        rare = " or is a rare one" if self.known and self.known.rare and not self.grouped else ""
-        said = f"{self.where} row {row}: {self.column} {name!r} was never seen in training{rare}{more}; it knows "
-        if self.private:
-            return f"{said}{len(values):,} values"
-        near = difflib.get_close_matches(name, values, n=3) or values[:5]
-        more = ", ..." if len(values) > len(near) else ""
-        return f"{said}{len(values):,} values ({', '.join(near)}{more})"
-
-    def variable(self, min_count: int) -> Variable:
-        """The variable that this column makes: frequent values by falling count, rare ones grouped."""
-        counts = np.bincount(np.concatenate(self.rows), minlength=len(self.ids.names) + 1)[1:].tolist()
-        named = sorted(zip(self.ids.names, counts, strict=True), key=lambda pair: (-pair[1], pair[0]))
-        kept = [(name, count) for name, count in named if count >= min_count and name != RARE]
-        names = {name for name, _ in kept}
-        grouped = sum(counts) - sum(count for _, count in kept)
-        return Variable(
-            self.name,
-            "category",
-            values=(RARE, *(name for name, _ in kept)),
-            counts=(grouped, *(count for _, count in kept)),
-            rare=len(named) - len(kept),
-            least=min_count,
-            grouped=bloom_filter([name for name in self.ids.names if name not in names]),
-        )
-
-    def provisional(self) -> NDArray[np.int32]:
-        """The ids of all rows as their values appeared, 1 upwards, those of rare values too; 0 where missing."""
-        return np.concatenate(self.rows)
-
-    def array(self, variable: Variable) -> NDArray[np.int32]:
-        """The ids of all rows in `variable`; `UserError` of values never seen, if they are one."""
-        if self.never:
-            self._refuse()
-        index = {name: row for row, name in enumerate(variable.values)}
-        other = MISSING if self.unknown == "expected" else 0
-        final = [MISSING, *(index.get(name, other) for name in self.ids.names)]
-        return np.array(final, dtype=np.int32)[np.concatenate(self.rows)]
-
-
-def empty(wrong: str) -> str:
-    """What an error says of an empty field, which is `wrong`."""
-    return f"empty, {wrong}; fill it in or leave the row out"
-
-
-TIME = "not a {} (ISO 8601, such as 2026-11-21T15:55)"
-# Per kind, how a value is read, and what an error says of one that cannot be read.
-READ: dict[str, tuple[Callable[[Any], float | None], str]] = {
-    "number": (to_number, "not a number"),
-    "longitude": (to_number, "not a number of degrees"),
-    "cyclic": (to_number, "not a number"),
-    "hour": (to_hour, TIME.format("time of day")),
-    "weekday": (to_weekday, TIME.format("date")),
-    "yearday": (to_yearday, TIME.format("date")),
-}
-
-
-class NumberColumn:
-    """A numeric column as it is read, of the kind and period that the variable has; it may be a new one.
-
-    With a period its values lie in [0, period).
-    """
-
-    def __init__(self, variable: Variable, where: str, unknown: str, *, new: bool) -> None:
-        self.name, self.column, self.where, self.unknown = variable.name, variable.source, where, unknown
-        self.kind, self.period = variable.kind, variable.period
-        self.hint = f" (a category? say {self.column}:category)" if new and self.kind == "number" else ""
-        self.rows: list[NDArray[np.float64]] = []
-
-    def add(self, values: list[Any], before: int) -> None:
-        """Take one chunk; `before` rows came earlier."""
-        read, wrong = READ[self.kind]
-        numbers = [read(value) for value in values]
-        for row, (value, number) in enumerate(zip(values, numbers, strict=True), before + 1):
-            if number is None and not (self.unknown == "expected" and is_missing(value)):
-                said = f"{quoted(value)}, {wrong}{self.hint}"
-                if is_missing(value):  # its kind is no mistake
-                    said = empty(wrong.partition(" (")[0])
-                raise UserError(f"{self.where} row {row}: {self.column} is {said}")
-        array = np.array([math.nan if number is None else number for number in numbers])
-        self.rows.append(array % self.period if self.period else array)
-
-    def variable(self, min_count: int) -> Variable:
-        """The variable that this column makes, with its moments and range."""
-        rows = np.concatenate(self.rows)
-        if self.period:
-            return self._periodic(rows)
-        mean, deviation, low, high = map(float, (rows.mean(), deviations(rows), rows.min(), rows.max()))
-        return Variable(self.name, self.kind, mean=mean, deviation=deviation, low=low, high=high)
-
-    def _periodic(self, rows: NDArray[np.float64]) -> Variable:
-        """With the moments of its waves; its mean is the direction of the mean of all points of the circle."""
-        turns, phases = map(np.array, waves(self.period))
-        waved = np.sin(rows[:, None] * turns + phases)
-        means = waved.mean(0)
-        mean = math.atan2(means[0], means[1]) * self.period / (2 * math.pi) % self.period
-        around = (rows - mean + self.period / 2) % self.period - self.period / 2
-        return Variable(
-            self.name,
-            self.kind,
-            mean=mean,
-            deviation=float(deviations(mean + around)),
-            period=self.period,
-            means=tuple(means.tolist()),
-            deviations=tuple(deviations(waved).tolist()),
-        )
-
-    def array(self, variable: Variable) -> NDArray[np.float64]:
-        """The values of all rows."""
-        return np.concatenate(self.rows)

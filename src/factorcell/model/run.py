@@ -285,9 +285,12 @@ class Run:
         `source` is one row, `{"text": "lovely stay", "stars": 5}`, rows, a table or a file, which may be empty. Texts
         are scored whole, also those that training and `evaluate` cut after `max_tokens` tokens.
         """
-        if not has_rows(source):
+        try:
+            corpus = self.prepare(source, unknown=unknown, truncate=False)
+        except UserError:
+            if has_rows(source):
+                raise
             return []
-        corpus = self.prepare(source, unknown=unknown, truncate=False)
         nats, starts = self.nats(corpus), target_offsets(corpus)
         rows = []
         for row in range(len(corpus)):

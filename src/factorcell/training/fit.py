@@ -12,7 +12,7 @@ from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.columns import must_have
 from factorcell.data.corpus import Corpus, known_targets, target_counts
-from factorcell.data.counts import POPULARITY
+from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.data.tables import name_of
 from factorcell.evaluation.cautions import context_gain, told_gain
 from factorcell.evaluation.text_figures import key_of
@@ -184,9 +184,9 @@ def finish(
         kept["sparse_bias"] = bias.counts()
     files.write_json(run.folder / "training.json", kept)
     run.save_unigrams(target_counts(corpus))
-    if corpus.frequent is not None:
-        data = run.config.data
-        corpus.frequent.counted(data.min_text_count, data.min_text_users).save(run.folder / POPULARITY)
+    data = run.config.data
+    if len(corpus.users) and corpus.tokenizer.is_character_level:
+        TextCounts.of_corpus(corpus, data.min_text_count, data.min_text_users).save(run.folder / POPULARITY)
     model_card.write(run)
 
 

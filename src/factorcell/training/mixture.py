@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import files
-from factorcell.config import UserError
+from factorcell.config import DataConfig, UserError
 from factorcell.data.corpus import Corpus
+from factorcell.data.readers import CategoryColumn
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import open_table
-from factorcell.data.values import CategoryColumn
 from factorcell.evaluation.results import open_model
 from factorcell.model.precision import SINGLE
 from factorcell.model.scoring import Scorer
@@ -187,11 +187,11 @@ class Mixture:
 def _values(source: Any, known: Variable) -> tuple[Variable, NDArray[np.int32]]:
     """Return a variable, filled from `source` if it has no values, and its values in each row of `source`."""
     table, done = open_table(source), 0
-    reader = CategoryColumn(known.name, known.name, table.name, None, "group")
+    reader = CategoryColumn(Variable(known.name, "category"), table.name)
     for chunk in table.chunks([known.name]):
         reader.add(chunk[known.name], done)
         done += len(chunk[known.name])
-    variable = known if known.values else reader.variable(1)
+    variable = known if known.values else reader.variable(DataConfig(min_context_count=1))
     return variable, reader.array(variable)
 
 
