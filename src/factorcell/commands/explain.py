@@ -10,7 +10,7 @@ from typing import Any
 from factorcell import files, inputs
 from factorcell.commands import options, streams, terminal
 from factorcell.config import UserError
-from factorcell.data.table_files import FORMATS
+from factorcell.data.tables import FORMATS
 from factorcell.evaluation.cautions import cautions
 from factorcell.evaluation.likelihood_ratios import column_texts, context_text, explain, raised, strength
 from factorcell.model.run import Run
