@@ -131,16 +131,6 @@ def test_the_linear_model_equals_one_of_dictionaries(
         np.testing.assert_allclose(found.probabilities.sum(1), 1, atol=1e-9)
 
 
-def test_order_of_words_tells_dialects_apart(two_dialects: Dialects) -> None:
-    train, test = read(two_dialects(1500, 1)[0], two_dialects(400, 2)[0], "dialect", DATA)
-    accuracy = {order: Linear(train, order=order)(test).metrics()["accuracy"] for order in (1, 2)}
-    assert accuracy[2] > 0.95
-    assert accuracy[1] < accuracy[2] - 0.03
-    bayes = naive_bayes(train, test)[0].metrics()["accuracy"]
-    assert 0.6 < bayes < accuracy[2]
-    assert FastText(train, order=2)(test).metrics()["accuracy"] > bayes
-
-
 def test_fasttext_gives_posteriors_and_repeats(two_dialects: Dialects) -> None:
     train, test = read(
         two_dialects(200, 1)[0], [{"text": "", "dialect": "coast"}, *two_dialects(30, 2)[0]], "dialect", DATA

@@ -123,14 +123,10 @@ def test_models_of_two_units_are_compared_over_the_texts_that_both_read_whole(tm
 def test_models_of_different_texts_are_not_compared(tmp_path: Path) -> None:
     runs = two_units(tmp_path)
     others = {"word": ["abc", "cab"] * 6, "char": ["cab", "abc"] * 6}
-    found = compared([candidate(run, others[name], tmp_path / name) for name, run in runs.items()])
-    assert "bits_per_byte_difference" not in found[1]
-    sums = [
-        text_figures.of_nats(run.nats(run.prepare(rows_of(others[name]))), run.prepare(rows_of(others[name])))
-        for name, run in runs.items()
-    ]
+    models = [candidate(run, others[name], tmp_path / name) for name, run in runs.items()]
+    assert "bits_per_byte_difference" not in compared(models)[1]
     with pytest.raises(UserError, match="expected two models that read the same texts"):
-        perplexity.bits_difference(sums[0]["bits_per_byte"], sums[1]["bits_per_byte"])
+        perplexity.bits_difference(*(model.texts[0]["bits_per_byte"] for model in models))
 
 
 def test_two_models_without_a_text_that_both_read_whole() -> None:

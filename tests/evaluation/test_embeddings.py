@@ -121,16 +121,6 @@ def test_neighbours_against_a_loop_over_all_pairs(measure: str) -> None:
             assert row[measure] > 0
 
 
-def test_neighbours_of_several_values_and_of_few() -> None:
-    known = clouds((3,))
-    rows = known.neighbours(["v2", "v0"], count=10)
-    assert [row["value"] for row in rows] == ["v2", "v2", "v0", "v0"]
-    assert {(row["value"], row["near"]) for row in rows} == {("v2", "v0"), ("v2", "v1"), ("v0", "v1"), ("v0", "v2")}
-    assert known.neighbours([]) == []
-    with pytest.raises(UserError, match="unknown measure 'cos'"):
-        known.neighbours(["v0"], measure="cos")
-
-
 # --- words ---
 
 

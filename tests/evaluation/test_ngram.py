@@ -152,19 +152,6 @@ def test_texts_that_were_cut_have_no_end(tmp_path: Path) -> None:
     np.testing.assert_allclose(model.nats(corpus), expected, rtol=1e-12)
 
 
-def test_a_history_that_was_never_seen_backs_off(tmp_path: Path) -> None:
-    data = Config.from_dict({"data": {"min_count": 1}}).data
-    short = fit(tmp_path / "short", [{"text": "a b"}, {"text": "b"}], 4, data)
-    long = fit(tmp_path / "long", [{"text": "a b"}, {"text": "b"}], 6, data)
-    assert len(short.grams) == len(long.grams) == 4
-    corpus = long.prepare([{"text": "b a b a b"}, {"text": "zyx b"}])
-    np.testing.assert_array_equal(short.nats(corpus), long.nats(corpus))
-    after = short.nats(corpus)[-2]  # b after zyx
-    level = short.levels[0]
-    b = short.vocabulary.encode(["b"])[0]
-    assert after == pytest.approx(-math.log(level.share[b] + level.left[0] * short.uniform))
-
-
 def test_discounts_follow_from_counts_of_counts() -> None:
     counts = np.repeat([1, 2, 3, 4, 7], [8, 4, 2, 1, 3])
     assert discounts(counts) == pytest.approx((0.5, 2 - 3 * 0.5 * 2 / 4, 3 - 4 * 0.5 / 2))

@@ -147,24 +147,3 @@ def test_inferring_adds_up_to_the_evidence(case: Case, fitted: ValueNGram) -> No
         np.testing.assert_allclose(posterior(every, texts, prior, 0.5, 2)[row], early - np.logaddexp(*early), atol=1e-5)
     sure = inferred(every, texts, np.array([0.0, -1e9]), 1.0)
     np.testing.assert_allclose(sure, every[:, 0], atol=1e-5)
-
-
-def test_the_truth_of_synthetic_texts_is_found() -> None:
-    chains = synthetic.dialects()
-    rows, perplexity = synthetic.two_dialects(6000, 7)
-    case = Case(rows, 5000, order=2)
-    case.labels[:] = case.corpus.categories[:, 0] - 1
-    case.of_train, case.of_tune, case.of_test = np.split(case.labels, [5000, 5500])
-    fitted, texts = case.fitted(), case.find(case.test)
-    _, every = fitted.logs(texts)
-    prior = np.log([0.5, 0.5])
-    known = every[np.arange(len(every)), texts.each(case.of_test)]
-    gained = known.sum() - inferred(every, texts, prior, 1.0).sum()
-    truth = np.array([-chains.nats(row["text"]) for row in rows[5500:]])  # log p(text | dialect)
-    own = truth[np.arange(500), [chains.names.index(row["dialect"]) for row in rows[5500:]]]
-    information = (own - np.logaddexp(*truth.T) + math.log(2)).sum()
-    assert gained == pytest.approx(information, rel=0.06)
-    told = posterior(every, texts, prior, 1.0)[np.arange(500), case.of_test]
-    assert (told + math.log(2)).sum() == pytest.approx(information, rel=0.06)
-    assert math.exp(-known.mean()) == pytest.approx(perplexity, rel=0.05)
-    assert math.exp(-texts.base.mean()) > 1.2 * math.exp(-known.mean())
