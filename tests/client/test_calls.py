@@ -90,12 +90,6 @@ def test_each_accept_has_a_key_of_its_own() -> None:
     assert msgspec.json.decode(own or b"")["idempotency_key"] == "mine"
 
 
-def test_what_may_be_repeated() -> None:
-    found = {name: getattr(calls, name)(*args, **fields).repeat for name, (args, fields) in ARGUMENTS.items()}
-    assert {name for name, repeat in found.items() if repeat == "unbegun"} == {"undo", "restore"}
-    assert {name for name, repeat in found.items() if repeat == "never"} == {"health", "ready", "metrics"}
-
-
 def test_client_loads_neither_torch_nor_the_server() -> None:
     code = (
         "import sys; from factorcell.client import AsyncClient, Client, ContextText; Client().close();"
