@@ -58,10 +58,3 @@ def test_every_problem_of_the_server_is_an_error_with_all_of_it(kind: str) -> No
     assert (error.type, error.retry_after) == (f"/docs#{kind}", 3.0)
     assert str(error) == f"show: {status} {title}: because"
     assert error.passing == (status in (429, 503))
-
-
-@pytest.mark.parametrize("status", [204, 302, 418, 599])
-def test_any_other_status_is_an_error(status: int) -> None:
-    with pytest.raises(RefusedError) as raised:
-        calls.health().answer(httpx.Response(status, content=b"<html>"))
-    assert raised.value.status == status

@@ -63,7 +63,7 @@ def test_every_route_has_a_method(make: Make) -> None:
             msgspec.json.decode(found[one.method, one.path].content, type=one.takes)
 
 
-@pytest.mark.parametrize("name", ["complete", "accept", "score", "classify", "rescore", "generate"])
+@pytest.mark.parametrize("name", ["complete", "accept", "score", "classify", "rescore"])
 def test_keywords_are_the_fields_of_the_message(name: str) -> None:
     taken = TAKEN[name]
     assert taken is not None
@@ -88,12 +88,6 @@ def test_each_accept_has_a_key_of_its_own() -> None:
     assert len({one["idempotency_key"] for one in bodies}) == 100
     own = calls.accept(user="ann", text="a", idempotency_key="mine").body
     assert msgspec.json.decode(own or b"")["idempotency_key"] == "mine"
-
-
-def test_what_may_be_repeated() -> None:
-    found = {name: getattr(calls, name)(*args, **fields).repeat for name, (args, fields) in ARGUMENTS.items()}
-    assert {name for name, repeat in found.items() if repeat == "unbegun"} == {"undo", "restore"}
-    assert {name for name, repeat in found.items() if repeat == "never"} == {"health", "ready", "metrics"}
 
 
 def test_client_loads_neither_torch_nor_the_server() -> None:

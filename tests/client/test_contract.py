@@ -89,12 +89,6 @@ def test_stream_that_is_left_frees_its_connection(make: Make, url: str) -> None:
     assert client.health().status == "ok"
 
 
-def test_state_of_the_server(client: Any) -> None:
-    assert client.health().status == client.ready().status == "ok"
-    client.complete(query="a")
-    assert 'factorcell_requests_total{operation="complete",status="200"} 1.0' in client.metrics()
-
-
 @pytest.mark.parametrize(
     ("name", "fields", "said"),
     [

@@ -99,13 +99,6 @@ def test_undo_whose_answer_is_lost_is_not_repeated(make: Make, site: Site, url: 
     assert [one.text for one in kept.texts] == ["abba"]
 
 
-@pytest.mark.parametrize(("name", "args"), [("complete", {"query": "a"}), ("generate", {"prompt": "a"})])
-def test_what_changes_nothing_is_asked_again(make: Make, url: str, name: str, args: dict[str, Any]) -> None:
-    expected = ask(make(url), name, **args)
-    with losing(url, 2) as (at, _):
-        assert ask(make(at, patience=QUICK), name, **args) == expected
-
-
 def test_pauses_double_up_to_the_longest(make: Make, clock: Clock) -> None:
     handler, bodies = scripted(*[busy(503)] * 6)
     patience = Patience(deadline=1000, tries=6, first=0.5, longest=3)

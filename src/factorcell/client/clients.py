@@ -37,20 +37,6 @@ class _Operation(Generic[P, T]):
         return self.make if client is None else lambda *args, **fields: client._ask(self.make(*args, **fields))
 
 
-class _Stream(Generic[P]):
-    """A method of both clients that yields the pieces of an answer."""
-
-    def __init__(self, make: Callable[P, Call[Piece]]) -> None:
-        self.make, self.__doc__ = make, make.__doc__
-
-    @overload
-    def __get__(self, client: "Client", kind: Any = None) -> Callable[P, Generator[Piece, None, None]]: ...
-    @overload
-    def __get__(self, client: "AsyncClient", kind: Any = None) -> Callable[P, AsyncGenerator[Piece, None]]: ...
-    def __get__(self, client: Any, kind: Any = None) -> Any:
-        return self.make if client is None else lambda *args, **fields: client._stream(self.make(*args, **fields))
-
-
 class _Operations(Generic[H]):
     """What both clients can ask, the address of the service, and how long they wait."""
 
@@ -69,7 +55,6 @@ class _Operations(Generic[H]):
     score = _Operation(calls.score)
     classify = _Operation(calls.classify)
     rescore = _Operation(calls.rescore)
-    generate = _Stream(calls.generate)
     health = _Operation(calls.health)
     ready = _Operation(calls.ready)
     metrics = _Operation(calls.metrics)
@@ -116,6 +101,10 @@ class Client(_Operations[httpx.Client]):
 
     _connect = httpx.Client
 
+    def generate(self, **fields: Any) -> Generator[Piece, None, None]:
+        """Yield the pieces of a text as they are written; the fields are those of `GenerateRequest`."""
+        return self._stream(calls.generate(**fields))
+
     def _ask(self, call: Call[T]) -> T:
         attempts = Attempts(call, self.patience)
         while True:
@@ -157,6 +146,10 @@ class AsyncClient(_Operations[httpx.AsyncClient]):
     """Asks a service from one event loop of asyncio; the methods are those of `Client`, to be awaited."""
 
     _connect = httpx.AsyncClient
+
+    def generate(self, **fields: Any) -> AsyncGenerator[Piece, None]:
+        """Yield the pieces of a text as they are written; the fields are those of `GenerateRequest`."""
+        return self._stream(calls.generate(**fields))
 
     async def _ask(self, call: Call[T]) -> T:
         attempts = Attempts(call, self.patience)

@@ -1,4 +1,4 @@
-"""The verb that serves people, and the run that it makes if there is none."""
+"""The command that serves a run, and the run of place names that it makes for `factorcell serve demo`."""
 
 import argparse
 import os
@@ -11,7 +11,7 @@ from factorcell.config import UserError
 
 DEMO = Path("demo")
 
-# Each country stands for a person, whose texts are the names of its places. The rest follows from the table.
+# Each country is a user, whose texts are the names of its places.
 DEMO_SAID: dict[str, dict[str, Any]] = {
     "data": {"user": "country", "unit": "char", "min_count": 10, "max_tokens": 41, "min_user_count": 20},
     "model": {"adapt": ["factor"], "output_bias": []},
@@ -21,7 +21,6 @@ DEMO_HINT = "Type the name of a place, such as Kyo or Lis"
 
 
 def run_serve(given: argparse.Namespace) -> None:
-    """`factorcell serve`."""
     try:
         from factorcell.service.http import server
         from factorcell.service.http.site import Settings
@@ -30,9 +29,10 @@ def run_serve(given: argparse.Namespace) -> None:
         raise UserError(f"serving needs {error.name}: pip install 'factorcell[serve]'") from None
     keep = None if given.keep is None else duration(given.keep)
     hint = given.hint or (DEMO_HINT if given.run == DEMO else "")
+    beside = f"sqlite:///{given.run.with_name(given.run.name + '.users.db')}"
     options = server.ServerOptions(
         given.run,
-        os.environ.get(STORE_VARIABLE, beside(given.run)) if given.store is None else given.store,
+        os.environ.get(STORE_VARIABLE, beside) if given.store is None else given.store,
         keys=given.keys,
         host=given.host,
         port=given.port,
@@ -49,13 +49,8 @@ def run_serve(given: argparse.Namespace) -> None:
     server.serve(options, terminal.say)
 
 
-def beside(run: Path) -> str:
-    """The store beside a run."""
-    return f"sqlite:///{run.with_name(run.name + '.users.db')}"
-
-
 def make_demo(folder: Path, epochs: float | None = None) -> None:
-    """Train a small run that completes names of places, and learns whose country somebody means (GeoNames)."""
+    """Train a small run that completes place names of the world (GeoNames)."""
     from factorcell.commands.demo import table
     from factorcell.training.fit import fit
     from factorcell.training.plan import Budget

@@ -1,4 +1,4 @@
-"""The verbs about people who are kept, and about the keys of the server."""
+"""The commands about the users in a store, and about the keys of a server."""
 
 import argparse
 import json
@@ -22,7 +22,6 @@ from factorcell.service.stores.store import Store, every_user
 
 
 def run_users_list(given: argparse.Namespace) -> None:
-    """`factorcell users list`."""
     with _opened(given) as store:
         nobody = True
         for user in every_user(store):
@@ -33,7 +32,6 @@ def run_users_list(given: argparse.Namespace) -> None:
 
 
 def run_users_show(given: argparse.Namespace) -> None:
-    """`factorcell users show`."""
     with _opened(given) as store:
         record = _found(store, given.user)
     rows = [
@@ -51,7 +49,6 @@ def run_users_show(given: argparse.Namespace) -> None:
 
 
 def run_users_export(given: argparse.Namespace) -> None:
-    """`factorcell users export`."""
     with _opened(given) as store:
         for user in given.users or every_user(store):
             record = _found(store, user) if given.users else store.read(user)
@@ -60,7 +57,6 @@ def run_users_export(given: argparse.Namespace) -> None:
 
 
 def run_users_import(given: argparse.Namespace) -> None:
-    """`factorcell users import`."""
     people = _people(inputs.text(given.file))
     count = known = failures = 0
     with _opened(given, make=True) as store:
@@ -79,7 +75,6 @@ def run_users_import(given: argparse.Namespace) -> None:
 
 
 def run_users_forget(given: argparse.Namespace) -> None:
-    """`factorcell users forget`."""
     with _opened(given) as store:
         user, text = checked_id(given.user), checked(given.text)
         before, after = changes.apply(
@@ -90,7 +85,6 @@ def run_users_forget(given: argparse.Namespace) -> None:
 
 
 def run_users_delete(given: argparse.Namespace) -> None:
-    """`factorcell users delete`."""
     with _opened(given) as store:
         deleted = sum(store.delete(checked_id(user)) for user in given.users)
         terminal.say(f"{deleted:,} of {len(given.users):,} people are deleted; of the others nothing was kept")
@@ -99,14 +93,13 @@ def run_users_delete(given: argparse.Namespace) -> None:
 
 
 def run_users_migrate(given: argparse.Namespace) -> None:
-    """`factorcell users migrate`."""
     from factorcell.model.run import Run
     from factorcell.service.engine import Service
     from factorcell.service.learning import ServedModel
 
     with _opened(given) as store:
         service = Service(ServedModel(Run.open(given.run)), store)
-        service.model.learner.new()  # or an error: a run that tells nobody apart has nothing to learn
+        service.model.learner.new()  # or an error for a run that does not distinguish users
         everybody = list(every_user(store))
         late = [user for user in progress_bar(everybody, desc="learning", unit="people") if not service.relearn(user)]
     terminal.say(f"{len(everybody) - len(late):,} people are learned by {given.run}")
@@ -115,7 +108,6 @@ def run_users_migrate(given: argparse.Namespace) -> None:
 
 
 def run_users_key(given: argparse.Namespace) -> None:
-    """`factorcell users key`."""
     key = keys.add(given.keys, given.name, given.scope, given.rate)
     terminal.say(f"{given.keys} has its hash; the key itself is nowhere else:")
     terminal.show(key)
@@ -123,7 +115,7 @@ def run_users_key(given: argparse.Namespace) -> None:
 
 @contextmanager
 def _opened(given: argparse.Namespace, make: bool = False) -> Iterator[Store]:
-    """The store of a command, whose failures are lines; only one that takes people in makes it."""
+    """Open the store of a command; its failures are one line."""
     store = open_store(os.environ[STORE_VARIABLE] if given.store is None else given.store, make=make)
     try:
         yield store
@@ -134,8 +126,8 @@ def _opened(given: argparse.Namespace, make: bool = False) -> Iterator[Store]:
 
 
 def _people(content: str) -> list[tuple[int, str]]:
-    """What is a person each, with the number of its line: a line, or all of it where one person takes several."""
-    lines = content.split("\n")  # and no other end of a line, for a text may have any
+    """Return each user in a file with its line number: a user per line, or one user on several lines."""
+    lines = content.split("\n")  # texts may have other line ends
     if lines[0].strip() == "{":
         return [(1, content)]
     return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]

@@ -1,16 +1,10 @@
 """Phrases that no suggestion may contain, found as whole words however the same characters are written.
 
-Texts and phrases are compared after NFKC normalisation and case folding, so that case and width make no difference.
-Invisible characters, such as soft hyphens and zero-width spaces, are dropped; white space and underscores are one
-space. Accents count: é is another letter than e, whether it is one character or has a combining accent.
+Texts and phrases are compared after NFKC normalisation and case folding, without invisible characters, and with one
+space for white space and underscores. Accents count.
 
-A phrase must begin and end at a word border if its first or last character belongs to a script that has such borders:
-
-- Scripts without spaces between words (Chinese, Japanese, Thai, Lao, Khmer, Burmese and others): no border is required,
-  but a phrase does not end between a character and its combining marks.
-- Korean: a border is required before a phrase, but not after it, since particles follow a noun directly.
-- All other letters and numbers: a border is required on both sides. A change to one of the scripts above is a border.
-- All other characters, such as + and emoji: no border is required.
+A phrase must begin and end at a word border, except that scripts without spaces between words have no borders (a phrase
+ends before no combining mark), that Korean particles may follow a phrase, and that signs and emoji have no borders.
 """
 
 from collections.abc import Iterable

@@ -8,6 +8,7 @@ All calls block and may come from any thread. They raise a `UserError` for the c
 where the store fails.
 """
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,7 @@ from factorcell.service.relearning import Relearner
 from factorcell.service.stores.attended import AttendedStore
 from factorcell.service.stores.store import Store
 
+LOCKS = 1024  # locks of writers in one process; two users may share one
 CACHED = 1000  # users whose adapted weights are kept in memory
 ATTEMPTS = 5  # to learn a user again while others write
 CHARACTERS = 32  # longest typed text that is kept in memory
@@ -123,6 +125,7 @@ class Service:
     ) -> None:
         self.model, self.store, self.privacy, self.clock = model, AttendedStore(store), privacy or Privacy(), clock
         self._typed: Recent[Key, TypedText] = Recent(cached)
+        self._locks = [threading.Lock() for _ in range(LOCKS)]
         self._relearner = Relearner(self.relearn)
 
     def use(self, model: ServedModel) -> None:
@@ -185,7 +188,7 @@ class Service:
             accepted = Accepted(outcome, new.number, truncated=truncated)
             return after
 
-        _, after = changes.apply(self.store, user, change, self._now)
+        _, after = self._change(user, change)
         if accepted.outcome == "kept":
             self._relearner.add(user)
         return replace(accepted, user_version=after.version)
@@ -241,7 +244,7 @@ class Service:
         def change(record: Record) -> Record:
             return record if record.paused == paused else changes.changed(record, paused=paused)
 
-        changes.apply(self.store, checked_id(user), change, self._now)
+        self._change(checked_id(user), change)
 
     def relearn(self, user: str) -> bool:
         """Learn the texts of a user that the model has not learned; return whether none is left.
@@ -309,9 +312,14 @@ class Service:
             self._relearner.add(record.user)
         return key[2], after
 
+    def _change(self, user: str, change: Change) -> tuple[Record, Record]:
+        """Apply a change as `changes.apply`; writers of a user queue here, since many that try again starve some."""
+        with self._locks[hash(user) % LOCKS]:
+            return changes.apply(self.store, user, change, self._now)
+
     def _fewer(self, user: str, change: Change) -> int:
         """Apply a change that removes texts; return their number."""
-        before, after = changes.apply(self.store, checked_id(user), change, self._now)
+        before, after = self._change(checked_id(user), change)
         if not self.model.has_learned(after):
             self._relearner.add(user)
         return len(before.texts) - len(after.texts)

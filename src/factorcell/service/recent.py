@@ -17,9 +17,6 @@ class Recent(Generic[K, V]):
         self._values: OrderedDict[K, V] = OrderedDict()
         self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self._values)
-
     def get(self, key: K) -> V | None:
         with self._lock:
             if key in self._values:

@@ -75,13 +75,6 @@ def test_long_texts_are_scored_and_rescored_whole(client: TestClient, site: Site
         assert answer["results"] == [{"text": texts[best], "place": (best - shift) % 3 + 1}]
 
 
-def test_classes_say_which_texts_are_cut(client: TestClient) -> None:
-    texts = [{"text": text} for text in (LONG, LONG[:14], LONG[:13])]
-    results = client.post("/v1/classify", json={"target": "city", "texts": texts}).json()["results"]
-    assert [one["truncated"] for one in results] == [True, True, False]
-    assert results[0] == results[1]
-
-
 def events(content: str) -> list[dict[str, Any]]:
     return [json.loads(part.removeprefix("data: ")) for part in content.strip().split("\n\n")]
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from factorcell.completion.blend import SOURCES
 from factorcell.service.http.openapi import openapi
 from factorcell.service.http.operations import OPERATIONS
 from factorcell.service.http.problems import KINDS
@@ -31,11 +30,6 @@ def test_description_is_whole(client: TestClient) -> None:
     summaries = [one["summary"] for methods in described["paths"].values() for one in methods.values()]
     assert all(summaries)
     assert "security" not in str(described)
-
-
-def test_each_source_of_a_suggestion_is_named() -> None:
-    said = openapi()["components"]["schemas"]["Result"]["properties"]["source"]["description"]
-    assert said == f"who proposes it: {', '.join(SOURCES)}, or several with +"
 
 
 def test_description_names_the_scope_of_each_operation() -> None:

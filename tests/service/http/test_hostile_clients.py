@@ -16,7 +16,7 @@ from factorcell.service.engine import CompletionRequest, Completions, Service
 from factorcell.service.http import operations
 from factorcell.service.http.application import application
 from factorcell.service.http.site import Settings, Site
-from tests.service.http.sockets import GET, PATIENCE, answered, connected, posted, to_the_end, until
+from tests.service.http.sockets import GET, PATIENCE, answered, connected, posted, until
 from tests.service.listening import listening
 
 SECRET = "qzj"
@@ -36,27 +36,6 @@ def url(served: Site) -> Iterator[str]:
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     gc.collect()
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-@pytest.mark.parametrize("path", ["/v1/complete", "/v1/accept", "/v1/users/ann/undo", "/v1/generate", "/nothing"])
-def test_pipelined_requests_stay_apart(url: str, path: str) -> None:
-    with connected(url) as connection:
-        connection.sendall(posted(path, GET) + GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
-        answers = to_the_end(connection).split(b"HTTP/1.1 ")
-    assert len(answers) == 3
-    assert answers[2].startswith(b"200 ")
-    assert answers[2].endswith(b'{"status":"ok"}')
-
-
-@pytest.mark.parametrize(
-    "noise", [b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", b"GET / HTTP/1.1\r\n: x\r\n\r\n", b"GET /" + b"a" * (1 << 17)]
-)
-def test_noise_is_refused(url: str, noise: bytes) -> None:
-    with connected(url) as connection:
-        connection.sendall(noise)
-        assert to_the_end(connection)[:13] in (b"HTTP/1.1 400 ", b"")
-    with connected(url) as connection:
-        assert answered(connection, GET) == 200
 
 
 def test_error_of_a_client_that_has_left_is_not_logged(

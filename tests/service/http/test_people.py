@@ -48,22 +48,3 @@ def test_nobody(client: TestClient, path: str) -> None:
     answer = client.get(path)
     assert (answer.status_code, answer.json()["type"]) == (404, "/docs#not-found")
     assert client.post("/v1/users/nobody/undo").json() == {"removed": 0}
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("GET", "/v1/users/%FF", 400),
-        ("GET", "/v1/users/%00", 422),
-        ("GET", "/v1/users/" + "a" * 257, 422),
-        ("PATCH", "/v1/users/ann", 405),
-        ("GET", "/v1/users/ann/undo", 405),
-        ("GET", "/v1/users/ann/x", 404),
-        ("GET", "/v1/users/", 404),
-    ],
-)
-def test_no_such_address(client: TestClient, method: str, path: str, status: int) -> None:
-    answer = client.request(method, path)
-    assert (answer.status_code, answer.json()["status"]) == (status, status)
-    if status == 405:
-        assert set(answer.headers["allow"].split(", ")) & {"GET", "POST"}

@@ -86,12 +86,3 @@ def test_no_error_has_a_path(
     assert folder not in answer.text
     assert str(Path(folder).parent) not in answer.text
     assert "qzj" not in caplog.text
-
-
-def test_mistakes_have_no_path(client: TestClient, site: Site) -> None:
-    folder = str(site.service.model.run.folder.parent)
-    for one in OPERATIONS:
-        for asked in ({}, {"user": "\n", "text": "a"}, {"texts": [{"text": "a", "context": {"x": 1}}]}):
-            answer = client.request(one.method, one.path, json=asked)
-            assert folder not in answer.text
-            assert "/tmp" not in answer.text

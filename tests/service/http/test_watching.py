@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from factorcell.config import UserError
 from factorcell.model.run import Run
 from factorcell.service.engine import Service
 from factorcell.service.http import keys
@@ -140,7 +139,7 @@ def test_what_is_too_old_is_deleted(watched: Watcher) -> None:
     assert service.show("ann") is None
 
 
-@pytest.mark.parametrize("fault", [None, ValueError("ann"), UserError("a person of a later format")])
+@pytest.mark.parametrize("fault", [None, ValueError("ann")])
 def test_watcher_looks_by_itself(
     watched: Watcher, folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture, fault: Exception | None
 ) -> None:

@@ -91,18 +91,6 @@ def test_tab_takes_a_suggestion_and_goes_on(serve: Serve, tab: Tab, service: Ser
     assert texts(service) == []
 
 
-@pytest.mark.parametrize("touch", [False, True])
-def test_pointing_accepts(serve: Serve, tab: Tab, service: Service, touch: bool) -> None:
-    opened = tab(serve(), has_touch=touch)
-    typed(opened, "ab")
-    row = opened.locator(OPTIONS).nth(1)
-    text = row.locator(".fc-text").text_content()
-    row.tap() if touch else row.click()
-    says(opened, "Learned")
-    assert texts(service) == [text] == [query(opened).input_value()]
-    assert opened.evaluate("document.activeElement.id") == "query"
-
-
 def test_late_answer_is_never_shown(serve: Serve, tab: Tab) -> None:
     opened = tab()
     opened.add_init_script(STUBBORN)
@@ -203,20 +191,3 @@ def test_accept_whose_answer_is_lost_counts_once(serve: Serve, tab: Tab, service
     assert texts(service) == ["abba"]
     assert len(keys) == 2
     assert len(set(keys)) == 1
-
-
-def test_accepts_stay_in_order(serve: Serve, tab: Tab, service: Service) -> None:
-    opened = tab(serve())
-    keys: list[str] = []
-
-    def refuse(route: Any) -> None:
-        keys.append(asked(route.request)["idempotency_key"])
-        route.fulfill(**BUSY) if len(keys) == 1 else route.continue_()
-
-    opened.route(ACCEPT, refuse)
-    for text in ("abba", "cab"):
-        query(opened).fill(text)
-        query(opened).press("Enter")
-    opened.locator("#texts li").nth(1).wait_for()
-    assert texts(service) == ["abba", "cab"]
-    assert keys[0] == keys[1] != keys[2]

@@ -95,16 +95,6 @@ def test_form_of_the_site_is_submitted_and_its_text_learned(
         assert [one.text for one in kept.texts][number - 1 :] == [text]
 
 
-def test_origin_that_is_not_named_gets_nothing(serve: Serve, tab: Tab, shop: Any, service: Service) -> None:
-    opened = tab(shop(serve(), "user: 'eve'"))
-    query(opened).press_sequentially("ab")
-    opened.locator(".fc-note", has_text="cannot be reached").wait_for()
-    assert query(opened).input_value() == "ab"
-    query(opened).press("Enter")
-    opened.wait_for_url("**/found?q=ab")  # the search of the site works all the same
-    assert service.show("eve") is None
-
-
 def test_private_session_leaves_no_trace(serve: Serve, tab: Tab, shop: Any, service: Service) -> None:
     url = serve(origins=(shop.url.rstrip("/"),))
     opened = tab(shop(url, "user: 'eve', learn: false, onAccept: text => { window.got = text; }"))

@@ -1,13 +1,11 @@
 """The page around the box: who types, what was learned of them, the picture; for keys, eyes and ears of all kinds."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from factorcell.service.engine import Service
-from tests.service.page.box import OPTIONS, PERSON, Serve, Tab, accepted, query, says, shown, typed, until
+from tests.service.page.box import PERSON, Serve, Tab, accepted, query, says, shown, typed, until
 
 pytestmark = pytest.mark.slow
 
@@ -96,15 +94,6 @@ def test_learning_is_paused_and_resumed(serve: Serve, tab: Tab, service: Service
     assert texts(service) == ["cab", "abba"]
 
 
-def test_export_is_that_of_the_service(serve: Serve, tab: Tab, service: Service) -> None:
-    fill(service, "abba", "cab")
-    opened = tab(serve())
-    with opened.expect_download() as found:
-        press(opened, "Export")
-    assert found.value.suggested_filename == "Ada.json"
-    assert json.loads(Path(found.value.path()).read_text(encoding="utf-8")) == service.export(PERSON)
-
-
 def test_all_is_deleted_once_it_is_confirmed(serve: Serve, tab: Tab, service: Service) -> None:
     fill(service, "abba")
     opened = tab(serve())
@@ -163,21 +152,6 @@ def test_everything_has_a_role_and_a_name(serve: Serve, tab: Tab, service: Servi
     controls, active = box.get_attribute("aria-controls"), box.get_attribute("aria-activedescendant")
     assert opened.locator(f"#{controls}").get_attribute("role") == "listbox"
     assert opened.locator(f"#{controls} > #{active}").get_attribute("aria-selected") == "true"
-
-
-@pytest.mark.parametrize("width", [320, 390, 768])
-def test_narrow_windows_hold_all_of_it(serve: Serve, tab: Tab, service: Service, width: int) -> None:
-    fill(service, "abba", "b" * 60 + " " + "c" * 40)
-    opened = tab(serve(), viewport={"width": width, "height": 700}, has_touch=True, is_mobile=True)
-    opened.locator("#texts li").first.wait_for()
-    accepted(opened, "bab b")
-    typed(opened, "b")
-    assert opened.evaluate("document.documentElement.scrollWidth") == width
-    at = opened.locator(".fc-pop").bounding_box()
-    box = query(opened).bounding_box()
-    assert (at["x"], at["width"]) == (box["x"], box["width"])
-    assert at["y"] >= box["y"] + box["height"]
-    assert all(row.bounding_box()["height"] >= 44 for row in opened.locator(OPTIONS).all())
 
 
 def test_key_is_asked_for_and_sent(serve: Serve, tab: Tab) -> None:

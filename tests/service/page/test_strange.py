@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from factorcell.service.engine import Service
 from tests.service.listening import listening
-from tests.service.page.box import OPTIONS, PERSON, Serve, Tab, accepted, query, says, shown, typed, until
+from tests.service.page.box import OPTIONS, PERSON, Serve, Tab, query, says, shown, typed, until
 
 pytestmark = pytest.mark.slow
 
@@ -39,36 +39,6 @@ def test_characters_that_hide_or_steer_are_seen(serve: Serve, tab: Tab, service:
     kept = service.show(PERSON)
     assert kept is not None
     assert kept.texts == ()
-
-
-@pytest.mark.parametrize("text", [LONG, TALL], ids=["long", "tall"])
-@pytest.mark.parametrize("width", [390, 1280])
-def test_text_without_end_takes_a_few_lines(serve: Serve, tab: Tab, service: Service, text: str, width: int) -> None:
-    service.accept(PERSON, text)
-    opened = tab(serve(), viewport={"width": width, "height": 800})
-    assert opened.locator("#texts li").bounding_box()["height"] < 130
-    typed(opened, "abc")
-    assert text in shown(opened)
-    own = opened.locator(OPTIONS).nth(shown(opened).index(text))
-    assert own.bounding_box()["height"] < 120
-    own.click()
-    says(opened, "Learned")
-    assert opened.evaluate("document.documentElement.scrollWidth") <= width
-    assert opened.evaluate("document.documentElement.scrollHeight") < 1800
-    name = opened.locator("#texts button").get_attribute("aria-label")
-    assert len(name) < 80
-    opened.locator("#texts button").click()
-    says(opened, "is forgotten.")
-    assert opened.locator("#words").bounding_box()["height"] < 90
-
-
-def test_browser_that_keeps_nothing(serve: Serve, tab: Tab) -> None:
-    opened = tab()
-    blocked = "{ get() { throw new DOMException('blocked', 'SecurityError'); } }"
-    opened.add_init_script(f"Object.defineProperty(window, 'sessionStorage', {blocked})")
-    opened.goto(serve())
-    typed(opened, "ab")
-    accepted(opened, "abba")
 
 
 @pytest.fixture

@@ -97,15 +97,3 @@ def test_one_persons_damage_is_no_failure(fragile: Fragile) -> None:
         with pytest.raises(DamagedRecordError):
             store.read("a")
     assert store.version("b") == "answer to version"  # type: ignore[comparison-overlap]
-
-
-def test_closed_store_is_tried_no_more(fragile: Fragile) -> None:
-    store = AttendedStore(cast(Any, fragile))
-    fragile.does = {"version": fails, "read": fails}
-    with pytest.raises(StoreError):
-        store.read("a")
-    store.close()
-    time.sleep(0.05)
-    fragile.asked.clear()
-    time.sleep(0.05)
-    assert fragile.asked == []

@@ -1,4 +1,4 @@
-"""What the verbs take that serve people."""
+"""The arguments of the commands about serving and users."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,6 @@ from factorcell.config import PRECISIONS
 
 
 def serve(verb: Parser) -> None:
-    """`factorcell serve`."""
     text = "the run folder, of unit char or grapheme; `demo` is made of place names, within two minutes"
     verb.add_argument("run", type=Path, metavar="RUN", help=text)
     verb.add_argument("--host", default="127.0.0.1", help="address to serve at")
@@ -44,30 +43,25 @@ def serve(verb: Parser) -> None:
 
 
 def users_list(verb: Parser) -> None:
-    """`factorcell users list`."""
     _stored(verb)
 
 
 def users_show(verb: Parser) -> None:
-    """`factorcell users show`."""
     _one(verb)
     options.json(verb)
 
 
 def users_export(verb: Parser) -> None:
-    """`factorcell users export`."""
     _stored(verb)
     verb.add_argument("users", nargs="*", metavar="USER", help="who (default: everybody)")
 
 
 def users_forget(verb: Parser) -> None:
-    """`factorcell users forget`."""
     _one(verb)
     verb.add_argument("text", metavar="TEXT", help="the text to forget, whole")
 
 
 def users_delete(verb: Parser) -> None:
-    """`factorcell users delete`."""
     _stored(verb)
     verb.add_argument("users", nargs="+", metavar="USER", help="who")
     text = "remove what was deleted from the raw files too, which may take a while"
@@ -75,19 +69,16 @@ def users_delete(verb: Parser) -> None:
 
 
 def users_import(verb: Parser) -> None:
-    """`factorcell users import`."""
     _stored(verb)
     verb.add_argument("file", type=Path, metavar="FILE", help="lines as `users export` prints them")
 
 
 def users_migrate(verb: Parser) -> None:
-    """`factorcell users migrate`."""
     options.run(verb, "the run folder that shall have learned everybody")
     _stored(verb)
 
 
 def users_key(verb: Parser) -> None:
-    """`factorcell users key`."""
     verb.add_argument("name", metavar="NAME", help="what the key is called")
     text = "file of keys, made if there is none; it holds hashes, no key"
     verb.add_argument("--keys", type=Path, required=True, metavar="FILE", help=text)

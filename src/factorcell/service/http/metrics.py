@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.multiprocess import MultiProcessCollector
 
 VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -38,8 +38,3 @@ class Metrics:
         together = CollectorRegistry()
         MultiProcessCollector(together)  # type: ignore[no-untyped-call]
         return generate_latest(together)
-
-
-def died(process: int | None) -> None:
-    """Forget the gauges of a process that has ended."""
-    mark_process_dead(process)  # type: ignore[no-untyped-call]

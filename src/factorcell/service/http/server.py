@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 import uvicorn
+from prometheus_client.multiprocess import mark_process_dead
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
@@ -176,7 +177,7 @@ def supervise(options: ServerOptions, port: socket.socket) -> None:
             reloads.clear()
             for place, worker in enumerate(workers):
                 if not worker.is_alive():
-                    metrics.died(worker.pid)
+                    mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
                     workers[place] = start()
                 elif reload and worker.pid is not None:
                     os.kill(worker.pid, signal.SIGHUP)  # a worker that still starts is replaced by this
