@@ -54,8 +54,7 @@ def test_no_file_of_the_folder_names_a_user(anonymous: Run, tmp_path: Path) -> N
     assert b"Graz" in (anonymous.folder / "results.jsonl").read_bytes()  # other columns are noted as ever
 
 
-def test_vectors_are_numbered_and_everybody_is_unknown(anonymous: Run) -> None:
-    """A name gives what an unknown user gets; a number gives a vector."""
+def test_an_anonymous_run_reads_every_name_as_the_unknown_user(anonymous: Run) -> None:
     assert anonymous.schema.variable("who").values == (RARE, "<1>", "<2>")
     assert anonymous.schema.variable("place").values[1:] == ("Graz", "Wien")
 
@@ -68,13 +67,13 @@ def test_vectors_are_numbered_and_everybody_is_unknown(anonymous: Run) -> None:
         anonymous.score({"text": "the sea", "who": NAMES[0], "place": "Linz"})
 
 
-def test_people_are_learned_online_as_ever(anonymous: Run) -> None:
+def test_users_are_learned_online_in_an_anonymous_run(anonymous: Run) -> None:
     user = learn_one(anonymous, User.new(anonymous), "the sea", {"place": "Graz"})
     assert user.seen == 1
     assert Completer(anonymous).complete("the", user)
     assert Assistant.of(anonymous).learner is not None
 
 
-def test_it_needs_a_user_column() -> None:
+def test_anonymous_needs_a_user_column() -> None:
     with pytest.raises(UserError, match="anonymous leaves out the names of users"):
         Config.from_dict({"data": {"anonymous": True}})

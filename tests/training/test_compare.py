@@ -34,8 +34,7 @@ def compared(folder: Path, ngram: bool = False, **more: Any) -> Any:
     return compare(TRAIN, ROWS, HELD, CONFIG, folder, models=MODELS, target="city", ngram=ngram, **more)
 
 
-def test_what_was_chosen_is_said_once(tmp_path: Path) -> None:
-    """For all models, whose options are the same."""
+def test_chosen_options_are_reported_once(tmp_path: Path) -> None:
     said: list[str] = []
     made = Plan(CONFIG, ("rank", "epochs"))
     compare(TRAIN, ROWS, HELD, made, tmp_path, models=MODELS, say=said.append)
@@ -78,18 +77,16 @@ def test_seeds_add_trainings_to_a_comparison_that_resumes(tmp_path: Path) -> Non
         ("city", [{**row, "city": None} for row in HELD], "no text has a value of city to choose among"),
     ],
 )
-def test_a_target_that_cannot_be_judged_is_told_before_any_training(
+def test_a_target_that_cannot_be_classified_is_refused_before_training(
     tmp_path: Path, target: str, test: Any, message: str
 ) -> None:
-    """Else hours are gone by then."""
     config = replace(CONFIG, data=replace(CONFIG.data, context=("city", "lon:number")))
     with pytest.raises(UserError, match=message):
         compare(TRAIN, ROWS, test, config, tmp_path / "runs", models=MODELS, target=target, ngram=False)
     assert not list((tmp_path / "runs").glob("*/log.jsonl"))
 
 
-def test_other_options_resume_nothing(tmp_path: Path) -> None:
-    """Rows of a finished run are those of its own options."""
+def test_a_comparison_with_other_options_is_not_resumed(tmp_path: Path) -> None:
     compared(tmp_path)
     other = replace(CONFIG, training=replace(CONFIG.training, epochs=3.0))
     with pytest.raises(UserError, match=r"unadapted was begun with epochs = 2.0, not 3.0; nothing resumed"):
@@ -116,25 +113,7 @@ def test_the_last_row_is_an_n_gram_model_of_the_same_training_texts(tmp_path: Pa
     assert report_page([tmp_path]) == report_page(every), "a folder of runs stands for all of them"
 
 
-def test_all_tables_are_looked_at_before_the_first_training(tmp_path: Path) -> None:
-    """A test table without a context column stops a comparison at once."""
-    bare = [{"text": row["text"]} for row in ROWS]
-    with pytest.raises(UserError, match="no column 'city'"):
-        compare(TRAIN, ROWS, bare, CONFIG, tmp_path / "compared", models=MODELS)
-    assert not (tmp_path / "compared").exists()
-
-
-def test_all_trainings_together_are_told(tmp_path: Path) -> None:
-    """The minutes of one are told by its plan."""
-    said: list[str] = []
-    compare(TRAIN, ROWS, HELD, CONFIG.to_dict(), tmp_path, models=MODELS, seeds=2, say=said.append)
-    (line,) = (line for line in said if " trainings, which take about " in line)
-    assert line.startswith("4 trainings, which take about ")
-    assert line.endswith(" in all")
-
-
-def test_a_training_keeps_what_its_development_texts_cost(tmp_path: Path) -> None:
-    """Those of the best weights, under the key that its folder names."""
+def test_a_training_keeps_the_nats_of_its_development_texts(tmp_path: Path) -> None:
     compared(tmp_path)
     for name in MODELS:
         run = Run.open(tmp_path / name)
@@ -148,8 +127,7 @@ def test_a_training_keeps_what_its_development_texts_cost(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("seeds", [0, -1, 1001])
-def test_impossible_numbers_of_trainings(tmp_path: Path, seeds: int) -> None:
-    """One line that says what is valid; nothing is trained."""
+def test_an_invalid_number_of_seeds_is_refused(tmp_path: Path, seeds: int) -> None:
     with pytest.raises(UserError, match=r"seeds is -?\d+"):
         compared(tmp_path / "new", seeds=seeds)
     assert not (tmp_path / "new").exists()

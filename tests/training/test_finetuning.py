@@ -40,8 +40,7 @@ def perplexity(run: Run, rows: list[dict[str, str]]) -> float:
     return float(torch.tensor(nats / targets).exp())
 
 
-def test_what_the_domain_teaches_is_learned(old: Run, tmp_path: Path) -> None:
-    """Texts of the coast said to be of the hills: the run comes to expect them, and is one like any other."""
+def test_fine_tuning_learns_a_new_domain(old: Run, tmp_path: Path) -> None:
     texts, held, unseen = (of_dialect("coast", rows, seed) for rows, seed in ((60, 3), (30, 4), (60, 5)))
     before = {name: value.clone() for name, value in old.model.named_parameters()}
     run = finetune(old, texts, held, tmp_path / "run", training={"epochs": 20})
@@ -67,16 +66,7 @@ def test_what_the_domain_teaches_is_learned(old: Run, tmp_path: Path) -> None:
     assert perplexity(again, held) <= perplexity(run, held)
 
 
-def test_without_a_development_table_texts_are_held_out(old: Run, tmp_path: Path) -> None:
-    """5 % of them."""
-    said: list[str] = []
-    finetune(old.folder, of_dialect("coast", 60, 3), None, tmp_path / "run", say=said.append)
-    assert said[0].startswith("57 texts, ")
-    assert said[0].endswith("3 texts held for development")
-
-
-def test_values_that_the_old_run_does_not_know(old: Run, tmp_path: Path) -> None:
-    """An error until the caller says what they are; then the unknown value's embedding learns, or nothing new does."""
+def test_unknown_context_values_are_an_error_unless_grouped(old: Run, tmp_path: Path) -> None:
     texts = [{**row, "dialect": "island"} for row in of_dialect("coast", 40, 3)]
     with pytest.raises(UserError, match="dialect 'island' was never seen"):
         finetune(old, texts, texts, tmp_path / "no")
@@ -102,10 +92,9 @@ def begin(old: Run, folder: Path, **more: Any) -> Run:
 
 
 @pytest.mark.parametrize("loss", ["full", "sampled"])
-def test_interrupted_anywhere_it_ends_the_same(
+def test_an_interrupted_fine_tuning_ends_the_same(
     loss: str, old: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the first step, between checkpoints, and with only the folder there; weights, moments and log."""
     how: dict[str, Any] = {"training": {"loss": loss}, "parts": ("all",), "l1": 0.0} if loss == "sampled" else {}
     whole = begin(old, tmp_path / "whole", **how).folder
     original = Trainer.step
@@ -135,8 +124,7 @@ def test_interrupted_anywhere_it_ends_the_same(
         assert facts[0] == facts[1]
 
 
-def test_another_start_is_not_resumed(old: Run, tmp_path: Path) -> None:
-    """Other parts, another penalty, other options, other weights, a run that was trained from nothing."""
+def test_a_fine_tuning_from_another_start_is_not_resumed(old: Run, tmp_path: Path) -> None:
     folder = begin(old, tmp_path / "run").folder
     cases: list[tuple[dict[str, Any], str]] = [
         ({"parts": ["recurrent"]}, "begun with parts context, output_bias and l1 0.001, not recurrent and 0.001"),
@@ -158,8 +146,7 @@ def test_another_start_is_not_resumed(old: Run, tmp_path: Path) -> None:
         begin(old, folder, resume=True)
 
 
-def test_mistakes(old: Run, tmp_path: Path) -> None:
-    """Before anything is written."""
+def test_invalid_parts_and_penalties_are_refused_before_anything_is_written(old: Run, tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"parts": ["bias"]}, "unknown part 'bias'"),
         ({"l1": -1.0}, "l1 is -1; it must be at least 0"),

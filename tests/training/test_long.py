@@ -36,7 +36,6 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_a_training_killed_again_and_again_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    """kill -9 at three random moments, --resume each time: the same weights and the same log, bit for bit."""
     assert train(tmp_path / "whole").wait() == 0
     log, total = tmp_path / "killed" / "log.jsonl", len(rows(tmp_path / "whole"))
     for attempt, count in enumerate(sorted(random.Random(0).sample(range(2, total - 2), 3))):
@@ -54,7 +53,6 @@ def test_a_training_killed_again_and_again_ends_as_if_nothing_had_happened(tmp_p
 
 
 def test_the_papers_order_on_place_names(tmp_path: Path) -> None:
-    """More of the model adapted, lower perplexity; by Bayes' rule most names find their country."""
     said = {**demo.SAID, "training": {"epochs": 0.6, "evaluations": 2}}
     every = compare_models(demo.table("train"), demo.table("dev"), None, said, tmp_path / "runs")
     reached = [row for row in every if row["model"] != "ngram"]

@@ -36,15 +36,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run.open(folder)
 
 
-def test_names_and_values_come_back(run: Run) -> None:
+def test_lone_surrogates_are_stored_and_read(run: Run) -> None:
     assert run.config.data.context == (COLUMN,)
     assert VALUE in run.schema.variable(COLUMN).values
     assert "\ud800" in run.vocabulary.tokens
     assert [finding for finding in check(run.folder) if not finding.right] == []
 
 
-def test_a_run_is_used(run: Run) -> None:
-    """Evaluated, asked for values, written with; its card and its page can be read."""
+def test_a_run_with_lone_surrogates_can_be_used(run: Run) -> None:
     assert evaluate(run, ROWS)["texts"] == len(ROWS)
     assert VALUE in classify(run, ROWS, COLUMN).names
     (row,) = generate(run, [{COLUMN: VALUE}])
@@ -55,5 +54,5 @@ def test_a_run_is_used(run: Run) -> None:
         assert "udce9ty" in page
 
 
-def test_a_text_that_nobody_can_type_is_not_popular(run: Run) -> None:
+def test_a_text_with_lone_surrogates_is_not_popular(run: Run) -> None:
     assert sorted(Popularity.of(run).top(9)) == ["cold sand", "warm sand"]

@@ -40,7 +40,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Separate:
 
 
 def test_each_text_has_the_nats_of_the_run_of_its_value(trained: Separate) -> None:
-    """Text by text; rare, missing and new values have those of the run of all texts."""
     rows: Rows = [*texts(40, 3), {"text": "ash fir", "dialect": "island"}]
     corpus = trained.prepare(rows, unknown="group")
     whole, begin = trained.nats(corpus), 0
@@ -61,7 +60,6 @@ def test_each_text_has_the_nats_of_the_run_of_its_value(trained: Separate) -> No
 
 
 def test_separate_runs_know_their_dialects(trained: Separate) -> None:
-    """Each better than the run of all texts on its own value, which is what the gain says; opened again the same."""
     rows: Rows = synthetic.two_dialects(200, 4)[0]
     corpus = trained.prepare(rows)
     for row in evaluate_by(trained, corpus, [str(row["dialect"]) for row in rows]):
@@ -73,8 +71,7 @@ def test_separate_runs_know_their_dialects(trained: Separate) -> None:
     assert np.array_equal(opened.nats(corpus), trained.nats(corpus))
 
 
-def test_the_folder_says_what_is_where(trained: Separate) -> None:
-    """The values by number; the card of each run says of which texts it is."""
+def test_the_folder_of_separate_runs_lists_their_values(trained: Separate) -> None:
     kept = files.read_json(trained.folder / "separate.json")
     assert kept["by"] == "dialect"
     assert kept["values"] == list(trained.schema.variables[0].values)
@@ -84,8 +81,9 @@ def test_the_folder_says_what_is_where(trained: Separate) -> None:
     assert f"from `rows, dialect {kept['values'][2]}`" in card
 
 
-def test_stopped_and_gone_on_with(trained: Separate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the second run of three: the first is not trained again, and the weights are those of an uninterrupted one."""
+def test_separate_training_resumes_at_the_run_that_was_stopped(
+    trained: Separate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original, folder = Trainer.step, tmp_path / "runs"
 
     def interrupted(self: Trainer, batch: Any, stopping: bool = False) -> bool:
@@ -115,7 +113,6 @@ def test_stopped_and_gone_on_with(trained: Separate, tmp_path: Path, monkeypatch
 
 
 def test_a_refused_resume_leaves_the_folder_as_it_was(trained: Separate) -> None:
-    """Of another column, of other values, or in a folder of something else: all that is there is kept, to a bit."""
     before = {path: path.read_bytes() for path in trained.folder.rglob("*") if path.is_file()}
     changes = (
         ({"town": "coast"}, "town", "by = 'dialect', not 'town'"),
@@ -131,8 +128,7 @@ def test_a_refused_resume_leaves_the_folder_as_it_was(trained: Separate) -> None
     assert {path: path.read_bytes() for path in trained.folder.rglob("*") if path.is_file()} == before
 
 
-def test_a_value_that_the_development_texts_lack(tmp_path: Path) -> None:
-    """5 % of its own texts are held out for it."""
+def test_texts_are_held_out_for_a_value_without_development_texts(tmp_path: Path) -> None:
     dev = [row for row in texts(60, 2) if row["dialect"] == "coast"]
     said: list[str] = []
     made = separate(texts(300, 1), dev, config(epochs=1), tmp_path / "runs", by="dialect", say=said.append)
@@ -144,8 +140,7 @@ def test_a_value_that_the_development_texts_lack(tmp_path: Path) -> None:
     assert held[hills] == round(0.05 * counts[hills])
 
 
-def test_a_column_without_frequent_values(tmp_path: Path) -> None:
-    """Nothing is trained, and the option that decides is named."""
+def test_a_column_without_frequent_values_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"dialect has no value of at least 10 texts .--min-context-count."):
         separate(texts(6, 1), None, config(), tmp_path / "runs", by="dialect")
     with pytest.raises(UserError, match="no column 'accent'"):

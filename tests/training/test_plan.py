@@ -59,8 +59,7 @@ class Clock:
         return self.now
 
 
-def test_what_is_said_holds() -> None:
-    """It is never among what was chosen, whatever it is; the rest is what the rules say."""
+def test_options_that_are_set_are_not_chosen() -> None:
     made = plan(SAID, *read())
     assert (made.config.model.hidden_size, made.config.model.embedding_size, made.config.training.threads) == (6, 5, 1)
     assert set(made.chosen) == {name for names in CHOSEN.values() for name in names} - {"hidden_size", "embedding_size"}
@@ -71,16 +70,11 @@ def test_what_is_said_holds() -> None:
     assert any(values[name] != chosen[name] for name in made.chosen)
 
 
-def test_a_config_says_all() -> None:
-    """Nothing is measured, nothing chosen; a budget would change what is said."""
+def test_a_config_sets_all_options() -> None:
     config = Config.from_dict({**SAID, "training": {"precision": "float32"}})
     assert plan(config, *read()) == Plan(config)
     with pytest.raises(UserError, match="a Config says all"):
         plan(config, *read(), Budget(minutes=1))
-
-
-def test_samples_are_not_chosen_if_the_loss_is_given() -> None:
-    assert not {"loss", "samples"} & set(unsaid({"training": {"loss": "sampled"}}))
 
 
 def _gaining(monkeypatch: pytest.MonkeyPatch, gain: float) -> list[str]:
@@ -99,10 +93,9 @@ def _gaining(monkeypatch: pytest.MonkeyPatch, gain: float) -> list[str]:
 
 @pytest.mark.parametrize(("gain", "precision"), [(2.0, "bfloat16"), (0.5, "float32"), (1.0, "float32")])
 @pytest.mark.parametrize("whole", [True, False])
-def test_the_faster_precision_is_found_and_kept(
+def test_the_faster_precision_is_measured_and_kept_when_resuming(
     whole: bool, gain: float, precision: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """By real steps; the run folder says which, so that a training that goes on is the same elsewhere."""
     asked = Config.from_dict(SAID) if whole else {**SAID, "training": {"epochs": 2}}
     tried = _gaining(monkeypatch, gain)
     made = plan(asked, *read())
@@ -116,31 +109,8 @@ def test_the_faster_precision_is_found_and_kept(
     assert fit(ROWS, ROWS, asked, tmp_path / "run", resume=True).config == run.config
 
 
-def test_a_precision_that_is_said_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = _gaining(monkeypatch, 2.0)
-    said = {**SAID, "training": {"precision": "float32"}}
-    assert plan(said, *read()).config.training.precision == "float32"
-    assert plan(Config.from_dict(said), *read()).gain == 1.0
-    assert not tried
-
-
-def test_nothing_is_tried_where_there_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No model is made for it."""
-    monkeypatch.setattr(precisions, "possible", lambda device: False)
-    monkeypatch.setattr("factorcell.training.plan._temporary", None)
-    assert plan(Config.from_dict(SAID), *read()).config.training.precision == "float32"
-
-
-def test_processes_agree_on_a_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each measures times of its own."""
-    _gaining(monkeypatch, 2.0)
-    made = plan(SAID, *read(), share=lambda value: 1.0 if value == 2.0 else value)
-    assert made.config.training.precision == "float32"
-
-
 @pytest.mark.parametrize("minutes", [0.5, 2.0, 60.0])
 def test_a_schedule_ends_in_time(minutes: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """On a machine of which a step takes 7 seconds and a text judged .2: all of the time is used, and no more."""
     clock = Clock(monkeypatch, 7.0, 0.2)
     monkeypatch.setattr(rules, "MOST", 12.0)
     said = {**SAID, "training": {"batch_tokens": 8}}
@@ -156,37 +126,7 @@ def test_a_schedule_ends_in_time(minutes: float, monkeypatch: pytest.MonkeyPatch
         assert made.config.training.epochs == 12.0
 
 
-@pytest.mark.parametrize(("text", "seconds"), [(0.001, 0.03), (1.0, 10.2)])
-def test_what_an_evaluation_begins_with_counts_once(
-    text: float, seconds: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not as often as the texts by which it was measured go into all of them, unless a few of them take long."""
-    monkeypatch.setattr(plans, "JUDGED", 1)
-    Clock(monkeypatch, 1.0, text, 0.02)
-    corpus, held = read()
-    assert len(held) == 10
-    assert plans.speed(Config.from_dict(SAID), corpus, held).evaluation == pytest.approx(seconds, rel=0.2)
-
-
-@pytest.mark.parametrize("batches", [1, 2, 3, 4, 6])
-def test_a_step_takes_as_long_however_few_there_are(batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pass that ends with its first steps, or before, has a speed all the same."""
-    Clock(monkeypatch, 1.0)
-    corpus, held = read()
-    config = Config.from_dict({**SAID, "training": {"batch_tokens": 1}})
-    found = plans.speed(config, corpus.select(np.arange(batches)), held)
-    assert (found.steps, found.step) == (batches, 1.0)
-
-
-def test_several_models_have_their_minutes_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All make the same passes: together they take the minutes of all, the fast ones fewer, the slow ones more."""
-    speeds = {"unadapted": Speed(1, 10, 5), "factorcell": Speed(3.5, 10, 7), "concatcell": Speed(1.5, 10, 6)}
-    monkeypatch.setattr(plans, "_speed", lambda config, corpus, held: speeds[config.model_name])
-    assert plans.speed(Config.from_dict(SAID), *read(), list(speeds)) == Speed(2, 10, 6)
-
-
-def test_measuring_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No file, no random number: a run of the chosen options and one of the same options said are bit for bit equal."""
+def test_measuring_changes_no_result_and_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     said = {**SAID, "training": {"epochs": 2.0}}
     chosen = fit(ROWS, ROWS, said, tmp_path / "chosen")
@@ -196,8 +136,7 @@ def test_measuring_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     np.testing.assert_array_equal(chosen.nats(read()[0]), plain.nats(read()[0]))
 
 
-def test_a_run_says_what_was_chosen(tmp_path: Path) -> None:
-    """Before it begins, in its folder and in its card."""
+def test_chosen_options_are_reported_and_kept_in_the_run_folder(tmp_path: Path) -> None:
     lines: list[str] = []
     said = {**SAID, "training": {"epochs": 1.0, "batch_tokens": 20}}
     run = fit(ROWS, ROWS, said, tmp_path / "run", say=lines.append)
@@ -211,8 +150,7 @@ def test_a_run_says_what_was_chosen(tmp_path: Path) -> None:
     assert "chosen" not in facts(fit(ROWS, ROWS, run.config, tmp_path / "plain").folder)
 
 
-def test_what_goes_on_keeps_what_was_chosen(tmp_path: Path) -> None:
-    """Other text would choose otherwise, but the run is as it began; what is said anew must be the same."""
+def test_a_resumed_training_keeps_the_chosen_options(tmp_path: Path) -> None:
     run = fit(ROWS, ROWS, SAID, tmp_path / "run", budget=Budget(preset="quick"))
     assert resumed(SAID, run.config).config == run.config
     again = fit(ROWS, ROWS, SAID, tmp_path / "run", resume=True)
@@ -222,8 +160,7 @@ def test_what_goes_on_keeps_what_was_chosen(tmp_path: Path) -> None:
         fit(ROWS, ROWS, other, tmp_path / "run", resume=True)
 
 
-def test_models_that_are_compared_have_the_same_options(tmp_path: Path) -> None:
-    """Also those that are trained later."""
+def test_compared_models_have_the_same_options(tmp_path: Path) -> None:
     models = ["unadapted", "factorcell"]
     compare(ROWS, ROWS, None, SAID, tmp_path / "c", models=models[:1], budget=Budget(preset="quick"))
     compare(ROWS, ROWS, None, SAID, tmp_path / "c", models=models, resume=True)
@@ -233,8 +170,7 @@ def test_models_that_are_compared_have_the_same_options(tmp_path: Path) -> None:
     assert facts(first.folder)["chosen"] == facts(second.folder)["chosen"] == list(unsaid(SAID))
 
 
-def test_each_value_has_options_of_its_own(tmp_path: Path) -> None:
-    """A value has fewer texts than all together, and deserves more passes; a config of all options is everybody's."""
+def test_separate_runs_have_options_by_the_texts_of_their_value(tmp_path: Path) -> None:
     said = {**SAID, "data": {"unit": "char", "min_count": 1, "min_context_count": 2}}
     found = separate(ROWS * 20, ROWS, said, tmp_path / "each", by="city", budget=Budget(preset="quick"))
     passes = [run.config.training.epochs for run in found.runs.values()]
@@ -255,7 +191,7 @@ def test_a_budget_is_checked(budget: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize(
     ("minutes", "passes", "hidden", "dropout"), [(0.5, 2.42, 150, 0.0), (1.25, 4.85, 200, 0.1), (4.0, 12.0, 200, 0.2)]
 )
-def test_what_fits_the_passes_is_chosen_for_those_that_are_made(
+def test_options_fit_the_passes_that_the_minutes_allow(
     minutes: float, passes: float, hidden: int, dropout: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 12 passes of the model for 12, 1.25 minutes hold 2.5; of the one for 2.5, which is faster, 4.85.
@@ -275,14 +211,9 @@ def test_what_fits_the_passes_is_chosen_for_those_that_are_made(
     assert (made.model.hidden_size, made.model.dropout_recurrent) == (hidden, dropout)
 
 
-def test_epochs_or_minutes() -> None:
-    said = {**SAID, "training": {"epochs": 2.0}}
-    with pytest.raises(UserError, match="epochs and minutes are both given"):
-        plan(said, *read(said), Budget(minutes=1.0))
-
-
-def test_a_loss_that_is_not_finite_is_told_by_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not by what is thrown away after it was measured: the checkpoint is in the run's folder, and nowhere else."""
+def test_a_loss_that_is_not_finite_is_reported_by_the_training_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original = LanguageModel.forward
     monkeypatch.setattr(LanguageModel, "forward", lambda *given: original(*given) * torch.nan)
     monkeypatch.chdir(tmp_path)
@@ -292,8 +223,7 @@ def test_a_loss_that_is_not_finite_is_told_by_the_training(tmp_path: Path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_table_of_a_few_steps_is_measured_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which precision is faster takes more steps than a pass over it has."""
+def test_a_table_with_few_steps_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def slow(work: Any, *_: Any) -> float:

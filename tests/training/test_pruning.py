@@ -14,7 +14,6 @@ from tests.training.test_search import CONFIG, searched
 
 
 def test_pruned_trials_stop_early_and_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The median pruner stops trials that learn nothing, from the sixth on, never at their last evaluation."""
     ranges: search_space.Space = {"learning_rate": (1e-2, 1e-9)}
     config = search_space.configured(CONFIG, {"evaluations": 4, "epochs": 3, "warmup": 0})
     rows = searched(tmp_path / "median", 8, ranges=ranges, pruner="median", config=config)
@@ -37,8 +36,7 @@ def test_pruned_trials_stop_early_and_can_be_used(tmp_path: Path, monkeypatch: p
     assert "pruned" in {row["state"] for row in halved}
 
 
-def test_a_pruned_trial_ends_with_its_best_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one does that comes to its end: of those are the figures that it keeps of its development texts."""
+def test_a_pruned_trial_keeps_its_best_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finished: list[tuple[float, float]] = []
 
     def finish(run: Run, corpus: Any, held: Any, *more: Any, **kept: Any) -> None:

@@ -19,35 +19,30 @@ def corpora(texts: list[str], dev: list[str], unit: str = "word", least: int = 2
     return corpus, prepare(rows[1], data, vocabulary=corpus.vocabulary, schema=corpus.schema, unknown="group")
 
 
-def test_nothing_is_said_of_good_tables() -> None:
-    """Other texts of known words, and values that are frequent enough."""
+def test_good_tables_have_no_remarks() -> None:
     assert list(remarks(*corpora(TEXTS, TEXTS[:2]), "word")) == []
 
 
-def test_development_texts_that_are_learned_from() -> None:
-    """The same table twice."""
+def test_development_texts_equal_to_the_training_texts_are_remarked_on() -> None:
     (line,) = remarks(*corpora(TEXTS, TEXTS), "word")
     assert line.startswith("the development texts are the training texts")
 
 
 @pytest.mark.parametrize(("unit", "said"), [("word", 1), ("space", 1), ("char", 0)])
-def test_words_that_are_too_rare(unit: str, said: int) -> None:
-    """Two of four targets of a text, its end among them; letters are all known."""
+def test_many_unknown_words_are_remarked_on(unit: str, said: int) -> None:
     found = list(remarks(*corpora(TEXTS, ["a oder moor"], unit), unit))
     assert len(found) == said
     assert all(line.startswith("50% of the development targets are out of vocabulary") for line in found)
 
 
-def test_a_column_of_rare_values_alone() -> None:
-    """With the number that none of them has; one frequent value is enough to say nothing."""
+def test_a_column_of_rare_values_is_remarked_on() -> None:
     (line,) = remarks(*corpora(TEXTS, TEXTS[:2], least=3), "word")
     assert line == "city says nothing: no value has 3 texts, the least (--min-context-count or --min-user-count)"
     assert list(remarks(*corpora([*TEXTS, TEXTS[0]], TEXTS[:2], least=3), "word")) == []
 
 
 @pytest.mark.parametrize(("largest", "said"), [(400.0, 1), (9.0, 0), (-400.0, 0)])
-def test_numbers_of_which_a_few_are_far_larger(largest: float, said: int) -> None:
-    """One of 400 texts; a number below zero has no logarithm."""
+def test_outliers_of_numbers_are_remarked_on(largest: float, said: int) -> None:
     rows = [{"text": "a red room", "size": largest if i == 7 else i % 10 / 4} for i in range(400)]
     corpus = prepare(rows, DataConfig(context=("size:number",), min_count=1))
     found = list(remarks(corpus, corpus.select(np.arange(3)), "word"))
@@ -55,7 +50,6 @@ def test_numbers_of_which_a_few_are_far_larger(largest: float, said: int) -> Non
     assert all(line.startswith("size: a few values are far larger than all others, up to 400 where") for line in found)
 
 
-def test_a_column_of_one_value() -> None:
-    """As all texts have it, nothing can be learned from it."""
+def test_a_column_with_one_value_is_remarked_on() -> None:
     (line,) = remarks(*corpora(TEXTS[:1], TEXTS[2:3], "char", least=1), "char")
     assert line == "city says nothing: all texts have 'Oslo', or no value"

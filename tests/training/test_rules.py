@@ -27,7 +27,6 @@ TABLES = st.builds(
 @settings(deadline=None)
 @given(TABLES, st.sampled_from(PRESETS))
 def test_every_table_has_valid_options(facts: Facts, preset: str) -> None:
-    """All that is listed as chosen and nothing else, in the ranges of the config."""
     found = rules.options(facts, rules.passes(facts, preset))
     config = Config.from_dict(found).to_dict()
     for section, names in CHOSEN.items():
@@ -37,8 +36,7 @@ def test_every_table_has_valid_options(facts: Facts, preset: str) -> None:
 
 
 @given(TABLES)
-def test_more_text_is_read_less_often(facts: Facts) -> None:
-    """But more of it is seen; and a better preset never sees less."""
+def test_larger_tables_get_fewer_passes(facts: Facts) -> None:
     more = Facts(**{**vars(facts), "targets": facts.targets * 10})
     for preset in PRESETS:
         assert rules.passes(more, preset) <= rules.passes(facts, preset)
@@ -48,8 +46,7 @@ def test_more_text_is_read_less_often(facts: Facts) -> None:
 
 
 @pytest.mark.parametrize("letters", [False, True])
-def test_models_grow_with_the_targets_seen(letters: bool) -> None:
-    """Neither sizes nor the number of parameters ever fall; what is read over and over is dropped more."""
+def test_models_grow_with_the_number_of_targets_seen(letters: bool) -> None:
     facts = Facts(20_000, 10_000, letters)
     found = [rules.options(facts, passes)["model"] for passes in (0.1, 1, 10, 100, 1000, 10_000)]
     for less, more in itertools.pairwise(found):
@@ -57,17 +54,7 @@ def test_models_grow_with_the_targets_seen(letters: bool) -> None:
             assert less[name] <= more[name]
 
 
-def test_few_words_are_not_read_over_and_over() -> None:
-    """Twelve passes at most, with more forgotten the fewer they are; letters are read as often as they deserve."""
-    few, more = (Facts(targets, 10_000, letters=False) for targets in (50_000, 500_000))
-    assert [rules.passes(few, preset) for preset in PRESETS] == [5.7, 12.0, 12.0]
-    assert rules.passes(Facts(50_000, 80, letters=True), "best") == 34.0
-    dropout = [rules.options(facts, 12.0)["model"]["dropout_recurrent"] for facts in (few, more)]
-    assert dropout == [0.3, 0.2]
-
-
-def test_few_texts_make_small_batches() -> None:
-    """For hundreds of steps all the same; a batch follows from the table, however few the minutes."""
+def test_small_tables_get_small_batches() -> None:
     tables = [Facts(targets, 20, letters=False) for targets in (1000, 12_000, 50_000, 10**6)]
     assert [rules.options(facts, 12.0)["training"]["batch_tokens"] for facts in tables] == [100, 240, 1000, 1000]
     assert rules.options(tables[1], 0.5)["training"]["batch_tokens"] == 240
@@ -75,7 +62,6 @@ def test_few_texts_make_small_batches() -> None:
 
 
 def test_facts_are_those_of_the_table() -> None:
-    """Counted by hand: ten rows, of which each city and each number of stars has five or four."""
     data = DataConfig(context=CONTEXT, min_count=1, min_context_count=1)
     corpus = prepare(ROWS, data)
     held = prepare(ROWS[:2], data, vocabulary=corpus.vocabulary, schema=corpus.schema)
@@ -88,8 +74,7 @@ def test_facts_are_those_of_the_table() -> None:
     assert Facts.of(prepare(ROWS, DataConfig(unit="char")), held, DataConfig(unit="char")).letters
 
 
-def test_batches_of_a_fine_tuning() -> None:
-    """Small ones of few texts, for many steps; never larger than the run's own."""
+def test_batches_of_a_fine_tuning_are_small_for_few_texts() -> None:
     sizes = [rules.gentle_batch(targets, GENTLE["epochs"], 2000) for targets in (10, 1000, 10_000, 10**6)]
     assert sizes == [100, 100, 333, 2000]
     assert rules.gentle_batch(10**6, 1.0, 50) == 50

@@ -17,7 +17,6 @@ from filelock import FileLock
 
 from factorcell import files
 from factorcell.config import Config, UserError
-from factorcell.data.cache import prepare
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.classification import classify
 from factorcell.model.run import Run
@@ -61,7 +60,6 @@ def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_every_trial_is_a_run_and_the_best_is_a_recipe(tmp_path: Path) -> None:
-    """Each row is that of its run folder; best.toml trains to the perplexity of the best trial."""
     rows = searched(tmp_path / "s", 4, models=CLASSES, target="city", page=trials.page)
     assert files.read_rows(tmp_path / "s" / "trials.jsonl") == rows
     assert [row["number"] for row in rows] == [0, 1, 2, 3]
@@ -90,8 +88,7 @@ def test_every_trial_is_a_run_and_the_best_is_a_recipe(tmp_path: Path) -> None:
     assert not list((tmp_path / "s").glob("trial-*.lock"))
 
 
-def test_the_seed_decides_what_is_drawn_not_who_draws(tmp_path: Path) -> None:
-    """In one go or a trial at a time: the same draws; another seed or number: others."""
+def test_draws_follow_from_the_seed_and_not_from_the_process(tmp_path: Path) -> None:
     whole = searched(tmp_path / "whole", 4)
     for count in range(1, 5):
         steps = searched(tmp_path / "steps", count)
@@ -102,18 +99,7 @@ def test_the_seed_decides_what_is_drawn_not_who_draws(tmp_path: Path) -> None:
     assert all(mine["params"] != its["params"] for mine, its in zip(whole, other, strict=False))
 
 
-def test_nothing_is_trained_beyond_the_count(tmp_path: Path) -> None:
-    """The count is of the whole study; the same command once more changes nothing."""
-    rows = searched(tmp_path, 2)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/weights.safetensors")}
-    assert len(before) == 2
-    assert searched(tmp_path, 2) == rows
-    assert searched(tmp_path, 1) == rows
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/weights.safetensors")} == before
-
-
-def test_tpe_learns_from_the_trials_before(tmp_path: Path) -> None:
-    """Its first ten are random, what follows is drawn from what was good; repeatable too."""
+def test_tpe_learns_from_earlier_trials(tmp_path: Path) -> None:
     far: dict[str, list[float]] = {}
     for kind in ("random", "tpe"):
         study = optuna.create_study()
@@ -133,8 +119,7 @@ def test_tpe_learns_from_the_trials_before(tmp_path: Path) -> None:
         searched(tmp_path / "c", 2, pruner="medan")
 
 
-def test_a_stopped_search_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C in the second trial, after its first evaluation; the same call ends as if nothing had been."""
+def test_a_stopped_search_resumes_its_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = search_space.configured(CONFIG, {"dropout_input": 0.2, "save_every": 1, "log_every": 1})
     whole = searched(tmp_path / "whole", 3, config=config)
     steps: list[tuple[str, list[int]]] = []
@@ -183,7 +168,6 @@ searched(folder, 6)
 
 @pytest.mark.slow
 def test_two_processes_share_the_trials_of_one(tmp_path: Path) -> None:
-    """Two at once train the six trials that one alone would, each of them once."""
     folder = tmp_path / "shared"
     folder.mkdir()
     command = [sys.executable, "-c", PROCESS, str(folder)]
@@ -208,8 +192,7 @@ def die_in_a_trial(folder: Path) -> None:
 
 
 @forks
-def test_a_killed_trial_is_trained_on(tmp_path: Path) -> None:
-    """`kill -9` in a trial: the next process goes on with it and ends as if it had been left alone."""
+def test_a_killed_trial_is_resumed(tmp_path: Path) -> None:
     assert killed(partial(die_in_a_trial, tmp_path / "killed"))
     study, _ = search.opened(tmp_path / "killed", "none")
     assert [trial.state.name for trial in study.trials] == ["RUNNING"]
@@ -226,7 +209,6 @@ def begun_search(folder: Path) -> search.Search:
 
 
 def test_a_trial_that_another_process_trains_is_not_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that was abandoned is claimed, and one that ends meanwhile is not."""
     first = begun_search(tmp_path)
     claimed = first.claim()
     assert claimed is not None
@@ -246,8 +228,7 @@ def test_a_trial_that_another_process_trains_is_not_claimed(tmp_path: Path, monk
         pass  # its lock is free again
 
 
-def test_what_was_killed_before_a_checkpoint_starts_anew(tmp_path: Path) -> None:
-    """A run folder that was half made is made again."""
+def test_a_trial_killed_before_its_first_checkpoint_starts_anew(tmp_path: Path) -> None:
     begun = begun_search(tmp_path / "s")
     claimed = begun.claim()
     assert claimed is not None
@@ -258,8 +239,7 @@ def test_what_was_killed_before_a_checkpoint_starts_anew(tmp_path: Path) -> None
     assert begun.rows()[0]["state"] == "complete"
 
 
-def test_a_failed_trial_is_kept_as_such_and_the_search_goes_on(tmp_path: Path) -> None:
-    """A loss that is not finite fails its trial alone, and the row says why; a bug fails its trial and is raised."""
+def test_a_trial_that_diverges_fails_and_the_search_continues(tmp_path: Path) -> None:
     rows = searched(tmp_path / "s", 6, ranges={"learning_rate": (1e38, 1e-2)}, page=trials.page)
     states = {row["params"]["learning_rate"]: row["state"] for row in rows}
     assert states == {1e38: "failed", 1e-2: "complete"}
@@ -271,8 +251,7 @@ def test_a_failed_trial_is_kept_as_such_and_the_search_goes_on(tmp_path: Path) -
     assert "failed" in page
 
 
-def test_a_bug_is_raised_and_not_met_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error that is no user's mistake ends the search; its trial has failed, so the next search passes it by."""
+def test_an_unexpected_error_fails_its_trial_and_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("factorcell.training.search.finish", lambda *given, **more: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -280,30 +259,7 @@ def test_a_bug_is_raised_and_not_met_again(tmp_path: Path, monkeypatch: pytest.M
     assert [row["state"] for row in searched(tmp_path, 2)] == ["failed", "complete"]
 
 
-def test_texts_are_read_once_for_each_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two tables for each minimum count of a context value, however many trials; rare values are grouped by it."""
-    reads = []
-
-    def counting(source: Any, data: Any, **more: Any) -> Any:
-        reads.append(data.min_context_count)
-        return prepare(source, data, **more)
-
-    monkeypatch.setattr(fitting, "prepare", counting)
-    rows = searched(tmp_path, 6, ranges={"min_context_count": (1, 5)})
-    assert sorted(reads) == [1, 1, 5, 5]
-    for row in rows:
-        values = Run.open(tmp_path / row["folder"]).schema.variable("city").values
-        assert len(values) == {1: 3, 5: 2}[row["params"]["min_context_count"]]
-
-
-def test_without_a_development_table_the_same_rows_are_held_out(tmp_path: Path) -> None:
-    rows = search.search(ROWS * 3, None, CONFIG, tmp_path / "s", search.SearchOptions(1, ranges={"rank": (2,)}))
-    run = fit(ROWS * 3, None, search_space.configured(CONFIG, {"rank": 2}), tmp_path / "run")
-    assert rows[0]["perplexity"] == (run.best() or {})["perplexity"]
-
-
-def test_another_search_is_not_mixed_in(tmp_path: Path) -> None:
-    """Other options, ranges, texts or another study in the same folder are refused, and nothing changes."""
+def test_a_search_with_other_options_is_not_resumed(tmp_path: Path) -> None:
     rows = searched(tmp_path / "s", 1)
     mistakes: list[tuple[dict[str, Any], str]] = [
         ({"config": search_space.configured(CONFIG, {"epochs": 4})}, "training.epochs = 3.0, not 4.0"),
@@ -322,8 +278,7 @@ def test_another_search_is_not_mixed_in(tmp_path: Path) -> None:
     assert len(searched(tmp_path / "s", 2, config=threads, sampler="tpe", pruner="median")) == 2
 
 
-def test_mistakes_are_told_before_anything_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A target that is none, a space that no model can have, a storage that is none: one line, no trial."""
+def test_invalid_searches_are_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mistakes: list[tuple[dict[str, Any], str]] = [
         ({"target": "lat"}, "lat is a number; only the values of a category"),
         ({"target": "town"}, "unknown context variable 'town'"),
@@ -372,7 +327,6 @@ def trial(folder: Path, number: int) -> dict[str, Any]:
 
 
 def test_trials_are_compared_with_the_best(tmp_path: Path) -> None:
-    """In the given order; a failed trial has no gain."""
     rows = [trial(tmp_path, number) for number in (2, 0, 1)]
     failed = {"number": 3, "state": "failed", "perplexity": None, "folder": "trial-3"}
     found = search.compared([*rows, failed], tmp_path)

@@ -32,7 +32,6 @@ def drawn(number: int, ranges: search_space.Space, models: tuple[str, ...] = ())
 
 
 def test_the_default_space_holds_what_the_paper_selected() -> None:
-    """Table 2 of the TACL paper lies in the ranges, at their ends where it is extreme, and every end is valid."""
     table = {
         "embedding_size": (150, 114, 120, 35, 40, 42, 50, 100, 200),
         "hidden_size": (110, 167, 180, 250, 200),
@@ -51,7 +50,6 @@ def test_the_default_space_holds_what_the_paper_selected() -> None:
 
 
 def test_read_ranges_and_choices(tmp_path: Path) -> None:
-    """A range and a list of choices, as a line or as a table; they replace and join the defaults."""
     path = tmp_path / "space.toml"
     path.write_text(
         'seed = [1, 2]\nlayer_norm = [false, true]\ndecay = ["none"]\n[rank]\nlow = 4\nhigh = 64\nlog = true\n',
@@ -85,7 +83,7 @@ def test_read_ranges_and_choices(tmp_path: Path) -> None:
         ("rank = [", "not valid TOML"),
     ],
 )
-def test_mistakes_in_a_file(content: str, message: str, tmp_path: Path) -> None:
+def test_invalid_files_of_a_space_are_refused(content: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "space.toml"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(UserError) as caught:
@@ -110,14 +108,13 @@ def test_mistakes_in_a_file(content: str, message: str, tmp_path: Path) -> None:
         ({"hiden_size": (1,)}, "did you mean 'hidden_size'?"),
     ],
 )
-def test_values_that_no_model_can_have(ranges: search_space.Space, message: str) -> None:
+def test_invalid_values_of_a_space_are_refused(ranges: search_space.Space, message: str) -> None:
     with pytest.raises(UserError) as caught:
         search_space.check(ranges, Config())
     assert message in str(caught.value)
 
 
-def test_what_is_drawn_lies_in_the_space_and_makes_the_config_again() -> None:
-    """Every draw is inside, of its option's type, all models come up, and the parameters alone give the same config."""
+def test_draws_lie_in_the_space_and_determine_the_config() -> None:
     models = tuple(MODELS)
     seen = set()
     for number in range(40):
@@ -141,16 +138,10 @@ def test_what_is_drawn_lies_in_the_space_and_makes_the_config_again() -> None:
     assert seen == set(models)
 
 
-def test_nothing_drawn_keeps_the_config() -> None:
-    config, trial = drawn(0, {})
-    assert (config, trial.params) == (CONFIG, {})
-
-
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("bias", ["low_rank", "one_hot"])
 @pytest.mark.parametrize("context", [CONTEXT, ()])
-def test_an_option_is_drawn_where_the_model_has_it(model: str, bias: str, context: tuple[str, ...]) -> None:
-    """The oracle builds the model twice: an option that changes no shape is not drawn, one that does is."""
+def test_an_option_is_drawn_only_if_it_changes_the_model(model: str, bias: str, context: tuple[str, ...]) -> None:
     config = dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, context=context)).with_model(model)
     if config.model.output_bias:
         config = search_space.configured(config, {"output_bias": bias})
@@ -167,9 +158,3 @@ def test_an_option_is_drawn_where_the_model_has_it(model: str, bias: str, contex
         assert search_space.matters(name, config) == (first != second), name
     assert search_space.matters("output_bias", config) == bool(context and config.model.output_bias)
     assert search_space.matters("learning_rate", config)
-
-
-def test_classes_have_the_papers_names() -> None:
-    for model in MODELS:
-        assert CONFIG.with_model(model).model_name == model
-    assert search_space.configured(CONFIG, {"output_bias": "one_hot"}).model_name == "concat+factor+one_hot"

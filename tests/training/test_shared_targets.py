@@ -65,8 +65,7 @@ def trainer(folder: Path, rows: list[dict[str, str]], **training: Any) -> Traine
 
 
 @pytest.mark.parametrize("loss", ["full", "sampled"])
-def test_the_loss_is_that_of_what_is_shared(loss: str, tmp_path: Path) -> None:
-    """A secret of one user leaves the loss and every gradient as if its targets had none."""
+def test_the_loss_excludes_targets_of_single_users(loss: str, tmp_path: Path) -> None:
     made = trainer(tmp_path / "run", [*ROWS, {"text": "xqjz", "who": "a"}], least=3, loss=loss, samples=5)
     batch = made.corpus.batch(np.arange(len(made.corpus)))
     assert made.shared is not None
@@ -80,7 +79,7 @@ def test_the_loss_is_that_of_what_is_shared(loss: str, tmp_path: Path) -> None:
     assert made.progress.nats == pytest.approx(float(nats.sum().detach()), rel=1e-4)  # a mean over what is learned
 
 
-def test_where_nothing_is_shared_nothing_is_learned(tmp_path: Path) -> None:
+def test_without_shared_targets_nothing_is_learned(tmp_path: Path) -> None:
     made = trainer(tmp_path / "run", ROWS, least=4)
     before = [parameter.clone() for parameter in made.run.model.parameters()]
     made.step(made.corpus.batch(np.arange(len(made.corpus))))

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell.config import UserError
 from factorcell.model.run import Run
 from factorcell.training.fit import fit
-from factorcell.training.proximal import penalties, sparse_bias_of
+from factorcell.training.proximal import sparse_bias_of
 from factorcell.training.trainer import Trainer
 from tests import small
 
@@ -47,8 +46,7 @@ def share(run: Run) -> float:
     return float(row["nonzero"] / row["coefficients"])
 
 
-def test_of_pure_noise_nothing_is_learned(tmp_path: Path) -> None:
-    """The coefficients are exactly zero."""
+def test_a_sparse_bias_stays_zero_on_noise(tmp_path: Path) -> None:
     run = trained(tmp_path / "run", 1.0)
     assert share(run) < 0.01
     bias = sparse_bias_of(run)
@@ -58,8 +56,7 @@ def test_of_pure_noise_nothing_is_learned(tmp_path: Path) -> None:
     assert f"coefficients of city are not zero ({share(run):.2%})" in card
 
 
-def test_what_a_context_says_is_found(tmp_path: Path) -> None:
-    """The one word that one city favours; its coefficient pays for itself, and next to nothing else does."""
+def test_a_sparse_bias_finds_the_informative_word(tmp_path: Path) -> None:
     run = trained(tmp_path / "run", 4.0)
     bias = sparse_bias_of(run)
     assert bias is not None
@@ -74,7 +71,6 @@ def test_what_a_context_says_is_found(tmp_path: Path) -> None:
 
 
 def test_the_penalised_loss_is_minimal_at_the_end(tmp_path: Path) -> None:
-    """Of each coefficient the gradient of the mean nats lies within its variable's lambda, and on it if not zero."""
     options = {"epochs": 600, "batch_tokens": 10_000, "learning_rate": 0.05, "decay": "linear", "clip": 0.0}
     options |= {"evaluations": 1, "log_every": 1000, "save_every": 1000, "sparse_l1": ["0.001", "stars=0.004"]}
     torch.manual_seed(0)
@@ -98,8 +94,7 @@ def test_the_penalised_loss_is_minimal_at_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loss", ["sampled", "sampled_text"])
-def test_samples_miss_no_pull(loss: str, tmp_path: Path) -> None:
-    """Under a penalty the tables are dense; a large one leaves nothing, none leaves all that was touched."""
+def test_penalized_tables_are_dense_with_a_sampled_loss(loss: str, tmp_path: Path) -> None:
     left = []
     for l1 in ("10", "0"):
         options = {"loss": loss, "samples": 5, "epochs": 3, "batch_tokens": 40, "sparse_l1": [l1]}
@@ -115,18 +110,3 @@ def test_samples_miss_no_pull(loss: str, tmp_path: Path) -> None:
         trainer.catch_up()
         left.append(int((bias.weight != 0).sum()))
     assert left[0] == 0 < left[1]
-
-
-def test_what_holds_back_what(tmp_path: Path) -> None:
-    """A penalty of each variable on the columns of its values; none without such a bias."""
-    run = small.make_run(tmp_path / "run", training={"sparse_l1": ["city=0.5", "0.25"]}, output_bias=("sparse",))
-    ((parameter, penalty),) = penalties(run, None).items()
-    bias = sparse_bias_of(run)
-    assert bias is not None
-    assert parameter is bias.weight
-    assert torch.equal(torch.as_tensor(penalty.l1), torch.tensor([0.5] * 3 + [0.25] * 3))
-    assert not penalty.start.any()
-    assert not penalties(small.make_run(tmp_path / "other", output_bias=("one_hot",)), None)
-    wrong = small.make_run(tmp_path / "wrong", training={"sparse_l1": ["ci=1"]}, output_bias=("sparse",))
-    with pytest.raises(UserError, match=r"unknown variable in sparse_l1 'ci' \(did you mean 'city'\?\)"):
-        penalties(wrong, None)

@@ -48,12 +48,12 @@ def resumed_is(whole: Path, folder: Path) -> None:
     same(whole, folder)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("step", [2, 3, 5, 8, 14])
-def test_asked_in_a_step_it_saves_after_it(
+@pytest.mark.parametrize(
+    ("step", "number"), [(2, signal.SIGTERM), (3, signal.SIGINT), (5, signal.SIGTERM), (14, signal.SIGINT)]
+)
+def test_a_stop_in_a_step_saves_after_it(
     step: int, number: signal.Signals, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the first checkpoint (2), with one (3), where an evaluation is due (5, 14): nothing is lost."""
     original, folder = Trainer.step, tmp_path / "run"
 
     def asked(self: Trainer, batch: Any, stopping: bool = False) -> bool:
@@ -72,11 +72,10 @@ def test_asked_in_a_step_it_saves_after_it(
     resumed_is(whole, folder)
 
 
-@pytest.mark.parametrize("which", [1, 2, 3])
-def test_asked_in_an_evaluation_it_drops_it_and_makes_up_for_it(
+@pytest.mark.parametrize("which", [1, 3])
+def test_a_stop_abandons_an_evaluation_which_is_repeated_when_resumed(
     which: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does not wait for the end; later the evaluation comes where it would have been."""
     original, folder, begun = Run.nats, tmp_path / "run", [0]
 
     def asked(self: Run, corpus: Any) -> Any:
@@ -95,15 +94,15 @@ def test_asked_in_an_evaluation_it_drops_it_and_makes_up_for_it(
 
 
 @pytest.mark.parametrize(("after", "stopped"), [((2, "train"), 3), ((10, "dev"), 11), ((14, "dev"), 14)])
-def test_asked_while_somebody_reads_a_row(after: tuple[int, str], stopped: int, whole: Path, tmp_path: Path) -> None:
-    """At the very end too: it must not seem as if nobody had asked, since more may be to come."""
+def test_a_stop_between_rows_saves_after_the_next_step(
+    after: tuple[int, str], stopped: int, whole: Path, tmp_path: Path
+) -> None:
     with pytest.raises(Stopped, match=f"at step {stopped} of 14"):
         read(go(tmp_path / "run"), lambda row: (row["step"], row["split"]) == after)
     resumed_is(whole, tmp_path / "run")
 
 
-def test_the_second_time_it_stops_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the middle of a step, and without a checkpoint."""
+def test_a_second_stop_ends_immediately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def asked(self: Trainer, batch: Any, stopping: bool = False) -> bool:
         signal.raise_signal(signal.SIGINT)
@@ -118,8 +117,7 @@ def test_the_second_time_it_stops_at_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_signals_that_others_see_to_are_left_alone() -> None:
-    """A handler of one's own, a signal that is ignored, another thread; of two at work the last one hears it."""
+def test_signal_handlers_of_others_are_kept() -> None:
     own = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         with Stop():
@@ -141,56 +139,12 @@ def test_signals_that_others_see_to_are_left_alone() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def test_a_stop_is_announced_where_somebody_listens(
+def test_a_stop_is_confirmed_if_progress_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A step may take long; whoever does not know that it is waited for asks again, and loses it."""
     for progress in (True, False):
         corpus, dev = texts(config(**SMALL))
         run = Run.create(tmp_path / str(progress), config(**SMALL), corpus.vocabulary, corpus.schema)
         with pytest.raises(Stopped):
             read(train(run, corpus, dev, resume=False, progress=progress), lambda row: row["step"] == 2)
         assert ("Ctrl-C again stops at once" in capfd.readouterr().err) == progress
-
-
-class Bar:
-    """A progress bar that notes what it is told."""
-
-    def __init__(self, **given: Any) -> None:
-        self.begun, self.told = (given["initial"], given["total"]), list[str]()
-
-    def __enter__(self) -> "Bar":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self) -> None:
-        self.told.append("step")
-
-    def set_description(self, text: str) -> None:
-        self.told.append(text)
-
-    def set_postfix_str(self, text: str) -> None:
-        self.told.append(text.partition(" ")[2])
-
-
-def test_the_bar_knows_its_total_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes on with every step, and begins where the training resumes."""
-    bars: list[Bar] = []
-
-    def bar(**given: Any) -> Bar:
-        bars.append(Bar(**given))
-        return bars[-1]
-
-    monkeypatch.setattr("factorcell.training.loop.progress_bar", bar)
-    corpus, dev = texts(config(**SMALL))
-    run = Run.create(tmp_path / "run", config(**SMALL), corpus.vocabulary, corpus.schema)
-    with pytest.raises(Stopped):
-        read(train(run, corpus, dev, resume=False, progress=False), lambda row: row["split"] == "dev")
-    list(train(Run.open(tmp_path / "run", trained=False), corpus, dev, resume=True, progress=False))
-    assert [bar.begun for bar in bars] == [(0, 14), (6, 14)]
-    assert [bar.told.count("step") for bar in bars] == [6, 8]
-    assert bars[0].told[:2] == ["step", "step"]
-    assert bars[0].told[2].startswith("tokens/s, loss ")
-    assert next(text for text in bars[0].told if "best" in text).startswith("run perplexity ")

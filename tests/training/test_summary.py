@@ -37,8 +37,7 @@ def trained(folder: Path, dev: Rows, **data: Any) -> Run:
     return fit(TRAIN, dev, Config.from_dict(said), folder)
 
 
-def test_new_users_are_said_to_be_new(tmp_path: Path) -> None:
-    """In place of the gain of a run of users alone; behind that of a run with other columns; a known one is enough."""
+def test_the_summary_says_that_development_users_are_unknown(tmp_path: Path) -> None:
     new = trained(tmp_path / "new", [*by("carl"), *by("rare")])
     assert facts(new.folder)["context"]["strangers"]
     assert summary(new).endswith(f"minutes; {LEARN.format(new.folder)}")
@@ -53,8 +52,7 @@ def test_new_users_are_said_to_be_new(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("gain", "less"), [(0.02, True), (-0.02, False), (0.0, False)])
-def test_a_loss_is_not_said_to_be_less(tmp_path: Path, gain: float, less: bool) -> None:
-    """Over an unadapted run a gain is less, of which there must be some."""
+def test_only_a_positive_gain_is_compared_with_an_unadapted_run(tmp_path: Path, gain: float, less: bool) -> None:
     run = trained(tmp_path / "run", by("ann"))
     row = {
         **facts(run.folder),
@@ -64,8 +62,7 @@ def test_a_loss_is_not_said_to_be_less(tmp_path: Path, gain: float, less: bool) 
     assert summary(run).endswith(" (over an unadapted run it is less)" if less else GAIN)
 
 
-def test_only_runs_with_users_can_have_unknown_users(tmp_path: Path) -> None:
-    """Nor a run in which users change nothing; a missing user is a stranger."""
+def test_a_run_without_users_has_no_strangers(tmp_path: Path) -> None:
     run = trained(tmp_path / "run", by("ann"))
     assert not only_unknown_users(run, run.prepare([*by("ann"), *by("carl")], unknown="group"))
     assert only_unknown_users(run, run.prepare([{"text": "fix", "who": None}], unknown="group"))
@@ -73,8 +70,7 @@ def test_only_runs_with_users_can_have_unknown_users(tmp_path: Path) -> None:
     assert not only_unknown_users(plain, plain.prepare(by("carl"), unknown="group"))
 
 
-def test_evaluate_says_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a table of strangers, and keeps it."""
+def test_evaluate_reports_unknown_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = trained(tmp_path / "run", by("ann"))
     for who in ("ann", "carl"):
         files.write_rows(tmp_path / f"{who}.jsonl", by(who))
