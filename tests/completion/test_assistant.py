@@ -184,11 +184,11 @@ def test_the_context_of_a_text_is_learned_with_it() -> None:
         Assistant.of(made).learn(user, "abc", {"city": "nowhere"})
 
 
-def test_fifty_people_side_by_side_get_what_each_gets_alone(folder: Path) -> None:
+def test_people_in_many_threads_get_what_each_gets_alone_bit_for_bit(folder: Path) -> None:
     run = Run.open(folder)
     assistant = Assistant.of(run)
     random = np.random.default_rng(0)
-    people = [["".join(random.choice(list("abc"), 5)) for _ in range(4)] for _ in range(50)]
+    people = [["".join(random.choice(list("abc"), 5)) for _ in range(3)] for _ in range(16)]
 
     def live(texts: list[str]) -> list[object]:
         user, seen = User.new(run), list[object]()
@@ -203,4 +203,4 @@ def test_fifty_people_side_by_side_get_what_each_gets_alone(folder: Path) -> Non
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(live, people))
     assert together == alone
-    assert len({str(lived) for lived in alone}) == 50
+    assert len({str(lived) for lived in alone}) == 16

@@ -10,13 +10,11 @@ import pytest
 from factorcell import files
 from factorcell.completion.blend import DEFAULT, FEATURES, SOURCES, Blend, BlendWeights, Candidate
 from factorcell.completion.completer import Completer, Suggestions
-from factorcell.completion.online import User, learn_one
+from factorcell.completion.online import User
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.search import Suggestion
-from factorcell.config import Config, UserError
-from factorcell.data.counts import POPULARITY, TextCounts
+from factorcell.config import UserError
 from factorcell.model.run import Run
-from factorcell.training.fit import fit
 from tests.small import make_letters
 
 CITY = {"user": "city", "context": (), "min_user_count": 1}
@@ -136,14 +134,14 @@ def test_weights_are_those_that_made_the_choices() -> None:
     random = np.random.default_rng(0)
     true = random.normal(size=len(FEATURES))
     lists = []
-    for _ in range(4000):
+    for _ in range(2000):
         features = random.normal(size=(random.integers(2, 9), len(FEATURES)))
         scores = np.exp(features @ true)
         texts = [Candidate(str(row), tuple(one)) for row, one in enumerate(features)]
         lists.append((texts, str(random.choice(len(texts), p=scores / scores.sum()))))
     lists.append(([Candidate("a", tuple(random.normal(size=len(FEATURES))))], "not there"))
     fitted = BlendWeights.fit(lists)
-    assert fitted.array == pytest.approx(true, abs=0.15)
+    assert fitted.array == pytest.approx(true, abs=0.2)
 
     def loss(weights: np.ndarray) -> float:
         total = 0.1 * float((weights**2).sum())
@@ -159,34 +157,14 @@ def test_weights_are_those_that_made_the_choices() -> None:
         BlendWeights.fit(lists[-1:])
 
 
-def test_a_trained_run_has_what_its_blend_needs(tmp_path: Path) -> None:
-    texts = ["Fix typo"] * 4 + ["fix tests"] * 3 + ["add docs"] * 2
-    rows = [{"text": text, "who": f"u{number % 2}"} for number, text in enumerate(texts * 3)]
-    config = Config.from_dict(
-        {
-            "data": {
-                "unit": "char",
-                "user": "who",
-                "min_user_count": 2,
-                "lowercase": True,
-                "min_text_count": 9,
-                "min_text_users": 2,
-            },
-            "model": {"embedding_size": 4, "hidden_size": 8, "rank": 2},
-            "training": {"epochs": 1, "evaluations": 1},
-        }
-    )
-    run = fit(rows, rows[:5], config, tmp_path / "run")
-    assert TextCounts.open(run.folder / POPULARITY) == TextCounts({"fix typo": 12, "fix tests": 9}, 27, 2)
-    run = Run.open(tmp_path / "run")
-    user = learn_one(run, User.new(run), "zebra crossing")
-    found = Blend(Completer(run), Popularity.of(run)).complete("ze", user)
-    assert "zebra crossing" in [one.text for one in found]
+def test_a_run_without_its_files_of_completion_has_default_weights_and_no_popular_texts(tmp_path: Path) -> None:
+    run = make()
+    run.folder = tmp_path
+    assert BlendWeights.read(tmp_path) == DEFAULT
     BlendWeights({**DEFAULT.values, "own": 5.0}).save(run)
-    assert BlendWeights.read(run.folder).values["own"] == 5.0
-    files.write_json(run.folder / "blend.json", {"format": 1, "own": 1})
+    assert BlendWeights.read(tmp_path).values["own"] == 5.0
+    files.write_json(tmp_path / "blend.json", {"format": 1, "own": 1})
     with pytest.raises(UserError, match="not the weights of a blend"):
-        BlendWeights.read(run.folder)
-    (run.folder / POPULARITY).unlink()
+        BlendWeights.read(tmp_path)
     with pytest.raises(UserError, match=r"no popularity\.jsonl; training keeps it with --user"):
         Popularity.of(run)

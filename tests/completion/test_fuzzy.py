@@ -58,45 +58,6 @@ def test_forgiven_texts_are_those_of_a_look_at_every_text(
         assert {one.source for one in found} <= {source}
 
 
-def test_texts_near_the_edit_of_real_words() -> None:
-    texts = ["fix typo", "fix tests", "add tests", "שלום עולם", "🇳🇴 flag", "update the readme", "a" * 300]
-    found = Forgiving(Popularity.fit(texts, min_count=1))
-    for typed, meant_text in (
-        ("fxi", "fix tests"),
-        ("fix typp", "fix typo"),
-        ("fix typoo", "fix typo"),
-        ("ifx typo", "fix typo"),
-        ("xfx tests", "fix tests"),
-        ("dad tests", "add tests"),
-        ("updat ethe", "update the readme"),
-        ("update teh redame", "update the readme"),
-        ("שלוםעולם", "שלום עולם"),
-        ("🇴🇳 fla", "🇳🇴 flag"),
-        ("日add tests", "add tests"),
-        ("a" * 299 + "b", "a" * 300),
-        ("a" * 302, "a" * 300),
-    ):
-        assert meant_text in [one.text for one in found.complete(typed)], typed
-        assert all(one.slips for one in found.complete(typed))
-    assert found.complete("xx") == []
-    assert found.complete("a" * 303) == []
-    exact, *others = found.complete("fix typo"[:7])
-    assert (exact.text, exact.slips) == ("fix typo", 0)
-    assert "fix typo" not in [one.text for one in others]
-    assert found.complete("cafe\u0301") == []
-    composed = Forgiving(Popularity.fit(["caf\u00e9 noir"], min_count=1)).complete("cafe\u0301 nori")
-    assert [(one.text, one.slips) for one in composed] == [("caf\u00e9 noir", 1)]
-
-
-def test_popular_texts_with_slips_are_above_rare_ones() -> None:
-    counts = {"fix it": 1, "mix it": 5, "fax it": 10**5}
-    queries = [text for text, count in counts.items() for _ in range(count)]
-    found = Forgiving(Popularity.fit(queries, min_count=1)).complete("fx it")
-    assert [(one.text, one.slips) for one in found] == [("fax it", 1), ("fix it", 1)]
-    dear = Forgiving(Popularity.fit(queries, min_count=1), Slips(2, cost=1.0, first=0.5)).complete("xix it")
-    assert [(one.text, one.slips) for one in dear] == [("fax it", 2), ("mix it", 1), ("fix it", 1)]
-
-
 def test_ties_are_broken_by_alphabet_and_an_unknown_letter_is_no_other() -> None:
     found = Forgiving(Popularity.fit(["abd", "abc", "adc", "abe"], min_count=1))
     assert [one.text for one in found.complete("axc")] == ["abc", "adc"]

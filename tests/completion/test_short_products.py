@@ -121,11 +121,3 @@ def test_a_run_opened_with_automatic_precision_searches_by_the_faster_numbers(
     assert measured == list(PRODUCTS)
     with instructions("off"):
         assert isinstance(Completer(run).engine, PlainEngine)
-
-
-def test_searches_are_by_floats_where_the_processor_has_no_instructions_for_bfloat16() -> None:
-    run = make_letters()
-    run.gain = 0.7
-    for variant in set(VARIANTS) - set(library.WITH_SHORT):
-        with instructions(variant):
-            assert Completer(run).engine.packed.layout.products == "float32"  # type: ignore[union-attr]

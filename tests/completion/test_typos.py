@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import unicodedata
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -21,7 +20,7 @@ from factorcell.completion.completer import Completer
 from factorcell.completion.fuzzy import Forgiving
 from factorcell.completion.popularity import History
 from factorcell.completion.search import Suggestion
-from factorcell.completion.typos import FIRST, SLIP, Correction, Corrections, Pattern, Slips, join, meant
+from factorcell.completion.typos import FIRST, SLIP, Corrections, Pattern, Slips, meant
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END
 from factorcell.model.run import Run
@@ -131,7 +130,7 @@ def meanings(run: Run, typed: str, slips: Slips, longest: int = 99) -> Correctio
         return meant(run, tuple(typed), typed_in(run, typed), slips, longest=longest)
 
 
-@pytest.mark.parametrize("typed", ["abc", "aaa", "bcz", "zzz", "bacc", "abcac", "acbbca", "cbzcab"])
+@pytest.mark.parametrize("typed", ["abc", "aaa", "bcz", "zzz", "bacc", "abcac", "acbbca"])
 def test_what_was_meant_is_what_all_beginnings_written_out_have(typed: str) -> None:
     run = make_letters(seed=len(typed), spread=0.8)
     most = within(typed, 2)
@@ -250,17 +249,6 @@ def test_whatever_is_typed_slips_are_forgiven(unit: str, typed: str) -> None:
         assert any(one.slips for one in found)
 
 
-def test_what_was_meant_is_read_again_as_it_is() -> None:
-    names = {"🇳🇴": "F", "🇳": "N", "🇴": "O", "a": "a"}
-    run = make_letters(tuple(names), data={"unit": "grapheme", "max_tokens": 7}, spread=0.3)
-    completer = Completer(run, slips=Slips(2, cost=0.1, first=0.0, **ALL))
-    found = completer.complete("aa🇳aaa", k=60)
-    assert len({one.text for one in found}) == len(found) == 60
-    for one in found:
-        text = "".join(names.get(token, "?") for token in completer.tokenizer.split(one.text))
-        assert one.slips == slips_of(text, "aaNaaa")
-
-
 def test_few_letters_are_taken_as_they_are() -> None:
     run = make_letters(spread=0.8)
     plain = Completer(run)
@@ -269,29 +257,6 @@ def test_few_letters_are_taken_as_they_are() -> None:
             assert Completer(run, slips=2).complete(typed) == plain.complete(typed)
         assert Completer(run, slips=0).complete("abc") == plain.complete("abc")
     assert {one.slips for one in plain.complete("abc")} == {0}
-
-
-def test_a_joined_list_is_of_the_k_most_probable() -> None:
-    exact = [Suggestion("abc", math.log(0.5), "model"), Suggestion("abd", math.log(0.25), "model")]
-    best = (
-        Correction(("x",), 1, math.log(0.3), False),
-        Correction(("y",), 2, math.log(0.1), False),
-        Correction(("z",), 1, math.log(0.01), True),
-    )
-    finished = []
-
-    def finish(one: Correction, least: float) -> Iterator[Suggestion]:
-        finished.append((one.tokens[0], round(math.exp(least), 4)))
-        yield Suggestion(one.tokens[0] + "1", math.log(0.9), "model")
-        yield Suggestion(one.tokens[0] + "2", math.log(0.1), "model")
-
-    found = join(exact, Corrections(best, math.log(0.4), math.log(0.4), 7), finish, 2)
-    assert [(one.text, one.slips) for one in found] == [("abc", 0), ("x1", 1)]
-    assert [math.exp(one.log_probability) for one in found] == pytest.approx([0.5 * 0.5, 0.3 / 0.8 * 0.9])
-    assert finished == [("x", round(0.125 / 0.375, 4))], "nothing after y could be above abc and x1"
-    found = join(exact, Corrections(best, math.log(0.4), math.log(0.4), 7), finish, 6)
-    assert [one.text for one in found] == ["abc", "abd", "x1", "y1", "x2", "y2"]
-    assert join(exact, Corrections((), -math.inf, -3.0, 0), finish, 2) == exact
 
 
 def test_slips_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

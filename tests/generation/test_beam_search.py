@@ -14,6 +14,7 @@ from factorcell.generation.beam_search import Beam, beam, distinct, stochastic
 from factorcell.generation.choosing import Constraints, Sampler
 from factorcell.generation.sampling import GeneratedText, WritingTask, generator
 from tests.every_text import best, conditioned, every_text, logs_after, may_follow
+from tests.generation.test_sampling import chi_square
 from tests.small import make_letters
 
 RUN = make_letters(spread=1.0)
@@ -152,11 +153,8 @@ def test_texts_drawn_without_replacement_have_their_probabilities() -> None:
         assert [text.log_probability for text in texts] == pytest.approx([logs[name] for name in named], abs=1e-5)
     wanted = {(a, b): count * chances[a] * chances[b] / (1 - chances[a]) for a, b in permutations(chances, 2)}
     assert sum(wanted.values()) == pytest.approx(count)
-    likely = [pair for pair in wanted if wanted[pair] >= 5]
-    bins = [(pairs[pair], wanted[pair]) for pair in likely]
-    bins.append((count - sum(seen for seen, _ in bins), count - sum(expected for _, expected in bins)))
-    statistic = sum((seen - expected) ** 2 / expected for seen, expected in bins)
-    assert statistic < len(bins) + 4 * (2 * len(bins)) ** 0.5
+    statistic, freedom = chi_square(pairs, {pair: expected / count for pair, expected in wanted.items()})
+    assert statistic < freedom + 4 * (2 * freedom) ** 0.5
 
 
 @pytest.mark.parametrize("rules", RULES, ids=NAMES)

@@ -10,9 +10,7 @@ import torch
 
 from factorcell.choices import METHODS
 from factorcell.commands import main
-from factorcell.commands.generation import expand
 from factorcell.config import UserError
-from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import sentence_case, split
 from factorcell.generation.generate import TOGETHER, GenerationOptions, every, fill, generate, stream
 from factorcell.generation.infilling import InfillingOptions
@@ -188,24 +186,19 @@ def test_mistakes_of_a_manner(run: Run) -> None:
 
 def test_the_verb_writes_what_python_does(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(run.folder)
-    assert (
-        main.main(
-            ["generate", folder, "--each", "stars", "--each", "city", "--number", "2", "--max-tokens", "8", "--json"]
-        )
-        == 0
-    )
+    columns = ["--each", "stars", "--each", "city"]
+    assert main.main(["generate", folder, *columns, "--number", "2", "--max-tokens", "8", "--json"]) == 0
     contexts = [{"stars": stars, "city": city} for stars in ("1", "5") for city in ("Nice", "Oslo")]
     shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert shown == rows(run, contexts, number=2)
     assert main.main(["generate", folder, "--context", "city=Nice", "--max-tokens", "8", "--prompt", "the"]) == 0
     (row,) = rows(run, [{"city": "Nice"}], prompt="the")
     assert capsys.readouterr().out == f"city Nice\t{row['text']}{'' if row['ended'] else ' ...'}\n"
-    assert (
-        main.main(["generate", folder, "--fill", "the ____ and", "--each", "city", "--max-tokens", "2", "--json"]) == 0
-    )
+    filling = ["generate", folder, "--fill", "the ____ and", "--each", "city", "--max-tokens", "2"]
+    assert main.main([*filling, "--json"]) == 0
     shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert shown == fill(run, "the ____ and", [{"city": "Nice"}, {"city": "Oslo"}], options=TWO)
-    assert main.main(["generate", folder, "--fill", "the ____ and", "--each", "city", "--max-tokens", "2"]) == 0
+    assert main.main(filling) == 0
     assert capsys.readouterr().out.splitlines()[0].split() == ["city", "filler", "log", "p"]
     assert main.main(["generate", folder, "--context", "city=Nice", "--stream", "--max-tokens", "8"]) == 0
     assert capsys.readouterr().out == rows(run, [{"city": "Nice"}])[0]["text"] + "\n"
@@ -251,11 +244,3 @@ def test_mistakes_of_the_verb(run: Run, options: list[str], words: str, capsys: 
     assert main.main(["generate", str(run.folder), *options]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert words in line
-
-
-def test_each_value_of_a_column_without_values(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run")
-    bare = replace(run.schema.variable("city"), values=("<unknown>",), counts=(10,))
-    run.schema = ContextSchema((bare,))
-    with pytest.raises(UserError, match="--each city: expected a column with values in training"):
-        expand(run, {}, ["city"])

@@ -43,7 +43,7 @@ def as_drawn(text: GeneratedText, rules: Constraints = FREE) -> tuple[int, ...]:
     return (*text.tokens, END) if text.ended and not stopped else text.tokens
 
 
-def chi_square(counts: Counter[tuple[int, ...]], chances: dict[tuple[int, ...], float]) -> tuple[float, int]:
+def chi_square(counts: Counter[Any], chances: dict[Any, float]) -> tuple[float, int]:
     """The statistic and its degrees of freedom; texts expected fewer than five times are taken together."""
     total = sum(counts.values())
     likely = {text for text, chance in chances.items() if chance * total >= 5}

@@ -33,7 +33,7 @@ def run_complete(given: argparse.Namespace) -> None:
     run = options.opened(Run.open, given.run, given)
     assistant, context = Assistant.of(run, given.unknown, given.seconds, given.slips), options.context(given.context)
     options.tell_rare(run.schema, context)
-    user = _told(assistant, _somebody(assistant, context), given.history)
+    user = _user(assistant, context, given.history)
     if given.stdin:
         return _each_line(assistant, user, context, given)
     if given.prefix is None:
@@ -50,7 +50,9 @@ def run_complete(given: argparse.Namespace) -> None:
         {**dataclasses.asdict(one), "probability": None if math.isnan(log) else math.exp(log)}
         for one, log in zip(found.suggestions, logs, strict=True)
     ]
-    risen = _risen(assistant, user, given.count) if given.explain else []
+    risen, popularity = [], assistant.popularity
+    if given.explain and assistant.learner and popularity and user is not None and user.seen:
+        risen = assistant.learner.risen(user, popularity.top(RISEN), given.count)
     if found.cut:
         terminal.say(f"cut after {found.rows:,} hypotheses: there may be better ones")
     if given.explain and rows and not rows[0]["parts"]:
@@ -96,9 +98,10 @@ def run_tune_online(given: argparse.Namespace) -> None:
 
 
 def column_of(source: Path, option: str, given: str | None, own: str) -> str:
-    """The column that an `option` names; if it is not `given`, the run's `own`, if any, or that of the option's name.
+    """Return the column that an `option` names, or the run's `own`, or the one with the option's name.
 
-    `UserError` where the table has none that was not given.
+    Raises:
+        UserError: The option is not `given` and the table has no such column.
     """
     name = given or own or option.removeprefix("--")
     table = open_table(source)
@@ -110,7 +113,7 @@ def column_of(source: Path, option: str, given: str | None, own: str) -> str:
 def _blended(
     run: Run, rule: LearningRule, streams: Sequence[Stream], given: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Fit and keep the weights of the blend, where the run has popular texts."""
+    """Fit and save the weights of the blend if the run has popular texts."""
     if not (run.folder / POPULARITY).exists():
         return []
     completer, popularity = Completer(run, unknown=given.unknown, seconds=given.seconds), Popularity.of(run)
@@ -121,14 +124,10 @@ def _blended(
     return [{"queries": len(lists), "mrr": mrr, "weights": dict(weights.values)}]
 
 
-def _somebody(assistant: Assistant, context: Mapping[str, str]) -> User | None:
-    """A new user, unless the run tells none apart or the context names one."""
+def _user(assistant: Assistant, context: Mapping[str, str], history: str | None) -> User | None:
+    """Return a new user who wrote the texts of `history`; None if the run has no users or the context names one."""
     learner = assistant.learner
-    return None if learner is None or learner.variable.source in context else learner.new()
-
-
-def _told(assistant: Assistant, user: User | None, history: str | None) -> User | None:
-    """The user after the texts of a history."""
+    user = None if learner is None or learner.variable.source in context else learner.new()
     if history is None:
         return user
     if user is None:
@@ -136,14 +135,6 @@ def _told(assistant: Assistant, user: User | None, history: str | None) -> User 
     for text in filter(None, map(str.strip, history.split(";"))):
         user = assistant.learn(user, text)
     return user
-
-
-def _risen(assistant: Assistant, user: User | None, count: int) -> list[tuple[str, float]]:
-    """The popular texts that the history has made more likely."""
-    learner, popularity = assistant.learner, assistant.popularity
-    if learner is None or popularity is None or user is None or not user.seen:
-        return []
-    return learner.risen(user, popularity.top(RISEN), count)
 
 
 def _unblended(assistant: Assistant) -> str:
@@ -170,7 +161,7 @@ def _show(rows: Sequence[dict[str, Any]], risen: Sequence[tuple[str, float]], gi
 
 
 def _shown(row: Mapping[str, Any], ranked: str, explain: bool) -> dict[str, str | None]:
-    """The cells of a suggestion: under `ranked` what orders the list, and to `explain` what model and parts say."""
+    """Return the cells of a suggestion: what orders the list under the name `ranked`; to `explain`, model and parts."""
     model = row["probability"]
     return {
         "text": row["text"],
@@ -183,7 +174,7 @@ def _shown(row: Mapping[str, Any], ranked: str, explain: bool) -> dict[str, str 
 
 
 def _each_line(assistant: Assistant, user: User | None, context: dict[str, str], given: argparse.Namespace) -> None:
-    """Complete each line of standard input as a prefix of its own: a row of JSON for each, at once."""
+    """Complete each line of standard input and write a row of JSON for it at once."""
     if given.prefix is not None or given.explain:
         raise UserError("--stdin takes its prefixes from standard input: give neither PREFIX nor --explain")
     written = assistant.begin(user, context)
@@ -199,8 +190,7 @@ def _each_line(assistant: Assistant, user: User | None, context: dict[str, str],
             row = {"prefix": prefix, "suggestions": suggestions, "cut": found.cut}
         except UserError as error:
             failures += 1
-            message = error.as_command()
-            message = message if message.startswith(where) else f"{where}: {message}"
+            message = f"{where}: {error.as_command().removeprefix(f'{where}: ')}"
             terminal.say(message)
             row = {"prefix": prefix, "error": message}
         terminal.lines([row])

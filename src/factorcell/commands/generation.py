@@ -50,7 +50,11 @@ def run_generate(given: argparse.Namespace) -> None:
     """`factorcell generate`."""
     run = options.opened(Run.open, given.run, given)
     _generate(run, given)
-    _tell_expected(run, options.context(given.context), given.each)
+    named = {*options.context(given.context), *given.each}
+    if named and not run.model.adapted:
+        terminal.say(f"{run.folder} is not adapted: it writes alike in every context")
+    elif run.model.adapted and (others := [name for name in run.schema.columns() if name not in named]):
+        terminal.say(f"not given, and so as expected of all texts: {', '.join(others)}")
     terminal.say(*cautions([run]))
 
 
@@ -93,7 +97,7 @@ def _generate(run: Run, given: argparse.Namespace) -> None:
 
 
 def _tell_unknown(run: Run, prompt: str) -> None:
-    """Say which words of a prompt the run does not know: all of them are one and the same to it."""
+    """Say which words of a prompt are not in the vocabulary."""
     words = [
         repr(word) + (f" (near it: {', '.join(near)})" if near else "")
         for word, near in unknown_tokens(run, prompt).items()
@@ -102,17 +106,8 @@ def _tell_unknown(run: Run, prompt: str) -> None:
         terminal.say(f"--prompt: not in the vocabulary of {run.folder}, and read as unknown: {', '.join(words)}")
 
 
-def _tell_expected(run: Run, context: dict[str, str], each: Sequence[str]) -> None:
-    """Say which columns nobody gave, or that none of them matters."""
-    given = {*context, *each}
-    if given and not run.model.adapted:
-        terminal.say(f"{run.folder} is not adapted: it writes alike in every context")
-    elif run.model.adapted and (others := [name for name in run.schema.columns() if name not in given]):
-        terminal.say(f"not given, and so as expected of all texts: {', '.join(others)}")
-
-
 def expand(run: Run, context: dict[str, str], each: Sequence[str]) -> list[dict[str, str]]:
-    """`context` with every value of the columns `each`."""
+    """Return `context` with every combination of values of the columns `each`."""
     for name in each:
         if name in context:
             raise UserError(f"--each {name}, but --context gives its value too")
@@ -124,7 +119,7 @@ def expand(run: Run, context: dict[str, str], each: Sequence[str]) -> list[dict[
 
 
 def _done(given: argparse.Namespace, about: Row, contexts: Sequence[Row]) -> int:
-    """How many texts the file has already."""
+    """Return how many texts the file has already."""
     if given.out is None or not given.out.exists():
         return 0
     if not given.resume:

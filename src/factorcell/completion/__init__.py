@@ -1,4 +1,4 @@
-"""What somebody types, finished; users learned online."""
+"""Completion of texts while they are typed, and online learning of users."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Learning a person online: after every text only the person's own vector u moves, the model stands still.
+"""Online learning of users: each text moves only the user's vector u; the weights of the model do not change.
 
     g = d nats(text | u) / d u         u <- u + change(g)           (thesis 2018, section 5.2.1)
 
@@ -6,10 +6,10 @@
     adagrad    s <- s + g g                                          change = -rate g / sqrt(s)
     adadelta   s <- .95 s + .05 g g    v = -g sqrt((d + e) / (s + e))    d <- .95 d + .05 v v     change = rate v
 
-(Duchi et al. 2011; Zeiler 2012.) Where it became longer than it may be, u is scaled down. A new person starts as the
-unknown user, the rare ones of training. A `User` is a value: learning returns another one.
+(Duchi et al. 2011; Zeiler 2012.) A vector that exceeds the longest permitted length is scaled down. A new user starts
+as the unknown user, which stands for the rare users of training. A `User` is a value: learning returns another one.
 
-Shapes: B people, k numbers of a person's vector, s rows that an optimiser keeps of it.
+Shapes: B users, k numbers of a user's vector, s rows of optimiser state.
 """
 
 import math
@@ -74,10 +74,10 @@ MOST_ROWS = max(rows for rows, _ in OPTIMISERS.values())
 
 @dataclass(frozen=True)
 class LearningRule:
-    """How users learn: an optimiser of `OPTIMISERS`, its rate, and how far a vector may `reach`.
+    """How users are learned: an optimiser of `OPTIMISERS`, its rate, and how far a vector may `reach`.
 
-    A vector is never longer than `reach` times the longest of training. The thesis' chapter 5 has no such bound: reach
-    0, with which a few strange texts can lead a person to where the model has never been.
+    A vector is at most `reach` times as long as the longest of training. With `reach` 0, as in chapter 5 of the thesis,
+    there is no bound, and a few unusual texts can move a user to where the model was never trained.
     """
 
     optimiser: str = "adagrad"
@@ -120,10 +120,12 @@ class LearningRule:
 
 @dataclass(frozen=True)
 class User:
-    """One person: `vector` (k,), what the optimiser keeps of it, `state` (s, k), texts `seen`, and the last of them.
+    """A user: `vector` (k,), optimiser `state` (s, k), the number of texts `seen`, and the last of them.
 
-    `fingerprint` is that of the run whose numbers these are; empty, which nothing is held against, where it is unknown.
-    `UserError` for what no learning leads to: no user has a number that is not finite, or negative state.
+    `fingerprint` identifies the run with which the user was learned; empty if it is unknown.
+
+    Raises:
+        UserError: A value that learning cannot produce, such as a number that is not finite.
     """
 
     vector: Floats
@@ -137,7 +139,6 @@ class User:
             raise UserError(f"not a user: {fault}")
 
     def _faults(self) -> Iterator[tuple[bool, str]]:
-        """What may be wrong, whether it is, and what it is."""
         vector, state = self.vector, self.state
         size, rows = vector.shape, state.shape
         yield {vector.dtype, state.dtype} != {np.dtype(np.float32)}, "its numbers must be 32-bit floats"
@@ -150,11 +151,11 @@ class User:
 
     @classmethod
     def new(cls, run: Run) -> "User":
-        """Somebody of whom nothing is known: the unknown user of `run`."""
+        """Return a new user, who starts as the unknown user of `run`."""
         return Learner(run).new()
 
     def check(self, run: Run) -> None:
-        """`UserError` if it belongs to another run than `run`, in which its numbers would mean something else."""
+        """Raise a `UserError` if the user was learned with another run than `run`."""
         if self.fingerprint and run.fingerprint and self.fingerprint != run.fingerprint:
             raise UserError(
                 f"this user belongs to another run (fingerprint {self.fingerprint.hex()[:8]}..., this run is "
@@ -166,7 +167,7 @@ class User:
             )
 
     def to_bytes(self) -> bytes:
-        """All of it: 32 bytes, 4 for each number, and the texts of the history."""
+        """Return the user as bytes: 32, 4 for each number, and the texts of the history."""
         texts = [text.encode() for text in self.history.texts]
         numbers = np.concatenate([self.vector, self.state.ravel()]).astype("<f4").tobytes()
         sizes = len(self.vector), len(self.state), self.seen
@@ -177,9 +178,10 @@ class User:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "User":
-        """What `to_bytes` made; of a history what `History` keeps.
+        """Return the user of `to_bytes`.
 
-        `UserError` for all else: any bit that was altered, anything cut off or added, a user that cannot be.
+        Raises:
+            UserError: The bytes were altered, cut or extended, or hold values that a user cannot have.
         """
         if content[: len(MARK)] == MARK and len(content) > len(MARK):
             check_format(content[len(MARK)], USER_FORMAT, "this user")
@@ -203,16 +205,17 @@ class User:
 
 
 class Learner:
-    """Learns people online, for one run and one rule. Nothing in it changes: any thread may use it.
+    """Learns users online, for one run and one rule. It never changes, so threads can share it.
 
-    It computes by floats whatever the precision of the run: for products of bfloat16 PyTorch keeps memory for every
-    length of text that it meets, megabytes each.
+    It computes in float32 whatever the precision of the run: for bfloat16 products PyTorch keeps megabytes of memory
+    for every length of text.
     """
 
     def __init__(self, run: Run, rule: LearningRule | None = None, unknown: str = "error") -> None:
-        """`rule`: that of the run, unless given; `unknown`: what of values in contexts that training never saw.
+        """Use `rule`, by default that of the run; `unknown` as in `Run.prepare`.
 
-        `UserError` for a run that does not tell users apart.
+        Raises:
+            UserError: The run does not tell users apart.
         """
         self.run, self.rule, self.variable = run, rule or LearningRule.read(run.folder), user_variable(run)
         self.unseen = unknown
@@ -227,18 +230,25 @@ class Learner:
         self.longest = self.rule.reach * float(np.linalg.norm(table, axis=1).max()) if self.rule.reach else math.inf
 
     def new(self) -> User:
-        """Somebody of whom nothing is known."""
+        """Return a new user."""
         state = np.zeros((self.rows, len(self.unknown)), np.float32)
         return User(self.unknown, state, fingerprint=self.run.fingerprint)
 
     def learn(
         self, users: Sequence[User], texts: Sequence[str], contexts: Sequence[Mapping[str, Any]] | None = None
     ) -> tuple[list[User], NDArray[np.float64]]:
-        """The B `users`, each once, after a text each, and the nats of each text before.
+        """Learn a text of each user.
 
-        `contexts`: values of the other context columns, as `Completer.begin` takes them. `UserError`, with all users
-        as they were, for a text that breaks the rule of `texts`. What is longer than the run reads is cut, as in
-        training.
+        Args:
+            users: B different users.
+            texts: A text of each; a text that is longer than the run reads is cut, as in training.
+            contexts: Values of the other context columns of each text, as in `Completer.begin`.
+
+        Returns:
+            The users after their texts, and the nats (B,) of the texts before.
+
+        Raises:
+            UserError: A text, a context or a user is not valid; then no user is learned.
         """
         texts = [clean_text(text) for text in texts]
         rows: list[Row] = [{}] * len(texts) if contexts is None else rows_of(contexts)
@@ -262,7 +272,7 @@ class Learner:
     def gradients(
         self, vectors: Floats, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]]
     ) -> tuple[NDArray[np.float64], Floats]:
-        """Nats (B,) of the texts of people with `vectors` (B, k), and their gradients (B, k)."""
+        """Return nats (B,) of the texts of users with `vectors` (B, k), and their gradients (B, k)."""
         with torch.enable_grad():
             own = torch.tensor(vectors, device=self.run.device, requires_grad=True)
             nats = self._nats(own, texts, contexts)
@@ -272,15 +282,16 @@ class Learner:
     def nats(
         self, vectors: Floats, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]] | None = None
     ) -> NDArray[np.float64]:
-        """Nats (B,) of the texts of people with `vectors` (B, k), or all of one person (1, k)."""
+        """Return nats (B,) of the texts of users with `vectors` (B, k), or of one user (1, k)."""
         with torch.inference_mode():
             own = torch.tensor(vectors, device=self.run.device).expand(len(texts), -1)
             return self._nats(own, texts, contexts or [{}] * len(texts)).double().cpu().numpy()
 
     def risen(self, user: User, texts: Sequence[str], count: int = 5) -> list[tuple[str, float]]:
-        """The `count` of the `texts` that have become more likely by most since `user` was new, and by how many nats.
+        """Return the `count` texts whose log probability rose most since `user` was new, and by how many nats.
 
-        (Thesis 2018, tables 5.3 to 5.5.)
+        References:
+            Thesis 2018, tables 5.3 to 5.5.
         """
         user.check(self.run)
         parts = [texts[at : at + AT_ONCE] for at in range(0, len(texts), AT_ONCE)]
@@ -289,7 +300,7 @@ class Learner:
         return [(texts[row], float(rises[row])) for row in np.argsort(-rises, kind="stable")[:count]]
 
     def as_read(self, text: str) -> str:
-        """A text as the run reads it: so a history has it, for what is typed is read before it is looked for."""
+        """Return a text as the run reads it, the form in which a history keeps it and a prefix is compared with it."""
         split, join = self.run.tokenizer.split, self.run.tokenizer.join
         return join(split(join(split(text))))  # lower-casing can leave letters that NFC would join
 
@@ -300,7 +311,7 @@ class Learner:
         return nats.sum(1)
 
     def moved(self, user: User, text: str, gradient: Floats) -> User:
-        """The user after a `text` of that gradient. `UserError` where learning leads to numbers that are not finite."""
+        """Return the user after a `text` with that gradient; `UserError` if a number would not be finite."""
         known = user.fingerprint or self.run.fingerprint  # whoever learns from a run is its user from then on
         history = replace(user.history, texts=(*user.history.texts, self.as_read(text)))
         seen: dict[str, Any] = {"seen": user.seen + 1, "history": history, "fingerprint": known}
@@ -320,9 +331,16 @@ class Learner:
 
 
 def learn_one(run: Run, user: User, text: str, context: Mapping[str, Any] | None = None) -> User:
-    """The user after one more text, by the rule of the run.
+    """Return the user after one more text, by the rule of the run.
 
-    A `Notice` says if the text is cut after `max_tokens` tokens, as in training, so that only its beginning is learned.
+    Args:
+        run: The run with which the user was learned.
+        user: The user before.
+        text: What the user wrote; a `Notice` says if it is cut after `max_tokens` tokens, as in training.
+        context: Values of the other context columns.
+
+    Raises:
+        UserError: The text, the context or the user is not valid.
     """
     (after,), _ = Learner(run).learn([user], [text], None if context is None else [context])
     report_cut(run, text)
@@ -336,12 +354,12 @@ def report_cut(run: Run, text: str) -> None:
 
 
 def tells_apart(run: Run) -> bool:
-    """Whether the run tells users apart, and they change something in it."""
+    """Return whether the run tells users apart, and its model is adapted to them."""
     return bool(run.config.data.user) and run.model.encoder is not None
 
 
 def user_variable(run: Run) -> Variable:
-    """The context variable that says who writes, or a `UserError` for a run without one."""
+    """Return the context variable of the user, or raise a `UserError` for a run without one."""
     name = run.config.data.user
     if not name:
         raise UserError(f"{run.folder}: it does not tell users apart; train it with --user COLUMN")

@@ -92,10 +92,13 @@ class Popularity:
 
 @dataclass(frozen=True)
 class History:
-    """The last texts of one person, the newest last. One weighs half as much as one `half_life` texts later.
+    """The last texts of one user, the newest last; a text weighs half as much as one `half_life` texts later.
 
-    They are kept in canonical form, so that texts that differ only in white space are one. Only the newest `texts` are
-    kept: at most `most`, and at most `texts.LONGEST` bytes in all. `UserError` for a text that is not valid Unicode.
+    They are kept in canonical form, so that texts that differ only in white space are one. Only the newest are kept: at
+    most `most`, and at most `texts.LONGEST` bytes in all.
+
+    Raises:
+        UserError: A text is not valid Unicode.
     """
 
     texts: tuple[str, ...] = ()
@@ -114,18 +117,18 @@ class History:
         object.__setattr__(self, "texts", tuple(reversed(kept)))
 
     def add(self, text: str) -> "History":
-        """The history with one more text. `UserError` for one that breaks the rule of `texts`."""
+        """Return the history with one more text; `UserError` if it is not Unicode text or too long."""
         return replace(self, texts=(*self.texts, rule.clean_text(text)))
 
     def complete(self, prefix: str, k: int = 10) -> list[Suggestion]:
-        """The `k` texts that begin with `prefix`, go on and weigh most, with their shares of all weight."""
+        """Return the `k` texts of the largest weight that continue `prefix`, with their shares of all weight."""
         prefix = canonical_prefix(prefix)
         found = [(text, share) for text, share in self.shares().items() if text.startswith(prefix) and text != prefix]
         best = sorted(found, key=lambda one: (-one[1], one[0]))[:k]
         return [Suggestion(text, math.log(share), self.source) for text, share in best]
 
     def shares(self) -> dict[str, float]:
-        """Every text and its share of all weight."""
+        """Return every text and its share of all weight."""
         weights: defaultdict[str, float] = defaultdict(float)
         for age, text in enumerate(reversed(self.texts)):
             weights[text] += 0.5 ** (age / self.half_life)

@@ -1,6 +1,6 @@
-"""What a text may be that somebody types, has written or is remembered for: the one rule of completion and learning.
+"""The rule for texts that are typed, learned or kept: which are valid, and which are the same text.
 
-Any Unicode text of at most `LONGEST` bytes, empty or not. Texts that differ only in white space or in Unicode
+A text is any Unicode text of at most `LONGEST` bytes, empty or not. Texts that differ only in white space or in Unicode
 normalisation are one text: `clean_text` gives the form in which it is learned, counted, compared and forgotten, and
 `clean_prefix` that of a prefix, in which one space at the end stays.
 """
@@ -13,7 +13,7 @@ SHOWN = 50  # characters of a text in a message
 
 
 def checked(text: str, what: str = "text") -> str:
-    """`text`, or a `UserError` that calls it `what`: no text, not Unicode, or of more than `LONGEST` bytes."""
+    """Return `text`, or raise a `UserError` (which calls it `what`) if it is not Unicode text or too long."""
     if not isinstance(text, str):
         raise UserError(f"{what} {text!r:.{SHOWN}}: not a text")
     if len(text) > LONGEST or size(text, what) > LONGEST:
@@ -32,7 +32,7 @@ def clean_prefix(text: str, what: str = "prefix") -> str:
 
 
 def size(text: str, what: str = "text") -> int:
-    """The bytes of a text in UTF-8, or a `UserError` where it is no Unicode text."""
+    """Return the number of bytes of a text in UTF-8, or raise a `UserError` if it is not Unicode text."""
     try:
         return len(text.encode())
     except UnicodeEncodeError as error:

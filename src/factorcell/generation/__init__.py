@@ -1,4 +1,4 @@
-"""Texts from a model: drawn, searched for, or to fill a gap.
+"""Generation of texts: drawn, found by search, or to fill a gap.
 
 `factorcell.generate` is the function; `factorcell.generation.generate` is the module that it lives in.
 """

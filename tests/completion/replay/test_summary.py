@@ -143,18 +143,18 @@ def test_differences_are_paired() -> None:
 
 def test_intervals_are_those_of_a_slow_bootstrap() -> None:
     rows = invented(30)
-    summary = summarise(rows, "one", draws=4000)
+    summary = summarise(rows, "one", draws=2000)
     people = sorted({one["user"] for one in rows})
     own = {user: [r for r in rows if r["user"] == user and r["system"] == "two"] for user in people}
     random, drawn = np.random.default_rng(123), []
-    for _ in range(1500):
+    for _ in range(700):
         chosen = [r for number in random.integers(len(people), size=len(people)) for r in own[people[number]]]
         drawn.append(figures_of(chosen))
     found = find(summary, "two")
     for figure in FIGURES:
         low, high = np.quantile([one[figure] for one in drawn], (0.025, 0.975))
-        assert found[f"{figure}_low"] == pytest.approx(low, abs=0.12 * (high - low))
-        assert found[f"{figure}_high"] == pytest.approx(high, abs=0.12 * (high - low))
+        assert found[f"{figure}_low"] == pytest.approx(low, abs=0.15 * (high - low))
+        assert found[f"{figure}_high"] == pytest.approx(high, abs=0.15 * (high - low))
     assert summarise(rows, "one") == summarise(rows, "one")
     other = find(summarise(rows, "one", seed=1), "two")
     assert other["mrr"] == found["mrr"]
@@ -189,14 +189,14 @@ def test_intervals_of_the_curve_are_those_of_a_slow_bootstrap() -> None:
         {**one, "rank": None} if one["system"] == "two" and int(one["user"][-1]) % 2 else one for one in invented(40, 8)
     ]
     np.random.default_rng(3).shuffle(rows)
-    curve = summarise(rows, "one", window=21, draws=4000)["curve"]
+    curve = summarise(rows, "one", window=21, draws=2000)["curve"]
     (point,) = [one for one in curve if (one["system"], one["queries_seen"]) == ("two", 10)]
     sums: defaultdict[str, dict[str, float]] = defaultdict(lambda: {"one": 0.0, "two": 0.0, "three": 0.0})
     for one in rows:
         if one["position"] <= 20 and one["rank"]:
             sums[one["user"]][one["system"]] += 1 / one["rank"]
     users, random, drawn = sorted({one["user"] for one in rows}), np.random.default_rng(5), []
-    for _ in range(4000):
+    for _ in range(2000):
         chosen = [sums[users[number]] for number in random.integers(len(users), size=len(users))]
         drawn.append(sum(one["two"] for one in chosen) / sum(one["one"] for one in chosen) - 1)
     low, high = np.quantile(drawn, (0.025, 0.975))

@@ -1,4 +1,4 @@
-"""Rows of a replay to figures: mean reciprocal rank and its kin, with intervals, whole and by what matters.
+"""Rows of a replay to figures: mean reciprocal rank and others, with intervals, for all queries and for groups.
 
 Every figure is a ratio of sums over users, sum_u a_u / sum_u b_u. Averaged over queries, b counts a user's queries;
 averaged over users, a is the user's own mean and b is 1. Intervals are those of the bootstrap over users; all systems
@@ -34,10 +34,10 @@ Whole = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Judged:
-    """The queries that all systems judged. `values` holds of each figure what is summed, (S, N).
+    """The queries that all systems judged; `values` holds the terms of the sum of each figure, (S, N).
 
-    `targets` (S, N) is what nats are divided by; all other figures count queries. `groups`: the value of each query
-    by which figures are split, its name by its number.
+    Nats are divided by `targets` (S, N), all other figures by the number of queries. `groups` holds the labels of each
+    kind of group, and the number of the label of each query.
     """
 
     systems: tuple[str, ...]
@@ -49,7 +49,7 @@ class Judged:
 
 
 def judged(rows: Sequence[Mapping[str, Any]]) -> Judged:
-    """The rows side by side. A query that not all systems have judged is omitted."""
+    """Join the rows of the systems; a query that not all systems have judged is omitted."""
     systems = tuple(dict.fromkeys(row["system"] for row in rows))
     table: dict[tuple[str, int], dict[str, Mapping[str, Any]]] = {}
     for row in rows:
@@ -59,7 +59,6 @@ def judged(rows: Sequence[Mapping[str, Any]]) -> Judged:
         raise UserError("no query was judged by all systems: nothing to summarise")
 
     def column(name: str) -> Floats:
-        """Of all systems and queries (S, N); NaN where there is none."""
         return np.array([[query[s][name] for query in queries] for s in range(len(systems))], dtype=np.float64)
 
     rank, partial, first = column("rank"), column("partial_rank"), [query[0] for query in queries]
@@ -93,12 +92,12 @@ def summarise(
     draws: int = bootstrap.DRAWS,
     seed: int = 0,
 ) -> Row:
-    """All figures of the rows of a replay, intervals and differences to the system `base` included.
+    """Return all figures of the rows of a replay with intervals and differences to the system `base`.
 
-    `rows` of the summary have one figure set each: system, `by` and `value` (what was split, "all" first), `over`
-    queries or users, their numbers, every figure with `_low` and `_high`, its `_difference` to `base` with these,
-    and `ahead`, the figures in which the system is better than all others beyond intervals;
-    `curve` has the improvement over `base` by the number of queries seen.
+    Each of the `rows` of the summary has the figures of a system: `by` and `value` (the group, "all" first), `over`
+    queries or users, their numbers, every figure with `_low` and `_high`, its `_difference` to `base` with these, and
+    `ahead`, the figures in which the system is significantly better than all others. `curve` has the improvement over
+    `base` by the number of earlier queries.
     """
     limits.check(window=window, seed=seed)
     table = judged(rows)
@@ -122,7 +121,7 @@ def summarise(
 
 
 def _split(table: Judged, chosen: NDArray[np.bool_], weights: Floats, base: str, by: str, value: str) -> Iterator[Row]:
-    """The rows of one group of queries: every system, over queries and over users."""
+    """Yield the rows of one group of queries: every system, over queries and over users."""
     count = int(chosen.sum())
     of_users = len(np.unique(table.users[chosen]))
     for over in ("queries", "users"):
@@ -144,7 +143,7 @@ def _split(table: Judged, chosen: NDArray[np.bool_], weights: Floats, base: str,
 
 
 def _ahead(points: Floats, figure: str) -> int | None:
-    """The system that is better in a figure, `points` (1 + D, S), than every other that has it, beyond intervals."""
+    """Return the system whose figure, `points` (1 + D, S), is significantly better than that of all others, if any."""
     there = np.flatnonzero(np.isfinite(points[0]))
     known = points[:, there]
     best = bootstrap.ahead(
@@ -154,7 +153,7 @@ def _ahead(points: Floats, figure: str) -> int | None:
 
 
 def _points(table: Judged, figure: str, chosen: NDArray[np.bool_], weights: Floats, over: str) -> Floats:
-    """One figure of all systems: as it is in the first line, then of every draw of users (1 + D, S)."""
+    """Return one figure of all systems, first of the users themselves, then of every draw of users (1 + D, S)."""
     users, counts = table.users[chosen], np.ones((len(table.systems), int(chosen.sum())))
     above = _by_user(table.values[figure][:, chosen], users, weights.shape[1])
     below = _by_user(table.targets[:, chosen] if figure == "perplexity" else counts, users, weights.shape[1])
@@ -167,22 +166,22 @@ def _points(table: Judged, figure: str, chosen: NDArray[np.bool_], weights: Floa
 
 
 def _by_user(values: Floats, users: Whole, count: int) -> Floats:
-    """Sums (S, U) of `values` (S, N)."""
+    """Return the sums (S, U) of `values` (S, N)."""
     return np.stack([np.bincount(users, weights=line, minlength=count) for line in values])
 
 
 def _interval(name: str, points: Floats) -> Row:
-    """A figure (1 + D,) with its interval; None where there is none, as for a system that is no model."""
+    """Return a figure (1 + D,) with its interval; None if a system does not have the figure."""
     if not math.isfinite(points[0]):
         return {name: None, f"{name}_low": None, f"{name}_high": None}
     return dict(bootstrap.middle(points).row(name))
 
 
 def _curve(table: Judged, weights: Floats, base: str, window: int) -> Iterator[Row]:
-    """Figure 5.2: how much higher the MRR is than that of `base`, 0.05 for 5 %, by the queries seen of a user.
+    """Yield how much higher the MRR is than that of `base` (0.05: 5 %), by the earlier queries of a user (figure 5.2).
 
-    A point is the ratio of what both come to in the `window` places around it (fewer at the ends), not a mean of
-    ratios, which a place with few queries would upset.
+    A point is the ratio of the sums over the `window` positions around it (fewer at the ends), not a mean of ratios,
+    in which a position with few queries would weigh too much.
     """
     own, reach = table.systems.index(base), window // 2
     sums = _by_place(table, weights)
@@ -202,7 +201,7 @@ def _curve(table: Judged, weights: Floats, base: str, window: int) -> Iterator[R
 
 
 def _by_place(table: Judged, weights: Floats) -> Floats:
-    """Sums of reciprocal ranks at every place of the streams, of every system and draw (S, 1 + D, W)."""
+    """Return the sums of reciprocal ranks of every system and draw at every position of the streams (S, 1 + D, W)."""
     sums = np.zeros((len(table.systems), len(weights), int(table.places.max()) + 1))
     order = np.argsort(table.places, kind="stable")
     bounds = np.searchsorted(table.places[order], np.arange(sums.shape[2] + 1))
@@ -213,13 +212,13 @@ def _by_place(table: Judged, weights: Floats) -> Floats:
 
 
 def _ranges(values: Whole, begins: Sequence[int]) -> tuple[list[str], Whole]:
-    """The ranges that begin at `begins`, as people write them, and the number of the range of each value."""
+    """Return the labels of the ranges that begin at `begins`, and the number of the range of each value."""
     labels = [str(a) if b == a + 1 else f"{a}–{b - 1}" for a, b in pairwise(begins)]
     return [*labels, f"{begins[-1]}+"], np.searchsorted(np.array(begins), values, side="right") - 1
 
 
 def _milliseconds(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Medians, and what 95 of 100 keep to, of the time that suggesting and learning took."""
+    """Return the medians and 95th percentiles of the time that suggesting and learning took."""
     found = []
     for name in dict.fromkeys(row["system"] for row in rows):
         times = {"system": name}

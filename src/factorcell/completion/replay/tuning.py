@@ -1,7 +1,7 @@
-"""How the users of a run should learn, and what its blend should trust, found on people who were not in its training.
+"""Fit the rule of online learning and the weights of the blend to users who were not in training.
 
-The online rate is the one of lowest progressive perplexity: every text is scored, then learned (thesis 2018, section
-5.4.1). The weights of the blend are fitted to what people went on to write after the prefixes that a replay draws.
+The rate with the lowest progressive perplexity is chosen: every text is scored, then learned (thesis 2018, section
+5.4.1). The weights of the blend are fitted to the texts of the prefixes that a replay draws.
 """
 
 import math
@@ -27,7 +27,7 @@ FACTORS = (3.0, math.sqrt(3.0))  # steps of the search, on a scale of logarithms
 
 
 def perplexity(learner: Learner, streams: Sequence[Stream], progress: bool = False) -> float:
-    """The progressive perplexity of all streams. Nobody learns from others, so that people can learn side by side."""
+    """Return the progressive perplexity of all streams, whose users are independent and learned in batches."""
     text, others = learner.run.config.data.text, learner.columns
     users, total = {stream.user: learner.new() for stream in streams}, Tally()
     longest = max((len(stream.rows) for stream in streams), default=0)
@@ -51,9 +51,12 @@ def rates(
     reach: float = LearningRule.reach,
     unknown: str = "error",
 ) -> Generator[Row]:
-    """A row for every rule of this `reach` that is tried: `optimiser`, `rate`, `perplexity`; the first learns nothing.
+    """Yield a row for every rule that is tried: `optimiser`, `rate`, `perplexity`; the first learns nothing.
 
-    `unknown` as `Learner` has it. `UserError` for a reach that cannot be, and where there is no text.
+    `reach` is that of all rules, `unknown` as in `Learner`.
+
+    Raises:
+        UserError: The reach is out of range, or there is no text.
     """
     if not any(stream.rows for stream in streams):
         raise UserError("no stream has a text: nothing to find a rate on")
@@ -67,7 +70,7 @@ def rates(
 
 
 def _climb(learner: Learner, streams: Sequence[Stream], progress: bool) -> Iterator[Row]:
-    """Rates of one optimiser: from the best so far a step up and down, smaller steps where neither is better."""
+    """Try rates one step above and below the best; take smaller steps when neither is better."""
     start = learner.rule
     tried: dict[float, float] = {}
 
@@ -88,7 +91,7 @@ def _climb(learner: Learner, streams: Sequence[Stream], progress: bool) -> Itera
 def proposals(
     completer: Completer, learner: Learner, popularity: Popularity, streams: Sequence[Stream], progress: bool = False
 ) -> Iterator[tuple[list[Candidate], str]]:
-    """For every judged text of the streams what the sources propose, and the text."""
+    """Yield what the sources propose for every judged text of the streams, and the text."""
     blend = Blend(completer, popularity)
     text, others = learner.run.config.data.text, learner.columns
     with progress_bar(total=sum(len(s.rows) for s in streams), desc="blend", unit="texts", show=progress) as bar:
@@ -105,6 +108,6 @@ def proposals(
 
 
 def reciprocal_rank(blend: Blend, lists: Sequence[tuple[list[Candidate], str]]) -> float:
-    """The mean over `lists` of one over the rank of the text among the best of the candidates; 0 where it is not."""
+    """Return the mean reciprocal rank of the texts among the best candidates of their `lists`."""
     ranks = (rank_of(text, [one.text for one in blend.merged(found, COUNT)]) for found, text in lists)
     return sum(1 / rank for rank in ranks if rank) / max(1, len(lists))
