@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from factorcell import cores, memory
+from factorcell import memory
 from factorcell.choices import CHOSEN, PRESETS, UNKNOWN_POLICIES
 from factorcell.commands import terminal
 from factorcell.commands.parser import Parser, Section
@@ -71,15 +71,12 @@ def said(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
     for section, field in fields():
         if hasattr(given, field.name):
             value = getattr(given, field.name)
-            own[section][field.name] = _without_none(field, value) if isinstance(value, list) else value
+            if isinstance(value, list):  # of choices, `none` stands for an empty list
+                value = tuple(name for name in value if name != NONE or not field.metadata["choices"])
+            own[section][field.name] = value
     if "unit" in own["data"]:
         own["data"].setdefault("lowercase", None)  # follows the unit
     return {section: {**found.get(section, {}), **values} for section, values in own.items()}
-
-
-def _without_none(field: dataclasses.Field[Any], names: list[str]) -> tuple[str, ...]:
-    """A list of choices without `none`, which stands for an empty one."""
-    return tuple(name for name in names if not (field.metadata["choices"] and name == NONE))
 
 
 def asked(given: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], "Budget"]:
@@ -190,7 +187,7 @@ def threads(count: int) -> None:
     """Compute with so many threads; 0: with this process's share of the cores."""
     import torch
 
-    torch.set_num_threads(count or cores.share())
+    torch.set_num_threads(count or memory.share_of_cores())
 
 
 def max_memory(given: float | None) -> None:

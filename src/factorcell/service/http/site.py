@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from factorcell import cores
 from factorcell.config import UserError
+from factorcell.memory import usable_cores
 from factorcell.service.engine import Service
 from factorcell.service.http.keys import KeyRing
 from factorcell.service.http.lanes import Lane, Turn
@@ -55,8 +55,8 @@ class Site:
     keys: KeyRing | None = None
     metrics: Metrics = field(default_factory=Metrics)
     readiness: Readiness = field(default_factory=Readiness)
-    search: Lane = field(default_factory=lambda: Lane("search", cores.usable(), SEARCHES, SHORTEST))
-    change: Lane = field(default_factory=lambda: Lane("change", cores.usable(), CHANGES))
+    search: Lane = field(default_factory=lambda: Lane("search", usable_cores(), SEARCHES, SHORTEST))
+    change: Lane = field(default_factory=lambda: Lane("change", usable_cores(), CHANGES))
     batch: Lane = field(default_factory=lambda: Lane("batch", 1, BATCHES))
     newest: Recent[tuple[str, str], int] = field(default_factory=lambda: Recent(SESSIONS))
 
