@@ -1,8 +1,8 @@
-"""How far a figure would move with other texts, or people, of the same kind: intervals by the bootstrap.
+"""Confidence intervals by the bootstrap (Efron 1979).
 
-A figure is made of sums over units, such as exp(sum of nats / sum of targets) over texts. A draw takes as many units
-with replacement (Efron 1979), and the interval is the middle 95 % of what the figure comes to. Figures that share
-their draws are paired, so that what moves both leaves their difference alone.
+A figure is computed from sums over units, such as exp(sum of nats / sum of targets) over texts. A draw takes as many
+units with replacement; the interval is the middle 95 % of the figures of all draws. Figures that share their draws are
+paired.
 
 Shapes: U units, D draws, S sums.
 """
@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 
 
 class Interval(NamedTuple):
-    """A figure with the lower and the upper end of its interval; None of both where there were too few units."""
+    """A figure with the ends of its confidence interval; both ends are None if there were too few units."""
 
     point: float
     low: float | None = None
@@ -32,17 +32,17 @@ class Interval(NamedTuple):
 
     @classmethod
     def of(cls, row: Mapping[str, Any], name: str) -> "Interval | None":
-        """What `row` keeps under `name`, `name`_low and `name`_high; None where it has no such figure."""
+        """Read the interval that `Interval.row` stored; None if `row` has no such figure."""
         point = row.get(name)
         return None if point is None else cls(point, row.get(f"{name}_low"), row.get(f"{name}_high"))
 
     def row(self, name: str) -> dict[str, float | None]:
-        """The same, to be kept."""
+        """The figure and its ends as a row of JSON: `name`, `name`_low and `name`_high."""
         return {name: self.point, f"{name}_low": self.low, f"{name}_high": self.high}
 
     @property
     def sign(self) -> int:
-        """1 or -1 where the whole interval is above or below zero, 0 where it holds zero or there is none."""
+        """1 or -1 if the whole interval is above or below zero, 0 if it contains zero or does not exist."""
         if self.low is None or self.high is None:
             return 0
         return int(self.low > 0) - int(self.high < 0)

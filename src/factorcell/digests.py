@@ -6,18 +6,11 @@ are accepted, so the folder stays valid wherever the process dies. A file that w
 
 import hashlib
 import json
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from factorcell.limits import UserError, check_format
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 FILE = "digests.json"
 FORMAT = 1
@@ -64,21 +57,6 @@ def accepts(path: Path, digest: str) -> bool:
 def of(content: bytes) -> str:
     """The digest of the content of a file."""
     return hashlib.sha256(content).hexdigest()
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Prevent other processes from changing the manifest of `folder`, on file systems with locks."""
-    handle = None
-    with suppress(OSError):
-        if fcntl is not None:
-            handle = os.open(folder, os.O_RDONLY)
-            fcntl.flock(handle, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        if handle is not None:
-            os.close(handle)
 
 
 def _of_manifest(files: Any) -> str:

@@ -53,7 +53,7 @@ def write(path: str | Path, content: bytes | str) -> None:
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({error.strerror})") from None
         return
-    with digests.locked(path.parent):
+    with lock.manifest(path.parent):
         listed = digests.read(path.parent)
         if path.name in listed:
             _replace(path.parent / digests.FILE, digests.encoded(digests.replacing(listed, path, digests.of(content))))

@@ -15,7 +15,7 @@ UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def check(path: str | Path) -> None:
-    """`UserError` unless `path` is a file or a pipe that is there."""
+    """`UserError` unless `path` is an existing file or pipe."""
     try:
         mode = Path(path).stat().st_mode
     except FileNotFoundError:

@@ -1,7 +1,4 @@
-"""Ctrl-C, and SIGTERM: an end with a line while modules load, and a stop that loses nothing while work is done.
-
-It imports next to nothing, so that it is there before all else: an import that is interrupted fails in ways of its own.
-"""
+"""Ctrl-C and SIGTERM: a stop of long work that loses nothing."""
 
 import os
 import signal
@@ -11,7 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-STOPPED = 130  # exit code of one who stops
+STOPPED = 130  # the exit code after Ctrl-C
 ASKED = b"\nstopping as soon as all is saved; Ctrl-C again stops at once\n"
 
 
@@ -64,21 +61,3 @@ class Stop:
             os.write(2, ASKED)
         if self._at_once:
             raise Stopped
-
-
-def end_at_once() -> None:
-    """From now on Ctrl-C ends the process with a line, unless somebody else sees to it."""
-    there = threading.current_thread() is threading.main_thread()
-    if there and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _end)
-
-
-def raise_again() -> None:
-    """From now on Ctrl-C is a `KeyboardInterrupt` again, if `end_at_once` has changed it."""
-    if signal.getsignal(signal.SIGINT) is _end:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _end(_number: int, _frame: FrameType | None) -> None:
-    os.write(2, b"\nstopped\n")
-    os._exit(STOPPED)

@@ -1,4 +1,4 @@
-"""One writer per folder: a lock that dies with its process, and a file that says which process that is."""
+"""Locks that end with their process: one training per folder, and one writer of a manifest at a time."""
 
 import os
 import platform
@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from factorcell.config import UserError
+from factorcell.limits import UserError
 
 try:
     import fcntl
@@ -19,9 +19,9 @@ FILE = "training.lock"
 
 @contextmanager
 def writing(folder: Path, say: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Within it this process alone writes in `folder`, which is made where there is none, and kept if it is filled.
+    """Make this process the only one that trains in `folder`, which is made if need be and removed if it stays empty.
 
-    `UserError` that names the process which writes there. `say` takes a line where the file system knows no locks.
+    `UserError` names another process that trains there. `say` takes a line where the file system has no locks.
     """
     made = not folder.exists()
     path = folder / FILE
@@ -44,7 +44,7 @@ def writing(folder: Path, say: Callable[[str], None] | None = None) -> Iterator[
 
 
 def _claimed(path: Path) -> IO[str] | None:
-    """The file `path`, locked and with this process in it; None where there are no locks."""
+    """Open and lock `path`, and write the name of this process into it; None where there are no locks."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         if fcntl is None:
@@ -67,3 +67,18 @@ def _claimed(path: Path) -> IO[str] | None:
                 file.flush()
                 return file
         file.close()
+
+
+@contextmanager
+def manifest(folder: Path) -> Iterator[None]:
+    """Wait until no other process changes the manifest of `folder`, on file systems with locks."""
+    handle = None
+    with suppress(OSError):
+        if fcntl is not None:
+            handle = os.open(folder, os.O_RDONLY)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)

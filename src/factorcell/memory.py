@@ -1,4 +1,4 @@
-"""How much memory there is, and whether something fits into it: asked before anything large is made."""
+"""The memory and the processor cores that this process may use."""
 
 import os
 from pathlib import Path
@@ -64,3 +64,13 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
+
+
+def usable_cores() -> int:
+    """The cores that the system lets this process run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def share_of_cores() -> int:
+    """The cores for each of the processes that torchrun has started on this machine."""
+    return max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))

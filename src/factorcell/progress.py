@@ -18,18 +18,18 @@ class Log:
     """A stream that writes the state of a bar to standard error as a line, if one is due."""
 
     def __init__(self) -> None:
-        self.due = time.monotonic() + FIRST
+        self.stream, self.due = sys.stderr, time.monotonic() + FIRST
 
     def write(self, text: str) -> None:
         """Write the text of a bar without its carriage return, and ignore it before a line is due."""
         now = time.monotonic()
         if (text := text.strip()) and now >= self.due:
             self.due = now + SELDOM
-            sys.stderr.write(text + "\n")
+            self.stream.write(text + "\n")
 
     def flush(self) -> None:
         """Flush standard error."""
-        sys.stderr.flush()
+        self.stream.flush()
 
 
 def progress_bar(items: Iterable[Any] | None = None, *, desc: str, unit: str, show: bool = True, **more: Any) -> Any:

@@ -292,23 +292,3 @@ def test_characters_that_the_output_lacks(world: Path, encoding: str | None) -> 
         )
         assert (done.returncode, done.stderr) == (0, b"")
     assert "ca" in json.dumps(json.loads(done.stdout.decode(encoding or "utf-8").splitlines()[0]))
-
-
-MODULES = ("limits", "commands.main", "commands.streams")
-INTERRUPTED = """
-import os, signal, sys
-from factorcell.__main__ import main
-class Finder:
-    def find_spec(name, *_):
-        if name == "factorcell." + sys.argv[1]:
-            os.kill(os.getpid(), signal.SIGINT)
-sys.meta_path.insert(0, Finder)
-main()
-"""
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_stopped_before_the_command_is_loaded(module: str) -> None:
-    command = [sys.executable, "-c", INTERRUPTED, module, "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "stopped")

@@ -7,12 +7,12 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from factorcell import interrupts
 from factorcell.commands import options, parser, streams, terminal
 from factorcell.commands.parser import Parser
+from factorcell.interrupts import STOPPED
 from factorcell.limits import UserError, nearest
 
 PROG, ABOUT = "factorcell", "Language models that adapt to context."
@@ -117,41 +117,33 @@ def main(words: Sequence[str] | None = None) -> int:
         importlib.import_module("factorcell.commands.shell").complete()
     try:
         streams.prepare()
-        code = _main(sys.argv[1:] if words is None else words)
-        streams.flush()
-        return code
-    except BrokenPipeError:  # whoever read the results has seen enough
+        try:
+            return _main(sys.argv[1:] if words is None else words)
+        finally:
+            sys.stdout.flush()  # while an error can be reported
+    except BrokenPipeError:  # the reader of the results has ended
         streams.abandon()
         return 0
     except (UserError, OSError) as error:
         streams.abandon()
-        said = streams.system_error(error) if isinstance(error, OSError) else error.as_command()
-        terminal.say(f"{PROG}: {said}")
+        line = streams.system_error(error) if isinstance(error, OSError) else error.as_command()
+        terminal.say(f"{PROG}: {line}")
         return 2
 
 
 def _main(words: Sequence[str]) -> int:
-    """Run the command that `words` are; the exit code."""
-    given: argparse.Namespace | None = None
+    given = argparse.Namespace()
     try:
-        interrupts.end_at_once()
         path = find(words)
         if path[-1].kinds:
             return _without_verb(path, words[len(path) - 1 :])
-        given = parser_of(path, words).parse(words[len(path) - 1 :])
-        run = _loaded(path)
-        interrupts.raise_again()
-        _run(path[-1], run, given)
-    except SystemExit:  # of the parser: the help, or a mistake
-        streams.flush()
-        raise
+        given = parser_of(path).parse(words[len(path) - 1 :])
+        _run(path, given)
     except KeyboardInterrupt as stop:
         resume = "; the same command with --resume goes on from there" if str(stop) else LATER
         resume = getattr(given, "again", resume if hasattr(given, "resume") else "")
         terminal.say("", f"{str(stop) or 'stopped'}{resume}")
-        return interrupts.STOPPED
-    finally:
-        interrupts.raise_again()
+        return STOPPED
     return 0
 
 
@@ -198,21 +190,14 @@ def _without_verb(path: Sequence[Verb], words: Sequence[str]) -> int:
     return 0 if words else 2
 
 
-def _loaded(path: Sequence[Verb]) -> Callable[[argparse.Namespace], None]:
-    """The function of the last verb of a path, with all that it imports."""
-    module = importlib.import_module(f"factorcell.commands.{path[-1].module}")
-    importlib.import_module("factorcell.training.distributed")
-    found: Callable[[argparse.Namespace], None] = getattr(module, f"run_{_named(path)}")
-    return found
-
-
-def _run(verb: Verb, run: Callable[[argparse.Namespace], None], given: argparse.Namespace) -> None:
-    """Call the function of a verb; several processes may only train, and only one of them says what is wrong."""
+def _run(path: Sequence[Verb], given: argparse.Namespace) -> None:
+    """Call the function of the last verb of a path; several processes may only train, and one of them reports."""
+    run = getattr(importlib.import_module(f"factorcell.commands.{path[-1].module}"), f"run_{_named(path)}")
     from factorcell.training import distributed
 
     with distributed.one_voice(), terminal.warnings_said():
         _, size = distributed.place()
-        if size > 1 and verb.name != "train":
+        if size > 1 and path[-1].name != "train":
             raise UserError(f"only `train` runs in {size} processes; start the other verbs without torchrun")
         options.threads(getattr(given, "threads", 0))
         options.max_memory(getattr(given, "max_memory", None))

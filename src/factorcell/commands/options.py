@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from factorcell import cores, inputs, memory
+from factorcell import inputs, memory
 from factorcell.choices import CHOSEN, PRESETS, UNKNOWN_POLICIES
 from factorcell.commands import terminal
 from factorcell.commands.parser import Parser, Section
@@ -115,13 +115,12 @@ def said(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
     for section, field in fields(kinds):
         if field.name != "kind" and hasattr(given, field.name):
             value = getattr(given, field.name)
-            own[section][field.name] = _without_none(field, value) if isinstance(value, list) else value
+            if isinstance(value, list):  # of choices, `none` stands for an empty list
+                value = tuple(name for name in value if name != NONE or not field.metadata["choices"])
+            own[section][field.name] = value
+    if "unit" in own["data"]:
+        own["data"].setdefault("lowercase", None)  # follows the unit
     return {section: {**found.get(section, {}), **values} for section, values in own.items()}
-
-
-def _without_none(field: dataclasses.Field[Any], names: list[str]) -> tuple[str, ...]:
-    """A list of choices without `none`, which stands for an empty one."""
-    return tuple(name for name in names if not (field.metadata.get("choices") and name == NONE))
 
 
 def asked(given: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], "Budget"]:
@@ -134,7 +133,7 @@ def asked(given: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], "Budget
 
 
 def training_files(verb: Parser) -> None:
-    """Add what a training reads."""
+    """Add the tables and the recipe of a training."""
     table(verb, "train")
     verb.add_argument("--dev", type=Path, help="development table (default: 5 %% of the rows are held out)")
     verb.add_argument("--config", type=Path, help="TOML or JSON file of options; those given here win")
@@ -149,12 +148,12 @@ def table(verb: Parser, name: str = "table") -> None:
 
 
 def run(verb: Parser, text: str = "run folder") -> None:
-    """Add the run that a verb asks."""
+    """Add the run folder that a verb opens."""
     verb.add_argument("run", type=Path, metavar="RUN", help=text)
 
 
 def json(verb: Parser) -> None:
-    """Add that results are rows."""
+    """Add the option for rows of JSON."""
     verb.add_argument("--json", action="store_true", help="print rows of JSON")
 
 
@@ -229,14 +228,14 @@ def opened(open_model: Callable[..., Model], folder: Path, given: argparse.Names
 
 
 def threads(count: int) -> None:
-    """Compute with so many threads; 0: with this process's share of the cores."""
+    """Set the number of threads; 0: this process's share of the cores."""
     import torch
 
-    torch.set_num_threads(count or cores.share())
+    torch.set_num_threads(count or memory.share_of_cores())
 
 
 def max_memory(given: float | None) -> None:
-    """Let this process, and those that it starts, use so many GiB; None: as many as there are."""
+    """Limit the memory of this process, and of those that it starts, in GiB; None: no limit but the machine's."""
     if given is not None:
         os.environ[memory.VARIABLE] = str(given)
 

@@ -52,7 +52,7 @@ def bold(text: str) -> str:
 
 
 def show(*lines: str) -> None:
-    """Lines of the result."""
+    """Print lines of the result."""
     for line in lines:
         print(_safe(line))
 
@@ -68,7 +68,7 @@ def piece(text: str, before: str = "") -> None:
 
 
 def manual(text: str) -> None:
-    """Help of our own, which has no word of the user's, in as many lines as it has."""
+    """Print help, which has no text of the user."""
     print(text)
 
 
@@ -98,7 +98,7 @@ class Log(logging.Handler):
 
 @contextmanager
 def warnings_said() -> Iterator[None]:
-    """Within it, warnings and what factorcell logs are said like all other messages."""
+    """Write warnings and log records to standard error like all other messages."""
     log, handler, shown = logging.getLogger("factorcell"), Log(logging.WARNING), warnings.showwarning
     log.addHandler(handler)
     warnings.showwarning = lambda message, category, *_: say(f"{category.__name__}: {message}")
@@ -176,7 +176,7 @@ def judged(result: "Classification", metrics: Row, as_json: bool) -> None:
 
 
 def _calibration(metrics: Row) -> str:
-    """How sure a classifier may be."""
+    """A sentence on the calibration of a classifier."""
     told = f"calibration error {metrics['calibration_error']:.4f}, {metrics['value_nats']:z.4f} nats of a true value"
     if "temperature" not in metrics:
         return told

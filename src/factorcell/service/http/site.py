@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from factorcell import cores
 from factorcell.config import UserError
+from factorcell.memory import usable_cores
 from factorcell.service.engine import Service
 from factorcell.service.http.keys import KeyRing
 from factorcell.service.http.lanes import Lane, Turn
@@ -39,7 +39,7 @@ class Settings:
 
 
 def _lanes() -> dict[str, Lane]:
-    threads = cores.usable()
+    threads = usable_cores()
     return {
         "search": Lane("search", threads, 256, SHORTEST),
         "change": Lane("change", threads, 256),

@@ -2,21 +2,21 @@
 
 import pytest
 
-from factorcell import cores
+from factorcell import memory
 
 
 def test_a_pinned_process_uses_its_own_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 64)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {5, 9, 11}, raising=False)
-    assert cores.usable() == 3
+    assert memory.usable_cores() == 3
     monkeypatch.delattr("os.sched_getaffinity")
-    assert cores.usable() == 64
+    assert memory.usable_cores() == 64
 
 
 def test_processes_that_train_together_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert cores.share() == 8
+    assert memory.share_of_cores() == 8
     for processes, share in ((2, 4), (3, 2), (9, 1)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
-        assert cores.share() == share
+        assert memory.share_of_cores() == share
