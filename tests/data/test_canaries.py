@@ -42,7 +42,6 @@ def lines_of(corpus: Corpus) -> list[list[int]]:
 
 @pytest.mark.parametrize("unit", ["char", "grapheme", "word", "space"])
 def test_canaries_are_read_back_as_their_tokens(unit: str) -> None:
-    """Of letters, digits and words that the model knows; each once, the same for the same key."""
     data = DataConfig(unit=unit)
     words = ["the", "of", ",", "naïve", "-", "3", "x1", "…", *(f"w{number}" for number in range(60))]
     tokens = [*"eta 0.-7é", *LETTERS[1:4], *LETTERS[5:]] if unit in ("char", "grapheme") else words
@@ -58,7 +57,6 @@ def test_canaries_are_read_back_as_their_tokens(unit: str) -> None:
 
 
 def test_letters_that_join_are_not_both_drawn_from() -> None:
-    """Conjoining jamo are letters, but two of them become one: a syllable, and two consonants are one grapheme."""
     vocabulary = Vocabulary([*SPECIALS, "\u1100", "\u1161", *LETTERS])
     for unit, kept in (("char", 1), ("grapheme", 0)):
         form = Form.of(vocabulary, DataConfig(unit=unit))
@@ -76,7 +74,6 @@ def test_a_form_of_few_texts_is_refused() -> None:
 
 @pytest.mark.parametrize("user", ["who", ""])
 def test_each_is_planted_as_often_as_it_says_with_the_context_of_one_text(user: str) -> None:
-    """Repetitions are balanced, and all of a canary have one person's context."""
     corpus, config = corpus_of(user=user, context=CONTEXT)
     canaries = Canaries.draw(corpus, config, 20, seed=3)
     whole = canaries.planted_in(corpus)
@@ -97,7 +94,6 @@ def test_each_is_planted_as_often_as_it_says_with_the_context_of_one_text(user: 
 
 
 def context_of(corpus: Corpus, row: int) -> Any:
-    """The whole context of a text, with who wrote it."""
     one = corpus.select(np.array([row]))
     bags = [bags.values.tolist() for bags in one.bags]
     return [one.categories.tolist(), one.numbers.tolist(), [v.tolist() for v in one.vectors], bags, one.users.tolist()]

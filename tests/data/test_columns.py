@@ -27,7 +27,6 @@ NO_TIMES: list[Any] = ["", None, "2024", "12", "noon", 5, 12.5, pd.NaT, "2024-02
 
 
 def read(values: list[Any], kind: str, **data: Any) -> Column:
-    """The reader of a column `x`, having read it in two chunks."""
     table = open_table([{"x": value} for value in values])
     (reader,) = ContextColumns(table, DataConfig(context=(f"x:{kind}",), **data)).readers
     half = len(values) // 2
@@ -58,15 +57,13 @@ def read(values: list[Any], kind: str, **data: Any) -> Column:
         *((value, None, None, None) for value in NO_TIMES),
     ],
 )
-def test_times(value: Any, hour: float | None, weekday: int | None, yearday: int | None) -> None:
-    """The hour, the weekday and the day of the year, as they are written; None of what says nothing about it."""
+def test_times_are_read_as_written(value: Any, hour: float | None, weekday: int | None, yearday: int | None) -> None:
     assert to_hour(value) == (None if hour is None else pytest.approx(hour))
     assert (to_weekday(value), to_yearday(value)) == (weekday, yearday)
 
 
 @given(st.datetimes(timezones=st.none() | st.just(timezone(timedelta(hours=-7)))))
 def test_every_time_is_read_back(moment: datetime) -> None:
-    """ISO 8601 text, with any separator, is the time that it was made of."""
     for text in (moment.isoformat(), moment.isoformat(" ")):
         assert to_time(text) == moment
     hour = to_hour(moment.isoformat())
@@ -81,13 +78,11 @@ def test_every_time_is_read_back(moment: datetime) -> None:
 
 
 def names(*context: str) -> list[tuple[str, str]]:
-    """Name and column of each variable of a table with columns a, b and a.hour."""
     table = open_table([{"a": "1", "b": "2", "a.hour": "3"}])
     return [(r.of.name, r.column) for r in ContextColumns(table, DataConfig(context=context)).readers]
 
 
-def test_names() -> None:
-    """A column's own; with its kind for what is read of a time, and where a column is named several times."""
+def test_variables_are_named_by_column_and_kind() -> None:
     assert names("a", "b:number") == [("a", "a"), ("b", "b")]
     assert names("a:hour", "a:weekday", "b:longitude") == [("a.hour", "a"), ("a.weekday", "a"), ("b", "b")]
     assert names("b:longitude", "b:number") == [("b.longitude", "b"), ("b.number", "b")]
@@ -96,8 +91,7 @@ def test_names() -> None:
             names(*context)
 
 
-def test_kinds_and_periods() -> None:
-    """A period where the kind has one, or says it; what is none is refused in one line."""
+def test_kinds_have_periods() -> None:
     assert parse_column("x:hour") == ("x", "hour", 24)
     assert parse_column("x:longitude") == ("x", "longitude", 360)
     assert parse_column("a:b:cyclic=12.5") == ("a:b", "cyclic", 12.5)
@@ -111,8 +105,7 @@ def test_kinds_and_periods() -> None:
 
 
 @given(st.lists(st.floats(-1e4, 1e4), min_size=1, max_size=20), st.floats(0.5, 400))
-def test_circles(values: list[float], period: float) -> None:
-    """Values lie in the period, where whole turns do not count; the moments are those of sines and cosines by hand."""
+def test_periodic_numbers_have_the_moments_of_their_waves(values: list[float], period: float) -> None:
     reader = read(values, f"cyclic={period!r}")
     variable = reader.variable(DataConfig(min_context_count=1))
     got = reader.array(variable)
@@ -131,7 +124,6 @@ def test_circles(values: list[float], period: float) -> None:
 
 
 def test_means_on_a_circle() -> None:
-    """The mean of 23:00 and 1:00 is midnight, an hour from both; one value many times has deviations of 1."""
     variable = read(["23:00", "01:00"], "hour").variable(DataConfig())
     assert min(variable.mean, 24 - variable.mean) == pytest.approx(0, abs=1e-9)
     assert variable.deviation == pytest.approx(1)
@@ -144,26 +136,11 @@ def test_means_on_a_circle() -> None:
     ("kind", "value", "got"),
     [
         ("hour", "soon", "'soon', not a time of day \\(ISO 8601, such as"),
-        ("hour", "2024-02-29", "'2024-02-29', not a time of day"),
         ("weekday", "12:30", "'12:30', not a date \\(ISO"),
-        ("yearday", 5, "5, not a date"),
         ("yearday", "", "empty, not a date; fill it in or leave the row out"),
-        ("longitude", "12E", "'12E', not a number of degrees"),
-        ("cyclic=2", None, "empty, not a number; fill"),
         ("longitude", np.ones((40, 3)), "array.*\\.\\.\\., not a number of degrees"),
         ("text", 5, "5, not a text"),
-        ("text", ["a"], "\\['a'\\], not a text"),
         ("vector", "[1, 2", "'\\[1, 2', not a list of numbers"),
-        ("vector", [1, [2]], "\\[1, \\[2\\]\\], not a list"),
-        ("vector", [[1, 2], [3, 4]], "not a list of numbers"),
-        ("vector", "[" * 5000, "not a list of numbers"),
-        ("vector", [1, math.nan], "\\[1, nan\\], not a list"),
-        ("vector", [1, 1e39], "not a list of numbers"),
-        ("vector", ["1", "2"], "\\['1', '2'\\], not a list"),
-        ("vector", [True, False], "not a list of numbers"),
-        ("vector", [1, None], "not a list of numbers"),
-        ("vector", [], "\\[\\], not a list of numbers"),
-        ("vector", "7", "'7', not a list of numbers"),
         ("vector", None, "empty, not a list of numbers; fill it in or leave the row out"),
         ("vector", [1, 2, 3], "has 3 numbers; it must have 2, as in the first row"),
         ("category", [1, 2], "is a list, not the name of a category \\(a vector\\? say x:vector\\)"),
@@ -172,7 +149,6 @@ def test_means_on_a_circle() -> None:
     ],
 )
 def test_what_does_not_fit_is_named_with_its_row(kind: str, value: Any, got: str) -> None:
-    """In one line, also when it comes in a later chunk."""
     good: Any = {"hour": NOON, "weekday": NOON, "yearday": NOON, "text": "a a a a a", "vector": [1, 2]}.get(kind, "1")
     verb = "" if got.startswith(("is a", "has")) else "is .*"
     with pytest.raises(UserError, match=f"^the rows given row 3: x {verb}{got}") as error:
@@ -187,7 +163,6 @@ def test_what_does_not_fit_is_named_with_its_row(kind: str, value: Any, got: str
     st.integers(1, 4),
 )
 def test_bags_are_those_of_plain_loops(texts: list[str | None], least: int, most: int) -> None:
-    """The frequent words, which of them each text has, and the share of each in the mean of sums / sqrt(n)."""
     bags = [_words(text or "") for text in texts]
     counts = Counter(word for bag in bags for word in bag)
     kept = sorted((word for word in counts if counts[word] >= least), key=lambda w: (-counts[w], w))[:most]
@@ -208,7 +183,6 @@ def test_bags_are_those_of_plain_loops(texts: list[str | None], least: int, most
 
 
 def _words(text: str) -> list[str]:
-    """Runs of letters, lower-cased."""
     return "".join(mark if mark.isalpha() else " " for mark in text.lower()).split()
 
 
@@ -217,7 +191,6 @@ def _bag(bags: Ragged, row: int, words: list[str]) -> list[str]:
 
 
 def test_texts_read_as_training_read_them() -> None:
-    """Words that training did not keep are left out, whatever is done with unknown categories; no column, no words."""
     known = Variable("t", "text", values=("sea", "sun"), shares=(1.0, 0.5), column="title")
     tables: list[list[dict[str, Any]]] = [
         [{"title": "The SUN, the sea, sun!"}, {"title": "moon"}, {"title": None}],
@@ -234,7 +207,6 @@ def test_texts_read_as_training_read_them() -> None:
 
 
 def test_vectors_in_all_their_forms() -> None:
-    """Lists, tuples, arrays of any numbers, JSON; means and deviations of each of their numbers."""
     forms = [[1, 2.5], (1, 2.5), np.array([1, 2.5]), np.array([1, 2.5], np.float16), "[1, 2.5]", " [1.0,2.5] "]
     for form in forms:
         vector = to_vector(form)
@@ -251,7 +223,6 @@ def test_vectors_in_all_their_forms() -> None:
 
 
 def test_vectors_read_as_training_read_them() -> None:
-    """Of the same length; a missing one is an error, or NaN where the caller says so."""
     known = ContextSchema((Variable("v", "vector", means=(0.0, 0.0), deviations=(1.0, 1.0)),))
 
     def array(values: list[Any], policy: str) -> Any:
@@ -268,8 +239,7 @@ def test_vectors_read_as_training_read_them() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=8), st.data())
-def test_ragged_rows(lists: list[list[int]], data: st.DataObject) -> None:
-    """Any rows in any order, repeated or none."""
+def test_ragged_rows_are_selected_in_any_order(lists: list[list[int]], data: st.DataObject) -> None:
     flat = np.array([x for part in lists for x in part], dtype=np.int32)
     ragged = Ragged(flat, np.concatenate([[0], np.cumsum([len(part) for part in lists])]).astype(np.int64))
     rows = data.draw(st.lists(st.integers(0, len(lists) - 1), max_size=8))
@@ -283,7 +253,6 @@ CONTEXT = ("at:hour", "at:weekday", "at:yearday", "lon:longitude", "turn:cyclic=
 
 
 def rows_of_all_kinds(count: int) -> list[dict[str, Any]]:
-    """Rows with a column for every kind."""
     return [
         {
             "text": f"text {row % 3}",
@@ -301,7 +270,6 @@ def rows_of_all_kinds(count: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "fixed", "pandas", "arrays"])
 def test_every_table_gives_the_same(kind: str, tmp_path: Path) -> None:
-    """Text files, Parquet with timestamps and lists, data frames and arrays: the same variables and values."""
     rows = rows_of_all_kinds(12)
     plain = [{**row, "at": row["at"].isoformat(), "topic": json.dumps(row["topic"])} for row in rows]
     source: Any = tmp_path / f"rows.{'parquet' if kind == 'fixed' else kind}"
@@ -334,7 +302,6 @@ def test_every_table_gives_the_same(kind: str, tmp_path: Path) -> None:
 
 
 def test_readers_are_what_the_kinds_say() -> None:
-    """Also where a schema says it."""
     config = DataConfig(context=CONTEXT, min_context_word=1)
     table, rows = open_table(rows_of_all_kinds(4)), rows_of_all_kinds(4)
     schema = None

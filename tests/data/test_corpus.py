@@ -18,7 +18,6 @@ from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.data.tokenizer import split
 from factorcell.data.vocabulary import END, START, UNKNOWN
-from tests.kills import begun, ended, forks
 
 TEXTS = ["the sea is cold", "the sun", "", "sand and sand and sea", "the the the the the the the"]
 ROWS = [{"text": text, "city": city, "lat": lat} for text, city, lat in zip(TEXTS, "ABABC", range(5), strict=True)]
@@ -26,7 +25,6 @@ CONFIG = DataConfig(context=("city", "lat:number"), min_count=2, max_tokens=5, m
 
 
 def expected_ids(rows: list[dict[str, Any]], config: DataConfig) -> list[list[int]]:
-    """Ids by plain lists: count all tokens, cut, mark unknown, and end the texts that were not cut."""
     tokens = [split(row["text"], config) for row in rows]
     counts = Counter(token for line in tokens for token in line)
     kept = sorted((t for t in counts if counts[t] >= config.min_count), key=lambda t: (-counts[t], t))
@@ -39,13 +37,11 @@ def expected_ids(rows: list[dict[str, Any]], config: DataConfig) -> list[list[in
 
 
 def lines_of(corpus: Corpus) -> list[list[int]]:
-    """The ids of every text."""
     return [corpus.tokens[corpus.offsets[i] : corpus.offsets[i + 1]].tolist() for i in range(len(corpus))]
 
 
 @pytest.mark.parametrize("unit", ["word", "space", "char", "grapheme"])
 def test_ids_are_those_of_plain_lists(unit: str) -> None:
-    """For every unit; tokens beyond the cut count for the vocabulary but are not kept."""
     config = DataConfig(unit=unit, min_count=2, max_tokens=5)
     corpus = prepare(ROWS, config)
     assert lines_of(corpus) == expected_ids(ROWS, config)
@@ -54,7 +50,6 @@ def test_ids_are_those_of_plain_lists(unit: str) -> None:
 
 
 def test_empty_texts_of_a_file_are_told(tmp_path: Path) -> None:
-    """In one line, read anew or from the cache; blanks are a text of letters, none of words; rows given say nothing."""
     path, rows = tmp_path / "rows.jsonl", [*ROWS, {**ROWS[0], "text": "  "}]
     files.write_rows(path, rows)
     for unit, counted in (("word", "2 of 6 texts are"), ("char", "1 of 6 texts is")):
@@ -73,15 +68,13 @@ def test_empty_texts_of_a_file_are_told(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.text(alphabet="ab c", max_size=12), min_size=1, max_size=30), st.integers(1, 6), st.integers(1, 4))
-def test_any_texts(texts: list[str], most: int, least: int) -> None:
-    """The same for texts of all lengths, empty ones and cut ones among them."""
+def test_ids_of_any_texts_are_those_of_plain_lists(texts: list[str], most: int, least: int) -> None:
     config = DataConfig(unit="char", min_count=least, max_tokens=most)
     rows = [{"text": text} for text in texts]
     assert lines_of(prepare(rows, config)) == expected_ids(rows, config)
 
 
 def test_chunks_and_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the size of a chunk nor that of a block of ids shows in the result."""
     whole = prepare(ROWS * 10, CONFIG)
     monkeypatch.setattr(tables, "CHUNK", 3)
     monkeypatch.setattr(chunks, "CHUNK", 3)
@@ -93,8 +86,7 @@ def test_chunks_and_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -
     assert whole.schema == pieces.schema
 
 
-def test_contexts() -> None:
-    """Categories as rows of the schema (C is rare here), numbers as they are."""
+def test_categories_are_rows_of_the_schema_and_numbers_stay() -> None:
     corpus = prepare(ROWS, CONFIG)
     assert corpus.schema.variable("city").values == ("<unknown>", "A", "B")
     assert corpus.categories[:, 0].tolist() == [1, 2, 1, 2, 0]
@@ -102,7 +94,6 @@ def test_contexts() -> None:
 
 
 def test_other_tables_are_read_as_the_first() -> None:
-    """With a vocabulary and a schema nothing is learned from the new rows."""
     first = prepare(ROWS, CONFIG)
     rows = [{"text": "the zyx", "city": "B", "lat": 4}]
     second = prepare(rows, CONFIG, vocabulary=first.vocabulary, schema=first.schema)
@@ -116,7 +107,6 @@ def test_other_tables_are_read_as_the_first() -> None:
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=200), st.integers(1, 200), st.integers(0, 3))
 def test_every_text_is_in_one_batch_within_the_budget(lengths: list[int], budget: int, epoch: int) -> None:
-    """With and without a seed; the seed and the epoch alone decide the order."""
     corpus = prepare([{"text": "x" * length} for length in lengths], DataConfig(unit="char", min_count=1))
     for seed in (None, 5):
         batches = corpus.batches(budget, seed, epoch)
@@ -128,7 +118,6 @@ def test_every_text_is_in_one_batch_within_the_budget(lengths: list[int], budget
 
 
 def test_epochs_differ_and_padding_is_little() -> None:
-    """Lengths as of sentences: under a tenth of a batch is padding, and no epoch repeats another."""
     lengths = np.random.default_rng(0).gamma(4, 9, 4000).astype(int)
     corpus = prepare([{"text": "x" * int(length)} for length in lengths], DataConfig(unit="char", min_count=1))
     first, second = corpus.batches(2000, 1, 0), corpus.batches(2000, 1, 1)
@@ -142,7 +131,6 @@ WRITTEN = [{"text": "x" * (place % 9), "who": who} for place, who in enumerate([
 
 @pytest.mark.parametrize("most", [1, 2, 5])
 def test_an_epoch_has_at_most_so_many_texts_of_a_user(most: int) -> None:
-    """Those who have no more have all; others are drawn anew each epoch. Texts of nobody are one user's."""
     corpus = prepare(WRITTEN, DataConfig(unit="char", user="who", min_count=1, min_user_count=30))
     texts = Counter(row["who"] for row in WRITTEN)
     drawn = []
@@ -156,7 +144,6 @@ def test_an_epoch_has_at_most_so_many_texts_of_a_user(most: int) -> None:
 
 
 def test_users_are_told_apart_rare_or_not(tmp_path: Path) -> None:
-    """Numbered as they appear, whatever is grouped; kept in the cache; none without a user column."""
     names = dict.fromkeys(row["who"] for row in WRITTEN if row["who"])
     expected = [([*names].index(row["who"]) + 1 if row["who"] else 0) for row in WRITTEN]
     config = DataConfig(unit="char", user="who", min_count=1, min_user_count=30)
@@ -182,7 +169,6 @@ def test_joined_corpora_are_one_after_the_other() -> None:
 
 
 def test_batches_hold_their_texts() -> None:
-    """Tokens padded with END, lengths, contexts, and a mask that is true at targets."""
     corpus = prepare(ROWS, CONFIG)
     batch = corpus.batch(np.array([3, 2, 0]))
     lines = lines_of(corpus)
@@ -194,8 +180,7 @@ def test_batches_hold_their_texts() -> None:
     assert batch.rows.tolist() == [3, 2, 0]
 
 
-def test_select_and_split() -> None:
-    """Rows in the order asked; a split holds every row once, drawn by the seed."""
+def test_select_keeps_the_order_and_split_has_every_row_once() -> None:
     corpus = prepare(ROWS * 20, CONFIG)
     some = corpus.select(np.array([4, 1, 1]))
     assert lines_of(some) == [lines_of(corpus)[row] for row in (4, 1, 1)]
@@ -210,13 +195,11 @@ def test_select_and_split() -> None:
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """`ROWS` as a file."""
     pd.DataFrame(ROWS).to_csv(tmp_path / "rows.csv", index=False)
     return tmp_path / "rows.csv"
 
 
 def test_files_are_cached_by_content(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second time nothing is tokenised; other content or other options are other entries."""
     cache = tmp_path / "cache"
     first = prepare(table, CONFIG, cache=cache)
     assert lines_of(first) == lines_of(prepare(ROWS, CONFIG))
@@ -235,7 +218,6 @@ def test_files_are_cached_by_content(table: Path, tmp_path: Path, monkeypatch: p
 
 
 def test_a_damaged_cache_is_made_again(table: Path, tmp_path: Path) -> None:
-    """A truncated array, a missing one, a broken schema."""
     cache = tmp_path / "cache"
     expected = lines_of(prepare(table, CONFIG, cache=cache))
     (folder,) = cache.iterdir()
@@ -247,7 +229,6 @@ def test_a_damaged_cache_is_made_again(table: Path, tmp_path: Path) -> None:
 
 
 def test_another_process_may_be_first(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another process finished meanwhile is opened; nothing half-written stays."""
     cache, save, firsts = tmp_path / "cache", entry.save, list[Corpus]()
 
     def late(corpus: Corpus, partial: Path) -> None:
@@ -265,13 +246,3 @@ def test_tables_that_are_read_by_the_schema_of_training_are_not_cached(table: Pa
     again = prepare(table, CONFIG, cache=tmp_path / "other", vocabulary=first.vocabulary, schema=first.schema)
     assert lines_of(again) == lines_of(first)
     assert not (tmp_path / "other").exists()
-
-
-@forks
-def test_two_processes_at_once(table: Path, tmp_path: Path) -> None:
-    """Both finish, whoever is first."""
-
-    def work() -> None:
-        assert len(prepare(table, CONFIG, cache=tmp_path / "cache")) == 5
-
-    assert [ended(child) for child in [begun(work), begun(work)]] == [0, 0]

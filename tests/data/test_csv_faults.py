@@ -54,20 +54,9 @@ QUOTES = [
     ("a later line", 'text,city\n"a,b\nc,d\n"e",g\n', f'line 4: {TEXT} of a row that begins in line 2 ("e",g)'),
     ("more lines than columns", 'text,city\n"a\nb"\n', f"line 2: expected 2 columns (text, city), got 1; {SPANS}"),
 ]
-VALID = [
-    ("a quote inside an unquoted field", 'text,city\n5" nails,b\n', ['5" nails']),
-    ("quotes inside an unquoted field", 'text,city\na "b" c"d,b\n', ['a "b" c"d']),
-    ("doubled quotes inside an unquoted field", 'text,city\na""b,b\n', ['a""b']),
-    ("doubled quotes inside quotes", 'text,city\n"a ""b"" c",b\n"""d""",e\n', ['a "b" c', '"d"']),
-    ("only quotes", 'text,city\n"",b\n"""",c\n"""""",d\n', ["", '"', '""']),
-    ("delimiters and line breaks", 'text,city\n"a,\nb\r\nc",d\n', ["a,\nb\r\nc"]),
-    ("both kinds of quotes", 'text,city\n5" nails,"a ""b"" c"\n"x",y"\n', ['5" nails', "x"]),
-    ("a quote at the end", 'text,city\n"a",b\n"c","d"', ["a", "c"]),
-]
 
 
 def fault(path: Path, content: str) -> str:
-    """What an error says of a file of this content that is read."""
     path.write_bytes(gzip.compress(content.encode()) if path.suffix == ".gz" else content.encode())
     with pytest.raises(UserError) as error:
         list(open_table(path).chunks(["text"]))
@@ -77,7 +66,6 @@ def fault(path: Path, content: str) -> str:
 
 @pytest.mark.parametrize(("name", "content", "said"), SEPARATED)
 def test_other_separators_are_named(tmp_path: Path, name: str, content: str, said: str) -> None:
-    """Where the column that is asked for is not there, and what the file is to be called or saved as."""
     message = fault(tmp_path / name, content)
     assert "no column 'text'; it has " in message
     assert said in message
@@ -87,12 +75,10 @@ def test_other_separators_are_named(tmp_path: Path, name: str, content: str, sai
     ("name", "content"), [("t.csv", "city\na;b\n"), ("t.csv", "a;b,city\nc,d\n"), ("t.tsv", "a\tb\n")]
 )
 def test_a_header_that_is_separated_as_it_should_be_is_not_blamed(tmp_path: Path, name: str, content: str) -> None:
-    """One column without marks, or several columns."""
     assert "this header" not in fault(tmp_path / name, content)
 
 
 def test_a_fault_of_the_header_is_not_got_round(tmp_path: Path) -> None:
-    """A column that is missing may be expected; not where none can be read."""
     schema = ContextSchema((Variable("city", "category", values=("<unknown>", "b"), counts=(0, 1)),))
     for name, header, remedies in [("t.csv", "text;city", ()), ("u.csv", "text,town", (("unknown", "expected"),))]:
         (tmp_path / name).write_text(f"{header}\n", encoding="utf-8")
@@ -103,21 +89,12 @@ def test_a_fault_of_the_header_is_not_got_round(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("content", "said"), [case[1:] for case in QUOTES], ids=[name for name, _, _ in QUOTES])
 def test_a_misplaced_quote_is_an_error_with_its_line(tmp_path: Path, content: str, said: str) -> None:
-    """Whatever the number of columns is."""
     message = fault(tmp_path / "t.csv", content)
     assert said in message
     assert message.endswith(QUOTING)
 
 
-@pytest.mark.parametrize(("content", "texts"), [case[1:] for case in VALID], ids=[name for name, _, _ in VALID])
-def test_quotes_that_are_valid_are_read(tmp_path: Path, content: str, texts: list[str]) -> None:
-    (tmp_path / "t.csv").write_bytes(content.encode())
-    chunks = open_table(tmp_path / "t.csv").chunks(["text"])
-    assert [text for chunk in chunks for text in chunk["text"]] == texts
-
-
 def strict(content: str, columns: int) -> list[list[str]] | None:
-    """Read the rows after a header with the csv module; None if they are malformed or of other lengths."""
     try:
         rows = list(csv.reader(io.StringIO(content, newline=""), strict=True))[1:]
     except csv.Error:
@@ -139,7 +116,6 @@ ENDS = st.sampled_from(["\n", "\r\n", "\r"])
 def test_rows_are_those_of_the_csv_module(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[list[str], str]], tail: str
 ) -> None:
-    """The strict reader of Python accepts and refuses the same files, and has the same rows."""
     for columns in (1, 2):
         names = ["text", "city"][:columns]
         body = "".join(",".join(fields[:columns]) + end for fields, end in rows)
@@ -152,7 +128,6 @@ def test_rows_are_those_of_the_csv_module(
 
 
 def rows_of(path: Path, names: list[str]) -> list[list[str]] | None:
-    """Read the rows of a file; None if it is refused or has none."""
     try:
         chunks = list(open_table(path).chunks(names))
     except UserError:
@@ -161,7 +136,6 @@ def rows_of(path: Path, names: list[str]) -> list[list[str]] | None:
 
 
 def test_in_a_tsv_quotes_are_ordinary_characters(tmp_path: Path) -> None:
-    """In the header too; a line is a row."""
     texts = ['"Lovely stay', "fine", 'it was 5"', '"a"', 'b""c', r"d\"e"]
     path = tmp_path / "t.tsv"
     path.write_text('text\t"city"\n' + "".join(f'{text}\t"Oslo\n' for text in texts), encoding="utf-8")
@@ -186,7 +160,6 @@ SWALLOWED = "a quoted field spans lines that look like rows"
     ],
 )
 def test_a_field_of_lines_that_look_like_rows_is_a_notice(tmp_path: Path, body: str, said: str) -> None:
-    """It is valid CSV; nothing is said if another field of several lines has none that looks so."""
     path = tmp_path / "t.csv"
     path.write_bytes(b"text,city\n" + body.encode())
     with warnings.catch_warnings(record=True) as caught:
@@ -201,10 +174,3 @@ def test_quotes_that_close_are_not_blamed_for_a_row_of_too_many_columns(tmp_path
     assert fault(tmp_path / "t.csv", 'text,city\na,b\n"c, d",e,f\n').endswith("got 3")
     for row in ('"c\nd",e,"f"', 'a,"b",""\n'):
         assert "got 3" in fault(tmp_path / "t.csv", f"text,city\na,b\n{row}\n")
-
-
-@pytest.mark.parametrize("end", ["", "\n", "\n\n", "\r\n\r\n"])
-def test_a_closed_quote_is_not_blamed(tmp_path: Path, end: str) -> None:
-    """A text of two lines that ends the file, with or without empty lines after it."""
-    (tmp_path / "t.csv").write_bytes(f'city,text\na,"two\nlines"{end}'.encode())
-    assert list(open_table(tmp_path / "t.csv").chunks(["text"])) == [{"text": ["two\nlines"]}]

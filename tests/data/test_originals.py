@@ -1,7 +1,6 @@
 """The original texts of a corpus: their bytes as the table gives them, wherever the corpus comes from."""
 
 import unicodedata
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,14 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell import files
 from factorcell.config import DataConfig
 from factorcell.data.cache import prepare
 from factorcell.data.canaries import with_texts
 from factorcell.data.corpus import Corpus
 from factorcell.data.originals import OriginalTexts, is_restorable
 from factorcell.data.tokenizer import join, split
-from tests.small import make_letters
 
 UNITS = ("word", "space", "char", "grapheme")
 COMPOSED, DECOMPOSED = "caf\u00e9", "cafe\u0301"
@@ -41,7 +38,6 @@ def read(texts: list[str], unit: str = "char", **options: Any) -> Corpus:
 
 
 def originals_of(corpus: Corpus) -> list[tuple[Any, ...]]:
-    """The original texts of a corpus, a row each."""
     assert corpus.originals is not None
     return list(zip(*(array.tolist() for array in corpus.originals), strict=True))
 
@@ -49,24 +45,9 @@ def originals_of(corpus: Corpus) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("options", [{}, {"lowercase": True}, {"strip_punctuation": True}, {"max_tokens": 1}], ids=str)
 def test_bytes_are_those_of_the_texts_as_given(unit: str, options: dict[str, Any]) -> None:
-    """Not of what NFC, lower case and the split into tokens make of them."""
     corpus = read(list(BYTES), unit, **options)
     assert corpus.originals is not None
     assert corpus.originals.sizes.tolist() == list(BYTES.values())
-
-
-@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_originals_come_from_the_cache_as_they_were_read(suffix: str, tmp_path: Path) -> None:
-    rows = [{"text": text, "n": "1"} for text in BYTES if text.isprintable()]
-    path, config = tmp_path / f"rows.{suffix}", DataConfig(unit="char", min_count=1)
-    if suffix == "jsonl":
-        files.write_rows(path, rows)
-    else:
-        path.write_text("text,n\n" + "".join(f'"{row["text"]}",1\n' for row in rows), encoding="utf-8")
-    expected = originals_of(prepare(rows, config))
-    for _ in range(2):
-        assert originals_of(prepare(path, config, cache=tmp_path / "cache")) == expected
-    assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
 @given(texts=texts, more=texts, data=st.data())
@@ -99,20 +80,12 @@ def test_the_key_is_of_the_original_texts_in_their_order(texts: list[str]) -> No
 
 
 def test_texts_that_no_table_gave_have_no_originals() -> None:
-    """Canaries are made of tokens; a corpus with some of them has no bytes to count."""
     corpus = read(["abc", "d"])
     made = with_texts(corpus, [("a", "b"), ("c",)])
     assert made.originals is None
     assert made.select(np.array([1])).originals is None
     assert corpus.joined(made).originals is None
     assert made.joined(corpus).originals is None
-
-
-def test_texts_read_by_a_run_have_their_bytes() -> None:
-    run = make_letters()
-    corpus = run.read([DECOMPOSED, "abc"], [{"city": "Oslo"}, {"city": "Nice"}])
-    assert corpus.originals is not None
-    assert corpus.originals.sizes.tolist() == [6, 3]
 
 
 @given(

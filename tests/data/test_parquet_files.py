@@ -22,14 +22,12 @@ ROWS = [
 
 
 def write(folder: Path, rows: list[dict[str, Any]], name: str = "part-0.parquet") -> Path:
-    """Write rows to a file in a new folder."""
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows), folder / name)
     return folder
 
 
 def read(source: Any, *columns: str) -> list[tuple[Any, ...]]:
-    """All rows of a source."""
     return [row for chunk in open_table(source).chunks(columns) for row in zip(*chunk.values(), strict=True)]
 
 
@@ -37,7 +35,6 @@ def read(source: Any, *columns: str) -> list[tuple[Any, ...]]:
 def test_a_partitioned_folder_has_the_rows_of_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: tuple[str, ...]
 ) -> None:
-    """As Spark, DuckDB and Arrow write it; the values of folders are text."""
     monkeypatch.setattr(chunks, "CHUNK", 3)
     pq.write_to_dataset(pa.Table.from_pylist(ROWS), tmp_path / "t", partition_cols=["city", "year"])
     assert (tmp_path / "t" / f"city={NULL}").is_dir()
@@ -70,7 +67,6 @@ def test_the_value_of_a_folder_replaces_the_column_of_a_file(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", [b"city=caf%E9", b"city=caf\xe9", b"caf%E9=1"])
 def test_partitions_that_are_not_utf8_are_errors(name: bytes, tmp_path: Path) -> None:
-    """Their bytes could not be told from those of other values."""
     write(tmp_path / "t", ROWS)
     os.mkdir(os.path.join(os.fsencode(tmp_path / "t"), name))
     (tmp_path / "t" / "part-0.parquet").rename(tmp_path / "t" / os.fsdecode(name) / "part-0.parquet")
@@ -79,17 +75,14 @@ def test_partitions_that_are_not_utf8_are_errors(name: bytes, tmp_path: Path) ->
 
 
 def add(folder: Path) -> None:
-    """Add a file."""
     write(folder, ROWS[:1], "part-9.parquet")
 
 
 def move(folder: Path) -> None:
-    """Give a file another name."""
     (folder / "part-0.parquet").rename(folder / "part-1.parquet")
 
 
 def change(folder: Path) -> None:
-    """Write other rows."""
     write(folder, ROWS[1:])
 
 
@@ -106,7 +99,6 @@ def test_the_key_of_the_cache_has_names_and_contents_of_all_files(
 
 
 def test_a_file_that_changes_while_the_folder_is_read_is_an_error(tmp_path: Path) -> None:
-    """A file that is added after the folder was opened is ignored."""
     folder = write(tmp_path / "t", ROWS)
     table = open_table(folder)
     assert table.digest is not None

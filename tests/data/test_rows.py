@@ -12,7 +12,6 @@ import pytest
 
 from factorcell import (
     Completer,
-    Popularity,
     Run,
     User,
     UserError,
@@ -26,9 +25,6 @@ from factorcell import (
     stream,
 )
 from factorcell.completion import Learner
-from factorcell.completion.replay.streams import read
-from factorcell.config import DataConfig
-from factorcell.data.counts import TextCounts
 from factorcell.data.rows import has_rows, labels_of, row_of, rows_of
 from factorcell.evaluation.embeddings import shift
 from factorcell.evaluation.likelihood_ratios import explain, raised
@@ -77,7 +73,6 @@ empty = pytest.mark.parametrize("source", EMPTY.values(), ids=EMPTY)
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Words, whose context is a city, a number of stars and more."""
     return make_run(tmp_path / "run")
 
 
@@ -132,7 +127,6 @@ def test_what_is_no_list_of_values(values: Any) -> None:
     ids=lambda values: f"{type(values).__module__}.{type(values).__name__}",
 )
 def test_labels_of_columns_of_other_libraries(values: Any) -> None:
-    """Missing values of Arrow are scalars with a text of their own, "None"."""
     assert labels_of(values, "values", 3) == ["4.7", None, "b"]
 
 
@@ -165,7 +159,6 @@ def test_what_are_no_labels(values: Any, message: str) -> None:
 
 
 def test_a_stream_is_read_once_and_used_several_times(run: Run) -> None:
-    """Functions that read a table twice get the same rows."""
     text = run.vocabulary.tokens[4]
     table = pa.table({"text": [text] * 2, **COLUMNS})
     assert rows_of(table.to_reader()) == rows_of(table)
@@ -182,7 +175,6 @@ def test_a_stream_is_read_once_and_used_several_times(run: Run) -> None:
 
 
 def of_cities(source: Any) -> Any:
-    """The same form of table with the column of cities alone."""
     if isinstance(source, list):
         return [one[["city"]] if isinstance(one, pd.DataFrame) else {"city": one["city"]} for one in source]
     if isinstance(source, tuple):
@@ -291,16 +283,13 @@ def test_groups_of_texts(run: Run, missing: Any) -> None:
         evaluate_by(run, corpus, ["all"])
 
 
-@pytest.mark.parametrize("missing", MISSING, ids=repr)
-def test_users_of_texts(missing: Any) -> None:
-    """A user who is missing is nobody; 5 and 5.0 are one."""
-    users = [5, 5.0, "5", missing, missing, missing]
-    assert TextCounts.of(["a"] * 6, 1, users, 2).kept == {}
-    assert TextCounts.of(["a"] * 6, 1, [*users[:5], 6], 2).kept == {"a": 6}
-    with pytest.raises(UserError, match="users: expected one for each of 3 texts, got 2"):
-        Popularity.fit(["a"] * 3, 1, ["ann", "bob"])
-    streams = read([{"text": "abc", "user": user, "time": 1} for user in (5, 5.0, "5")], DataConfig(unit="char"))
-    assert [stream.user for stream in streams] == ["5"]
+def test_probed_values(run: Run) -> None:
+    texts = ["the sea", "the sun", "sand", "the sand"] * 2
+    assert indicators(run, texts, [1, 2] * 4) == indicators(run, texts, ["1", "2.0"] * 4)
+    with pytest.raises(UserError, match="values: expected one for each of 8 texts, got 2"):
+        indicators(run, texts, [1, 2])
+    with pytest.raises(UserError, match="got a missing one for text 2"):
+        few_examples(np.zeros((3, 2), np.float32), [1, None, 2], examples=1)
 
 
 def test_one_text_and_context_for_each_user() -> None:

@@ -1,12 +1,9 @@
 """The same rows from every kind of source, and every damaged file in one line."""
 
-import bz2
 import gzip
 import io
 import json
-import lzma
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ from pyarrow import parquet as pq
 from factorcell.config import UserError
 from factorcell.data import chunks, tables
 from factorcell.data.tables import open_table
+from tests.faults.tables import PACKED
 
 ROWS = [
     {"text": 'she said "no", twice', "city": "Oslo"},
@@ -32,70 +30,45 @@ ROWS = [
 
 
 def read(source: Any, *columns: str) -> list[dict[str, Any]]:
-    """All rows of a source."""
     chunks = open_table(source).chunks(columns or ("text", "city"))
     return [dict(zip(chunk, values, strict=True)) for chunk in chunks for values in zip(*chunk.values(), strict=True)]
 
 
 def csv_bytes() -> bytes:
-    """`ROWS` as a CSV file, quoted where it must be."""
     stream = io.BytesIO()
     csv.write_csv(pa.Table.from_pylist(ROWS), stream)
     return stream.getvalue()
 
 
 def tsv_bytes() -> bytes:
-    """`ROWS` as a TSV file, with spaces for line breaks."""
     return "".join(
         "\t".join(cells).replace("\n", " ") + "\n" for cells in [list(ROWS[0]), *map(dict.values, ROWS)]
     ).encode()
 
 
 def json_bytes() -> bytes:
-    """`ROWS` as JSON lines."""
     return "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 
 
-def zstd(content: bytes) -> bytes:
-    """Content compressed by Zstandard."""
-    stream = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(stream, "zstd") as out:
-        out.write(content)
-    framed: bytes = stream.getvalue().to_pybytes()
-    return framed
-
-
-COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
-    "": bytes,
-    ".gz": gzip.compress,
-    ".bz2": bz2.compress,
-    ".xz": lzma.compress,
-    ".zst": zstd,
-}
-
-
-@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("compression", ["", *PACKED])
 @pytest.mark.parametrize("kind", [".csv", ".tsv", ".jsonl"])
-def test_text_files(tmp_path: Path, kind: str, compression: str) -> None:
-    """CSV, TSV and JSON lines, plain and compressed, with quotes, line breaks and letters of all kinds."""
+def test_text_files_of_all_kinds_have_the_same_rows(tmp_path: Path, kind: str, compression: str) -> None:
     content = {".csv": csv_bytes(), ".tsv": tsv_bytes(), ".jsonl": json_bytes()}[kind]
     path = tmp_path / f"rows.v1{kind}{compression}"
-    path.write_bytes(COMPRESSIONS[compression](content))
+    path.write_bytes(PACKED.get(compression, bytes)(content))
     one_line = [{name: value.replace("\n", " ") for name, value in row.items()} for row in ROWS]
     assert read(path) == (one_line if kind == ".tsv" else ROWS)
     assert read(str(path), "city") == [{"city": row["city"]} for row in ROWS]
 
 
-def test_parquet(tmp_path: Path) -> None:
-    """Parquet keeps types."""
+def test_parquet_keeps_types(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"text": ["a", "b"], "lat": [1.5, None]}), path)
     assert read(path, "text", "lat") == [{"text": "a", "lat": 1.5}, {"text": "b", "lat": None}]
     assert open_table(path).rows == 2
 
 
-def test_tables_in_memory() -> None:
-    """Rows, one row, a dict of columns, pandas and Arrow."""
+def test_tables_in_memory_have_the_same_rows() -> None:
     assert read(ROWS) == ROWS
     assert read(ROWS[0]) == ROWS[:1]
     columns = {name: [row[name] for row in ROWS] for name in ROWS[0]}
@@ -104,8 +77,7 @@ def test_tables_in_memory() -> None:
     assert read([{"text": "a"}, {"text": "b", "city": "Oslo"}])[0]["city"] is None
 
 
-def test_hugging_face_datasets() -> None:
-    """A dataset, and one with its rows shuffled."""
+def test_hugging_face_datasets_have_the_same_rows() -> None:
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")
     whole = datasets.Dataset.from_list(ROWS)
     assert read(whole) == ROWS
@@ -114,7 +86,6 @@ def test_hugging_face_datasets() -> None:
 
 @given(st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=20))
 def test_csv_brings_back_any_text(tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str]]) -> None:
-    """Whatever Python's own writer quotes is read as it was."""
     import csv as text_csv
 
     pairs = [(a.replace("\r", "").replace("\0", ""), b.replace("\r", "").replace("\0", "")) for a, b in pairs]
@@ -127,7 +98,6 @@ def test_csv_brings_back_any_text(tmp_path_factory: pytest.TempPathFactory, pair
 
 
 def test_long_tables_come_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No chunk is longer than `CHUNK`, and none is lost."""
     monkeypatch.setattr(tables, "CHUNK", 7)
     monkeypatch.setattr(chunks, "CHUNK", 7)
     rows = [{"text": f"t{index}"} for index in range(50)]
@@ -141,81 +111,20 @@ def test_long_tables_come_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_byte_order_mark_and_quoted_header(tmp_path: Path) -> None:
-    """What spreadsheets write."""
     path = tmp_path / "t.csv"
     path.write_bytes(b"\xef\xbb\xbf" + b'"text","the ""city"""\na,b\n')
     assert open_table(path).columns == ("text", 'the "city"')
     assert read(path, "text") == [{"text": "a"}]
 
 
-def mistakes() -> list[tuple[str, bytes, str]]:
-    """File name, content, and what the message must say."""
-    long = csv_bytes() * 200
-    return [
-        ("t.csv", b"", "the file is empty"),
-        ("t.csv", b"text,city\n", "no rows"),
-        ("t.csv", b"text,town\na,b\n", "no column 'city'; it has text, town"),
-        ("t.csv", b"text,text\na,b\n", "the header has 'text' twice"),
-        ("t.csv", b"text,city\na,b\nc\n", "line 3: expected 2 columns (text, city), got 1"),
-        ("t.csv", b"text,city\na,b\nc,d,e\n", "line 3: expected 2 columns (text, city), got 3"),
-        ("t.csv", "text,city\na,b\nä,c\n".encode("latin-1"), "line 3: not UTF-8 (byte 0xe4 at column 1)"),
-        ("t.csv", b"text,city\n" + b"a,b\n" * 9000 + b"\xff,c\n", "line 9002: not UTF-8 (byte 0xff"),
-        ("t.jsonl", b'{"text": "a", "city": "b"}\n{"text": \n', "line 2: not valid JSON"),
-        ("t.jsonl", b'{"text": "a", "city": "b"}\n[1]\n', "line 2: not an object"),
-        ("t.jsonl", b'{"text": "a"}\n{"text": "c"}\n', "no column 'city'; it has text"),
-        ("t.jsonl", b'{"text": "\xff", "city": "b"}\n', "line 1: not UTF-8"),
-        ("t.jsonl", b'{"text": "a\\ud800", "city": "b"}\n', "line 1: not valid JSON (half of a surrogate pair)"),
-        ("t.jsonl", b'{"text": "a", "city": 1' + b"0" * 5000 + b"}\n", "line 1: not valid JSON (Exceeds"),
-        ("t.jsonl", b'{"text": ' + b"[" * 100_000 + b"}\n", "line 1: not valid JSON (maximum recursion"),
-        ("t.csv", b"\ntext,city\na,b\n", "line 1: empty; it must name the columns"),
-        ("t.tsv.bz2", bz2.compress(tsv_bytes())[:-20], "damaged"),
-        ("t.parquet", b"not parquet at all", "not a Parquet file"),
-        ("t.csv.gz", gzip.compress(long)[:-200], "damaged"),
-        ("t.csv.xz", lzma.compress(long)[:-20], "damaged"),
-        ("t.csv.gz", csv_bytes(), "damaged"),
-        ("t.doc", b"text", "unknown kind of file"),
-        ("t.parquet.gz", b"text", "unknown kind of file"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"), mistakes(), ids=[f"{name}: {message}" for name, _, message in mistakes()]
-)
-def test_mistakes(tmp_path: Path, name: str, content: bytes, message: str) -> None:
-    """One line that names the file and what is wrong."""
-    path = tmp_path / name
-    path.write_bytes(content)
-    with pytest.raises(UserError) as error:
-        read(path)
-    assert message in str(error.value)
-    assert str(path) in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_sources_that_are_none(tmp_path: Path) -> None:
-    """A missing file, a number, a list of strings."""
-    for source, message in [
-        (tmp_path / "no.csv", "there is no such file"),
-        (3, "got int"),
-        (["a"], "row 1 is str"),
-        (pd.Series(["a"]), "expected a table, got Series"),
-    ]:
-        with pytest.raises(UserError, match=message):
-            read(source)
-    with pytest.raises(UserError, match="empty, no columns and no rows"):
-        read([])
-
-
 @pytest.mark.parametrize("name", ["a.TSV", "a.tsv.gz", "my.csv.tsv"])
 def test_the_last_ending_decides_the_delimiter(tmp_path: Path, name: str) -> None:
-    """Whatever its case, and whatever else the name holds."""
     content = b"text\tcity\na, b\tOslo\n"
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     assert list(open_table(tmp_path / name).chunks(["text", "city"])) == [{"text": ["a, b"], "city": ["Oslo"]}]
 
 
 def test_empty_lines_are_no_rows_beside_other_columns(tmp_path: Path) -> None:
-    """A last empty line is no row, unless text is the only column."""
     (tmp_path / "two.csv").write_text("text,city\na,Oslo\n\nb,Nice\n\n", encoding="utf-8")
     (tmp_path / "one.csv").write_text("text\na\n\nb\n", encoding="utf-8")
     assert [chunk["text"] for chunk in open_table(tmp_path / "two.csv").chunks(["text"])] == [["a", "b"]]
@@ -226,7 +135,6 @@ def test_empty_lines_are_no_rows_beside_other_columns(tmp_path: Path) -> None:
     ("content", "line"), [("a,b\n1,2\n\n3\n", 4), ('a,b\n"1\n1",2\n3,4\n5\n', 5), ("a,b\r\n1,2\r\n3\r\n", 3)]
 )
 def test_a_ragged_row_is_named_with_its_line(tmp_path: Path, content: str, line: int) -> None:
-    """Empty lines and line breaks inside quotes count as lines."""
     (tmp_path / "t.csv").write_bytes(content.encode())
     with pytest.raises(UserError, match=rf"line {line}: expected 2 columns \(a, b\), got 1"):
         list(open_table(tmp_path / "t.csv").chunks(["a"]))
@@ -234,7 +142,6 @@ def test_a_ragged_row_is_named_with_its_line(tmp_path: Path, content: str, line:
 
 @pytest.mark.parametrize(("kind", "mark"), [("csv", "1"), ("jsonl", "1"), ("rows", "1"), ("frame", 1.0)])
 def test_many_columns_take_no_longer_than_they_must(kind: str, mark: Any, tmp_path: Path) -> None:
-    """100,000 of them in seconds, where a look at each for each would take hours; an error lists a few."""
     names = ["text", *(f"column {number}" for number in range(100_000))]
     row = dict.fromkeys(names, mark)
     if kind == "csv":
@@ -266,7 +173,6 @@ def test_a_column_that_is_missing_is_looked_for(asked: str, hint: str) -> None:
 
 
 def test_columns_of_a_frame_that_nobody_reads_may_be_anything() -> None:
-    """Mixed types in one, a number for the name of another."""
     frame = pd.DataFrame({"text": ["a", "b"], "stars": [5, "5"], 7: [1, 2]})
     assert list(open_table(frame).chunks(["7", "text"])) == [{"7": [1, 2], "text": ["a", "b"]}]
 
@@ -282,7 +188,6 @@ def test_columns_of_a_frame_that_nobody_reads_may_be_anything() -> None:
     ],
 )
 def test_json_lines_may_lack_keys(rows: list[dict[str, Any]], tmp_path: Path) -> None:
-    """The columns and rows are those of the same rows in memory."""
     path = tmp_path / "t.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     assert "city" in open_table(path).columns
@@ -296,7 +201,6 @@ def test_json_lines_may_lack_keys(rows: list[dict[str, Any]], tmp_path: Path) ->
 
 
 def test_lines_are_counted_for_the_bar(tmp_path: Path) -> None:
-    """Of plain text files only."""
     for name, content, count in [("t.csv", csv_bytes(), 6), ("t.jsonl", json_bytes(), 4), ("t.csv.gz", b"", None)]:
         (tmp_path / name).write_bytes(content if count else gzip.compress(csv_bytes()))
         assert open_table(tmp_path / name).lines() == count

@@ -17,7 +17,6 @@ from factorcell.data.values import is_missing, to_time
 
 
 def test_columns_in_python_may_mix_types_and_be_arrays() -> None:
-    """Lists, tuples, arrays and series give plain values."""
     for columns in (
         {"text": ["a", "b"], "stars": (5, "5")},
         {"text": pd.Series(["a", "b"]), "stars": pd.Series([5, "5"])},
@@ -26,7 +25,6 @@ def test_columns_in_python_may_mix_types_and_be_arrays() -> None:
 
 
 def class_labels() -> Any:
-    """Rows with the numbers of classes, the last of them unlabelled."""
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")
     features = {"text": datasets.Value("string"), "city": datasets.ClassLabel(names=["Rome", "Paris"])}
     columns = {"text": ["a", "b", "c"], "city": [0, 1, -1]}
@@ -34,7 +32,6 @@ def class_labels() -> Any:
 
 
 def labels_as_parquet(folder: Path) -> Path:
-    """The same rows as `datasets` writes them to a file."""
     path = folder / "t.parquet"
     pq.write_table(class_labels().with_format("arrow")[:], path)
     return path
@@ -42,19 +39,16 @@ def labels_as_parquet(folder: Path) -> Path:
 
 @pytest.mark.parametrize("source", [lambda _: class_labels(), labels_as_parquet], ids=["data set", "Parquet"])
 def test_class_labels_have_the_names_of_their_classes(source: Callable[[Path], Any], tmp_path: Path) -> None:
-    """A number that stands for a class is of no use to a reader; -1 means that the row has no label."""
     assert list(open_table(source(tmp_path)).chunks(["city"])) == [{"city": ["Rome", "Paris", None]}]
 
 
 @pytest.mark.parametrize("metadata", [b"", b"[]", b"{}", b'{"info": {"features": [1]}}', b"\xff"])
 def test_metadata_of_another_kind_is_ignored(metadata: bytes) -> None:
-    """A file may say anything in its metadata."""
     table = pa.table({"city": [0]}, metadata={b"huggingface": metadata})
     assert list(open_table(table).chunks(["city"])) == [{"city": [0]}]
 
 
 def test_columns_of_pandas_are_plain_values() -> None:
-    """Intervals and periods are text, sparse and mixed columns are their values."""
     frame = pd.DataFrame(
         {
             "cut": pd.cut([1, 5], [0, 3, 6]),
@@ -82,7 +76,6 @@ def test_columns_of_pandas_are_plain_values() -> None:
 
 @pytest.mark.parametrize("unit", ["D", "s", "us", "ns"])
 def test_arrays_of_times_are_times(unit: str) -> None:
-    """NumPy converts times in nanoseconds to numbers."""
     times = np.array(["2026-01-02", "NaT"], f"datetime64[{unit}]")
     (chunk,) = open_table({"when": times}).chunks(["when"])
     assert to_time(chunk["when"][0]) in (date(2026, 1, 2), datetime(2026, 1, 2))
@@ -90,23 +83,7 @@ def test_arrays_of_times_are_times(unit: str) -> None:
 
 
 def test_periods_that_pandas_stores_are_refused(tmp_path: Path) -> None:
-    """Arrow knows only the number of a period, whose unit is lost."""
     path = tmp_path / "t.parquet"
     pd.DataFrame({"text": ["a"], "month": pd.period_range("2026-01", periods=1, freq="M")}).to_parquet(path)
     with pytest.raises(UserError, match="month has pandas periods or intervals; store them as text"):
         list(open_table(path).chunks(["month"]))
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ([], "empty"),
-        ({}, "empty"),
-        ({"text": ["a", "b"], "stars": [5]}, "stars has 1 rows, another has 2"),
-        (pa.table([pa.array(["a"]), pa.array(["b"])], names=["x", "x"]), "^the table given: the header has 'x' twice"),
-    ],
-)
-def test_tables_in_memory_that_do_not_fit(source: Any, message: str) -> None:
-    """One line each."""
-    with pytest.raises(UserError, match=message):
-        list(open_table(source).chunks(["stars"]))

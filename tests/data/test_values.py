@@ -24,7 +24,6 @@ from factorcell.data.values import category_name, is_missing
 
 
 def read(values: list[Any], kind: str = "") -> CategoryColumn | NumberColumn:
-    """The reader of a column `x`, having read it in two chunks."""
     table = open_table([{"x": value} for value in values])
     (reader,) = ContextColumns(table, DataConfig(context=(f"x{kind}",))).readers
     half = len(values) // 2
@@ -49,8 +48,7 @@ def read(values: list[Any], kind: str = "") -> CategoryColumn | NumberColumn:
         ([True, False], "category"),
     ],
 )
-def test_kinds_are_guessed(values: list[Any], kind: str) -> None:
-    """A number if all values are, and they are not just a few whole ones."""
+def test_kinds_are_guessed_from_values(values: list[Any], kind: str) -> None:
     table = open_table([{"x": value} for value in values])
     (reader,) = ContextColumns(table, DataConfig(context=("x",))).readers
     assert isinstance(reader, NumberColumn if kind == "number" else CategoryColumn)
@@ -81,8 +79,7 @@ def test_a_notice_names_a_value_that_keeps_a_column_from_being_a_number(values: 
     assert not notice or str(caught[0].message).startswith(f"the columns given {notice}")
 
 
-def test_kinds_are_overridden() -> None:
-    """NAME:KIND decides; a name may hold a colon itself if a kind follows."""
+def test_a_kind_that_is_named_overrides_the_guess() -> None:
     assert isinstance(read(["1", "2"], ":number"), NumberColumn)
     assert isinstance(read(["1.5", "2.5"], ":category"), CategoryColumn)
     assert parse_column("a:b:number") == ("a:b", "number", 0.0)
@@ -94,13 +91,11 @@ def test_kinds_are_overridden() -> None:
 
 @given(st.integers(-(10**9), 10**9))
 def test_whole_numbers_have_one_name(number: int) -> None:
-    """As int, float or text, with or without a point."""
     assert {category_name(value) for value in (number, float(number), str(number), f"{number}.0")} == {str(number)}
     assert {category_name(zero) for zero in (-0.0, "-0.0", "-0", 0)} == {"0"}
 
 
-def test_other_names_stay() -> None:
-    """Leading zeros, decimals and words are names of their own."""
+def test_leading_zeros_decimals_and_words_are_names_of_their_own() -> None:
     assert [category_name(value) for value in ("007", "5.50", "v1.0", 5.5)] == ["007", "5.50", "v1.0", "5.5"]
     assert [is_missing(value) for value in (None, "", math.nan, 0, " ")] == [True, True, True, False, False]
 
@@ -122,13 +117,11 @@ SAME_NAME: list[tuple[str, list[Any]]] = [
 
 @pytest.mark.parametrize(("name", "values"), SAME_NAME, ids=[ascii(name) for name, _ in SAME_NAME])
 def test_equal_values_of_different_types_have_one_name(name: str, values: list[Any]) -> None:
-    """As Python, NumPy, pandas, text files and Parquet files hold them."""
     assert {category_name(value) for value in values} == {name}
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False, width=32))
 def test_a_number_of_32_bits_has_the_shortest_name(number: float) -> None:
-    """Its name reads back as the same number, and does not depend on how a table stores it."""
     name = category_name(np.float32(number))
     assert np.float32(name) == np.float32(number)
     column = np.array([number], np.float32)
@@ -139,7 +132,6 @@ def test_a_number_of_32_bits_has_the_shortest_name(number: float) -> None:
 
 @given(st.permutations([True, 1, "1", 1.0, False, 0, None, math.nan]))
 def test_names_do_not_depend_on_the_order_of_values(values: list[Any]) -> None:
-    """Python takes True, 1 and 1.0 for the same key of a dict; here True is not 1."""
     column = CategoryColumn(Variable("x", "category"), "rows")
     column.add(values, 0)
     names = {row: name for name, row in column.names.items()}
@@ -148,21 +140,18 @@ def test_names_do_not_depend_on_the_order_of_values(values: list[Any]) -> None:
 
 
 def test_each_missing_value_is_missing() -> None:
-    """Of Python, NumPy, pandas and Arrow."""
     none = (None, "", b"", math.nan, np.float16("nan"), Decimal("NaN"), pd.NA, pd.NaT)
     assert all(map(is_missing, (*none, np.datetime64("NaT"), np.timedelta64("NaT"))))
     assert not any(map(is_missing, (0, False, " ", b" ", np.datetime64("2026"), Decimal(0), [], pd.Timestamp(0))))
 
 
 def test_bytes_that_are_not_text_are_refused() -> None:
-    """With the row and the column."""
     with pytest.raises(UserError, match="row 2: x: expected text, got bytes that are not UTF-8"):
         read([b"a", b"\xff"], ":category")
 
 
 @given(st.lists(st.sampled_from(["a", "b", "c", "d", None]), min_size=1, max_size=40), st.integers(1, 6))
 def test_rare_values_are_grouped(values: list[str | None], least: int) -> None:
-    """Values seen `least` times keep their name, by falling count; rarer ones are row 0, missing ones -1."""
     reader = read(values, ":category")
     variable = reader.variable(DataConfig(min_context_count=least))
     counts = {name: values.count(name) for name in set(values) - {None}}
@@ -175,7 +164,6 @@ def test_rare_values_are_grouped(values: list[str | None], least: int) -> None:
 
 
 def test_numbers_have_moments_and_range() -> None:
-    """Mean, deviation and range of the column; a constant has deviation 1."""
     reader = read(["1", 2, 6.0], ":number")
     variable = reader.variable(DataConfig(min_context_count=1))
     assert (variable.mean, variable.low, variable.high) == (3, 1, 6)
@@ -197,14 +185,12 @@ def test_numbers_have_moments_and_range() -> None:
     ],
 )
 def test_what_is_no_number_is_named_with_its_row(value: Any, got: str) -> None:
-    """Also when it comes in a later chunk."""
     with pytest.raises(UserError, match=rf"row 3: x is {got}, not a number"):
         read([1.0, 2.0, value, 3.0], ":number")
 
 
 @pytest.mark.parametrize(("values", "far"), [([9.0, 1.0], 0), ([17.0, -7.0], 0), ([17.1, 5.0, -9.0, math.nan], 2)])
 def test_numbers_far_outside_of_training_are_told(values: list[float], far: int) -> None:
-    """By more than the width of its range; a circle has no outside, and training is never far from itself."""
     config = DataConfig(context=("lat:number", "lon:longitude"))
     made = prepare([{"text": "a", "lat": lat, "lon": 0.0} for lat in (1.0, 9.0, 5.0)], config)
     rows = [{"text": "a", "lat": lat, "lon": 170.0} for lat in values]
@@ -216,7 +202,6 @@ def test_numbers_far_outside_of_training_are_told(values: list[float], far: int)
 
 
 def test_another_kind_is_a_hint_for_training_alone() -> None:
-    """A run cannot change the kind of a column."""
     config, wrong = DataConfig(context=("x:number",)), [{"text": "a", "x": "north"}]
     made = prepare([{"text": "a", "x": 1.5}, {"text": "a", "x": 2.0}], config)
     with pytest.raises(UserError, match=r"x is 'north', not a number \(a category\? say x:category\)$"):
@@ -226,13 +211,11 @@ def test_another_kind_is_a_hint_for_training_alone() -> None:
 
 
 def schema() -> ContextSchema:
-    """A category with a rare group and a number."""
     city = Variable("city", "category", values=(RARE, "Oslo", "Nice"), counts=(3, 5, 4), rare=2)
     return ContextSchema((city, Variable("lat", "number", mean=1.0, deviation=2.0)))
 
 
 def read_known(rows: list[dict[str, Any]], unknown: str, optional: tuple[str, ...] = ()) -> list[list[float]]:
-    """The columns of rows read by `schema`."""
     readers = ContextColumns(open_table(rows), DataConfig(), schema(), unknown, optional).readers
     for reader in readers:
         reader.add([row.get(reader.of.name) for row in rows], 0)
@@ -240,8 +223,7 @@ def read_known(rows: list[dict[str, Any]], unknown: str, optional: tuple[str, ..
     return [array.tolist() for array in arrays if isinstance(array, np.ndarray)]
 
 
-def test_values_never_seen() -> None:
-    """An error that names row, value and the nearest names; or a rare value; or a missing one."""
+def test_values_never_seen_are_errors_rare_or_missing() -> None:
     rows = [{"city": "Nice", "lat": 1}, {"city": "Olso", "lat": 2}]
     with pytest.raises(UserError, match=r"row 2: city 'Olso' was never seen in training.*2 values \(Oslo"):
         read_known(rows, "error")
@@ -262,7 +244,6 @@ GROUPING = DataConfig(context=("city",), min_context_count=2, min_count=1)
 
 
 def test_values_that_training_grouped_are_no_error() -> None:
-    """The table of training is read again as it was; a value never seen is refused; without a filter all rare ones."""
     first = prepare(ROWS, GROUPING)
     again = prepare(ROWS, GROUPING, vocabulary=first.vocabulary, schema=first.schema)
     assert again.categories.tolist() == first.categories.tolist() == [[1]] * 3 + [[0]] * 2
@@ -280,7 +261,6 @@ def test_values_that_training_grouped_are_no_error() -> None:
 
 
 def test_no_message_names_a_user() -> None:
-    """Their number is told, their names are not; nothing of the rare ones is kept if they are anonymous."""
     config = replace(GROUPING, context=(), user="city", min_user_count=2)
     first = prepare(ROWS, config)
     with pytest.raises(
@@ -294,7 +274,6 @@ def test_no_message_names_a_user() -> None:
 
 @pytest.mark.parametrize("count", [1, 6, 10, 85, 100, 3000])
 def test_a_filter_holds_what_it_was_made_of_and_little_else(count: int) -> None:
-    """None is missed; of others under 1 % pass."""
     names = [f"name {number}" for number in range(count)]
     bits = bytes.fromhex(bloom_filter(names))
     assert len(bits) <= max(128, 1.5 * count + 1)
@@ -304,7 +283,6 @@ def test_a_filter_holds_what_it_was_made_of_and_little_else(count: int) -> None:
 
 
 def test_missing_columns_and_values() -> None:
-    """A missing category is expected; a missing column or number only where the caller says so."""
     assert read_known([{"city": None, "lat": 2}], "error")[0] == [MISSING]
     with pytest.raises(UserError, match="no column 'lat'; it has city"):
         read_known([{"city": "Oslo"}], "error")
@@ -315,15 +293,5 @@ def test_missing_columns_and_values() -> None:
 
 @pytest.mark.parametrize("kind", ["", ":category", ":number"])
 def test_a_column_that_training_lacks(kind: str) -> None:
-    """Is an error, also where its kind is said and nothing has to be guessed."""
     with pytest.raises(UserError, match="no column 'town'; it has text, city"):
         ContextColumns(open_table({"text": "a", "city": "b"}), DataConfig(context=(f"town{kind}",)))
-
-
-def test_values_of_other_libraries() -> None:
-    """Their missing values are missing; a list is no category, and is named as such by the reader."""
-    values = (np.float32("nan"), pd.NA, pd.NaT, np.float32(1))
-    assert [is_missing(value) for value in values] == [True, True, True, False]
-    for kind in ("", ":category"):
-        with pytest.raises(UserError, match="row 2: x is a list, not the name of a category"):
-            read(["a", ["b"], "c"], kind)

@@ -62,13 +62,17 @@ def table(tmp_path: Path) -> Path:
 
 def same(found: Corpus, expected: Corpus) -> None:
     """All arrays and names are equal."""
-    for name in ("tokens", "offsets", "categories", "numbers"):
+    for name in ("tokens", "offsets", "categories", "numbers", "users"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
     for vectors, others in zip(found.vectors, expected.vectors, strict=True):
         np.testing.assert_array_equal(vectors, others)
     for bags, words in zip(found.bags, expected.bags, strict=True):
         np.testing.assert_array_equal(bags.values, words.values)
         np.testing.assert_array_equal(bags.offsets, words.offsets)
+    assert found.originals is not None
+    assert expected.originals is not None
+    for array, other in zip(found.originals, expected.originals, strict=True):
+        np.testing.assert_array_equal(array, other)
     assert (found.vocabulary.tokens, found.schema) == (expected.vocabulary.tokens, expected.schema)
 
 
