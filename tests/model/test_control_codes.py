@@ -14,7 +14,7 @@ from factorcell.data.context import Context
 from factorcell.data.corpus import Batch
 from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.data.vocabulary import END, START
-from factorcell.model.control_codes import Prefix
+from factorcell.model.encoder import Prefix
 from factorcell.model.language_model import LanguageModel
 from tests.small import inside
 

@@ -223,10 +223,9 @@ def nats_by_hand(model: LanguageModel, schema: ContextSchema) -> Array:
     return found
 
 
-@pytest.mark.parametrize("schema", SCHEMAS)
+@pytest.mark.parametrize(("layers", "schema"), [*((1, name) for name in SCHEMAS), (2, "both")])
 @pytest.mark.parametrize("bias", BIASES)
 @pytest.mark.parametrize("adapt", KINDS)
-@pytest.mark.parametrize("layers", LAYERS)
 def test_every_combination_is_the_equations(
     layers: int, adapt: tuple[str, ...], bias: tuple[str, ...], schema: str
 ) -> None:

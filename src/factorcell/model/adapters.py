@@ -212,7 +212,6 @@ def _fault(adapter: type[Adapter], sizes: LayerSizes) -> str:
 
 
 def _fits(part: str, value: Tensor, shift: dict[str, Tensor], sizes: LayerSizes) -> bool:
-    """Return whether a part of the `shift` of 5 contexts has a shape that `Shift` allows."""
     if part in ("left", "right"):
         rank = shift["left"].shape[-1] if shift.keys() >= {"left", "right"} else None
         return tuple(value.shape) == ((5, sizes.inputs, rank) if part == "left" else (5, rank, sizes.outputs))

@@ -197,7 +197,6 @@ class Cell(nn.Module):
 
     @staticmethod
     def _launch(arrays: Inputs) -> tuple[Tensor, State]:
-        """As `recurrence.run`, on a GPU."""
         now = arrays.to(torch.bfloat16 if library.halved(arrays.given.device) else torch.float32)
         hidden, lengths = now.hidden, now.lengths
         outputs, last = gpu_recurrence.run(
@@ -241,7 +240,6 @@ class Cell(nn.Module):
         return given * ours.scale[:, None], reduced, replace(hidden, right=scaled)
 
     def _loop(self, arrays: Inputs, rows: Shift, state: State) -> tuple[Tensor, State]:
-        """What `recurrence.run` does, a step at a time."""
         hidden = []
         for step, now in enumerate((arrays.given + arrays.bias[:, None]).unbind(1)):
             reduced = None if arrays.given_reduced is None else arrays.given_reduced[:, step]
@@ -276,7 +274,6 @@ class Cell(nn.Module):
         return self.kind(given, product[:, 0], state, self._normalised, drop)
 
     def _norm(self) -> Tensor | None:
-        """Gains of the gates and of m, then their shifts (N, H)."""
         if self.gain is None or self.offset is None:
             return None
         return torch.cat([self.gain, self.offset]).view(-1, self.hidden_size)

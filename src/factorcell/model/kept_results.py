@@ -72,13 +72,11 @@ def figures(rows: Iterable[Row]) -> list[Figure]:
 
 
 def _value(scores: Row, name: str) -> Row:
-    """Return the value of a figure, its interval and whether it is a lower bound, by their names in `Figure`."""
     ends = {end: scores.get(f"{name}_{end}") for end in ("low", "high")}
     return {"value": scores[name], **ends, "bound": bool(scores.get(f"{name}_bound"))}
 
 
 def _asked(row: Row) -> str:
-    """What was asked of a classifier, as the name of its accuracy goes on."""
     parts = [f" of {row['target']}"] if row.get("target") else []
     parts += [f", priors of {row['priors']}"] if row.get("priors", "uniform") != "uniform" else []
     parts += [f", {row['samples']:,} samples"] if row.get("samples") else []

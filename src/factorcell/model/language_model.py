@@ -21,10 +21,9 @@ from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import Specials
 from factorcell.model.adapters import shifting
 from factorcell.model.backbone import Backbone, Conditions, State
-from factorcell.model.control_codes import Prefix
 from factorcell.model.devices import compute_on_one_thread_after_fork
 from factorcell.model.dropout import dropped
-from factorcell.model.encoder import ContextEncoder
+from factorcell.model.encoder import ContextEncoder, Prefix
 from factorcell.model.initial import normal
 from factorcell.model.output import ContextBias, Output, Picked, Reads, Samples
 from factorcell.model.recurrent import RecurrentBackbone

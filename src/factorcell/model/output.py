@@ -208,7 +208,6 @@ class Output(nn.Module):
         return self.hashed is not None or any(name not in INSIDE for name in self.adapters)
 
     def _texts(self) -> int:
-        """Texts whose biases are made at once."""
         return max(1, BIASES_AT_ONCE // len(self.embedding))
 
     def _parts(self, features: Tensor, tables: Sequence[Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:

@@ -254,7 +254,6 @@ class HashBias(nn.Module):
         return self._remembered[column]
 
     def _passing(self, column: int, values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """As `_seen`, of the filter itself."""
         ours, theirs = _hashes(values, tokens, column, "bit 0", self.filter_size)
         row, word = self._lit(ours[:, None] + theirs).nonzero(as_tuple=True)
         for probe in range(1, HASHES):
@@ -270,7 +269,6 @@ class HashBias(nn.Module):
 
 
 def _lit(read: Tensor, index: Tensor) -> Tensor:
-    """Whether the bits at `index` are set, in the bytes `read` there."""
     return ((read >> (index & 7).to(torch.uint8)) & 1).bool()
 
 
@@ -285,7 +283,6 @@ def _hashes(values: Tensor, tokens: Tensor, column: int, name: str, size: int) -
 
 
 def _wrapped(index: Tensor, size: int) -> Tensor:
-    """`index` mod `size`, of a sum of two remainders."""
     return torch.where(index >= size, index - size, index)
 
 
@@ -300,10 +297,8 @@ def table_sizes(config: ModelConfig) -> tuple[int, int]:
 
 
 def _bytes(bits: int) -> int:
-    """How many bytes have so many bits."""
     return -(-bits // 8)
 
 
 def _prime(least: int) -> int:
-    """The smallest prime from `least` on."""
     return next(n for n in itertools.count(max(2, least)) if all(n % d for d in range(2, math.isqrt(n) + 1)))

@@ -61,12 +61,8 @@ def check(a: Arrays, kind: torch.dtype = torch.float32, value: float = 1e-5, gra
             assert wanted is not None
             assert x.grad is not None, name
             assert x.grad.dtype == kind
-            assert (
-                test_recurrence.distance(
-                    x.grad.cpu().double(), torch.zeros_like(wanted) if wanted.grad is None else wanted.grad
-                )
-                < gradient
-            ), name
+            expected = torch.zeros_like(wanted) if wanted.grad is None else wanted.grad
+            assert test_recurrence.distance(x.grad.cpu().double(), expected) < gradient, name
 
 
 def rounded(x: Tensor | None, kind: torch.dtype) -> Tensor | None:

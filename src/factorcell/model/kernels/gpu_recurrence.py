@@ -93,13 +93,11 @@ def _three(array, rows, columns, mask, HIDDEN: tl.constexpr):
 
 @kernel
 def _store(array, rows, columns, mask, tile, WIDTH: tl.constexpr):
-    """`tile` to `array`[rows, columns], where `mask` is true."""
     tl.store(array + rows[:, None] * WIDTH + columns[None, :], tile, mask=mask)
 
 
 @kernel
 def _store_three(array, rows, columns, mask, i, f, o, HIDDEN: tl.constexpr):
-    """The reverse of `_three`."""
     _store(array, rows, columns, mask, i, 3 * HIDDEN)
     _store(array, rows, columns + HIDDEN, mask, f, 3 * HIDDEN)
     _store(array, rows, columns + 2 * HIDDEN, mask, o, 3 * HIDDEN)
@@ -107,7 +105,6 @@ def _store_three(array, rows, columns, mask, i, f, o, HIDDEN: tl.constexpr):
 
 @kernel
 def _weights(weight, inner, columns, HIDDEN: tl.constexpr):
-    """Rows `inner` of W, and `columns` of each gate."""
     return _three(weight, inner, columns, (inner < HIDDEN)[:, None] & (columns < HIDDEN)[None, :], HIDDEN)
 
 
@@ -276,12 +273,10 @@ def _backward_kernel(
 
 @kernel
 def _tanh(x):
-    """tanh without overflow: 2 sigmoid(2 x) - 1."""
     return 2 * tl.sigmoid(2 * x) - 1
 
 
 def _launch(function: Any, arrays: tuple[Tensor | None, ...], weight: Tensor, like: Tensor, rank: int) -> None:
-    """One launch over all texts of `like` (B, T, .), with the sizes of tiles that fit."""
     batch, steps, hidden = *like.shape[:2], weight.shape[0]
     size, whole, ranks = weight.element_size(), max(gpu.power(hidden), 16), gpu.power(rank)
     # As many programs as processors; fewer than 16 texts waste a part of products that wait for memory anyway.

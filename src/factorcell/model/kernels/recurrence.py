@@ -109,7 +109,6 @@ def run(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _call(backward: bool, half: bool, number: int, rank: int, arrays: Mapping[str, Tensor | None]) -> None:
-    """Hand everything over."""
     first = "gates" if backward else "given"
     batch, steps, width = dimensions(first, cast(Tensor, arrays[first]), 3)
     numbers = (batch, steps, width // 3, rank, library.threads(batch), int(half), 0)
@@ -120,7 +119,6 @@ def _call(backward: bool, half: bool, number: int, rank: int, arrays: Mapping[st
 
 
 def _packed_size(numbers: tuple[int, ...], backward: bool, number: int) -> int:
-    """Numbers of W as it is packed for that direction."""
     arguments = RECURRENCE.arguments(numbers, {})
     size: int = library.existing().factorcell_packed_weight(ctypes.byref(arguments), int(backward), number)
     return size

@@ -156,7 +156,6 @@ class Signature:
         return sizes
 
     def _expected(self, numbers: tuple[int, ...], others: tuple[tuple[str, int], ...]) -> dict[str, Expected]:
-        """What is valid for each array, where the structure has those `numbers`, and letters beside them `others`."""
         sizes = {**self.sizes(numbers), **dict(others)}
         return {name: one.expected(sizes) for name, one in self.arrays.items()}
 
@@ -180,7 +179,6 @@ def dimensions(name: str, array: Tensor, count: int) -> torch.Size:
 
 
 def _described(array: Any) -> str:
-    """What an argument is, in words."""
     if not isinstance(array, Tensor):
         return f"a {type(array).__name__}"
     dense = "dense" if array.layout == torch.strided and array.is_contiguous() else "not dense"
