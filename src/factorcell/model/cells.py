@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from factorcell.config import CELLS as NAMES
 from factorcell.config import EXTENSIBLE, ModelConfig, UserError
 from factorcell.model.adapted_linear import AdaptedLinear
 from factorcell.model.adapters import Shift
@@ -68,7 +67,6 @@ class Coupled:
     gates, memory, apart = 3, True, False
 
     def __call__(self, given: Tensor, product: Tensor, state: State, norm: Norm, drop: Drop) -> State:
-        """See `Kind`."""
         i, f, o = (norm(j, gate) for j, gate in enumerate((given + product).chunk(3, dim=-1)))
         f = torch.sigmoid(f + 1)
         memory = f * state.memory + (1 - f) * drop(torch.tanh(i))
@@ -81,7 +79,6 @@ class LSTM:
     gates, memory, apart = 4, True, False
 
     def __call__(self, given: Tensor, product: Tensor, state: State, norm: Norm, drop: Drop) -> State:
-        """See `Kind`."""
         i, f, g, o = (norm(j, gate) for j, gate in enumerate((given + product).chunk(4, dim=-1)))
         memory = torch.sigmoid(f + 1) * state.memory + torch.sigmoid(i) * drop(torch.tanh(g))
         return State(torch.tanh(norm(4, memory)) * torch.sigmoid(o), memory)
@@ -93,7 +90,6 @@ class GRU:
     gates, memory, apart = 3, False, True
 
     def __call__(self, given: Tensor, product: Tensor, state: State, norm: Norm, drop: Drop) -> State:
-        """See `Kind`."""
         size = state.hidden.shape[1]
         both = given[:, : 2 * size] + product[:, : 2 * size]
         r, z = (torch.sigmoid(norm(j, gate)) for j, gate in enumerate(both.chunk(2, dim=-1)))
@@ -108,7 +104,6 @@ class Tanh:
     activation: Callable[[Tensor], Tensor] = staticmethod(torch.tanh)
 
     def __call__(self, given: Tensor, product: Tensor, state: State, norm: Norm, drop: Drop) -> State:
-        """See `Kind`."""
         return State(drop(self.activation(norm(0, given + product))), state.memory)
 
 
@@ -118,9 +113,7 @@ class Relu(Tanh):
     activation = staticmethod(torch.relu)
 
 
-# The class of a name among the options has the same name but for its case and underscores.
-_CLASSES = {name.lower(): value for name, value in vars().items() if isinstance(value, type)}
-CELLS: dict[str, type[Kind]] = {name: _CLASSES[name.replace("_", "")] for name in NAMES}
+CELLS: dict[str, type[Kind]] = {"coupled": Coupled, "lstm": LSTM, "gru": GRU, "tanh": Tanh, "relu": Relu}
 
 
 def register_cell(name: str, made: type[Kind]) -> None:

@@ -21,11 +21,9 @@ class RecurrentState(tuple[State, ...]):
     """The state of N texts in each layer."""
 
     def select(self, rows: Tensor) -> "RecurrentState":
-        """See `backbone.State`."""
         return RecurrentState(state.select(rows) for state in self)
 
     def cat(self, others: Sequence["RecurrentState"]) -> "RecurrentState":
-        """See `backbone.State`."""
         layers = zip(self, *others, strict=True)
         return RecurrentState(
             State(torch.cat([one.hidden for one in layer]), torch.cat([one.memory for one in layer]))
@@ -33,7 +31,6 @@ class RecurrentState(tuple[State, ...]):
         )
 
     def reserve(self, rows: int) -> "RecurrentReserve":
-        """See `backbone.State`."""
         return RecurrentReserve(
             State(*(part.new_empty(rows, part.shape[1]) for part in (state.hidden, state.memory))) for state in self
         )
@@ -43,7 +40,6 @@ class RecurrentReserve(RecurrentState):
     """States that are written one part after the other."""
 
     def put(self, first: int, state: RecurrentState) -> None:
-        """See `backbone.Reserve`."""
         for kept, new in zip(self, state, strict=True):
             kept.hidden[first : first + len(new.hidden)] = new.hidden
             kept.memory[first : first + len(new.memory)] = new.memory
@@ -57,7 +53,6 @@ class RecurrentConditions:
     packed: tuple[Packed | None, ...]
 
     def select(self, rows: Tensor) -> "RecurrentConditions":
-        """See `backbone.Conditions`."""
         return RecurrentConditions(tuple(shift.select(rows) for shift in self.shifts), self.packed)
 
 
@@ -78,29 +73,24 @@ class RecurrentBackbone(nn.ModuleList):
         return cast(Sequence[Cell], self)
 
     def condition(self, vector: Tensor, packed: tuple[Packed | None, ...] | None = None) -> RecurrentConditions:
-        """See `Backbone`."""
         shifts = tuple(cell.linear.condition(vector) for cell in self.layers)
         return RecurrentConditions(shifts, packed or (None,) * len(shifts))
 
     def adapted_share(self) -> float:
-        """See `Backbone` (thesis 2018, section 6.4)."""
         vector = self.layers[0].linear.weight.new_zeros(1, self.context_size)
         whole = sum(cell.linear.weight.numel() + cell.linear.weight.shape[1] for cell in self.layers)
         return sum(shift.adapted_numbers() for shift in self.condition(vector).shifts) / whole
 
     def fold(self, conditions: RecurrentConditions, shared: bool = False) -> RecurrentConditions:
-        """See `Backbone`; `shared`: one matrix without contexts is one product for all texts, not a product each."""
         layers = zip(self.layers, conditions.shifts, strict=True)
         return replace(conditions, shifts=tuple(cell.linear.fold(shift, shared) for cell, shift in layers))
 
     def start(self, conditions: RecurrentConditions, count: int) -> RecurrentState:
-        """See `Backbone`: zeros."""
         return RecurrentState(cell.start(count) for cell in self.layers)
 
     def forward(
         self, inputs: Tensor, conditions: RecurrentConditions, state: RecurrentState, lengths: Tensor | None = None
     ) -> tuple[Tensor, RecurrentState]:
-        """See `Backbone`."""
         values, after = inputs, []
         rate = self.dropout if self.training else 0.0
         layers = zip(self.layers, conditions.shifts, state, conditions.packed, strict=True)
@@ -113,7 +103,6 @@ class RecurrentBackbone(nn.ModuleList):
     def step(
         self, inputs: Tensor, conditions: RecurrentConditions, state: RecurrentState
     ) -> tuple[Tensor, RecurrentState]:
-        """See `Backbone`."""
         values, after = inputs, []
         for cell, shift, before in zip(self.layers, conditions.shifts, state, strict=True):
             after.append(cell.step(values, shift, before))
@@ -121,5 +110,4 @@ class RecurrentBackbone(nn.ModuleList):
         return values, RecurrentState(after)
 
     def pack(self) -> tuple[Packed | None, ...]:
-        """See `Backbone`."""
         return tuple(cell.packed() for cell in self.layers)
