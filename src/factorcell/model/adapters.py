@@ -1,4 +1,4 @@
-"""What a context changes in a linear map, and the adapters that compute it.
+"""The change of a linear map by a context, and the adapters that compute it.
 
     y = s(c) * (x W + (x L(c)) R(c)) + V c + b
 

@@ -32,7 +32,7 @@ from factorcell.model.kernels.recurrence import Inputs, Packed, run, usable
 
 @dataclass(frozen=True)
 class State:
-    """What a step hands to the next: `hidden` (B, H) and `memory` (B, H), or (B, 0) where the cell has none."""
+    """The state after a step: `hidden` (B, H) and `memory` (B, H), or (B, 0) if the cell has no memory."""
 
     hidden: Tensor
     memory: Tensor
@@ -47,9 +47,12 @@ Drop = Callable[[Tensor], Tensor]  # drops some of a candidate (B, H)
 
 
 class Kind(Protocol):
-    """A recurrent step: how many gates it has, whether a memory, whether x and h have to stay `apart` in its sums.
+    """A recurrent step, constructed without arguments; it has no parameters, which belong to the layer.
 
-    A class that is called without arguments. It has no parameters: W, b and those of the normalisation are the layer's.
+    Attributes:
+        gates: The number of gates.
+        memory: Whether it has a memory m in addition to h.
+        apart: Whether it needs the shares of x and of h in the gates separately, rather than their sum.
     """
 
     gates: int
@@ -108,7 +111,7 @@ class Tanh:
 
 
 class Relu(Tanh):
-    """The same of rectified linear units."""
+    """The plain recurrent layer with rectified linear units."""
 
     activation = staticmethod(torch.relu)
 
@@ -117,15 +120,20 @@ CELLS: dict[str, type[Kind]] = {"coupled": Coupled, "lstm": LSTM, "gru": GRU, "t
 
 
 def register_cell(name: str, made: type[Kind]) -> None:
-    """Let `cell` be a `name` for the class `made`, in this process.
+    """Make a recurrent step available as `cell` option in this process.
 
-    `UserError` for a name that is taken, and for a class that does not keep to what `Kind` says.
+    Args:
+        name: Lower-case letters, digits and underscores.
+        made: Class that implements `Kind`; it is tried on a few numbers.
+
+    Raises:
+        UserError: The name is taken, or the class does not do what `Kind` says.
     """
     EXTENSIBLE["cell"].register(name, made, _check)
 
 
 def kind(name: str) -> type[Kind]:
-    """The recurrent step called `name`: ours, one that was registered, or one that an installed package offers."""
+    """Return the built-in or registered step called `name`, or that of an installed package."""
     found: type[Kind] = CELLS[name] if name in CELLS else EXTENSIBLE["cell"].find(name, _check)
     return found
 
@@ -138,7 +146,7 @@ class Cell(nn.Module):
     """
 
     def __init__(self, embedding_size: int, context_size: int, config: ModelConfig, adapt: Sequence[str]) -> None:
-        """Of inputs (E) and context vectors (K), with the adapters `adapt`; all else as the config of the model."""
+        """Create a layer for inputs (E) and context vectors (K), with the adapters `adapt`."""
         super().__init__()
         self.kind, self.dropout, self.variational = kind(config.cell)(), config.dropout_recurrent, config.variational
         self.embedding_size, self.hidden_size = embedding_size, config.hidden_size
@@ -279,7 +287,7 @@ class Cell(nn.Module):
         return F.layer_norm(values, (self.hidden_size,), self.gain[own], self.offset[own])
 
     def _masks(self, inputs: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Dropout masks, scaled to keep the mean: of the candidate (T, B, H), or of the h fed back (B, H); or none."""
+        """Draw the dropout mask of the candidate (T, B, H), or of the h fed back (B, H), if there is dropout."""
         if not self.training or self.dropout == 0:
             return None, None
         batch, steps, _ = inputs.shape
@@ -289,7 +297,7 @@ class Cell(nn.Module):
 
 
 def _check(name: str, made: type[Kind]) -> None:
-    """`UserError` unless `made` keeps to what `Kind` says; it is tried on a few numbers."""
+    """Try a cell on a few numbers; raise `UserError` unless it does what `Kind` says."""
     try:
         with torch.device("cpu"):  # also where a model is built on the meta device, which has no numbers to compare
             fault = _fault(made) if isinstance(made, type) else "it must be a class"
@@ -300,7 +308,7 @@ def _check(name: str, made: type[Kind]) -> None:
 
 
 def _fault(made: type[Kind]) -> str:
-    """What is wrong with a cell; empty if nothing is."""
+    """Describe what is wrong with a cell; empty if nothing is."""
     for own, right in {"gates": int, "memory": bool, "apart": bool}.items():
         if type(getattr(made, own, None)) is not right:
             return f"its {own} is {getattr(made, own, 'missing')!r}; it must be of type {right.__name__}"
@@ -327,7 +335,7 @@ def _fault(made: type[Kind]) -> str:
         return f"it normalises number {max(normed)}; the last is {made.gates + made.memory - 1}, counted from 0"
     alone = run(given[:1], product[:1], before.select(torch.tensor([0])))
     if not torch.allclose(alone.hidden, after.hidden[:1], atol=1e-5):
-        return "the step of a text is another beside other texts"
+        return "the step of a text depends on other texts of the batch"
     joined = run(given + product, torch.zeros_like(product), before)
     if not made.apart and not torch.allclose(joined.hidden, after.hidden, atol=1e-5):
         return "it reads the shares of x and of h apart, so that `apart` must be True"

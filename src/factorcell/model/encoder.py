@@ -27,7 +27,7 @@ from factorcell.model.initial import normal
 # Embeddings start near each other: what a rare value, of which training says little, starts with is noise for good.
 SPREAD = 0.1
 
-# What follows the layer that joins the variables; None: there is no such layer.
+# Activations after the layer that joins the variables; None: there is no such layer.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
     "tanh": torch.tanh,
     "relu": torch.relu,
@@ -216,7 +216,7 @@ class ContextEncoder(VariableEmbeddings):
         return self.activation(self.joint(torch.cat(list(parts), dim=1)))
 
     def parts(self, context: Context, override: Mapping[str, Tensor] | None = None) -> list[Tensor]:
-        """What is joined: the embeddings (B, k) of categories, texts and vectors, then (B, width) of all numbers."""
+        """Return the embeddings (B, k) of categories, texts and vectors, then (B, width) of all numbers."""
         parts = self.embeddings(context, override)
         if self.inputs is not None:
             numbers = self.inputs(context.numbers)

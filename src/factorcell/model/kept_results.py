@@ -1,6 +1,6 @@
 """The results that a folder keeps, a row of results.jsonl each, and the answer to each question: the last one given.
 
-A question is a measure of certain texts. Which numbers products were made of is no part of it, so that results that
+A question is a measure of certain texts. It does not include the precision of products, so that results that
 differ by rounding do not stand side by side.
 """
 
@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 
 class Figure(NamedTuple):
-    """The `value` of a `measure` of a `table`, which is told by its texts if there is another table of the name.
+    """The `value` of a `measure` of a `table`; the number of texts is added if two tables have the same name.
 
     `low` and `high` are the ends of its interval, if it has one; `bound` says that it is only a lower bound.
     """

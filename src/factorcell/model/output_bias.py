@@ -1,4 +1,4 @@
-"""What a context adds to the softmax bias: one class each, in the slots of `output.Output`.
+"""Softmax biases that depend on the context: one class each, used by `output.Output`.
 
     low_rank        Q c                                        (TACL 2018, equation 6; thesis 2018, 2.6)
     low_rank_each   sum_i Q_i c_i                              (thesis, A.1)
@@ -75,7 +75,7 @@ class OneHotBias(nn.Module):
         return torch.tensor([number for number, variable in each for _ in variable.values])
 
     def counts(self) -> list[dict[str, Any]]:
-        """Of each categorical `variable`: its `coefficients`, and how many of them are not zero, `nonzero`."""
+        """Count the `coefficients` of each categorical `variable`, and how many of them are `nonzero`."""
         nonzero = (self.weight.detach() != 0).sum(0)
         parts = torch.split(nonzero, [len(variable.values) for variable in self.schema.categories])
         return [
@@ -217,7 +217,7 @@ class HashBias(nn.Module):
     def _looked_up(
         self, column: int, values: Tensor, rows: Tensor, factors: Tensor, tokens: Tensor
     ) -> list[tuple[Tensor, ...]]:
-        """As `_entries` of `values` (D,) that stand in `rows` (D,) with `factors` (D,)."""
+        """Return entries as `_entries` does, for `values` (D,) of the `rows` (D,) with `factors` (D,)."""
         found: list[tuple[Tensor, ...]] = []
         step = max(1, AT_ONCE // max(1, len(tokens)))
         for part in torch.split(torch.arange(len(values), device=values.device), step):
@@ -243,7 +243,7 @@ class HashBias(nn.Module):
         return remembered.pairs(values, tokens)
 
     def _memory(self, column: int) -> SeenWords | None:
-        """What is remembered of a variable while the filter stays as it is; None where that could grow too large."""
+        """Return the words seen with the values of a variable, until the filter changes; None if they are too many."""
         count, (bits, version) = len(self.variables[column].values), self._filter
         if count * _bytes(self.vocabulary_size) > KEPT:
             return None

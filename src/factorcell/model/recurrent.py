@@ -47,7 +47,7 @@ class RecurrentReserve(RecurrentState):
 
 @dataclass(frozen=True)
 class RecurrentConditions:
-    """What B contexts change in each layer, and its `packed` hidden weights, if the caller has them."""
+    """The shifts of each layer in B contexts, and its `packed` hidden weights, if the caller has them."""
 
     shifts: tuple[Shift, ...]
     packed: tuple[Packed | None, ...]

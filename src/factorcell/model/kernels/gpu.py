@@ -1,4 +1,4 @@
-"""What the GPU kernels share: Triton if it is there, when to use them, and the product of two tiles.
+"""Shared parts of the GPU kernels: the import of Triton, when to use them, and the product of two tiles.
 
 Triton is optional (`pip install 'factorcell[gpu]'`). With TRITON_INTERPRET=1 it runs kernels on the processor, a
 program at a time: slow, but the same code, so that tests need no GPU.

@@ -60,7 +60,7 @@ def run(
 ) -> tuple[Tensor, Tensor]:
     """`given` (B, T, 3H), x L_x (B, T, R), W (H, 3H), L (B, H, R), R (B, R, 3H), `keep` (T, B, H), state -> h, last m.
 
-    After `lengths` (B,) steps a text's m stands still and its h (B, T, H) is zero: no gradient flows there.
+    After `lengths` (B,) steps a text's m stays the same and its h (B, T, H) is zero: no gradient flows there.
     """
     turned = None if left is None else left.transpose(-2, -1)
     arrays = given, given_reduced, weight, turned, right, keep, hidden, memory, lengths
@@ -156,7 +156,7 @@ def _forward_kernel(
         for unit in range(0, HIDDEN, UNITS):
             columns = unit + tl.arange(0, UNITS)
             mask = live[:, None] & (columns < HIDDEN)[None, :]
-            # What does not wait for W is asked for first, and is under way during the products.
+            # Values that do not depend on W are fetched first, and arrive during the products.
             g_i, g_f, g_o = _three(given, places, columns, mask, HIDDEN)
             sum_i, sum_f, sum_o = g_i.to(tl.float32), g_f.to(tl.float32), g_o.to(tl.float32)
             m = _tile(last, rows, columns, mask, HIDDEN)

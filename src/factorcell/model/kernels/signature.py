@@ -1,6 +1,6 @@
 """How tables of what a compiled function takes are held against its arguments, before each call.
 
-Compiled code believes what it is told: a length beyond the end or an id that is in no table would be a write into
+Compiled code does not check its arguments: a length beyond the end or an id outside a table would be a write into
 somebody else's memory. So nothing reaches it but through `Signature.arguments`, or `Signature.addresses` for what is
 used many times. A wrong argument is a mistake of the program: `ValueError` names it, what it is, and what is valid.
 
@@ -44,7 +44,7 @@ class Number:
 class Array:
     """An array of a structure, dense: its shape, its type, and which whole numbers it holds.
 
-    Of the type "half" are numbers of bfloat16 where products are, and floats elsewhere. `upto`: ids and lengths are at
+    Type "half" means bfloat16 if products are of bfloat16 numbers, else floats. `upto`: ids and lengths are at
     least 0 and at most the size of that letter, `below`: less than that.
     """
 
@@ -66,7 +66,7 @@ class Array:
 
 
 class Signature:
-    """A structure of native/kernels.h: `numbers`, `pointers` that are no arrays, and `arrays`, in their order there.
+    """A structure of native/kernels.h: `numbers`, `pointers` to other things than arrays, and `arrays`, in its order.
 
     `needed` names the arrays that each case requires; all others may be missing. `doubles` are numbers at the front of
     the structure.

@@ -157,7 +157,7 @@ def _numbers(values: Tensor, table: Tensor, bias: Tensor, half: bool) -> tuple[i
 
 
 class _Compiled(torch.autograd.Function):
-    """In compiled code: logits a tile at a time, made again on the way back."""
+    """In compiled code: logits a tile at a time, computed again in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
