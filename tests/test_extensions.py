@@ -262,7 +262,7 @@ CELL_VIOLATIONS: dict[str, tuple[dict[str, Any], str]] = {
     "norm": ({"__call__": step(lambda after, g, p, s, norm: (norm(2, g), after)[1])}, "it normalises number 2"),
     "rows": (
         {"__call__": step(lambda after, *_: State(after.hidden - after.hidden.mean(0), after.memory))},
-        "the step of a text is another beside other texts",
+        "the step of a text depends on other texts of the batch",
     ),
 }
 

@@ -58,12 +58,10 @@ def sigmoid(value: float) -> float:
 
 
 def tanh(given: Array, product: Array, h: Array, m: Array, norm: Norm) -> tuple[Array, Array]:
-    """The plain recurrent layer."""
     return np.array([math.tanh(value) for value in norm(0, given[0] + product[0])]), m
 
 
 def relu(given: Array, product: Array, h: Array, m: Array, norm: Norm) -> tuple[Array, Array]:
-    """The same of rectified linear units."""
     return np.array([max(value, 0.0) for value in norm(0, given[0] + product[0])]), m
 
 
@@ -91,7 +89,6 @@ def lstm(given: Array, product: Array, h: Array, m: Array, norm: Norm) -> tuple[
 
 
 def _shown(memory: Array, gate: Array) -> Array:
-    """What an LSTM shows of its memory."""
     return np.array([math.tanh(value) * sigmoid(o) for value, o in zip(memory, gate, strict=True)])
 
 

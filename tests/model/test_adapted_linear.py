@@ -20,7 +20,6 @@ combinations = pytest.mark.parametrize("adapt", COMBINATIONS, ids="+".join)
 
 
 def make(adapt: tuple[str, ...], bias: bool = True) -> AdaptedLinear:
-    """A map in double precision with random parameters."""
     linear = AdaptedLinear(D, G, K, adapt=adapt, rank=R, bias=bias).double()
     with torch.no_grad():
         for parameter in linear.parameters():

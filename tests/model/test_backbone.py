@@ -19,7 +19,6 @@ ADAPT = ("concat", "scale", "factor")
 
 
 def recurrent(**options: Any) -> Callable[[int], Any]:
-    """What makes a recurrent backbone of those options, for contexts of some size."""
     return lambda size: RecurrentBackbone(ModelConfig(**SIZES, **options), size, ADAPT if size else ())
 
 
@@ -56,7 +55,6 @@ class Given:
 
 @pytest.fixture(params=BACKBONES)
 def given(request: pytest.FixtureRequest) -> Given:
-    """Each backbone, adapted."""
     return made(request.param, K)
 
 

@@ -30,7 +30,6 @@ def make_cell(
     layer_norm: bool = False,
     **options: Any,
 ) -> Cell:
-    """A cell in double precision with random weights everywhere."""
     config = replace(SIZES, dropout_recurrent=dropout, cell=kind, layer_norm=layer_norm, **options)
     cell = Cell(E, K, config, adapt).double()
     with torch.no_grad():
@@ -45,13 +44,11 @@ def inputs() -> tuple[Tensor, Tensor]:
 
 
 def weight(cell: Cell, name: str) -> Array:
-    """A parameter of an adapter."""
     array: Array = cell.get_parameter(f"linear.adapters.{name}").detach().numpy()
     return array
 
 
 def bias_of(cell: Cell) -> nn.Parameter:
-    """The bias of the gates."""
     assert cell.linear.bias is not None
     return cell.linear.bias
 
@@ -88,7 +85,6 @@ def stepped(cell: Cell, kind: str, given: Array, product: Array, h: Array, m: Ar
 
 
 def normalised(cell: Cell, which: int, values: Array) -> Array:
-    """Layer normalisation from its definition, if the cell has any."""
     if cell.gain is None or cell.offset is None or which == len(cell.gain) // H:
         return values
     gain, shift = (p.detach().numpy().reshape(-1, H)[which] for p in (cell.gain, cell.offset))
@@ -138,30 +134,15 @@ def test_cells_are_those_of_the_library(kind: str) -> None:
         own["bias_ih_l0"].copy_(bias_of(cell))
         if kind == "lstm":
             own["bias_hh_l0"][H : 2 * H] = 1.0
-    found = []
-    for ours in (True, False):
-        given, h = x.clone().requires_grad_(), torch.linspace(-1, 1, B * H, dtype=torch.double).view(B, H)
-        h.requires_grad_()
-        m = torch.cos(h) if kind == "lstm" else h[:, :0]
-        if ours:
-            hidden, last = cell(given, cell.linear.condition(torch.zeros(B, K)), State(h, m))
-            memory = last.memory
-        elif kind == "lstm":
-            hidden, (_, after) = theirs(given, (h[None], m[None]))
-            memory = after[0]
-        else:
-            hidden, _ = theirs(given, h[None])
-            memory = m
-        (hidden.sin().sum() + (memory**2).sum()).backward()
-        assert given.grad is not None
-        assert h.grad is not None
-        found.append([hidden.detach(), memory.detach(), given.grad, h.grad])
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b)
-    gradients = {name: parameter.grad for name, parameter in own.items()}
-    weights = [gradient for name in ("weight_ih_l0", "weight_hh_l0") if (gradient := gradients[name]) is not None]
-    torch.testing.assert_close(cell.linear.weight.grad, torch.cat(weights, 1).T)
-    torch.testing.assert_close(bias_of(cell).grad, gradients["bias_ih_l0"])
+    h = torch.linspace(-1, 1, B * H, dtype=torch.double).view(B, H)
+    m = torch.cos(h) if kind == "lstm" else h[:, :0]
+    hidden, last = cell(x, cell.linear.condition(torch.zeros(B, K)), State(h, m))
+    if kind == "lstm":
+        expected, (_, after) = theirs(x, (h[None], m[None]))
+        torch.testing.assert_close(last.memory, after[0])
+    else:
+        expected, _ = theirs(x, h[None])
+    torch.testing.assert_close(hidden, expected)
 
 
 def test_one_mask_a_text_is_on_all_that_is_fed_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from factorcell.data.context import Context
 from factorcell.data.corpus import Batch
 from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.data.vocabulary import END, START
-from factorcell.model.control_codes import Prefix
+from factorcell.model.encoder import Prefix
 from factorcell.model.language_model import LanguageModel
 from tests.small import inside
 
@@ -42,7 +42,6 @@ MODELS = [*((cell, 1, ()) for cell in CELLS), ("coupled", 2, ()), ("gru", 2, ("c
 def make(
     cell: str, layers: int, adapt: tuple[str, ...], schema: ContextSchema = SCHEMA, dropout_input: float = 0.0
 ) -> LanguageModel:
-    """A model with a prefix, in double precision, random weights everywhere."""
     config = ModelConfig(
         cell=cell,
         layers=layers,
@@ -85,7 +84,6 @@ def codes(model: LanguageModel) -> Tensor:
 
 
 def spoken(model: LanguageModel, text: int) -> Tensor:
-    """Nats of one text by a model without a prefix, whose vocabulary has the codes too and that reads them first."""
     prefix = codes(model)[text]
     config = replace(model.config, adapt=model.config.adapt[:-1])
     plain = LanguageModel(config, V + len(prefix), SCHEMA).double()

@@ -27,7 +27,6 @@ MISSING: dict[str, Any] = {"text": "sun and sea", "city": None, "stars": None, "
 
 
 def moved(run: Run) -> Run:
-    """The run on the device that is not there; its tied embeddings, which only this device unties, tied again."""
     run.model.to(DEVICE)
     run.model.output.embedding = run.model.embedding
     assert {tensor.device for tensor in (*run.model.parameters(), *run.model.buffers())} == {DEVICE}

@@ -26,7 +26,6 @@ SCHEMA = ContextSchema((CITY, LAT, STARS, YEAR))
 
 
 def encoder(schema: ContextSchema = SCHEMA) -> ContextEncoder:
-    """An encoder with random weights everywhere."""
     made = ContextEncoder(CONFIG, schema)
     with torch.no_grad():
         for parameter in made.parameters():
@@ -86,13 +85,11 @@ ROWS: list[Row] = [
 
 
 def bags_of(lists: list[list[int]]) -> Bags:
-    """Lists of words as flat words and offsets."""
     offsets = np.concatenate([[0], np.cumsum([len(words) for words in lists])]).astype(np.int64)
     return Bags(torch.tensor([w for words in lists for w in words], dtype=torch.long), torch.from_numpy(offsets))
 
 
 def context_of(rows: list[Row]) -> Context:
-    """The context of rows of every kind."""
     return Context(
         torch.tensor([[row["city"], row["stars"]] for row in rows]),
         torch.tensor([[row["lat"], row["hour"], row["year"]] for row in rows], dtype=torch.double),
@@ -102,7 +99,6 @@ def context_of(rows: list[Row]) -> Context:
 
 
 def slow_parts(made: ContextEncoder, row: Row) -> list[Any]:
-    """The embeddings of one row, by loops."""
     p = {name: value.detach().numpy() for name, value in made.named_parameters()}
     parts = []
     for column, variable in enumerate((CITY, STARS)):
@@ -214,7 +210,6 @@ def test_distinct_contexts_of_every_kind(rows: list[tuple[list[int], list[int], 
 
 
 def rows_of(context: Context) -> list[tuple[list[int], list[int], float, int]]:
-    """What a context was made of."""
     found = []
     for row in range(len(context)):
         bags = [b.words[b.offsets[row] : b.offsets[row + 1]].tolist() for b in context.bags]

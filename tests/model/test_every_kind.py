@@ -13,7 +13,6 @@ import torch
 
 from factorcell.config import Config, DataConfig, UserError
 from factorcell.data.cache import prepare
-from factorcell.data.corpus import Corpus
 from factorcell.data.schema import ContextSchema
 from factorcell.evaluation.classification import classify, classify_points, log_likelihoods
 from factorcell.evaluation.perplexity import evaluate, evaluate_by
@@ -28,38 +27,9 @@ ROWS = [{**row, "at": row["at"].isoformat()} for row in rows_of_all_kinds(12)]
 DATA = DataConfig(context=EVERY, min_count=1, min_context_count=1, min_context_word=1)
 
 
-def same(a: Corpus, b: Corpus) -> None:
-    """Two corpora have the same contexts in the same rows."""
-    assert a.schema == b.schema
-    for x, y in zip((a.categories, a.numbers, *a.vectors), (b.categories, b.numbers, *b.vectors), strict=True):
-        assert np.array_equal(x, y)
-    for left, right in zip(a.bags, b.bags, strict=True):
-        assert np.array_equal(left.values, right.values)
-        assert np.array_equal(left.offsets, right.offsets)
-
-
 def jsonl(rows: list[dict[str, Any]], path: Path) -> Path:
-    """Rows as a file."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
-
-
-def test_select_and_batches_keep_rows_together() -> None:
-    corpus, rows = prepare(ROWS, DATA), np.array([7, 2, 2, 11])
-    table = prepare([ROWS[row] for row in rows], DATA, vocabulary=corpus.vocabulary, schema=corpus.schema)
-    same(corpus.select(rows), table)
-    picked = torch.tensor([3, 0])
-    for batch, other in (
-        (corpus.batch(rows), table.batch(np.arange(4))),
-        (corpus.batch(rows).select(picked), table.batch(np.array([3, 0]))),
-    ):
-        (vectors,), (bags,) = batch.context.vectors, batch.context.bags
-        assert torch.equal(vectors, other.context.vectors[0])
-        assert torch.equal(bags.words, other.context.bags[0].words)
-        assert torch.equal(bags.offsets, other.context.bags[0].offsets)
-    first, second = corpus.split(0.3, 1)
-    assert len(first.bags[0].offsets) == len(first) + 1
-    assert len(second.vectors[0]) == len(second) == 4
 
 
 @pytest.fixture
@@ -152,7 +122,6 @@ def test_a_row_with_every_kind_is_scored_as_the_card_says(run: Run) -> None:
 
 
 def config(*context: str, **model: Any) -> Config:
-    """A small FactorCell over some variables."""
     sizes = {"embedding_size": 8, "hidden_size": 12, "context_size": 6, "variable_size": 6, "number_size": 24}
     return Config.from_dict(
         {

@@ -60,7 +60,6 @@ def leaky(given: Array, product: Array, h: Array, m: Array, norm: Norm) -> tuple
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stranger's adapters and cells, and their oracles."""
     for more in EXTENSIBLE.values():
         monkeypatch.setattr(more, "registered", {})
     for name, adapter in stranger.ADAPTERS.items():

@@ -28,7 +28,6 @@ ROWS = [{"text": text, "city": "Oslo", "who": "ann"} for text in ("abba cab", "b
 
 @pytest.fixture(params=["native", "off"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Compiled kernels, where there are any, and plain PyTorch."""
     name = str(request.param)
     if name == "off":
         monkeypatch.setenv("FACTORCELL_KERNEL", name)
@@ -39,13 +38,11 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """A model large enough that PyTorch shares its products among threads."""
     return runs.make(tmp_path / "run", hidden_size=256, embedding_size=128, context_size=64)
 
 
 @pytest.fixture(autouse=True)
 def two_threads(run: Run) -> Iterator[None]:
-    """PyTorch has computed on two threads before the test."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     product()
@@ -54,7 +51,6 @@ def two_threads(run: Run) -> Iterator[None]:
 
 
 def product() -> float:
-    """A product that PyTorch shares among threads."""
     return float((torch.ones(600, 600) @ torch.ones(600, 600)).exp().clamp(max=1).sum())
 
 
@@ -71,7 +67,6 @@ def write(run: Run) -> Any:
 
 
 def equal(found: list[Any], expected: list[Any]) -> bool:
-    """Whether texts are the same, and numbers but for the order of sums, which the number of threads decides."""
     return found == expected if isinstance(expected[0], str) else bool(found == pytest.approx(expected, rel=1e-5))
 
 

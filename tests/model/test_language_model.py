@@ -20,7 +20,6 @@ from tests.small import CONTEXT, ROWS, inside, make_run
 
 
 def tiny(tmp_path: Path, **model: Any) -> Run:
-    """A run over random weights."""
     return make_run(tmp_path / "run", **model)
 
 

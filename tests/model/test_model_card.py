@@ -17,7 +17,6 @@ from tests.small import CONTEXT, ROWS
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """A run trained for a moment."""
     config = Config.from_dict(
         {
             "data": {"context": list(CONTEXT), "min_count": 1, "min_context_count": 1},

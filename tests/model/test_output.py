@@ -28,7 +28,6 @@ COMBINATIONS = [names for count in (0, 1, 2, 5) for names in itertools.combinati
 
 
 def make_output(biases: tuple[str, ...]) -> Output:
-    """A layer in double precision with random weights everywhere."""
     config = ModelConfig(
         hidden_size=H,
         context_size=K,
@@ -44,7 +43,6 @@ def make_output(biases: tuple[str, ...]) -> Output:
 
 
 def numbers() -> dict[str, Any]:
-    """Hidden states, targets, context vectors and contexts; one city is missing."""
     categories = torch.tensor([[1, 1], [2, 0], [MISSING, 1], [0, 1]])
     return {
         "hidden": torch.randn(B, T, H, dtype=torch.double),
@@ -56,7 +54,6 @@ def numbers() -> dict[str, Any]:
 
 
 def slow_bias(output: Output, g: dict[str, Any], text: int, token: int) -> float:
-    """The context's bias of one token in one text, from the tables."""
     total, rows = 0.0, g["context"].categories[text].tolist()
     for name, adapter in output.adapters.items():
         row = adapter.get_parameter("weight")[token].tolist()
@@ -76,14 +73,12 @@ def slow_bias(output: Output, g: dict[str, Any], text: int, token: int) -> float
 
 
 def expected(variable: Variable, values: list[float], row: int) -> float:
-    """The value of a category, or the mean of all by how often they are seen."""
     if row != MISSING:
         return values[row]
     return sum(count * value for count, value in zip(variable.counts, values, strict=True)) / sum(variable.counts)
 
 
 def slow_logits(output: Output, text: int, hidden: Tensor, g: dict[str, Any]) -> list[float]:
-    """E P h + b + the context's bias, token by token; the start token never."""
     logits = []
     for token in range(V):
         parts = output.embedding[token].detach() * (hidden @ output.projection.detach())
@@ -94,12 +89,10 @@ def slow_logits(output: Output, text: int, hidden: Tensor, g: dict[str, Any]) ->
 
 
 def context_bias(output: Output, g: dict[str, Any]) -> ContextBias:
-    """What the biases of the contexts follow from."""
     return output.context_bias(g["vector"], g["parts"], g["context"])
 
 
 def sampled_nats(output: Output, samples: Samples, g: dict[str, Any]) -> Tensor:
-    """The sampled loss of the targets, given as tokens; the rows of the tables that it needs are picked here."""
     reads = output.reads(g["targets"], samples, g["context"].categories)
     picked = [[table[rows] for table in tables] for rows, tables in zip(reads.rows, output.row_tables(), strict=True)]
     rows = torch.tensor([[reads.used.tolist().index(token) for token in line] for line in g["targets"].tolist()])

@@ -28,7 +28,6 @@ SCHEMA = ContextSchema((CITY, STARS))
 
 
 def hashed(hash_size: int = 50, bloom_size: int = 0, schema: ContextSchema = SCHEMA) -> HashBias:
-    """A hashed bias with random buckets."""
     bias = HashBias(V, ModelConfig(hash_size=hash_size, bloom_size=bloom_size), schema)
     torch.nn.init.normal_(bias.weight)
     return bias
@@ -41,7 +40,6 @@ def values(bias: HashBias, categories: Tensor, tokens: Tensor | None = None) -> 
 
 
 def free_of_collisions(schema: ContextSchema) -> HashBias:
-    """A table in which no two pairs of a value and a token share a bucket."""
     bias = hashed(100_000, schema=schema)
     every = torch.cartesian_prod(*(torch.arange(len(v.values)) for v in schema.categories)).view(
         -1, len(schema.categories)
@@ -136,22 +134,6 @@ def test_what_is_remembered_of_the_filter_is_the_filter(monkeypatch: pytest.Monk
     bias.load_state_dict(other.state_dict())
     compared()
     assert torch.equal(values(bias, torch.tensor([[1, 1]])), values(other, torch.tensor([[1, 1]])))
-
-
-def test_the_filter_is_asked_once_for_each_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    bias, asked = hashed(23, 300), list[int]()
-    bias.observe(np.arange(V), np.stack([np.arange(V) % 4, np.arange(V) % 2], 1))
-    passing = bias._passing
-
-    def counted(column: int, values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        asked.extend(10 * column + value for value in values.tolist())
-        return passing(column, values, tokens)
-
-    monkeypatch.setattr(bias, "_passing", counted)
-    for _ in range(2):
-        values(bias, torch.tensor([[1, 0], [3, 0], [1, 0]]), torch.tensor([2, 5]))
-        values(bias, torch.tensor([[3, 0], [0, 0]]))
-    assert sorted(asked) == [0, 1, 3, 10]
 
 
 def test_tokens_alone_are_columns_of_the_whole() -> None:

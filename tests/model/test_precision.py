@@ -27,18 +27,15 @@ class Work:
         self.done.append(name)
 
     def clock(self) -> float:
-        """How long all of it took."""
         return self.now
 
 
 def trained(folder: Path) -> None:
-    """A run folder with random weights."""
     make_run(folder).save_weights({})
 
 
 @pytest.fixture
 def there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor with bfloat16."""
     monkeypatch.setattr(precision, "possible", lambda device: True)
 
 

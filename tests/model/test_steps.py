@@ -19,7 +19,6 @@ from tests import synthetic
 
 
 def begin(folder: Path, dropout: float = 0.0, **training: Any) -> tuple[Run, Corpus]:
-    """A small run and its texts."""
     sizes = {"embedding_size": 6, "hidden_size": 8, "context_size": 3, "variable_size": 3, "rank": 2}
     config = Config.from_dict(
         {

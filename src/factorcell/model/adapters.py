@@ -1,4 +1,4 @@
-"""What a context changes in a linear map, and the adapters that compute it.
+"""The change of a linear map by a context, and the adapters that compute it.
 
     y = s(c) * (x W + (x L(c)) R(c)) + V c + b
 
@@ -213,7 +213,6 @@ def _fault(adapter: type[Adapter], sizes: LayerSizes) -> str:
 
 
 def _fits(part: str, value: Tensor, shift: dict[str, Tensor], sizes: LayerSizes) -> bool:
-    """Return whether a part of the `shift` of 5 contexts has a shape that `Shift` allows."""
     if part in ("left", "right"):
         rank = shift["left"].shape[-1] if shift.keys() >= {"left", "right"} else None
         return tuple(value.shape) == ((5, sizes.inputs, rank) if part == "left" else (5, rank, sizes.outputs))

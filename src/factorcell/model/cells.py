@@ -21,11 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from factorcell.config import EXTENSIBLE, UserError
-from factorcell.kinds import RecurrentOptions
+from factorcell.config import EXTENSIBLE, ModelConfig, UserError
 from factorcell.model.adapted_linear import AdaptedLinear
 from factorcell.model.adapters import Shift
-from factorcell.model.backbone import BackboneSizes
 from factorcell.model.dropout import mask
 from factorcell.model.initial import uniform
 from factorcell.model.kernels import gpu_recurrence, library
@@ -34,7 +32,7 @@ from factorcell.model.kernels.recurrence import Inputs, Packed, run, usable
 
 @dataclass(frozen=True)
 class State:
-    """What a step hands to the next: `hidden` (B, H) and `memory` (B, H), or (B, 0) where the cell has none."""
+    """The state after a step: `hidden` (B, H) and `memory` (B, H), or (B, 0) if the cell has no memory."""
 
     hidden: Tensor
     memory: Tensor
@@ -49,9 +47,12 @@ Drop = Callable[[Tensor], Tensor]  # drops some of a candidate (B, H)
 
 
 class Kind(Protocol):
-    """A recurrent step: how many gates it has, whether a memory, whether x and h have to stay `apart` in its sums.
+    """A recurrent step, constructed without arguments; it has no parameters, which belong to the layer.
 
-    A class that is called without arguments. It has no parameters: W, b and those of the normalisation are the layer's.
+    Attributes:
+        gates: The number of gates.
+        memory: Whether it has a memory m in addition to h.
+        apart: Whether it needs the shares of x and of h in the gates separately, rather than their sum.
     """
 
     gates: int
@@ -69,7 +70,6 @@ class Coupled:
     gates, memory, apart = 3, True, False
 
     def __call__(self, given: Tensor, product: Tensor, state: State, norm: Norm, drop: Drop) -> State:
-        """See `Kind`."""
         i, f, o = (norm(j, gate) for j, gate in enumerate((given + product).chunk(3, dim=-1)))
         f = torch.sigmoid(f + 1)
         memory = f * state.memory + (1 - f) * drop(torch.tanh(i))
@@ -82,7 +82,6 @@ class LSTM:
     gates, memory, apart = 4, True, False
 
     def __call__(self, given: Tensor, product: Tensor, state: State, norm: Norm, drop: Drop) -> State:
-        """See `Kind`."""
         i, f, g, o = (norm(j, gate) for j, gate in enumerate((given + product).chunk(4, dim=-1)))
         memory = torch.sigmoid(f + 1) * state.memory + torch.sigmoid(i) * drop(torch.tanh(g))
         return State(torch.tanh(norm(4, memory)) * torch.sigmoid(o), memory)
@@ -94,7 +93,6 @@ class GRU:
     gates, memory, apart = 3, False, True
 
     def __call__(self, given: Tensor, product: Tensor, state: State, norm: Norm, drop: Drop) -> State:
-        """See `Kind`."""
         size = state.hidden.shape[1]
         both = given[:, : 2 * size] + product[:, : 2 * size]
         r, z = (torch.sigmoid(norm(j, gate)) for j, gate in enumerate(both.chunk(2, dim=-1)))
@@ -109,12 +107,11 @@ class Tanh:
     activation: Callable[[Tensor], Tensor] = staticmethod(torch.tanh)
 
     def __call__(self, given: Tensor, product: Tensor, state: State, norm: Norm, drop: Drop) -> State:
-        """See `Kind`."""
         return State(drop(self.activation(norm(0, given + product))), state.memory)
 
 
 class Relu(Tanh):
-    """The same of rectified linear units."""
+    """The plain recurrent layer with rectified linear units."""
 
     activation = staticmethod(torch.relu)
 
@@ -123,15 +120,20 @@ CELLS: dict[str, type[Kind]] = {"coupled": Coupled, "lstm": LSTM, "gru": GRU, "t
 
 
 def register_cell(name: str, made: type[Kind]) -> None:
-    """Let `cell` be a `name` for the class `made`, in this process.
+    """Make a recurrent step available as `cell` option in this process.
 
-    `UserError` for a name that is taken, and for a class that does not keep to what `Kind` says.
+    Args:
+        name: Lower-case letters, digits and underscores.
+        made: Class that implements `Kind`; it is tried on a few numbers.
+
+    Raises:
+        UserError: The name is taken, or the class does not do what `Kind` says.
     """
     EXTENSIBLE["cell"].register(name, made, _check)
 
 
 def kind(name: str) -> type[Kind]:
-    """The recurrent step called `name`: ours, one that was registered, or one that an installed package offers."""
+    """Return the built-in or registered step called `name`, or that of an installed package."""
     found: type[Kind] = CELLS[name] if name in CELLS else EXTENSIBLE["cell"].find(name, _check)
     return found
 
@@ -143,8 +145,8 @@ class Cell(nn.Module):
     instead, with one mask a text (Gal and Ghahramani 2016).
     """
 
-    def __init__(self, config: RecurrentOptions, sizes: BackboneSizes) -> None:
-        """Make a layer whose inputs, context vectors and adapters have these `sizes`."""
+    def __init__(self, embedding_size: int, context_size: int, config: ModelConfig, adapt: Sequence[str]) -> None:
+        """Create a layer for inputs (E) and context vectors (K), with the adapters `adapt`."""
         super().__init__()
         self.kind, self.dropout, self.variational = kind(config.cell)(), config.dropout_recurrent, config.variational
         self.embedding_size, self.hidden_size = sizes.inputs, config.hidden_size
@@ -196,7 +198,6 @@ class Cell(nn.Module):
 
     @staticmethod
     def _launch(arrays: Inputs) -> tuple[Tensor, State]:
-        """As `recurrence.run`, on a GPU."""
         now = arrays.to(torch.bfloat16 if library.halved(arrays.given.device) else torch.float32)
         hidden, lengths = now.hidden, now.lengths
         outputs, last = gpu_recurrence.run(
@@ -240,7 +241,6 @@ class Cell(nn.Module):
         return given * ours.scale[:, None], reduced, replace(hidden, right=scaled)
 
     def _loop(self, arrays: Inputs, rows: Shift, state: State) -> tuple[Tensor, State]:
-        """What `recurrence.run` does, a step at a time."""
         hidden = []
         for step, now in enumerate((arrays.given + arrays.bias[:, None]).unbind(1)):
             reduced = None if arrays.given_reduced is None else arrays.given_reduced[:, step]
@@ -275,7 +275,6 @@ class Cell(nn.Module):
         return self.kind(given, product[:, 0], state, self._normalised, drop)
 
     def _norm(self) -> Tensor | None:
-        """Gains of the gates and of m, then their shifts (N, H)."""
         if self.gain is None or self.offset is None:
             return None
         return torch.cat([self.gain, self.offset]).view(-1, self.hidden_size)
@@ -288,7 +287,7 @@ class Cell(nn.Module):
         return F.layer_norm(values, (self.hidden_size,), self.gain[own], self.offset[own])
 
     def _masks(self, inputs: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Dropout masks, scaled to keep the mean: of the candidate (T, B, H), or of the h fed back (B, H); or none."""
+        """Draw the dropout mask of the candidate (T, B, H), or of the h fed back (B, H), if there is dropout."""
         if not self.training or self.dropout == 0:
             return None, None
         batch, steps, _ = inputs.shape
@@ -298,7 +297,7 @@ class Cell(nn.Module):
 
 
 def _check(name: str, made: type[Kind]) -> None:
-    """`UserError` unless `made` keeps to what `Kind` says; it is tried on a few numbers."""
+    """Try a cell on a few numbers; raise `UserError` unless it does what `Kind` says."""
     try:
         with torch.device("cpu"):  # also where a model is built on the meta device, which has no numbers to compare
             fault = _fault(made) if isinstance(made, type) else "it must be a class"
@@ -309,7 +308,7 @@ def _check(name: str, made: type[Kind]) -> None:
 
 
 def _fault(made: type[Kind]) -> str:
-    """What is wrong with a cell; empty if nothing is."""
+    """Describe what is wrong with a cell; empty if nothing is."""
     for own, right in {"gates": int, "memory": bool, "apart": bool}.items():
         if type(getattr(made, own, None)) is not right:
             return f"its {own} is {getattr(made, own, 'missing')!r}; it must be of type {right.__name__}"
@@ -336,7 +335,7 @@ def _fault(made: type[Kind]) -> str:
         return f"it normalises number {max(normed)}; the last is {made.gates + made.memory - 1}, counted from 0"
     alone = run(given[:1], product[:1], before.select(torch.tensor([0])))
     if not torch.allclose(alone.hidden, after.hidden[:1], atol=1e-5):
-        return "the step of a text is another beside other texts"
+        return "the step of a text depends on other texts of the batch"
     joined = run(given + product, torch.zeros_like(product), before)
     if not made.apart and not torch.allclose(joined.hidden, after.hidden, atol=1e-5):
         return "it reads the shares of x and of h apart, so that `apart` must be True"

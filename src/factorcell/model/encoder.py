@@ -1,4 +1,4 @@
-"""Metadata to a context vector.
+"""Metadata to a context vector, or to control codes.
 
     c = tanh(sum_i M_i F_i f_i + b0)        (thesis 2018, equation 2.4)
 
@@ -27,7 +27,7 @@ from factorcell.model.initial import normal
 # Embeddings start near each other: what a rare value, of which training says little, starts with is noise for good.
 SPREAD = 0.1
 
-# What follows the layer that joins the variables; None: there is no such layer.
+# Activations after the layer that joins the variables; None: there is no such layer.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
     "tanh": torch.tanh,
     "relu": torch.relu,
@@ -112,21 +112,76 @@ class VectorMap(nn.Module):
         return F.linear(((vectors - self.mean) / self.deviation).nan_to_num(0.0), self.weight)
 
 
-class ContextEncoder(nn.Module):
-    """Contexts to context vectors: an embedding a variable, one network over the numbers, joined by a layer."""
+class VariableEmbeddings(nn.Module):
+    """Embeddings (B, k) of all variables but numbers: a table for a category, a `WordBag`, a `VectorMap`."""
 
-    def __init__(self, config: ModelConfig, schema: ContextSchema) -> None:
+    def __init__(self, schema: ContextSchema, size: int, spread: float) -> None:
         super().__init__()
         self.schema = schema
-        self.tables = nn.ParameterList()
-        for variable in schema.categories:
-            table = normal((len(variable.values), config.variable_size), SPREAD)
-            # Where no value was rare, the unknown one stays neutral. Where c is that embedding itself, zero would hold
-            # it for good: L(c) R(c) is quadratic in c, so it has no gradient there.
-            if config.context_layer != "none":
-                table[0] = 0.0
-            self.tables.append(table)
+        self.tables = nn.ParameterList(normal((len(v.values), size), spread) for v in schema.categories)
         self.inputs = NumberInputs(schema.numbers) if schema.numbers else None
+
+    def add_texts_and_vectors(self, size: int, spread: float) -> None:
+        """Create the embeddings that are drawn after those of categories."""
+        self.texts = nn.ModuleList(WordBag(variable, size, spread) for variable in self.schema.texts)
+        self.vectors = nn.ModuleList(VectorMap(variable, size, spread) for variable in self.schema.vectors)
+
+    def embeddings(self, context: Context, override: Mapping[str, Tensor] | None = None) -> list[Tensor]:
+        """Return the embeddings of categories, texts and vectors, or those that `override` gives by name."""
+        override, schema = override or {}, self.schema
+        variables = (*schema.categories, *schema.texts, *schema.vectors)
+        for name in override:
+            choose("context variable", name, [variable.name for variable in variables])
+        makers: list[Callable[[], Tensor]] = [
+            *(partial(self.embed, column, rows) for column, rows in enumerate(context.categories.unbind(1))),
+            *(partial(bag, words) for bag, words in zip(self.texts, context.bags, strict=True)),
+            *(partial(chart, vector) for chart, vector in zip(self.vectors, context.vectors, strict=True)),
+        ]
+        return [
+            override[variable.name] if variable.name in override else make()
+            for variable, make in zip(variables, makers, strict=True)
+        ]
+
+    def embed(self, column: int, rows: Tensor) -> Tensor:
+        """Return `rows` (B,) of one category's table (B, k); a missing value has the frequency-weighted mean of all."""
+        table: Tensor = self.tables[column]
+        known = table[rows.clamp(min=0)]
+        if not bool((rows == MISSING).any()):
+            return known
+        expected = table.new_tensor(self.schema.categories[column].frequencies()) @ table
+        return torch.where(rows[:, None] == MISSING, expected, known)
+
+
+class Prefix(VariableEmbeddings):
+    """Control codes: embeddings that the model reads before the start token (CTRL, Keskar et al. 2019).
+
+    There is one code for each category, text and vector, then one for all numbers, which is linear in them.
+    """
+
+    def __init__(self, schema: ContextSchema, size: int) -> None:
+        spread = size**-0.5  # that of the token embeddings
+        super().__init__(schema, size, spread)
+        self.add_texts_and_vectors(size, spread)
+        self.linear = nn.Linear(len(self.inputs.column), size) if self.inputs is not None else None
+
+    def forward(self, context: Context) -> Tensor:
+        """Return the codes (B, P, E); a missing category or text has its expected code, a number its mean."""
+        codes = self.embeddings(context)
+        if self.inputs is not None and self.linear is not None:
+            codes.append(self.linear(self.inputs(context.numbers)))
+        return torch.stack(codes, dim=1)
+
+
+class ContextEncoder(VariableEmbeddings):
+    """Contexts to context vectors: an embedding per variable, one network over the numbers, joined by a layer."""
+
+    def __init__(self, config: ModelConfig, schema: ContextSchema) -> None:
+        super().__init__(schema, config.variable_size, SPREAD)
+        # Where no value was rare, the unknown one stays neutral. Where c is that embedding itself, zero would hold it
+        # for good: L(c) R(c) is quadratic in c, so it has no gradient there.
+        if config.context_layer != "none":
+            for table in self.tables:
+                table.data[0] = 0.0
         widths = [] if self.inputs is None else [len(self.inputs.column), *[config.number_size] * config.number_layers]
         layers = [layer for sizes in pairwise(widths) for layer in (nn.Linear(*sizes), nn.Tanh())]
         self.network = nn.Sequential(*layers) if layers else None
@@ -148,8 +203,7 @@ class ContextEncoder(nn.Module):
                 nn.init.normal_(first.bias, std=1.0)
                 with torch.no_grad():
                     first.weight.mul_(self.inputs.widths())
-        self.texts = nn.ModuleList(WordBag(variable, config.variable_size, SPREAD) for variable in schema.texts)
-        self.vectors = nn.ModuleList(VectorMap(variable, config.variable_size, SPREAD) for variable in schema.vectors)
+        self.add_texts_and_vectors(config.variable_size, SPREAD)
 
     def forward(self, context: Context, override: Mapping[str, Tensor] | None = None) -> Tensor:
         """`context` of B texts -> (B, K). `override` gives embeddings (B, k) by name, of any variables but numbers."""
@@ -162,34 +216,9 @@ class ContextEncoder(nn.Module):
         return self.activation(self.joint(torch.cat(list(parts), dim=1)))
 
     def parts(self, context: Context, override: Mapping[str, Tensor] | None = None) -> list[Tensor]:
-        """What is joined: the embeddings (B, k) of categories, texts and vectors, then (B, width) of all numbers."""
-        override, schema = override or {}, self.schema
-        embedded = (*schema.categories, *schema.texts, *schema.vectors)
-        for name in override:
-            choose("context variable", name, [variable.name for variable in embedded])
-        makers: list[Callable[[], Tensor]] = [
-            *(partial(self.embed, column, rows) for column, rows in enumerate(context.categories.unbind(1))),
-            *(partial(bag, words) for bag, words in zip(self.texts, context.bags, strict=True)),
-            *(partial(chart, vector) for chart, vector in zip(self.vectors, context.vectors, strict=True)),
-        ]
-        parts = [
-            override[variable.name] if variable.name in override else make()
-            for variable, make in zip(embedded, makers, strict=True)
-        ]
+        """Return the embeddings (B, k) of categories, texts and vectors, then (B, width) of all numbers."""
+        parts = self.embeddings(context, override)
         if self.inputs is not None:
             numbers = self.inputs(context.numbers)
             parts.append(numbers if self.network is None else self.network(numbers))
         return parts
-
-    def embed(self, column: int, rows: Tensor) -> Tensor:
-        """Rows (B,) of one variable's table (B, k); a missing value has the frequency-weighted mean of all."""
-        return embedded(self.tables[column], self.schema.categories[column], rows)
-
-
-def embedded(table: Tensor, variable: Variable, rows: Tensor) -> Tensor:
-    """`rows` (B,) of the `table` of a category (B, k); a missing value has the frequency-weighted mean of all."""
-    known = table[rows.clamp(min=0)]
-    if not bool((rows == MISSING).any()):
-        return known
-    expected = table.new_tensor(variable.frequencies()) @ table
-    return torch.where(rows[:, None] == MISSING, expected, known)

@@ -1,6 +1,6 @@
 """The results that a folder keeps, a row of results.jsonl each, and the answer to each question: the last one given.
 
-A question is a measure of certain texts. Which numbers products were made of is no part of it, so that results that
+A question is a measure of certain texts. It does not include the precision of products, so that results that
 differ by rounding do not stand side by side.
 """
 
@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 
 class Figure(NamedTuple):
-    """The `value` of a `measure` of a `table`, which is told by its texts if there is another table of the name.
+    """The `value` of a `measure` of a `table`; the number of texts is added if two tables have the same name.
 
     `low` and `high` are the ends of its interval, if it has one; `bound` says that it is only a lower bound.
     """
@@ -72,13 +72,11 @@ def figures(rows: Iterable[Row]) -> list[Figure]:
 
 
 def _value(scores: Row, name: str) -> Row:
-    """Return the value of a figure, its interval and whether it is a lower bound, by their names in `Figure`."""
     ends = {end: scores.get(f"{name}_{end}") for end in ("low", "high")}
     return {"value": scores[name], **ends, "bound": bool(scores.get(f"{name}_bound"))}
 
 
 def _asked(row: Row) -> str:
-    """What was asked of a classifier, as the name of its accuracy goes on."""
     parts = [f" of {row['target']}"] if row.get("target") else []
     parts += [f", priors of {row['priors']}"] if row.get("priors", "uniform") != "uniform" else []
     parts += [f", {row['samples']:,} samples"] if row.get("samples") else []

@@ -91,7 +91,6 @@ def _results(run: Run) -> str:
 
 
 def _figure(figure: Figure) -> str:
-    """Return a figure with its interval, "at least" before a lower bound."""
     interval = "" if figure.low is None or figure.high is None else f" ({figure.low:.4g} to {figure.high:.4g})"
     return f"{'at least ' if figure.bound else ''}{figure.value:.4g}{interval}"
 
@@ -119,12 +118,10 @@ def code(value: object) -> str:
 
 
 def _ticks(text: str) -> int:
-    """The length of the longest run of backticks."""
     return max(map(len, re.findall("`+", text)), default=0)
 
 
 def _example(variable: Variable) -> Any:
-    """A value that the column of `variable` could hold."""
     if variable.kind == "vector":
         return [round(mean, 3) for mean in variable.means]
     if variable.kind == "text":

@@ -84,7 +84,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class ContextBias:
-    """What the adapted biases of B contexts follow from: `features` (B, F) and `categories` (B, C).
+    """The input of the adapted biases in B contexts: `features` (B, F) and `categories` (B, C).
 
     `bias` (B, V), if it is there, is the whole softmax bias already.
     """
@@ -100,7 +100,7 @@ class ContextBias:
 
 @dataclass(frozen=True)
 class Reads:
-    """What a sampled step reads: the rows `used` (U,), ascending, of the token tables, and hashed `pairs` (B, U)."""
+    """The rows `used` (U,), ascending, of the token tables that a sampled step reads, and hashed `pairs` (B, U)."""
 
     used: Tensor
     pairs: Pairs | None
@@ -141,13 +141,13 @@ class SoftmaxHead(Head):
         """Start from the log probabilities (V,) of the tokens."""
         self.bias.copy_(logs)
 
-    def condition(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> ContextBias:
-        """What the adapted biases of B contexts need of them: vectors (B, K), `parts` of each variable, the values."""
+    def context_bias(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> ContextBias:
+        """Compute the input of the adapted biases from context vectors (B, K), embeddings `parts` and the values."""
         features = [adapter(vector, parts, context) for adapter in self.adapters.values()]
         return ContextBias(torch.cat(features, dim=1) if features else vector[:, :0], context.categories)
 
     def fold(self, context_bias: ContextBias) -> ContextBias:
-        """The same with all biases summed up (B, V): worth it where many tokens share a context."""
+        """Sum all biases (B, V) of each context, which pays if many tokens share it."""
         bias = (self.bias + self.never).expand(len(context_bias.features), -1)
         for name, part, weight in self._parts(context_bias.features, self.tables()):
             if name in INSIDE:
@@ -170,7 +170,7 @@ class SoftmaxHead(Head):
         return [by_token] if self.hashed is None else [by_token, [self.hashed.weight]]
 
     def reads(self, tokens: Tensor, samples: Samples, categories: Tensor) -> Reads:
-        """What a step on texts `tokens` (B, T + 1) with `categories` (B, C) reads: theirs and the samples."""
+        """Return the rows that a step on texts `tokens` (B, T + 1) with `categories` (B, C) reads."""
         used = torch.unique(torch.cat([tokens.flatten(), samples.tokens.flatten()]))
         return Reads(used, None if self.hashed is None else self.hashed.pairs(categories, used))
 
@@ -215,7 +215,6 @@ class SoftmaxHead(Head):
         return self.hashed is not None or any(name not in INSIDE for name in self.adapters)
 
     def _texts(self) -> int:
-        """Texts whose biases are made at once."""
         return max(1, BIASES_AT_ONCE // len(self.embedding))
 
     def _parts(self, features: Tensor, tables: Sequence[Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:

@@ -1,4 +1,4 @@
-"""What a context adds to the softmax bias: one class each, in the slots of `output.Output`.
+"""Softmax biases that depend on the context: one class each, used by `output.Output`.
 
     low_rank        Q c                                        (TACL 2018, equation 6; thesis 2018, 2.6)
     low_rank_each   sum_i Q_i c_i                              (thesis, A.1)
@@ -76,7 +76,7 @@ class OneHotBias(nn.Module):
         return torch.tensor([number for number, variable in each for _ in variable.values])
 
     def counts(self) -> list[dict[str, Any]]:
-        """Of each categorical `variable`: its `coefficients`, and how many of them are not zero, `nonzero`."""
+        """Count the `coefficients` of each categorical `variable`, and how many of them are `nonzero`."""
         nonzero = (self.weight.detach() != 0).sum(0)
         parts = torch.split(nonzero, [len(variable.values) for variable in self.schema.categories])
         return [
@@ -218,7 +218,7 @@ class HashBias(nn.Module):
     def _looked_up(
         self, column: int, values: Tensor, rows: Tensor, factors: Tensor, tokens: Tensor
     ) -> list[tuple[Tensor, ...]]:
-        """As `_entries` of `values` (D,) that stand in `rows` (D,) with `factors` (D,)."""
+        """Return entries as `_entries` does, for `values` (D,) of the `rows` (D,) with `factors` (D,)."""
         found: list[tuple[Tensor, ...]] = []
         step = max(1, AT_ONCE // max(1, len(tokens)))
         for part in torch.split(torch.arange(len(values), device=values.device), step):
@@ -244,7 +244,7 @@ class HashBias(nn.Module):
         return remembered.pairs(values, tokens)
 
     def _memory(self, column: int) -> SeenWords | None:
-        """What is remembered of a variable while the filter stays as it is; None where that could grow too large."""
+        """Return the words seen with the values of a variable, until the filter changes; None if they are too many."""
         count, (bits, version) = len(self.variables[column].values), self._filter
         if count * _bytes(self.vocabulary_size) > KEPT:
             return None
@@ -255,7 +255,6 @@ class HashBias(nn.Module):
         return self._remembered[column]
 
     def _passing(self, column: int, values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """As `_seen`, of the filter itself."""
         ours, theirs = _hashes(values, tokens, column, "bit 0", self.filter_size)
         row, word = self._lit(ours[:, None] + theirs).nonzero(as_tuple=True)
         for probe in range(1, HASHES):
@@ -271,7 +270,6 @@ class HashBias(nn.Module):
 
 
 def _lit(read: Tensor, index: Tensor) -> Tensor:
-    """Whether the bits at `index` are set, in the bytes `read` there."""
     return ((read >> (index & 7).to(torch.uint8)) & 1).bool()
 
 
@@ -286,7 +284,6 @@ def _hashes(values: Tensor, tokens: Tensor, column: int, name: str, size: int) -
 
 
 def _wrapped(index: Tensor, size: int) -> Tensor:
-    """`index` mod `size`, of a sum of two remainders."""
     return torch.where(index >= size, index - size, index)
 
 
@@ -301,10 +298,8 @@ def table_sizes(config: SoftmaxOptions) -> tuple[int, int]:
 
 
 def _bytes(bits: int) -> int:
-    """How many bytes have so many bits."""
     return -(-bits // 8)
 
 
 def _prime(least: int) -> int:
-    """The smallest prime from `least` on."""
     return next(n for n in itertools.count(max(2, least)) if all(n % d for d in range(2, math.isqrt(n) + 1)))

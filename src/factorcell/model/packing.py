@@ -28,7 +28,7 @@ PRODUCTS = ("float32", "bfloat16")  # by which hypotheses are found, by the numb
 
 @dataclass(frozen=True)
 class Layout:
-    """What decides the shapes of packed arrays: V, E, H and R; the instruction set, and which numbers it multiplies."""
+    """The sizes V, E, H and R, the instruction set and the products, which decide the shapes of packed arrays."""
 
     size: int
     width: int
@@ -75,7 +75,7 @@ class Checked:
 
 
 class PackedContext(Checked):
-    """What one context decides."""
+    """The packed weights of one context."""
 
     def __init__(self, layout: Layout, arrays: Mapping[str, Tensor]) -> None:
         ranks = ["a rank"] * (layout.rank > 0) + ["a short rank"] * (layout.rank > 0 and layout.short)
@@ -123,7 +123,7 @@ class PackedModel(Checked):
         return cls(Layout(size, width, cell.hidden_size, rank, variant, products), arrays, model.specials)
 
     def context(self, model: LanguageModel, conditioned: Conditioned) -> PackedContext:
-        """What `model` makes of one context."""
+        """Pack what one context changes in `model`."""
         layout, (shift,) = self.layout, cast(RecurrentConditions, conditioned.conditions).shifts
         linear = cast(RecurrentBackbone, model.backbone).layers[0].linear
         lanes = library.LANES[layout.variant]

@@ -45,12 +45,12 @@ def gain(work: Callable[[str], object], device: torch.device, clock: Callable[[]
 
 
 def chosen(gained: float) -> str:
-    """The precision to take where bfloat16 is so many times as fast."""
+    """Return the precision to use if bfloat16 is `gained` times as fast."""
     return HALF if gained >= WORTH else SINGLE
 
 
 def told(gained: float) -> list[str]:
-    """What was measured, as a line; none where nothing was."""
+    """Describe the measurement in one line; no line if nothing was measured."""
     if gained == 1.0:
         return []
     name = chosen(gained)

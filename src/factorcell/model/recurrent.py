@@ -22,11 +22,9 @@ class RecurrentState(tuple[State, ...]):
     """The state of N texts in each layer."""
 
     def select(self, rows: Tensor) -> "RecurrentState":
-        """See `backbone.State`."""
         return RecurrentState(state.select(rows) for state in self)
 
     def cat(self, others: Sequence["RecurrentState"]) -> "RecurrentState":
-        """See `backbone.State`."""
         layers = zip(self, *others, strict=True)
         return RecurrentState(
             State(torch.cat([one.hidden for one in layer]), torch.cat([one.memory for one in layer]))
@@ -34,7 +32,6 @@ class RecurrentState(tuple[State, ...]):
         )
 
     def reserve(self, rows: int) -> "RecurrentReserve":
-        """See `backbone.State`."""
         return RecurrentReserve(
             State(*(part.new_empty(rows, part.shape[1]) for part in (state.hidden, state.memory))) for state in self
         )
@@ -44,7 +41,6 @@ class RecurrentReserve(RecurrentState):
     """States that are written one part after the other."""
 
     def put(self, first: int, state: RecurrentState) -> None:
-        """See `backbone.Reserve`."""
         for kept, new in zip(self, state, strict=True):
             kept.hidden[first : first + len(new.hidden)] = new.hidden
             kept.memory[first : first + len(new.memory)] = new.memory
@@ -52,13 +48,12 @@ class RecurrentReserve(RecurrentState):
 
 @dataclass(frozen=True)
 class RecurrentConditions:
-    """What B contexts change in each layer, and its `packed` hidden weights, if the caller has them."""
+    """The shifts of each layer in B contexts, and its `packed` hidden weights, if the caller has them."""
 
     shifts: tuple[Shift, ...]
     packed: tuple[Packed | None, ...]
 
     def select(self, rows: Tensor) -> "RecurrentConditions":
-        """See `backbone.Conditions`."""
         return RecurrentConditions(tuple(shift.select(rows) for shift in self.shifts), self.packed)
 
 
@@ -79,34 +74,26 @@ class RecurrentBackbone(Backbone):
         return cast(Sequence[Cell], self.cells)
 
     def condition(self, vector: Tensor, packed: tuple[Packed | None, ...] | None = None) -> RecurrentConditions:
-        """See `Backbone`."""
         shifts = tuple(cell.linear.condition(vector) for cell in self.layers)
         return RecurrentConditions(shifts, packed or (None,) * len(shifts))
 
     def adapted_share(self) -> float:
-        """See `Backbone` (thesis 2018, section 6.4)."""
-        vector = self.layers[0].linear.weight.new_zeros(1, self.sizes.context)
+        vector = self.layers[0].linear.weight.new_zeros(1, self.context_size)
         whole = sum(cell.linear.weight.numel() + cell.linear.weight.shape[1] for cell in self.layers)
         return sum(shift.adapted_numbers() for shift in self.condition(vector).shifts) / whole
 
     def fold(self, conditions: RecurrentConditions, shared: bool = False) -> RecurrentConditions:
-        """See `Backbone`; `shared`: one matrix without contexts is one product for all texts, not a product each."""
         layers = zip(self.layers, conditions.shifts, strict=True)
         return replace(conditions, shifts=tuple(cell.linear.fold(shift, shared) for cell, shift in layers))
 
     def start(self, conditions: RecurrentConditions, count: int) -> RecurrentState:
-        """See `Backbone`: zeros."""
         return RecurrentState(cell.start(count) for cell in self.layers)
 
     def forward(
         self, inputs: Tensor, conditions: RecurrentConditions, state: RecurrentState, lengths: Tensor | None = None
     ) -> tuple[Tensor, RecurrentState]:
-        """See `Backbone`."""
-        values, after, options = inputs, [], self.options
-        if self.training:
-            values = dropped(values, options.dropout_token, False, whole=True)
-            values = dropped(values, options.dropout_input, options.variational)
-        rate = options.dropout_output if self.training else 0.0
+        values, after = inputs, []
+        rate = self.dropout if self.training else 0.0
         layers = zip(self.layers, conditions.shifts, state, conditions.packed, strict=True)
         for cell, shift, before, packed in layers:
             values, last = cell(values, shift, before, lengths, packed)
@@ -117,7 +104,6 @@ class RecurrentBackbone(Backbone):
     def step(
         self, inputs: Tensor, conditions: RecurrentConditions, state: RecurrentState
     ) -> tuple[Tensor, RecurrentState]:
-        """See `Backbone`."""
         values, after = inputs, []
         for cell, shift, before in zip(self.layers, conditions.shifts, state, strict=True):
             after.append(cell.step(values, shift, before))
@@ -137,5 +123,4 @@ class RecurrentBackbone(Backbone):
         )
 
     def pack(self) -> tuple[Packed | None, ...]:
-        """See `Backbone`."""
         return tuple(cell.packed() for cell in self.layers)

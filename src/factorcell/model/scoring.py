@@ -1,4 +1,4 @@
-"""What a model tells of texts: nats that add up, and the protocols of what scores and ranks."""
+"""Sums of nats, and the protocols of models that score and rank."""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from factorcell.data.tokenizer import Tokenizer
 
 
 class Scorer(Protocol):
-    """What knows how likely texts are: a `Run`, an n-gram model, or several of them that act as one."""
+    """A model of the probability of texts: a `Run`, an n-gram model, or several of them that act as one."""
 
     folder: Path
     tokenizer: Tokenizer
@@ -28,7 +28,7 @@ class Scorer(Protocol):
 
 
 class Ranker(Protocol):
-    """What knows the rank of every target of a corpus among all tokens, 1 the most probable."""
+    """A model that ranks every target of a corpus among all tokens, 1 the most probable."""
 
     def ranks(self, corpus: Corpus) -> NDArray[np.int64]:
         """Ranks of all targets, text after text."""

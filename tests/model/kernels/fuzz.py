@@ -47,7 +47,6 @@ def spread(data: st.DataObject, given: Arrays) -> None:
 
 
 def recurrences(data: st.DataObject) -> None:
-    """The recurrence forward and backward, packed before or not."""
     flags = {name: data.draw(st.booleans()) for name in ("drop", "norm", "ragged", "scale", "feed")}
     batch, steps, rank = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 3)), data.draw(RAGGED)
     hidden, seed = data.draw(st.integers(2, 35)), data.draw(st.integers(0, 99))
@@ -73,7 +72,6 @@ def recurrences(data: st.DataObject) -> None:
 
 
 def softmaxes(data: st.DataObject) -> None:
-    """Sums of logits and their gradients, with a bias of each text or one of all."""
     texts, each = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([0, 1, 2, 5, 100, 300]))
     size, width = data.draw(st.integers(1, 120)), data.draw(st.integers(1, 35))
     random, half = torch.Generator().manual_seed(data.draw(st.integers(0, 99))), data.draw(st.booleans())
@@ -110,7 +108,6 @@ def softmaxes(data: st.DataObject) -> None:
 
 
 def drawings(data: st.DataObject) -> None:
-    """Next tokens of texts in three contexts; those that a text may not have again are told."""
     texts, size, width = (data.draw(st.integers(1, most)) for most in (40, 200, 35))
     random, half = torch.Generator().manual_seed(data.draw(st.integers(0, 99))), data.draw(st.booleans())
     given: Arrays = {
@@ -134,7 +131,6 @@ def drawings(data: st.DataObject) -> None:
 
 
 def rows(data: st.DataObject) -> None:
-    """Rows of tables that catch up or take a step."""
     size, width = data.draw(st.integers(1, 200)), data.draw(st.integers(1, 35))
     random = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     index = torch.randperm(size, generator=random)[: data.draw(st.integers(0, size))]
@@ -160,14 +156,12 @@ def rows(data: st.DataObject) -> None:
 
 @lru_cache(200)
 def letters(hidden: int, width: int, rank: int, norm: bool, seed: int) -> Run:
-    """A small run; a rank of 0: nothing is adapted."""
     sizes = {"hidden_size": hidden, "embedding_size": width, "rank": rank, "layer_norm": norm}
     return make_letters(seed=seed, adapt=("factor",) if rank else (), spread=0.4, **sizes)  # type: ignore[arg-type]
 
 
 @lru_cache(1000)
 def engine_of(run: Run, prefix: str, products: str, variant: str) -> tuple[CompiledEngine, PackedPrefix]:
-    """The compiled search, and what is typed; of an instruction set, which is chosen when a model is packed."""
     return packed_in(run, prefix, products=products)
 
 
@@ -175,7 +169,6 @@ written = lru_cache(1000)(written_out)
 
 
 def searches(data: st.DataObject) -> None:
-    """What is typed, and its completions."""
     hidden, width = data.draw(st.sampled_from([1, 5, 16, 33])), data.draw(st.sampled_from([1, 4, 17]))
     rank, norm = data.draw(st.sampled_from([0, 1, 17])), data.draw(st.booleans())
     run, prefix = (
@@ -254,7 +247,6 @@ EVERY = {recurrences: 0.25, softmaxes: 0.2, drawings: 0.15, rows: 0.15, searches
 
 
 def fuzz(one: Callable[[st.DataObject], None], cases: int) -> None:
-    """So many cases of a function, drawn by a fixed seed, over all instruction sets."""
     for variant in VARIANTS:
         with pytest.MonkeyPatch.context() as changed:
             changed.setenv("FACTORCELL_KERNEL", variant)

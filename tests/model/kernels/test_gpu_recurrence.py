@@ -27,7 +27,6 @@ def arrays(batch: int, steps: int, hidden: int, rank: int, drop: bool, ragged: b
 
 
 def slow(a: Arrays) -> tuple[Tensor, Tensor]:
-    """All h and the last m, a text and a step at a time."""
     given = a["given"]
     assert given is not None
     bias = given.new_zeros(len(given), given.shape[2])
@@ -36,7 +35,6 @@ def slow(a: Arrays) -> tuple[Tensor, Tensor]:
 
 
 def learned(a: Arrays, kind: torch.dtype, device: str) -> Arrays:
-    """Copies that take gradients, all but the dropout mask and the lengths."""
     copies: Arrays = {}
     for name, x in a.items():
         if x is None or name == "lengths":
@@ -47,7 +45,6 @@ def learned(a: Arrays, kind: torch.dtype, device: str) -> Arrays:
 
 
 def check(a: Arrays, kind: torch.dtype = torch.float32, value: float = 1e-5, gradient: float = 1e-4) -> None:
-    """Values and every gradient of a loss in which all h and the last m count."""
     fast, plain = learned(a, kind, DEVICE), learned({k: rounded(x, kind) for k, x in a.items()}, torch.double, "cpu")
     results = [gpu_recurrence.run(**fast), slow(plain)]  # type: ignore[arg-type]
     for hidden, memory in results:
@@ -61,22 +58,16 @@ def check(a: Arrays, kind: torch.dtype = torch.float32, value: float = 1e-5, gra
             assert wanted is not None
             assert x.grad is not None, name
             assert x.grad.dtype == kind
-            assert (
-                test_recurrence.distance(
-                    x.grad.cpu().double(), torch.zeros_like(wanted) if wanted.grad is None else wanted.grad
-                )
-                < gradient
-            ), name
+            expected = torch.zeros_like(wanted) if wanted.grad is None else wanted.grad
+            assert test_recurrence.distance(x.grad.cpu().double(), expected) < gradient, name
 
 
 def rounded(x: Tensor | None, kind: torch.dtype) -> Tensor | None:
-    """The numbers that an array of this type can hold; whole numbers as they are."""
     return None if x is None else x.to(kind) if x.is_floating_point() else x
 
 
 @pytest.fixture
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles so small that a few units need several: W is then streamed."""
     for name, size in {"HELD": 0, "STAGE": 0, "SUMS": 256, "PARTIAL": 256}.items():
         monkeypatch.setattr(gpu_recurrence, name, size)
 

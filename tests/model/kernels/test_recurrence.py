@@ -1,7 +1,6 @@
 """The compiled recurrence against a plain loop in double precision, whatever the shapes and the instruction set."""
 
 import itertools
-import math
 import os
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from factorcell.config import ModelConfig
-from factorcell.model.cells import CELLS, Cell
+from factorcell.model.cells import Cell
 from factorcell.model.kernels import library, recurrence
 from factorcell.model.kernels.recurrence import Inputs, Packed
 
@@ -36,7 +35,6 @@ def arrays(
     feed: bool = False,
     seed: int = 0,
 ) -> Arrays:
-    """What a cell would hand over."""
     random = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, scale: float = 1.0) -> Tensor:
@@ -60,12 +58,10 @@ def arrays(
 
 
 def run(a: Arrays) -> Results:
-    """The compiled code."""
     return recurrence.run(Inputs(**a))  # type: ignore[arg-type]
 
 
 def slow(a: Arrays) -> Results:
-    """All h, the last h and the last m, a step and a text at a time."""
     x = Inputs(**a)  # type: ignore[arg-type]
     texts, states = [], []
     for b in range(len(x.given)):
@@ -91,7 +87,6 @@ def slow(a: Arrays) -> Results:
 
 
 def normalised(norm: Tensor | None, which: int, values: Tensor) -> Tensor:
-    """Layer normalisation from its definition."""
     if norm is None:
         return values
     centred = values - values.mean()
@@ -99,7 +94,6 @@ def normalised(norm: Tensor | None, which: int, values: Tensor) -> Tensor:
 
 
 def learned(a: Arrays, double: bool) -> Arrays:
-    """Copies that take gradients, all but the dropout masks and the lengths."""
     kind = torch.double if double else torch.float
     return {
         name: x
@@ -110,12 +104,10 @@ def learned(a: Arrays, double: bool) -> Arrays:
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    """|a - b| relative to |b|."""
     return float((a - b).norm() / b.norm().clamp(min=1e-6))
 
 
 def check(a: Arrays, variant: str, values: float = 1e-5, gradients: float = 1e-4) -> None:
-    """Values and every gradient, of a loss in which all h and the last h and m count."""
     os.environ["FACTORCELL_KERNEL"] = variant
     fast, plain = learned(a, double=False), learned(a, double=True)
     results = [run(fast), slow(plain)]
@@ -199,35 +191,6 @@ def test_threads_change_nothing() -> None:
             torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-5)
 
 
-@compiled
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_nothing_is_written_beside_the_arrays(variant: str) -> None:
-    a = arrays(3, 4, 13, 5, drop=True, norm=True, scale=True, feed=True)
-    del a["lengths"]
-    wide: dict[str, Tensor] = {}
-    for name, x in a.items():
-        assert x is not None
-        wide[name] = torch.full((x.numel() + 128,), torch.nan)
-        wide[name][64:-64] = x.flatten()
-    inside = {name: wide[name][64:-64].view_as(x) for name, x in a.items() if x is not None}
-    os.environ["FACTORCELL_KERNEL"] = variant
-    made = {}
-    steps = {"outputs": 13, "memories": 13, "gates": 39, "reduced": 5, "inverse": 3}
-    shapes = {name: (3, 4, width) for name, width in steps.items()}
-    for name, shape in {**shapes, "last_hidden": (3, 13), "last_memory": (3, 13)}.items():
-        wide[name] = torch.full((math.prod(shape) + 128,), torch.nan)
-        made[name] = wide[name][64:-64].view(shape)
-    renamed = {"hidden": "first_hidden", "memory": "first_memory"}
-    taken: Arrays = {renamed.get(name, name): x for name, x in inside.items()}
-    recurrence._call(False, False, library.VARIANTS.index(variant), 5, {**taken, **made})
-    expected, *_ = slow({**a, "lengths": None})
-    torch.testing.assert_close(made["outputs"], expected, atol=1e-5, rtol=1e-5)
-    for name, x in wide.items():
-        assert x[:64].isnan().all(), name
-        assert x[-64:].isnan().all(), name
-        assert x[64:-64].isfinite().all(), name
-
-
 @pytest.mark.parametrize("adapt", [(), ("concat",), ("factor",), ("scale",), ("concat", "scale", "factor")])
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("variational", [False, True])
@@ -264,25 +227,6 @@ def test_what_the_kernel_cannot_do_is_left_to_the_loop() -> None:
     assert not usable(given=a["given"].double())
     assert not usable(weight=a["weight"].expand(2, -1, -1))
     assert not usable(given=a["given"][:0])
-
-
-@pytest.mark.parametrize("kind", CELLS)
-def test_the_kernel_is_for_the_coupled_cell_only(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Inputs] = []
-
-    def counted(inputs: Inputs) -> Results:
-        calls.append(inputs)
-        return recurrence.run(inputs)
-
-    monkeypatch.setattr("factorcell.model.cells.run", counted)
-    cell = Cell(6, 5, ModelConfig(hidden_size=7, rank=3, cell=kind), ("factor", "scale"))
-    vector, inputs = torch.randn(2, 5), torch.randn(2, 3, 6)
-    results = []
-    for kernel in ("off", ""):
-        os.environ["FACTORCELL_KERNEL"] = kernel
-        results.append(cell(inputs, cell.linear.condition(vector))[0])
-    torch.testing.assert_close(*results)
-    assert len(calls) == (kind == "coupled" and HERE is not None)
 
 
 @compiled

@@ -54,19 +54,16 @@ def test_a_context_is_in_every_request() -> None:
 
 
 def of_recurrence(**changed: Any) -> Callable[[], object]:
-    """The compiled recurrence of 3 texts of 4 steps, some arrays changed."""
     given: Arrays = {**arrays(3, 4, 10, 2, norm=True, ragged=True, scale=True, feed=True, drop=True), **changed}
     return lambda: recurrence.run(Inputs(**given))  # type: ignore[arg-type]
 
 
 def of_softmax(**changed: Tensor) -> Callable[[], object]:
-    """Compiled sums of 6 rows of width 4 over 9 tokens."""
     given = {"values": torch.zeros(6, 4), "table": torch.zeros(9, 4), "bias": torch.zeros(9), **changed}
     return lambda: softmax.log_sums(**given)
 
 
 def of_rows(rows: Tensor, gradient: Tensor) -> Callable[[], object]:
-    """A step of 5 rows."""
     adam = RowAdam([nn.Parameter(torch.zeros(5, 3))], [0.1], 0.0)
     return lambda: adam.step(1, rows, [gradient])
 
@@ -152,7 +149,6 @@ def test_arrays_of_any_shape(one: Callable[[st.DataObject], None]) -> None:
 
 
 def sanitized(folder: Path) -> tuple[Path, str]:
-    """The compiled code, watched by sanitizers, and what its process must load first; skips where there are none."""
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
     flags = ["-std=c++17", "-shared", "-fPIC", "-pthread", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]

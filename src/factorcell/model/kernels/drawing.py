@@ -1,6 +1,6 @@
 """The next tokens of many texts in one compiled call: drawn ones or the likeliest, and no logits in between.
 
-What is drawn is said in `generation/choosing.py`, whose plain way is the specification; so are the constraints.
+`generation/choosing.py` specifies draws and constraints, and has the plain implementation.
 
 Shapes: N texts, V vocabulary, D width, C contexts, S tokens for each text.
 """
@@ -41,7 +41,7 @@ class PackedTable:
 
 @dataclass(frozen=True)
 class Barred:
-    """What may not come: `banned` tokens after no text, and after each of some `texts` (M,), ascending, `tokens` (M,).
+    """Forbidden tokens: `banned` ones after every text, and `tokens` (M,) after the `texts` (M,), ascending.
 
     Where nothing else is left, `end` comes.
     """
@@ -65,7 +65,7 @@ class Draws:
     top_p: float = 1.0
 
     def select(self, rows: Tensor) -> "Draws":
-        """What is wanted of the texts of `rows` (N',)."""
+        """Return the request for the texts of `rows` (N',)."""
         return replace(self, places=self.places[rows])
 
 
@@ -76,7 +76,7 @@ class Likeliest:
     count: int
 
     def select(self, rows: Tensor) -> "Likeliest":
-        """What is wanted of the texts of `rows` (N',)."""
+        """Return the request for the texts of `rows` (N',)."""
         return self
 
 

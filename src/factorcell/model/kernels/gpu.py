@@ -1,4 +1,4 @@
-"""What the GPU kernels share: Triton if it is there, when to use them, and the product of two tiles.
+"""Shared parts of the GPU kernels: the import of Triton, when to use them, and the product of two tiles.
 
 Triton is optional (`pip install 'factorcell[gpu]'`). With TRITON_INTERPRET=1 it runs kernels on the processor, a
 program at a time: slow, but the same code, so that tests need no GPU.
@@ -38,7 +38,6 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 @cache
 def _installed() -> bool:
-    """Whether Triton can be imported; if not, that is logged once."""
     if triton is None:
         log.warning("Triton is not installed (pip install 'factorcell[gpu]'): the GPU runs plain PyTorch")
     return triton is not None
@@ -46,7 +45,6 @@ def _installed() -> bool:
 
 @cache
 def _refused(dtypes: tuple[torch.dtype, ...]) -> bool:
-    """Log once that arrays of these types are left to plain PyTorch."""
     names = ", ".join(sorted({str(dtype).removeprefix("torch.") for dtype in dtypes}))
     log.warning("the GPU kernels take float32 or bfloat16 and one of them at a time, not %s: plain PyTorch", names)
     return True

@@ -60,7 +60,7 @@ def run(
 ) -> tuple[Tensor, Tensor]:
     """`given` (B, T, 3H), x L_x (B, T, R), W (H, 3H), L (B, H, R), R (B, R, 3H), `keep` (T, B, H), state -> h, last m.
 
-    After `lengths` (B,) steps a text's m stands still and its h (B, T, H) is zero: no gradient flows there.
+    After `lengths` (B,) steps a text's m stays the same and its h (B, T, H) is zero: no gradient flows there.
     """
     turned = None if left is None else left.transpose(-2, -1)
     arrays = given, given_reduced, weight, turned, right, keep, hidden, memory, lengths
@@ -93,13 +93,11 @@ def _three(array, rows, columns, mask, HIDDEN: tl.constexpr):
 
 @kernel
 def _store(array, rows, columns, mask, tile, WIDTH: tl.constexpr):
-    """`tile` to `array`[rows, columns], where `mask` is true."""
     tl.store(array + rows[:, None] * WIDTH + columns[None, :], tile, mask=mask)
 
 
 @kernel
 def _store_three(array, rows, columns, mask, i, f, o, HIDDEN: tl.constexpr):
-    """The reverse of `_three`."""
     _store(array, rows, columns, mask, i, 3 * HIDDEN)
     _store(array, rows, columns + HIDDEN, mask, f, 3 * HIDDEN)
     _store(array, rows, columns + 2 * HIDDEN, mask, o, 3 * HIDDEN)
@@ -107,7 +105,6 @@ def _store_three(array, rows, columns, mask, i, f, o, HIDDEN: tl.constexpr):
 
 @kernel
 def _weights(weight, inner, columns, HIDDEN: tl.constexpr):
-    """Rows `inner` of W, and `columns` of each gate."""
     return _three(weight, inner, columns, (inner < HIDDEN)[:, None] & (columns < HIDDEN)[None, :], HIDDEN)
 
 
@@ -159,7 +156,7 @@ def _forward_kernel(
         for unit in range(0, HIDDEN, UNITS):
             columns = unit + tl.arange(0, UNITS)
             mask = live[:, None] & (columns < HIDDEN)[None, :]
-            # What does not wait for W is asked for first, and is under way during the products.
+            # Values that do not depend on W are fetched first, and arrive during the products.
             g_i, g_f, g_o = _three(given, places, columns, mask, HIDDEN)
             sum_i, sum_f, sum_o = g_i.to(tl.float32), g_f.to(tl.float32), g_o.to(tl.float32)
             m = _tile(last, rows, columns, mask, HIDDEN)
@@ -276,12 +273,10 @@ def _backward_kernel(
 
 @kernel
 def _tanh(x):
-    """tanh without overflow: 2 sigmoid(2 x) - 1."""
     return 2 * tl.sigmoid(2 * x) - 1
 
 
 def _launch(function: Any, arrays: tuple[Tensor | None, ...], weight: Tensor, like: Tensor, rank: int) -> None:
-    """One launch over all texts of `like` (B, T, .), with the sizes of tiles that fit."""
     batch, steps, hidden = *like.shape[:2], weight.shape[0]
     size, whole, ranks = weight.element_size(), max(gpu.power(hidden), 16), gpu.power(rank)
     # As many programs as processors; fewer than 16 texts waste a part of products that wait for memory anyway.

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled code, or none, which is logged once."""
+    """Return the compiled code if there is any; log once if there is none."""
     if LIBRARY.exists():
         try:
             loaded = ctypes.CDLL(str(LIBRARY))
@@ -52,7 +52,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def variant() -> str | None:
-    """The instruction set that the compiled code is to use, or none."""
+    """Return the name of the instruction set that the compiled code uses; None if it is missing or switched off."""
     wanted = os.environ.get("FACTORCELL_KERNEL", "")
     compiled = None if wanted in ("off", "triton") else library()
     if compiled is None:
@@ -117,7 +117,7 @@ def product(a: Tensor, b: Tensor, short: bool) -> Tensor:
 
 
 def converted(array: Tensor, kind: torch.dtype) -> Tensor:
-    """Numbers of a type, without gaps, as the compiled code wants them; what are no such numbers stays what it is."""
+    """Return a contiguous array for the compiled code, floats converted to type `kind`."""
     return (array.to(kind) if array.dtype in FLOATS else array).contiguous()
 
 
@@ -127,7 +127,7 @@ def dense(**arrays: Tensor | None) -> dict[str, Tensor | None]:
 
 
 def threads(jobs: int) -> int:
-    """How many threads share so many jobs: as many as PyTorch has, but none that would have nothing to do."""
+    """Return the number of threads for a number of jobs: at most one per job, and at most as many as PyTorch uses."""
     return max(1, min(torch.get_num_threads(), jobs))
 
 

@@ -54,7 +54,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the recurrence runs on.
+    """Arguments of the recurrence.
 
     `given` (B, T, 3H): the inputs' share of the gates; `bias` (B, 3H); `given_reduced` (B, T, R): their share of z;
     `weight` (H, 3H), `left` (B, H, R), `right` (B, R, 3H); `keep` (T, B, H): a factor on the candidate; `norm` (8, H):
@@ -79,7 +79,7 @@ class Inputs:
     packed: Packed | None = None
 
     def to(self, kind: torch.dtype) -> "Inputs":
-        """The same with all numbers but lengths of that kind."""
+        """Return these arguments with all numbers except lengths converted to type `kind`."""
         arrays = {name: getattr(self, name) for name in ARRAY_FIELDS}
         numbers = {name: a.to(kind) for name, a in arrays.items() if a is not None and a.dtype != torch.long}
         return replace(self, **numbers)
@@ -109,7 +109,6 @@ def run(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _call(backward: bool, half: bool, number: int, rank: int, arrays: Mapping[str, Tensor | None]) -> None:
-    """Hand everything over."""
     first = "gates" if backward else "given"
     batch, steps, width = dimensions(first, cast(Tensor, arrays[first]), 3)
     numbers = (batch, steps, width // 3, rank, library.threads(batch), int(half), 0)
@@ -120,7 +119,6 @@ def _call(backward: bool, half: bool, number: int, rank: int, arrays: Mapping[st
 
 
 def _packed_size(numbers: tuple[int, ...], backward: bool, number: int) -> int:
-    """Numbers of W as it is packed for that direction."""
     arguments = RECURRENCE.arguments(numbers, {})
     size: int = library.existing().factorcell_packed_weight(ctypes.byref(arguments), int(backward), number)
     return size

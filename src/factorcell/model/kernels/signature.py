@@ -1,6 +1,6 @@
 """How tables of what a compiled function takes are held against its arguments, before each call.
 
-Compiled code believes what it is told: a length beyond the end or an id that is in no table would be a write into
+Compiled code does not check its arguments: a length beyond the end or an id outside a table would be a write into
 somebody else's memory. So nothing reaches it but through `Signature.arguments`, or `Signature.addresses` for what is
 used many times. A wrong argument is a mistake of the program: `ValueError` names it, what it is, and what is valid.
 
@@ -12,20 +12,21 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 CPU = torch.device("cpu")
 FEW = 100  # whole numbers that are compared faster one by one
+Expected = tuple[torch.dtype, tuple[int, ...], int | None]  # of an array: type, shape, largest whole number if bounded
 LARGEST = 2**31 - 1  # of every size: compiled code counts in 64 bits, but numbers tokens and hypotheses in 32
 KINDS = {
-    "float": (torch.float32,),
-    "bfloat16": (torch.bfloat16,),
-    "double": (torch.float64,),
-    "int32": (torch.int32,),
-    "int64": (torch.int64,),
+    "float": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "double": torch.float64,
+    "int32": torch.int32,
+    "int64": torch.int64,
 }
 
 
@@ -43,7 +44,7 @@ class Number:
 class Array:
     """An array of a structure, dense: its shape, its type, and which whole numbers it holds.
 
-    Of the type "half" are numbers of bfloat16 where products are, and floats elsewhere. `upto`: ids and lengths are at
+    Type "half" means bfloat16 if products are of bfloat16 numbers, else floats. `upto`: ids and lengths are at
     least 0 and at most the size of that letter, `below`: less than that.
     """
 
@@ -57,29 +58,18 @@ class Array:
         found = [re.fullmatch(r"(\d*)(\D*)", part) for part in self.shape.split()]
         object.__setattr__(self, "parts", tuple((int(part[1] or 1), part[2]) for part in found if part))
 
-    def expected(self, sizes: Mapping[str, int]) -> "Expected":
-        """What is valid where the letters stand for `sizes`."""
+    def expected(self, sizes: Mapping[str, int]) -> Expected:
+        """Return type, shape and largest whole number that are valid where the letters stand for `sizes`."""
         kind = self.kind if self.kind != "half" else "bfloat16" if sizes["half"] else "float"
         most = sizes[self.upto] if self.upto else sizes[self.below] - 1 if self.below else None
-        return Expected(KINDS[kind], tuple(times * sizes[letter] for times, letter in self.parts), most)
-
-
-class Expected(NamedTuple):
-    """The types that an array may have, its shape, and the largest whole number in it, if there is a bound."""
-
-    kinds: tuple[torch.dtype, ...]
-    shape: tuple[int, ...]
-    most: int | None
-
-
-NOTHING = Expected((), (), None)  # for an array that no table has
+        return KINDS[kind], tuple(times * sizes[letter] for times, letter in self.parts), most
 
 
 class Signature:
-    """A structure of native/kernels.h: `numbers`, `pointers` that are no arrays, and `arrays`, in their order there.
+    """A structure of native/kernels.h: `numbers`, `pointers` to other things than arrays, and `arrays`, in its order.
 
-    `needed` names arrays that must be given, by the
-    case that needs them; all others may be missing. `doubles` are numbers at the front of the structure.
+    `needed` names the arrays that each case requires; all others may be missing. `doubles` are numbers at the front of
+    the structure.
     """
 
     def __init__(
@@ -116,17 +106,16 @@ class Signature:
         for name, array in arrays.items():
             if array is None:
                 continue
-            kinds, shape, most = expected.get(name, NOTHING)
+            kind, shape, most = expected[name]
             if (
                 not isinstance(array, Tensor)
-                or array.dtype not in kinds
+                or array.dtype != kind
                 or array.shape != shape
                 or array.layout != torch.strided
                 or not array.is_contiguous()
                 or array.device != CPU
             ):
-                names = " or ".join(str(kind).removeprefix("torch.") for kind in kinds)
-                valid = f"{names} {shape}, dense, on {CPU}: ({self._shape(name)})"
+                valid = f"{str(kind).removeprefix('torch.')} {shape}, dense, on {CPU}: ({self.arrays[name].shape})"
                 raise ValueError(f"{self.name}: {name} is {_described(array)}; valid is {valid}")
             if most is not None:
                 self._check_inside(name, array, most)
@@ -156,14 +145,8 @@ class Signature:
         return sizes
 
     def _expected(self, numbers: tuple[int, ...], others: tuple[tuple[str, int], ...]) -> dict[str, Expected]:
-        """What is valid for each array, where the structure has those `numbers`, and letters beside them `others`."""
         sizes = {**self.sizes(numbers), **dict(others)}
         return {name: one.expected(sizes) for name, one in self.arrays.items()}
-
-    def _shape(self, name: str) -> str:
-        if name not in self.arrays:
-            raise ValueError(f"{self.name}: there is no {name}; valid are {', '.join(self.arrays)}")
-        return self.arrays[name].shape
 
     def _check_inside(self, name: str, array: Tensor, most: int) -> None:
         few = array.tolist() if array.numel() < FEW else torch.aminmax(array)
@@ -180,7 +163,6 @@ def dimensions(name: str, array: Tensor, count: int) -> torch.Size:
 
 
 def _described(array: Any) -> str:
-    """What an argument is, in words."""
     if not isinstance(array, Tensor):
         return f"a {type(array).__name__}"
     dense = "dense" if array.layout == torch.strided and array.is_contiguous() else "not dense"

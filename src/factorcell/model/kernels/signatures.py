@@ -1,4 +1,4 @@
-"""What every compiled function takes: tables in the letters and the order of native/kernels.h."""
+"""The arguments of every compiled function, in the letters and the order of native/kernels.h."""
 
 from factorcell.model.kernels.signature import LARGEST, Array, Number, Signature
 
@@ -135,9 +135,9 @@ ROWS = Signature(
     {"catching up": "index table first second columns", "a step": "index table first second gradient constants"},
 )
 
-# The compiled search. Letters beside those of native/kernels.h: G columns of all gates, W tokens up to a whole panel,
-# P columns of a panel; pV, pE, pG, pR: panels of so many columns; wR: words of two rows; sH: short words of H rows, and
-# what stands beside them in a panel.
+# The compiled search. Letters in addition to those of native/kernels.h: G columns of all gates, W tokens up to a whole
+# panel, P columns of a panel; pV, pE, pG, pR: panels for that many columns; wR: words of two rows; sH: short words of H
+# rows, and the padding next to them in a panel.
 MODEL = Signature(
     "model",
     {},

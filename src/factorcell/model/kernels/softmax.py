@@ -147,7 +147,6 @@ def gradients(
 
 
 def _numbers(values: Tensor, table: Tensor, bias: Tensor, half: bool) -> tuple[int, ...]:
-    """Those of the compiled softmax, in their order."""
     (rows, _), (size, width) = dimensions("values", values, 2), dimensions("table", table, 2)
     texts = dimensions("bias", bias, 2)[0]
     each = rows // max(1, texts)  # rows of a text, of all texts alike
@@ -158,7 +157,7 @@ def _numbers(values: Tensor, table: Tensor, bias: Tensor, half: bool) -> tuple[i
 
 
 class _Compiled(torch.autograd.Function):
-    """In compiled code: logits a tile at a time, made again on the way back."""
+    """In compiled code: logits a tile at a time, computed again in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
@@ -177,7 +176,6 @@ class _Compiled(torch.autograd.Function):
 
 
 def _chosen(bias: Tensor, targets: Tensor) -> Tensor:
-    """The bias (N,) of each of the `targets` (N,)."""
     if bias.dim() == 1:
         return bias[targets]
     return bias.gather(1, targets.view(len(bias), -1)).flatten()
