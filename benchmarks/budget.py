@@ -65,7 +65,7 @@ def main() -> None:
         made.engine = searched
         return made
 
-    streams = progressive.read(given.table, run.config.data, most_rows=40, draw=progressive.PrefixDraw(5))
+    streams = progressive.read(given.table, run.config, most_rows=40, draw=progressive.PrefixDraw(5))
     pairs = [(p, row[run.config.data.text]) for s in streams for p, row in zip(s.prefixes, s.rows, strict=True) if p]
     prefixes, texts = map(list, zip(*pairs[: given.prefixes], strict=True))
     whole, times = completed(completer(), prefixes)

@@ -102,16 +102,16 @@ def completing() -> tuple[Callable[[], object], Callable[[], object]]:
     """One more letter, and ten completions, of a model of the published size."""
     letters = "".join(map(chr, range(48, 48 + LETTERS)))
     model = {"hidden_size": 600, "embedding_size": 24, "rank": 60, "context_size": 40, "adapt": ("factor",)}
-    data = {"context": ("city",), "unit": "char", "min_count": 1, "min_context_count": 1}
-    config = Config.from_dict({"data": data, "model": {**model, "layer_norm": True}})
-    corpus = prepare([{"text": letters, "city": city} for city in ("Oslo", "Nice")], config.data)
-    run = Run(folder=Path("none"), config=config, vocabulary=corpus.vocabulary, schema=corpus.schema)
+    data = {"context": ("city",), "tokenizer": "char", "min_count": 1, "min_context_count": 1}
+    config = Config.of(**{**data, **model, "layer_norm": True})
+    corpus = prepare([{"text": letters, "city": city} for city in ("Oslo", "Nice")], config)
+    run = Run(folder=Path("none"), config=config, tokenizer=corpus.tokenizer, schema=corpus.schema)
     packed = PackedModel.of(run.model)
     assert packed is not None, "there are no compiled kernels"
     engine = CompiledEngine(run.model, packed)
     with torch.inference_mode():
-        typed = engine.type(engine.begin(corpus.context(np.zeros(1, np.int64))), run.vocabulary.encode("ab"))
-    ids, more = typed.ids, run.vocabulary.encode("c")
+        typed = engine.type(engine.begin(corpus.context(np.zeros(1, np.int64))), run.tokenizer.encode("ab"))
+    ids, more = typed.ids, run.tokenizer.encode("c")
     wanted = [SearchRequest(typed, 10, 5, lambda ids: ids != ())]
     return lambda: engine.type(typed, [*ids, *more]), lambda: engine.search(wanted, 0.02, 1)
 

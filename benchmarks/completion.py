@@ -126,7 +126,7 @@ class Bench:
         """Complete a prefix by all contenders in random order; what is typed in each engine."""
         text = self.run.config.data.text
         context = self.run.prepare([{**row, text: ""}], unknown="expected").context(np.zeros(1, np.int64))
-        ids, typed = self.run.vocabulary.encode(row[text]), {}
+        ids, typed = self.run.tokenizer.encode(row[text]), {}
         for name in random.sample(list(self.engines), len(self.engines)):
             engine = self.engines[name]
             begun = self.timed("begin", name, lambda engine=engine: engine.begin(context))

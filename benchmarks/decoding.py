@@ -73,7 +73,7 @@ class Bench:
         with self.run.scoring():
             conditioned, _ = condition(self.run, self.contexts, range(len(self.contexts)))
             conditioned = conditioned.select(torch.arange(ROWS) % len(self.contexts))
-            token, states = torch.randint(3, len(self.run.vocabulary), (ROWS,)), None
+            token, states = torch.randint(3, len(self.run.tokenizer), (ROWS,)), None
             self.rows, begin = 0, time.perf_counter()
             for _ in range(count):
                 _, states = self.run.model.step(token, conditioned, states)

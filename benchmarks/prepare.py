@@ -17,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from factorcell.config import Config
+
 BLOCK = 1_000_000  # words written at once
 TYPES = 1_000_000  # distinct words there can be
 MEAN_LENGTH = 60
@@ -50,10 +52,9 @@ def peak_mib() -> float:
 
 def measure(path: Path, cache: Path, unit: str) -> dict[str, float]:
     """Prepare `path` twice; the second time it is opened from the cache."""
-    from factorcell.config import DataConfig
     from factorcell.data.cache import prepare
 
-    config = DataConfig(unit=unit, context=("stars",))
+    config = Config.of(tokenizer=unit, context=("stars",))
     before, start = peak_mib(), time.perf_counter()
     corpus = prepare(path, config, cache=cache)
     first = time.perf_counter() - start
@@ -61,7 +62,7 @@ def measure(path: Path, cache: Path, unit: str) -> dict[str, float]:
     prepare(path, config, cache=cache)
     return {
         "rows": len(corpus),
-        "vocabulary": len(corpus.vocabulary),
+        "vocabulary": len(corpus.tokenizer),
         "seconds": round(first, 2),
         "seconds_again": round(time.perf_counter() - start, 2),
         "peak_mib": round(peak_mib()),
@@ -73,7 +74,7 @@ def main() -> None:
     """Write the table, measure in a fresh process, print."""
     parser = argparse.ArgumentParser(description="Time and memory of preparing a table.")
     parser.add_argument("--words", type=int, default=10_000_000)
-    parser.add_argument("--unit", default="word", choices=("word", "space", "char", "grapheme"))
+    parser.add_argument("--tokenizer", default="word", choices=("word", "space", "char", "grapheme"))
     parser.add_argument("--measure", nargs=2, type=Path, metavar=("TABLE", "CACHE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
@@ -84,7 +85,7 @@ def main() -> None:
         table = Path(folder, "table.csv")
         words = write_table(table, options.words)
         cache = Path(folder, "cache")
-        command = [sys.executable, __file__, "--unit", options.unit, "--measure", str(table), str(cache)]
+        command = [sys.executable, __file__, "--tokenizer", options.unit, "--measure", str(table), str(cache)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
         found = json.loads(done.stdout)

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from factorcell.config import Config, DataConfig, ModelConfig, TrainingConfig
+from factorcell.config import Config, DataConfig, TrainingConfig
 from factorcell.data.corpus import Corpus, target_counts
 from factorcell.data.schema import RARE, ContextSchema, Variable
 from factorcell.data.vocabulary import END, SPECIALS, START, Vocabulary
@@ -63,7 +63,7 @@ def cell_work(name: str, shape: dict[str, int], layer_norm: bool) -> list[Work]:
     gradient = torch.randn(batch, steps, hidden)
 
     def layer(adapt: tuple[str, ...]) -> Once:
-        cell = Cell(embedding, CONTEXT, ModelConfig(hidden_size=hidden, rank=rank, layer_norm=layer_norm), adapt)
+        cell = Cell(embedding, CONTEXT, Config.of(hidden_size=hidden, rank=rank, layer_norm=layer_norm), adapt)
         vector = torch.randn(batch, CONTEXT, requires_grad=True)
 
         def once() -> None:
@@ -113,9 +113,9 @@ def texts(contexts: int, rows: int, length: int, vocabulary: int) -> Corpus:
 
 def trainer(corpus: Corpus, length: int, precision: str = "float32") -> Trainer:
     """A FactorCell of the published size before its first step."""
-    model = ModelConfig(embedding_size=200, hidden_size=240, rank=12, context_size=CONTEXT)
+    model = Config.of(embedding_size=200, hidden_size=240, rank=12, context_size=CONTEXT)
     training = TrainingConfig(loss="sampled", samples=150, batch_tokens=100 * length, epochs=1e3, precision=precision)
-    run = Run(Path(), Config(DataConfig(), model, training), corpus.vocabulary, corpus.schema)
+    run = Run(Path(), Config(DataConfig(), model, training), corpus.tokenizer, corpus.schema)
     return Trainer(run, corpus, corpus.select(np.arange(2)))
 
 

@@ -62,7 +62,7 @@ def plain(config: Config, corpus: Corpus, held: Corpus) -> Iterator[Look]:
     """Look after look at the plain model."""
     training = config.training
     torch.manual_seed(training.seed)
-    model = PlainModel(config, len(corpus.vocabulary))
+    model = PlainModel(config, len(corpus.tokenizer))
     optimiser = torch.optim.Adam(model.parameters(), training.learning_rate)
     passes = math.ceil(training.epochs)
     order = [rows for epoch in range(passes) for rows in corpus.batches(training.batch_tokens, training.seed, epoch)]
@@ -85,7 +85,7 @@ def ours(config: Config, corpus: Corpus, held: Corpus) -> Iterator[Look]:
     looks = math.ceil(config.training.epochs) * LOOKS
     config = replace(config, training=replace(config.training, evaluations=looks))
     with tempfile.TemporaryDirectory() as folder:
-        run = Run.create(Path(folder) / "run", config, corpus.vocabulary, corpus.schema)
+        run = Run.create(Path(folder) / "run", config, corpus.tokenizer, corpus.schema)
         for row in train(run, corpus, held):
             if row["split"] == "dev":
                 yield row["step"] / row["steps"] * config.training.epochs, row["perplexity"]
@@ -121,9 +121,9 @@ def main() -> None:
     config = Config.load(given.recipe)
     changes = {"threads": given.threads, "epochs": given.epochs or config.training.epochs, "patience": 0}
     config = replace(config, training=replace(config.training, precision=given.precision, **changes))
-    corpus = prepare(given.table, config.data)
-    known = {"vocabulary": corpus.vocabulary, "schema": corpus.schema, "unknown": "group"}
-    held = prepare(given.dev, config.data, **known).select(np.arange(1000))
+    corpus = prepare(given.table, config)
+    known = {"vocabulary": corpus.tokenizer, "schema": corpus.schema, "unknown": "group"}
+    held = prepare(given.dev, config, **known).select(np.arange(1000))
     for name in given.models:
         looks = plain(config, corpus, held) if name == PLAIN else ours(config.with_model(name), corpus, held)
         speed.note(timed(name, looks, given.goal, given.minutes) | {"threads": given.threads}, given.out)

@@ -26,7 +26,7 @@ def tables(data: Path, folder: Path, share: float) -> Tables:
 
 def advised(config: Config, tables: Tables, folder: Path, name: str) -> Measured:
     """Return the advice on each column of a data set, and on all of them under the empty name."""
-    found = advise(tables[name], config.data, progress=True)
+    found = advise(tables[name], config, progress=True)
     every = [*found["columns"], {**found["all"], "column": ""}]
     return Measured({"advice": {one["column"]: {key: one[key] for key in FIGURES} for one in every}})
 

@@ -149,17 +149,17 @@ def ngram(config: Config, tables: Tables, folder: Path) -> Measured:
 
 def vocabulary_of(config: Config, tables: Tables) -> Vocabulary:
     """That of the models of these texts, whatever their context."""
-    return prepare(tables["train"], replace(config.data, context=())).vocabulary
+    return prepare(tables["train"], replace(config.data, context=())).tokenizer
 
 
 def best_ngram(config: Config, tables: Tables, folder: Path, vocabulary: Vocabulary | None = None) -> NGram:
     """The n-gram model by the vocabulary of the models, of the order after which dev gets no better."""
     data = replace(config.data, context=())
-    corpus = prepare(tables["train"], data, vocabulary=vocabulary)
-    held = prepare(tables["dev"], data, vocabulary=corpus.vocabulary)
+    corpus = prepare(tables["train"], data, tokenizer=vocabulary)
+    held = prepare(tables["dev"], data, tokenizer=corpus.tokenizer)
     best, least = None, math.inf
     for order in ORDERS:
-        model = NGram(folder, data, corpus.vocabulary, count(corpus, order))
+        model = NGram(folder, data, corpus.tokenizer, count(corpus, order))
         cost = float(model.nats(held).mean())
         if best is not None and cost >= least:
             return best
@@ -231,7 +231,7 @@ def classifier(kind: str, corpus: Corpus, order: int, seed: int) -> Callable[[Co
 def labelled_texts(config: Config, tables: Tables, column: str, part: str = "judged") -> tuple[Corpus, Corpus]:
     """Texts to learn a column from, and those of a part, by the vocabulary of the models, who may have read more."""
     own = labelled(tables, "train"), labelled(tables, part)
-    return baselines.read(*own, column, config.data, vocabulary=vocabulary_of(config, tables))
+    return baselines.read(*own, column, config, tokenizer=vocabulary_of(config, tables))
 
 
 def classified(config: Config, tables: Tables, folder: Path, target: Target, order: int, kind: str) -> Measured:

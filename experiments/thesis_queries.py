@@ -108,7 +108,7 @@ def systems_of(run: Run, tables: Tables, rules: Sequence[str], beyond: bool) -> 
     completer = Completer(run, unknown="group")
     if not tells_apart(run):
         return {}, {"mrr": Unpersonalised(completer, "user"), "mpc": MostPopular(Popularity.of(run))}
-    streams = read(tables["dev"], run.config.data, most_rows=TUNED)
+    streams = read(tables["dev"], run.config, most_rows=TUNED)
     best: dict[str, Row] = {}
     for name in rules:
         optimiser, reach = RULES[name]

@@ -100,7 +100,7 @@ def measure(run: Run, tables: Tables, how: Writing, number: int) -> Measured:
         return Measured({})
     asked = JudgeOptions(how.target, "fasttext", how.order)
     train, held = tables["labelled_train"], tables["labelled_test"]
-    judge = Judge.train_on(train, held, run.config.data, asked, vocabulary=run.vocabulary)
+    judge = Judge.train_on(train, held, run.config, asked, tokenizer=run.tokenizer)
     path = run.folder.with_name(f"{run.folder.name}-{how.name}-{number}.jsonl")
     texts = write(run, [context for context, _ in contexts], how.options, path)
     rows = [{"text": text["text"], how.target: value} for text, (_, value) in zip(texts, contexts, strict=True)]

@@ -48,8 +48,9 @@ MORE = {
 # The same for programs, by the sections of a config.
 FEW: dict[str, dict[str, Any]] = {
     "data": {"min_context_count": 2},
-    "model": {"hidden_size": 8, "embedding_size": 8, "variable_size": 4, "context_size": 4, "number_size": 8},
+    "model": {"embedding_size": 8, "variable_size": 4, "context_size": 4, "number_size": 8},
     "training": {"epochs": 0.5, "evaluations": 1},
+    "backbone": {"hidden_size": 8},
 }
 UNTHREADED = {"report"}  # verbs without --threads
 
@@ -153,12 +154,12 @@ def write_runs(folder: Path, main: Main) -> None:
         "reviews": "reviews.csv --text review --context stars --context city --context nights:number",
         "factorcell": "reviews.csv --text review --context stars --context city",
         "unadapted": "reviews.csv --text review --model unadapted",
-        "characters": "reviews.csv --text review --unit char --context stars",
+        "characters": "reviews.csv --text review --tokenizer char --context stars",
         "hotels": "train.parquet --context hotel --context rating",
-        "places": "places.csv --unit char --context country --context lat:number --context lon:number",
+        "places": "places.csv --tokenizer char --context country --context lat:number --context lon:number",
         "reddit": "train.parquet --context community",
         "scotus": "train.parquet --user speaker --context role --context case",
-        "qac": "queries.parquet --text query --unit char --user user --adapt factor --output-bias none",
+        "qac": "queries.parquet --text query --tokenizer char --user user --adapt factor --output-bias none",
     }
     for name, given in runs.items():
         assert main(small(["train", *shlex.split(given), "--out", f"runs/{name}"])) == 0, name

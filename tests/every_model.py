@@ -33,7 +33,7 @@ def make_models(folder: Path) -> None:
     run.save_weights({})
     make_run(folder / "kinds", **KINDS).save_weights({})
     save_letters(folder / "letters")
-    ngram = NGram.fit(ROWS, run.config.data, folder / "ngram", vocabulary=run.vocabulary)
+    ngram = NGram.fit(ROWS, run.config, folder / "ngram", tokenizer=run.tokenizer)
     separate = save_separate(folder / "separate")
     weights = np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]])
     Mixture(folder / "mixture", [run, ngram, separate], run.schema.variable("city"), weights).save()
@@ -42,7 +42,7 @@ def make_models(folder: Path) -> None:
 def save_letters(folder: Path) -> None:
     """Save a run of characters that learns users, with its learning rule, blend weights and popular texts."""
     made = make_letters(LETTERS, data={"user": "city", "context": (), "min_user_count": 1})
-    run = Run.create(folder, made.config, made.vocabulary, made.schema)
+    run = Run.create(folder, made.config, made.tokenizer, made.schema)
     run.model.load_state_dict(made.model.state_dict())
     run.save_weights({})
     LearningRule("adadelta", 1.0).save(run)

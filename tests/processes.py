@@ -105,16 +105,23 @@ def begin(folder: Path, loss: str, **model: Any) -> tuple[Run, Corpus, Corpus]:
         "clip": 0.5,
         "weight_decay": 0.1,
     }
-    config = Config.from_dict(
-        {
-            "data": {"context": ["dialect"], "min_count": 1, "min_context_count": 1},
-            "model": {**sizes, "output_bias": ["low_rank", "one_hot"], **model},
-            "training": {**how, "loss": loss, "samples": 8, "device": "cpu"},
+    config = Config.of(
+        **{
+            "context": ["dialect"],
+            "min_count": 1,
+            "min_context_count": 1,
+            **sizes,
+            "output_bias": ["low_rank", "one_hot"],
+            **model,
+            **how,
+            "loss": loss,
+            "samples": 8,
+            "device": "cpu",
         }
     )
-    corpus = prepare(table(), config.data)
-    dev = prepare(table()[:2], config.data, vocabulary=corpus.vocabulary, schema=corpus.schema)
-    run = Run(folder, config, corpus.vocabulary, corpus.schema)
+    corpus = prepare(table(), config)
+    dev = prepare(table()[:2], config, tokenizer=corpus.tokenizer, schema=corpus.schema)
+    run = Run(folder, config, corpus.tokenizer, corpus.schema)
     run.model.double()
     return run, corpus, dev
 

@@ -32,24 +32,24 @@ def make_run(
     folder: Path, context: tuple[str, ...] = CONTEXT, training: dict[str, Any] | None = None, **model: Any
 ) -> Run:
     """A run with random weights everywhere, adapters included."""
-    config = Config.from_dict(
-        {
-            "data": {"context": context, "min_count": 1, "min_context_count": 1},
-            "model": {
-                "embedding_size": 5,
-                "hidden_size": 6,
-                "rank": 2,
-                "context_size": 3,
-                "variable_size": 2,
-                "hash_size": 50,
-                "bloom_size": 2000,
-                **model,
-            },
-            "training": training or {},
+    config = Config.of(
+        **{
+            "context": context,
+            "min_count": 1,
+            "min_context_count": 1,
+            "embedding_size": 5,
+            "hidden_size": 6,
+            "rank": 2,
+            "context_size": 3,
+            "variable_size": 2,
+            "hash_size": 50,
+            "bloom_size": 2000,
+            **model,
+            **(training or {}),
         }
     )
-    corpus = prepare(ROWS, config.data)
-    run = Run.create(folder, config, corpus.vocabulary, corpus.schema)
+    corpus = prepare(ROWS, config)
+    run = Run.create(folder, config, corpus.tokenizer, corpus.schema)
     observe(run.model, corpus)
     with torch.no_grad():
         for parameter in run.model.parameters():
@@ -87,10 +87,10 @@ def make_letters(
 ) -> Run:
     """A run of characters, of no folder: the more `spread` its weights, the surer it is. Its context is a city."""
     sizes = {"embedding_size": 4, "hidden_size": 5, "rank": 2, "context_size": 3, "variable_size": 2}
-    reads = {"context": ("city",), "unit": "char", "min_count": 1, "min_context_count": 1, "max_tokens": 12}
-    config = Config.from_dict({"data": {**reads, **(data or {})}, "model": {**sizes, **model}})
-    corpus = prepare([{"text": text, "city": city} for text in texts for city in ("Oslo", "Nice")], config.data)
-    run = Run(folder=Path("letters"), config=config, vocabulary=corpus.vocabulary, schema=corpus.schema)
+    reads = {"context": ("city",), "tokenizer": "char", "min_count": 1, "min_context_count": 1, "max_tokens": 12}
+    config = Config.of(**{**reads, **(data or {}), **sizes, **model})
+    corpus = prepare([{"text": text, "city": city} for text in texts for city in ("Oslo", "Nice")], config)
+    run = Run(folder=Path("letters"), config=config, tokenizer=corpus.tokenizer, schema=corpus.schema)
     observe(run.model, corpus)
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from factorcell.config import MODELS, Config, DataConfig, ModelConfig, TrainingConfig, UserError, choose
+from factorcell.config import MODELS, Config, ModelConfig, UserError, choose
 
 
 def test_plain_values_and_back(tmp_path: Path) -> None:
     """A config survives its dict, and JSON."""
-    config = Config(DataConfig(context=("a", "b:number"), unit="char"), ModelConfig(rank=3), TrainingConfig(clip=0))
+    config = Config.of(context=("a", "b:number"), tokenizer="char", rank=3, clip=0)
     assert Config.from_dict(config.to_dict()) == config
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config.to_dict()), encoding="utf-8")
@@ -28,7 +28,7 @@ def test_toml(tmp_path: Path) -> None:
     config = Config.load(path)
     assert config.model == ModelConfig(adapt=("factor",))
     assert config.training.learning_rate == 1.0
-    assert config.data == DataConfig()
+    assert config.data == Config.of()
 
 
 @given(
@@ -41,17 +41,13 @@ def test_toml(tmp_path: Path) -> None:
 @example(text='\x7f\x00\n"\\é', context=["a=b", "]"], rate=1e-05, rank=1, unit="char")
 def test_toml_is_written_as_it_is_read(text: str, context: list[str], rate: float, rank: int, unit: str) -> None:
     """Any names and numbers, control characters and infinities among them, survive the TOML of a config."""
-    config = Config(
-        DataConfig(text=text, context=tuple(context), unit=unit),
-        ModelConfig(adapt=(), rank=rank),
-        TrainingConfig(learning_rate=rate),
-    )
+    config = Config.of(text=text, context=tuple(context), tokenizer=unit, adapt=(), rank=rank, learning_rate=rate)
     assert Config.from_dict(tomllib.loads(config.to_toml())) == config
 
 
 def test_toml_leaves_out_what_is_none() -> None:
     """TOML has no word for it; the default of such an option is None."""
-    config = Config(DataConfig())  # its own, not the one that all defaults share
+    config = Config.of()  # its own, not the one that all defaults share
     object.__setattr__(config.data, "lowercase", None)
     assert "lowercase" not in config.to_toml()
     assert tomllib.loads(config.to_toml())["data"]["context"] == []
@@ -68,8 +64,8 @@ def test_toml_leaves_out_what_is_none() -> None:
         ({"model": {"rank": -1}}, "rank is -1; it must be at least 0"),
         ({"model": {"adapt": "factor"}}, "adapt is 'factor'; it must be a list of names"),
         ({"model": {"adapt": ["lora"]}}, "unknown adapt 'lora'; choose from concat, scale, factor, prefix"),
-        ({"model": {"dropout_output": 1}}, "dropout_output is 1; it must be at least 0 and below 1"),
-        ({"data": {"unit": "words"}}, r"unknown unit 'words' \(did you mean 'word'\?\)"),
+        ({"model": {}, "backbone": {"dropout_output": 1}}, "dropout_output is 1; it must be at least 0 and below 1"),
+        ({"data": {}, "tokenizer": {"kind": "words"}}, r"unknown unit 'words' \(did you mean 'word'\?\)"),
         ({"training": {"loss": "nce"}}, "unknown loss 'nce'; choose from full, sampled"),
         ({"training": {"learning_rate": -1.0}}, "at least 0"),
     ],
@@ -98,19 +94,19 @@ def test_a_list_is_no_config() -> None:
 
 def test_case_follows_the_unit() -> None:
     """Words are lower-cased and characters not, unless it is said."""
-    assert [DataConfig(unit=unit).lowercase for unit in ("word", "space", "char", "grapheme")] == [
+    assert [Config.of(tokenizer=unit).lowercase for unit in ("word", "space", "char", "grapheme")] == [
         True,
         True,
         False,
         False,
     ]
-    assert DataConfig(unit="char", lowercase=True).lowercase is True
+    assert Config.of(tokenizer="char", lowercase=True).lowercase is True
 
 
 def test_named_models() -> None:
     """The four of the paper differ only in what they adapt."""
     for name, (adapt, bias) in MODELS.items():
-        config = Config(model=ModelConfig(rank=4)).with_model(name)
+        config = Config.of(rank=4).with_model(name)
         assert config.model == ModelConfig(rank=4, adapt=adapt, output_bias=bias)
     with pytest.raises(UserError, match="unknown model 'factor'"):
         Config().with_model("factor")

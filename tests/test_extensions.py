@@ -57,7 +57,7 @@ def table(folder: Path) -> Path:
 def train(folder: Path) -> list[str]:
     """The command that trains `folder/run` with a stranger's adapters and cell."""
     path = str(table(folder))
-    few = ["--epochs", "1", "--evaluations", "1", "--unit", "char", *SIZES]
+    few = ["--epochs", "1", "--evaluations", "1", "--tokenizer", "char", *SIZES]
     return ["train", path, "--dev", path, *WORDS, *few, *THEIRS, "--out", str(folder / "run")]
 
 
@@ -115,7 +115,7 @@ def test_every_verb_takes_the_names_of_a_package(tmp_path: Path, monkeypatch: py
 def test_packages_are_asked_for_strange_names_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(install(tmp_path / "site", source="raise SystemExit('imported')")))
     Config()
-    ModelConfig(adapt=("bottleneck",), cell="minimal")
+    Config.of(adapt=("bottleneck",), cell="minimal")
     assert MODULE not in sys.modules
     for name in (MODULE, f"{MODULE}:Bottleneck", "os:system", "none", ""):
         assert f"unknown adapt {name!r}" in refusal(lambda name=name: ModelConfig(adapt=(name,)))  # type: ignore[misc]
@@ -176,7 +176,7 @@ def test_a_name_is_taken_once() -> None:
     assert said == "adapter 'mine' is registered already, as tests.stranger:Bottleneck; choose another name"
     register_cell("mine", GRU)
     assert "is registered already, as factorcell.model.cells:GRU" in refusal(lambda: register_cell("mine", LSTM))
-    assert ModelConfig(adapt=("mine", "factor"), cell="mine").adapt == ("mine", "factor")
+    assert Config.of(adapt=("mine", "factor"), cell="mine").adapt == ("mine", "factor")
 
 
 def wrong(change: Callable[[Tensor, LayerSizes], Any]) -> type[Adapter]:

@@ -7,7 +7,7 @@ import pytest
 
 from factorcell import files, folders
 from factorcell.commands.main import main
-from factorcell.config import DataConfig
+from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.evaluation import ngram
 from factorcell.evaluation.ngram import NGram
@@ -58,7 +58,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with all of `PATHS`, a table and lists; mixtures and separate runs have only their own file."""
     place = tmp_path_factory.mktemp("place")
-    config = DataConfig(min_count=1)
+    config = Config.of(min_count=1)
     NGram.fit(prepare(ROWS, config), config, place / "ngram")
     for name, file in (("mixture", mixture.INDEX), ("separate", per_value.INDEX)):
         (place / name).mkdir()

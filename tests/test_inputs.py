@@ -107,10 +107,10 @@ def test_folders_may_be_text(tmp_path: Path) -> None:
     for opened in (Run.open(folder), open_scorer(folder), open_model(folder)):
         assert opened.folder == tmp_path / "run"
     run = Run.open(folder)
-    assert Run(folder, run.config, run.vocabulary, run.schema).folder == tmp_path / "run"
+    assert Run(folder, run.config, run.tokenizer, run.schema).folder == tmp_path / "run"
     assert LearningRule.read(folder) == LearningRule.read(run.folder)
     assert BlendWeights.read(folder) == BlendWeights.read(run.folder)
-    assert Vocabulary.load(f"{folder}/vocabulary.txt").tokens == run.vocabulary.tokens  # type: ignore[arg-type]
+    assert Vocabulary.load(f"{folder}/vocabulary.txt").tokens == run.tokenizer.tokens  # type: ignore[arg-type]
     assert ContextSchema.load(f"{folder}/schema.json") == run.schema  # type: ignore[arg-type]
     rescoring.score(run, read_nbest([ROW]), kept=path)
     assert len(files.read_rows(path)) == 1

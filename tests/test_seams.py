@@ -10,7 +10,7 @@ import pytest
 
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import User, learn_one
-from factorcell.completion.search import PlainEngine, SearchRequest
+from factorcell.completion.search import SearchRequest
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.likelihood_ratios import explain
 from factorcell.evaluation.perplexity import evaluate, top_accuracy
@@ -70,7 +70,7 @@ def test_a_wide_beam_finds_the_best_text(run: Run) -> None:
 def test_the_exact_search_finds_the_best_completions(run: Run, prefix: str) -> None:
     conditioned = run.model.condition(run.prepare([{"text": "", "city": "Oslo"}]).context(np.zeros(1, dtype=np.int64)))
     with run.scoring():
-        typed = plain.type(plain.begin(context), run.vocabulary.encode(prefix))
+        typed = plain.type(plain.begin(context), run.tokenizer.encode(prefix))
         (found,) = plain.search([SearchRequest(typed, 5, 4)], batch=3)
     expected = sorted(written_out(run, prefix, 4).values(), reverse=True)[:5]
     assert [one.log_probability for one in found.completions] == pytest.approx(expected, abs=1e-4)

@@ -26,7 +26,7 @@ def test_evaluate_prints_bits_per_byte(folder: Path, capsys: pytest.CaptureFixtu
     assert re.search(rf"^bits per byte ≥ {figure}$", shown, re.MULTILINE)
     assert re.search(r"^≥ is a lower bound: .*; 1 targets out of vocabulary$", shown, re.MULTILINE)
     letters = make_letters()
-    exact = Run.create(folder / "exact", letters.config, letters.vocabulary, letters.schema)
+    exact = Run.create(folder / "exact", letters.config, letters.tokenizer, letters.schema)
     exact.save_weights({})
     files.write_rows(folder / "letters.jsonl", [{"text": "abc", "city": "Oslo"}] * 12)
     assert main(["evaluate", str(exact.folder), str(folder / "letters.jsonl")]) == 0
@@ -47,7 +47,7 @@ def test_evaluate_prints_bits_per_byte(folder: Path, capsys: pytest.CaptureFixtu
 
 def test_runs_of_two_units_are_compared_by_bits_per_byte(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     letters = make_letters(tuple(str(row["text"]) for row in ROWS), data={"max_tokens": 40})
-    char = Run.create(folder / "char", letters.config, letters.vocabulary, letters.schema)
+    char = Run.create(folder / "char", letters.config, letters.tokenizer, letters.schema)
     char.save_weights({})
     files.write_rows(folder / "long.jsonl", [*ROWS * 3, {**ROWS[0], "text": "the sea " * 6}])
     names = [str(folder / name) for name in ("cell", "char")]

@@ -34,9 +34,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     data = {"context": ("city", "stars"), "min_count": 1, "min_context_count": 1}
     sizes = {"embedding_size": 5, "hidden_size": 6, "context_size": 4, "variable_size": 3}
-    config = Config.from_dict({"data": data, "model": {"adapt": ["concat"], **sizes}})
-    corpus = prepare(rows, config.data)
-    run = Run.create(folder / "run", config, corpus.vocabulary, corpus.schema)
+    config = Config.of(**{**data, "adapt": ["concat"], **sizes})
+    corpus = prepare(rows, config)
+    run = Run.create(folder / "run", config, corpus.tokenizer, corpus.schema)
     random = np.random.default_rng(0)
     for parameter in run.model.parameters():
         parameter.data.copy_(parameter.new_tensor(random.normal(size=tuple(parameter.shape)) * 0.5))

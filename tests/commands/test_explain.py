@@ -73,7 +73,7 @@ def test_standard_input_and_page(
     assert " ".join(marks) in lines
     assert f"{row['ratio']:+.2f} nats in all; stars=5 has {row['posterior']['stars=5']:.1%}" in lines
     assert "\x1b" not in shown.out
-    assert lines[-1].split()[0] in Run.open(folder / "run").vocabulary.tokens
+    assert lines[-1].split()[0] in Run.open(folder / "run").tokenizer.tokens
     assert str(page) in shown.err
     assert f"{row['ratio']:+.2f} nats in all" in page.read_text(encoding="utf-8")
     assert "Words raised and lowered" in page.read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from factorcell import choices
 from factorcell.commands import main as cli
 from factorcell.commands.main import ALL, GROUPS, Verb, find, main
 from factorcell.completion.online import OPTIMISERS
-from factorcell.config import UNITS, Config
+from factorcell.config import UNITS
 from factorcell.evaluation.specificity import KINDS
 from factorcell.training.proximal import PARTS
 from tests import ROOT
@@ -163,7 +163,7 @@ def defaults(text: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("train", {"--adapt": "concat factor", "--rank": "by the table", "--max-tokens": "200", "--unit": "word"}),
+        ("train", {"--adapt": "concat factor", "--rank": "by the table", "--max-tokens": "200", "--tokenizer": "word"}),
         ("finetune", {"--epochs": str(choices.GENTLE["epochs"]), "--warmup": "as in RUN"}),
         ("compare", {"--models": " ".join(PAPER_MODELS), "--seeds": "1"}),
         ("audit", {"--unknown": "group", "--precision": "auto"}),
@@ -230,7 +230,7 @@ def test_completion(tmp_path: Path) -> None:
     assert completed("factorcell tr", tmp_path) == ["train"]
     assert completed("factorcell baseline ", tmp_path) == [kind.name for kind in cli.KINDS]
     assert completed("factorcell train --epo", tmp_path) == ["--epochs"]
-    assert completed("factorcell train x.csv --unit ", tmp_path) == list(UNITS)
+    assert completed("factorcell train x.csv --tokenizer ", tmp_path) == list(UNITS)
     assert completed("factorcell train x.csv --adapt sc", tmp_path) == ["scale"]
     assert completed("factorcell baseline linear --tes", tmp_path) == ["--test"]
     assert completed("factorcell train r", tmp_path) == ["rows.csv", "runs/"]

@@ -85,7 +85,7 @@ def test_a_baseline_of_other_tokens_is_refused_before_its_columns_are(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = make_letters()
-    run = Run.create(folder / "letters", other.config, other.vocabulary, other.schema)
+    run = Run.create(folder / "letters", other.config, other.tokenizer, other.schema)
     run.save_weights({})
     files.write_rows(folder / "bare.jsonl", [{"text": "sea", "stars": "5"}] * 3)
     make_run(folder / "stars", ("stars",)).save_weights({})

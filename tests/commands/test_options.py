@@ -59,10 +59,10 @@ def test_every_field_has_its_option(section: str) -> None:
 def test_options_win_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "recipe.toml"
     file.write_text('[model]\nrank = 3\nhidden_size = 9\n[data]\nunit = "space"\n', encoding="utf-8")
-    config = parse("--config", str(file), "--rank", "5", "--model", "softmaxbias", "--unit", "char")
-    assert (config.model.rank, config.model.hidden_size) == (5, 9)
+    config = parse("--config", str(file), "--rank", "5", "--model", "softmaxbias", "--tokenizer", "char")
+    assert (config.model.rank, config.backbone.hidden_size) == (5, 9)
     assert (config.model.adapt, config.model.output_bias) == ((), ("low_rank",))
-    assert (config.data.unit, config.data.lowercase) == ("char", False)
+    assert (config.tokenizer.kind, config.tokenizer.lowercase) == ("char", False)
     assert parse("--adapt", "none").model.adapt == ()
     assert parse("--adapt", "factor", "--output-bias", "one_hot").model.output_bias == ("one_hot",)
 
@@ -74,9 +74,9 @@ def test_unknown_names_are_refused() -> None:
 
 def test_a_rare_value_given_by_hand_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"text": "a room", "city": city} for city in ("Oslo", "Oslo", "Nice", "Nice", "Riga")]
-    config = Config.from_dict({"data": {"context": ["city"], "min_count": 1, "min_context_count": 2}})
-    corpus = prepare(rows, config.data)
-    Run.create(tmp_path / "run", config, corpus.vocabulary, corpus.schema).save_weights({})
+    config = Config.of(context=["city"], min_count=1, min_context_count=2)
+    corpus = prepare(rows, config)
+    Run.create(tmp_path / "run", config, corpus.tokenizer, corpus.schema).save_weights({})
     for city, told in {"Riga": 1, "Oslo": 0}.items():
         words = ["generate", str(tmp_path / "run"), "--context", f"city={city}", "--max-tokens", "2", "--number", "3"]
         assert main(words) == 0

@@ -14,7 +14,7 @@ from tests.commands.test_main import QUICK, SMALL
 from tests.commands.verbs import parser
 from tests.small import ROWS, make_run
 
-CONFIG = Config.from_dict({"data": {"context": ["city", "stars"]}})
+CONFIG = Config.of(context=["city", "stars"])
 BARE = [{"text": row["text"], "stars": row["stars"]} for row in ROWS]
 LACKS = "no column 'city'; it has text, stars"
 TRAINING = ["--context", "city", "--context", "stars", *SMALL, *QUICK]

@@ -17,7 +17,7 @@ TEXTS = ("ab", "abcab", "abcabca", "abcabcab", "abcabcabcabc", "", "cababcabcabc
 CUT = ("abcabcab", "abcabcabcabc", "cababcabcabcb")  # of 8 characters or more
 SMALL = "--embedding-size 4 --hidden-size 6 --rank 2 --context-size 3 --variable-size 2 --min-count 1".split()
 QUICK = "--min-context-count 1 --min-user-count 1 --batch-tokens 200 --evaluations 1 --threads 1".split()
-READS = ["--unit", "char", "--max-tokens", str(MAX_TOKENS), "--context", "city", "--user", "who"]
+READS = ["--tokenizer", "char", "--max-tokens", str(MAX_TOKENS), "--context", "city", "--user", "who"]
 TRAIN = [*READS, *SMALL, *QUICK, "--epochs", "1"]
 TABLES = {"train": 40, "dev": 21, "test": 13}  # rows of each, of which different numbers are cut
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from factorcell.commands import main, users
+from factorcell.commands import main
 from factorcell.model.run import Run
 from factorcell.service.engine import Service
 from factorcell.service.http import keys
@@ -115,7 +115,7 @@ def test_a_run_that_tells_nobody_apart_learns_nobody(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = make_letters()
-    Run.create(tmp_path / "run", made.config, made.vocabulary, made.schema).save_weights({})
+    Run.create(tmp_path / "run", made.config, made.tokenizer, made.schema).save_weights({})
     message = said(["users", "migrate", str(tmp_path / "run"), "--store", url], capsys, 2)[1]
     assert "does not tell people apart" in message
 

@@ -27,7 +27,7 @@ from tests.small import make_letters
 def folder(tmp_path: Path) -> Path:
     """A run folder of letters, whose users are cities, with popular texts."""
     made = make_letters(data={"user": "city", "context": (), "min_user_count": 1}, spread=0.8)
-    run = Run.create(tmp_path / "run", made.config, made.vocabulary, made.schema)
+    run = Run.create(tmp_path / "run", made.config, made.tokenizer, made.schema)
     run.model.load_state_dict(made.model.state_dict())
     run.save_weights({})
     TextCounts({"abc": 5, "abba": 3, "cab": 4}, 12).save(run.folder / POPULARITY)
@@ -148,7 +148,7 @@ def test_a_run_without_users_completes_all_the_same(tmp_path: Path) -> None:
 
 def test_own_texts_come_up_whatever_letters_they_were_written_in(tmp_path: Path) -> None:
     made = make_letters(data={"user": "city", "context": (), "min_user_count": 1, "lowercase": True})
-    run = Run.create(tmp_path / "run", made.config, made.vocabulary, made.schema)
+    run = Run.create(tmp_path / "run", made.config, made.tokenizer, made.schema)
     run.save_weights({})
     TextCounts({"abc": 5}, 5).save(run.folder / POPULARITY)
     assistant = Assistant.of(Run.open(run.folder))

@@ -43,7 +43,7 @@ NASTY = {
 def folder(tmp_path: Path) -> Path:
     """A run folder of characters, contexts of two kinds, weights of chance."""
     made = make_letters(data={"context": ("city",)}, spread=0.8, seed=5)
-    run = Run.create(tmp_path / "run", made.config, made.vocabulary, made.schema)
+    run = Run.create(tmp_path / "run", made.config, made.tokenizer, made.schema)
     run.model.load_state_dict(made.model.state_dict())
     run.save_weights({})
     return run.folder
@@ -57,7 +57,7 @@ def test_suggestions_are_the_most_probable_whole_texts() -> None:
         texts = sorted(logs, key=lambda ids: -logs[ids])[:7]
         found = best[city] = completer.complete("a", context={"city": city}, k=7)
         assert [one.log_probability for one in found] == pytest.approx([logs[ids] for ids in texts], abs=CLOSE)
-        assert [one.text for one in found] == ["a" + "".join(run.vocabulary.decode(ids)) for ids in texts]
+        assert [one.text for one in found] == ["a" + "".join(run.tokenizer.decode(ids)) for ids in texts]
         assert {one.source for one in found} == {"model"}
     assert best["Oslo"] != best["Nice"]
     expected = completer.complete("a", k=7)
@@ -91,7 +91,7 @@ def test_the_model_says_how_probable_any_text_is() -> None:
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_whatever_is_typed_is_kept_and_gone_on_with(unit: str, typed: str, lowercase: bool) -> None:
     texts = ("abc", "ab", "e\u0301a", "\u0301", "🇳🇴", "🇳", "🇴", "👩", "a\rb\n", "\r\n")
-    run = make_letters(texts, data={"unit": unit, "lowercase": lowercase, "max_tokens": 30}, spread=0.8)
+    run = make_letters(texts, data={"tokenizer": unit, "lowercase": lowercase, "max_tokens": 30}, spread=0.8)
     completer = Completer(run)
     found = completer.complete(typed, k=25)
     shown = canonical_prefix(typed)
@@ -110,11 +110,11 @@ def test_whatever_is_typed_is_kept_and_gone_on_with(unit: str, typed: str, lower
 
 
 def test_one_text_is_suggested_once_however_it_is_cut() -> None:
-    run = make_letters(("🇳🇴", "🇳", "🇴"), data={"unit": "grapheme", "max_tokens": 4}, spread=0.2)
+    run = make_letters(("🇳🇴", "🇳", "🇴"), data={"tokenizer": "grapheme", "max_tokens": 4}, spread=0.2)
     typed = typed_in(run, "")
     with run.scoring():
         (found,) = PlainEngine(run.model).search([SearchRequest(typed, 30, 2)])
-    texts = ["".join(run.vocabulary.decode(one.ids)) for one in found.completions]
+    texts = ["".join(run.tokenizer.decode(one.ids)) for one in found.completions]
     assert texts.count("🇳🇴") == 2
     ours = [one.text for one in Completer(run).complete("", k=30)]
     assert len(set(ours)) == len(ours)
@@ -204,7 +204,7 @@ def test_a_run_on_another_device_completes_alike(monkeypatch: pytest.MonkeyPatch
     ours = Completer(here).complete("ab", context={"city": "Nice"})
     with Elsewhere():
         there.model.to(DEVICE)
-        there.model.output.embedding = there.model.embedding
+        there.model.head.embedding = there.model.embedding
         completer = Completer(there)
         found = completer.complete("ab", context={"city": "Nice"})
         assert [one.text for one in found] == [one.text for one in ours]

@@ -154,7 +154,7 @@ def entries(run: Run) -> dict[str, Callable[[str], object]]:
     blend = Blend(completer, Popularity.fit(["abc"], 1))
 
     def replayed(text: str) -> object:
-        return read([{"text": text, "city": "Oslo", "time": 1}], run.config.data, user="city")
+        return read([{"text": text, "city": "Oslo", "time": 1}], run.config, user="city")
 
     return {
         "checked": checked,

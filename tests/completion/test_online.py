@@ -96,13 +96,11 @@ def test_what_is_written_again_and_again_becomes_likely(name: str, rate: float) 
 
 
 def test_who_is_new_is_learned_where_the_vector_is_the_context(tmp_path: Path) -> None:
-    users = {"user": "city", "context": (), "min_user_count": 1, "unit": "char", "min_count": 1}
+    users = {"user": "city", "context": (), "min_user_count": 1, "tokenizer": "char", "min_count": 1}
     model = {"adapt": ("factor",), "output_bias": (), "context_layer": "none", "variable_size": 3, "context_size": 3}
-    config = Config.from_dict({"data": users, "model": {**model, "hidden_size": 5, "rank": 2}})
-    corpus = prepare(
-        [{"text": text, "city": city} for text in ("abc", "cab") for city in ("Oslo", "Nice")], config.data
-    )
-    run = Run.create(tmp_path / "run", config, corpus.vocabulary, corpus.schema)
+    config = Config.of(**{**users, **model, "hidden_size": 5, "rank": 2})
+    corpus = prepare([{"text": text, "city": city} for text in ("abc", "cab") for city in ("Oslo", "Nice")], config)
+    run = Run.create(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
     user = User.new(run)
     assert np.abs(learn_one(run, user, "cab").vector - user.vector).max() > 0.01
 

@@ -76,7 +76,7 @@ def typed_in(run: Run, prefix: str, city: str = "Oslo") -> PrefixState:
     """Return the state of the plain search for a prefix in a city."""
     plain = PlainEngine(run.model)
     with run.scoring():
-        return plain.type(plain.begin(context_of(run, city)), run.vocabulary.encode(prefix))
+        return plain.type(plain.begin(context_of(run, city)), run.tokenizer.encode(prefix))
 
 
 def packed_in(
@@ -88,7 +88,7 @@ def packed_in(
     compiled = CompiledEngine(run.model, packed)
     with run.scoring():
         begun = compiled.begin(context_of(run, city))
-    return compiled, compiled.type(begun, run.vocabulary.encode(prefix))
+    return compiled, compiled.type(begun, run.tokenizer.encode(prefix))
 
 
 def found_in(
@@ -107,13 +107,13 @@ def found_in(
 
 def written_out(run: Run, prefix: str, city: str, most: int) -> dict[Ids, float]:
     """The log probability of every completion of at most `most` tokens: whole texts, all of their targets at once."""
-    letters = run.vocabulary.tokens[END + 1 :]
+    letters = run.tokenizer.tokens[END + 1 :]
     endings = [ending for size in range(most + 1) for ending in itertools.product(letters, repeat=size)]
     corpus = run.prepare([{"text": prefix + "".join(ending), "city": city} for ending in endings])
     nats, begin, logs = run.nats(corpus), 0, {}
     for ending in endings:
         after = begin + len(prefix) + len(ending) + 1
-        logs[tuple(run.vocabulary.encode(ending))] = -float(nats[begin + len(prefix) : after].sum(dtype=np.float64))
+        logs[tuple(run.tokenizer.encode(ending))] = -float(nats[begin + len(prefix) : after].sum(dtype=np.float64))
         begin = after
     assert begin == len(nats), "a text was cut"
     return logs
@@ -160,11 +160,11 @@ def test_typing_on_and_deleting_gives_the_plain_state_of_the_text_read_at_once(
         typed = begun = typed_in(run, "")
         for key in keys:
             text = text[:-1] if key == "<" else text + key
-            typed = plain.type(typed, run.vocabulary.encode(text))
+            typed = plain.type(typed, run.tokenizer.encode(text))
         anew = typed_in(run, text)
     # One product for all hypotheses: no weights for each hypothesis, nothing left in factors.
     assert all(weights.matrix.dim() == 2 and weights.left is None for weights in inside(typed.conditioned.conditions))
-    assert typed.ids == anew.ids == tuple(run.vocabulary.encode(text))
+    assert typed.ids == anew.ids == tuple(run.tokenizer.encode(text))
     assert begun.ids == ()
     for ours, theirs in zip(typed.logs, anew.logs, strict=True):
         assert torch.equal(ours, theirs)
@@ -185,7 +185,7 @@ def test_the_compiled_state_is_the_plain_one_after_typing_on_and_deleting(
         compiled, typed = packed_in(run, "")
         for key in keys:
             text = text[:-1] if key == "<" else text + key
-            typed = compiled.type(typed, run.vocabulary.encode(text))
+            typed = compiled.type(typed, run.tokenizer.encode(text))
         _, anew = packed_in(run, text)
     plain = typed_in(run, text)
     assert typed.ids == anew.ids == plain.ids
@@ -245,7 +245,7 @@ def test_only_completions_above_the_least_are_found(kind: str) -> None:
 def test_special_tokens_are_never_suggested(kind: str) -> None:
     run = make_letters()
     with torch.no_grad():
-        run.model.output.bias[UNKNOWN] = 20.0
+        run.model.head.bias[UNKNOWN] = 20.0
     found = found_in(run, "ab", 50, 5, kind)
     assert len(found.completions) == 50
     assert not any({UNKNOWN, START, END} & set(one.ids) for one in found.completions)
@@ -255,7 +255,7 @@ def unlikely_to_end(nats: float = 3) -> Run:
     """A run of many letters, whose texts are long and of like probability."""
     run = make_letters(("abcdefghijklmnop",), seed=1, spread=0.2, data={"max_tokens": 40})
     with torch.no_grad():
-        run.model.output.bias[END] -= nats
+        run.model.head.bias[END] -= nats
     return run
 
 
@@ -325,7 +325,7 @@ def people(run: Run, products: str = "float32", count: int = 30) -> tuple[Compil
     requests = []
     for place in range(count):
         _, typed = begun["Oslo" if place % 2 else "Nice"]
-        ids = run.vocabulary.encode(random.choice(list("abcdefz"), size=place % 6).tolist())
+        ids = run.tokenizer.encode(random.choice(list("abcdefz"), size=place % 6).tolist())
         requests.append(SearchRequest(compiled.type(typed, ids), 1 + place % 9, 3 + place % 4, lambda ids: ids != ()))
     return compiled, requests
 
@@ -357,8 +357,8 @@ def test_a_model_of_the_real_size_is_searched_as_by_the_plain_search(products: s
     kind: dict[str, Any] = {"layer_norm": True, "adapt": ("factor",), **sizes}
     run = make_letters(letters, data={"max_tokens": 110}, seed=2, spread=0.08, **kind)
     with torch.no_grad():
-        run.model.output.bias[END] += 1.5
-        run.model.output.bias[UNKNOWN] -= 5
+        run.model.head.bias[END] += 1.5
+        run.model.head.bias[UNKNOWN] -= 5
         run.model.embedding.mul_(12)
     compiled, typed = packed_in(run, "abc", products=products)
     (found,) = compiled.search([SearchRequest(typed, 10, 5)])

@@ -17,7 +17,7 @@ from factorcell.completion.fuzzy import Forgiving
 from factorcell.completion.online import Learner, User
 from factorcell.completion.popularity import Popularity
 from factorcell.completion.replay.systems import systems
-from factorcell.config import Config, DataConfig
+from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.data.counts import POPULARITY, TextCounts
@@ -37,11 +37,18 @@ ROWS: list[dict[str, Any]] = [
 
 def config(**data: Any) -> Config:
     """A small model of characters, soon trained."""
-    return Config.from_dict(
-        {
-            "data": {"unit": "char", "user": "who", "min_user_count": 2, **data},
-            "model": {"embedding_size": 4, "hidden_size": 8, "rank": 2, "variable_size": 3},
-            "training": {"epochs": 1, "evaluations": 1},
+    return Config.of(
+        **{
+            "tokenizer": "char",
+            "user": "who",
+            "min_user_count": 2,
+            **data,
+            "embedding_size": 4,
+            "hidden_size": 8,
+            "rank": 2,
+            "variable_size": 3,
+            "epochs": 1,
+            "evaluations": 1,
         }
     )
 
@@ -97,11 +104,11 @@ def test_an_option_says_how_many_people(tmp_path: Path) -> None:
 def texts_of(corpus: Corpus) -> list[str]:
     """The texts of a corpus whose vocabulary has all characters."""
     ids = np.split(corpus.tokens, corpus.offsets[1:-1])
-    return ["".join(corpus.vocabulary.decode(line[1:-1])) for line in ids]
+    return ["".join(corpus.tokenizer.decode(line[1:-1])) for line in ids]
 
 
 def test_held_out_rows_are_not_counted(run: Run) -> None:
-    corpus, held = prepare(ROWS, run.config.data).split(fitting.HELD_OUT, run.config.training.seed)
+    corpus, held = prepare(ROWS, run.config).split(fitting.HELD_OUT, run.config.training.seed)
     expected = Counter(text for text in texts_of(corpus) if text != SECRET)
     assert TextCounts.open(run.folder / POPULARITY) == TextCounts(expected, len(corpus), 3)
     assert len(held) == len(ROWS) - len(corpus) > 3
@@ -114,7 +121,7 @@ def test_a_fine_tuned_run_counts_its_own_texts(run: Run, tmp_path: Path) -> None
 
 
 def test_words_and_tables_without_people_have_no_popular_texts(tmp_path: Path) -> None:
-    for data in ({"user": ""}, {"unit": "word", "min_count": 1}):
+    for data in ({"user": ""}, {"tokenizer": "word", "min_count": 1}):
         run = fit(ROWS, ROWS[:5], config(**data), tmp_path / str(len(data)))
         assert not (run.folder / POPULARITY).exists()
 
@@ -134,8 +141,8 @@ PERSON = st.sampled_from([None, "", "a", "b", 3, "3", 3.0, "d"])
 def test_counts_are_those_of_plain_sets(
     pairs: list[tuple[str, Any]], least: int, people: int, lowercase: bool, chosen: Any
 ) -> None:
-    data = DataConfig(
-        unit="grapheme", user="who", max_tokens=4, min_text_count=least, min_text_users=people, lowercase=lowercase
+    data = Config.of(
+        tokenizer="grapheme", user="who", max_tokens=4, min_text_count=least, min_text_users=people, lowercase=lowercase
     )
     corpus = prepare([{"text": text, "who": who} for text, who in pairs], data)
     rows = np.array(chosen.sample(range(len(pairs)), chosen.randint(1, len(pairs))))
@@ -152,7 +159,7 @@ def test_counts_are_those_of_plain_sets(
 
 def test_texts_with_a_token_out_of_vocabulary_are_not_counted() -> None:
     rows = [{"text": text, "who": who} for who in "abc" for text in ("aa", "ab")]
-    corpus = prepare(rows, DataConfig(unit="char", user="who", min_count=4))
+    corpus = prepare(rows, Config.of(tokenizer="char", user="who", min_count=4))
     assert TextCounts.of_corpus(corpus, 1, 1).kept == {"aa": 3}
 
 

@@ -101,7 +101,7 @@ def is_settled(text: str, typed: str, most: int) -> bool:
 
 def beginnings(run: Run, typed: str, most: int, longest: int) -> dict[tuple[str, bool], tuple[int, float]]:
     """All settled beginnings and ended texts with a slip at least: their slips and log p - cost, written out."""
-    letters = run.vocabulary.tokens[END + 1 :]
+    letters = run.tokenizer.tokens[END + 1 :]
     letters += sorted(set(typed) - set(letters))
     deepest = min(len(typed) + most, longest)
     found: dict[tuple[str, bool], tuple[int, float]] = {}
@@ -112,7 +112,7 @@ def beginnings(run: Run, typed: str, most: int, longest: int) -> dict[tuple[str,
             found[text, not settled] = (slips, log_of(run, text, ended=not settled) - cost_of(text, typed))
         if not settled and len(text) < deepest:
             for letter in letters:
-                if letter in run.vocabulary.ids or letter in nearby(typed, len(text), most):
+                if letter in run.tokenizer.ids or letter in nearby(typed, len(text), most):
                     visit(text + letter)
 
     visit("")
@@ -188,8 +188,8 @@ def test_suggestions_are_the_most_probable_of_all_texts(typed: str) -> None:
     """
     longest = max(4, len(typed))
     run = make_letters(seed=4, spread=0.6, data={"max_tokens": longest + 1})
-    letters, most, k = "".join(run.vocabulary.tokens[END + 1 :]), within(typed, 2), 12
-    every = {"".join(run.vocabulary.decode(ids)): log for ids, log in written_out(run, "", "Oslo", longest).items()}
+    letters, most, k = "".join(run.tokenizer.tokens[END + 1 :]), within(typed, 2), 12
+    every = {"".join(run.tokenizer.decode(ids)): log for ids, log in written_out(run, "", "Oslo", longest).items()}
     if "z" in typed:  # kept where it was typed, read as the unknown token
         longer = (text for size in range(5) for text in map("".join, itertools.product(letters + "z", repeat=size)))
         every |= {text: log_of(run, text) for text in longer if "z" in text and slips_of(text, typed) <= most}
@@ -230,7 +230,7 @@ def possible(text: str, typed: str) -> bool:
 @pytest.mark.parametrize("unit", ["char", "grapheme"])
 def test_whatever_is_typed_slips_are_forgiven(unit: str, typed: str) -> None:
     texts = ("abc", "ab", "e\u0301a", "\u0301", "🇳🇴", "🇳", "👩", "a\rb\n", "\r\n", "שלום")
-    run = make_letters(texts, data={"unit": unit, "max_tokens": 30}, spread=0.8)
+    run = make_letters(texts, data={"tokenizer": unit, "max_tokens": 30}, spread=0.8)
     plain, forgiving_one = Completer(run), Completer(run, slips=CHEAP)
     exact, found = plain.complete(typed, k=15), forgiving_one.complete(typed, k=15)
     shown, split = unicodedata.normalize("NFC", typed), plain.tokenizer.split
@@ -261,7 +261,7 @@ def test_few_letters_are_taken_as_they_are() -> None:
 
 def test_slips_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = make_letters(spread=2.0, seed=5)
-    run = Run.create(tmp_path / "run", made.config, made.vocabulary, made.schema)
+    run = Run.create(tmp_path / "run", made.config, made.tokenizer, made.schema)
     run.model.load_state_dict(made.model.state_dict())
     run.save_weights({})
     completer = Completer(Run.open(run.folder), slips=1)

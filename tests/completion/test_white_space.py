@@ -11,7 +11,7 @@ from factorcell.completion.fuzzy import Forgiving
 from factorcell.completion.online import Learner, User, learn_one
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.search import PlainEngine
-from factorcell.config import DataConfig, UserError
+from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.canonical import canonical, canonical_prefix
 from factorcell.data.counts import TextCounts
@@ -69,7 +69,7 @@ def test_counts_of_twins_are_added(twin: str) -> None:
     assert TextCounts.of(texts, 1) == TextCounts({TEXT: 3, "other": 1}, 4)
     assert TextCounts.of(texts, 3, users, 3).kept == {TEXT: 3}
     assert TextCounts.of(texts, 3, ["ann", "bob", "ann", "ann"], 3).kept == {}
-    data = DataConfig(unit="char", user="who", min_count=1)
+    data = Config.of(tokenizer="char", user="who", min_count=1)
     rows = [{"text": text, "who": who} for text, who in zip(texts, users, strict=True)]
     for table, kept in ((rows, {TEXT: 3}), ([*rows[:2], rows[1], rows[3]], {})):
         assert TextCounts.of_corpus(prepare(table, data), 3, 3).kept == kept
@@ -79,7 +79,7 @@ def test_texts_of_white_space_alone_are_not_counted() -> None:
     blank = ["", " ", "\n", "\u3000\t"]
     assert TextCounts.of(blank * 3, 1).kept == {}
     rows = [{"text": text, "who": number} for number, text in enumerate(blank * 3)]
-    assert TextCounts.of_corpus(prepare(rows, DataConfig(unit="char", user="who", min_count=1)), 1, 1).kept == {}
+    assert TextCounts.of_corpus(prepare(rows, Config.of(tokenizer="char", user="who", min_count=1)), 1, 1).kept == {}
 
 
 @each_twin
@@ -120,7 +120,9 @@ def test_a_model_suggests_no_twins(unit: str, slips: int) -> None:
 
     Its most probable spelling counts, and the texts are as many as were asked for.
     """
-    run = make_letters(("ab", "a b", "b  a", "a\nb", "a\u00a0b "), data={"unit": unit, "max_tokens": 8}, spread=0.8)
+    run = make_letters(
+        ("ab", "a b", "b  a", "a\nb", "a\u00a0b "), data={"tokenizer": unit, "max_tokens": 8}, spread=0.8
+    )
     completer = Completer(run, slips=slips)
     for prefix in ("", "a", "a ", "\na  "):
         found = completer.complete(prefix, k=30)

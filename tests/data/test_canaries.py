@@ -31,7 +31,7 @@ CONTEXT = ("lat:number", "title:text", "topics:vector")
 
 
 def corpus_of(**more: Any) -> tuple[Corpus, DataConfig]:
-    config = DataConfig(**{**DATA, **more})
+    config = Config.of(**{**DATA, **more})
     rows = [{**row, "lat": row["lat"] or 0.0} for row in ROWS]
     return prepare(rows, config), config
 
@@ -42,7 +42,7 @@ def lines_of(corpus: Corpus) -> list[list[int]]:
 
 @pytest.mark.parametrize("unit", ["char", "grapheme", "word", "space"])
 def test_canaries_are_read_back_as_their_tokens(unit: str) -> None:
-    data = DataConfig(unit=unit)
+    data = Config.of(tokenizer=unit)
     words = ["the", "of", ",", "naïve", "-", "3", "x1", "…", *(f"w{number}" for number in range(60))]
     tokens = [*"eta 0.-7é", *LETTERS[1:4], *LETTERS[5:]] if unit in ("char", "grapheme") else words
     vocabulary = Vocabulary([*SPECIALS, *dict.fromkeys(tokens)])
@@ -59,17 +59,17 @@ def test_canaries_are_read_back_as_their_tokens(unit: str) -> None:
 def test_letters_that_join_are_not_both_drawn_from() -> None:
     vocabulary = Vocabulary([*SPECIALS, "\u1100", "\u1161", *LETTERS])
     for unit, kept in (("char", 1), ("grapheme", 0)):
-        form = Form.of(vocabulary, DataConfig(unit=unit))
+        form = Form.of(vocabulary, Config.of(tokenizer=unit))
         assert len({"\u1100", "\u1161"} & set(form.alphabet)) == kept
         for text in form.draw(200, (0,)):
-            assert split(join(text, unit), DataConfig(unit=unit)) == list(text)
+            assert split(join(text, unit), Config.of(tokenizer=unit)) == list(text)
 
 
 def test_a_form_of_few_texts_is_refused() -> None:
     with pytest.raises(UserError, match="are too few"):
-        Form.of(Vocabulary([*SPECIALS, "a", "b", "!"]), DataConfig(unit="char"))
+        Form.of(Vocabulary([*SPECIALS, "a", "b", "!"]), Config.of(tokenizer="char"))
     with pytest.raises(UserError, match="max_tokens"):
-        Form.of(Vocabulary([*SPECIALS, *LETTERS]), DataConfig(unit="char", max_tokens=3))
+        Form.of(Vocabulary([*SPECIALS, *LETTERS]), Config.of(tokenizer="char", max_tokens=3))
 
 
 @pytest.mark.parametrize("user", ["who", ""])
@@ -82,7 +82,7 @@ def test_each_is_planted_as_often_as_it_says_with_the_context_of_one_text(user: 
     assert lines_of(whole)[: len(corpus)] == lines_of(corpus)
     found: dict[tuple[str, ...], list[int]] = {}
     for row, line in enumerate(lines_of(whole)[len(corpus) :], len(corpus)):
-        found.setdefault(tuple(whole.vocabulary.decode(line[1:-1])), []).append(row)
+        found.setdefault(tuple(whole.tokenizer.decode(line[1:-1])), []).append(row)
     assert {text: len(rows) for text, rows in found.items()} == dict(
         zip(canaries.texts, canaries.times.tolist(), strict=True)
     )
@@ -106,7 +106,7 @@ def test_the_file_says_that_nothing_is_real_and_opens_again(tmp_path: Path) -> N
     content = json.loads((tmp_path / FILE).read_text(encoding="utf-8"))
     assert "None is real" in content["note"]
     assert "user 1" not in (tmp_path / FILE).read_text(encoding="utf-8")
-    again = Canaries.open(tmp_path / FILE, corpus.vocabulary, corpus.schema)
+    again = Canaries.open(tmp_path / FILE, corpus.tokenizer, corpus.schema)
     assert (again.form, again.texts, again.times.tolist()) == (canaries.form, canaries.texts, canaries.times.tolist())
     assert lines_of(again.owners) == lines_of(canaries.owners)
     for row in range(12):
@@ -130,7 +130,7 @@ def test_a_damaged_file_is_named(change: Any, tmp_path: Path) -> None:
     change(content)
     (tmp_path / FILE).write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(UserError, match=f"{FILE}: not a file of canaries"):
-        Canaries.open(tmp_path / FILE, corpus.vocabulary, corpus.schema)
+        Canaries.open(tmp_path / FILE, corpus.tokenizer, corpus.schema)
 
 
 def test_nothing_is_planted_unless_asked_for(tmp_path: Path) -> None:

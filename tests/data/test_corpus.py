@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell import files
-from factorcell.config import DataConfig, Notice, UserError
+from factorcell.config import Config, Notice, UserError
 from factorcell.data import chunks, entry, tables, tokens
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
@@ -21,10 +21,10 @@ from factorcell.data.vocabulary import END, START, UNKNOWN
 
 TEXTS = ["the sea is cold", "the sun", "", "sand and sand and sea", "the the the the the the the"]
 ROWS = [{"text": text, "city": city, "lat": lat} for text, city, lat in zip(TEXTS, "ABABC", range(5), strict=True)]
-CONFIG = DataConfig(context=("city", "lat:number"), min_count=2, max_tokens=5, min_context_count=2)
+CONFIG = Config.of(context=("city", "lat:number"), min_count=2, max_tokens=5, min_context_count=2)
 
 
-def expected_ids(rows: list[dict[str, Any]], config: DataConfig) -> list[list[int]]:
+def expected_ids(rows: list[dict[str, Any]], config: Config) -> list[list[int]]:
     tokens = [split(row["text"], config) for row in rows]
     counts = Counter(token for line in tokens for token in line)
     kept = sorted((t for t in counts if counts[t] >= config.min_count), key=lambda t: (-counts[t], t))
@@ -42,7 +42,7 @@ def lines_of(corpus: Corpus) -> list[list[int]]:
 
 @pytest.mark.parametrize("unit", ["word", "space", "char", "grapheme"])
 def test_ids_are_those_of_plain_lists(unit: str) -> None:
-    config = DataConfig(unit=unit, min_count=2, max_tokens=5)
+    config = Config.of(tokenizer=unit, min_count=2, max_tokens=5)
     corpus = prepare(ROWS, config)
     assert lines_of(corpus) == expected_ids(ROWS, config)
     assert corpus.targets == sum(len(line) - 1 for line in lines_of(corpus))
@@ -55,7 +55,7 @@ def test_empty_texts_of_a_file_are_told(tmp_path: Path) -> None:
     for unit, counted in (("word", "2 of 6 texts are"), ("char", "1 of 6 texts is")):
         for _ in range(2):
             with pytest.warns(Notice) as said:
-                corpus = prepare(path, DataConfig(unit=unit, max_tokens=1), cache=tmp_path / "cache", report=False)
+                corpus = prepare(path, Config.of(tokenizer=unit, max_tokens=1), cache=tmp_path / "cache", report=False)
             assert [str(one.message) for one in said] == [
                 f"{path}: {counted} empty; the end of an empty text is its only target"
             ]
@@ -69,7 +69,7 @@ def test_empty_texts_of_a_file_are_told(tmp_path: Path) -> None:
 
 @given(st.lists(st.text(alphabet="ab c", max_size=12), min_size=1, max_size=30), st.integers(1, 6), st.integers(1, 4))
 def test_ids_of_any_texts_are_those_of_plain_lists(texts: list[str], most: int, least: int) -> None:
-    config = DataConfig(unit="char", min_count=least, max_tokens=most)
+    config = Config.of(tokenizer="char", min_count=least, max_tokens=most)
     rows = [{"text": text} for text in texts]
     assert lines_of(prepare(rows, config)) == expected_ids(rows, config)
 
@@ -81,7 +81,7 @@ def test_chunks_and_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(tokens, "STRIDE", 7)
     pieces = prepare(ROWS * 10, CONFIG)
     assert lines_of(whole) == lines_of(pieces)
-    assert whole.vocabulary.tokens == pieces.vocabulary.tokens
+    assert whole.tokenizer.tokens == pieces.tokenizer.tokens
     assert np.array_equal(whole.categories, pieces.categories)
     assert whole.schema == pieces.schema
 
@@ -96,18 +96,18 @@ def test_categories_are_rows_of_the_schema_and_numbers_stay() -> None:
 def test_other_tables_are_read_as_the_first() -> None:
     first = prepare(ROWS, CONFIG)
     rows = [{"text": "the zyx", "city": "B", "lat": 4}]
-    second = prepare(rows, CONFIG, vocabulary=first.vocabulary, schema=first.schema)
-    assert lines_of(second) == [[START, first.vocabulary.ids["the"], UNKNOWN, END]]
+    second = prepare(rows, CONFIG, tokenizer=first.tokenizer, schema=first.schema)
+    assert lines_of(second) == [[START, first.tokenizer.ids["the"], UNKNOWN, END]]
     assert second.categories.tolist() == [[2]]
     with pytest.raises(UserError, match="'Z' was never seen"):
-        prepare([{**rows[0], "city": "Z"}], CONFIG, vocabulary=first.vocabulary, schema=first.schema)
+        prepare([{**rows[0], "city": "Z"}], CONFIG, tokenizer=first.tokenizer, schema=first.schema)
     with pytest.raises(UserError, match="row 1: text is 5, not a text"):
         prepare([{**rows[0], "text": 5}], CONFIG)
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=200), st.integers(1, 200), st.integers(0, 3))
 def test_every_text_is_in_one_batch_within_the_budget(lengths: list[int], budget: int, epoch: int) -> None:
-    corpus = prepare([{"text": "x" * length} for length in lengths], DataConfig(unit="char", min_count=1))
+    corpus = prepare([{"text": "x" * length} for length in lengths], Config.of(tokenizer="char", min_count=1))
     for seed in (None, 5):
         batches = corpus.batches(budget, seed, epoch)
         assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths)))
@@ -119,7 +119,7 @@ def test_every_text_is_in_one_batch_within_the_budget(lengths: list[int], budget
 
 def test_epochs_differ_and_padding_is_little() -> None:
     lengths = np.random.default_rng(0).gamma(4, 9, 4000).astype(int)
-    corpus = prepare([{"text": "x" * int(length)} for length in lengths], DataConfig(unit="char", min_count=1))
+    corpus = prepare([{"text": "x" * int(length)} for length in lengths], Config.of(tokenizer="char", min_count=1))
     first, second = corpus.batches(2000, 1, 0), corpus.batches(2000, 1, 1)
     assert [rows.tolist() for rows in first] != [rows.tolist() for rows in second]
     padded = sum(len(rows) * int(corpus.lengths[rows].max()) for rows in first)
@@ -131,7 +131,7 @@ WRITTEN = [{"text": "x" * (place % 9), "who": who} for place, who in enumerate([
 
 @pytest.mark.parametrize("most", [1, 2, 5])
 def test_an_epoch_has_at_most_so_many_texts_of_a_user(most: int) -> None:
-    corpus = prepare(WRITTEN, DataConfig(unit="char", user="who", min_count=1, min_user_count=30))
+    corpus = prepare(WRITTEN, Config.of(tokenizer="char", user="who", min_count=1, min_user_count=30))
     texts = Counter(row["who"] for row in WRITTEN)
     drawn = []
     for epoch in range(3):
@@ -146,17 +146,17 @@ def test_an_epoch_has_at_most_so_many_texts_of_a_user(most: int) -> None:
 def test_users_are_told_apart_rare_or_not(tmp_path: Path) -> None:
     names = dict.fromkeys(row["who"] for row in WRITTEN if row["who"])
     expected = [([*names].index(row["who"]) + 1 if row["who"] else 0) for row in WRITTEN]
-    config = DataConfig(unit="char", user="who", min_count=1, min_user_count=30)
+    config = Config.of(tokenizer="char", user="who", min_count=1, min_user_count=30)
     pd.DataFrame(WRITTEN).to_csv(tmp_path / "written.csv", index=False)
     for _ in range(2):
         assert prepare(tmp_path / "written.csv", config, cache=tmp_path / "cache").users.tolist() == expected
     corpus = prepare(WRITTEN, config)
     assert corpus.select(np.array([5, 2])).users.tolist() == [expected[5], expected[2]]
-    assert prepare(WRITTEN, DataConfig(unit="char")).users.tolist() == []
+    assert prepare(WRITTEN, Config.of(tokenizer="char")).users.tolist() == []
 
 
 def test_joined_corpora_are_one_after_the_other() -> None:
-    config = DataConfig(context=("lat:number", "text:text"), user="city", min_count=1, min_context_word=1)
+    config = Config.of(context=("lat:number", "text:text"), user="city", min_count=1, min_context_word=1)
     corpus = prepare(ROWS, config)
     first, second = corpus.select(np.array([0, 1, 2])), corpus.select(np.array([3, 4]))
     whole = first.joined(second)
@@ -207,8 +207,8 @@ def test_files_are_cached_by_content(table: Path, tmp_path: Path, monkeypatch: p
     second = prepare(table, CONFIG, cache=cache)
     assert isinstance(second.tokens, np.memmap)
     assert lines_of(second) == lines_of(first)
-    assert (second.schema, second.vocabulary.tokens) == (first.schema, first.vocabulary.tokens)
-    for changed in (DataConfig(min_count=1), DataConfig(unit="char")):
+    assert (second.schema, second.tokenizer.tokens) == (first.schema, first.tokenizer.tokens)
+    for changed in (Config.of(min_count=1), Config.of(tokenizer="char")):
         with pytest.raises(ZeroDivisionError):
             prepare(table, changed, cache=cache)
     table.write_text(table.read_text(encoding="utf-8") + "more,A,7\n", encoding="utf-8")
@@ -243,6 +243,6 @@ def test_another_process_may_be_first(table: Path, tmp_path: Path, monkeypatch: 
 
 def test_tables_that_are_read_by_the_schema_of_training_are_not_cached(table: Path, tmp_path: Path) -> None:
     first = prepare(table, CONFIG, cache=tmp_path / "cache")
-    again = prepare(table, CONFIG, cache=tmp_path / "other", vocabulary=first.vocabulary, schema=first.schema)
+    again = prepare(table, CONFIG, cache=tmp_path / "other", tokenizer=first.tokenizer, schema=first.schema)
     assert lines_of(again) == lines_of(first)
     assert not (tmp_path / "other").exists()

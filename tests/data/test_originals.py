@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell.config import DataConfig
+from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.canaries import with_texts
 from factorcell.data.corpus import Corpus
@@ -34,7 +34,7 @@ texts = st.lists(st.text(max_size=8) | st.sampled_from(list(BYTES)), min_size=1,
 
 
 def read(texts: list[str], unit: str = "char", **options: Any) -> Corpus:
-    return prepare([{"text": text} for text in texts], DataConfig(unit=unit, min_count=1, **options), report=False)
+    return prepare([{"text": text} for text in texts], Config.of(tokenizer=unit, min_count=1, **options), report=False)
 
 
 def originals_of(corpus: Corpus) -> list[tuple[Any, ...]]:
@@ -95,7 +95,7 @@ def test_texts_that_no_table_gave_have_no_originals() -> None:
     strip=st.booleans(),
 )
 def test_restorable_texts_are_their_tokens_joined(text: str, unit: str, lowercase: bool, strip: bool) -> None:
-    config = DataConfig(unit=unit, lowercase=lowercase, strip_punctuation=strip)
+    config = Config.of(tokenizer=unit, lowercase=lowercase, strip_punctuation=strip)
     if is_restorable(text, config):
         assert join(split(text, config), unit) == text
 
@@ -118,7 +118,7 @@ def test_restorable_texts_are_their_tokens_joined(text: str, unit: str, lowercas
     ],
 )
 def test_which_texts_are_restorable(text: str, unit: str, lowercase: bool, expected: bool) -> None:
-    config = DataConfig(unit=unit, lowercase=lowercase)
+    config = Config.of(tokenizer=unit, lowercase=lowercase)
     assert is_restorable(text, config) is expected
     assert OriginalTexts.of([text], config).restorable.tolist() == [expected]
     assert unicodedata.is_normalized("NFC", text) or not expected

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from factorcell import DataConfig, prepare
-from factorcell.config import UserError
+from factorcell import prepare
+from factorcell.config import Config, UserError
 from factorcell.data import chunks
 from factorcell.data.parquet_files import NULL
 from factorcell.data.tables import open_table
@@ -90,7 +90,7 @@ def change(folder: Path) -> None:
 def test_the_key_of_the_cache_has_names_and_contents_of_all_files(
     alter: Callable[[Path], None], rows: int, tmp_path: Path
 ) -> None:
-    folder, config = write(tmp_path / "t", ROWS), DataConfig(context=("stars",), min_context_count=1)
+    folder, config = write(tmp_path / "t", ROWS), Config.of(context=("stars",), min_context_count=1)
     read = [len(prepare(folder, config, cache=tmp_path / "cache")) for _ in range(2)]
     assert (read, len(list((tmp_path / "cache").iterdir()))) == ([30, 30], 1)
     alter(folder)

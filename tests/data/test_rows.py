@@ -159,7 +159,7 @@ def test_what_are_no_labels(values: Any, message: str) -> None:
 
 
 def test_a_stream_is_read_once_and_used_several_times(run: Run) -> None:
-    text = run.vocabulary.tokens[4]
+    text = run.tokenizer.tokens[4]
     table = pa.table({"text": [text] * 2, **COLUMNS})
     assert rows_of(table.to_reader()) == rows_of(table)
     contexts = of_cities(table)
@@ -189,7 +189,7 @@ def test_contexts_may_be_any_table(run: Run, source: Any) -> None:
     expected = [{"city": "Oslo"}, {"city": "Nice"}]
     given = of_cities(source)
     assert list(generate(run, given)) == list(generate(run, expected))
-    text = run.vocabulary.tokens[4]
+    text = run.tokenizer.tokens[4]
     assert fill(run, f"{text} ____", given) == fill(run, f"{text} ____", expected)
     read_, wanted = run.read([text, text], given), run.read([text, text], expected)
     assert np.array_equal(read_.categories, wanted.categories)
@@ -207,7 +207,7 @@ def test_a_context_may_be_a_table_of_one_row(run: Run, row: Any) -> None:
     assert list(generate(run, ROW)) == list(generate(run, [ROW])) == list(generate(run, row))
     assert list(stream(run, row)) == list(stream(run, ROW))
     assert np.array_equal(shift(run, row), shift(run, ROW))
-    text, other = run.vocabulary.tokens[4], {"city": "Nice"}
+    text, other = run.tokenizer.tokens[4], {"city": "Nice"}
     contexts = {"one": row, "two": other}
     assert explain([run], [text], contexts) == explain([run], [text], {"one": ROW, "two": other})
     assert raised([run], [text], row, other) == raised([run], [text], ROW, other)

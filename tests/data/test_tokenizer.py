@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell.config import UNITS, DataConfig
+from factorcell.config import UNITS, Config
 from factorcell.data.tokenizer import TextTokenizer, Tokenizer
 from factorcell.data.vocabulary import SPECIALS, Specials, Vocabulary
 
@@ -53,7 +53,7 @@ class Pairs:
 
 def of_unit(unit: str) -> Tokenizer:
     """The tokenizer of a unit, of the tokens of `TEXTS`."""
-    data = DataConfig(unit=unit)
+    data = Config.of(tokenizer=unit)
     split = TextTokenizer(Vocabulary(SPECIALS), data).split
     tokens = dict.fromkeys(token for text in TEXTS for token in split(text))
     return TextTokenizer(Vocabulary([*SPECIALS, *tokens]), data)

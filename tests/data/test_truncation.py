@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell import files
-from factorcell.config import DataConfig, Notice
+from factorcell.config import Config, Notice
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.data.tokenizer import split
@@ -21,8 +21,8 @@ UNITS = ("word", "space", "char", "grapheme")
 LETTERS = ["a", "é", "e\u0301", " ", "...", "👩‍👩‍👧", "🇳🇴", "ß", " </s> "]  # graphemes of one code point and of several
 
 
-def config_of(unit: str, max_tokens: int, **options: Any) -> DataConfig:
-    return DataConfig(unit=unit, min_count=1, max_tokens=max_tokens, **options)
+def config_of(unit: str, max_tokens: int, **options: Any) -> Config:
+    return Config.of(tokenizer=unit, min_count=1, max_tokens=max_tokens, **options)
 
 
 def texts_of(corpus: Corpus) -> list[list[int]]:
@@ -51,9 +51,9 @@ def test_truncated_texts_are_those_of_too_many_tokens(unit: str, texts: list[str
 def test_whole_texts_and_their_cut_ones(unit: str, texts: list[str], max_tokens: int) -> None:
     config, rows = config_of(unit, max_tokens), [{"text": text} for text in texts]
     cut = prepare(rows, config, report=False)
-    whole = prepare(rows, config, vocabulary=cut.vocabulary, schema=cut.schema, truncate=False)
+    whole = prepare(rows, config, tokenizer=cut.tokenizer, schema=cut.schema, truncate=False)
     assert not whole.truncated.any()
-    assert texts_of(whole) == [[START, *cut.vocabulary.encode(split(text, config)), END] for text in texts]
+    assert texts_of(whole) == [[START, *cut.tokenizer.encode(split(text, config)), END] for text in texts]
     assert texts_of(whole.truncate(max_tokens)) == texts_of(cut)
     assert np.array_equal(whole.truncate(max_tokens).offsets, cut.offsets)
 
@@ -88,6 +88,6 @@ def test_a_table_that_is_read_twice_is_reported_once(tmp_path: Path) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         corpus = prepare(ROWS, config_of("word", 3))
-        prepare(ROWS, config_of("word", 3), vocabulary=corpus.vocabulary, schema=corpus.schema)
+        prepare(ROWS, config_of("word", 3), tokenizer=corpus.tokenizer, schema=corpus.schema)
         prepare(ROWS, config_of("word", 2))
     assert len(caught) == 2

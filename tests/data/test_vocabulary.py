@@ -10,11 +10,11 @@ import regex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell.config import DataConfig, UserError
+from factorcell.config import Config, UserError
 from factorcell.data.tokenizer import join, sentence_case, split
 from factorcell.data.vocabulary import END, SPECIALS, START, UNKNOWN, Vocabulary
 
-WORDS = DataConfig(unit="word")
+WORDS = Config.of(tokenizer="word")
 
 
 @pytest.mark.parametrize(
@@ -38,29 +38,36 @@ def test_words(text: str, tokens: list[str]) -> None:
 @given(st.text())
 def test_no_visible_character_is_lost(text: str) -> None:
     """Words joined are the text without its white space."""
-    tokens = split(text, DataConfig(unit="word", lowercase=False))
+    tokens = split(text, Config.of(tokenizer="word", lowercase=False))
     assert "".join(tokens) == regex.sub(r"\s", "", unicodedata.normalize("NFC", text))
 
 
 def test_options() -> None:
     """Case is kept where asked; punctuation is dropped where asked, but not $ and %."""
-    assert split("A Bé", DataConfig(unit="word", lowercase=False)) == ["A", "Bé"]
-    assert split("a, 5 % of $ - b!", DataConfig(unit="word", strip_punctuation=True)) == ["a", "5", "%", "of", "$", "b"]
-    assert split("A b,c", DataConfig(unit="space")) == ["a", "b,c"]
-    assert split("A b", DataConfig(unit="char")) == ["A", " ", "b"]
+    assert split("A Bé", Config.of(tokenizer="word", lowercase=False)) == ["A", "Bé"]
+    assert split("a, 5 % of $ - b!", Config.of(tokenizer="word", strip_punctuation=True)) == [
+        "a",
+        "5",
+        "%",
+        "of",
+        "$",
+        "b",
+    ]
+    assert split("A b,c", Config.of(tokenizer="space")) == ["a", "b,c"]
+    assert split("A b", Config.of(tokenizer="char")) == ["A", " ", "b"]
 
 
 def test_graphemes_stay_whole() -> None:
     """A flag, a family and a letter with a mark that has no composed form are one unit each; as characters several."""
     text = "🇫🇷👩‍👩‍👧g̃"
-    assert split(text, DataConfig(unit="grapheme")) == ["🇫🇷", "👩‍👩‍👧", "g̃"]
-    assert len(split(text, DataConfig(unit="char"))) == 9
+    assert split(text, Config.of(tokenizer="grapheme")) == ["🇫🇷", "👩‍👩‍👧", "g̃"]
+    assert len(split(text, Config.of(tokenizer="char"))) == 9
 
 
 @given(st.text(), st.sampled_from(["char", "grapheme"]))
 def test_characters_join_exactly(text: str, unit: str) -> None:
     """Characters and graphemes bring back the text after NFC."""
-    assert join(split(text, DataConfig(unit=unit)), unit) == unicodedata.normalize("NFC", text)
+    assert join(split(text, Config.of(tokenizer=unit)), unit) == unicodedata.normalize("NFC", text)
 
 
 def test_words_join_readably() -> None:

@@ -24,7 +24,7 @@ from tests.small import CONTEXT, make_run
 
 Dialects = Callable[[int, int], tuple[list[dict[str, str]], float]]
 
-DATA = Config.from_dict({"data": {"min_count": 1, "min_context_count": 2}}).data
+DATA = Config.of(min_count=1, min_context_count=2).data
 TRAIN = [
     {"text": "sun sun sand", "place": "beach"},
     {"text": "sea sun", "place": "beach"},
@@ -61,7 +61,7 @@ def test_naive_bayes_is_bayes_rule_over_counts(corpora: tuple[Corpus, Corpus], p
     for row, text in zip(TRAIN, texts_of(train), strict=True):
         if row["place"] in counts:
             counts[row["place"]].update(text[1:])
-    tokens = [token for token in range(len(train.vocabulary)) if token != START]
+    tokens = [token for token in range(len(train.tokenizer)) if token != START]
     nats, length = 0.0, 0
     for index, (row, text) in enumerate(zip(TEST, texts_of(test), strict=True)):
         joint = {}

@@ -40,9 +40,9 @@ def bits(run: Any, texts: list[str]) -> tuple[list[float], list[int]]:
 def test_bits_per_byte_are_those_of_each_text(kind: str, tmp_path: Path) -> None:
     run: Any = make_run(tmp_path / "run") if kind == "word" else make_letters(LETTERS)
     if kind == "grapheme":
-        run = make_letters(LETTERS, data={"unit": "grapheme"})
+        run = make_letters(LETTERS, data={"tokenizer": "grapheme"})
     if kind == "ngram":
-        run = NGram.fit(rows_of(list(LETTERS)), run.config.data, tmp_path / "ngram", vocabulary=run.vocabulary)
+        run = NGram.fit(rows_of(list(LETTERS)), run.config, tmp_path / "ngram", tokenizer=run.tokenizer)
     costs, sizes = bits(run, TEXTS)
     row = evaluate(run, rows_of(TEXTS))
     assert row["bits_per_byte"] == pytest.approx(sum(costs) / sum(sizes), rel=1e-5)

@@ -128,7 +128,7 @@ def logs_at_zero(run: Run, row: Row) -> np.ndarray[Any, Any]:
     """Log probabilities when the hidden state is zero, which makes the softmax that of the bias alone."""
     corpus = run.prepare([{"text": "", **row}], optional=tuple(set(run.schema.columns()) - set(row)))
     with torch.no_grad():
-        bias = run.model.output.fold(run.model.condition(corpus.context(np.array([0]))).context_bias).bias
+        bias = run.model.head.fold(run.model.condition(corpus.context(np.array([0]))).context_bias).bias
     assert bias is not None
     return torch.log_softmax(bias[0].double(), -1).numpy()
 
@@ -161,7 +161,7 @@ def test_shift_of_the_softmax_bias_model_is_q_c(tmp_path: Path) -> None:
             torch.tanh(encoder.joint(torch.cat([encoder.tables[0][city], encoder.tables[1][one]])))
             for city in map(run.schema.variable("city").values.index, ("Oslo", "Nice"))
         )
-        table = run.model.output.adapters["low_rank"].weight
+        table = run.model.head.adapters["low_rank"].weight
         assert isinstance(table, torch.Tensor)
         shifted = (table @ (c - other)).numpy()
     np.testing.assert_allclose(np.delete(found - found[0], START), np.delete(shifted - shifted[0], START), atol=1e-5)
@@ -169,8 +169,8 @@ def test_shift_of_the_softmax_bias_model_is_q_c(tmp_path: Path) -> None:
 
 def test_words_are_the_ends_of_the_shift(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", adapt=["concat"])
-    nats = dict(zip(run.vocabulary.tokens, embeddings.shift(run, {"city": "Oslo"}).tolist(), strict=True))
-    del nats[run.vocabulary.tokens[UNKNOWN]], nats[run.vocabulary.tokens[START]]
+    nats = dict(zip(run.tokenizer.tokens, embeddings.shift(run, {"city": "Oslo"}).tolist(), strict=True))
+    del nats[run.tokenizer.tokens[UNKNOWN]], nats[run.tokenizer.tokens[START]]
     order = sorted(nats, key=lambda token: -nats[token])
     assert nats[order[0]] > 0 > nats[order[-2]]
     found = embeddings.words(run, {"city": "Oslo"}, count=2)
@@ -179,7 +179,7 @@ def test_words_are_the_ends_of_the_shift(tmp_path: Path) -> None:
     everything = embeddings.words(run, {"city": "Oslo"}, count=100)
     assert {row["token"] for row in everything} == set(nats)
     frequent = embeddings.words(run, {"city": "Oslo"}, count=100, frequent=3)
-    assert {row["token"] for row in frequent} == {"</s>", *run.vocabulary.tokens[3:6]}
+    assert {row["token"] for row in frequent} == {"</s>", *run.tokenizer.tokens[3:6]}
     assert embeddings.words(run, {"city": "Oslo"}, {"city": "Oslo"}) == []
 
 

@@ -25,13 +25,13 @@ ROWS: list[dict[str, Any]] = [
     for second in WORDS[:2]
     for who in ("ann", "bob", "cat", f"rare {first}")
 ]
-DATA = {"unit": "char", "user": "who", "context": ["place:category"], "min_user_count": 20, "min_context_count": 2}
+DATA = {"tokenizer": "char", "user": "who", "context": ["place:category"], "min_user_count": 20, "min_context_count": 2}
 MODEL = {"embedding_size": 12, "hidden_size": 48, "context_size": 4, "variable_size": 4, "rank": 2, "output_bias": []}
 
 
 def trained(folder: Path, data: dict[str, Any] | None = None, **training: Any) -> Run:
     options = {"epochs": 1, "batch_tokens": 400, "learning_rate": 1e-2, "evaluations": 1, "canaries": 20, **training}
-    config = Config.from_dict({"data": {**DATA, **(data or {})}, "model": MODEL, "training": options})
+    config = Config.of(**{**DATA, **(data or {}), **MODEL, **options})
     return fit(ROWS, ROWS[:10], config, folder)
 
 
@@ -78,7 +78,7 @@ def test_ranks_are_those_of_texts_scored_by_the_run(run: Run) -> None:
     for table in run.model.encoder.tables:
         table.normal_(0, 4)  # values that differ in all that they make likely
     found = audit(run, ROWS[:10], queries=2)
-    canaries = Canaries.open(run.folder / FILE, run.vocabulary, run.schema)
+    canaries = Canaries.open(run.folder / FILE, run.tokenizer, run.schema)
     drawn = canaries.form.draw(1000, (0, 0xA17E))
     named = [variable.values for variable in run.schema.categories]
     column = [variable.name for variable in run.schema.categories].index("who")
@@ -130,15 +130,15 @@ def test_mistakes_of_an_audit(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("data", "readers"), [
     ({"user": "", "context": ["place:category"]}, {"stranger", "others", "owner"}),
     ({"user": "", "context": []}, {"stranger", "owner"}),
-    ({"unit": "word", "min_count": 1}, {"stranger", "others", "owner"}),
+    ({"tokenizer": "word", "min_count": 1}, {"stranger", "others", "owner"}),
 ])  # fmt: skip
 def test_runs_of_other_columns_and_units(data: dict[str, Any], readers: set[str], tmp_path: Path) -> None:
     rows = [{**row, "text": f"{row['text']} w{number} w{number // 2}"} for number, row in enumerate(ROWS)]
-    config = Config.from_dict({"data": {**DATA, **data}, "model": MODEL, "training": {"epochs": 0.1, "canaries": 10}})
+    config = Config.of(**{**DATA, **data, **MODEL, "epochs": 0.1, "canaries": 10})
     run = fit(rows, rows[:10], config, tmp_path / "run")
     found = audit(run, rows[:10], queries=2)
     assert {name for name in found["exposure"][0] if name in ("stranger", "others", "owner")} == readers
-    assert ("model" in found["exposure"][0]) == ("mrr" in found["texts"]) == (config.data.unit == "char")
+    assert ("model" in found["exposure"][0]) == ("mrr" in found["texts"]) == (config.tokenizer.kind == "char")
 
 
 def test_the_verb_shows_a_table_or_rows(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

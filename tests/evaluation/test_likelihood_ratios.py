@@ -111,7 +111,7 @@ def plain_raised(run: Run, texts: tuple[str, ...], first: dict[str, Any], second
                 logs.append(step[0].tolist())
             both.append(logs)
         for ours, theirs in zip(*both, strict=True):
-            for index in range(len(run.vocabulary)):
+            for index in range(len(run.tokenizer)):
                 if index != START:
                     weight = (math.exp(ours[index]) + math.exp(theirs[index])) / 2
                     entry = sums.setdefault(index, [0.0, 0.0])
@@ -136,8 +136,8 @@ def test_raised_words_are_those_of_a_step_at_a_time(
     with torch.no_grad():
         expected = plain_raised(run, TEXTS, OSLO, NICE)
     rows = raised([run], TEXTS, OSLO, NICE, least=0)
-    assert {run.vocabulary.tokens[index] for index in expected} == {row["token"] for row in rows}
-    ids = {token: index for index, token in enumerate(run.vocabulary.tokens)}
+    assert {run.tokenizer.tokens[index] for index in expected} == {row["token"] for row in rows}
+    ids = {token: index for index, token in enumerate(run.tokenizer.tokens)}
     for row in rows:
         assert (row["ratio"], row["count"]) == pytest.approx(expected[ids[row["token"]]], rel=1e-4, abs=1e-5)
     assert [row["ratio"] for row in rows] == sorted((row["ratio"] for row in rows), reverse=True)

@@ -33,7 +33,7 @@ def make(folder: Path, **model: Any) -> Run:
 def by_hand(run: Run, row: dict[str, Any], negative: list[int], draws: int) -> float:
     """log p(text) by a softmax over the target and `negative` tokens, each logit less the log chance to be drawn."""
     counts = Counter(word for one in ROWS for word in run.tokenizer.split(one["text"]))
-    seen = [counts.get(token, 0) or 1 for token in run.vocabulary.tokens]
+    seen = [counts.get(token, 0) or 1 for token in run.tokenizer.tokens]
     seen[START], seen[END] = 0, len(ROWS)
     drawn = [1 - (1 - count / sum(seen)) ** draws for count in seen]
     corpus = run.prepare([row])
@@ -68,7 +68,7 @@ def test_values_are_compared_by_unigram_samples(tmp_path: Path, bias: list[str])
 
 def test_frequent_words_are_drawn_as_often_as_they_were_written(tmp_path: Path) -> None:
     run = make(tmp_path / "run")
-    counts, seen = run.unigrams().double().clamp(min=1), torch.zeros(len(run.vocabulary), dtype=torch.double)
+    counts, seen = run.unigrams().double().clamp(min=1), torch.zeros(len(run.tokenizer), dtype=torch.double)
     counts[START] = 0
     for seed in range(3000):
         seen[draw_samples(run, DRAWS, seed, "unigram").tokens] += 1
@@ -78,15 +78,17 @@ def test_frequent_words_are_drawn_as_often_as_they_were_written(tmp_path: Path) 
 def test_training_keeps_the_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files.write_rows(tmp_path / "train.jsonl", ROWS * 3)
     config: dict[str, dict[str, Any]] = {
-        "data": {"context": ["city"], "min_context_count": 1, "min_count": 1},
-        "model": {"hidden_size": 8, "embedding_size": 8},
+        "data": {"context": ["city"], "min_context_count": 1},
+        "model": {"embedding_size": 8},
         "training": {"epochs": 1},
+        "tokenizer": {"min_count": 1},
+        "backbone": {"hidden_size": 8},
     }
     run = fit(ROWS * 3, ROWS, config, tmp_path / "run")
     counts = Counter(word for row in ROWS * 3 for word in run.tokenizer.split(row["text"]))
     expected = {**counts, "</s>": 3 * len(ROWS)}
-    assert dict(zip(run.vocabulary.tokens, run.unigrams().tolist(), strict=True)) == {
-        token: expected.get(token, 0) for token in run.vocabulary.tokens
+    assert dict(zip(run.tokenizer.tokens, run.unigrams().tolist(), strict=True)) == {
+        token: expected.get(token, 0) for token in run.tokenizer.tokens
     }
     command = ["classify", str(run.folder), str(tmp_path / "train.jsonl"), "--target", "city", "--samples", "4"]
     assert main([*command, "--proposal", "unigram", "--out", str(tmp_path / "out.jsonl")]) == 0
@@ -106,7 +108,7 @@ def test_training_keeps_the_counts(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(("size", "value"), [(3, 1), (10, 1.0), (10, -1)])
 def test_counts_of_another_vocabulary_are_refused(tmp_path: Path, size: int, value: float) -> None:
     run = make_run(tmp_path / "run")
-    assert len(run.vocabulary) == 10
+    assert len(run.tokenizer) == 10
     files.save_tensors(run.folder / UNIGRAMS, {"counts": torch.full((size,), value)}, {})
     with pytest.raises(UserError, match=r"unigrams.safetensors: not a count for each token of .*vocabulary.txt"):
         draw_samples(run, 3, proposal="unigram")

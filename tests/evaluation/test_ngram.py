@@ -22,7 +22,7 @@ from tests import synthetic
 from tests.small import ROWS, make_run
 
 Gram = tuple[int, ...]
-DATA = Config.from_dict({"data": {"min_count": 2}}).data
+DATA = Config.of(min_count=2).data
 
 
 class Textbook:
@@ -73,7 +73,7 @@ def texts_of(corpus: Corpus) -> list[Gram]:
 
 
 def fit(folder: Path, rows: Any, order: int, data: Any = DATA, vocabulary: Vocabulary | None = None) -> NGram:
-    return NGram.fit(rows, data, folder, order=order, vocabulary=vocabulary)
+    return NGram.fit(rows, data, folder, order=order, tokenizer=vocabulary)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ UNSEEN = [{"text": "w1 w2 w3 w1 w1"}, {"text": "new w5 newer w1"}, {"text": ""},
 @pytest.mark.parametrize("order", [1, 2, 3, 5])
 def test_every_probability_is_that_of_the_textbook(tmp_path: Path, rows: list[dict[str, str]], order: int) -> None:
     model = fit(tmp_path / "model", rows, order)
-    size = len(model.vocabulary)
+    size = len(model.tokenizer)
     book = Textbook(texts_of(model.prepare(rows)), order, size)
     for level, (length, taken) in zip(model.levels, sorted(book.discounts.items()), strict=True):
         assert level.discounts == pytest.approx(taken, rel=1e-12), length
@@ -109,12 +109,12 @@ def test_every_probability_is_that_of_the_textbook(tmp_path: Path, rows: list[di
 @pytest.mark.parametrize("order", [1, 2, 4])
 def test_ranks_are_those_of_all_probabilities(tmp_path: Path, rows: list[dict[str, str]], order: int) -> None:
     model = fit(tmp_path / "model", rows, order)
-    book = Textbook(texts_of(model.prepare(rows)), order, len(model.vocabulary))
+    book = Textbook(texts_of(model.prepare(rows)), order, len(model.tokenizer))
     corpus = model.prepare([*UNSEEN, *rows[:10]])
     expected = []
     for text in texts_of(corpus):
         for place in range(1, len(text)):
-            line = [book.probability(text[:place], token) for token in range(len(model.vocabulary)) if token != START]
+            line = [book.probability(text[:place], token) for token in range(len(model.tokenizer)) if token != START]
             own = book.probability(text[:place], text[place])
             expected.append(sum(value > own * (1 - 1e-9) for value in line))
     assert model.ranks(corpus).tolist() == expected
@@ -142,12 +142,12 @@ def test_nothing_depends_on_how_much_is_looked_up_at_once(
 
 
 def test_texts_that_were_cut_have_no_end(tmp_path: Path) -> None:
-    data = Config.from_dict({"data": {"min_count": 1, "max_tokens": 2}}).data
+    data = Config.of(min_count=1, max_tokens=2).data
     model = fit(tmp_path / "model", [{"text": "a b c"}, {"text": "d e f"}, {"text": "a"}], 3, data)
     corpus = model.prepare([{"text": "a b c"}, {"text": "d"}])
     texts = texts_of(model.prepare([{"text": "a b c"}, {"text": "d e f"}, {"text": "a"}]))
     assert [END in text for text in texts] == [False, False, True]
-    book = Textbook(texts, 3, len(model.vocabulary))
+    book = Textbook(texts, 3, len(model.tokenizer))
     expected = [-math.log(book.probability(t[:i], t[i])) for t in texts_of(corpus) for i in range(1, len(t))]
     np.testing.assert_allclose(model.nats(corpus), expected, rtol=1e-12)
 
@@ -201,7 +201,7 @@ def test_opens_without_its_data(tmp_path: Path, rows: list[dict[str, str]]) -> N
 
 def test_shares_targets_with_a_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    model = fit(tmp_path / "model", ROWS, 3, run.config.data, run.vocabulary)
+    model = fit(tmp_path / "model", ROWS, 3, run.config, run.tokenizer)
     corpus = run.prepare(ROWS)
     np.testing.assert_array_equal(targets(corpus), targets(model.prepare(ROWS)))
     rows = evaluate_by(run, corpus, ["all"] * len(ROWS), model)

@@ -96,7 +96,7 @@ def test_gain_over_a_baseline_run(run: Run, tmp_path: Path) -> None:
 
 
 def replace_vocabulary(run: Run) -> Run:
-    run.vocabulary.tokens[-1] = "something else"
+    run.tokenizer.tokens[-1] = "something else"
     return run
 
 
@@ -128,7 +128,7 @@ def test_ties_count_against_the_target(run: Run) -> None:
         for parameter in run.model.parameters():
             parameter.zero_()
     corpus = run.prepare(ROWS)
-    assert set(run.ranks(corpus).tolist()) == {len(run.vocabulary) - 1}
+    assert set(run.ranks(corpus).tolist()) == {len(run.tokenizer) - 1}
     assert top_accuracy(run, corpus)["top_5"] == 0
 
 

@@ -33,7 +33,7 @@ from factorcell.generation.generate import GenerationOptions
 from factorcell.model.run import Run
 from tests.small import ROWS, make_run
 
-DATA = Config.from_dict({"data": {"text": "review", "min_count": 2, "min_context_count": 5, "max_tokens": 12}}).data
+DATA = Config.of(text="review", min_count=2, min_context_count=5, max_tokens=12).data
 STARS = JudgeOptions("stars")
 WORDS = {"1": "awful dirty rude cold", "3": "plain okay average usual", "5": "lovely clean kind warm"}
 TABLE = [{**row, "text": f"{row['text']} {word}"} for row in ROWS for word in ("sea", "sun", "sand", "cold", "the")]
@@ -67,7 +67,7 @@ def tuples(corpus: Corpus, length: int) -> list[list[tuple[int, ...]]]:
 
 def test_ngram_figures_equal_loops_over_tuples(judge: Judge) -> None:
     corpus = judge.train.select(np.arange(60))
-    other = prepare(texts(80, 3), judge.data, vocabulary=judge.train.vocabulary, schema=judge.train.schema)
+    other = prepare(texts(80, 3), judge.data, tokenizer=judge.train.tokenizer, schema=judge.train.schema)
     assert (other.tokens == UNKNOWN).any()
     for length in (1, 2, 3, 4, 8):
         grams, theirs = tuples(corpus, length), tuples(other, length)

@@ -36,7 +36,7 @@ def test_the_key_is_of_the_texts_and_what_is_asked(tmp_path: Path) -> None:
     assert key_of(corpus) == key_of(corpus.without_context(run.schema)) == key_of(run.prepare(ROWS))
     own = key_of(corpus)
     others = [key_of(run.prepare(ROWS[::-1])), key_of(run.prepare(ROWS[1:])), key_of(corpus, "city")]
-    run.vocabulary.tokens[-1] = "another"
+    run.tokenizer.tokens[-1] = "another"
     assert len({own, *others, key_of(run.prepare(ROWS))}) == 5
 
 

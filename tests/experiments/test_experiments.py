@@ -57,7 +57,7 @@ def test_parts_as_printed_can_be_built(name: str, tmp_path: Path) -> None:
         assert bool(config.model.number_layers) != (row == "no number network")
         corpus = prepare(rows, replace(config.data, min_count=1))
         assert bool(corpus.schema.numbers) == numbers
-        Run.create(tmp_path / row, config, corpus.vocabulary, corpus.schema)
+        Run.create(tmp_path / row, config, corpus.tokenizer, corpus.schema)
 
 
 def test_ranks_are_beside_how_many_texts_a_value_has(tmp_path: Path) -> None:
@@ -65,9 +65,9 @@ def test_ranks_are_beside_how_many_texts_a_value_has(tmp_path: Path) -> None:
     data = {"context": ["city", "stars"], "min_count": 1, "min_context_count": 1}
     places = ["Rome", "Nice", "Bari"]
     texts = [{"text": "sun and sea", "city": places[n % 3], "stars": str(n % 2)} for n in range(18)]
-    config = Config.from_dict({"data": data})
-    corpus = prepare(texts, config.data)
-    run = Run.create(tmp_path / "r", config, corpus.vocabulary, corpus.schema)
+    config = Config.of(**{**data})
+    corpus = prepare(texts, config)
+    run = Run.create(tmp_path / "r", config, corpus.tokenizer, corpus.schema)
     files.write_json(run.folder / "training.json", {"texts": 18, "targets": 72})
     found = variations.with_sizes(run, {}, lambda run, tables: study.Measured({"accuracy": 0.5, "targets": 7})).row
     assert found == {"accuracy": 0.5, "targets": 7, "trained_targets": 72, "values": 3, "texts_per_value": 4.5}
@@ -204,11 +204,11 @@ def test_classifiers_of_communities_are_judged_as_models_are(tmp_path: Path, mon
     own = thesis_sixteen.among(made["train"], made["judged"], "subreddit")
     assert own.to_pylist() == rows["train"][:-1]
     made["labelled_train"] = corpora.written(tmp_path / "own.parquet", own)
-    config = Config.from_dict({"data": {"context": ["subreddit"], "min_count": 1, "min_context_count": 10}})
+    config = Config.of(context=["subreddit"], min_count=1, min_context_count=10)
     found = thesis_sixteen.detecting(config, made, tmp_path, "subreddit", 1, "bayes").row
-    vocabulary = prepare(made["train"], replace(config.data, context=())).vocabulary
+    vocabulary = prepare(made["train"], replace(config.data, context=())).tokenizer
     own_texts = made["labelled_train"], made["judged"]
-    train, test = baselines.read(*own_texts, "subreddit", config.data, vocabulary=vocabulary)
+    train, test = baselines.read(*own_texts, "subreddit", config, tokenizer=vocabulary)
     likelihoods = {
         name: np.array([sum(np.log(smoothed(train, name, word)) for word in text) for text in words_of(test)])
         for name in ("red", "blue", "green")
@@ -237,7 +237,7 @@ def smoothed(train: Corpus, name: str, word: int) -> float:
     place = train.schema.categories[0].values.index(name)
     own = [text for text, of in zip(words_of(train), train.categories[:, 0], strict=True) if of == place]
     said = list(itertools.chain(*own))
-    return (said.count(word) + 0.5) / (len(said) + 0.5 * (len(train.vocabulary) - 1))
+    return (said.count(word) + 0.5) / (len(said) + 0.5 * (len(train.tokenizer) - 1))
 
 
 def test_neighbours_by_distance(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_n_grams_of_few_texts_have_the_words_of_all_others(tmp_path: Path, monke
     monkeypatch.setattr(thesis_finetuning, "WAYS", {"one": ((), 1, 0.1), "few": ((), 4, 0.1), "again": ((), 4, 0.1)})
     given = {"train": tmp_path / "train.parquet"}
     given |= {f"sea {part}": tmp_path / f"{part}.parquet" for part in said}
-    config = Config.from_dict({"data": {"min_count": 1, "context": []}})
+    config = Config.of(min_count=1, context=[])
     found = thesis_finetuning.ngram(config, given, tmp_path)
     keys = ["sea, ngram, 1", "sea, ngram, 4"]
     assert list(found.row["finetuned"]) == keys

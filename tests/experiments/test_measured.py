@@ -32,14 +32,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     rows = [
         {"text": row["text"], "subreddit": name} for name, row in zip(["sea", "snow", "sun"] * 9, ROWS, strict=False)
     ]
-    config = Config.from_dict(
-        {
-            "data": {"context": ["subreddit"], "min_count": 1, "min_context_count": 1},
-            "model": {"embedding_size": 5, "hidden_size": 6, "rank": 2, "context_size": 3, "variable_size": 2},
-        }
+    config = Config.of(
+        context=["subreddit"],
+        min_count=1,
+        min_context_count=1,
+        embedding_size=5,
+        hidden_size=6,
+        rank=2,
+        context_size=3,
+        variable_size=2,
     )
-    corpus = prepare(rows, config.data)
-    return Run.create(tmp_path_factory.mktemp("runs") / "run", config, corpus.vocabulary, corpus.schema)
+    corpus = prepare(rows, config)
+    return Run.create(tmp_path_factory.mktemp("runs") / "run", config, corpus.tokenizer, corpus.schema)
 
 
 def test_the_perplexity_of_each_community(run: Run, tmp_path: Path) -> None:
@@ -93,14 +97,19 @@ def test_the_perplexity_of_texts_that_are_replayed(tmp_path: Path) -> None:
     """Of those that are completed alone, each as it would be scored: a run that tells nobody apart learns nothing."""
     texts = [(who, text) for who in ("amy", "ben") for text in ("fix the build", "add a test") * 4]
     said = [{"text": text, "user": who, "time": f"{n:02}"} for n, (who, text) in enumerate(texts)]
-    config = Config.from_dict(
-        {
-            "data": {"unit": "char", "context": [], "user": "user", "min_count": 1, "min_user_count": 1},
-            "model": {"embedding_size": 5, "hidden_size": 6, "adapt": [], "output_bias": []},
-        }
+    config = Config.of(
+        tokenizer="char",
+        context=[],
+        user="user",
+        min_count=1,
+        min_user_count=1,
+        embedding_size=5,
+        hidden_size=6,
+        adapt=[],
+        output_bias=[],
     )
-    corpus = prepare(said, config.data)
-    run = Run.create(tmp_path / "run", config, corpus.vocabulary, corpus.schema)
+    corpus = prepare(said, config)
+    run = Run.create(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
     TextCounts.of_corpus(corpus, 1, 1).save(run.folder / POPULARITY)
     parts = {
         part: corpora.written(tmp_path / f"{part}.parquet", pa.Table.from_pylist(said)) for part in ("train", "test")

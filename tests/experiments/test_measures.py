@@ -38,7 +38,7 @@ def test_detection_is_by_perplexities_as_z_scores(tmp_path: Path) -> None:
 def test_values_are_told_by_samples_where_that_is_asked_for(tmp_path: Path) -> None:
     """By draws from unigrams, as printed; else by the whole softmax."""
     run = make_run(tmp_path / "r", ("city", "stars"))
-    run.save_unigrams(np.arange(len(run.vocabulary)))
+    run.save_unigrams(np.arange(len(run.tokenizer)))
     values = run.schema.variable("city").values[1:]
     rows = [{"text": text, "city": name, "stars": "1"} for text, name in itertools.product(("sea 1", "a 3"), values)]
     judged = corpora.written(tmp_path / "judged.parquet", pa.Table.from_pylist(rows))

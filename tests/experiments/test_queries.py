@@ -24,8 +24,8 @@ def test_control_codes_learn_of_nobody(tmp_path: Path) -> None:
     assert (found.data.user, found.model.adapt, found.model.output_bias) == ("user", ("prefix",), ())
     config = replace(found, data=replace(found.data, min_count=1, min_user_count=1))
     said = [{"text": "fix it", "user": who} for who in ("amy", "ben") * 3]
-    corpus = prepare(said, config.data)
-    run = Run.create(tmp_path / "run", config, corpus.vocabulary, corpus.schema)
+    corpus = prepare(said, config)
+    run = Run.create(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
     TextCounts.of_corpus(corpus, 1, 1).save(run.folder / POPULARITY)
     row, systems = thesis_queries.systems_of(run, {}, tuple(thesis_queries.RULES), beyond=False)
     assert row == {}

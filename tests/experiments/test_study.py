@@ -224,7 +224,7 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert study.main(tiny, given(tmp_path, ["odd"]), ["x.py"]) == 2
     assert "row odd: unknown adapt 'concatt'" in capsys.readouterr().err
     assert study.main(tiny, given(tmp_path, ["concat"]), ["x.py"]) == 0
-    other = experiment(tmp_path, {"concat": {"model": {**ROWS["concat"]["model"], "hidden_size": 5}}})
+    other = experiment(tmp_path, {"concat": {"model": {**ROWS["concat"]["model"]}, "backbone": {"hidden_size": 5}}})
     assert study.main(other, given(tmp_path), ["x.py"]) == 2
     assert "row concat 0 was made with other options" in capsys.readouterr().err
 

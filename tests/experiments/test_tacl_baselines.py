@@ -179,7 +179,7 @@ def test_nothing_is_said_of_rare_values(made: Path) -> None:
     """Where one value alone is frequent enough, as in a trial, there is nothing to tell apart."""
     texts = {"labelled_train": made / "tables" / "agnews_words-train-1.parquet"}
     for least, told in ((30, True), (31, False)):
-        config = Config.from_dict({"data": {"context": ["section"], "min_context_count": least}})
+        config = Config.of(context=["section"], min_context_count=least)
         found = tacl_baselines.unless_rare(config, texts, made, "section", lambda *_: study.Measured({"told": True}))
         assert bool(found.row) == told
 

@@ -16,7 +16,8 @@ import pytest
 from numpy.typing import NDArray
 from pyarrow import parquet as pq
 
-from factorcell import Corpus, DataConfig, Run, UserError, prepare
+from factorcell import Corpus, Run, UserError, prepare
+from factorcell.config import Config
 
 Row = dict[str, Any]
 Write = Callable[[list[Row], Path], Any]
@@ -40,7 +41,7 @@ ROWS: list[Row] = [
         ("warm sand", "Nice", "31", "blue sea", "[0, 0]", "5", "2025-07-11T20:30:00+02:00", "bob"),
     )
 ]
-DATA = DataConfig(
+DATA = Config.of(
     context=("city:category", "temp:number", "note:text", "vec:vector", "turn:cyclic=6"),
     user="who",
     time="when",

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from factorcell.commands.main import main
-from factorcell.config import DataConfig, Notice, UserError
+from factorcell.config import Config, Notice, UserError
 from factorcell.data import cache as caching
 from factorcell.data import chunks, content, entry
 from factorcell.data.cache import prepare
@@ -26,10 +26,10 @@ from factorcell.data.corpus import Corpus
 from factorcell.data.tokens import TokenizedTexts
 from tests.kills import forks, killed
 
-CONFIG = DataConfig(
+CONFIG = Config.of(
     context=("city:category", "lat:number", "said:text", "place:vector"),
     user="who",
-    unit="char",
+    tokenizer="char",
     min_count=1,
     min_context_count=1,
     min_user_count=1,
@@ -73,7 +73,7 @@ def same(found: Corpus, expected: Corpus) -> None:
     assert expected.originals is not None
     for array, other in zip(found.originals, expected.originals, strict=True):
         np.testing.assert_array_equal(array, other)
-    assert (found.vocabulary.tokens, found.schema) == (expected.vocabulary.tokens, expected.schema)
+    assert (found.tokenizer.tokens, found.schema) == (expected.tokenizer.tokens, expected.schema)
 
 
 CHANGES: dict[str, Callable[[Path], Any]] = {

@@ -22,7 +22,7 @@ small = Config.from_dict({"data": {"context": ["city"], "min_count": 1}, "traini
 def peak(config, rows):
     corpus = prepare(rows, config.data)
     with tempfile.TemporaryDirectory() as folder:
-        run = Run.create(folder + "/run", config, corpus.vocabulary, corpus.schema)
+        run = Run.create(folder + "/run", config, corpus.tokenizer, corpus.schema)
         for _ in train(run, corpus, corpus.select(range(3))):
             pass
     own = re.search(r"VmHWM:\\s*(\\d+)", pathlib.Path("/proc/self/status").read_text())  # ru_maxrss has the parent's
@@ -30,7 +30,7 @@ def peak(config, rows):
 before, _, _ = peak(small, rows[:3])
 after, run, corpus = peak(config, rows)
 size = int(corpus.offsets[-1]), len(corpus)
-print((after - before) / sizes.step_bytes(config, len(run.vocabulary), run.schema, *size))
+print((after - before) / sizes.step_bytes(config, len(run.tokenizer), run.schema, *size))
 """
 
 

@@ -153,7 +153,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert cli.main(["train", "train.csv", "--out", "run", *COLUMNS.split(), *SMALL.split()]) == 0
-        letters = "--unit char --user user --min-user-count 1"
+        letters = "--tokenizer char --user user --min-user-count 1"
         for name, more in (("letters", ()), ("audited", ("--canaries=2",))):
             assert cli.main(["train", "train.csv", "--out", name, *letters.split(), *SMALL.split(), *more]) == 0
         person = {"format": 1, "user": "ann", "paused": False, "texts": [{"text": "cold sea", "time": LATEST}]}

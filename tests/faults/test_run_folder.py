@@ -245,7 +245,7 @@ def test_a_checkpoint_of_other_facts_is_refused(tmp_path: Path) -> None:
     from tests.training.test_resume import config, go, texts
 
     corpus, dev = texts(config())
-    trainer = Trainer(Run.create(tmp_path / "run", config(), corpus.vocabulary, corpus.schema), corpus, dev)
+    trainer = Trainer(Run.create(tmp_path / "run", config(), corpus.tokenizer, corpus.schema), corpus, dev)
     trainer.save()
     tensors, facts = files.load_tensors(trainer.checkpoint)
     assert facts == {"format": 1, **vars(Progress())}

@@ -13,8 +13,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
-from factorcell import DataConfig, Run, UserError
+from factorcell import Run, UserError
 from factorcell.completion.replay import streams
+from factorcell.config import Config
 from tests.faults.tables import ROLES, ROWS, Expected, Write, delimited, file, json_lines, judge, parquet, scores, zstd
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* is far outside of training:factorcell.config.Notice")
@@ -253,9 +254,9 @@ MOMENTS: list[tuple[Any, str]] = [
 def test_moments_of_a_stream(value: Any, said: str) -> None:
     rows = [{"text": "warm sand", "user": "ann", "t": moment} for moment in (0, value)]
     if said == "in time order":
-        (found,) = streams.read(rows, DataConfig(), moment="t")
+        (found,) = streams.read(rows, Config.of(), moment="t")
         assert len(found.rows) == 2
         return
     with pytest.raises(UserError, match="the rows given row 2: t is ") as error:
-        streams.read(rows, DataConfig(), moment="t")
+        streams.read(rows, Config.of(), moment="t")
     assert said in str(error.value)

@@ -68,7 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files.write_rows(folder / TABLE, rows)
     told = [{"text": SAID[0], "lm": -1.0}, {"text": SAID[1], "lm": -1.5}]
     files.write_rows(folder / LISTS, [{"id": f"u{evil}", "hypotheses": told} for evil in EVIL.values()])
-    made = {WORDS: ["--context", COLUMN], LETTERS: ["--user", COLUMN, "--unit", "char", "--max-tokens", "60"]}
+    made = {WORDS: ["--context", COLUMN], LETTERS: ["--user", COLUMN, "--tokenizer", "char", "--max-tokens", "60"]}
     for name, more in made.items():
         table = str(folder / TABLE)
         assert main(["train", table, "--dev", table, "--out", str(folder / name), *more, *SIZES, *FEW]) == 0

@@ -19,7 +19,7 @@ from tests.small import make_letters, make_run
 RUN = make_letters(spread=1.0)
 FREE = Constraints(max_tokens=3)
 CHANCES = [0.5, 0.25, 0.125, 0.0625, 0.0625]
-A, B, C = (RUN.vocabulary.ids[letter] for letter in "abc")
+A, B, C = (RUN.tokenizer.ids[letter] for letter in "abc")
 
 
 def sample(
@@ -161,8 +161,7 @@ def test_every_kind_of_model_writes(tmp_path: Path, model: dict[str, Any]) -> No
         6, steps(WritingTask(run.model, context, torch.tensor([0, 1] * 3), rules), drawing(Sampler(), 6, 9)), rules
     )
     rows = [
-        {"text": " ".join(run.vocabulary.decode(t.tokens)), "city": ("Oslo", "Nice")[i % 2]}
-        for i, t in enumerate(texts)
+        {"text": " ".join(run.tokenizer.decode(t.tokens)), "city": ("Oslo", "Nice")[i % 2]} for i, t in enumerate(texts)
     ]
     for text, scored in zip(texts, run.score(rows, tokens=True), strict=True):
         nats = [token["nats"] for token in scored["tokens"]][: text.targets]

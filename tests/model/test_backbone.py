@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from factorcell.config import CELLS, ModelConfig
+from factorcell.config import CELLS, Config, ModelConfig
 from factorcell.model.backbone import Backbone
 from factorcell.model.recurrent import RecurrentBackbone
 from tests.growing import Growing
@@ -160,12 +160,12 @@ def test_every_weight_learns(given: Given) -> None:
 @pytest.mark.parametrize(("adapt", "printed"), [("concat", 0.0017), ("factor", 0.0625)])
 def test_the_share_that_a_context_sets_is_the_printed_one(adapt: str, printed: float) -> None:
     """Of an LSTM of 400 units that reads words of 200 numbers, at a rank of 25 (thesis 2018, section 6.4)."""
-    made = RecurrentBackbone(ModelConfig(embedding_size=200, hidden_size=400, rank=25), 3, (adapt,))
+    made = RecurrentBackbone(Config.of(embedding_size=200, hidden_size=400, rank=25), 3, (adapt,))
     assert made.adapted_share() == pytest.approx(printed, abs=0.0002)
 
 
 def test_the_share_that_a_context_sets_counts_what_differs() -> None:
-    config = ModelConfig(**SIZES, layers=2)
+    config = Config.of(**SIZES, layers=2)
     gates, whole, own = 3 * H, 0, 0
     for rows in (E + H, H + H):
         whole += rows * gates + gates

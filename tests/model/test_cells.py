@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from factorcell.config import ADAPTERS as NAMES
 from factorcell.config import CELLS as KINDS
-from factorcell.config import ModelConfig
+from factorcell.config import Config
 from factorcell.model.adapters import ADAPTERS
 from factorcell.model.cells import CELLS, Cell, State
 from tests.model import oracles
 from tests.model.oracles import Array
 
 E, H, K, R, B, T = 3, 4, 5, 2, 3, 6
-SIZES = ModelConfig(hidden_size=H, rank=R)
+SIZES = Config.of(hidden_size=H, rank=R)
 COMBINATIONS = [names for count in range(len(ADAPTERS) + 1) for names in itertools.combinations(ADAPTERS, count)]
 
 

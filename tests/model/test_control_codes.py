@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from factorcell.config import CELLS, ModelConfig
+from factorcell.config import CELLS, Config
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch
 from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
@@ -42,7 +42,7 @@ MODELS = [*((cell, 1, ()) for cell in CELLS), ("coupled", 2, ()), ("gru", 2, ("c
 def make(
     cell: str, layers: int, adapt: tuple[str, ...], schema: ContextSchema = SCHEMA, dropout_input: float = 0.0
 ) -> LanguageModel:
-    config = ModelConfig(
+    config = Config.of(
         cell=cell,
         layers=layers,
         adapt=(*adapt, "prefix"),
@@ -89,7 +89,7 @@ def spoken(model: LanguageModel, text: int) -> Tensor:
     plain = LanguageModel(config, V + len(prefix), SCHEMA).double()
     state: dict[str, Tensor] = dict(model.named_parameters())
     state["embedding"] = torch.cat([model.embedding, prefix])
-    for name in ("output.bias", "output.adapters.low_rank.weight"):
+    for name in ("head.bias", "head.adapters.low_rank.weight"):
         if name in state:
             state[name] = torch.cat([state[name], state[name][: len(prefix)]])
 
@@ -109,7 +109,7 @@ def spoken(model: LanguageModel, text: int) -> Tensor:
             return torch.stack(nats)
 
     given = {f"model.{name}": state[name] for name, _ in plain.named_parameters()}
-    given["model.output.embedding"] = state["embedding"]
+    given["model.head.embedding"] = state["embedding"]
     nats: Tensor = torch.func.functional_call(Reader(), given, ())
     return nats
 

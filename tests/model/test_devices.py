@@ -28,7 +28,7 @@ MISSING: dict[str, Any] = {"text": "sun and sea", "city": None, "stars": None, "
 
 def moved(run: Run) -> Run:
     run.model.to(DEVICE)
-    run.model.output.embedding = run.model.embedding
+    run.model.head.embedding = run.model.embedding
     assert {tensor.device for tensor in (*run.model.parameters(), *run.model.buffers())} == {DEVICE}
     return run
 
@@ -86,11 +86,9 @@ def test_every_kind_of_context_goes_along(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("torch.inference_mode", inference_mode)
     rows = [{**row, "at": row["at"].isoformat()} for row in rows_of_all_kinds(6)]
     data = {"context": ("city", *CONTEXT), "min_count": 1, "min_context_count": 1, "min_context_word": 1}
-    config = Config.from_dict(
-        {"data": data, "model": {"hidden_size": 6, "embedding_size": 5, "adapt": ["factor", "prefix"]}}
-    )
-    corpus = prepare(rows, config.data)
-    run = Run.create(tmp_path / "run", config, corpus.vocabulary, corpus.schema)
+    config = Config.of(**{**data, "hidden_size": 6, "embedding_size": 5, "adapt": ["factor", "prefix"]})
+    corpus = prepare(rows, config)
+    run = Run.create(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
     corpus = run.prepare([*rows, {"text": "a"}], unknown="expected")
 
     def results() -> list[Any]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from factorcell.config import ADAPTERS, OUTPUT_BIASES, ModelConfig, UserError
+from factorcell.config import ADAPTERS, OUTPUT_BIASES, Config, UserError
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch
 from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
@@ -53,13 +53,13 @@ def make(
 ) -> LanguageModel:
     """A model in double precision with random weights everywhere; `switches` are further options."""
     options: dict[str, Any] = {**SIZE, **switches}
-    config = ModelConfig(adapt=adapt, output_bias=bias, layers=layers, **options)
+    config = Config.of(adapt=adapt, output_bias=bias, layers=layers, **options)
     model = LanguageModel(config, V, schema).double()
-    if model.output.hashed is not None:
+    if model.head.hashed is not None:
         for column, value, token in SEEN:
             categories = np.full((1, len(schema.categories)), MISSING)
             categories[0, column] = value
-            model.output.hashed.observe(np.array([token]), categories)
+            model.head.hashed.observe(np.array([token]), categories)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.6)
@@ -144,24 +144,24 @@ class Slow:
 
     def softmax_bias(self) -> Array:
         """TACL, equation 6, b + Q c; thesis, A.1; vectors for every value; hashed ones."""
-        total = self.p["output.bias"].copy()
-        if "output.adapters.low_rank.weight" in self.p:
-            total += self.p["output.adapters.low_rank.weight"] @ self.context
-        if "output.adapters.low_rank_each.weight" in self.p:
-            total += self.p["output.adapters.low_rank_each.weight"] @ self.parts
+        total = self.p["head.bias"].copy()
+        if "head.adapters.low_rank.weight" in self.p:
+            total += self.p["head.adapters.low_rank.weight"] @ self.context
+        if "head.adapters.low_rank_each.weight" in self.p:
+            total += self.p["head.adapters.low_rank_each.weight"] @ self.parts
         columns = np.cumsum([0, *(len(variable.values) for variable in self.schema.categories)])
         for column, (begin, end) in enumerate(itertools.pairwise(columns)):
             for name in ("one_hot", "sparse"):
-                if f"output.adapters.{name}.weight" in self.p:
-                    total += self.pick(self.p[f"output.adapters.{name}.weight"][:, begin:end].T, column)
-            if "output.hashed.weight" in self.p:
+                if f"head.adapters.{name}.weight" in self.p:
+                    total += self.pick(self.p[f"head.adapters.{name}.weight"][:, begin:end].T, column)
+            if "head.hashed.weight" in self.p:
                 values = range(end - begin)
                 total += self.pick(np.array([[self.hashed(column, f, w) for w in range(V)] for f in values]), column)
         return np.asarray(total)
 
     def hashed(self, column: int, value: int, token: int) -> float:
         """Thesis, equations 3.4 and 3.5, with a set in place of the Bloom filter."""
-        buckets = self.p["output.hashed.weight"][:, 0]
+        buckets = self.p["head.hashed.weight"][:, 0]
         return float(buckets[place(column, value, token, len(buckets))]) if (column, value, token) in SEEN else 0.0
 
     def read(self, x: Array, states: list[Array]) -> list[Array]:
@@ -189,9 +189,7 @@ class Slow:
         for before in [START, *text[:-1]]:
             states = self.read(self.p["embedding"][before], states)
             h = states[-1][0]
-            logits = {
-                v: self.p["embedding"][v] @ (h @ self.p["output.projection"]) + shift[v] for v in range(len(shift))
-            }
+            logits = {v: self.p["embedding"][v] @ (h @ self.p["head.projection"]) + shift[v] for v in range(len(shift))}
             del logits[START]
             found.append({v: float(logit) for v, logit in logits.items()})
         return found

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell.config import Config, DataConfig, UserError
+from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.schema import ContextSchema
 from factorcell.evaluation.classification import classify, classify_points, log_likelihoods
@@ -24,7 +24,7 @@ from tests.small import nats_of
 
 EVERY = ("city", "lat:number", *CONTEXT)
 ROWS = [{**row, "at": row["at"].isoformat()} for row in rows_of_all_kinds(12)]
-DATA = DataConfig(context=EVERY, min_count=1, min_context_count=1, min_context_word=1)
+DATA = Config.of(context=EVERY, min_count=1, min_context_count=1, min_context_word=1)
 
 
 def jsonl(rows: list[dict[str, Any]], path: Path) -> Path:
@@ -35,14 +35,19 @@ def jsonl(rows: list[dict[str, Any]], path: Path) -> Path:
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """A run with random weights over `DATA`."""
-    config = Config.from_dict(
-        {
-            "data": {"context": EVERY, "min_count": 1, "min_context_count": 1, "min_context_word": 1},
-            "model": {"embedding_size": 5, "hidden_size": 6, "rank": 2, "context_size": 3, "variable_size": 2},
-        }
+    config = Config.of(
+        context=EVERY,
+        min_count=1,
+        min_context_count=1,
+        min_context_word=1,
+        embedding_size=5,
+        hidden_size=6,
+        rank=2,
+        context_size=3,
+        variable_size=2,
     )
-    corpus = prepare(ROWS, config.data)
-    made = Run.create(tmp_path / "run", config, corpus.vocabulary, corpus.schema)
+    corpus = prepare(ROWS, config)
+    made = Run.create(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
     with torch.no_grad():
         for parameter in made.model.parameters():
             parameter.normal_(0, 0.5)
@@ -68,7 +73,7 @@ def test_each_kind_matters_and_missing_is_expected(run: Run) -> None:
     expected = evaluate(run, run.prepare(bare, unknown="expected"))["perplexity"]
     (result,) = evaluate_by(run, run.prepare(ROWS), ["all"] * len(ROWS))
     assert result["perplexity_without"] == pytest.approx(expected, rel=1e-6)
-    plain = Run(run.folder, config("at:hour", adapt=(), output_bias=()), run.vocabulary, ContextSchema())
+    plain = Run(run.folder, config("at:hour", adapt=(), output_bias=()), run.tokenizer, ContextSchema())
     (result,) = evaluate_by(run, run.prepare(ROWS), ["all"] * len(ROWS), plain)
     corpus = run.prepare(ROWS).without_context(plain.schema)
     assert result["perplexity_without"] == pytest.approx(evaluate(plain, corpus)["perplexity"], rel=1e-6)
@@ -123,18 +128,24 @@ def test_a_row_with_every_kind_is_scored_as_the_card_says(run: Run) -> None:
 
 def config(*context: str, **model: Any) -> Config:
     sizes = {"embedding_size": 8, "hidden_size": 12, "context_size": 6, "variable_size": 6, "number_size": 24}
-    return Config.from_dict(
-        {
-            "data": {"context": context, "min_count": 1, "min_context_word": 1},
-            "model": {**sizes, **model},
-            "training": {"epochs": 20, "batch_tokens": 500, "learning_rate": 0.02, "evaluations": 1},
+    return Config.of(
+        **{
+            "context": context,
+            "min_count": 1,
+            "min_context_word": 1,
+            **sizes,
+            **model,
+            "epochs": 20,
+            "batch_tokens": 500,
+            "learning_rate": 0.02,
+            "evaluations": 1,
         }
     )
 
 
 def test_every_kind_trains_and_opens_again(tmp_path: Path) -> None:
     small = {"epochs": 1, "batch_tokens": 60, "evaluations": 1}
-    given = Config.from_dict({"data": dataclasses.asdict(DATA), "training": small})
+    given = Config.of(**{**dataclasses.asdict(DATA), **small})
     path = jsonl(ROWS, tmp_path / "rows.jsonl")
     said: list[str] = []
     run = fit(path, path, given, tmp_path / "run", say=said.append)

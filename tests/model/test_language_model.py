@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell.config import ADAPTERS, OUTPUT_BIASES
+from factorcell.config import ADAPTERS, OUTPUT_BIASES, Config
 from factorcell.data.context import Context
 from factorcell.data.vocabulary import START
 from factorcell.model import language_model
@@ -98,10 +98,9 @@ def test_masks_are_of_each_step_or_of_the_text(
 
 
 def test_without_variables_nothing_is_adapted() -> None:
-    from factorcell.config import ModelConfig
     from factorcell.data.schema import ContextSchema
 
-    model = LanguageModel(ModelConfig(embedding_size=3, hidden_size=4), 6, ContextSchema())
+    model = LanguageModel(Config.of(embedding_size=3, hidden_size=4), 6, ContextSchema())
     assert model.encoder is None
     context = Context(torch.zeros(2, 0, dtype=torch.long), torch.zeros(2, 0))
     logs, _ = model.step(torch.tensor([START, START]), model.condition(context))

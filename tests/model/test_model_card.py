@@ -8,7 +8,6 @@ import pytest
 
 from factorcell.config import Config
 from factorcell.evaluation import results
-from factorcell.evaluation.perplexity import evaluated
 from factorcell.model import model_card
 from factorcell.model.run import Run
 from factorcell.training.fit import fit
@@ -17,12 +16,8 @@ from tests.small import CONTEXT, ROWS
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    config = Config.from_dict(
-        {
-            "data": {"context": list(CONTEXT), "min_count": 1, "min_context_count": 1},
-            "model": {"embedding_size": 4, "hidden_size": 4, "rank": 1},
-            "training": {"epochs": 1},
-        }
+    config = Config.of(
+        context=list(CONTEXT), min_count=1, min_context_count=1, embedding_size=4, hidden_size=4, rank=1, epochs=1
     )
     return fit(ROWS, ROWS, config, tmp_path / "run")
 

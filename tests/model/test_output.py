@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from factorcell.config import INSIDE, OUTPUT_BIASES, ModelConfig
+from factorcell.config import INSIDE, OUTPUT_BIASES, Config
 from factorcell.data.context import Context
 from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.data.vocabulary import START
@@ -28,7 +28,7 @@ COMBINATIONS = [names for count in (0, 1, 2, 5) for names in itertools.combinati
 
 
 def make_output(biases: tuple[str, ...]) -> Output:
-    config = ModelConfig(
+    config = Config.of(
         hidden_size=H,
         context_size=K,
         output_bias=biases,
@@ -166,7 +166,7 @@ def test_a_proposal_by_rank_prefers_what_comes_first() -> None:
 def test_the_sampled_loss_has_the_exact_minimum() -> None:
     torch.manual_seed(1)
     truth = torch.tensor([0.1, 0.0, 0.5, 0.25, 0.1, 0.05])
-    output = Output(torch.nn.Parameter(torch.zeros(6, 2)), ModelConfig(hidden_size=2), ContextSchema(), None)
+    output = Output(torch.nn.Parameter(torch.zeros(6, 2)), Config.of(hidden_size=2), ContextSchema(), None)
     optimiser = torch.optim.Adam([output.bias], 0.05)
     proposal = Proposal(torch.tensor([3, 0, 1, 2, 2, 2]), 3)  # not the frequencies to be learned
     nothing = Context(torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, 0))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factorcell.assignments import numbers
-from factorcell.config import ModelConfig, UserError
+from factorcell.config import Config, ModelConfig, UserError
 from factorcell.data.context import Context
 from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.model import output_bias
@@ -28,7 +28,7 @@ SCHEMA = ContextSchema((CITY, STARS))
 
 
 def hashed(hash_size: int = 50, bloom_size: int = 0, schema: ContextSchema = SCHEMA) -> HashBias:
-    bias = HashBias(V, ModelConfig(hash_size=hash_size, bloom_size=bloom_size), schema)
+    bias = HashBias(V, Config.of(hash_size=hash_size, bloom_size=bloom_size), schema)
     torch.nn.init.normal_(bias.weight)
     return bias
 
@@ -176,25 +176,25 @@ def test_penalties_of_variables() -> None:
     with pytest.raises(UserError, match=r"unknown variable in sparse_l1 'ci' \(did you mean 'city'\?\)"):
         numbers("sparse_l1", ("ci=1",), ["city"])
     with pytest.raises(UserError, match="hash_size is 2000000000; it must be at most 1073741824"):
-        ModelConfig(hash_size=2_000_000_000)
+        Config.of(hash_size=2_000_000_000)
 
 
 @pytest.mark.parametrize("loss", ["full", "sampled"])
 def test_training_and_opening(loss: str, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", training={"loss": loss, "samples": 5, "epochs": 6}, output_bias=["hash"], adapt=[])
     corpus = run.prepare(ROWS)
-    assert run.model.output.hashed is not None
-    before = run.model.output.hashed.weight.detach().clone()
-    bits = run.model.output.hashed.bits.clone()
+    assert run.model.head.hashed is not None
+    before = run.model.head.hashed.weight.detach().clone()
+    bits = run.model.head.hashed.bits.clone()
     assert bits.any()
-    run.model.output.hashed.bits.zero_()
+    run.model.head.hashed.bits.zero_()
     for _ in train(run, corpus, corpus):
         pass
-    assert torch.equal(run.model.output.hashed.bits, bits)
-    assert not torch.equal(run.model.output.hashed.weight, before)
+    assert torch.equal(run.model.head.hashed.bits, bits)
+    assert not torch.equal(run.model.head.hashed.weight, before)
     again = Run.open(tmp_path / "run")
-    assert again.model.output.hashed is not None
-    assert torch.equal(again.model.output.hashed.bits, bits)
+    assert again.model.head.hashed is not None
+    assert torch.equal(again.model.head.hashed.bits, bits)
     np.testing.assert_array_equal(again.nats(corpus), run.nats(corpus))
     nats = [row["nats"] for row in again.score([{**ROWS[0], "city": city} for city in ("Oslo", "Nice")])]
     assert nats[0] != nats[1]

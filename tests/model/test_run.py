@@ -18,7 +18,7 @@ def test_opens_without_its_data_and_scores_the_same(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", output_bias=["low_rank", "one_hot"])
     run.save_weights({"step": 1})
     opened = Run.open(tmp_path / "run")
-    assert (opened.config, opened.schema, opened.vocabulary.tokens) == (run.config, run.schema, run.vocabulary.tokens)
+    assert (opened.config, opened.schema, opened.tokenizer.tokens) == (run.config, run.schema, run.tokenizer.tokens)
     assert opened.score(ROWS) == run.score(ROWS)
 
 
@@ -38,7 +38,7 @@ def test_scores_of_one_row_and_of_many(tmp_path: Path) -> None:
 def test_long_texts_are_scored_whole(unit: str) -> None:
     texts = ["abc" * 20 + end for end in ("", "a", "c", "ab")]
     rows = [{"text": text, "city": city} for text in texts for city in ("Oslo", "Nice")]
-    short, longer = (make_letters(data={"unit": unit, "max_tokens": most}) for most in (5, 500))
+    short, longer = (make_letters(data={"tokenizer": unit, "max_tokens": most}) for most in (5, 500))
     scored = short.score(rows, tokens=True)
     assert scored == longer.score(rows, tokens=True)
     assert [row["targets"] for row in scored] == [len(row["text"]) + 1 for row in rows]
@@ -73,21 +73,21 @@ def test_weights_follow_the_seed(tmp_path: Path) -> None:
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
-    first = Run(tmp_path, run.config, run.vocabulary, run.schema)
+    first = Run(tmp_path, run.config, run.tokenizer, run.schema)
     assert torch.equal(torch.rand(1), expected)
-    second = Run(tmp_path, run.config, run.vocabulary, run.schema)
+    second = Run(tmp_path, run.config, run.tokenizer, run.schema)
     assert all(map(torch.equal, first.model.parameters(), second.model.parameters()))
 
 
 def test_refusals(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     with pytest.raises(UserError, match="run: exists already"):
-        Run.create(tmp_path / "run", run.config, run.vocabulary, run.schema)
+        Run.create(tmp_path / "run", run.config, run.tokenizer, run.schema)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="file: exists already"):
-        Run.create(tmp_path / "file", run.config, run.vocabulary, run.schema)
+        Run.create(tmp_path / "file", run.config, run.tokenizer, run.schema)
     with pytest.raises(UserError, match="cannot be made"):
-        Run.create(tmp_path / "file" / "below", run.config, run.vocabulary, run.schema)
+        Run.create(tmp_path / "file" / "below", run.config, run.tokenizer, run.schema)
     with pytest.raises(UserError, match="expected a run folder, got a folder of runs, such as"):
         Run.open(tmp_path)
     with pytest.raises(UserError, match=r"weights.safetensors: there is no such file"):
@@ -123,4 +123,4 @@ def test_a_text_is_no_table(tmp_path: Path) -> None:
 def test_an_empty_folder_may_be_used(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     (tmp_path / "empty").mkdir()
-    assert Run.create(tmp_path / "empty", run.config, run.vocabulary, run.schema).folder == tmp_path / "empty"
+    assert Run.create(tmp_path / "empty", run.config, run.tokenizer, run.schema).folder == tmp_path / "empty"

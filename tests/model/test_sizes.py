@@ -41,7 +41,7 @@ KINDS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: json.dumps(kind)[:60])
 def test_shapes_are_those_of_the_model(kind: dict[str, Any]) -> None:
-    config = Config.from_dict({"model": {**SMALL, "hash_size": 50, "bloom_size": 500, **kind}}).model
+    config = Config.of(**{**SMALL, "hash_size": 50, "bloom_size": 500, **kind}).model
     for variables in SCHEMAS:
         model, before = LanguageModel(config, 60, schema := ContextSchema(variables)), torch.get_rng_state()
         found = sizes.shapes(config, 60, schema)

@@ -20,15 +20,21 @@ from tests import synthetic
 
 def begin(folder: Path, dropout: float = 0.0, **training: Any) -> tuple[Run, Corpus]:
     sizes = {"embedding_size": 6, "hidden_size": 8, "context_size": 3, "variable_size": 3, "rank": 2}
-    config = Config.from_dict(
-        {
-            "data": {"context": ["dialect"], "min_count": 1},
-            "model": {**sizes, "dropout_recurrent": dropout, "dropout_output": dropout},
-            "training": {"epochs": 1, "batch_tokens": 200, "evaluations": 1, **training},
+    config = Config.of(
+        **{
+            "context": ["dialect"],
+            "min_count": 1,
+            **sizes,
+            "dropout_recurrent": dropout,
+            "dropout_output": dropout,
+            "epochs": 1,
+            "batch_tokens": 200,
+            "evaluations": 1,
+            **training,
         }
     )
-    corpus = prepare(synthetic.two_dialects(120, 1)[0], config.data)
-    return Run.create(folder, config, corpus.vocabulary, corpus.schema), corpus
+    corpus = prepare(synthetic.two_dialects(120, 1)[0], config)
+    return Run.create(folder, config, corpus.tokenizer, corpus.schema), corpus
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.05, 100.0])
@@ -55,7 +61,7 @@ def test_steps_are_adam_written_out(clip: float, tmp_path: Path) -> None:
             first[name] = 0.9 * first[name] + 0.1 * g
             second[name] = 0.999 * second[name] + 0.001 * g**2
             m, v = first[name] / (1 - 0.9 ** (step + 1)), second[name] / (1 - 0.999 ** (step + 1))
-            own = 3 * rate if name == "embedding" or name.startswith("output.adapters") else rate
+            own = 3 * rate if name == "embedding" or name.startswith("head.adapters") else rate
             value[name] *= 1 - (own * 0.1 if value[name].ndim > 1 else 0)
             value[name] -= own * m / (np.sqrt(v) + 1e-8)
         trainer.step(batch)

@@ -17,16 +17,16 @@ POPULAR = {"abc": 5, "abba": 3, "cab": 4, "acca b": 3}
 
 def make(folder: Path, seed: int = 0, **model: Any) -> Run:
     sizes = {"embedding_size": 4, "hidden_size": 5, "rank": 2, "context_size": 3, "variable_size": 2}
-    reads = {"context": ("city",), "user": "who", "unit": "char", "min_user_count": 1, "min_context_count": 1}
-    config = Config.from_dict({"data": {**reads, "min_count": 1, "max_tokens": 14}, "model": {**sizes, **model}})
+    reads = {"context": ("city",), "user": "who", "tokenizer": "char", "min_user_count": 1, "min_context_count": 1}
+    config = Config.of(**{**reads, "min_count": 1, "max_tokens": 14, **sizes, **model})
     rows = [
         {"text": text, "who": who, "city": city}
         for text in ("abc", "cab a", "ba")
         for who in WRITERS
         for city in ("Oslo", "Nice")
     ]
-    corpus = prepare(rows, config.data)
-    run = Run.create(folder, config, corpus.vocabulary, corpus.schema)
+    corpus = prepare(rows, config)
+    run = Run.create(folder, config, corpus.tokenizer, corpus.schema)
     observe(run.model, corpus)
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -359,7 +359,7 @@ def test_the_cache_is_bounded_and_never_stale(opened: Opened) -> None:
 
 def test_a_run_without_people_completes_all_the_same(tmp_path: Path) -> None:
     made = make_letters(spread=0.8)
-    run = Run.create(tmp_path / "run", made.config, made.vocabulary, made.schema)
+    run = Run.create(tmp_path / "run", made.config, made.tokenizer, made.schema)
     run.save_weights({})
     service = Service(ServedModel(Run.open(tmp_path / "run")), open_store(f"sqlite:///{tmp_path / 'users.db'}"))
     assert service.complete(CompletionRequest("a", "ann")).results

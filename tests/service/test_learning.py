@@ -41,7 +41,7 @@ def test_a_model_that_learns_nobody_holds_up_no_other(
     opened: Callable[..., Service], models: tuple[ServedModel, ServedModel], tmp_path: Path
 ) -> None:
     made = make_letters(spread=0.8)
-    nobodys = Run.create(tmp_path / "run", made.config, made.vocabulary, made.schema)
+    nobodys = Run.create(tmp_path / "run", made.config, made.tokenizer, made.schema)
     nobodys.save_weights({})
     service = opened(models[0])
     service.accept("ann", "abba")

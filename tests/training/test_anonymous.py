@@ -20,14 +20,14 @@ ROWS: list[dict[str, Any]] = [
     for who in (*NAMES[:2] * 4, NAMES[2])
     for text, place in (("the sea", "Graz"), ("the sun", "Wien"), ("a wave", "Graz"))
 ]
-DATA = {"unit": "char", "user": "who", "context": ["place"], "min_count": 1, "min_user_count": 7,
+DATA = {"tokenizer": "char", "user": "who", "context": ["place"], "min_count": 1, "min_user_count": 7,
         "min_context_count": 1, "min_text_count": 1}  # fmt: skip
 MODEL = {"embedding_size": 4, "hidden_size": 5, "context_size": 2, "variable_size": 2, "rank": 1}
 
 
 def trained(folder: Path, **data: Any) -> Run:
     training = {"epochs": 2, "batch_tokens": 100, "evaluations": 1, "canaries": 3}
-    made = Config.from_dict({"data": {**DATA, "max_tokens": 20, **data}, "model": MODEL, "training": training})
+    made = Config.of(**{**DATA, "max_tokens": 20, **data, **MODEL, **training})
     rows = [*ROWS, *({**row, "text": "abcdefghijklmnopqrstuvwxyz"} for row in ROWS)]
     run = fit(rows, ROWS[:4], made, folder)
     found = evaluated(run, ROWS, by=["who", "place"], unknown="group")
@@ -76,4 +76,4 @@ def test_users_are_learned_online_in_an_anonymous_run(anonymous: Run) -> None:
 
 def test_anonymous_needs_a_user_column() -> None:
     with pytest.raises(UserError, match="anonymous leaves out the names of users"):
-        Config.from_dict({"data": {"anonymous": True}})
+        Config.of(anonymous=True)

@@ -23,12 +23,22 @@ from tests.kills import forks, killed
 from tests.training.test_resume import same
 
 ROWS = [{"text": text, "who": who} for who in ("ann", "bob") for text in ("bake bread", "ball", "bat and ball") * 3]
-CONFIG = Config.from_dict(
-    {
-        "data": {"unit": "char", "user": "who", "min_count": 1, "min_user_count": 2, "max_tokens": 20},
-        "model": {"embedding_size": 4, "hidden_size": 5, "rank": 2, "context_size": 3, "variable_size": 2},
-        "training": {"epochs": 3, "batch_tokens": 60, "evaluations": 2, "save_every": 3, "log_every": 2},
-    }
+CONFIG = Config.of(
+    tokenizer="char",
+    user="who",
+    min_count=1,
+    min_user_count=2,
+    max_tokens=20,
+    embedding_size=4,
+    hidden_size=5,
+    rank=2,
+    context_size=3,
+    variable_size=2,
+    epochs=3,
+    batch_tokens=60,
+    evaluations=2,
+    save_every=3,
+    log_every=2,
 )
 
 
@@ -193,7 +203,7 @@ def dies_often(attempt: Callable[[Path], bool], count: int, whole: Path, tmp_pat
 
 @pytest.mark.slow
 @forks
-def test_a_training_killed_at_any_write_ends_the_same(whole: Path, tmp_path: Path, outcome: dict[str, int]) -> None:
+def test_a_training_killed_at_any_write_ends_the_same(whole: Path, tmp_path: Path) -> None:
     draw = random.Random(5)
     kills = dies_often(lambda folder: killed(partial(dies_at, draw.randrange(70), folder)), 120, whole, tmp_path)
     assert sum(kills) >= 120
@@ -201,7 +211,7 @@ def test_a_training_killed_at_any_write_ends_the_same(whole: Path, tmp_path: Pat
 
 @pytest.mark.slow
 @forks
-def test_a_training_killed_at_any_moment_ends_the_same(whole: Path, tmp_path: Path, outcome: dict[str, int]) -> None:
+def test_a_training_killed_at_any_moment_ends_the_same(whole: Path, tmp_path: Path) -> None:
     draw, begun = random.Random(6), time.monotonic()
     go(tmp_path / "timed")
     seconds = time.monotonic() - begun

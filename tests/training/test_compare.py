@@ -18,12 +18,20 @@ from factorcell.training.fit import HELD_OUT, read
 from factorcell.training.plan import Plan
 from tests.small import ROWS
 
-CONFIG = Config.from_dict(
-    {
-        "data": {"context": ["city"], "min_count": 1, "min_context_count": 1},
-        "model": {"embedding_size": 4, "hidden_size": 5, "rank": 2, "context_size": 3, "variable_size": 2},
-        "training": {"epochs": 2, "batch_tokens": 40, "evaluations": 2, "learning_rate": 1e-2, "seed": 5},
-    }
+CONFIG = Config.of(
+    context=["city"],
+    min_count=1,
+    min_context_count=1,
+    embedding_size=4,
+    hidden_size=5,
+    rank=2,
+    context_size=3,
+    variable_size=2,
+    epochs=2,
+    batch_tokens=40,
+    evaluations=2,
+    learning_rate=1e-2,
+    seed=5,
 )
 TRAIN, HELD = ROWS * 3, [*ROWS, {**ROWS[0], "text": "the sun is cold"}]
 MODELS = ("unadapted", "factorcell")
@@ -99,7 +107,7 @@ def test_the_last_row_is_an_n_gram_model_of_the_same_training_texts(tmp_path: Pa
     run, model = Run.open(tmp_path / "unadapted"), NGram.open(tmp_path / "ngram")
     corpus, _ = read(TRAIN, None, CONFIG, progress=False)
     assert len(corpus) == len(TRAIN) - round(len(TRAIN) * HELD_OUT)
-    assert model.vocabulary.tokens == run.vocabulary.tokens
+    assert model.tokenizer.tokens == run.tokenizer.tokens
     for ours, counted in zip(model.grams, count(corpus, len(model.grams)), strict=True):
         assert np.array_equal(ours.counts, counted.counts)
     assert (row["model"], row["trainings"], len(model.grams)) == ("ngram", 1, USUAL["word"])

@@ -215,7 +215,7 @@ def test_every_batch_uses_the_same_parameters(
     run = make_run(tmp_path / "run", adapt=adapt, output_bias=bias)
     rows = [*ROWS, {"text": "", "city": None, "stars": None, "lat": None, "lon": None}]
     corpus = run.prepare(rows, unknown="expected")
-    samples = Proposal(torch.ones(len(run.vocabulary)), 3).draw() if loss == "sampled" else None
+    samples = Proposal(torch.ones(len(run.tokenizer)), 3).draw() if loss == "sampled" else None
     used = []
     for some in (np.arange(10), np.array([3]), np.array([10])):
         run.model.zero_grad()

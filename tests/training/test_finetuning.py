@@ -22,7 +22,7 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Run:
     model = {"embedding_size": 8, "hidden_size": 10, "rank": 2, "context_size": 3, "variable_size": 3}
     training = {"epochs": 16, "batch_tokens": 300, "learning_rate": 1e-2, "evaluations": 2, "loss": "sampled"}
     data = {"context": ["dialect"], "min_count": 1}
-    config = Config.from_dict({"data": data, "model": model, "training": {**training, "samples": 9}})
+    config = Config.of(**{**data, **model, **training, "samples": 9})
     folder = tmp_path_factory.mktemp("old") / "run"
     return fit(synthetic.two_dialects(300, 1)[0], synthetic.two_dialects(60, 2)[0], config, folder)
 
@@ -50,7 +50,7 @@ def test_fine_tuning_learns_a_new_domain(old: Run, tmp_path: Path) -> None:
     assert opened.config.data == old.config.data
     assert opened.config.model == old.config.model
     assert opened.schema == old.schema
-    assert opened.vocabulary.tokens == old.vocabulary.tokens
+    assert opened.tokenizer.tokens == old.tokenizer.tokens
     assert perplexity(opened, unseen) == perplexity(run, unseen)
     assert run.log()[0]["perplexity"] == pytest.approx(perplexity(old, held), rel=1e-5)
     assert classify(opened, unseen, "dialect").metrics()["texts"] == 60
@@ -138,7 +138,7 @@ def test_a_fine_tuning_from_another_start_is_not_resumed(old: Run, tmp_path: Pat
         begin(old, folder)
     changed = Run.open(old.folder)
     with torch.no_grad():
-        changed.model.output.bias[4] += 1
+        changed.model.head.bias[4] += 1
     with pytest.raises(UserError, match="begun from other weights"):
         begin(changed, folder, resume=True)
     (folder / "start.safetensors").unlink()

@@ -22,11 +22,20 @@ MODELS = ("unadapted", "softmaxbias", "factorcell")
 def config(name: str) -> Config:
     """One of the models of the paper; the FactorCell is trained with the sampled softmax."""
     loss = {"loss": "sampled", "samples": 30} if name == "factorcell" else {}
-    return Config.from_dict(
-        {
-            "data": {"context": ("dialect",), "min_count": 1},
-            "model": {"embedding_size": 12, "hidden_size": 24, "context_size": 4, "variable_size": 4, "rank": 6},
-            "training": {"epochs": 3, "batch_tokens": 600, "learning_rate": 0.03, "evaluations": 1, **loss},
+    return Config.of(
+        **{
+            "context": ("dialect",),
+            "min_count": 1,
+            "embedding_size": 12,
+            "hidden_size": 24,
+            "context_size": 4,
+            "variable_size": 4,
+            "rank": 6,
+            "epochs": 3,
+            "batch_tokens": 600,
+            "learning_rate": 0.03,
+            "evaluations": 1,
+            **loss,
         }
     ).with_model(name)
 
@@ -37,13 +46,13 @@ def perplexities(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     chains, folder = dialects(), tmp_path_factory.mktemp("dialects")
     dev_rows = chains.sample(1500, seed=2)
     corpus = prepare(chains.sample(10_000, seed=1), config("factorcell").data)
-    dev = prepare(dev_rows, config("factorcell").data, vocabulary=corpus.vocabulary, schema=corpus.schema)
+    dev = prepare(dev_rows, config("factorcell").data, tokenizer=corpus.tokenizer, schema=corpus.schema)
     nats = np.stack([chains.nats(row["text"]) for row in dev_rows])
     own = nats[np.arange(len(nats)), [NAMES.index(row["dialect"]) for row in dev_rows]]
     mixture = np.log(2) - np.logaddexp(-nats[:, 0], -nats[:, 1])
     found = {name: float(np.exp(part.sum() / dev.targets)) for name, part in (("truth", own), ("mixture", mixture))}
     for name in MODELS:
-        run = Run.create(folder / name, config(name), corpus.vocabulary, corpus.schema)
+        run = Run.create(folder / name, config(name), corpus.tokenizer, corpus.schema)
         found[name] = list(train(run, corpus, dev))[-1]["perplexity"]
     assert found["truth"] == pytest.approx(chains.perplexity(), rel=0.02)
     return found

@@ -24,7 +24,7 @@ def train(folder: Path, *more: str) -> subprocess.Popen[bytes]:
     sizes = ("--hidden-size", "48", "--embedding-size", "16", "--rank", "4", "--dropout-recurrent", "0.2")
     how = ("--epochs", "0.3", "--threads", "1", "--save-every", "20", "--log-every", "10", "--evaluations", "3")
     precise = ("--precision", "float32")  # which one is the faster a busy machine may find otherwise each time
-    what = ("--unit", "char", "--context", "lat:number", "--context", "lon:number", "--out", str(folder))
+    what = ("--tokenizer", "char", "--context", "lat:number", "--context", "lon:number", "--out", str(folder))
     command = [sys.executable, "-m", "factorcell", "train", str(demo.table("train")), "--dev", str(demo.table("dev"))]
     return subprocess.Popen([*command, *what, *sizes, *how, *precise, *more], stderr=subprocess.DEVNULL)
 

@@ -125,7 +125,7 @@ def by_hand_unseen(runs: list[Run], row: dict[str, Any], weights: Array) -> Arra
 def test_mixed_probabilities_of_all_next_tokens_sum_to_one(runs: list[Run], tmp_path: Path) -> None:
     mixed, _ = mix(runs, small.ROWS, tmp_path / "mix")
     total = 0.0
-    for token in ("", *mixed.vocabulary.tokens[3:]):  # the text ends after "sun", or goes on
+    for token in ("", *mixed.tokenizer.tokens[3:]):  # the text ends after "sun", or goes on
         row = {**small.ROWS[0], "text": f"sun {token}".strip()}
         total += float(np.exp(-mixed.nats(mixed.prepare([row]))[1]))
     row = {**small.ROWS[0], "text": "sun neverseen"}
@@ -149,7 +149,7 @@ def test_rows_have_the_perplexities_of_the_mixture_and_its_models(runs: list[Run
 def test_a_mixture_uses_the_precision_of_its_first_run(
     runs: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts = NGram.fit(small.ROWS, runs[0].config.data, tmp_path / "counts", vocabulary=runs[0].vocabulary)
+    counts = NGram.fit(small.ROWS, runs[0].config, tmp_path / "counts", tokenizer=runs[0].tokenizer)
     mix(runs, small.ROWS, tmp_path / "mix")
     monkeypatch.setattr("factorcell.model.run.gain", lambda work, device: 2.0)
     opened = Mixture.open(tmp_path / "mix", precision="auto")
@@ -195,13 +195,13 @@ def test_gains_of_a_mixture_over_no_context(runs: list[Run], tmp_path: Path) -> 
 
 
 def test_models_that_cannot_be_mixed_are_refused(runs: list[Run], tmp_path: Path) -> None:
-    tokens = runs[2].vocabulary.tokens
+    tokens = runs[2].tokenizer.tokens
     strange = Run(tmp_path / "strange", runs[2].config, Vocabulary([*tokens[:-1], "other"]), runs[2].schema)
     with pytest.raises(UserError, match=r"run0 and .*strange have different vocabularies: they cannot be mixed"):
         mix([runs[0], strange], small.ROWS, tmp_path / "mix")
     data = dataclasses.replace(runs[2].config.data, max_tokens=4)
     shorter = Run(
-        tmp_path / "shorter", dataclasses.replace(runs[2].config, data=data), runs[2].vocabulary, runs[2].schema
+        tmp_path / "shorter", dataclasses.replace(runs[2].config, data=data), runs[2].tokenizer, runs[2].schema
     )
     with pytest.raises(UserError, match=r"run0 and .*shorter read the same texts differently"):
         mix([runs[0], shorter], small.ROWS, tmp_path / "mix")
@@ -224,9 +224,9 @@ def test_each_model_reads_its_own_context_columns(tmp_path: Path) -> None:
     runs = []
     for number, context in enumerate((("title:text",), (), ("topic:vector",), ("topic:vector", "title:text"))):
         data = {"context": context, "min_count": 1, "min_context_count": 1, "min_context_word": 1}
-        config = Config.from_dict({"data": data, "model": {"embedding_size": 4, "hidden_size": 5}})
-        corpus = prepare(rows, config.data)
-        run = Run.create(tmp_path / f"run{number}", config, corpus.vocabulary, corpus.schema)
+        config = Config.of(**{**data, "embedding_size": 4, "hidden_size": 5})
+        corpus = prepare(rows, config)
+        run = Run.create(tmp_path / f"run{number}", config, corpus.tokenizer, corpus.schema)
         with torch.no_grad():
             for parameter in run.model.parameters():
                 parameter.normal_(0, 0.5)

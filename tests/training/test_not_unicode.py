@@ -19,11 +19,18 @@ ROWS = [
     )
 ] * 4
 ONCE = dict.fromkeys(("min_count", "min_context_count", "min_user_count", "min_text_count", "min_text_users"), 1)
-CONFIG = Config.from_dict(
-    {
-        "data": {"context": (COLUMN,), "user": "who", "unit": "char", **ONCE},
-        "model": {"hidden_size": 6, "embedding_size": 4, "variable_size": 2, "context_size": 3},
-        "training": {"epochs": 1, "evaluations": 1},
+CONFIG = Config.of(
+    **{
+        "context": (COLUMN,),
+        "user": "who",
+        "tokenizer": "char",
+        **ONCE,
+        "hidden_size": 6,
+        "embedding_size": 4,
+        "variable_size": 2,
+        "context_size": 3,
+        "epochs": 1,
+        "evaluations": 1,
     }
 )
 
@@ -39,7 +46,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_lone_surrogates_are_stored_and_read(run: Run) -> None:
     assert run.config.data.context == (COLUMN,)
     assert VALUE in run.schema.variable(COLUMN).values
-    assert "\ud800" in run.vocabulary.tokens
+    assert "\ud800" in run.tokenizer.tokens
     assert [finding for finding in check(run.folder) if not finding.right] == []
 
 

@@ -24,7 +24,7 @@ def config(**training: Any) -> Config:
     sizes = {"embedding_size": 8, "hidden_size": 10}
     how = {"epochs": 6, "batch_tokens": 300, "learning_rate": 2e-2, "evaluations": 2, "save_every": 4, **training}
     data = {"min_count": 1, "min_context_count": 10}
-    return Config.from_dict({"data": data, "model": sizes, "training": how})
+    return Config.of(**{**data, **sizes, **how})
 
 
 def texts(rows: int, seed: int) -> Rows:
@@ -49,7 +49,7 @@ def test_each_text_has_the_nats_of_the_run_of_its_value(trained: Separate) -> No
         number = names.index(row["dialect"]) if row["dialect"] in names else 0
         run = Run.open(trained.folder / f"value-000{number}")
         assert run.model.encoder is None
-        assert run.vocabulary.tokens == trained.vocabulary.tokens
+        assert run.tokenizer.tokens == trained.tokenizer.tokens
         nats = run.nats(run.prepare([row], unknown="group"))
         assert np.allclose(whole[begin : begin + len(nats)], nats, atol=1e-5)
         begin += len(nats)

@@ -25,9 +25,11 @@ from factorcell.training.trainer import Trainer
 from tests.small import ROWS
 
 SAID: dict[str, Any] = {
-    "data": {"context": ["city"], "min_count": 1, "min_context_count": 1},
-    "model": {"hidden_size": 6, "embedding_size": 5},
+    "data": {"context": ["city"], "min_context_count": 1},
+    "model": {"embedding_size": 5},
     "training": {"threads": 1},
+    "tokenizer": {"min_count": 1},
+    "backbone": {"hidden_size": 6},
 }
 
 
@@ -61,7 +63,11 @@ class Clock:
 
 def test_options_that_are_set_are_not_chosen() -> None:
     made = plan(SAID, *read())
-    assert (made.config.model.hidden_size, made.config.model.embedding_size, made.config.training.threads) == (6, 5, 1)
+    assert (made.config.backbone.hidden_size, made.config.model.embedding_size, made.config.training.threads) == (
+        6,
+        5,
+        1,
+    )
     assert set(made.chosen) == {name for names in CHOSEN.values() for name in names} - {"hidden_size", "embedding_size"}
     values = {**vars(Config().model), **vars(Config().training)}
     chosen = {**vars(made.config.model), **vars(made.config.training)}
@@ -171,7 +177,7 @@ def test_compared_models_have_the_same_options(tmp_path: Path) -> None:
 
 
 def test_separate_runs_have_options_by_the_texts_of_their_value(tmp_path: Path) -> None:
-    said = {**SAID, "data": {"unit": "char", "min_count": 1, "min_context_count": 2}}
+    said = {**SAID, "data": {"min_context_count": 2}, "tokenizer": {"kind": "char", "min_count": 1}}
     found = separate(ROWS * 20, ROWS, said, tmp_path / "each", by="city", budget=Budget(preset="quick"))
     passes = [run.config.training.epochs for run in found.runs.values()]
     assert passes[0] < min(passes[1:])
@@ -202,7 +208,7 @@ def test_options_fit_the_passes_that_the_minutes_allow(
     seconds = {150: 12.0, 200: 15.0, 300: 30.0}  # of a pass, by the size
 
     def speed(config: Config, *_: Any) -> Speed:
-        return Speed(seconds[config.model.hidden_size], 1, 0.0)
+        return Speed(seconds[config.backbone.hidden_size], 1, 0.0)
 
     monkeypatch.setattr(rules.Facts, "of", lambda *_: facts)
     monkeypatch.setattr(plans, "speed", speed)

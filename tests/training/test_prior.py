@@ -22,7 +22,7 @@ def of_values_alone(folder: Path, prior: float, rows: list[dict[str, Any]], **mo
     model = {"adapt": ("concat",), "output_bias": (), **model}
     run = small.make_run(folder, ("city", "stars"), {**ENOUGH, **SELDOM, "value_prior": prior}, **model)
     for name, parameter in run.model.named_parameters():
-        parameter.requires_grad_(name.startswith(("encoder.tables", "output.hashed")))
+        parameter.requires_grad_(name.startswith(("encoder.tables", "head.hashed")))
     corpus = run.prepare(rows)
     trainer = Trainer(run, corpus, corpus)
     for batch in trainer.batches():
@@ -45,8 +45,8 @@ def test_a_training_ends_where_gradients_of_prior_and_nats_cancel(
     assert run.model.encoder is not None
     tables = list(run.model.encoder.tables)
     if bias:
-        assert run.model.output.hashed is not None
-        tables.append(run.model.output.hashed.weight)
+        assert run.model.head.hashed is not None
+        tables.append(run.model.head.hashed.weight)
     found = gradients(run, corpus, tables)
     assert len(found) == len(tables)
     for gradient, table in zip(found, tables, strict=True):

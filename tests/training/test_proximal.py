@@ -48,7 +48,7 @@ def test_every_parameter_has_a_part(
     assert {part for name, part in cells.items() if ".adapters." not in name} == {"recurrent"}
     assert ("context" in cells.values()) == (bool(adapt) and adapt != ("prefix",))
     assert {found[name] for name in found if "bias" in name and name.startswith("output")} == {"output_bias"}
-    assert found["output.projection"] == "projection"
+    assert found["head.projection"] == "projection"
     assert parts_named(model, ["all"]) == tuple(part for part in PARTS if part in found.values())
 
 
@@ -65,21 +65,21 @@ def test_the_proximal_step_minimizes_penalty_and_distance(tmp_path: Path) -> Non
     model = small.make_run(tmp_path / "run", adapt=(), output_bias=()).model
     start, l1, rate = StartingPoint(values_of(model), ("output_bias",), 0.3), 0.3, 0.02
     start.place(model)
-    bias = model.output.bias
+    bias = model.head.bias
     optimiser = torch.optim.AdamW([bias], lr=rate, weight_decay=0.0)
     for step in range(4):  # gradients from far under to far over the penalty
         bias.grad = torch.linspace(-1, 1, len(bias)) * (1 + step / 4)
         optimiser.step()
         after, state = bias.detach().clone(), optimiser.state[bias]
-        proximal.pull(optimiser, {bias: proximal.Penalty(start.values["output.bias"], l1)})
+        proximal.pull(optimiser, {bias: proximal.Penalty(start.values["head.bias"], l1)})
         size = rate / ((state["exp_avg_sq"] / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8)
         for value, w, w0, s in zip(
-            bias.tolist(), after.tolist(), start.values["output.bias"].tolist(), size, strict=True
+            bias.tolist(), after.tolist(), start.values["head.bias"].tolist(), size, strict=True
         ):
             grid = np.append(np.linspace(min(w, w0) - 1e-3, max(w, w0) + 1e-3, 5_001), w0)
             costs = l1 * np.abs(grid - w0) + (grid - w) ** 2 / (2 * float(s))
             assert value == pytest.approx(grid[costs.argmin()], abs=1e-5)
-    still = (bias == start.values["output.bias"]).sum()
+    still = (bias == start.values["head.bias"]).sum()
     assert 0 < still < len(bias)
 
 
@@ -103,8 +103,8 @@ def test_the_penalised_loss_is_minimal_at_the_end(tmp_path: Path) -> None:
     assert trainer.start is not None
     run.model.zero_grad()
     (run.model(corpus.batch(np.arange(len(corpus)))).sum() / corpus.targets).backward()
-    assert run.model.output.bias.grad is not None
-    gradient, way = run.model.output.bias.grad, run.model.output.bias.detach() - trainer.start.values["output.bias"]
+    assert run.model.head.bias.grad is not None
+    gradient, way = run.model.head.bias.grad, run.model.head.bias.detach() - trainer.start.values["head.bias"]
     moved = way != 0
     assert torch.allclose(gradient[moved], -l1 * way[moved].sign(), atol=3e-4)
     assert bool((gradient[~moved].abs() <= l1 + 3e-4).all())

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from factorcell.config import DataConfig
+from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.training.fit import remarks
@@ -13,10 +13,10 @@ TEXTS = ["a red room", "a blue room", "the red door", "the blue door"]
 
 def corpora(texts: list[str], dev: list[str], unit: str = "word", least: int = 2) -> tuple[Corpus, Corpus]:
     """Training and development texts with a city each, of two."""
-    data = DataConfig(context=("city",), min_context_count=least, unit=unit)
+    data = Config.of(context=("city",), min_context_count=least, tokenizer=unit)
     rows = [[{"text": text, "city": ("Oslo", "Nice")[i % 2]} for i, text in enumerate(part)] for part in (texts, dev)]
     corpus = prepare(rows[0], data)
-    return corpus, prepare(rows[1], data, vocabulary=corpus.vocabulary, schema=corpus.schema, unknown="group")
+    return corpus, prepare(rows[1], data, tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="group")
 
 
 def test_good_tables_have_no_remarks() -> None:
@@ -44,7 +44,7 @@ def test_a_column_of_rare_values_is_remarked_on() -> None:
 @pytest.mark.parametrize(("largest", "said"), [(400.0, 1), (9.0, 0), (-400.0, 0)])
 def test_outliers_of_numbers_are_remarked_on(largest: float, said: int) -> None:
     rows = [{"text": "a red room", "size": largest if i == 7 else i % 10 / 4} for i in range(400)]
-    corpus = prepare(rows, DataConfig(context=("size:number",), min_count=1))
+    corpus = prepare(rows, Config.of(context=("size:number",), min_count=1))
     found = list(remarks(corpus, corpus.select(np.arange(3)), "word"))
     assert len(found) == said
     assert all(line.startswith("size: a few values are far larger than all others, up to 400 where") for line in found)

@@ -32,21 +32,15 @@ def config(**training: Any) -> Config:
     drop = {f"dropout_{kind}": 0.2 for kind in ("recurrent", "input", "output", "token")}
     sizes = {"embedding_size": 6, "hidden_size": 8, "context_size": 3, "variable_size": 3, "rank": 2}
     how = {"epochs": 2.5, "batch_tokens": 300, "evaluations": 3, "log_every": 2, "save_every": 3}
-    return Config.from_dict(
-        {
-            "data": {"context": ["dialect"], "min_count": 1},
-            "model": {**sizes, **drop},
-            "training": {**how, "loss": "sampled", "samples": 8, **training},
-        }
+    return Config.of(
+        **{"context": ["dialect"], "min_count": 1, **sizes, **drop, **how, "loss": "sampled", "samples": 8, **training}
     )
 
 
 def texts(config: Config) -> tuple[Corpus, Corpus]:
     """What it is trained on, and its development set."""
-    corpus = prepare(synthetic.two_dialects(120, 1)[0], config.data)
-    return corpus, prepare(
-        synthetic.two_dialects(30, 2)[0], config.data, vocabulary=corpus.vocabulary, schema=corpus.schema
-    )
+    corpus = prepare(synthetic.two_dialects(120, 1)[0], config)
+    return corpus, prepare(synthetic.two_dialects(30, 2)[0], config, tokenizer=corpus.tokenizer, schema=corpus.schema)
 
 
 def go(folder: Path, resume: bool = False, **training: Any) -> Iterator[Row]:
@@ -54,7 +48,7 @@ def go(folder: Path, resume: bool = False, **training: Any) -> Iterator[Row]:
     corpus, dev = texts(config(**training))
     if resume:
         return train(Run.open(folder, trained=False), corpus, dev, resume=True)
-    return train(Run.create(folder, config(**training), corpus.vocabulary, corpus.schema), corpus, dev)
+    return train(Run.create(folder, config(**training), corpus.tokenizer, corpus.schema), corpus, dev)
 
 
 def same(a: Path, b: Path) -> None:
@@ -138,9 +132,9 @@ def test_a_row_whose_gradient_overflows_is_named(tmp_path: Path) -> None:
     """
     rows: list[dict[str, Any]] = [{"text": "a b a", "x": float(n), "y": float(n % 3)} for n in range(40)]
     options = {"epochs": 3, "batch_tokens": 40, "save_every": 1}
-    given = Config.from_dict({"data": {"context": ["x:number", "y:number"], "min_count": 1}, "training": options})
+    given = Config.of(**{"context": ["x:number", "y:number"], "min_count": 1, **options})
     corpus = prepare(rows, given.data)
-    run = Run.create(tmp_path / "run", given, corpus.vocabulary, corpus.schema)
+    run = Run.create(tmp_path / "run", given, corpus.tokenizer, corpus.schema)
     assert run.model.encoder is not None
     assert run.model.encoder.network is not None
     with torch.no_grad():
@@ -160,12 +154,12 @@ def test_a_row_whose_gradient_overflows_is_named(tmp_path: Path) -> None:
 
 def test_broken_weights_do_not_replace_a_good_checkpoint(tmp_path: Path) -> None:
     corpus, dev = texts(config())
-    run = Run.create(tmp_path / "run", config(), corpus.vocabulary, corpus.schema)
+    run = Run.create(tmp_path / "run", config(), corpus.tokenizer, corpus.schema)
     trainer = Trainer(run, corpus, dev)
     trainer.save()
     good = trainer.checkpoint.read_bytes()
     with torch.no_grad():
-        run.model.get_parameter("cells.0.linear.weight")[0, 0] = torch.nan
+        run.model.get_parameter("backbone.cells.0.linear.weight")[0, 0] = torch.nan
     with pytest.raises(UserError, match="the loss is not finite at step 1, rows"):
         trainer.step(next(trainer.batches()))
     assert trainer.checkpoint.read_bytes() == good
@@ -180,8 +174,10 @@ def of_format(number: int, path: Path, folder: Path) -> bytes:
 
 def test_foreign_and_damaged_checkpoints_are_refused(whole: Path, tmp_path: Path) -> None:
     other, corpus_and_dev = tmp_path / "other", texts(config())
-    wider = Config.from_dict({**config().to_dict(), "model": {**config().to_dict()["model"], "hidden_size": 9}})
-    Trainer(Run.create(other, wider, corpus_and_dev[0].vocabulary, corpus_and_dev[0].schema), *corpus_and_dev).save()
+    wider = Config.from_dict(
+        {**config().to_dict(), "model": {**config().to_dict()["model"]}, "backbone": {"hidden_size": 9}}
+    )
+    Trainer(Run.create(other, wider, corpus_and_dev[0].tokenizer, corpus_and_dev[0].schema), *corpus_and_dev).save()
     good = (whole / "checkpoint.safetensors").read_bytes()
     cases = {
         "does not belong to this config": (other / "checkpoint.safetensors").read_bytes(),

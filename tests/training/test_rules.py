@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factorcell.choices import CHOSEN, GENTLE, PRESETS
-from factorcell.config import Config, DataConfig
+from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.training import rules
 from factorcell.training.rules import Facts
@@ -62,16 +62,16 @@ def test_small_tables_get_small_batches() -> None:
 
 
 def test_facts_are_those_of_the_table() -> None:
-    data = DataConfig(context=CONTEXT, min_count=1, min_context_count=1)
+    data = Config.of(context=CONTEXT, min_count=1, min_context_count=1)
     corpus = prepare(ROWS, data)
-    held = prepare(ROWS[:2], data, vocabulary=corpus.vocabulary, schema=corpus.schema)
+    held = prepare(ROWS[:2], data, vocabulary=corpus.tokenizer, schema=corpus.schema)
     facts = Facts.of(corpus, held, data)
-    assert (facts.vocabulary, facts.letters) == (len(corpus.vocabulary), False)
+    assert (facts.tokenizer, facts.letters) == (len(corpus.tokenizer), False)
     assert facts.targets == sum(len(str(row["text"]).split()) + 1 for row in ROWS)
     assert facts.held == sum(len(str(row["text"]).split()) + 1 for row in ROWS[:2])
     assert facts.values == 3  # two and the unknown one
     assert facts.texts_per_value == pytest.approx(10 / 3)
-    assert Facts.of(prepare(ROWS, DataConfig(unit="char")), held, DataConfig(unit="char")).letters
+    assert Facts.of(prepare(ROWS, Config.of(tokenizer="char")), held, Config.of(tokenizer="char")).letters
 
 
 def test_batches_of_a_fine_tuning_are_small_for_few_texts() -> None:

@@ -29,12 +29,17 @@ from tests import ROOT
 from tests.kills import forks, killed
 from tests.small import CONTEXT, ROWS, make_run
 
-CONFIG = Config.from_dict(
-    {
-        "data": {"context": CONTEXT, "min_count": 1, "min_context_count": 1},
-        "model": {"variable_size": 2, "number_size": 4},
-        "training": {"epochs": 3, "batch_tokens": 12, "evaluations": 3, "threads": 1, "precision": "float32"},
-    }
+CONFIG = Config.of(
+    context=CONTEXT,
+    min_count=1,
+    min_context_count=1,
+    variable_size=2,
+    number_size=4,
+    epochs=3,
+    batch_tokens=12,
+    evaluations=3,
+    threads=1,
+    precision="float32",
 )
 RANGES: search_space.Space = {
     "hidden_size": search_space.Range(3, 9),

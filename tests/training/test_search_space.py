@@ -13,7 +13,7 @@ from factorcell.training import search_space
 from factorcell.training.search_space import Range
 from tests.small import CONTEXT, ROWS
 
-CONFIG = Config.from_dict({"data": {"context": CONTEXT, "min_count": 1, "min_context_count": 1}})
+CONFIG = Config.of(context=CONTEXT, min_count=1, min_context_count=1)
 EVERYTHING: search_space.Space = {
     **search_space.DEFAULT,
     "variable_size": (4, 8),
@@ -145,10 +145,10 @@ def test_an_option_is_drawn_only_if_it_changes_the_model(model: str, bias: str, 
     config = dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, context=context)).with_model(model)
     if config.model.output_bias:
         config = search_space.configured(config, {"output_bias": bias})
-    corpus = prepare(ROWS, config.data)
+    corpus = prepare(ROWS, config)
 
     def shapes(changes: ModelConfig) -> dict[str, tuple[int, ...]]:
-        built = LanguageModel(changes, len(corpus.vocabulary), corpus.schema)
+        built = LanguageModel(changes, len(corpus.tokenizer), corpus.schema)
         return {name: tuple(parameter.shape) for name, parameter in built.named_parameters()}
 
     for name in ("rank", *search_space.CONTEXT_SIZES, "hidden_size", "embedding_size"):

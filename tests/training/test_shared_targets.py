@@ -20,9 +20,9 @@ SIZES = {"embedding_size": 4, "hidden_size": 5, "context_size": 2, "variable_siz
 
 
 def read(rows: list[dict[str, Any]], unit: str = "char", least: int = 2, **training: Any) -> tuple[Corpus, Config]:
-    data = {"unit": unit, "user": "who", "min_count": 1, "min_user_count": 2}
-    config = Config.from_dict({"data": data, "model": SIZES, "training": {"min_users": least, **training}})
-    return prepare(rows, config.data), config
+    data = {"tokenizer": unit, "user": "who", "min_count": 1, "min_user_count": 2}
+    config = Config.of(**{**data, **SIZES, "min_users": least, **training})
+    return prepare(rows, config), config
 
 
 def counted(corpus: Corpus, order: int, least: int) -> list[bool]:
@@ -60,7 +60,7 @@ ROWS = [{"text": text, "who": who} for who in "abc" for text in ("the sea", "the
 
 def trainer(folder: Path, rows: list[dict[str, str]], **training: Any) -> Trainer:
     corpus, config = read(rows, **training)
-    run = Run.create(folder, config, corpus.vocabulary, corpus.schema)
+    run = Run.create(folder, config, corpus.tokenizer, corpus.schema)
     return Trainer(run, corpus, corpus)
 
 
@@ -89,4 +89,4 @@ def test_without_shared_targets_nothing_is_learned(tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", ["min_users", "max_user_texts"])
 def test_counting_users_needs_a_user_column(option: str) -> None:
     with pytest.raises(UserError, match=f"{option} counts users"):
-        Config.from_dict({"training": {option: 3}})
+        Config.of(**{**({option: 3})})

@@ -16,7 +16,7 @@ from tests import small
 
 CITIES, WORDS, FAVOURITE = ("a", "b", "c", "d"), 60, "w7"
 SMALL = {"embedding_size": 8, "hidden_size": 8, "adapt": [], "output_bias": ["sparse"]}
-DATA = {"context": ["city"], "unit": "space", "min_count": 1, "min_context_count": 1}
+DATA = {"context": ["city"], "tokenizer": "space", "min_count": 1, "min_context_count": 1}
 STEPS = {"epochs": 6, "batch_tokens": 1000, "learning_rate": 0.01, "evaluations": 1, "sparse_l1": ["0.005"]}
 
 
@@ -42,7 +42,7 @@ def trained(folder: Path, favour: float, **model: Any) -> Run:
 def share(run: Run) -> float:
     """Of the coefficients, how many are not zero."""
     (row,) = json.loads((run.folder / "training.json").read_text())["sparse_bias"]
-    assert row["coefficients"] == len(run.vocabulary) * 5
+    assert row["coefficients"] == len(run.tokenizer) * 5
     return float(row["nonzero"] / row["coefficients"])
 
 
@@ -61,7 +61,7 @@ def test_a_sparse_bias_finds_the_informative_word(tmp_path: Path) -> None:
     bias = sparse_bias_of(run)
     assert bias is not None
     weight = bias.weight.detach()
-    token, column = run.vocabulary.ids[FAVOURITE], run.schema.variables[0].values.index("b")
+    token, column = run.tokenizer.ids[FAVOURITE], run.schema.variables[0].values.index("b")
     assert 0.5 < float(weight[token, column]) < np.log(4)
     assert float(weight.abs().amax()) == float(weight[token, column])
     assert share(run) < 0.03

@@ -144,7 +144,7 @@ def test_a_stop_is_confirmed_if_progress_is_shown(
 ) -> None:
     for progress in (True, False):
         corpus, dev = texts(config(**SMALL))
-        run = Run.create(tmp_path / str(progress), config(**SMALL), corpus.vocabulary, corpus.schema)
+        run = Run.create(tmp_path / str(progress), config(**SMALL), corpus.tokenizer, corpus.schema)
         with pytest.raises(Stopped):
             read(train(run, corpus, dev, resume=False, progress=progress), lambda row: row["step"] == 2)
         assert ("Ctrl-C again stops at once" in capfd.readouterr().err) == progress

@@ -31,7 +31,7 @@ def by(who: str) -> Rows:
 
 def trained(folder: Path, dev: Rows, **data: Any) -> Run:
     """A run that tells users apart."""
-    reads = {"unit": "char", "user": "who", "min_user_count": 4, "min_count": 1, "min_context_count": 1}
+    reads = {"tokenizer": "char", "user": "who", "min_user_count": 4, "min_count": 1, "min_context_count": 1}
     model = {"embedding_size": 4, "hidden_size": 6, "rank": 2}
     said = {"data": {**reads, **data}, "model": model, "training": {"epochs": 1, "evaluations": 1, "batch_tokens": 100}}
     return fit(TRAIN, dev, Config.from_dict(said), folder)

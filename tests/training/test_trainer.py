@@ -24,16 +24,21 @@ def make(
     """A small run and its data."""
     model = {"embedding_size": 12, "hidden_size": 20, "rank": 2, "context_size": 4, "variable_size": 4}
     model |= training.pop("model", {})
-    config = Config.from_dict(
-        {
-            "data": {"context": ["dialect"], "min_count": 1},
-            "model": model,
-            "training": {"epochs": 1, "batch_tokens": 400, "learning_rate": 1e-2, "evaluations": 2, **training},
+    config = Config.of(
+        **{
+            "context": ["dialect"],
+            "min_count": 1,
+            **model,
+            "epochs": 1,
+            "batch_tokens": 400,
+            "learning_rate": 1e-2,
+            "evaluations": 2,
+            **training,
         }
     )
-    corpus = prepare(rows, config.data)
-    dev = prepare(test, config.data, vocabulary=corpus.vocabulary, schema=corpus.schema)
-    return Run.create(folder, config, corpus.vocabulary, corpus.schema), corpus, dev
+    corpus = prepare(rows, config)
+    dev = prepare(test, config, tokenizer=corpus.tokenizer, schema=corpus.schema)
+    return Run.create(folder, config, corpus.tokenizer, corpus.schema), corpus, dev
 
 
 @pytest.fixture
@@ -83,14 +88,20 @@ def test_training_starts_at_the_unigram_frequencies(tmp_path: Path, few: Any) ->
     assert counts.sum() == corpus.targets
     Trainer(run, corpus, dev)
     expected = np.log((counts + 1) / (counts + 1).sum())
-    np.testing.assert_allclose(run.model.output.bias.detach().numpy(), expected, rtol=1e-5)
+    np.testing.assert_allclose(run.model.head.bias.detach().numpy(), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("loss", "layer_norm"), [("full", False), ("sampled", True), ("sampled_text", False)])
 def test_bfloat16_products_learn_alike(loss: str, layer_norm: bool, tmp_path: Path, few: Any) -> None:
     found = []
     for precision in ("float32", "bfloat16"):
-        how: dict[str, Any] = {"loss": loss, "samples": 20, "epochs": 3, "model": {"layer_norm": layer_norm}}
+        how: dict[str, Any] = {
+            "loss": loss,
+            "samples": 20,
+            "epochs": 3,
+            "model": {},
+            "backbone": {"layer_norm": layer_norm},
+        }
         run, corpus, dev = make(tmp_path / precision, *few, precision=precision, **how)
         *_, last = train(run, corpus, dev)
         found.append(last["perplexity"])

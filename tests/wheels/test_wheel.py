@@ -33,7 +33,7 @@ NATIVE = "factorcell/model/kernels/native/"
 LIBRARY = "factorcell/model/kernels/_kernels.so"
 EXTRA = "complete"  # what `factorcell complete` needs
 SIZES = "--hidden-size 12 --embedding-size 8 --context-size 3 --variable-size 3 --rank 2 --threads 1".split()
-QUICK = "--unit char --user user --min-count 1 --min-context-count 1 --epochs 2 --evaluations 1".split()
+QUICK = "--tokenizer char --user user --min-count 1 --min-context-count 1 --epochs 2 --evaluations 1".split()
 PEOPLE = {"ann": "open the door", "bob": "close the gate"}
 
 

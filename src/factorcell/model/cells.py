@@ -21,9 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from factorcell.config import EXTENSIBLE, ModelConfig, UserError
+from factorcell.config import EXTENSIBLE, UserError
+from factorcell.kinds import RecurrentOptions
 from factorcell.model.adapted_linear import AdaptedLinear
 from factorcell.model.adapters import Shift
+from factorcell.model.backbone import BackboneSizes
 from factorcell.model.dropout import mask
 from factorcell.model.initial import uniform
 from factorcell.model.kernels import gpu_recurrence, library
@@ -145,8 +147,8 @@ class Cell(nn.Module):
     instead, with one mask a text (Gal and Ghahramani 2016).
     """
 
-    def __init__(self, embedding_size: int, context_size: int, config: ModelConfig, adapt: Sequence[str]) -> None:
-        """Create a layer for inputs (E) and context vectors (K), with the adapters `adapt`."""
+    def __init__(self, config: RecurrentOptions, sizes: BackboneSizes) -> None:
+        """Create a layer whose inputs, context vectors and adapters have these `sizes`."""
         super().__init__()
         self.kind, self.dropout, self.variational = kind(config.cell)(), config.dropout_recurrent, config.variational
         self.embedding_size, self.hidden_size = sizes.inputs, config.hidden_size

@@ -20,9 +20,10 @@ from factorcell.data.corpus import Batch
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import SPECIAL_IDS, Specials
 from factorcell.model.adapters import shifting
-from factorcell.model.backbone import Backbone, Conditions, State
+from factorcell.model.backbone import Backbone, BackboneSizes, Conditions, State
 from factorcell.model.devices import compute_on_one_thread_after_fork
 from factorcell.model.encoder import ContextEncoder, Prefix
+from factorcell.model.head import Head, HeadConditions, HeadSizes
 from factorcell.model.initial import normal
 from factorcell.model.kinds import backbone_class, head_class
 from factorcell.model.output import Picked, Reads, Samples

@@ -141,7 +141,7 @@ class SoftmaxHead(Head):
         """Start from the log probabilities (V,) of the tokens."""
         self.bias.copy_(logs)
 
-    def context_bias(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> ContextBias:
+    def condition(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> ContextBias:
         """Compute the input of the adapted biases from context vectors (B, K), embeddings `parts` and the values."""
         features = [adapter(vector, parts, context) for adapter in self.adapters.values()]
         return ContextBias(torch.cat(features, dim=1) if features else vector[:, :0], context.categories)

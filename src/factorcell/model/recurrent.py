@@ -78,7 +78,7 @@ class RecurrentBackbone(Backbone):
         return RecurrentConditions(shifts, packed or (None,) * len(shifts))
 
     def adapted_share(self) -> float:
-        vector = self.layers[0].linear.weight.new_zeros(1, self.context_size)
+        vector = self.layers[0].linear.weight.new_zeros(1, self.sizes.context)
         whole = sum(cell.linear.weight.numel() + cell.linear.weight.shape[1] for cell in self.layers)
         return sum(shift.adapted_numbers() for shift in self.condition(vector).shifts) / whole
 
@@ -92,8 +92,11 @@ class RecurrentBackbone(Backbone):
     def forward(
         self, inputs: Tensor, conditions: RecurrentConditions, state: RecurrentState, lengths: Tensor | None = None
     ) -> tuple[Tensor, RecurrentState]:
-        values, after = inputs, []
-        rate = self.dropout if self.training else 0.0
+        values, after, options = inputs, [], self.options
+        if self.training:
+            values = dropped(values, options.dropout_token, False, whole=True)
+            values = dropped(values, options.dropout_input, options.variational)
+        rate = options.dropout_output if self.training else 0.0
         layers = zip(self.layers, conditions.shifts, state, conditions.packed, strict=True)
         for cell, shift, before, packed in layers:
             values, last = cell(values, shift, before, lengths, packed)

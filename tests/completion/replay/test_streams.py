@@ -25,9 +25,9 @@ from factorcell.completion.replay.streams import (
     replay,
 )
 from factorcell.completion.search import Suggestion
-from factorcell.config import DataConfig, UserError
+from factorcell.config import Config, UserError
 
-DATA = DataConfig(unit="char")
+DATA = Config.of(tokenizer="char")
 ROWS: list[dict[str, Any]] = [
     {"text": "cat food", "user": "ben", "time": 3},
     {"text": "dog", "user": "ann", "time": "2026-11-21T10:00:00+02:00"},
@@ -112,7 +112,7 @@ def test_times_of_all_kinds_order_alike(monkeypatch: pytest.MonkeyPatch) -> None
 def test_texts_are_what_the_run_reads() -> None:
     rows = [{"text": "Cafe\u0301 👩‍👩‍👧", "user": "u", "time": 0}]
     assert read(rows, DATA)[0].rows[0]["text"] == "Café 👩‍👩‍👧"
-    lower = read(rows, DataConfig(unit="char", lowercase=True))[0]
+    lower = read(rows, Config.of(tokenizer="char", lowercase=True))[0]
     assert lower.rows[0]["text"] == "café 👩‍👩‍👧"
     drawn = {PrefixDraw().prefix("u", "e\u0301🇳🇴👩‍👩‍👧ab", place) for place in range(200)}
     assert drawn == {"e\u0301🇳🇴", "e\u0301🇳🇴👩‍👩‍👧", "e\u0301🇳🇴👩‍👩‍👧a"}
@@ -177,7 +177,7 @@ def test_known_prefixes_are_those_training_texts_begin_with() -> None:
     assert known_prefixes(streams, training, DATA) == found
     assert "abc" in found
     assert len(found) < len(wanted)
-    assert known_prefixes(streams, training, DataConfig(unit="char", lowercase=True)) == wanted & {
+    assert known_prefixes(streams, training, Config.of(tokenizer="char", lowercase=True)) == wanted & {
         "abcdefgh"[:length] for length in range(2, 8)
     }
 

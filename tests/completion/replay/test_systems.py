@@ -19,7 +19,7 @@ from factorcell.completion.replay.systems import (
     reading,
     systems,
 )
-from factorcell.config import Config, DataConfig, UserError
+from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
@@ -32,7 +32,7 @@ OTHERS = {name: value for name, value in ROW.items() if name != "text"}
 def save(folder: Path, **options: Any) -> Path:
     """A run folder of characters with weights of chance; its context is a city."""
     made = make_letters(spread=0.8, seed=3, **options)
-    run = Run.create(folder, made.config, made.vocabulary, made.schema)
+    run = Run.create(folder, made.config, made.tokenizer, made.schema)
     run.model.load_state_dict(made.model.state_dict())
     run.save_weights({})
     return folder
@@ -64,11 +64,11 @@ def test_plain_has_no_completion_of_what_is_too_long() -> None:
 
 
 def test_people_in_contexts_never_seen(tmp_path: Path) -> None:
-    reads = {"user": "who", "unit": "char", "min_user_count": 1, "max_tokens": 12}
+    reads = {"user": "who", "tokenizer": "char", "min_user_count": 1, "max_tokens": 12}
     rows = [{"text": text, "city": city, "who": "ann"} for text in ("abc", "cab") for city in ("Oslo", "Nice")]
-    config = Config.from_dict({"data": {**reads, "context": ["city"], "min_count": 1, "min_context_count": 1}})
-    corpus = prepare(rows, config.data)
-    run = Run.create(tmp_path / "run", config, corpus.vocabulary, corpus.schema)
+    config = Config.of(**{**reads, "context": ["city"], "min_count": 1, "min_context_count": 1})
+    corpus = prepare(rows, config)
+    run = Run.create(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
     run.save_weights({})
     new = {"text": "abc", "city": "Rome"}
     for system in systems(run.folder, ["plain", "online"], user="who", unknown="expected").values():
@@ -192,9 +192,9 @@ def test_systems_that_suit_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_blend_alone_has_the_context_of_its_run(tmp_path: Path) -> None:
-    data = DataConfig(unit="char", user="user", context=("city",), min_user_count=1, min_context_count=1)
+    data = Config.of(tokenizer="char", user="user", context=("city",), min_user_count=1, min_context_count=1)
     made = prepare([{**ROW, "city": city} for city in ("Nice", "Oslo")], data)
-    run = Run.create(tmp_path / "run", Config(data=data), made.vocabulary, made.schema)
+    run = Run.create(tmp_path / "run", Config(data=data), made.tokenizer, made.schema)
     run.save_weights({})
     TextCounts.of(["abc"], 1).save(run.folder / POPULARITY)
     assert reading(run.folder, ["blend"], "user")[1] == reading(run.folder, ["online"], "user")[1] == ["city"]

@@ -30,7 +30,7 @@ ROWS = [
 
 
 def streams(run: Run) -> list[Stream]:
-    return read(ROWS, run.config.data, user="city")
+    return read(ROWS, run.config, user="city")
 
 
 def test_perplexity_is_that_of_people_one_by_one() -> None:

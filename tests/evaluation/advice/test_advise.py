@@ -12,7 +12,7 @@ import pytest
 
 from factorcell import files, progress
 from factorcell.commands.main import main
-from factorcell.config import Config, DataConfig, UserError
+from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.evaluation.advice import sample as advice_texts
 from factorcell.evaluation.advice.advise import advise, expected, recommend
@@ -22,8 +22,8 @@ from factorcell.reports import advice
 from tests import synthetic
 
 
-def data(*context: str, **more: Any) -> DataConfig:
-    return Config.from_dict({"data": {"context": context, "min_count": 1, "min_context_count": 5, **more}}).data
+def data(*context: str, **more: Any) -> Config:
+    return Config.of(**{"context": context, "min_count": 1, "min_context_count": 5, **more}).data
 
 
 def table(count: int = 1500) -> list[dict[str, Any]]:

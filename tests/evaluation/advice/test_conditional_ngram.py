@@ -25,7 +25,7 @@ from factorcell.evaluation.ngram import NGram
 from tests import synthetic
 
 Dialects = Callable[[int, int], tuple[list[dict[str, str]], float]]
-DATA = Config.from_dict({"data": {"context": ["dialect"], "min_count": 1, "min_context_count": 1}}).data
+DATA = Config.of(context=["dialect"], min_count=1, min_context_count=1).data
 MISSING = 2
 
 
@@ -41,7 +41,7 @@ class Case:
         self.train, self.tune, self.test = (self.corpus.select(part) for part in parts)
         self.of_train, self.of_tune, self.of_test = (self.labels[part] for part in parts)
         grams = ngram.count(self.train, order)
-        self.model = NGram(Path(), replace(DATA, context=()), self.corpus.vocabulary, grams)
+        self.model = NGram(Path(), replace(DATA, context=()), self.corpus.tokenizer, grams)
 
     def find(self, corpus: Corpus) -> IndexedTexts:
         return IndexedTexts.find(self.model, corpus)
@@ -72,7 +72,7 @@ def words(corpus: Corpus) -> list[list[int]]:
 
 
 def test_every_value_is_the_formula_over_dictionaries(case: Case, fitted: ValueNGram) -> None:
-    size, test = len(case.corpus.vocabulary), case.test.select(np.arange(6))
+    size, test = len(case.corpus.tokenizer), case.test.select(np.arange(6))
     plain: Counter[int] = Counter()
     counts: list[Counter[tuple[int, ...]]] = [Counter() for _ in range(3)]
     before: list[Counter[tuple[int, ...]]] = [Counter() for _ in range(3)]

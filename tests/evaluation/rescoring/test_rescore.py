@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell.config import DataConfig, UserError
+from factorcell.config import Config, UserError
 from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.rescoring import rescore as rescoring
 from factorcell.evaluation.rescoring.nbest import NBest, read_nbest
@@ -93,7 +93,7 @@ def test_a_column_of_numbers_that_nobody_has_is_expected(tmp_path: Path) -> None
 
 
 def test_an_ngram_model_scores_too(tmp_path: Path) -> None:
-    model = NGram.fit(ROWS, DataConfig(min_count=1), tmp_path / "ngram", order=2)
+    model = NGram.fit(ROWS, Config.of(min_count=1), tmp_path / "ngram", order=2)
     nbest = lists(3)
     scored = score(model, nbest)
     for utterance, values in zip(nbest.utterances, scored.model, strict=True):

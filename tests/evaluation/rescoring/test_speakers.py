@@ -23,16 +23,25 @@ WEIGHTS = ScoreWeights({"acoustic": 1.0, "model": 0.5})
 
 def make(folder: Path, **model: Any) -> Run:
     """A run folder with weights of chance, of words; its users are who speaks, its context their role."""
-    config = Config.from_dict(
-        {
-            "data": {"context": ("role",), "user": "who", "min_count": 1, "min_context_count": 1, "min_user_count": 1},
-            "model": {"embedding_size": 5, "hidden_size": 6, "rank": 2, "context_size": 3, "variable_size": 2, **model},
+    config = Config.of(
+        **{
+            "context": ("role",),
+            "user": "who",
+            "min_count": 1,
+            "min_context_count": 1,
+            "min_user_count": 1,
+            "embedding_size": 5,
+            "hidden_size": 6,
+            "rank": 2,
+            "context_size": 3,
+            "variable_size": 2,
+            **model,
         }
     )
     people = (("ann", "judge"), ("ben", "clerk"))
     rows = [{"text": text, "who": who, "role": role} for text in TEXTS for who, role in people]
-    corpus = prepare(rows, config.data)
-    run = Run.create(folder, config, corpus.vocabulary, corpus.schema)
+    corpus = prepare(rows, config)
+    run = Run.create(folder, config, corpus.tokenizer, corpus.schema)
     observe(run.model, corpus)
     random = torch.Generator().manual_seed(1)
     with torch.no_grad():

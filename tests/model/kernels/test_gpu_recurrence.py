@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from factorcell.config import ModelConfig
+from factorcell.config import Config
 from factorcell.model.cells import Cell
 from factorcell.model.kernels import gpu, gpu_recurrence
 from tests.model.kernels import test_recurrence
@@ -225,7 +225,7 @@ def test_a_cell_takes_the_kernel_where_it_can(ragged: bool, monkeypatch: pytest.
     lengths = torch.tensor([3, 0, 2], device=DEVICE) if ragged else None
     inputs, vector = torch.randn(3, 3, 4, device=DEVICE), torch.randn(3, 2, device=DEVICE)
     for layer_norm in (False, True):
-        config = ModelConfig(hidden_size=6, rank=2, layer_norm=layer_norm)
+        config = Config.of(hidden_size=6, rank=2, layer_norm=layer_norm)
         cell, results = Cell(4, 2, config, ("concat", "factor")).to(DEVICE), []
         calls: list[int] = []
         launch = Cell._launch

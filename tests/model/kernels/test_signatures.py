@@ -94,9 +94,7 @@ WRONG = [
 
 @compiled
 @pytest.mark.parametrize(("call", "said"), WRONG)
-def test_what_is_wrong_is_named(
-    call: Callable[[], object], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_wrong_is_named(call: Callable[[], object], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FACTORCELL_KERNEL", "plain")
     with pytest.raises(ValueError, match=said):
         call()
