@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from factorcell.config import Config
 from factorcell.data.cache import prepare
+from factorcell.data.tokenizer import new_tokenizer
 from factorcell.model.run import Run
 from factorcell.training.trainer import observe
 
@@ -55,6 +57,16 @@ def make_run(
         for parameter in run.model.parameters():
             parameter.normal_(0, 0.5)
     return run
+
+
+def split(text: str, config: Config) -> list[str]:
+    """The tokens of a text, by the tokenizer that a config names."""
+    return new_tokenizer(config).split(text)
+
+
+def join(tokens: Sequence[str], kind: str) -> str:
+    """The text of tokens of a kind."""
+    return new_tokenizer(Config.of(tokenizer=kind)).join(tokens)
 
 
 def nats_of(run: Run, row: dict[str, Any]) -> list[float]:

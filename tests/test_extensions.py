@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from factorcell import Config, Run, UserError, register_adapter, register_cell
 from factorcell.commands.main import main
-from factorcell.config import ADAPTERS, CELLS, EXTENSIBLE, ModelConfig
+from factorcell.config import EXTENSIBLE, ModelConfig
 from factorcell.model import Adapter, LayerSizes, Shift, State
 from factorcell.model.adapters import Concat, find_adapter
 from factorcell.model.cells import GRU, LSTM, Coupled, Drop, Norm, kind
+from factorcell.option_fields import ADAPTERS, CELLS
 from tests import ROOT, stranger
 from tests.small import ROWS
 from tests.stranger import MODULE, Bottleneck, Minimal, install

@@ -2,17 +2,18 @@
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from factorcell.config import Config, DataConfig, UserError
+from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.canaries import FILE, Canaries, Form, planted
 from factorcell.data.corpus import Corpus
-from factorcell.data.tokenizer import join, split
+from factorcell.data.tokenizer import Tokenizer, tokenizer_class
 from factorcell.data.vocabulary import SPECIALS, Vocabulary
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
@@ -26,14 +27,19 @@ ROWS: list[dict[str, Any]] = [
     }
     for place, word in enumerate(("cold", "sea", "sun", "sand") * 6)
 ]
-DATA = {"unit": "char", "user": "who", "min_count": 1, "min_user_count": 5, "min_context_word": 1}
+DATA = {"tokenizer": "char", "user": "who", "min_count": 1, "min_user_count": 5, "min_context_word": 1}
 CONTEXT = ("lat:number", "title:text", "topics:vector")
 
 
-def corpus_of(**more: Any) -> tuple[Corpus, DataConfig]:
+def corpus_of(**more: Any) -> tuple[Corpus, Config]:
     config = Config.of(**{**DATA, **more})
     rows = [{**row, "lat": row["lat"] or 0.0} for row in ROWS]
     return prepare(rows, config), config
+
+
+def tokenizer_of(kind: str, tokens: Iterable[str]) -> Tokenizer:
+    options = Config.of(tokenizer=kind).tokenizer
+    return tokenizer_class(kind)(options, Vocabulary([*SPECIALS, *dict.fromkeys(tokens)]))
 
 
 def lines_of(corpus: Corpus) -> list[list[int]]:
@@ -42,40 +48,39 @@ def lines_of(corpus: Corpus) -> list[list[int]]:
 
 @pytest.mark.parametrize("unit", ["char", "grapheme", "word", "space"])
 def test_canaries_are_read_back_as_their_tokens(unit: str) -> None:
-    data = Config.of(tokenizer=unit)
     words = ["the", "of", ",", "naïve", "-", "3", "x1", "…", *(f"w{number}" for number in range(60))]
     tokens = [*"eta 0.-7é", *LETTERS[1:4], *LETTERS[5:]] if unit in ("char", "grapheme") else words
-    vocabulary = Vocabulary([*SPECIALS, *dict.fromkeys(tokens)])
-    form = Form.of(vocabulary, data)
+    tokenizer = tokenizer_of(unit, tokens)
+    form = Form.of(tokenizer, 200)
     drawn = form.draw(300, (1, 2))
     assert len(set(drawn)) == 300
     assert form.space == len(form.alphabet) ** form.length
     assert drawn == form.draw(300, (1, 2)) != form.draw(300, (1, 3))
     assert not {",", "-", "…", " ", "."} & set(form.alphabet)
     for text in drawn:
-        assert split(join(text, unit), data) == list(text)
+        assert tokenizer.split(tokenizer.join(text)) == list(text)
 
 
 def test_letters_that_join_are_not_both_drawn_from() -> None:
-    vocabulary = Vocabulary([*SPECIALS, "\u1100", "\u1161", *LETTERS])
     for unit, kept in (("char", 1), ("grapheme", 0)):
-        form = Form.of(vocabulary, Config.of(tokenizer=unit))
+        tokenizer = tokenizer_of(unit, ["\u1100", "\u1161", *LETTERS])
+        form = Form.of(tokenizer, 200)
         assert len({"\u1100", "\u1161"} & set(form.alphabet)) == kept
         for text in form.draw(200, (0,)):
-            assert split(join(text, unit), Config.of(tokenizer=unit)) == list(text)
+            assert tokenizer.split(tokenizer.join(text)) == list(text)
 
 
 def test_a_form_of_few_texts_is_refused() -> None:
     with pytest.raises(UserError, match="are too few"):
-        Form.of(Vocabulary([*SPECIALS, "a", "b", "!"]), Config.of(tokenizer="char"))
+        Form.of(tokenizer_of("char", ["a", "b", "!"]), 200)
     with pytest.raises(UserError, match="max_tokens"):
-        Form.of(Vocabulary([*SPECIALS, *LETTERS]), Config.of(tokenizer="char", max_tokens=3))
+        Form.of(tokenizer_of("char", LETTERS), 3)
 
 
 @pytest.mark.parametrize("user", ["who", ""])
 def test_each_is_planted_as_often_as_it_says_with_the_context_of_one_text(user: str) -> None:
     corpus, config = corpus_of(user=user, context=CONTEXT)
-    canaries = Canaries.draw(corpus, config, 20, seed=3)
+    canaries = Canaries.draw(corpus, config.data.max_tokens, 20, seed=3)
     whole = canaries.planted_in(corpus)
     assert Counter(canaries.times.tolist()) == dict.fromkeys(range(1, 11), 2)
     assert len(whole) == len(corpus) + 110
@@ -101,7 +106,7 @@ def context_of(corpus: Corpus, row: int) -> Any:
 
 def test_the_file_says_that_nothing_is_real_and_opens_again(tmp_path: Path) -> None:
     corpus, config = corpus_of(context=CONTEXT)
-    canaries = Canaries.draw(corpus, config, 12, seed=0)
+    canaries = Canaries.draw(corpus, config.data.max_tokens, 12, seed=0)
     canaries.save(tmp_path / FILE)
     content = json.loads((tmp_path / FILE).read_text(encoding="utf-8"))
     assert "None is real" in content["note"]
@@ -125,7 +130,7 @@ def test_the_file_says_that_nothing_is_real_and_opens_again(tmp_path: Path) -> N
 )
 def test_a_damaged_file_is_named(change: Any, tmp_path: Path) -> None:
     corpus, config = corpus_of()
-    Canaries.draw(corpus, config, 3, seed=0).save(tmp_path / FILE)
+    Canaries.draw(corpus, config.data.max_tokens, 3, seed=0).save(tmp_path / FILE)
     content = json.loads((tmp_path / FILE).read_text(encoding="utf-8"))
     change(content)
     (tmp_path / FILE).write_text(json.dumps(content), encoding="utf-8")

@@ -16,8 +16,8 @@ from factorcell.config import Config, Notice, UserError
 from factorcell.data import chunks, entry, tables, tokens
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
-from factorcell.data.tokenizer import split
 from factorcell.data.vocabulary import END, START, UNKNOWN
+from tests.small import split
 
 TEXTS = ["the sea is cold", "the sun", "", "sand and sand and sea", "the the the the the the the"]
 ROWS = [{"text": text, "city": city, "lat": lat} for text, city, lat in zip(TEXTS, "ABABC", range(5), strict=True)]
@@ -27,12 +27,14 @@ CONFIG = Config.of(context=("city", "lat:number"), min_count=2, max_tokens=5, mi
 def expected_ids(rows: list[dict[str, Any]], config: Config) -> list[list[int]]:
     tokens = [split(row["text"], config) for row in rows]
     counts = Counter(token for line in tokens for token in line)
-    kept = sorted((t for t in counts if counts[t] >= config.min_count), key=lambda t: (-counts[t], t))
-    ids = {token: index + 3 for index, token in enumerate(kept[: config.max_vocabulary])}
+    kept = sorted((t for t in counts if counts[t] >= config.tokenizer.min_count), key=lambda t: (-counts[t], t))
+    ids = {token: index + 3 for index, token in enumerate(kept[: config.tokenizer.max_vocabulary])}
     lines = []
     for line in tokens:
-        cut = line[: config.max_tokens]
-        lines.append([START, *(ids.get(token, UNKNOWN) for token in cut)] + [END] * (len(line) < config.max_tokens))
+        cut = line[: config.data.max_tokens]
+        lines.append(
+            [START, *(ids.get(token, UNKNOWN) for token in cut)] + [END] * (len(line) < config.data.max_tokens)
+        )
     return lines
 
 
@@ -97,7 +99,7 @@ def test_other_tables_are_read_as_the_first() -> None:
     first = prepare(ROWS, CONFIG)
     rows = [{"text": "the zyx", "city": "B", "lat": 4}]
     second = prepare(rows, CONFIG, tokenizer=first.tokenizer, schema=first.schema)
-    assert lines_of(second) == [[START, first.tokenizer.ids["the"], UNKNOWN, END]]
+    assert lines_of(second) == [[START, *first.tokenizer.encode(["the"]), UNKNOWN, END]]
     assert second.categories.tolist() == [[2]]
     with pytest.raises(UserError, match="'Z' was never seen"):
         prepare([{**rows[0], "city": "Z"}], CONFIG, tokenizer=first.tokenizer, schema=first.schema)

@@ -283,15 +283,6 @@ def test_groups_of_texts(run: Run, missing: Any) -> None:
         evaluate_by(run, corpus, ["all"])
 
 
-def test_probed_values(run: Run) -> None:
-    texts = ["the sea", "the sun", "sand", "the sand"] * 2
-    assert indicators(run, texts, [1, 2] * 4) == indicators(run, texts, ["1", "2.0"] * 4)
-    with pytest.raises(UserError, match="values: expected one for each of 8 texts, got 2"):
-        indicators(run, texts, [1, 2])
-    with pytest.raises(UserError, match="got a missing one for text 2"):
-        few_examples(np.zeros((3, 2), np.float32), [1, None, 2], examples=1)
-
-
 def test_one_text_and_context_for_each_user() -> None:
     run = make_letters(data={"user": "city", "context": (), "min_user_count": 1}, spread=0.8)
     learner, user = Learner(run), User.new(run)

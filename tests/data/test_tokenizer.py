@@ -1,70 +1,35 @@
 """The contract of a tokenizer, held by that of words and characters and by an odd one of pairs of letters."""
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell.config import UNITS, Config
-from factorcell.data.tokenizer import TextTokenizer, Tokenizer
-from factorcell.data.vocabulary import SPECIALS, Specials, Vocabulary
+from factorcell.config import Config
+from factorcell.data.tokenizer import TOKENIZERS as KINDS
+from factorcell.data.tokenizer import Tokenizer, new_tokenizer
+from tests.plugins import PieceOptions, Pieces
 
 TEXTS = ["the sea, the sun", "e\u0301te\u0301 ab\u0327", "abcab", "a  b\tc", "", "don't!! 3.50"]
 
 
-class Pairs:
-    """Two letters a token, the special ones last: nobody may take ids, or one letter a token, for granted."""
-
-    def __init__(self, letters: str) -> None:
-        self.pieces = [one + two for one in letters for two in ("", *letters)]
-
-    @property
-    def specials(self) -> Specials:
-        """See `Tokenizer`."""
-        return Specials(*range(len(self.pieces), len(self.pieces) + 3))
-
-    def __len__(self) -> int:
-        return len(self.pieces) + 3
-
-    def split(self, text: str) -> list[str]:
-        """See `Tokenizer`."""
-        return [text[place : place + 2] for place in range(0, len(text), 2)]
-
-    def join(self, tokens: Sequence[str]) -> str:
-        """See `Tokenizer`."""
-        return "".join(tokens)
-
-    def encode(self, tokens: Iterable[str]) -> list[int]:
-        """See `Tokenizer`."""
-        known = {piece: index for index, piece in enumerate(self.pieces)}
-        return [known.get(token, self.specials.unknown) for token in tokens]
-
-    def decode(self, ids: Iterable[int]) -> list[str]:
-        """See `Tokenizer`."""
-        names = [*self.pieces, *SPECIALS]
-        return [names[index] for index in ids]
-
-    def follows(self, tokens: Sequence[str], more: Sequence[str]) -> bool:
-        """See `Tokenizer`: after a single letter nothing but the end."""
-        both = [*tokens, *more]
-        return self.split(self.join(both)) == both
+def of_kind(kind: str) -> Tokenizer:
+    """The tokenizer of a kind, with the tokens of `TEXTS`."""
+    new = new_tokenizer(Config.of(tokenizer=kind, min_count=1))
+    return new.trained(Counter(token for text in TEXTS for token in new.split(text)))
 
 
-def of_unit(unit: str) -> Tokenizer:
-    """The tokenizer of a unit, of the tokens of `TEXTS`."""
-    data = Config.of(tokenizer=unit)
-    split = TextTokenizer(Vocabulary(SPECIALS), data).split
-    tokens = dict.fromkeys(token for text in TEXTS for token in split(text))
-    return TextTokenizer(Vocabulary([*SPECIALS, *tokens]), data)
+def pairs_of(letters: str) -> Tokenizer:
+    """Pieces of at most two letters, whose special ids come last."""
+    return Pieces(PieceOptions(length=2), [one + two for one in letters for two in ("", *letters)])
 
 
-TOKENIZERS: dict[str, Tokenizer] = {**{unit: of_unit(unit) for unit in UNITS}, "pairs": Pairs("abc ")}
+TOKENIZERS: dict[str, Tokenizer] = {**{kind: of_kind(kind) for kind in KINDS}, "pairs": pairs_of("abc ")}
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_ids_and_tokens_are_one_to_one(name: str) -> None:
-    """Every id has a token, known tokens come back, all others are the unknown one; the special ids are three."""
     tokenizer = TOKENIZERS[name]
     specials = tokenizer.specials
     assert len({*specials}) == 3
@@ -79,7 +44,6 @@ def test_ids_and_tokens_are_one_to_one(name: str) -> None:
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(text=st.text(alphabet="ab c\u0301,.'\U0001f1ea\U0001f1f8", max_size=12), cut=st.integers(0, 12))
 def test_what_is_split_may_follow_itself(name: str, text: str, cut: int) -> None:
-    """A text that is read as it was written may be cut anywhere, and what was cut off may follow."""
     tokenizer = TOKENIZERS[name]
     tokens = tokenizer.split(text)
     again = tokenizer.split(tokenizer.join(tokens))
@@ -87,7 +51,6 @@ def test_what_is_split_may_follow_itself(name: str, text: str, cut: int) -> None
 
 
 def test_what_would_be_read_otherwise_may_not_follow() -> None:
-    """An accent joins the letter before it; half a flag waits for the other; a single letter takes another with it."""
     characters, graphemes = TOKENIZERS["char"], TOKENIZERS["grapheme"]
     assert not characters.follows(["e"], ["\u0301"])
     assert characters.follows(["e"], ["t", "e"])

@@ -13,9 +13,9 @@ from factorcell import files
 from factorcell.config import Config, Notice
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
-from factorcell.data.tokenizer import split
 from factorcell.data.tokens import truncated
 from factorcell.data.vocabulary import END, START
+from tests.small import split
 
 UNITS = ("word", "space", "char", "grapheme")
 LETTERS = ["a", "é", "e\u0301", " ", "...", "👩‍👩‍👧", "🇳🇴", "ß", " </s> "]  # graphemes of one code point and of several
@@ -40,7 +40,7 @@ def test_truncated_texts_are_those_of_too_many_tokens(unit: str, texts: list[str
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         corpus = prepare([{"text": text} for text in texts], config)
-    assert corpus.truncated.tolist() == truncated(texts, config).tolist() == expected
+    assert corpus.truncated.tolist() == truncated(texts, corpus.tokenizer, max_tokens).tolist() == expected
     verb = "is" if sum(expected) == 1 else "are"
     counted = f"the rows given: {sum(expected)} of {len(texts)} texts {verb} cut after {max_tokens} tokens"
     assert [str(one.message).partition(";")[0] for one in caught] == [counted] * any(expected)

@@ -8,7 +8,7 @@ import pytest
 import papers
 import study
 from factorcell import files
-from factorcell.config import said_in
+from factorcell.config import read_options
 from factorcell.training import plan
 
 FAKE = """
@@ -42,7 +42,7 @@ def test_every_file_of_rows_and_every_recipe_has_its_experiment() -> None:
 def test_recipes_leave_nothing_to_choose(recipe: Path) -> None:
     """What a recipe reached was reached with all of its options: other rules must not change it."""
     if recipe.stem not in ("published", "rows", "sources", "tables"):
-        assert plan.unsaid(said_in(recipe)) == ()
+        assert plan.unsaid(read_options(recipe)) == ()
 
 
 def script(folder: Path) -> str:

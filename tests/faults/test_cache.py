@@ -150,10 +150,10 @@ def test_any_byte_of_an_entry_counts(table: Path, tmp_path: Path) -> None:
             (folder / name).unlink()
             if damaged is not None:
                 (folder / name).write_bytes(damaged)
-            assert entry.load(folder) is None, name
+            assert entry.load(folder, CONFIG) is None, name
             (folder / name).unlink(missing_ok=True)
             (folder / name).write_bytes(whole)
-    assert entry.load(folder) is not None
+    assert entry.load(folder, CONFIG) is not None
     (folder / "tokens.npy").unlink()
     same(prepare(table, CONFIG, cache=cache), expected)
 
@@ -267,6 +267,6 @@ def test_kill_at_any_moment(table: Path, tmp_path: Path) -> None:
         begun = sorted(cache.iterdir(), key=lambda path: int(path.name)) if cache.exists() else []
         for folder in begun[-2:]:
             for found in folder.glob("*"):
-                assert found.suffix == ".partial" or entry.load(found) is not None
+                assert found.suffix == ".partial" or entry.load(found, CONFIG) is not None
             same(prepare(table, CONFIG, cache=folder), expected)
             same(prepare(table, CONFIG, cache=folder), expected)

@@ -11,12 +11,12 @@ import torch
 from factorcell.choices import METHODS
 from factorcell.commands import main
 from factorcell.config import UserError
-from factorcell.data.tokenizer import sentence_case, split
+from factorcell.data.tokenizer import sentence_case
 from factorcell.generation.generate import TOGETHER, GenerationOptions, every, fill, generate, stream
 from factorcell.generation.infilling import InfillingOptions
 from factorcell.model.kernels import library
 from factorcell.model.run import Run
-from tests.small import make_run
+from tests.small import make_run, split
 
 CONTEXTS = [{"city": "Oslo", "stars": "5"}, {"city": "Nice", "stars": "1"}, {"city": "Oslo", "stars": "1"}]
 SHORT, TWO = GenerationOptions(max_tokens=8), InfillingOptions(max_tokens=2)

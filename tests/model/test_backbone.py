@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from factorcell.config import CELLS, Config, ModelConfig
+from factorcell.config import Config, ModelConfig
 from factorcell.model.backbone import Backbone
 from factorcell.model.recurrent import RecurrentBackbone
+from factorcell.option_fields import CELLS
 from tests.growing import Growing
 
 B, T, E, H, K = 4, 5, 3, 6, 2

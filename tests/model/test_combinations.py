@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from factorcell.config import ADAPTERS, CELLS, ModelConfig
+from factorcell.config import ModelConfig
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch
 from factorcell.data.schema import RARE, ContextSchema, Variable
 from factorcell.data.vocabulary import END, START
 from factorcell.model.language_model import LanguageModel
+from factorcell.option_fields import ADAPTERS, CELLS
 from tests.small import inside
 
 V, B = 6, 3

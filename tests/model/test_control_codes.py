@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from factorcell.config import CELLS, Config
+from factorcell.config import Config
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch
 from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.data.vocabulary import END, START
 from factorcell.model.encoder import Prefix
 from factorcell.model.language_model import LanguageModel
+from factorcell.option_fields import CELLS
 from tests.small import inside
 
 V = 7

@@ -14,13 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from factorcell.config import ADAPTERS, OUTPUT_BIASES, Config, UserError
+from factorcell.config import OUTPUT_BIASES, Config, UserError
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch
 from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.data.vocabulary import END, START
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.output import Proposal, Samples
+from factorcell.option_fields import ADAPTERS
 from tests.model import oracles
 from tests.model.oracles import Array
 from tests.small import place

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell.config import ADAPTERS, OUTPUT_BIASES, Config
+from factorcell.config import OUTPUT_BIASES, Config
 from factorcell.data.context import Context
 from factorcell.data.vocabulary import START
 from factorcell.model import language_model
 from factorcell.model.dropout import mask
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run
+from factorcell.option_fields import ADAPTERS
 from tests.small import CONTEXT, ROWS, inside, make_run
 
 

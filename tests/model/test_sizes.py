@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from factorcell import files, memory
-from factorcell.config import ADAPTERS, CELLS, OUTPUT_BIASES, Config, UserError
+from factorcell.config import OUTPUT_BIASES, Config, UserError
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.model import sizes
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run
+from factorcell.option_fields import ADAPTERS, CELLS
 from tests.small import make_run
 
 NUMBERS = (0.0,) * 6

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from factorcell.config import ADAPTERS, OUTPUT_BIASES, UserError
+from factorcell.config import OUTPUT_BIASES, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run
+from factorcell.option_fields import ADAPTERS
 from factorcell.training import proximal
 from factorcell.training.loop import train
 from factorcell.training.proximal import PARTS, StartingPoint, part_of, parts_named
