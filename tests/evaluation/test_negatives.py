@@ -70,9 +70,9 @@ def test_frequent_words_are_drawn_as_often_as_they_were_written(tmp_path: Path) 
     run = make(tmp_path / "run")
     counts, seen = run.unigrams().double().clamp(min=1), torch.zeros(len(run.tokenizer), dtype=torch.double)
     counts[START] = 0
-    for seed in range(3000):
+    for seed in range(1000):
         seen[draw_samples(run, DRAWS, seed, "unigram").tokens] += 1
-    torch.testing.assert_close(seen / 3000, 1 - (1 - counts / counts.sum()) ** DRAWS, atol=0.04, rtol=0)
+    torch.testing.assert_close(seen / 1000, 1 - (1 - counts / counts.sum()) ** DRAWS, atol=0.06, rtol=0)
 
 
 def test_training_keeps_the_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

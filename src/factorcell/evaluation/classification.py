@@ -58,10 +58,8 @@ def log_likelihoods(
     Args:
         run: An adapted run.
         corpus: The texts, as `run` has prepared them.
-        candidates: Dicts from variable to value, such as `{"stars": "5"}` or `{"lat": 48.9, "lon": 2.4}`; each text
-            keeps its other variables.
-        samples: The number of sampled tokens of the softmax; 0: all tokens. Sampling is faster and serves to compare
-            candidates, but not to measure perplexity.
+        candidates: Dicts from variable to value, such as `{"stars": "5"}`; each text keeps its other variables.
+        samples: The number of sampled tokens of the softmax, to compare candidates faster; 0: all tokens.
         seed: The seed of the samples.
         proposal: How they are drawn: "rank" or "unigram".
         progress: Whether to show the progress.
