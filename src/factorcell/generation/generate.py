@@ -164,8 +164,7 @@ def generate(
 
     Args:
         run: The model.
-        contexts: Rows from column to value: a list, one mapping, a data frame or any other table. A column without a
-            value has its expected value.
+        contexts: A mapping from column to value, a list of them, or any table; other columns have expected values.
         number: Texts of each context.
         options: How texts are written.
         prompt: The beginning of each text; the model may not know its words.
