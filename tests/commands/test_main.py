@@ -163,7 +163,7 @@ def test_classify_among_points(trained: Path, capsys: pytest.CaptureFixture[str]
 def test_compare_makes_a_table_and_a_page_and_resumes(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [str(tables / "train.csv"), "--dev", str(tables / "dev.csv"), "--test", str(tables / "test.csv")]
     command = ["compare", *files, "--out", str(tables / "all"), "--text", "review", "--context", "dialect"]
-    command += ["--target", "dialect", *SMALL, *QUICK]
+    command += ["--target", "dialect", *SMALL, *QUICK, "--epochs", "0.5"]
     assert main(command) == 0
     table = capsys.readouterr().out
     models = ["unadapted", "softmaxbias", "concatcell", "factorcell", "ngram"]

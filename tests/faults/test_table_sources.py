@@ -260,10 +260,10 @@ def test_dictionaries_of_large_values(
     monkeypatch.setattr(parquet_files, "BATCH", 1 << 20)
     rows = [{"text": "x" * 200_000, "city": "Oslo", "words": ["y" * 200_000]}, {"text": "a", "city": "b", "words": []}]
     path = tmp_path / "t.parquet"
-    pq.write_table(pa.Table.from_pylist(rows * 500), path, row_group_size=600)
+    pq.write_table(pa.Table.from_pylist(rows * 100), path, row_group_size=150)
     chunks = list(open_table(path).chunks(columns))
     assert max(len(chunk[columns[0]]) for chunk in chunks) <= 5
-    assert [row for chunk in chunks for row in chunk[columns[0]]] == [row[columns[0]] for row in rows * 500]
+    assert [row for chunk in chunks for row in chunk[columns[0]]] == [row[columns[0]] for row in rows * 100]
 
 
 def test_row_groups_beyond_memory(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
