@@ -15,8 +15,7 @@ import corpora
 from corpora import Tables
 from factorcell.config import Config
 from factorcell.evaluation.embeddings import Embeddings
-from factorcell.evaluation.groups import column_groups
-from factorcell.evaluation.perplexity import text_tallies
+from factorcell.evaluation.perplexity import column_groups, text_tallies
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer, Tally
 from study import ROWS, Experiment, Measured, Row

@@ -46,7 +46,6 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "evaluate RUN table.jsonl": (ONE, ("ngram", "mixture", "separate")),
     "rescore RUN lists.jsonl": (ONE, ("ngram",)),
     "mix RUN --dev table.jsonl --out new": (ONE, ("ngram", "mixture", "separate")),
-    "advise table.jsonl --context city --measured RUN": (ONE, ()),
     "replay RUN table.jsonl --out new --user city": ("a run folder or a folder of runs", ("study",)),
     "specificity RUN --target city --train table.jsonl --dev table.jsonl --out new": (MANY, ("study",)),
     "report RUN --out new.html": (MANY, ("ngram", "study")),

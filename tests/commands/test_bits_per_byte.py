@@ -14,13 +14,11 @@ from tests.small import ROWS, make_letters, make_run
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a run of words."""
     make_run(tmp_path / "cell", ("city", "stars")).save_weights({})
     return tmp_path
 
 
 def test_evaluate_prints_bits_per_byte(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the interval; as a lower bound where texts are read in words, with the number of unknown targets."""
     figure = r"\d+\.\d{3} \[\d+\.\d{3}, \d+\.\d{3}\]"
     files.write_rows(folder / "more.jsonl", [*ROWS * 3, {**ROWS[0], "text": "zyx sea"}])
     assert main(["evaluate", str(folder / "cell"), str(folder / "more.jsonl")]) == 0
@@ -48,7 +46,6 @@ def test_evaluate_prints_bits_per_byte(folder: Path, capsys: pytest.CaptureFixtu
 
 
 def test_runs_of_two_units_are_compared_by_bits_per_byte(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By `evaluate --baseline` and on the page of `report`, over the texts that both read whole."""
     letters = make_letters(tuple(str(row["text"]) for row in ROWS), data={"max_tokens": 40})
     char = Run.create(folder / "char", letters.config, letters.vocabulary, letters.schema)
     char.save_weights({})

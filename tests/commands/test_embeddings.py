@@ -51,7 +51,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows_of(capsys: pytest.CaptureFixture[str], folder: Path, *more: str) -> list[Row]:
-    """What `--json` prints."""
     assert main(["contexts", str(folder / "run"), "--threads", "1", "--json", *more]) == 0
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
@@ -68,8 +67,7 @@ def error_of(capsys: pytest.CaptureFixture[str], run: Path, *more: str) -> str:
     return error
 
 
-def test_neighbours(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of named values, of the most frequent ones, of another variable; as a table and as lines."""
+def test_neighbours_equal_those_of_the_function(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     known = Embeddings.of(Run.open(folder / "run"))
     near = rows_of(capsys, folder, "--near", "<city 3>", "<city 5>", "--count", "4")
     assert near == [{"kind": "neighbour", **row} for row in known.neighbours(["<city 3>", "<city 5>"], 4)]
@@ -89,8 +87,7 @@ def test_neighbours(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(lines) == 3
 
 
-def test_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of each near value, of a context, between two; the rest of the context is that of --context."""
+def test_words_equal_those_of_the_function(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Run.open(folder / "run")
 
     def words(*contexts: Row, count: int = 10, frequent: int | None = None) -> list[tuple[str, float]]:
@@ -150,8 +147,7 @@ def test_maps_and_predictions(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert others[0]["r2"] != r2["r2"]
 
 
-def test_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Well nested, names are text; every part that was asked for is there, and no other."""
+def test_the_page_has_all_that_was_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told, path = str(folder / "told.jsonl"), folder / "page.html"
     more = ["--map", told, "--predict", told, "--by", "side", "--by", "height", "--points", "--page", str(path)]
     rows = rows_of(capsys, folder, "--near", "<city 3>", "--words", *more)

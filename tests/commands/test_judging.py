@@ -30,7 +30,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_evaluate_says_how_sure_a_gain_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Over the same model without context, over a baseline, and by value; that there is none is said too."""
     cell, plain, table = (str(folder / name) for name in ("cell", "plain", "test.jsonl"))
     assert main(["evaluate", cell, table, "--by", "city"]) == 0
     said = capsys.readouterr().out
@@ -46,7 +45,6 @@ def test_evaluate_says_how_sure_a_gain_is(folder: Path, capsys: pytest.CaptureFi
 def test_a_sure_token_costs_no_negative_nats(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """-log 1 is a zero, without a minus sign."""
     sure = {"row": 0, "nats": -0.0, "targets": 1, "perplexity": 1.0, "tokens": [{"token": "a", "nats": -0.0}]}
     monkeypatch.setattr(Run, "score", lambda *_, **__: [sure])
     assert main(["score", str(folder / "cell"), str(folder / "test.jsonl"), "--tokens"]) == 0
@@ -57,7 +55,6 @@ def test_a_sure_token_costs_no_negative_nats(
 def test_the_numbers_of_products_are_said_once_and_last(
     folder: Path, more: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many runs there are, and not before a mistake in what is given."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr("factorcell.model.run.gain", lambda work, device: 2.0)
     assert main(["evaluate", "cell", "test.jsonl", *more]) == 0
@@ -70,7 +67,6 @@ def test_the_numbers_of_products_are_said_once_and_last(
 
 
 def test_a_baseline_that_is_adapted_reads_its_own_context(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The gain of a model over itself is none; over another it is that of their perplexities."""
     cell, plain, table = (str(folder / name) for name in ("cell", "plain", "test.jsonl"))
     assert main(["evaluate", cell, table, "--baseline", cell]) == 0
     assert "+0.0% [+0.0, +0.0] no difference" in capsys.readouterr().out
@@ -88,7 +84,6 @@ def test_a_baseline_that_is_adapted_reads_its_own_context(folder: Path, capsys: 
 def test_a_baseline_of_other_tokens_is_refused_before_its_columns_are(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No option that would read its missing column helps."""
     other = make_letters()
     run = Run.create(folder / "letters", other.config, other.vocabulary, other.schema)
     run.save_weights({})
@@ -109,7 +104,6 @@ def _data(run: Run) -> dict[str, object]:
 def test_what_a_run_writes_has_a_caution_where_it_stopped_early(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Texts, fillers, neighbours, words and figures, on standard error and on pages; a whole training has none."""
     run, page = str(folder / "cell"), folder / "page.html"
     asked = [
         ["generate", run, "--context", "city=Oslo", "--max-tokens", "3"],
@@ -134,7 +128,6 @@ def test_what_a_run_writes_has_a_caution_where_it_stopped_early(
 
 @pytest.mark.filterwarnings("always::factorcell.config.Notice")
 def test_evaluate_counts_empty_texts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Once, with their file."""
     table, empty = folder / "test.jsonl", 3 * sum(row["text"] == "" for row in ROWS)
     assert main(["evaluate", str(folder / "cell"), str(table), "--by", "city", "--top"]) == 0
     told = f"Notice: {table}: {empty} of {3 * len(ROWS)} texts are empty; the end of an empty text is its only target"
@@ -144,7 +137,6 @@ def test_evaluate_counts_empty_texts(folder: Path, capsys: pytest.CaptureFixture
 def test_classify_says_how_far_it_is(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of all texts under all candidates, known at once, the texts to calibrate on as well; in Python only if asked."""
     for name in ("FIRST", "OFTEN", "SHARE"):
         monkeypatch.setattr(progress, name, 0.0)
     monkeypatch.setattr(classification, "TOKENS", 30)
@@ -160,26 +152,7 @@ def test_classify_says_how_far_it_is(
     assert sum("(100%)" in line for line in told) == 2
 
 
-def test_named_points_say_how_far_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The same for points."""
-    for name in ("FIRST", "OFTEN", "SHARE"):
-        monkeypatch.setattr(progress, name, 0.0)
-    run = make_run(tmp_path / "run", ("lat:number", "lon:number"))
-    run.save_weights({})
-    places = {"Oslo": {"lat": 59.9, "lon": 10.7}, "Nice": {"lat": 43.7, "lon": 7.3}, "Rome": {"lat": 41.9, "lon": 12.5}}
-    classify_points(run, ROWS, places)
-    assert capsys.readouterr().err == ""
-    files.write_rows(tmp_path / "points.jsonl", [{"name": name, **place} for name, place in places.items()])
-    files.write_rows(tmp_path / "test.jsonl", ROWS)
-    words = ["classify", str(run.folder), str(tmp_path / "test.jsonl"), "--points", str(tmp_path / "points.jsonl")]
-    assert main(words) == 0
-    assert f" of {3 * len(ROWS)} likelihoods (100%)" in capsys.readouterr().err
-
-
 def unlabelled(folder: Path, rows: list[dict[str, object]]) -> str:
-    """A table of those rows."""
     files.write_rows(folder / "new.jsonl", rows)
     return str(folder / "new.jsonl")
 
@@ -194,7 +167,6 @@ NEW: list[list[dict[str, object]]] = [
 def test_texts_without_a_value_are_classified(
     folder: Path, rows: list[dict[str, object]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As those with one; no figure is shown or kept, and what was measured before stays in card and report."""
     cell, table, out = str(folder / "cell"), unlabelled(folder, rows), folder / "out.jsonl"
     assert main(["classify", cell, str(folder / "test.jsonl"), "--target", "city"]) == 0
     accuracy = capsys.readouterr().out.splitlines()[0].split()[1].rstrip(",")
@@ -246,7 +218,6 @@ def test_values_that_are_no_candidates_judge_nothing(folder: Path, capsys: pytes
 
 
 def test_named_points_of_texts_without_a_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The columns of the points may be missing, one by one or all; the nearest point is then not known."""
     run = make_run(tmp_path / "run", ("lat:number", "lon:number"))
     run.save_weights({})
     files.write_rows(
@@ -263,7 +234,6 @@ def test_named_points_of_texts_without_a_place(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_temperature_takes_values(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A table to calibrate on without the column, without a value, or with others only is refused before any work."""
     test, out = str(folder / "test.jsonl"), folder / "out.jsonl"
     command = ["classify", str(folder / "cell"), test, "--target", "city", "--out", str(out)]
     why = "a temperature is fitted by the values that texts have"
@@ -281,7 +251,6 @@ def test_a_temperature_takes_values(folder: Path, capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("kind", ["linear", "bayes"])
 def test_baselines_take_values_to_judge_by(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """They only measure: a table without values is a mistake, in one line."""
     files.write_rows(tmp_path / "train.jsonl", ROWS * 60)
     table = unlabelled(tmp_path, [{"text": "sun", "city": None}])
     command = ["baseline", kind, str(tmp_path / "train.jsonl"), "--target", "city", "--test"]
@@ -296,7 +265,6 @@ def test_baselines_take_values_to_judge_by(tmp_path: Path, kind: str, capsys: py
 def test_what_prints_texts_and_words_is_the_same_each_time(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever is faster at the moment: products are of floats, as in Python, unless somebody asks for others."""
     monkeypatch.setattr("factorcell.model.run.gain", lambda work, device: 2.0)
     cell, between = str(folder / "cell"), ["--between", "city=Oslo", "city=Nice"]
     asked = {
@@ -319,7 +287,6 @@ def test_what_prints_texts_and_words_is_the_same_each_time(
 
 
 def test_rows_of_less_precise_texts_say_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And a file of them goes on only with the same numbers."""
     out = folder / "texts.jsonl"
     command = ["generate", str(folder / "cell"), "--number", "2", "--out", str(out), "--precision"]
     assert main([*command, "bfloat16"]) == 0
@@ -330,7 +297,6 @@ def test_rows_of_less_precise_texts_say_so(folder: Path, capsys: pytest.CaptureF
 
 
 def test_card_and_report_show_the_last_answer_with_its_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Rows keep the numbers of products; the same question again, of other numbers, replaces what is shown."""
     cell, first, second = (str(folder / name) for name in ("cell", "test.jsonl", "other.jsonl"))
     files.write_rows(folder / "other.jsonl", ROWS)
     for words in (
@@ -356,7 +322,6 @@ def test_card_and_report_show_the_last_answer_with_its_table(folder: Path, capsy
 
 
 def test_unknown_words_of_a_prompt_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each once, with the nearest known ones; the text begins with them all the same. Known words say nothing."""
     cell = str(folder / "cell")
     command = ["generate", cell, "--context", "city=Oslo", "--context", "stars=5", "--max-tokens", "3", "--prompt"]
     told = f"--prompt: not in the vocabulary of {cell}, and read as unknown: 'xyzzyq', 'sands' (near it: sand, and)\n"

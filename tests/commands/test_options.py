@@ -104,7 +104,6 @@ WRITING = {
     "specificity --out": "RUN --target city --train TABLE --dev TABLE",
     "explain --page": "RUN FILE --between a=1 a=2",
     "contexts --page": "RUN",
-    "units --page": "RUN TABLE --target city",
     "report --out": "RUN",
     "mix --out": "RUN --dev TABLE",
     "baseline ngram --out": "TABLE",

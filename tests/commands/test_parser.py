@@ -102,7 +102,6 @@ MIXED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "explain r": ({"run": Path("r"), "file": None}, {"--between a=1 a=2 --text t": ["a=1", "a=2"]}),
     "users/forget u t": ({"user": "u", "text": "t"}, {"--store s": "s"}),
     "users/delete u t": ({"users": ["u", "t"]}, {"--store s": "s", "--purge": True}),
-    "units r t": ({"run": Path("r"), "table": Path("t")}, {"--target c": "c", "--value t": "t"}),
 }
 
 

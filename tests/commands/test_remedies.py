@@ -42,7 +42,6 @@ def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_a_verb_proposes_only_what_it_takes(tables: Path, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a table that lacks a column: options of the verb, or what the table must have where the verb has none."""
     assert main([*verb.split(), *COMMANDS[verb]]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     options = parser(*verb.split()).options
@@ -52,7 +51,6 @@ def test_a_verb_proposes_only_what_it_takes(tables: Path, verb: str, capsys: pyt
 
 
 def test_a_function_proposes_only_what_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`fit` and `compare` have no `unknown`, `score` of a run has."""
     run, must = make_run(tmp_path / "run", ("city", "stars")), "it must have every context column of training"
     with pytest.raises(UserError) as error:
         fit(ROWS, BARE, CONFIG, tmp_path / "fit")

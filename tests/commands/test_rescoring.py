@@ -44,7 +44,6 @@ def command(folder: Path, *more: str) -> list[str]:
 
 
 def test_from_lists_to_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Weights fitted and kept; rows, table and page are those of the library."""
     out, page, kept = folder / "best.jsonl", folder / "page.html", folder / "weights.json"
     tuned = ["--tune", str(folder / "tune.jsonl"), "--weights", str(kept), "--by", "hall"]
     assert main(command(folder, *tuned, "--out", str(out), "--page", str(page))) == 0
@@ -66,7 +65,6 @@ def test_from_lists_to_page(folder: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_beams_of_nemo(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The number of lines of each utterance is an option, and the error without it names that option."""
     beams = folder / "preds_out_width2_alpha1.0_beta0.0.tsv"
     beams.write_text("".join(f"{text}\t{-number}\n" for number, text in enumerate(TEXTS[:4])))
     words = ["rescore", str(folder / "run"), str(beams), "--threads", "1", "--json", "--context", "who=ann"]
@@ -82,7 +80,6 @@ def test_beams_of_nemo(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_weight_of_zero_has_no_minus_sign(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As a fit may leave it."""
     kept = folder / "weights.json"
     ScoreWeights({"acoustic": 1.0, "lm": 0.5, "model": 0.5, "words": -0.0}).save(kept)
     assert main(command(folder, "--weights", str(kept))) == 0
@@ -90,7 +87,6 @@ def test_a_weight_of_zero_has_no_minus_sign(folder: Path, capsys: pytest.Capture
 
 
 def test_share_of_zero_is_the_first_pass(folder: Path) -> None:
-    """Sorted by its own scores, the first pass stands; a share of one does not."""
     rows = [
         {**row, "hypotheses": sorted(row["hypotheses"], key=lambda one: -one["acoustic"] - one["lm"])}
         for row in files.read_rows(folder / "test.jsonl")
@@ -106,7 +102,6 @@ def test_share_of_zero_is_the_first_pass(folder: Path) -> None:
 
 
 def test_learning_and_kept_scores(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--learn, with and without a fit; --scores makes a file that is taken again; a context for all."""
     kept, out = folder / "scores.jsonl", folder / "best.jsonl"
     tune = ["--tune", str(folder / "tune.jsonl"), "--scores", str(kept), "--out", str(out)]
     assert main(command(folder, *tune, "--learn")) == 0
@@ -124,7 +119,6 @@ def test_learning_and_kept_scores(folder: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_weights_of_learning_are_fitted_on_new_speakers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Who is new is nobody before anything is learned; another value that was never seen stays an error."""
     rows = [{**row, "who": "zoe"} for row in files.read_rows(folder / "tune.jsonl")]
     files.write_rows(folder / "new.jsonl", rows)
     assert main(command(folder, "--tune", str(folder / "new.jsonl"), "--learn")) == 0
@@ -185,7 +179,6 @@ def test_lists_of_other_scores_cannot_be_tuned_on(folder: Path, capsys: pytest.C
 
 
 def test_page_is_whole(folder: Path) -> None:
-    """Well nested; texts are texts, not tags; rates, weights and groups are there as the rows have them."""
     scored = score(Run.open(folder / "run"), read_nbest(folder / "test.jsonl"))
     weights = ScoreWeights({"acoustic": 0.1, "model": 1.5})
     rows = rescore(scored, weights)
@@ -211,6 +204,5 @@ def test_page_is_whole(folder: Path) -> None:
 
 
 def test_differences_are_marked() -> None:
-    """Left out struck, added set apart, both where a word took another's place; marks of HTML are letters."""
     assert rescoring.differences("a b c", "a x c d") == "a <del>b</del> <ins>x</ins> c <ins>d</ins>"
     assert rescoring.differences("<i> b", "<i>") == "&lt;i&gt; <del>b</del>"

@@ -30,7 +30,6 @@ def rows(count: int) -> list[dict[str, Any]]:
 
 
 def counted(name: str) -> tuple[int, int]:
-    """How many texts of a table are cut, and how many there are."""
     return sum(row["text"] in CUT for row in rows(TABLES[name])), TABLES[name]
 
 
@@ -75,7 +74,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The notices of texts that were cut."""
     return [line for line in capsys.readouterr().err.splitlines() if " cut after " in line]
 
 
@@ -100,7 +98,6 @@ def test_each_table_is_reported_once(
 
 
 def test_results_count_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The rows of evaluate, classify and the baselines, as JSON."""
     run, train, test = (str(folder / name) for name in ("run", "train.jsonl", "test.jsonl"))
     cut, _ = counted("test")
     for command in (
@@ -120,7 +117,6 @@ def test_results_count_them(folder: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_texts_that_differ_late_have_other_scores(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And the number of their targets is that of all their tokens and the end."""
     begins = "abc" * 3
     files.write_rows(folder / "pair.jsonl", [{"text": begins + end, "city": "Oslo", "who": "user 0"} for end in "abc"])
     assert main(["score", str(folder / "run"), str(folder / "pair.jsonl"), "--json"]) == 0
@@ -134,7 +130,6 @@ def test_texts_that_differ_late_have_other_scores(folder: Path, capsys: pytest.C
 def test_hypotheses_that_differ_late_are_ranked(
     model: str, more: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the end of each: the best of a list that is long before its hypotheses differ, whatever its order."""
     if model == "grams" and more:
         return
     texts = ["abc" * 80 + end for end in ("aaaa", "abca", "cccc")]
@@ -150,7 +145,6 @@ def test_hypotheses_that_differ_late_are_ranked(
 
 
 def nats(model: Path, text: str) -> float:
-    """What a whole text costs."""
     if (model / "config.json").exists():
         return float(Run.open(model).score({"text": text, "city": "Oslo", "who": "user 0"})[0]["nats"])
     from factorcell.evaluation.ngram import NGram
@@ -161,7 +155,6 @@ def nats(model: Path, text: str) -> float:
 
 @pytest.mark.filterwarnings("default::factorcell.config.Notice")
 def test_completion_says_what_is_too_long(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A prefix that no text of the run has, and a text of a history of which only the beginning is learned."""
     assert main(["complete", str(folder / "run"), "abcabcabca", "--context", "city=Oslo"]) == 0
     told = "the prefix is longer than the texts that the run completes, which have at most 7 tokens"
     assert told in capsys.readouterr().err.splitlines()

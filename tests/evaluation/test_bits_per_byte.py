@@ -13,7 +13,6 @@ from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.comparison import Candidate, compared
 from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.perplexity import evaluate, evaluated
-from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import TextSums
 from factorcell.model.run import Run
 from tests.small import make_letters, make_run
@@ -39,7 +38,6 @@ def bits(run: Any, texts: list[str]) -> tuple[list[float], list[int]]:
 
 @pytest.mark.parametrize("kind", ["char", "grapheme", "word", "ngram"])
 def test_bits_per_byte_are_those_of_each_text(kind: str, tmp_path: Path) -> None:
-    """Bits of all targets over bytes as given, cut texts omitted; the interval holds the figure."""
     run: Any = make_run(tmp_path / "run") if kind == "word" else make_letters(LETTERS)
     if kind == "grapheme":
         run = make_letters(LETTERS, data={"unit": "grapheme"})
@@ -56,23 +54,7 @@ def test_bits_per_byte_are_those_of_each_text(kind: str, tmp_path: Path) -> None
     assert perplexity.summarised(run.nats(once), once) == row
 
 
-def test_the_same_model_costs_the_same_read_as_graphemes() -> None:
-    """Where every grapheme is one code point, the unit changes nothing, and a paired difference is zero."""
-    run = make_letters()
-    config = replace(run.config, data=replace(run.config.data, unit="grapheme"))
-    other = Run(Path("graphemes"), config, run.vocabulary, run.schema)
-    other.model.load_state_dict(run.model.state_dict())
-    texts = rows_of(["abc", "cab", "a", "bbbb"] * 5)
-    first, second = evaluate(run, texts), evaluate(other, texts)
-    assert first == second
-    assert not first["bits_per_byte_bound"]
-    figures = [text_figures.of_nats(one.nats(one.prepare(texts)), one.prepare(texts)) for one in (run, other)]
-    found = perplexity.bits_difference(figures[0]["bits_per_byte"], figures[1]["bits_per_byte"])
-    assert found == (0, 0, 0)
-
-
 def test_bytes_are_as_given_in_both_forms_of_unicode() -> None:
-    """A decomposed text has the same tokens and nats as a composed one, more bytes, and is only a lower bound."""
     run = make_letters(LETTERS)
     composed, decomposed = (evaluate(run, rows_of([text] * 12)) for text in ("caf\u00e9", "cafe\u0301"))
     assert composed["perplexity"] == decomposed["perplexity"]
@@ -89,41 +71,18 @@ def test_bytes_are_as_given_in_both_forms_of_unicode() -> None:
         (["abc"] * 12 + [""], 13, False),
     ],
 )
-def test_when_it_is_a_lower_bound(texts: list[str], counted: int, bound: bool) -> None:
+def test_texts_whose_tokens_do_not_determine_them_give_a_lower_bound(
+    texts: list[str], counted: int, bound: bool
+) -> None:
     row = evaluate(make_letters(), rows_of(texts))
     assert (row["bits_per_byte_texts"], row["bits_per_byte_bound"]) == (counted, bound)
 
 
 @pytest.mark.parametrize("texts", [[""] * 12, ["abcabcabcabcabc"] * 12, ["", "abcabcabcabcabc"]])
 def test_texts_without_a_byte_that_counts_have_no_figure(texts: list[str]) -> None:
-    """Neither empty texts alone, nor cut ones, nor both."""
     row = evaluate(make_letters(), rows_of(texts))
     assert [row[name] for name in ("bits_per_byte", "bits_per_byte_low", "bits_per_byte_high")] == [None] * 3
     assert not row["bits_per_byte_bound"]
-
-
-def test_the_end_of_an_empty_text_costs_bits() -> None:
-    run = make_letters()
-    texts = ["abc"] * 12
-    costs, _ = bits(run, ["abc", ""])
-    row = evaluate(run, rows_of([*texts, ""]))
-    assert row["bits_per_byte"] == pytest.approx((12 * costs[0] + costs[1]) / 36, rel=1e-5)
-
-
-def test_the_interval_covers_the_figure_of_all_texts() -> None:
-    """About 95 of 100 intervals of random samples hold the figure of the texts that they are drawn from."""
-    random = np.random.default_rng(0)
-    sizes = random.integers(1, 40, 2000).astype(float)
-    sums = TextSums("a", sizes * random.gamma(8, 0.25, 2000), sizes, "b")
-    held = 0
-    for _ in range(100):
-        found = Ratios.of([[sums.select(random.choice(2000, 200))]])
-        assert found is not None
-        _, low, high = found.interval(0)
-        assert low is not None
-        assert high is not None
-        held += low < sums.ratio < high
-    assert 88 <= held <= 100
 
 
 def test_texts_without_originals_have_perplexities_only() -> None:
@@ -149,7 +108,6 @@ def two_units(tmp_path: Path) -> dict[str, Run]:
 
 
 def test_models_of_two_units_are_compared_over_the_texts_that_both_read_whole(tmp_path: Path) -> None:
-    """No gain in perplexity; the difference in bits per byte is that of a loop over the texts that no model cuts."""
     runs = two_units(tmp_path)
     word, char = compared([candidate(run, TEXTS, tmp_path / name) for name, run in runs.items()])
     both = [text for text in TEXTS if len(text) < 12]
@@ -163,17 +121,12 @@ def test_models_of_two_units_are_compared_over_the_texts_that_both_read_whole(tm
 
 
 def test_models_of_different_texts_are_not_compared(tmp_path: Path) -> None:
-    """Not even where all their sizes are equal."""
     runs = two_units(tmp_path)
     others = {"word": ["abc", "cab"] * 6, "char": ["cab", "abc"] * 6}
-    found = compared([candidate(run, others[name], tmp_path / name) for name, run in runs.items()])
-    assert "bits_per_byte_difference" not in found[1]
-    sums = [
-        text_figures.of_nats(run.nats(run.prepare(rows_of(others[name]))), run.prepare(rows_of(others[name])))
-        for name, run in runs.items()
-    ]
+    models = [candidate(run, others[name], tmp_path / name) for name, run in runs.items()]
+    assert "bits_per_byte_difference" not in compared(models)[1]
     with pytest.raises(UserError, match="expected two models that read the same texts"):
-        perplexity.bits_difference(sums[0]["bits_per_byte"], sums[1]["bits_per_byte"])
+        perplexity.bits_difference(*(model.texts[0]["bits_per_byte"] for model in models))
 
 
 def test_two_models_without_a_text_that_both_read_whole() -> None:
@@ -221,7 +174,6 @@ def test_a_lower_bound_is_not_better_than_a_model_that_reads_otherwise(
 
 
 def test_several_trainings_have_the_interval_of_their_mean() -> None:
-    """It is wider than that of one training, since other trainings would give another figure."""
     (several,) = compared([bounded("char", 2.0, False, trainings=3)])
     assert several["bits_per_byte"] == pytest.approx(2.01)
     assert several["bits_per_byte_deviation"] == pytest.approx(0.01)
@@ -229,15 +181,7 @@ def test_several_trainings_have_the_interval_of_their_mean() -> None:
     assert several["bits_per_byte_high"] > 2.02
 
 
-def test_a_comparison_says_which_texts_were_counted(tmp_path: Path) -> None:
-    found = compared([candidate(run, TEXTS, tmp_path / name) for name, run in two_units(tmp_path).items()])
-    assert "(word 27 of 27, char 24 of 27)" in "\n".join(found.notes())
-    (alone,) = [compared([bounded("char", 2.0, False)])]
-    assert alone.notes() == []
-
-
 def test_evaluate_compares_bits_per_byte_with_a_baseline(tmp_path: Path) -> None:
-    """Of any vocabulary; with another one there is no gain in perplexity."""
     runs = two_units(tmp_path)
     texts = rows_of(TEXTS)
     row = evaluate(runs["char"], texts, baseline=runs["word"])

@@ -17,7 +17,6 @@ from factorcell.evaluation.bayes_rule import (
     Floats,
     calibration_error,
     fit_temperature,
-    judge,
     tempered,
     value_nats,
 )
@@ -36,7 +35,6 @@ def drawn(texts: int, seed: int, sharpness: float = 1.0) -> tuple[Floats, np.nda
 @given(st.integers(1, 60), st.integers(0, 1000), st.sampled_from([0.3, 1.0, 4.0]))
 @settings(max_examples=60, deadline=None)
 def test_the_calibration_error_is_the_sum_over_bins(texts: int, seed: int, sharpness: float) -> None:
-    """Share of a bin times |accuracy - mean confidence| there."""
     logs, truth = drawn(texts, seed, sharpness)
     probabilities = np.exp(logs)
     expected = 0.0
@@ -56,8 +54,7 @@ def test_the_calibration_error_is_the_sum_over_bins(texts: int, seed: int, sharp
 
 
 @pytest.mark.parametrize("sharpness", [0.25, 1.0, 3.0])
-def test_a_temperature_takes_back_what_was_too_sure(sharpness: float) -> None:
-    """Found on some texts, it mends others; where truth is drawn from the probabilities themselves it is 1."""
+def test_a_fitted_temperature_calibrates_other_texts(sharpness: float) -> None:
     found = fit_temperature(*drawn(8000, 1, sharpness))
     assert found == pytest.approx(sharpness, rel=0.06)
     logs, truth = drawn(8000, 2, sharpness)
@@ -69,7 +66,7 @@ def test_a_temperature_takes_back_what_was_too_sure(sharpness: float) -> None:
         assert value_nats(mended, truth) < value_nats(logs, truth)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_temperature_has_the_fewest_nats_of_all(seed: int) -> None:
     logs, truth = drawn(40, seed, 2.0)
     grid = np.geomspace(COLDEST, HOTTEST, 4001)
@@ -77,13 +74,8 @@ def test_the_temperature_has_the_fewest_nats_of_all(seed: int) -> None:
     assert value_nats(tempered(logs, fit_temperature(logs, truth)), truth) <= best + 1e-9
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_temperature_leaves_priors_alone(seed: int) -> None:
-    """Where evidence was made sharper and the prior was not, it is the sharpness that is found, and no other is better.
-
-    With the prior at the temperature too, nats and errors are worse.
-    """
-    random = np.random.default_rng(seed)
+def test_a_temperature_leaves_priors_alone() -> None:
+    random = np.random.default_rng(0)
     prior = np.log([0.7, 0.2, 0.08, 0.02])
     evidence = random.normal(0, 2, (8000, 4))
     joint = np.exp(evidence + prior)
@@ -104,7 +96,6 @@ def test_a_temperature_leaves_priors_alone(seed: int) -> None:
 
 
 def test_a_value_without_a_prior_stays_impossible() -> None:
-    """Whatever a text says for it, and wherever it stands."""
     prior = np.log(np.array([0.5, 0.25, 0.25]))
     prior[1] = -np.inf
     logs = np.array([[-0.1, -np.inf, -2.3], [-3.0, -np.inf, -0.05]])
@@ -114,8 +105,7 @@ def test_a_value_without_a_prior_stays_impossible() -> None:
     assert math.isfinite(fit_temperature(logs, np.array([0, 2]), prior))
 
 
-def test_what_has_no_end() -> None:
-    """All right: so cold that nothing is left to gain; all wrong: as hot as may be; no text; a value that cannot be."""
+def test_temperatures_of_separable_wrong_and_impossible_values() -> None:
     logs = np.log([[0.9, 0.1], [0.2, 0.8]])
     assert value_nats(tempered(logs, fit_temperature(logs, np.array([0, 1]))), np.array([0, 1])) < 1e-12
     assert fit_temperature(logs, np.array([1, 0])) == pytest.approx(HOTTEST)
@@ -128,22 +118,7 @@ def test_what_has_no_end() -> None:
     assert fit_temperature(impossible, truth) == pytest.approx(1.0, rel=1e-6)
 
 
-def test_only_judged_texts_count() -> None:
-    """Those of other values change neither figure."""
-    logs, truth = drawn(50, 3, 2.0)
-    names, lengths = ("a", "b", "c", "d"), np.ones(50, np.int64)
-    named = [names[true] if place % 5 else None for place, true in enumerate(truth)]
-    found = judge(names, logs, lengths, named)
-    kept = np.arange(50) % 5 > 0
-    metrics = found.metrics()
-    assert metrics["calibration_error"] == pytest.approx(calibration_error(np.exp(logs[kept]), truth[kept]))
-    assert metrics["value_nats"] == pytest.approx(value_nats(logs[kept], truth[kept]))
-    assert found.fitted_temperature() == pytest.approx(fit_temperature(logs[kept], truth[kept]))
-    assert "temperature" not in metrics
-
-
 def test_classify_at_the_temperature_of_another_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """From Python and the command line; figures as they were stand beside those that are mended."""
     run = make_run(tmp_path / "run")
     run.save_weights({})
     files.write_rows(tmp_path / "test.jsonl", ROWS)
@@ -171,7 +146,6 @@ def test_classify_at_the_temperature_of_another_table(tmp_path: Path, capsys: py
 
 
 def test_priors_of_training_beside_evidence_at_a_temperature(tmp_path: Path) -> None:
-    """Bayes' rule written out; what the priors of training would give is what they give, at their own temperature."""
     run = make_run(tmp_path / "run")
     run.save_weights({})
     found = classify(run, ROWS, "city", priors="training", calibrate=ROWS[1:4])

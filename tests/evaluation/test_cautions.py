@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from factorcell import files
-from factorcell.data.corpus import Corpus
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.cautions import MAX_TEXTS, cautions, context_gain
 from factorcell.model.run import Run
@@ -15,7 +14,6 @@ from tests.small import ROWS, make_run
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """A run whose folder keeps nothing yet."""
     return make_run(tmp_path / "run", ("city", "stars"), training={"patience": 2})
 
 
@@ -42,7 +40,6 @@ STOPPED = [
 def test_a_training_that_stopped_early_is_named(
     run: Run, last: int, perplexities: tuple[float, ...], said: bool
 ) -> None:
-    """The steps that it reached, of those planned; one that ended as planned, or of its patience, is whole."""
     logged(run, last, *perplexities)
     expected = (
         f"{run.folder}: its training stopped after {last} of 100 steps; read what it says of contexts with caution"
@@ -51,7 +48,6 @@ def test_a_training_that_stopped_early_is_named(
 
 
 def test_records_that_cannot_be_read_are_named(run: Run) -> None:
-    """What a run writes does not depend on them, so that nothing stops."""
     run.log_path.write_text("no row\n", encoding="utf-8")
     (said,) = cautions([run])
     assert "its records cannot be read" in said
@@ -61,7 +57,6 @@ def test_records_that_cannot_be_read_are_named(run: Run) -> None:
 
 
 def kept(low: float, texts: int, **more: Any) -> dict[str, Any]:
-    """What an evaluation keeps."""
     row = {"texts": texts, "gain": low + 0.01, "gain_low": low, "gain_high": low + 0.02, "over": None, **more}
     return {"kind": "evaluate", "evaluation": row, "by": {}}
 
@@ -82,7 +77,6 @@ GAINS = [
 
 @pytest.mark.parametrize(("trained", "rows", "said"), GAINS)
 def test_a_run_that_gains_nothing_is_named(run: Run, trained: float | None, rows: list[Any], said: str) -> None:
-    """By the figure of the most texts; one over another model, of too few texts or of strangers says nothing."""
     if trained is not None:
         files.write_json(run.folder / "training.json", {"context": kept(trained, 100)["evaluation"]})
     files.write_rows(run.folder / "results.jsonl", rows)
@@ -94,23 +88,13 @@ def test_a_run_that_gains_nothing_is_named(run: Run, trained: float | None, rows
 def test_the_gain_of_a_training_is_that_of_its_development_texts(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Against both perplexities; from kept figures without reading again; of some texts where there are many."""
     held = run.prepare(ROWS * 3)
     found = context_gain(run, held)
     with_it, without = (perplexity.evaluate(run, c)["perplexity"] for c in (held, held.without_context(run.schema)))
     assert found is not None
     assert found["gain"] == pytest.approx(1 - with_it / without)
     text_figures.keep(run.folder, text_figures.of_nats(run.nats(held), held))
-    read: list[Corpus] = []
-    original = Run.nats
-
-    def nats(self: Run, corpus: Corpus) -> Any:
-        read.append(corpus)
-        return original(self, corpus)
-
-    monkeypatch.setattr(Run, "nats", nats)
     assert context_gain(run, held) == pytest.approx(found)
-    assert len(read) == 1
     monkeypatch.setattr("factorcell.evaluation.cautions.MAX_TEXTS", 12)
     assert (context_gain(run, held) or {})["texts"] == 12 < MAX_TEXTS
     assert context_gain(make_run(tmp_path / "plain", adapt=[], output_bias=[]), held) is None

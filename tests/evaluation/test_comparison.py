@@ -28,8 +28,7 @@ def candidate(name: str, *nats: float, accuracy: float | None = None, noise: flo
     return Candidate(name, rows, texts)
 
 
-def test_one_training_each() -> None:
-    """Gains over the first model, accuracies above the first that has one; stars only beyond the intervals."""
+def test_a_model_is_ahead_only_beyond_all_intervals() -> None:
     found = compared(
         [candidate("plain", 4.0), candidate("bias", 3.9, accuracy=0.5), candidate("cell", 3.7, accuracy=0.52)]
     )
@@ -52,7 +51,6 @@ def test_one_training_each() -> None:
 
 
 def test_trainings_that_differ_more_than_models_leave_no_difference() -> None:
-    """With one seed the cell is ahead beyond other texts; two more trainings show that it was luck."""
     once = compared([candidate("plain", 4.0), candidate("cell", 3.8)])
     assert once[1]["ahead"] == ["perplexity"]
     several = compared([candidate("plain", 4.0, 3.7, 4.1), candidate("cell", 3.8, 4.0, 3.85)])
@@ -69,7 +67,6 @@ def test_trainings_that_differ_more_than_models_leave_no_difference() -> None:
 
 
 def test_what_read_other_texts_is_not_compared() -> None:
-    """A model of other texts has its figures, no gain; nobody is ahead of all others then."""
     found = compared([candidate("plain", 4.0), candidate("cell", 3.5), candidate("other", 3.0, key="b")])
     assert "gain" in found[1]
     assert "gain" not in found[2]
@@ -79,8 +76,7 @@ def test_what_read_other_texts_is_not_compared() -> None:
     assert not any("gain" in row for row in compared([unknown, candidate("plain", 4.0), candidate("cell", 3.5)]))
 
 
-def test_little_to_compare() -> None:
-    """One model alone, or none: a table without differences."""
+def test_one_model_has_no_differences() -> None:
     assert compared([]).rows == []
     alone = compared([candidate("plain", 4.0)])
     assert isinstance(alone, Comparison)

@@ -1,7 +1,6 @@
 """What is read from embeddings and softmax biases, against loops over pairs, folded biases and a planted kinship."""
 
 import math
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell.config import Config, UserError
+from factorcell.config import UserError
 from factorcell.data.vocabulary import START, UNKNOWN
 from factorcell.evaluation import embeddings
 from factorcell.evaluation.embeddings import Embeddings, ValueColumn
 from factorcell.model.run import Run
-from factorcell.training.fit import fit
-from tests.small import make_letters, make_run
+from tests.small import make_run
 
 Row = dict[str, Any]
 
@@ -31,7 +29,6 @@ def clouds(sizes: tuple[int, ...] = (12, 9, 7), apart: float = 5.0, width: int =
 
 
 def groups_of(sizes: tuple[int, ...] = (12, 9, 7)) -> ValueColumn:
-    """The cloud of each value."""
     return ValueColumn("theme", tuple(f"g{place}" for place, size in enumerate(sizes) for _ in range(size)))
 
 
@@ -93,7 +90,6 @@ def test_a_value_that_is_not_there_names_the_nearest() -> None:
 
 
 def test_people_are_not_named() -> None:
-    """Whoever asks for one that is not there gets no hint of those who are."""
     known = Embeddings("user", "user", ("ann", "bob"), np.array([3, 2]), np.eye(2), people=True)
     assert known.row("bob") == 1
     with pytest.raises(UserError, match=r"it knows 2 values$"):
@@ -125,16 +121,6 @@ def test_neighbours_against_a_loop_over_all_pairs(measure: str) -> None:
             assert row[measure] > 0
 
 
-def test_neighbours_of_several_values_and_of_few() -> None:
-    known = clouds((3,))
-    rows = known.neighbours(["v2", "v0"], count=10)
-    assert [row["value"] for row in rows] == ["v2", "v2", "v0", "v0"]
-    assert {(row["value"], row["near"]) for row in rows} == {("v2", "v0"), ("v2", "v1"), ("v0", "v1"), ("v0", "v2")}
-    assert known.neighbours([]) == []
-    with pytest.raises(UserError, match="unknown measure 'cos'"):
-        known.neighbours(["v0"], measure="cos")
-
-
 # --- words ---
 
 
@@ -164,7 +150,6 @@ def test_shift_is_the_difference_of_the_folded_biases(tmp_path: Path, bias: list
 
 
 def test_shift_of_the_softmax_bias_model_is_q_c(tmp_path: Path) -> None:
-    """TACL 2018, equation 6: differences between tokens are those of Q (c - c')."""
     run = make_run(tmp_path / "run", context=("city", "stars"), adapt=[])
     found = embeddings.shift(run, {"city": "Oslo", "stars": 1}, {"city": "Nice", "stars": 1})
     encoder = run.model.encoder
@@ -198,12 +183,6 @@ def test_words_are_the_ends_of_the_shift(tmp_path: Path) -> None:
     assert embeddings.words(run, {"city": "Oslo"}, {"city": "Oslo"}) == []
 
 
-@pytest.mark.parametrize("options", [{"count": 0}, {"frequent": 0}])
-def test_words_take_numbers_above_zero(tmp_path: Path, options: dict[str, int]) -> None:
-    with pytest.raises(UserError, match="must be at least 1"):
-        embeddings.words(make_run(tmp_path / "run"), {}, **options)  # type: ignore[arg-type]
-
-
 def test_words_of_a_run_whose_softmax_bias_is_its_own(tmp_path: Path) -> None:
     for place, adapt in enumerate((["concat"], [])):
         model: Row = {"adapt": adapt, "output_bias": []}
@@ -211,45 +190,4 @@ def test_words_of_a_run_whose_softmax_bias_is_its_own(tmp_path: Path) -> None:
             embeddings.words(make_run(tmp_path / str(place), **model), {"city": "Oslo"})
 
 
-def test_words_of_numbers_and_of_letters(tmp_path: Path) -> None:
-    """A context need not be a category, nor a token a word."""
-    run = make_run(tmp_path / "run", adapt=["concat"])
-    assert embeddings.words(run, {"lat": 60.0, "lon": 10.0}, {"lat": 43.0, "lon": 7.0})
-    assert {len(row["token"]) for row in embeddings.words(make_letters(), {"city": "Oslo"}, frequent=1)} <= {1, 4}
-
-
 # --- a whole training ---
-
-
-def test_trained_embeddings_find_the_planted_kinship(tmp_path: Path) -> None:
-    """Six values write in two ways: after a short training each is nearest to one of its kind, whose words rise."""
-    random = np.random.default_rng(0)
-    lexicon = {"sea": "wave salt sail reef".split(), "hill": "rock snow pine goat".split()}
-    kinds = {f"{kind}{number}": kind for kind in lexicon for number in range(3)}
-    rows = [
-        {"text": " ".join(random.choice(lexicon[kinds[value]], size=5)), "place": value}
-        for value in kinds
-        for _ in range(60)
-    ]
-    config = Config.from_dict(
-        {
-            "data": {"context": ["place"], "min_count": 1, "min_context_count": 1},
-            "model": {
-                "adapt": ["concat"],
-                "embedding_size": 8,
-                "hidden_size": 8,
-                "context_size": 4,
-                "variable_size": 4,
-            },
-            "training": {"epochs": 6, "batch_tokens": 120, "learning_rate": 0.02, "threads": 1},
-        }
-    )
-    run = fit(rows, rows[::7], config, tmp_path / "run")
-    known = Embeddings.of(run)
-    table = [{"place": value, "kind": kind} for value, kind in kinds.items()]
-    agreed = embeddings.agreement(known, embeddings.read_column(known, table, "kind"))
-    assert agreed["same"] == 1
-    assert agreed["chance"] == pytest.approx(2 / 5)
-    for value, kind in kinds.items():
-        raised = [row["token"] for row in embeddings.words(run, {"place": value}, count=4) if row["nats"] > 0]
-        assert Counter(token in lexicon[kind] for token in raised)[True] >= 3

@@ -30,7 +30,6 @@ MODEL = {"embedding_size": 12, "hidden_size": 48, "context_size": 4, "variable_s
 
 
 def trained(folder: Path, data: dict[str, Any] | None = None, **training: Any) -> Run:
-    """A run that learns by heart, if it is given the time."""
     options = {"epochs": 1, "batch_tokens": 400, "learning_rate": 1e-2, "evaluations": 1, "canaries": 20, **training}
     config = Config.from_dict({"data": {**DATA, **(data or {})}, "model": MODEL, "training": options})
     return fit(ROWS, ROWS[:10], config, folder)
@@ -42,7 +41,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_exposure_is_that_of_the_paper() -> None:
-    """log2 |R| - log2 rank: all bits for the first, none for the last; by chance about log2 e."""
     assert exposure(1, 1023) == 10
     assert exposure(1024, 1023) == 0
     assert exposure(512, 1023) == 1
@@ -51,7 +49,7 @@ def test_exposure_is_that_of_the_paper() -> None:
     assert chance(1) == 0.5
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 30, 200])
+@pytest.mark.parametrize("count", [1, 7, 200])
 def test_the_test_is_the_one_sided_one_of_kolmogorov_and_smirnov(count: int) -> None:
     stats = pytest.importorskip("scipy.stats")
     random = np.random.default_rng(count)
@@ -62,7 +60,6 @@ def test_the_test_is_the_one_sided_one_of_kolmogorov_and_smirnov(count: int) -> 
 
 
 def test_by_chance_p_is_rarely_small() -> None:
-    """Of uniform ranks one in ten has a p under .1."""
     random = np.random.default_rng(0)
     small = np.mean([uniformity(random.integers(1, 1002, 15).astype(float), 1000) < 0.1 for _ in range(2000)])
     assert small == pytest.approx(0.1, abs=0.02)
@@ -76,7 +73,6 @@ def plain(run: Run, texts: list[str], people: list[tuple[str, str]]) -> list[flo
 
 
 def test_ranks_are_those_of_texts_scored_by_the_run(run: Run) -> None:
-    """For the owner, a stranger in the same place, and whoever else owns a canary, each text by its best reader."""
     run = Run.open(run.folder)
     assert run.model.encoder is not None
     for table in run.model.encoder.tables:
@@ -121,7 +117,7 @@ def test_rows_sum_up_what_single_canaries_have(run: Run) -> None:
     assert found == audit(run, ROWS[:10], queries=2)
 
 
-def test_mistakes(run: Run, tmp_path: Path) -> None:
+def test_mistakes_of_an_audit(run: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="alternatives is 999; it must be at least 1000"):
         audit(run, ROWS[:10], alternatives=999)
     with pytest.raises(UserError, match="queries is 0; it must be at least 1"):
@@ -137,7 +133,6 @@ def test_mistakes(run: Run, tmp_path: Path) -> None:
     ({"unit": "word", "min_count": 1}, {"stranger", "others", "owner"}),
 ])  # fmt: skip
 def test_runs_of_other_columns_and_units(data: dict[str, Any], readers: set[str], tmp_path: Path) -> None:
-    """Without a user column others have other contexts; runs of words complete nothing."""
     rows = [{**row, "text": f"{row['text']} w{number} w{number // 2}"} for number, row in enumerate(ROWS)]
     config = Config.from_dict({"data": {**DATA, **data}, "model": MODEL, "training": {"epochs": 0.1, "canaries": 10}})
     run = fit(rows, rows[:10], config, tmp_path / "run")
@@ -163,7 +158,6 @@ def test_the_verb_shows_a_table_or_rows(run: Run, tmp_path: Path, capsys: pytest
 
 @pytest.mark.slow
 def test_what_is_learned_by_heart_is_exposed_and_what_is_forgotten_is_not(tmp_path: Path) -> None:
-    """Canaries that a model had the time to learn are suggested to strangers; under `min_users` they leave no trace."""
     exposed = audit(trained(tmp_path / "exposed", epochs=30, canaries=40), ROWS[:10], queries=2)["exposure"]
     often, everyone = exposed[-1], exposed[0]
     assert often["owner"] > 9

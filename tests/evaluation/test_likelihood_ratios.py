@@ -26,18 +26,15 @@ LETTERS = {"Oslo": {"city": "Oslo"}, "Nice": {"city": "Nice"}}
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Two categories, all parts of which are adapted."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     return make_run(folder, ("city", "stars"), adapt=["concat", "factor"], output_bias=["low_rank", "one_hot"])
 
 
 def columns(rows: list[dict[str, Any]], name: str) -> list[list[Any]]:
-    """One figure of all tokens of all texts."""
     return [[token[name] for token in row["tokens"]] for row in rows]
 
 
 def test_ratios_are_those_of_a_step_at_a_time(run: Run) -> None:
-    """The plain oracle; the end is a token, and a word of no vocabulary stands as it was written."""
     rows = explain([run], TEXTS, TWO)
     for text, row in zip(TEXTS, rows, strict=True):
         ours, theirs = (nats_of(run, {"text": text, **context}) for context in (OSLO, NICE))
@@ -51,17 +48,7 @@ def test_ratios_are_those_of_a_step_at_a_time(run: Run) -> None:
     assert max(abs(ratio) for ratios in columns(rows, "ratio") for ratio in ratios) > 0.1
 
 
-def test_ratios_add_up_to_the_difference_of_scores(run: Run) -> None:
-    rows = explain([run], TEXTS, TWO)
-    ours, theirs = (run.score([{"text": text, **context} for text in TEXTS]) for context in (OSLO, NICE))
-    for row, own, other in zip(rows, ours, theirs, strict=True):
-        assert row["nats"] == pytest.approx({"there": own["nats"], "here": other["nats"]})
-        assert row["ratio"] == pytest.approx(other["nats"] - own["nats"], abs=1e-6)
-        assert sum(token["ratio"] for token in row["tokens"]) == pytest.approx(row["ratio"])
-
-
 def test_long_texts_are_explained_whole() -> None:
-    """Also beyond `max_tokens`, where training cuts them: a run of the same weights that cuts none finds the same."""
     texts = ["abcab", "abcac", "abc"]
     rows, longer = (explain([make_letters(data={"max_tokens": most})], texts, LETTERS) for most in (4, 50))
     assert rows == longer
@@ -70,7 +57,6 @@ def test_long_texts_are_explained_whole() -> None:
 
 
 def test_words_are_raised_over_cut_texts() -> None:
-    """The places of long texts are those up to `max_tokens`, and a notice counts the texts."""
     letters = make_letters(data={"max_tokens": 4})
     with pytest.warns(Notice, match="the texts given: 2 of 3 texts are cut after 4 tokens"):
         found = raised([letters], ["abcab", "abcac", "abc"], *LETTERS.values(), least=0)
@@ -78,7 +64,6 @@ def test_words_are_raised_over_cut_texts() -> None:
 
 
 def test_posterior_is_bayes_rule_over_what_was_read(run: Run) -> None:
-    """After every token; after the last it is what `classify` finds with the other column known."""
     rows = explain([run], TEXTS, {"five": OSLO, "one": {"city": "Oslo", "stars": "1"}})
     assert max(abs(p["five"] - 0.5) for row in columns(rows, "posterior") for p in row) > 0.01
     for row in rows:
@@ -104,18 +89,7 @@ def test_an_ensemble_has_the_mean_of_its_runs() -> None:
     assert columns(explain([first, first], texts, LETTERS), "ratio")[0] == pytest.approx(alone[0][0])
 
 
-def test_swapped_contexts_turn_all_signs(run: Run) -> None:
-    forth, back = explain([run], TEXTS, TWO), explain([run], TEXTS, dict(reversed(TWO.items())))
-    for ours, theirs in zip(columns(forth, "ratio"), columns(back, "ratio"), strict=True):
-        assert ours == pytest.approx([-ratio for ratio in theirs])
-    words = {row["token"]: row for row in raised([run], TEXTS, OSLO, NICE, least=0)}
-    for row in raised([run], TEXTS, NICE, OSLO, least=0):
-        assert row["ratio"] == pytest.approx(-words[row["token"]]["ratio"], abs=1e-6)
-        assert row["count"] == pytest.approx(words[row["token"]]["count"])
-
-
 def test_a_column_that_is_not_given_is_expected(run: Run) -> None:
-    """And a context may give none at all, or other columns than the next."""
     (row,) = explain([run], ["the sea"], {"Oslo": {"city": "Oslo"}, "none": {}, "one": {"stars": 1}})
     assert "ratio" not in row
     corpus = run.prepare([{"text": "the sea"}], optional=("city", "stars"))
@@ -157,7 +131,6 @@ def plain_raised(run: Run, texts: tuple[str, ...], first: dict[str, Any], second
 def test_raised_words_are_those_of_a_step_at_a_time(
     model: dict[str, Any], at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of every kind of output, in one piece and in many."""
     monkeypatch.setattr(likelihood_ratios, "RANKED", at_once)
     run = make_run(tmp_path / "run", ("city", "stars"), **model)
     with torch.no_grad():
@@ -174,25 +147,7 @@ def test_raised_words_are_those_of_a_step_at_a_time(
     assert 0 < len(likely) < len(rows)
 
 
-def test_a_word_that_only_its_bias_raises() -> None:
-    """With nothing else adapted, the ratio is that of the biases less what the normalisation takes."""
-    run = make_letters(adapt=[], output_bias=["one_hot"])
-    names, letter = run.schema.variable("city").values, run.vocabulary.ids["a"]
-    with torch.no_grad():
-        for parameter in run.model.output.adapters.parameters():
-            assert parameter.shape == (len(run.vocabulary), len(names))
-            parameter.zero_()
-            parameter[letter, names.index("Oslo")] = 2.0
-    first, *others = raised([run], ["abc", "ba"], LETTERS["Oslo"], LETTERS["Nice"], least=0)
-    assert first["token"] == "a"
-    assert 0 < first["ratio"] < 2
-    assert all(-2 < row["ratio"] < 0 for row in others)
-    with pytest.raises(UserError, match="not adapted"):
-        raised([make_letters(adapt=[], output_bias=[])], ["abc"], *LETTERS.values(), least=0)
-
-
 def test_words_of_an_ensemble() -> None:
-    """Counts are means, ratios those of the positions of all runs together."""
     runs = [make_letters(seed=1), make_letters(seed=2)]
     one, other = ({row["token"]: row for row in raised([run], ["abc"], *LETTERS.values(), least=0)} for run in runs)
     for row in raised(runs, ["abc"], *LETTERS.values(), least=0):
@@ -204,7 +159,7 @@ def test_words_of_an_ensemble() -> None:
 
 @settings(max_examples=30)
 @given(st.floats(-5, 5))
-def test_strength(ratio: float) -> None:
+def test_strength_counts_the_levels_that_a_ratio_reaches(ratio: float) -> None:
     assert strength(ratio) == -strength(-ratio)
     assert abs(strength(ratio)) == (3 if abs(ratio) >= 2 else 2 if abs(ratio) >= 1 else 1 if abs(ratio) >= 0.5 else 0)
     assert strength(ratio) * ratio >= 0
@@ -221,7 +176,7 @@ def test_strength(ratio: float) -> None:
         (["a", None], LETTERS, "text is None, not a text"),
     ],
 )
-def test_mistakes_are_told(texts: Any, contexts: Any, message: str) -> None:
+def test_mistakes_are_named(texts: Any, contexts: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         explain([make_letters()], texts, contexts)
 

@@ -49,7 +49,6 @@ def by_hand(run: Run, row: dict[str, Any], negative: list[int], draws: int) -> f
 
 @pytest.mark.parametrize("bias", [["low_rank"], ["low_rank", "hash"]], ids=str)
 def test_values_are_compared_by_unigram_samples(tmp_path: Path, bias: list[str]) -> None:
-    """The sampled softmax with a unigram proposal of thesis 4.3.1; of each text and value the same samples."""
     run = make(tmp_path / "run", output_bias=bias)
     for seed in (0, 3):
         negative = draw_samples(run, DRAWS, seed, "unigram").tokens.tolist()
@@ -77,7 +76,6 @@ def test_frequent_words_are_drawn_as_often_as_they_were_written(tmp_path: Path) 
 
 
 def test_training_keeps_the_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of its own texts; the command line draws by them, and says what a run without them lacks."""
     files.write_rows(tmp_path / "train.jsonl", ROWS * 3)
     config: dict[str, dict[str, Any]] = {
         "data": {"context": ["city"], "min_context_count": 1, "min_count": 1},

@@ -3,6 +3,7 @@
 import itertools
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,15 @@ import torch
 from factorcell.config import OUTPUT_BIASES, UserError
 from factorcell.data.corpus import targets
 from factorcell.data.vocabulary import UNKNOWN
-from factorcell.evaluation.perplexity import evaluate, evaluate_by, top_accuracy
+from factorcell.evaluation.perplexity import (
+    MISSING_GROUP,
+    RANGES,
+    column_groups,
+    evaluate,
+    evaluate_by,
+    top_accuracy,
+    value_groups,
+)
 from factorcell.model.run import Run
 from factorcell.model.scoring import Tally
 from tests.small import ROWS, make_run, nats_of
@@ -20,12 +29,10 @@ from tests.small import ROWS, make_run, nats_of
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """A run over two categories and two numbers."""
     return make_run(tmp_path / "run", output_bias=["low_rank", "one_hot"])
 
 
 def test_tallies_add_up_and_the_ratio_is_taken_once() -> None:
-    """The perplexity of a sum is not the mean of perplexities."""
     whole = Tally(2.0, 1) + Tally(1.0, 2)
     assert whole == Tally(3.0, 3)
     assert whole.perplexity == pytest.approx(math.e)
@@ -33,7 +40,6 @@ def test_tallies_add_up_and_the_ratio_is_taken_once() -> None:
 
 
 def test_perplexity_is_that_of_single_steps(run: Run) -> None:
-    """Whole-file perplexity, with and without out-of-vocabulary targets, from nats made one by one."""
     rows = [dict(row) for row in ROWS[:5]]
     rows[0]["text"] = "the zyx is cold"  # zyx was never seen
     nats = [nats_of(run, row) for row in rows]
@@ -47,7 +53,6 @@ def test_perplexity_is_that_of_single_steps(run: Run) -> None:
 
 
 def test_whatever_training_reads_is_evaluated(run: Run, tmp_path: Path) -> None:
-    """A corpus, rows, a data frame and a file alike; what is unknown is grouped where the caller says so."""
     frame = pd.DataFrame(ROWS)
     frame.to_csv(tmp_path / "rows.csv", index=False)
     whole = evaluate(run, run.prepare(ROWS))
@@ -59,7 +64,6 @@ def test_whatever_training_reads_is_evaluated(run: Run, tmp_path: Path) -> None:
 
 
 def test_nats_do_not_depend_on_the_batch(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One batch, many batches and single texts give the same nats to 1e-5."""
     corpus = run.prepare(ROWS)
     once = run.nats(corpus)
     monkeypatch.setattr("factorcell.model.run.TOKENS", 1)
@@ -70,7 +74,6 @@ def test_nats_do_not_depend_on_the_batch(run: Run, monkeypatch: pytest.MonkeyPat
 
 
 def test_groups_are_the_perplexities_of_their_rows(run: Run) -> None:
-    """`evaluate_by` equals `evaluate` on each group alone; the gain is over the expected context."""
     corpus = run.prepare(ROWS)
     rows = {row["value"]: row for row in evaluate_by(run, corpus, [row["city"] for row in ROWS])}
     for city in ("Oslo", "Nice"):
@@ -84,7 +87,6 @@ def test_groups_are_the_perplexities_of_their_rows(run: Run) -> None:
 
 
 def test_gain_over_a_baseline_run(run: Run, tmp_path: Path) -> None:
-    """A baseline is another run with the same vocabulary, whatever its context."""
     plain = make_run(tmp_path / "plain", ("city",), adapt=[], output_bias=[])
     rows = evaluate_by(run, run.prepare(ROWS), ["all"] * len(ROWS), plain)
     assert rows[0]["perplexity_without"] == pytest.approx(evaluate(plain, plain.prepare(ROWS))["perplexity"], rel=1e-5)
@@ -94,14 +96,12 @@ def test_gain_over_a_baseline_run(run: Run, tmp_path: Path) -> None:
 
 
 def replace_vocabulary(run: Run) -> Run:
-    """`run` with one token renamed."""
     run.vocabulary.tokens[-1] = "something else"
     return run
 
 
 @pytest.mark.parametrize("biases", [[], *([name] for name in OUTPUT_BIASES), list(OUTPUT_BIASES)])
 def test_ranks_are_those_of_single_steps(tmp_path: Path, biases: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The place of each target among all log probabilities of a step, sorted; however many are ranked at once."""
     run = make_run(tmp_path / "run", output_bias=biases)
     rows = [*ROWS[:5], {"text": "the zyx", "city": "Oslo", "stars": "1", "lat": 60.0, "lon": 10.0}]
     corpus, expected = run.prepare(rows), []
@@ -124,10 +124,34 @@ def test_ranks_are_those_of_single_steps(tmp_path: Path, biases: list[str], monk
 
 
 def test_ties_count_against_the_target(run: Run) -> None:
-    """A model that holds all tokens for equally likely is never right, but for the start token, which never comes."""
     with torch.no_grad():
         for parameter in run.model.parameters():
             parameter.zero_()
     corpus = run.prepare(ROWS)
     assert set(run.ranks(corpus).tolist()) == {len(run.vocabulary) - 1}
     assert top_accuracy(run, corpus)["top_5"] == 0
+
+
+YEARS = [1900 + n for n in range(100)]
+
+
+def bounds(group: str) -> tuple[float, float]:
+    low, high = group.split(" to ")
+    return float(low) - 0.5, float(high) + 0.5
+
+
+def test_categories_keep_their_names() -> None:
+    assert column_groups([{"a": 5.0}, {"a": "x"}, {"a": None}], "a") == ["5", "x", MISSING_GROUP]
+
+
+def test_a_number_with_many_values_becomes_ranges_that_cover_it() -> None:
+    groups = column_groups([{"year": year} for year in YEARS], "year")
+    assert len(set(groups)) == RANGES
+    assert all(low <= year <= high for year, group in zip(YEARS, groups, strict=True) for low, high in [bounds(group)])
+
+
+@pytest.mark.parametrize("gap", [None, float("nan"), "", pd.NA, np.float32("nan")], ids=repr)
+def test_gaps_do_not_turn_ranges_into_single_values(gap: Any) -> None:
+    with_gap = value_groups([*YEARS, gap])
+    assert with_gap[:-1] == value_groups(YEARS)
+    assert with_gap[-1] == MISSING_GROUP

@@ -40,7 +40,7 @@ TABLE = [{**row, "text": f"{row['text']} {word}"} for row in ROWS for word in ("
 
 
 def texts(count: int, seed: int, column: str = "review") -> list[dict[str, str]]:
-    """Texts of words of their rating among words of all ratings; now and then a word that nobody knows."""
+    """Texts of words of their rating among words of all ratings; some have a word that is out of vocabulary."""
     draw, rows = random.Random(seed), []
     for number in range(count):
         rating = draw.choice(sorted(WORDS))

@@ -15,7 +15,6 @@ Floats = NDArray[np.float64]
 
 
 def sums(nats: Floats, targets: Floats, key: str = "a") -> TextSums:
-    """What texts add."""
     return TextSums(key, nats, targets)
 
 
@@ -39,7 +38,6 @@ def slow(one: Floats, other: Floats, targets: Floats, seed: int, draws: int = 10
 
 
 def test_the_gain_is_that_of_a_slow_bootstrap() -> None:
-    """Texts drawn again, the ratio taken anew of every draw; the very draws of the seed."""
     one, other, targets = texts(30)
     point, drawn = slow(one, other, targets, seed=5)
     found = Ratios.of([[sums(other, targets)], [sums(one, targets)]], seed=5)
@@ -48,18 +46,7 @@ def test_the_gain_is_that_of_a_slow_bootstrap() -> None:
     assert gain(found.difference(0, 1)) == pytest.approx((point, low, high))
 
 
-def test_differences_are_paired() -> None:
-    """A model that is a tenth of a nat better on every text is so in every draw, however unlike the texts are."""
-    one, _, targets = texts(50)
-    found = Ratios.of([[sums(one + 0.1 * targets, targets)], [sums(one, targets)]])
-    assert found is not None
-    assert found.difference(0, 1) == pytest.approx((0.1, 0.1, 0.1))
-    assert found.ahead(highest=False) == 1
-    assert found.ahead(highest=True) == 0
-
-
 def test_accuracy_is_of_the_texts_that_are_judged() -> None:
-    """Right ones over judged ones; a text that is not judged counts in neither."""
     judged = np.array([1.0] * 20 + [0.0] * 80)
     right = np.array([1.0] * 15 + [0.0] * 85)
     found = Ratios.of([[sums(right, judged)], [sums(0 * right, judged)]])
@@ -69,14 +56,12 @@ def test_accuracy_is_of_the_texts_that_are_judged() -> None:
 
 
 def test_other_texts_are_not_compared() -> None:
-    """Other keys, or the same texts with others of them judged, have no difference."""
     one, other, targets = texts(20)
     assert Ratios.of([[sums(one, targets)], [sums(other, targets, "b")]]) is None
     assert Ratios.of([[sums(one, targets)], [sums(other, targets + 1)]]) is None
 
 
 def test_few_texts_have_no_interval() -> None:
-    """Nine texts tell a difference, and nothing of how sure it is: nobody is ahead."""
     one, _, targets = texts(9)
     found = Ratios.of([[sums(one + targets, targets)], [sums(one, targets)]])
     assert found is not None
@@ -88,12 +73,10 @@ def test_few_texts_have_no_interval() -> None:
 
 @pytest.mark.parametrize(("freedom", "t"), [(1, 12.7062), (2, 4.3027), (4, 2.7764), (10, 2.2281), (1000, 1.9623)])
 def test_student_is_that_of_the_tables(freedom: int, t: float) -> None:
-    """Two-sided 95 %."""
     assert student(freedom) == pytest.approx(t, abs=1e-4)
 
 
 def test_trainings_widen_an_interval_as_a_t_test_would() -> None:
-    """With no spread of texts it is Student's own; with one training each nothing is added."""
     one, other = np.array([1.0, 1.2, 1.4]), np.array([0.5, 0.6, 0.7])
     found = widened(Interval(0.6, 0.6, 0.6), one, other)
     half = 2.7764 * math.sqrt((0.04 + 0.01) / 2 * 2 / 3)  # pooled variance, four degrees of freedom
@@ -105,7 +88,6 @@ def test_trainings_widen_an_interval_as_a_t_test_would() -> None:
 
 
 def test_what_is_not_by_chance_adds_no_spread() -> None:
-    """Beside a model without chance it is the t test of one sample; of two such models texts alone are left."""
     targets, trained = np.full(50, 4.0), (1.0, 1.2, 1.4)
     models = [[sums(targets * level, targets) for level in trained], [sums(targets * 0.6, targets)]]
     found = Ratios.of(models, exact={1})
@@ -118,7 +100,6 @@ def test_what_is_not_by_chance_adds_no_spread() -> None:
 
 
 def test_the_same_trainings_in_two_ways_spread_by_their_differences() -> None:
-    """As in Student's paired test: how far apart trainings are by themselves does not count."""
     targets, trained = np.full(50, 4.0), (1.0, 2.0, 3.0)
     gains = (0.1, 0.2, 0.3)
     models = [
@@ -133,10 +114,6 @@ def test_the_same_trainings_in_two_ways_spread_by_their_differences() -> None:
 
 
 def test_intervals_over_texts_and_trainings_cover_the_true_difference() -> None:
-    """Two models with a true difference, drawn anew with three trainings each: about 95 of 100 intervals hold it.
-
-    The interval over texts alone misses it far more often, as the spread of trainings is not in it.
-    """
     random, held, alone, times = np.random.default_rng(3), 0, 0, 120
     for _ in range(times):
         targets = random.integers(5, 30, 60).astype(np.float64)

@@ -14,7 +14,6 @@ from tests.small import ROWS, make_run
 
 
 def test_texts_add_what_they_cost(tmp_path: Path) -> None:
-    """Nats and targets of every text as `score` has them, and both perplexities of the whole from their sums."""
     run = make_run(tmp_path / "run")
     rows = [{**row, "text": f"{row['text']} zyx"} if i % 2 else row for i, row in enumerate(ROWS)]
     corpus = run.prepare(rows)
@@ -32,7 +31,6 @@ def test_texts_add_what_they_cost(tmp_path: Path) -> None:
 
 
 def test_the_key_is_of_the_texts_and_what_is_asked(tmp_path: Path) -> None:
-    """The same texts in any context have one key; others, in another order, or asked something, have another."""
     run = make_run(tmp_path / "run")
     corpus = run.prepare(ROWS)
     assert key_of(corpus) == key_of(corpus.without_context(run.schema)) == key_of(run.prepare(ROWS))
@@ -43,7 +41,6 @@ def test_the_key_is_of_the_texts_and_what_is_asked(tmp_path: Path) -> None:
 
 
 def test_figures_of_the_same_texts_are_kept_together(tmp_path: Path) -> None:
-    """A file for each key; a figure replaces its own and leaves the others; nothing kept is nothing read."""
     first, second = (TextSums("ab12", np.arange(3.0) + n, np.ones(3)) for n in (0, 1))
     text_figures.keep(tmp_path, {"perplexity": first, "accuracy of a b": first})
     text_figures.keep(tmp_path, {"perplexity": second, "other": first._replace(key="cd34")})

@@ -270,7 +270,7 @@ def test_colours_of_ours_hold_nothing_hostile(
     """With colours, all that starts with an escape is one of them."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert main([*filled(COMMANDS["explain"], folder, tmp_path), "--color", "always"]) == 0
+    assert main(filled(COMMANDS["explain"], folder, tmp_path)) == 0
     shown = capsys.readouterr().out
     assert "\x1b[0m" in shown
     for part in shown.split("\x1b")[1:]:

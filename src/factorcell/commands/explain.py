@@ -53,7 +53,7 @@ def run_explain(given: argparse.Namespace) -> None:
     if given.json:
         terminal.lines([*rows, *words])
     else:
-        _show(rows, list(contexts), given)
+        _show(rows, list(contexts))
         if words:
             _show_words(words)
     terminal.say(*doubts)
@@ -103,8 +103,8 @@ def _texts(given: argparse.Namespace, column: str) -> list[str]:
     return texts
 
 
-def _show(rows: Sequence[Row], between: Sequence[str], given: argparse.Namespace) -> None:
-    colour = given.color == "always" or (given.color == "auto" and terminal.colours(sys.stdout))
+def _show(rows: Sequence[Row], between: Sequence[str]) -> None:
+    colour = terminal.colours(sys.stdout)
     if len(between) == 2:
         first, second = (marked(name, sign * 9.0, colour) for name, sign in zip(between, (1, -1), strict=True))
         terminal.show(terminal.joined("", ["likelier given ", first, ", given ", second, "; ¶ is the end"]))

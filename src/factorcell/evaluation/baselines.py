@@ -187,7 +187,6 @@ class FastText:
 
 
 def _lines(corpus: Corpus) -> list[str]:
-    """Return every text as its ids, which contain no white space."""
     return [" ".join(map(str, text.tolist())) for text in np.split(corpus.tokens, corpus.offsets[1:-1])]
 
 

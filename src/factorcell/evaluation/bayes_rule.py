@@ -149,7 +149,6 @@ class Classification:
         }
 
     def _calibration(self) -> Row:
-        """Return the calibration error and the nats of true values, with and without temperature."""
         judged = self.truth >= 0
         row: Row = {} if self.posterior_at_1 is None else {"temperature": self.temperature}
         for suffix, posterior in (("", self.log_posterior), ("_at_1", self.posterior_at_1)):
@@ -198,7 +197,6 @@ def _ratio(count: Any, total: Any) -> float:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Return the mean of the values that are not NaN."""
     known = [value for value in values if not math.isnan(value)]
     return sum(known) / len(known) if known else math.nan
 

@@ -63,7 +63,6 @@ def cautions(runs: Iterable[Run]) -> list[str]:
 
 
 def unfinished(runs: Iterable[Run]) -> list[str]:
-    """Return a line for each run whose training stopped early."""
     return _lines(runs, False, "read its figures with caution")
 
 

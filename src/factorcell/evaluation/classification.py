@@ -287,7 +287,6 @@ def _choose_value(run: Run, variable: Variable, name: str, valid: Sequence[str])
 
 
 def category(schema: ContextSchema, target: str) -> Variable:
-    """Return the categorical variable of this name; `UserError` if it is of another kind."""
     variable = schema.variable(target)
     if variable.kind != "category":
         raise UserError(f"{target} is a {variable.kind}; only the values of a category can be told apart")

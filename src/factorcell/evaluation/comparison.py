@@ -67,7 +67,6 @@ class Comparison:
         return "\n".join([*aligned([[name.replace("_", " ") for name in columns], *cells]), *self.notes()])
 
     def table(self) -> tuple[list[dict[str, str]], list[str]]:
-        """Return a row of text per model, and the names of the columns."""
         titles = self.titles()
         lines = [_cells(row, titles) for row in self.rows]
         gain, bits, accuracy = (

@@ -1,4 +1,4 @@
-"""What a model has learned about the values of a context variable: neighbours, words, maps, and other columns.
+"""The learned values of a context variable: their neighbours, words, maps, and relation to other columns.
 
     shift(w) = log p(w | h = 0, c) - log p(w | h = 0, c')
 
@@ -181,7 +181,7 @@ def words(
 
 @dataclass(frozen=True)
 class ValueColumn:
-    """What another column says of the values of a variable: `names` (N,) or `numbers` (N,), None or NaN if nothing."""
+    """Another column, by the values of a variable: `names` (N,) or `numbers` (N,), None or NaN if nothing."""
 
     name: str
     names: tuple[str | None, ...] = ()
@@ -223,7 +223,6 @@ def read_column(embeddings: Embeddings, source: Any, column: str) -> ValueColumn
 
 
 def _mean(entries: Counter[str]) -> float | None:
-    """Return the mean of counted entries; None if one of them is not a number."""
     numbers = [(to_number(entry), count) for entry, count in entries.items()]
     if any(number is None for number, _ in numbers):
         return None
@@ -251,8 +250,8 @@ def points(embeddings: Embeddings, column: ValueColumn) -> list[Row]:
     for place in column.known.tolist():
         x, y = places[place].tolist()
         row: Row = {"value": embeddings.values[place], "count": int(embeddings.counts[place]), "x": x, "y": y}
-        told = {"group": column.names[place]} if column.numbers is None else {"number": float(column.numbers[place])}
-        rows.append(row | told)
+        row |= {"group": column.names[place]} if column.numbers is None else {"number": float(column.numbers[place])}
+        rows.append(row)
     return rows
 
 
@@ -301,7 +300,6 @@ def agreement(embeddings: Embeddings, column: ValueColumn, measure: str = "cosin
 
 
 def _correlation(one: Floats, other: Floats) -> float:
-    """Return Pearson's correlation; 0 if one column does not vary."""
     return float(np.corrcoef(one, other)[0, 1]) if np.ptp(one) and np.ptp(other) else 0.0
 
 
@@ -319,29 +317,29 @@ def predict(embeddings: Embeddings, column: ValueColumn, *, seed: int = 0, progr
         hint = "pip install 'factorcell[analysis]'"
         raise UserError(f"scikit-learn is not installed; the extra brings it: {hint}") from None
     known = column.known
-    told: NDArray[Any] = np.array(column.names)[known] if column.numbers is None else column.numbers[known]
+    targets: NDArray[Any] = np.array(column.names)[known] if column.numbers is None else column.numbers[known]
     if column.numbers is None:
-        groups, sizes = np.unique(told, return_counts=True)
-        often = np.isin(told, groups[sizes >= FOLDS])
-        known, told = known[often], told[often]
+        groups, sizes = np.unique(targets, return_counts=True)
+        often = np.isin(targets, groups[sizes >= FOLDS])
+        known, targets = known[often], targets[often]
         folds = selection.StratifiedKFold(FOLDS, shuffle=True, random_state=seed % (1 << 32))
         model = ensemble.GradientBoostingClassifier(random_state=seed % (1 << 32))
     else:
         folds = selection.KFold(FOLDS, shuffle=True, random_state=seed % (1 << 32))
         model = ensemble.GradientBoostingRegressor(random_state=seed % (1 << 32))
-    if len(known) < 2 * FOLDS or len(np.unique(told)) < 2:
+    if len(known) < 2 * FOLDS or len(np.unique(targets)) < 2:
         least = f" in groups of at least {FOLDS}" if column.numbers is None else ""
         raise UserError(f"{column.name} has {len(known)} values{least}; to predict it takes {2 * FOLDS} that differ")
-    vectors, guessed, shares = embeddings.vectors[known], told.copy(), []
-    parts = list(folds.split(vectors, told))
+    vectors, predicted, shares = embeddings.vectors[known], targets.copy(), []
+    parts = list(folds.split(vectors, targets))
     for train, test in progress_bar(parts, desc=f"predicting {column.name}", unit="folds", show=progress):
-        guessed[test] = model.fit(vectors[train], told[train]).predict(vectors[test])
-        shares.append(float((guessed[test] == told[test]).mean()))
+        predicted[test] = model.fit(vectors[train], targets[train]).predict(vectors[test])
+        shares.append(float((predicted[test] == targets[test]).mean()))
     row = {"column": column.name, "variable": embeddings.variable, "values": len(known), "folds": FOLDS}
     if column.numbers is None:
-        sizes = np.unique(told, return_counts=True)[1]
-        rates = {"accuracy": float((guessed == told).mean()), "deviation": float(np.std(shares, ddof=1))}
-        return row | {"groups": len(sizes), **rates, "majority": float(sizes.max() / len(told))}
-    spread = ((told - told.mean()) ** 2).sum()
-    r2 = float(1 - ((guessed - told) ** 2).sum() / spread)
-    return row | {"r2": r2, "correlation": _correlation(guessed, told)}
+        sizes = np.unique(targets, return_counts=True)[1]
+        rates = {"accuracy": float((predicted == targets).mean()), "deviation": float(np.std(shares, ddof=1))}
+        return row | {"groups": len(sizes), **rates, "majority": float(sizes.max() / len(targets))}
+    spread = ((targets - targets.mean()) ** 2).sum()
+    r2 = float(1 - ((predicted - targets) ** 2).sum() / spread)
+    return row | {"r2": r2, "correlation": _correlation(predicted, targets)}

@@ -189,7 +189,6 @@ def _suggested(run: Run, canaries: Canaries, progress: bool) -> list[Row]:
 
 
 def _completed(assistant: Assistant, prefix: str, context: Row) -> list[Suggestion]:
-    """Return the suggestions for a stranger; none if the prefix is longer than any text."""
     if not assistant.suggester.fits(prefix):
         return []
     user = assistant.learner.new() if assistant.learner else None
@@ -197,7 +196,6 @@ def _completed(assistant: Assistant, prefix: str, context: Row) -> list[Suggesti
 
 
 def _real(run: Run, table: Any, queries: int, unknown: str, seed: int, progress: bool) -> Row:
-    """Return the perplexity of the texts of `table` and their mean reciprocal rank for strangers."""
     figures = perplexity.evaluate(run, run.prepare(table, unknown=unknown))
     if run.config.data.unit not in UNITS:
         return figures

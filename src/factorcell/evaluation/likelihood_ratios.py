@@ -75,7 +75,6 @@ def _figures(names: Sequence[str], nats: Floats, posterior: Floats) -> Row:
 
 
 def _posterior(nats: Floats) -> Floats:
-    """Return p(context | w_<=t) (K, T) from `nats` (K, T)."""
     joint = -nats.cumsum(1)
     likelihood = np.exp(joint - joint.max(0))
     posterior: Floats = likelihood / likelihood.sum(0)
@@ -85,7 +84,6 @@ def _posterior(nats: Floats) -> Floats:
 def _nats(
     runs: Sequence[Run], texts: Sequence[str], contexts: Sequence[Setting], unknown: str
 ) -> tuple[Floats, Corpus]:
-    """Return the mean nats (K, targets) of all texts under each context, and the texts."""
     total: Floats | None = None
     for run in runs:
         corpora = [run.read(texts, [context] * len(texts), unknown=unknown, truncate=False) for context in contexts]
@@ -115,7 +113,6 @@ def _check(runs: Sequence[Run], texts: Sequence[str], contexts: Sequence[Setting
 
 
 def column_texts(source: Any, column: str) -> list[str]:
-    """Return the texts of a table."""
     return [text for chunk in open_table(source).chunks([column]) for text in chunk[column]]
 
 

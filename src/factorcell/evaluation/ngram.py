@@ -108,7 +108,7 @@ def count(corpus: Corpus, order: int, progress: bool = False) -> list[NGramCount
         shorter = np.empty(len(found), dtype=np.int64)
         shorter[which] = ids[inside]  # each n-gram without its first token
         different = np.bincount(shorter, minlength=len(keys[-1]))
-        counts[-1] = np.where(different > 0, different, counts[-1])  # nothing stands before a start token
+        counts[-1] = np.where(different > 0, different, counts[-1])  # no token precedes a start token
         ids = np.full(len(tokens), -1)
         ids[inside] = which
         keys.append(found)
@@ -173,7 +173,6 @@ class NGram:
 
     @classmethod
     def open(cls, folder: str | Path) -> "NGram":
-        """Open the model in `folder`."""
         folder = Path(folder)
         facts = files.read_versioned(folder / FILE, FORMAT, folder)
         vocabulary = Vocabulary.load(folder / VOCABULARY)
@@ -192,7 +191,6 @@ class NGram:
         return prepare(source, self.data, vocabulary=self.vocabulary, schema=self.schema, **options)
 
     def nats(self, corpus: Corpus) -> Floats:
-        """Return the nats of every target of `corpus` (T,)."""
         nats = []
         for histories, grams, _ in self.blocks(corpus):
             probability = np.full(len(grams[0]), self.uniform)

@@ -18,8 +18,9 @@ from factorcell.bootstrap import Interval
 from factorcell.config import UserError
 from factorcell.data.corpus import Corpus, known_targets
 from factorcell.data.rows import labels_of
+from factorcell.data.tables import open_table
+from factorcell.data.values import is_missing, name_or_none, to_number
 from factorcell.evaluation import statistics, text_figures
-from factorcell.evaluation.groups import MISSING_GROUP, column_groups
 from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import Figures, TextSums
@@ -27,6 +28,8 @@ from factorcell.model.run import Run
 from factorcell.model.scoring import Ranker, Scorer, Tally
 
 BITS = "bits_per_byte"
+RANGES = 5  # quantile ranges of a numeric column
+MISSING_GROUP = "(missing)"
 TOP = (1, 3, 5)  # a prediction is right if the target is among this many most probable tokens
 
 Row = dict[str, Any]
@@ -245,6 +248,27 @@ def only_unknown_users(run: Scorer, corpus: Corpus) -> bool:
 
 
 def text_tallies(run: Scorer, corpus: Corpus) -> list[Tally]:
-    """Return a tally for each text."""
     sums = text_figures.per_text(run.nats(corpus), corpus)
     return [Tally(float(total), int(count)) for total, count in zip(sums, corpus.lengths, strict=True)]
+
+
+def column_groups(source: Any, column: str) -> list[str]:
+    """Return the group of each row of a table by `value_groups` of one column."""
+    return value_groups([value for chunk in open_table(source).chunks([column]) for value in chunk[column]])
+
+
+def value_groups(values: Sequence[Any]) -> list[str]:
+    """Return the group of each value: its name, or one of `RANGES` quantile ranges; `MISSING_GROUP` if it is missing.
+
+    Ranges are used where all values that are present are numbers, and more than 4 * `RANGES` of them are distinct.
+    """
+    numbers = {row: to_number(value) for row, value in enumerate(values) if not is_missing(value)}
+    if None in numbers.values() or len(set(numbers.values())) <= 4 * RANGES:
+        return [name_or_none(value) or MISSING_GROUP for value in values]
+    array = np.array(list(numbers.values()), dtype=np.float64)
+    edges = np.unique(np.quantile(array, np.linspace(0, 1, RANGES + 1)))
+    which = np.clip(np.searchsorted(edges, array, side="right") - 1, 0, len(edges) - 2)
+    groups = [MISSING_GROUP] * len(values)
+    for row, index in zip(numbers, which.tolist(), strict=True):
+        groups[row] = f"{edges[index]:.4g} to {edges[index + 1]:.4g}"
+    return groups

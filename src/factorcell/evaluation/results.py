@@ -74,7 +74,6 @@ def note(run: Scorer, row: Mapping[str, Any], texts: Figures | None = None) -> s
 
 
 def evaluation_row(run: Scorer, table: Any, found: Evaluation) -> Row:
-    """Return the row that `note` saves of the evaluation of a table."""
     row = {"table": name_of(table), **found.row, "texts_key": found.texts["perplexity"].key, **computed(run)}
     return {"kind": "evaluate", "evaluation": row, "by": found.by}
 
@@ -93,7 +92,6 @@ def told_apart(run: Run, table: Any, target: str) -> tuple[Row, Figures]:
 
 
 def classified(run: Run, table: Any, target: str | None, result: Classification, metrics: Row, samples: int = 0) -> Row:
-    """Return the row that `note` saves of a classification."""
     confusion = {"labels": list(result.names), "counts": result.confusion().tolist()}
     about = {"kind": "classify", "table": name_of(table), "target": target, "texts_key": result.key, **computed(run)}
     how = {"priors": "uniform" if result.log_prior is None else "training", "samples": samples}

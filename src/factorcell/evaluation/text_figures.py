@@ -1,4 +1,4 @@
-"""What every text adds to the figures of a model, saved in its folder so that runs can be compared later.
+"""The contribution of every text to the figures of a model, saved in its folder to compare runs later.
 
 A figure is a ratio of sums over texts: perplexity is exp(sum of nats / sum of targets), accuracy is the number of
 correct texts over that of judged ones. Two models are compared text by text if the keys of their figures are equal.
@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 
 
 class TextSums(NamedTuple):
-    """What each text adds to both sums of a figure, `above` (N,) over `below` (N,); both NaN if it is omitted.
+    """The contributions of texts to both sums of a figure, `above` (N,) over `below` (N,); both NaN if it is omitted.
 
     `key` identifies the texts and how they are read. `originals` is a digest of the original texts if the figure does
     not depend on how they are read, else empty.
@@ -39,7 +39,6 @@ class TextSums(NamedTuple):
     originals: str = ""
 
     def select(self, rows: NDArray[np.int64]) -> "TextSums":
-        """Return the sums of the texts `rows`."""
         originals = self.originals and f"{self.originals} some"
         return TextSums(f"{self.key} some", self.above[rows], self.below[rows], originals)
 

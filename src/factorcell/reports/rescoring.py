@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from factorcell.evaluation.rescoring.word_errors import align
+from factorcell.evaluation.rescoring.rescore import align
 from factorcell.reports import elements
 from factorcell.reports.wording import rescoring_table
 

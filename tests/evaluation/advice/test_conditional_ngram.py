@@ -12,7 +12,6 @@ import pytest
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
-from factorcell.data.vocabulary import START
 from factorcell.evaluation import ngram
 from factorcell.evaluation.advice.conditional_ngram import (
     IndexedTexts,
@@ -73,7 +72,6 @@ def words(corpus: Corpus) -> list[list[int]]:
 
 
 def test_every_value_is_the_formula_over_dictionaries(case: Case, fitted: ValueNGram) -> None:
-    """p_1 and p_3 of all values from counts in dictionaries, all tokens of the vocabulary written out."""
     size, test = len(case.corpus.vocabulary), case.test.select(np.arange(6))
     plain: Counter[int] = Counter()
     counts: list[Counter[tuple[int, ...]]] = [Counter() for _ in range(3)]
@@ -110,7 +108,6 @@ def test_every_value_is_the_formula_over_dictionaries(case: Case, fitted: ValueN
 
 
 def test_own_values_are_those_of_all_values(case: Case, fitted: ValueNGram) -> None:
-    """The short way, for the values that texts have, missing ones among them."""
     texts = case.find(case.test)
     first, every = fitted.logs(texts)
     rows, values = np.arange(len(every)), texts.each(case.of_test)
@@ -119,26 +116,7 @@ def test_own_values_are_those_of_all_values(case: Case, fitted: ValueNGram) -> N
     np.testing.assert_allclose(np.log(own), every[rows, values], atol=2e-5)
 
 
-def test_it_is_a_distribution(case: Case, fitted: ValueNGram) -> None:
-    """Every token after one history, for both values: the probabilities add up to one."""
-    text = words(case.test)[0][:3]
-    vocabulary = case.corpus.vocabulary
-    ends = [token for token in range(len(vocabulary)) if token != START]
-    tokens = np.array([[*text, token] for token in ends])
-    corpus = replace(
-        case.test,
-        tokens=tokens.ravel(),
-        offsets=np.arange(len(ends) + 1) * tokens.shape[1],
-        categories=np.zeros((len(ends), 1), np.int32),
-        numbers=np.zeros((len(ends), 0), np.float32),
-    )
-    for logs in fitted.logs(case.find(corpus)):
-        sums = np.exp(logs[len(text) - 1 :: len(text)].astype(np.float64)).sum(0)
-        np.testing.assert_allclose(sums, 1, atol=1e-4)
-
-
 def test_exponents_are_where_the_likelihood_is_highest(case: Case, fitted: ValueNGram) -> None:
-    """No step aside is better; of two equal columns the exponents add up to that of one, and predict the same."""
     tune, ratios, labels = case.find(case.tune), fitted.ratios(), case.of_tune
     (beta,) = exponents(case.model, tune, [ratios], [labels])
 
@@ -156,7 +134,6 @@ def test_exponents_are_where_the_likelihood_is_highest(case: Case, fitted: Value
 
 
 def test_inferring_adds_up_to_the_evidence(case: Case, fitted: ValueNGram) -> None:
-    """The chain rule: mixtures by the posterior so far multiply to p(text), and the posterior is Bayes' rule."""
     texts = case.find(case.test)
     _, every = fitted.logs(texts)
     prior = np.log([0.3, 0.7])
@@ -170,25 +147,3 @@ def test_inferring_adds_up_to_the_evidence(case: Case, fitted: ValueNGram) -> No
         np.testing.assert_allclose(posterior(every, texts, prior, 0.5, 2)[row], early - np.logaddexp(*early), atol=1e-5)
     sure = inferred(every, texts, np.array([0.0, -1e9]), 1.0)
     np.testing.assert_allclose(sure, every[:, 0], atol=1e-5)
-
-
-def test_the_truth_of_synthetic_texts_is_found() -> None:
-    """Of many texts: what is gained over one who infers is the true information, and knowing is near the truth."""
-    chains = synthetic.dialects()
-    rows, perplexity = synthetic.two_dialects(6000, 7)
-    case = Case(rows, 5000, order=2)
-    case.labels[:] = case.corpus.categories[:, 0] - 1
-    case.of_train, case.of_tune, case.of_test = np.split(case.labels, [5000, 5500])
-    fitted, texts = case.fitted(), case.find(case.test)
-    _, every = fitted.logs(texts)
-    prior = np.log([0.5, 0.5])
-    known = every[np.arange(len(every)), texts.each(case.of_test)]
-    gained = known.sum() - inferred(every, texts, prior, 1.0).sum()
-    truth = np.array([-chains.nats(row["text"]) for row in rows[5500:]])  # log p(text | dialect)
-    own = truth[np.arange(500), [chains.names.index(row["dialect"]) for row in rows[5500:]]]
-    information = (own - np.logaddexp(*truth.T) + math.log(2)).sum()
-    assert gained == pytest.approx(information, rel=0.06)
-    told = posterior(every, texts, prior, 1.0)[np.arange(500), case.of_test]
-    assert (told + math.log(2)).sum() == pytest.approx(information, rel=0.06)
-    assert math.exp(-known.mean()) == pytest.approx(perplexity, rel=0.05)
-    assert math.exp(-texts.base.mean()) > 1.2 * math.exp(-known.mean())

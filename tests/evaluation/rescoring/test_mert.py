@@ -30,7 +30,6 @@ def made(seed: int, utterances: int = 12, hypotheses: int = 6, features: int = 3
 
 @pytest.mark.parametrize("seed", range(8))
 def test_corners_are_where_the_errors_change(seed: int) -> None:
-    """Between corners the errors are those of plain choosing, at many places; at each corner they do change."""
     features, errors = made(seed)
     random = np.random.default_rng(seed)
     weights, direction = random.normal(size=3), random.normal(size=3)
@@ -50,7 +49,6 @@ def test_corners_are_where_the_errors_change(seed: int) -> None:
 
 
 def test_parallel_and_equal_lines() -> None:
-    """Lines without a slope have no corners; of equal lines the first is chosen, and never left."""
     heights, flat = np.array([[1.0, 3.0, 2.0]]), np.zeros((1, 3))
     errors = np.array([[5, 6, 7]])
     places, totals = corners(heights, flat, errors)
@@ -75,7 +73,6 @@ def test_padding_changes_nothing() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_fewest_errors_are_not_beaten_by_a_grid(seed: int) -> None:
-    """Over all directions of two weights; never worse than any start; the same seed finds the same."""
     features, errors = made(seed, utterances=20, features=2)
     start = np.array([-1.0, 0.3])
     weights, fewest = fewest_errors(features, errors, [start], seed)
@@ -86,14 +83,6 @@ def test_fewest_errors_are_not_beaten_by_a_grid(seed: int) -> None:
     constant = np.concatenate([features, np.ones((20, 6, 1))], axis=2)
     assert fewest_errors(constant, errors, [np.ones(3)], seed)[0][2] == 0
     assert fewest_errors(features, errors, [start], seed)[0].tolist() == weights.tolist()
-
-
-def test_a_good_start_stays() -> None:
-    """Where no line has fewer errors the first start is what is found, to the last bit but for its scale."""
-    features, errors = np.array([[[1.0, 0.0], [0.0, 1.0]]]), np.array([[0, 1]])
-    weights, fewest = fewest_errors(features, errors, [np.array([2.0, 1.0]), np.array([3.0, 1.0])])
-    assert fewest == 0
-    assert weights == pytest.approx([2.0, 1.0])
 
 
 def objective(features: Floats, real: NDArray[np.bool_], errors: NDArray[np.int64], weights: Floats) -> float:
@@ -110,7 +99,6 @@ def objective(features: Floats, real: NDArray[np.bool_], errors: NDArray[np.int6
 
 
 def test_likeliest_is_the_maximum() -> None:
-    """Its value is the objective's, no step in any direction is better; hypotheses that are filled up do not count."""
     features, errors = made(3, utterances=30)
     real = np.ones(errors.shape, dtype=bool)
     real[::3, 4:] = False
@@ -133,7 +121,6 @@ def test_lists_told_apart_without_a_doubt_have_finite_weights() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_share_is_the_maximum_of_the_mixture(seed: int) -> None:
-    """On a fine grid; all of it where one is always likelier, also far below what floats can exponentiate."""
     random = np.random.default_rng(seed)
     first, second = random.normal(-5, 2, (2, 40))
     found = share(first, second)

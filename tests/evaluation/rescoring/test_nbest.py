@@ -38,7 +38,6 @@ def kaldi(folder: Path, **files: str) -> Path:
 
 
 def test_json_lines_and_rows_are_the_same(tmp_path: Path) -> None:
-    """Texts, scores, references and columns; from a file, a packed one, and in memory."""
     files.write_rows(tmp_path / "lists.jsonl", ROWS)
     (tmp_path / "lists.gz").write_bytes(gzip.compress((tmp_path / "lists.jsonl").read_bytes()))
     for source in (ROWS, tmp_path / "lists.jsonl", tmp_path / "lists.gz"):
@@ -55,7 +54,6 @@ def test_json_lines_and_rows_are_the_same(tmp_path: Path) -> None:
 
 
 def test_kaldi_negates_costs_and_keeps_order(tmp_path: Path) -> None:
-    """Names with dashes, a hypothesis without words, costs in another order; files that are not there are no scores."""
     folder = kaldi(
         tmp_path / "lists",
         words_text="utt-a-1 so it is\nutt-a-2 so\nutt-b-1\n",
@@ -96,7 +94,6 @@ def test_srilm_scores_become_nats(tmp_path: Path) -> None:
     ],
 )
 def test_srilm_files_are_named_after_utterances(file: str, utterance: str, tmp_path: Path) -> None:
-    """Only the suffixes that SRILM knows are stripped: names of utterances have dots."""
     content = b"-1 -2 1 a\n"
     (tmp_path / file).write_bytes(gzip.compress(content) if file.endswith(".gz") else content)
     (read,) = read_nbest(tmp_path / file).utterances
@@ -104,7 +101,6 @@ def test_srilm_files_are_named_after_utterances(file: str, utterance: str, tmp_p
 
 
 def test_hidden_files_are_no_lists(tmp_path: Path) -> None:
-    """Two channels of a conversation are two utterances; .Z files are refused in one line."""
     for name in ("sw1.A.1.nbest", "sw1.B.1.nbest"):
         (tmp_path / name).write_text("-1 -2 1 a\n")
     for name in (".DS_Store", "._sw1.A.1.nbest", "Thumbs.db", "desktop.ini"):
@@ -119,8 +115,7 @@ def test_hidden_files_are_no_lists(tmp_path: Path) -> None:
         read_nbest(tmp_path)
 
 
-def test_beams_of_nemo(tmp_path: Path) -> None:
-    """Lines of text and score, as many for each utterance as is said; an empty text has its tab alone."""
+def test_nemo_beams_have_a_fixed_number_of_lines(tmp_path: Path) -> None:
     path = tmp_path / "preds_out_width2_alpha1.0_beta0.5.tsv"
     content = "so it is\t-1.5\nso\t-2\n\t-0.5\n5 3 2\t-3e1\n"
     path.write_text(content)
@@ -151,8 +146,7 @@ def test_beams_of_nemo(tmp_path: Path) -> None:
         read_nbest(path, beams=2)
 
 
-def test_manifests_of_nemo_have_beams(tmp_path: Path) -> None:
-    """As transcribe_speech.py writes them: the audio file names the utterance, its text is the reference."""
+def test_nemo_manifests_have_beams(tmp_path: Path) -> None:
     row = {"audio_filepath": "a/1.wav", "duration": 2.5, "text": "so is it", "pred_text": "so it is"}
     row |= {"beams": [["so it is", -1.5], ["so", -2]], "timestamps_word": [{"word": "so"}]}
     files.write_rows(tmp_path / "out.json", [row, {"audio_filepath": "b", "beams": [["", 0.0]], "text": ""}])
@@ -182,7 +176,6 @@ def changed(**fields: Any) -> Callable[[Path], Path]:
 
 
 def written(content: str, name: str = "x") -> Callable[[Path], Path]:
-    """A file of that content."""
 
     def write(folder: Path) -> Path:
         (folder / name).write_text(content)
@@ -199,15 +192,12 @@ def hypothesis(**fields: Any) -> list[dict[str, Any]]:
     ("make", "message"),
     [
         (changed(hypotheses=[]), "x.jsonl line 2: hypotheses is an empty list; it must be a list of at least one"),
-        (changed(hypotheses="so"), "line 2: hypotheses is 'so'"),
         (changed(hypotheses=["so"]), "line 2 hypothesis 1: 'so' has no text"),
         (changed(hypotheses=hypothesis(lm="-2")), "line 2 hypothesis 1: lm is '-2'; a score is a finite number"),
         (changed(hypotheses=hypothesis(lm=-1e300)), "line 2 hypothesis 1: lm is -1e+300; a score is a finite number"),
-        (changed(hypotheses=hypothesis(lm=10**400)), "line 2 hypothesis 1: lm is 1000"),
         (changed(hypotheses=hypothesis(lm=math.nan)), "line 2 hypothesis 1: lm is None; a score is a finite number"),
         (changed(hypotheses=hypothesis(lm=True)), "lm is True"),
         (changed(hypotheses=hypothesis(am=-1.0)), "with and without am"),
-        (changed(hypotheses=[{"text": "so", "lm": 1.0}]), "with and without acoustic"),
         (changed(id=None), "line 2: no id"),
         (changed(id="7"), "x.jsonl: utterance '7' comes twice"),
         (changed(reference=None), "x.jsonl: utterance a1 has no reference, others have; all or none must have one"),
@@ -220,8 +210,6 @@ def hypothesis(**fields: Any) -> list[dict[str, Any]]:
         (written("a b\n"), "x line 1: 'a b' is not ACOUSTIC LM WORDS-COUNT WORD ...; lists are JSON lines, Kaldi's,"),
         (lambda folder: folder / "nowhere", "nowhere: there is no such file or folder"),
         (lambda folder: kaldi(folder / "k", words="a 1 2\n"), "k/words line 1: 'a' is not UTTERANCE-NUMBER"),
-        (lambda folder: kaldi(folder / "k", words="a-b 1 2\n"), "k/words line 1: 'a-b' is not UTTERANCE-NUMBER"),
-        (lambda folder: kaldi(folder / "k", words="-1 b\n"), "k/words line 1: '-1' is not UTTERANCE-NUMBER"),
         (lambda folder: kaldi(folder / "k", words="a-1 17 2\n"), "k/words: numbers of words, not words"),
         (
             lambda folder: kaldi(folder / "k", words="a-1 b\na-2 c\n", lm_cost="a-1 2\n"),
@@ -241,7 +229,7 @@ def test_mistakes_are_one_line_with_their_place(make: Callable[[Path], Path], me
     assert str(found.value).startswith(str(tmp_path))
 
 
-def test_form_is_said_or_found(tmp_path: Path) -> None:
+def test_the_format_is_specified_or_detected(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("-1 -2 1 a\n")
     assert read_nbest(tmp_path / "x", "srilm").names == ("acoustic", "lm")
     for form, message in (("jsonl", "not valid JSON|no id"), ("kaldi", "not a folder"), ("htk", "unknown format")):
@@ -252,7 +240,6 @@ def test_form_is_said_or_found(tmp_path: Path) -> None:
 
 
 def test_references_and_columns_from_files(tmp_path: Path) -> None:
-    """Of every utterance; a column of a table wins over the list's own; who is missing is named."""
     nbest = read_nbest(ROWS)
     (tmp_path / "text").write_text("7\na1 so was it\nb1 other\n")
     assert not read_nbest([{**row, "reference": None} for row in ROWS]).referenced

@@ -11,7 +11,7 @@ from factorcell.completion.online import Learner, LearningRule
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.evaluation.rescoring.nbest import NBest, read_nbest
-from factorcell.evaluation.rescoring.rescore import Scored, ScoreWeights, score
+from factorcell.evaluation.rescoring.rescore import ScoreWeights, score
 from factorcell.evaluation.rescoring.speakers import begin, learn
 from factorcell.model.run import Run
 from factorcell.training.trainer import observe
@@ -62,7 +62,6 @@ def lists(count: int = 12, **columns: Any) -> NBest:
 
 
 def test_a_rate_of_zero_learns_nothing(run: Run) -> None:
-    """Then known speakers have the scores of their names, new ones of the unknown, nobody's of the expected one."""
     nbest = lists()
     plain, learned = score(run, nbest, unknown="group"), learn(run, nbest, WEIGHTS, rule=LearningRule("sgd", 0.0))
     for one, other in zip(plain.model, learned.model, strict=True):
@@ -87,7 +86,6 @@ def by_hand(run: Run, nbest: NBest, rule: LearningRule) -> list[list[float]]:
 
 @pytest.mark.parametrize("optimiser", ["adagrad", "adadelta"])
 def test_scores_equal_those_of_one_text_at_a_time(optimiser: str, tmp_path: Path) -> None:
-    """For a run without biases of single speakers, whose nats `Learner` computes."""
     run, rule, nbest = make(tmp_path / "run"), LearningRule(optimiser, 0.5), lists(20)
     learned = learn(run, nbest, WEIGHTS, rule=rule)
     for values, wanted in zip(learned.model, by_hand(run, nbest, rule), strict=True):
@@ -100,7 +98,6 @@ def test_scores_equal_those_of_one_text_at_a_time(optimiser: str, tmp_path: Path
 
 
 def test_what_is_chosen_is_what_is_learned(run: Run) -> None:
-    """Other weights choose other texts, and the speaker goes another way; references are not read."""
     nbest = lists(20)
     one, other = learn(run, nbest, WEIGHTS), learn(run, nbest, ScoreWeights({"acoustic": -1.0}))
     assert not all(np.allclose(a, b) for a, b in zip(one.model, other.model, strict=True))
@@ -116,7 +113,6 @@ def _row(utterance: Any, reference: str) -> dict[str, Any]:
 
 
 def test_long_choices_are_scored_whole_and_learned_as_in_training(run: Run) -> None:
-    """Tokens after `max_tokens` change the score of their hypothesis, but not what is learned from it."""
     begins, who = " ".join(["the sea is cold"] * 50), {"who": "ann", "role": "judge"}
     assert len(begins.split()) == run.config.data.max_tokens
     found = []
@@ -130,7 +126,6 @@ def test_long_choices_are_scored_whole_and_learned_as_in_training(run: Run) -> N
 
 
 def test_other_columns_follow_unknown(run: Run) -> None:
-    """A new speaker is no mistake, a new role is one unless the caller says otherwise; a speaker for all is one."""
     with pytest.raises(UserError, match=r"^utterance u0: role 'usher' was never seen"):
         learn(run, lists(role="usher"), WEIGHTS)
     learned = learn(run, lists(role="usher"), WEIGHTS, unknown="expected", rule=LearningRule("sgd", 0.0))
@@ -143,17 +138,3 @@ def test_other_columns_follow_unknown(run: Run) -> None:
 def test_a_run_without_users_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not tell users apart"):
         learn(make_run(tmp_path / "run"), lists(2), WEIGHTS)
-
-
-def test_learning_a_speaker_makes_their_texts_likelier(run: Run) -> None:
-    """Somebody new who always says the same: log p of it rises."""
-    rows = [
-        {"id": str(n), "hypotheses": [{"text": "the sea is cold"}], "who": "zoe", "role": "judge"} for n in range(8)
-    ]
-    learned: Scored = learn(run, read_nbest(rows), WEIGHTS_OF_NONE)
-    values = [float(model[0]) for model in learned.model]
-    assert values == sorted(values)
-    assert values[-1] > values[0] + 0.5
-
-
-WEIGHTS_OF_NONE = ScoreWeights({})

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell.evaluation.rescoring.word_errors import align, distances
+from factorcell.evaluation.rescoring.rescore import align, distances
 
 WORDS = st.lists(st.sampled_from(["a", "b", "c"]), max_size=5).map(" ".join)
 
@@ -20,7 +20,6 @@ def fewest(said: tuple[str, ...], read: tuple[str, ...]) -> int:
 
 @given(WORDS, st.lists(WORDS, min_size=1, max_size=4))
 def test_distances_and_alignments_are_the_fewest_edits(reference: str, texts: list[str]) -> None:
-    """Distances of several texts at once equal the edits of their alignments, which contain both texts."""
     found = distances(reference, texts)
     for text, errors in zip(texts, found.tolist(), strict=True):
         assert errors == fewest(tuple(reference.split()), tuple(text.split()))
@@ -34,7 +33,6 @@ def test_distances_and_alignments_are_the_fewest_edits(reference: str, texts: li
 
 
 def test_words_are_what_spaces_part() -> None:
-    """Case and marks count; several spaces are one; kinds of errors of a known pair."""
     assert distances("So it, is", ["so it is", "So  it, is ", ""]).tolist() == [2, 0, 3]
     kinds = [kind for kind, _, _ in align("a b c d", "a x c d e")]
     assert kinds == ["equal", "substituted", "equal", "equal", "inserted"]

@@ -16,13 +16,11 @@ def explain(verb: Parser) -> None:
     verb.add_argument("--between", nargs="+", required=True, metavar="NAME=VALUE", help=text)
     options.add_context(verb)
     verb.add_argument("--ensemble", nargs="+", type=Path, default=[], metavar="RUN", help="more runs, to be averaged")
-    verb.add_argument("--beside", nargs="+", type=Path, default=[], metavar="RUN", help="other runs to show beside it")
+    verb.add_argument("--beside", nargs="+", type=Path, default=[], metavar="RUN", help="other runs to show next to it")
     verb.add_argument("--words", type=int, default=0, help="also the N words that each of two contexts raises most")
     text = "the texts at whose places --words looks (default: those explained)"
     verb.add_argument("--over", type=Path, metavar="TABLE", help=text)
     options.written(verb, "--page", "write a page", metavar="HTML")
-    text = "auto: in a terminal without NO_COLOR, or with FORCE_COLOR"
-    verb.add_argument("--color", default="auto", choices=("auto", "always", "never"), help=text)
     options.computing(verb, "float32")
 
 

@@ -1,1 +1,1 @@
-"""What a context column is worth, before any training."""
+"""Estimates of the worth of context columns, before any training."""

@@ -112,12 +112,12 @@ def _judge(split: Split, column: LabelColumn, seed: int) -> tuple[Row, ValueNGra
     after = [posterior(every, split.test, prior, exponent, n) for n in (*FIRST, None)]
     guesses = [_guesses("n-grams", after, test, _information(after[-1], prior, test))]
     guesses += _linear(split, column, prior, seed)
-    told = max(guesses, key=lambda row: row["information"])
+    best = max(guesses, key=lambda row: row["information"])
     known, own = split.test.each(test), np.arange(len(split.test.wanted))
     gains = every[own, known] - split.nothing
     length = len(own) / max(1, int((test < len(prior)).sum()))  # targets per value
     most = max(0.0, _gain(gains.mean()))  # below 0 it is noise
-    least, entropy = min(_gain(told["information"] / length), most), float(-(np.exp(prior) * prior).sum())
+    least, entropy = min(_gain(best["information"] / length), most), float(-(np.exp(prior) * prior).sum())
     row = {
         "column": column.name,
         "kind": column.kind,
@@ -129,7 +129,7 @@ def _judge(split: Split, column: LabelColumn, seed: int) -> tuple[Row, ValueNGra
         "most_error": _error(gains, split.test.starts),
         "most_by_bias": min(max(0.0, _gain((first[own, known] - split.test.base).mean())), most),
         "entropy": entropy,
-        **told,
+        **best,
         "majority": float(counts.max() / max(1, counts.sum())),
         "least": least,
         "expected": expected(least, most),
@@ -139,8 +139,8 @@ def _judge(split: Split, column: LabelColumn, seed: int) -> tuple[Row, ValueNGra
 
 def _best_exponent(posteriors: Sequence[Floats], prior: Floats, labels: Ids) -> float:
     """Return the exponent of `COOL` whose posterior (B, K) of the tune texts has most information about the value."""
-    told = [_information(logs, prior, labels) for logs in posteriors]
-    return COOL[told.index(max(told))]
+    information = [_information(logs, prior, labels) for logs in posteriors]
+    return COOL[information.index(max(information))]
 
 
 def _guesses(judge: str, after: Sequence[Floats], labels: Ids, information: float) -> Row:
@@ -150,7 +150,6 @@ def _guesses(judge: str, after: Sequence[Floats], labels: Ids, information: floa
 
 
 def _linear(split: Split, column: LabelColumn, prior: Floats, seed: int) -> list[Row]:
-    """Return the guesses of a linear classifier, if the column has few values."""
     if not 2 <= len(column.values) <= CLASSES:
         return []
     _, tune, test = split.labels(column)
@@ -234,7 +233,6 @@ def _nats(gain: float) -> float:
 
 
 def _error(gains: Floats, starts: Ids) -> float:
-    """Return the standard error of the mean of `gains` (T,) over texts."""
     sums, sizes = np.add.reduceat(gains, starts[:-1]), np.diff(starts)
     left = sums - gains.mean() * sizes
     return float(np.sqrt((left**2).sum()) / sizes.sum())

@@ -69,7 +69,6 @@ class IndexedTexts:
 
     @classmethod
     def find(cls, model: NGram, corpus: Corpus, *, counted: bool = False) -> "IndexedTexts":
-        """Look up the texts of `corpus`."""
         blocks = list(model.blocks(corpus))
         histories, grams = (
             [np.concatenate(order) for order in zip(*(block[side] for block in blocks), strict=True)] for side in (0, 1)
@@ -103,7 +102,6 @@ class ValueNGram:
         self.alphas: list[float] = []
 
     def fit_prior(self, tune: IndexedTexts, labels: Ids) -> None:
-        """Fit alpha."""
         values = tune.each(labels)
         seen, totals, plain = self.counts[values, tune.wanted], self.totals[values], self.plain[tune.wanted]
         nats = {alpha: -np.log((seen + alpha * plain) / (totals + alpha)).sum() for alpha in ALPHAS}

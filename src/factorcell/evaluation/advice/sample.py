@@ -63,7 +63,6 @@ def sample(
 
 
 def columns_of(corpus: Corpus) -> list[LabelColumn]:
-    """Return the context columns of a corpus as labels."""
     schema, found = corpus.schema, []
     for variable in schema.variables:
         if variable.kind == "category":

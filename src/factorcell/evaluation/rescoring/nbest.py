@@ -93,7 +93,6 @@ class NBest:
 
     @property
     def columns(self) -> list[str]:
-        """The names of the columns that any utterance has."""
         return list(dict.fromkeys(name for utterance in self.utterances for name in utterance.columns))
 
 
@@ -129,7 +128,6 @@ def read_nbest(source: Any, form: str = "auto", *, beams: int | None = None) -> 
 
 
 def _form(path: Path) -> str:
-    """Return the format of the lists at `path`, by names and first lines."""
     if path.is_dir():
         return "kaldi" if any((path / name).is_file() for name in KALDI_TEXTS) else "srilm"
     first = next((line for _, line in _lines(path)), "")
@@ -211,7 +209,6 @@ def _hypothesis(one: Any, names: Sequence[str], where: str) -> Hypothesis:
 
 
 def _without_numpy(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row with the plain values of NumPy scalars."""
     numbers = {name: widened(value) for name, value in row.items() if isinstance(value, np.floating)}
     return {name: value.item() if isinstance(value, np.generic) else value for name, value in row.items()} | numbers
 

@@ -10,7 +10,9 @@ weight zero changes nothing. Weights come from a file, from a fit, or from a sha
 - on lists without references, all weights are 1 except 1 - s for the first pass's language model and s for the model,
   with the share s under which the recogniser's choices are most likely as texts of a mixture of the two.
 
-Shapes: H hypotheses of an utterance, S scores, F = S + 2 features.
+Word errors are Levenshtein distances over words, which are separated by white space and compared as written.
+
+Shapes: H hypotheses of an utterance, S scores, F = S + 2 features, R words of a reference.
 """
 
 import hashlib
@@ -28,12 +30,10 @@ from factorcell.choices import OBJECTIVES
 from factorcell.config import UserError, choose
 from factorcell.data.corpus import Corpus
 from factorcell.data.values import is_missing
-from factorcell.evaluation.groups import value_groups
 from factorcell.evaluation.ngram import NGram
-from factorcell.evaluation.perplexity import text_tallies
+from factorcell.evaluation.perplexity import text_tallies, value_groups
 from factorcell.evaluation.rescoring import mert
 from factorcell.evaluation.rescoring.nbest import LM, MODEL, WORDS, NBest, Utterance
-from factorcell.evaluation.rescoring.word_errors import align, distances
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
 
@@ -44,6 +44,7 @@ AT_ONCE, CHARACTERS = 4_000, 4_000_000  # hypotheses that are read at once, and 
 ROW = "the rows given row 1: "  # begins errors about a table of one row in memory
 ALL = ("all", "all")  # the group of all utterances: the name of a column, and its value
 KINDS = ("substituted", "deleted", "inserted")
+Edit = tuple[str, str, str]  # equal or one of `KINDS`; the word of the reference; that of the text
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,6 @@ class ScoreWeights:
 
     @classmethod
     def open(cls, path: str | Path) -> "ScoreWeights":
-        """Read a JSON file of names and numbers."""
         values = files.read_json(path)
         valid = isinstance(values, dict) and all(
             isinstance(value, (int, float)) and np.isfinite(value) for value in values.values()
@@ -71,7 +71,6 @@ class ScoreWeights:
         return cls({name: float(value) for name, value in values.items()})
 
     def save(self, path: str | Path) -> None:
-        """Write the weights as JSON."""
         files.write_json(path, dict(self.values))
 
     def array(self, names: Sequence[str]) -> Floats:
@@ -90,7 +89,6 @@ class Scored:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the features (F)."""
         return (*self.nbest.names, MODEL, WORDS)
 
     def features(self) -> list[Floats]:
@@ -200,7 +198,6 @@ def _key(utterance: Utterance, row: Row, unknown: str) -> str:
 
 
 def chosen(scored: Scored, weights: ScoreWeights) -> list[int]:
-    """Return the place of the hypothesis with the largest total in each list, the first of equal ones."""
     wanted = weights.array(scored.names)
     return [int((features @ wanted).argmax()) for features in scored.features()]
 
@@ -300,3 +297,44 @@ def _rates(key: tuple[str, str], rows: Sequence[Row], seed: int) -> Row:
         **{kind: sum(row[kind] for row in rows) for kind in KINDS},
         **bootstrap.middle(gains, len(rows)).row("gain"),
     }
+
+
+def distances(reference: str, texts: Sequence[str]) -> NDArray[np.int64]:
+    """Return the word errors (H,) of texts: the fewest words to substitute, delete and insert."""
+    said, read = reference.split(), [text.split() for text in texts]
+    numbers = {word: number for number, word in enumerate(dict.fromkeys(said))}
+    target = np.array([numbers[word] for word in said], dtype=np.int64)
+    lengths = np.array([len(words) for words in read])
+    tokens = np.full((len(read), max(lengths, default=0)), -1)
+    for row, words in enumerate(read):
+        tokens[row, : len(words)] = [numbers.get(word, -1) for word in words]
+    places = np.arange(len(said) + 1)
+    costs = np.tile(places, (len(read), 1))  # of the words read so far, for each prefix of the reference
+    for step in range(tokens.shape[1]):
+        after = costs + 1  # an inserted word
+        after[:, 1:] = np.minimum(after[:, 1:], costs[:, :-1] + (tokens[:, step, None] != target))
+        after = np.minimum.accumulate(after - places, axis=1) + places  # deleted words
+        costs = np.where((step < lengths)[:, None], after, costs)
+    return costs[:, -1].astype(np.int64)
+
+
+def align(reference: str, text: str) -> list[Edit]:
+    """Return the edits of a best alignment, in order; of equal alignments one with most pairs of words."""
+    said, read = reference.split(), text.split()
+    costs = np.add.outer(np.arange(len(said) + 1), np.arange(len(read) + 1))
+    for i, word in enumerate(said, 1):
+        for j, other in enumerate(read, 1):
+            costs[i, j] = min(costs[i - 1, j - 1] + (word != other), costs[i - 1, j] + 1, costs[i, j - 1] + 1)
+    edits: list[Edit] = []
+    i, j = len(said), len(read)
+    while i or j:
+        if i and j and costs[i, j] == costs[i - 1, j - 1] + (said[i - 1] != read[j - 1]):
+            i, j = i - 1, j - 1
+            edits.append(("equal" if said[i] == read[j] else "substituted", said[i], read[j]))
+        elif i and costs[i, j] == costs[i - 1, j] + 1:
+            i -= 1
+            edits.append(("deleted", said[i], ""))
+        else:
+            j -= 1
+            edits.append(("inserted", "", read[j]))
+    return edits[::-1]

@@ -69,13 +69,15 @@ def learn(
     optional = checked(run, nbest, rows, unknown)
     places = {name: place for place, name in enumerate(learner.variable.values)}
     wanted = weights.array((*nbest.names, MODEL, WORDS))
+    position = run.schema.categories.index(learner.variable)
     users: dict[str | None, User] = {}
     scores: list[Floats] = []
     lists = list(zip(nbest.utterances, rows, names, strict=True))
     for utterance, row, name in progress_bar(lists, desc="learning", unit="utterances", show=progress):
         place = MISSING if name is None else places.get(name, 0)
         user = users[name] if name in users else begin(learner, place)
-        corpus = _by(learner, read(run, [utterance], [row], optional, unknown), place)
+        corpus = read(run, [utterance], [row], optional, unknown)
+        corpus.categories[:, position] = place  # biases of single values depend on it
         scores.append(-_nats(learner, corpus, user.vector))
         best = int((features_of(utterance, scores[-1]) @ wanted).argmax())
         if name is not None:
@@ -94,25 +96,16 @@ def begin(learner: Learner, place: int) -> User:
     return replace(learner.new(), vector=vector.float().cpu().numpy())
 
 
-def _by(learner: Learner, corpus: Corpus, place: int) -> Corpus:
-    """Return the corpus with the speaker, whom biases of single values depend on."""
-    categories = np.array(corpus.categories)
-    categories[:, learner.run.schema.categories.index(learner.variable)] = place
-    return replace(corpus, categories=categories)
-
-
 def _nats(learner: Learner, corpus: Corpus, vector: NDArray[np.float32]) -> Floats:
-    """Return the nats (H,) of the texts of a speaker."""
     nats = np.zeros(len(corpus))
     with torch.inference_mode():
         for rows in corpus.batches(TOKENS):
-            vectors = torch.from_numpy(np.tile(vector, (len(rows), 1)))
+            vectors = torch.from_numpy(np.tile(vector, (len(rows), 1))).to(learner.run.device)
             nats[rows] = _read(learner, corpus, rows, vectors).double().cpu().numpy()
     return nats
 
 
 def _gradient(learner: Learner, corpus: Corpus, vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the gradient (k,) of the nats of a text by the speaker's vector."""
     with torch.enable_grad():
         own = torch.tensor(vector[None], device=learner.run.device, requires_grad=True)
         (slopes,) = torch.autograd.grad(_read(learner, corpus, np.arange(1), own).sum(), own)
@@ -122,6 +115,6 @@ def _gradient(learner: Learner, corpus: Corpus, vector: NDArray[np.float32]) -> 
 
 def _read(learner: Learner, corpus: Corpus, rows: NDArray[np.int64], vectors: Tensor) -> Tensor:
     batch = learner.run.batch(corpus, rows)
-    own = {learner.variable.name: vectors.to(learner.run.device)}
-    nats: Tensor = learner.run.model(batch, learner.run.model.condition(batch.context, own, learner.packed))
+    conditioned = learner.run.model.condition(batch.context, {learner.variable.name: vectors}, learner.packed)
+    nats: Tensor = learner.run.model(batch, conditioned)
     return nats.sum(1)
