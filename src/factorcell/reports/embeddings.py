@@ -29,9 +29,17 @@ MAP = (
 )
 PREDICTIONS = (
     "Gradient-boosted trees on the embedding, five-fold cross-validated: accuracy with its standard error, next to "
-    "that of always choosing the largest group, or the share of variance explained (R²)."
+    "the share of the largest group (majority), or the share of variance explained (R²)."
 )
-FORMS = {"column": "", "values": ",", "groups": ",", "accuracy": "", "largest group": ".1%", "R²": ".3f"}
+FORMS = {
+    "column": "",
+    "values": ",",
+    "groups": ",",
+    "accuracy": "",
+    "majority": ".1%",
+    "r2": ".3f",
+    "correlation": ".3f",
+}
 SCALE = LinearSegmentedColormap.from_list("scale", ["#2b5f9e", "#5b9bb5", "#b3b08c", "#e2944f", "#b8401a"])
 
 
@@ -51,7 +59,7 @@ def page(name: str, found: Row) -> str:
         sections.append((f"The map by {entry['column']}", _map(entry, f"map-{place}")))
     if found["predictions"]:
         content = elements.note(PREDICTIONS)
-        content += elements.table(list(map(_prediction, found["predictions"])), {**FORMS, "correlation": ".3f"})
+        content += elements.table(list(map(_prediction, found["predictions"])), FORMS)
         sections.append(("Other columns predicted from the embedding", content))
     values = f"{found['values']:,} values of {found['variable']}, each an embedding learned from its texts alone."
     return elements.document(
@@ -101,11 +109,10 @@ def _map(entry: Row, name: str) -> str:
 
 
 def _prediction(row: Row) -> Row:
-    line = {**row, "accuracy": None, "largest group": row.get("majority"), "R²": row.get("r2")}
-    if "accuracy" in row:
-        error = row["deviation"] / math.sqrt(row["folds"])
-        line["accuracy"] = f"{row['accuracy']:.1%} ± {error:.1%}"
-    return line
+    if "accuracy" not in row:
+        return row
+    error = row["deviation"] / math.sqrt(row["folds"])
+    return {**row, "accuracy": f"{row['accuracy']:.1%} ± {error:.1%}"}
 
 
 def boosted_words(rows: Sequence[Row], title: str) -> Figure:

@@ -45,9 +45,9 @@ def table(summary: Row, over: str = "queries") -> tuple[list[dict[str, str]], li
     for row in _rows(summary, "all", over):
         times = next(one for one in summary["milliseconds"] if one["system"] == row["system"])
         difference = Interval.of(row, "mrr_difference")
-        cells = {"system": titled(row["system"])}
+        cells = {"system": row["system"]}
         cells |= {title: _figure(row, name) for name, (title, *_) in FIGURES.items()}
-        cells[f"MRR above {titled(summary['base'])}"] = difference.told(".3f") if difference else "-"
+        cells[f"MRR above {summary['base']}"] = difference.told(".3f") if difference else "-"
         rows.append({**cells, "ms": f"{times['suggest']:.1f} + {times['learn']:.1f}"})
     return rows, list(rows[0])
 
@@ -86,6 +86,7 @@ def _figures(summary: Row) -> str:
     content = elements.chart(mrr_by_system(panels, summary["systems"]), "mrr", "MRR of the systems with intervals")
     for title, over in (("Averaged over queries", "queries"), ("Averaged over users", "users")):
         rows, columns = table(summary, over)
+        rows = [{**row, "system": titled(row["system"])} for row in rows]
         content += f"<h3>{title}</h3>{elements.table(rows, columns[:-1])}"
     times = [{**row, "system": titled(row["system"])} for row in summary["milliseconds"]]
     forms = dict.fromkeys(("suggest", "suggest_95", "learn", "learn_95"), ".2f")
