@@ -10,8 +10,6 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
@@ -85,15 +83,15 @@ class Picture(NamedTuple):
         """Draw the panels side by side below one legend."""
         lines = math.ceil(len(self.panels) / WIDEST)
         across = math.ceil(len(self.panels) / lines)
-        figure = Figure(figsize=(WIDTH * max(NARROWEST, across), HEIGHT * lines))
-        figure.set_layout_engine(ConstrainedLayoutEngine(rect=(0, 0, 1, 1 - 0.1 / lines)))
+        figure = Figure(figsize=(WIDTH * max(NARROWEST, across), HEIGHT * lines), layout="constrained")
         figure.add_artist(Rectangle((0, 0), 1, 1, transform=figure.transFigure, color="white", zorder=-2))
         kinds = list(dict.fromkeys(kind for panel in self.panels for kind in panel.points))
         colours = charts.colours(kinds)
         for number, panel in enumerate(self.panels, 1):
             draw(figure.add_subplot(lines, across, number), panel, colours)
-        marks = [Line2D([], [], color=colours[kind], marker="o", ls="", label=charts.titled(kind)) for kind in kinds]
-        charts.legend(figure, marks, len(marks), 1.0, 0.2, 1.0)
+        for kind in kinds:
+            figure.axes[0].plot([], [], "o", color=colours[kind], label=charts.titled(kind))
+        charts.add_legend(figure)
         return figure
 
 

@@ -1,26 +1,82 @@
-"""A page of results as a test reads it."""
+"""Pages and figures as tests read them."""
 
+import itertools
+import re
 from html.parser import HTMLParser
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+VOID = {"meta", "link", "img", "br", "path", "use", "rect", "image"}
 
 
-class Reader(HTMLParser):
-    """Tags that are open, and all text outside of style."""
+class Page(HTMLParser):
+    """A page that is checked to be well nested and to have unique ids: its tags with attributes, and its text."""
 
-    def __init__(self) -> None:
+    def __init__(self, content: str) -> None:
         super().__init__()
         self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
+        self.feed(content)
+        self.close()
+        assert not self.open, f"not closed: {self.open}"
+        ids = [attributes["id"] for _, attributes in self.tags if "id" in attributes]
+        assert len(ids) == len(set(ids))
 
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        if tag not in ("meta", "br", "img", "link"):
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
             self.open.append(tag)
-        assert not any(name in ("src", "href") and "//" in (value or "") for name, value in attributes)
 
-    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        pass
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
+        if tag not in VOID:
+            assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.text += data
+        if not self.open or self.open[-1] != "style":
+            self.text += data
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def requests(page: Page, content: str) -> list[str]:
+    """Whatever a browser would fetch from elsewhere or run to show the page."""
+    fetched = [
+        str(attributes[name])
+        for tag, attributes in page.tags
+        for name in ("src", "href", "xlink:href", "srcset", "data", "poster")
+        if name in attributes and tag != "a" and not str(attributes[name]).startswith(("data:", "#"))
+    ]
+    scripts = [tag for tag, _ in page.tags if tag in ("script", "iframe", "object", "embed")]
+    return fetched + scripts + re.findall(r"@import[^;]*|url\((?!#|\"?data:)[^)]*\)", content)
+
+
+def texts_inside(figure: Figure) -> list[str]:
+    """All texts of a figure, which must lie within it and not touch each other."""
+    canvas: Any = FigureCanvasAgg(figure)
+    canvas.draw()
+    hidden = {
+        tick.label1
+        for axes in figure.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        for tick in axis.get_major_ticks()
+        if not min(axis.get_view_interval()) <= tick.get_loc() <= max(axis.get_view_interval())
+    }
+    texts = [text for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text() and text.get_visible()]
+    texts = [text for text in texts if text not in hidden]
+    width, height = figure.get_size_inches() * figure.dpi
+    boxes = [(text.get_text(), Text.get_window_extent(text)) for text in texts]
+    for name, box in boxes:
+        assert -2 < box.x0 < box.x1 < width + 2, name
+        assert -2 < box.y0 < box.y1 < height + 2, name
+    level = [pair for text, pair in zip(texts, boxes, strict=True) if text.get_rotation() == 0]
+    for (one, first), (other, second) in itertools.combinations(level, 2):
+        assert not first.padded(-1).overlaps(second.padded(-1)), (one, other)
+    return [text.get_text() for text in texts]

@@ -17,7 +17,7 @@ from factorcell.evaluation import embeddings
 from factorcell.evaluation.embeddings import Embeddings
 from factorcell.model.run import Run
 from factorcell.reports.wording import agreed
-from tests.pages import Reader
+from tests.pages import Page
 from tests.small import make_run
 
 Row = dict[str, Any]
@@ -151,9 +151,8 @@ def test_the_page_has_all_that_was_asked_for(folder: Path, capsys: pytest.Captur
     told, path = str(folder / "told.jsonl"), folder / "page.html"
     more = ["--map", told, "--predict", told, "--by", "side", "--by", "height", "--points", "--page", str(path)]
     rows = rows_of(capsys, folder, "--near", "<city 3>", "--words", *more)
-    page, reader = path.read_text(encoding="utf-8"), Reader()
-    reader.feed(page)
-    assert reader.open == []
+    page = path.read_text(encoding="utf-8")
+    reader = Page(page)
     assert "<city" not in page
     assert page.count("<svg") == 3
     assert page.count("<h2>") == 5

@@ -191,7 +191,7 @@ def test_texts_without_a_value_are_classified(
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == written
     assert (folder / "cell" / "results.jsonl").read_bytes() == kept
     assert main(["report", cell, "--out", str(folder / "page.html")]) == 0
-    assert f"{float(accuracy):.1%}" in (folder / "page.html").read_text(encoding="utf-8")
+    assert f"{float(accuracy):.4f}" in (folder / "page.html").read_text(encoding="utf-8")
     assert "nan" not in (folder / "cell" / "README.md").read_text(encoding="utf-8")
 
 

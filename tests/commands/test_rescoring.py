@@ -13,7 +13,7 @@ from factorcell.evaluation.rescoring.rescore import ScoreWeights, rescore, score
 from factorcell.model.run import Run
 from factorcell.reports import rescoring
 from tests.evaluation.rescoring.test_speakers import TEXTS, make
-from tests.pages import Reader
+from tests.pages import Page
 
 
 @pytest.fixture
@@ -184,9 +184,7 @@ def test_page_is_whole(folder: Path) -> None:
     rows = rescore(scored, weights)
     summary = summarise(rows, ["hall"])
     page = rescoring.page("<lists>", "a run", rows, summary, weights.values)
-    reader = Reader()
-    reader.feed(page)
-    assert reader.open == []
+    reader = Page(page)
     assert "Rescoring <lists>" in reader.text
     assert "8 utterances, their hypotheses scored by a run in context" in reader.text
     assert f"from {summary[0]['first']:.1%} to {summary[0]['rescored']:.1%}" in reader.text
@@ -199,10 +197,10 @@ def test_page_is_whole(folder: Path) -> None:
     assert folded.index("v11") < folded.index("<details>") < folded.index("v12")
     moved = [row for row in rows if row["errors"] != row["errors_first"]]
     assert moved
-    shown = set(re.findall(r"(test-\d), said", reader.text))
+    shown = set(re.findall(r"(test-\d), reference", reader.text))
     assert shown == {row["id"] for row in moved}
     even = [{**row, "errors": row["errors_first"]} for row in rows]
-    assert ", said" not in rescoring.page("x", "y", even, summary, weights.values)
+    assert ", reference" not in rescoring.page("x", "y", even, summary, weights.values)
 
 
 def test_differences_are_marked() -> None:

@@ -1,18 +1,25 @@
-"""Pages of explained texts show what the rows contain."""
+"""The page of explained texts and its chart say what the rows say."""
 
 import re
 from typing import Any
 
-from factorcell.reports import explain
-from factorcell.reports.explain import explanation
-from tests.pages import Reader
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.lines import Line2D
+
+from factorcell.reports import charts, explain
+from factorcell.reports.charts import OTHERS
+from factorcell.reports.explain import COLUMNS, FIRST, SECOND, explanation, running_posterior, text_lines
+from factorcell.reports.wording import readable
+from tests.pages import Page, texts_inside
 
 Row = dict[str, Any]
 BETWEEN = ["rating=5", "rating=<1>"]
 
 
 def token(text: str, ratio: float, known: bool = True) -> Row:
-    """One token; posteriors are anything."""
     nats = dict(zip(BETWEEN, (3.0, 3.0 + ratio), strict=True))
     posterior = dict(zip(BETWEEN, (0.75, 0.25), strict=True))
     return {"token": text, "known": known, "nats": nats, "posterior": posterior, "ratio": ratio}
@@ -29,22 +36,10 @@ def row(*tokens: Row, **more: Any) -> Row:
 ROW = row(token("<b>lovely</b>", 2.25), token("room", 0.1), token("kvetch", -0.6, False), token("</s>", -1.5))
 
 
-def read(page: str) -> str:
-    """The text of a page that is well nested and asks nothing of the network."""
-    reader = Reader()
-    reader.feed(page)
-    assert reader.open == []
-    ids = re.findall(r'\bid="([^"]+)"', page)
-    assert len(ids) == len(set(ids))
-    return reader.text
-
-
-def test_tokens_have_their_nats_and_signs() -> None:
-    """Exact nats in the title, a bar over or under as well as a colour, and text that is no HTML."""
+def test_tokens_have_their_nats_shades_and_bars() -> None:
     page = explanation("factorcell", [ROW])
-    text = read(page)
+    text = Page(page).text
     assert "What FactorCell hears" in text
-    assert "<b>lovely</b>" in text
     spans = re.findall(r'<span style="([^"]*)" title="([^"]*)">(.*?)</span>', page)
     assert [title for _, title, _ in spans] == [
         "+2.2500 nats",
@@ -61,60 +56,109 @@ def test_tokens_have_their_nats_and_signs() -> None:
     assert "rating=<1>" in text
 
 
-def test_tokens_that_say_nothing_are_not_called_strong() -> None:
-    """0.1 nats are one part in ten; a side without any says so."""
-    page = explanation("run", [row(token("loud", -2.0), token("low", -0.04), token("faint", 0.02), token("</s>", 0.0))])
-    strongest = page[page.index("<h2>The strongest") : page.index("<h2>What the model")]
-    assert re.findall(r"<td>(\w+)</td>", strongest) == ["loud", "1"]
-    assert strongest.count("No token of 0.1 nats.") == 1
+def strongest(page: str) -> list[list[str]]:
+    """The cells of the tables of the strongest tokens."""
+    section = page[page.index("<h2>The strongest") :].partition("</section>")[0]
+    return [re.findall(r"<td[^>]*>(.*?)</td>", part) for part in section.split("<h3>")[1:]]
 
 
-def test_strongest_tokens_of_both_sides() -> None:
-    """Each with what stood before it, the strongest first, as many as fit."""
-    page = explanation("run", [ROW])
-    first, second = re.findall(r"<h3>rating=[^<]*</h3>(.*?)</table>", page, flags=re.DOTALL)[:2]
-    cells = [re.findall(r"<td[^>]*>(.*?)</td>", part) for part in (first, second)]
-    assert cells[0] == [
-        "&lt;b&gt;lovely&lt;/b&gt;",
-        "",
-        "1",
-        "2.25",
-        "room",
-        "&lt;b&gt;lovely&lt;/b&gt;",
-        "1",
-        "0.10",
-    ]
-    assert cells[1][:4] == ["¶", "&lt;b&gt;lovely&lt;/b&gt; room kvetch", "1", "1.50"]
+def test_strongest_tokens_of_both_contexts_stand_with_what_was_before_them() -> None:
+    first, second = strongest(explanation("run", [ROW]))
+    lovely = "&lt;b&gt;lovely&lt;/b&gt;"
+    assert first == [lovely, "–", "1", "2.25", "room", lovely, "1", "0.10"]
+    assert second[:4] == ["¶", f"{lovely} room kvetch", "1", "1.50"]
     many = [token(f"w{index}", index + 1.0) for index in range(20)]
-    strongest = re.findall(r"<h3>rating=5</h3>(.*?)</table>", explanation("run", [row(*many)]), flags=re.DOTALL)[0]
-    assert re.findall(r"<td>(w\d+)</td>", strongest) == [f"w{index}" for index in range(19, 7, -1)]
-    assert explain.STRONGEST == 12
-    assert "<td>… w15 w16 w17 w18</td>" in strongest
+    cells, _ = strongest(explanation("run", [row(*many)]))
+    assert cells[::4] == [f"w{index}" for index in range(19, 19 - explain.STRONGEST, -1)]
+    assert cells[1] == "… w15 w16 w17 w18"
+
+
+def test_tokens_of_few_nats_are_not_called_strong() -> None:
+    page = explanation("run", [row(token("loud", -2.0), token("low", -0.04), token("faint", 0.02), token("</s>", 0.0))])
+    assert strongest(page) == [[], ["loud", "1", "2.00"]]
+    assert page.count("No token of 0.1 nats.") == 1
 
 
 def test_words_and_an_ensemble() -> None:
     words = [{"token": "great", "ratio": 1.5, "count": 1234.5}, {"token": "rude", "ratio": -4.25, "count": 2.0}]
-    text = read(explanation("run", [ROW], words, 3))
+    text = Page(explanation("run", [ROW], words, 3)).text
     assert "means of the log likelihoods of 3 runs" in text
     assert re.search(r"great\s*1\.50\s*1,234\.5", text)
     assert re.search(r"rude\s*4\.25\s*2\.0", text)
-    alone = read(explanation("run", [ROW]))
+    alone = Page(explanation("run", [ROW])).text
     assert "means of" not in alone
     assert "Words raised" not in alone
 
 
-def test_models_beside_each_other_and_many_contexts() -> None:
+def test_several_models_and_many_contexts() -> None:
     page = explanation("run", [{**ROW, "model": "one"}, {**ROW, "model": "<two>"}])
     assert "<h3>one</h3>" in page
     assert "<h3>&lt;two&gt;</h3>" in page
-    assert "1 text, read given rating=5 and rating=<1>." in read(page)
+    assert "1 text, read given rating=5 and rating=<1>." in Page(page).text
     names = ["FR", "DE", "ES"]
-    three = {
-        **ROW,
-        "posterior": dict.fromkeys(names, 1 / 3),
-        "tokens": [{**ROW["tokens"][1], "nats": dict.fromkeys(names, 2.5), "posterior": dict.fromkeys(names, 1 / 3)}],
-    }
-    text = read(explanation("run", [three]))
+    posterior = dict.fromkeys(names, 1 / 3)
+    tokens = [{**ROW["tokens"][1], "nats": dict.fromkeys(names, 2.5), "posterior": posterior}]
+    text = Page(explanation("run", [{**ROW, "posterior": posterior, "tokens": tokens}])).text
     assert "read given FR, DE and ES" in text
     assert "Token by token" not in text
     assert "2.500" in text
+
+
+@given(st.lists(st.text(min_size=1, max_size=70), max_size=80), st.sampled_from(["word", "char"]))
+def test_lines_hold_every_token_once_and_apart(texts: list[str], unit: str) -> None:
+    lines = text_lines({"tokens": [{"token": text} for text in texts], "unit": unit})
+    assert [number for line in lines for number, *_ in line] == list(range(len(texts)))
+    for line in lines:
+        places = [place for _, place, _ in line]
+        assert places == sorted(places)
+        assert 0 < places[0] <= places[-1] < COLUMNS
+
+
+def test_wide_letters_take_two_columns_and_accents_none() -> None:
+    ((*_,),) = (line := text_lines({"tokens": [{"token": text} for text in ("日本", "e\u0301", "a")], "unit": "word"}))
+    assert [place for _, place, _ in line[0]] == [2.0, 5.5, 7.5]
+    assert readable("</s>") == "¶"
+    assert readable("a\nb") == "a b"
+
+
+def ys(line: Line2D) -> list[float]:
+    return [float(y) for y in np.asarray(line.get_ydata(), dtype=np.float64)]
+
+
+def test_a_posterior_runs_from_the_prior_over_all_lines() -> None:
+    names = [f"country {index}" for index in range(8)]
+    shares = np.random.default_rng(0).dirichlet(np.ones(8), size=70)
+    shares[:, 2] += 1
+    shares /= shares.sum(1, keepdims=True)
+    tokens = [{"token": "x", "posterior": dict(zip(names, share, strict=True))} for share in shares.tolist()]
+    figure = running_posterior([{"unit": "char", "tokens": tokens, "posterior": tokens[-1]["posterior"]}])
+    texts = texts_inside(figure)
+    assert "country 2" in texts
+    assert sum(name in texts for name in names) == 6
+    first, second = figure.axes
+    for index in range(8):
+        one, two = (ys(axes.lines[index]) for axes in (first, second))
+        assert one[0] == pytest.approx(1 / 8)
+        assert two[0] == one[-1]
+        assert np.allclose([*one[1:], *two[1:]], shares[:, index])
+    coloured = [line for line in first.lines[:8] if line.get_color() in OTHERS]
+    assert len({(line.get_color(), str(vars(line)["_unscaled_dash_pattern"])) for line in coloured}) == 6
+
+
+def test_posteriors_of_two_contexts_have_the_colours_of_the_ratios() -> None:
+    pair = {
+        "unit": "word",
+        "tokens": [{"token": "x", "posterior": {"a": 0.9, "b": 0.1}}],
+        "posterior": {"a": 1, "b": 0},
+    }
+    figure = running_posterior([{**pair, "model": "factorcell"}, {**pair, "model": "concatcell"}])
+    assert [line.get_color() for line in figure.axes[0].lines[:2]] == [FIRST, SECOND]
+    assert {"FactorCell", "ConcatCell"} <= set(texts_inside(figure))
+
+
+def test_dollars_ends_and_empty_texts_can_be_drawn() -> None:
+    price = {"token": "$\\no$", "posterior": {"$\\a$": 0.5, "$\\b$": 0.5}}
+    dollars = {"unit": "word", "tokens": [price], "posterior": price["posterior"], "model": "$\\m$"}
+    end = {**dollars, "tokens": [{**price, "token": "</s>"}]}
+    for rows in ([dollars, end], [{**dollars, "tokens": []}]):
+        assert "</svg>" in charts.svg(running_posterior(rows), "x")

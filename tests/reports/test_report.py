@@ -1,13 +1,7 @@
-"""Pages: whole, safe, without a single request, and no wider in a browser than a desk or a telephone."""
+"""Pages about runs and of the demo: whole, safe, without a single request, and with the figures of their rows."""
 
-import html
 import math
 import re
-import shutil
-import subprocess
-from collections.abc import Sequence
-from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,58 +11,11 @@ from matplotlib.figure import Figure
 from factorcell.evaluation.text_figures import TextSums
 from factorcell.model.kept_results import Gains
 from factorcell.reports import demo, elements, runs
+from tests.pages import Page, requests
+from tests.service.page.conftest import browser  # noqa: F401
 
-VOID = {"meta", "link", "img", "br", "path", "use", "rect"}
 HOSTILE = '<script>alert("x")</script> & co'
 MODELS = ["unadapted", "softmaxbias", "concatcell", "factorcell"]
-BROWSER = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
-needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium on the path: pages were not rendered")
-
-
-class Page(HTMLParser):
-    """Checks that tags close in their order; gathers tags, ids and text."""
-
-    def __init__(self, content: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(content)
-        self.close()
-        assert not self.open, f"not closed: {self.open}"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if not self.open or self.open[-1] != "style":
-            self.text += data
-
-    def named(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.tags if name == tag]
-
-
-def requests(page: Page, content: str) -> list[str]:
-    """Whatever a browser would fetch from elsewhere to show the page."""
-    fetched = [
-        str(attributes[name])
-        for tag, attributes in page.tags
-        for name in ("src", "href", "xlink:href", "srcset", "data", "poster")
-        if name in attributes and tag != "a" and not str(attributes[name]).startswith(("data:", "#"))
-    ]
-    scripts = [tag for tag, _ in page.tags if tag in ("script", "iframe", "object", "embed")]
-    return fetched + scripts + re.findall(r"@import[^;]*|url\((?!#|\"?data:)[^)]*\)", content)
 
 
 def posterior(lat: float, lon: float) -> dict[str, Any]:
@@ -117,15 +64,12 @@ def demo_results() -> dict[str, Any]:
         ],
         "maps": [
             {"text": "Nakamura", **posterior(36, 138), "true": (35.0, 136.0)},
-            {
-                "text": HOSTILE,
-                "posteriors": {"factorcell": posterior(-12, -76), "concatcell": posterior(0, 0)},
-                "true": None,
-            },
+            {"text": HOSTILE, **posterior(-12, -76), "true": (0.0, 0.0)},
         ],
         "countries": [{"country": "Côte d’Ivoire", "accuracy": 0.5, "count": 1500}],
         "confusion": {"labels": ["Italy", "Peru"], "counts": [[8, 2], [1, 9]]},
-        "figures_note": "Accuracy among ten countries & the like.",
+        "prior": "all points of a grid",
+        "cautions": [],
     }
 
 
@@ -181,17 +125,15 @@ def pages() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", ["demo", "runs"])
-def test_pages_are_whole_and_ask_for_nothing(pages: dict[str, str], name: str) -> None:
+def test_pages_are_whole_and_request_nothing(pages: dict[str, str], name: str) -> None:
     page = Page(pages[name])
     assert requests(page, pages[name]) == []
-    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
-    assert len(ids) == len(set(ids))
+    ids = {attributes["id"] for _, attributes in page.tags if "id" in attributes}
     links = {str(a.get("xlink:href") or a.get("href"))[1:] for a in page.named("use")}
-    clips = set(re.findall(r"url\(#([^)]*)\)", pages[name]))
-    assert links | clips <= set(ids)
+    assert links | set(re.findall(r"url\(#([^)]*)\)", pages[name])) <= ids
     assert all(image.get("alt") for image in page.named("img"))
     assert all(image.get("aria-label") for image in page.named("svg"))
-    assert {"script"} & {tag for tag, _ in page.tags} == set()
+    assert not page.named("script")
     assert HOSTILE.split()[-1] in page.text
 
 
@@ -204,7 +146,7 @@ def test_a_request_is_noticed(bad: str) -> None:
     assert requests(Page(content), content)
 
 
-def test_demo_page_says_what_was_found(pages: dict[str, str]) -> None:
+def test_demo_page_has_the_results(pages: dict[str, str]) -> None:
     page = Page(pages["demo"])
     for words in (
         "219,607",
@@ -215,25 +157,19 @@ def test_demo_page_says_what_was_found(pages: dict[str, str]) -> None:
         "Ōyashiki",
         "33° S 151° E",
         "GeoNames",
+        "Natural Earth",
+        "CC BY 4.0",
+        "most probable near 36° N 136° E, 111 km from the true place",
     ):
         assert words in page.text, words
-    assert "most probable near 36° N 136° E, 111 km from the true place" in page.text
-    assert len(page.named("img")) == 3  # one name with one map, one with two
-    assert "Natural Earth" in page.text
-    assert "CC BY 4.0" in page.text
-
-
-def test_demo_page_without_what_may_be_missing() -> None:
-    results = {**demo_results(), "maps": [], "names": [], "countries": [], "confusion": None, "curves": []}
-    del results["texts"], results["figures_note"]
-    Page(demo.demo_page(results))
+    assert len(page.named("img")) == 2
 
 
 def test_run_report_sets_runs_side_by_side(pages: dict[str, str]) -> None:
     content = pages["runs"]
-    assert '<td class="num best">72.00</td>' in content
+    assert '<td class="num best">72.00*</td>' in content
     assert '<td class="num">80.12</td>' in content
-    assert '<td class="num">63.00</td>' in content  # lower, but of no texts that can be compared
+    assert '<td class="num">63.00</td>' in content  # lower, but of texts that cannot be compared
     assert "+10.1% [+10.1, +10.1]" in content
     head, _, folded = content[content.index("<h2>Options") :].partition("<details>")
     assert "concat, factor" in head
@@ -245,7 +181,6 @@ def test_run_report_sets_runs_side_by_side(pages: dict[str, str]) -> None:
 
 
 def test_trainings_of_one_model_share_a_row() -> None:
-    """Runs that differ in their seed are one model: mean and deviation, bold only beyond the spread of trainings."""
     plain, adapted = two_runs()
     config = {"model": {"adapt": ()}, "training": {"seed": 0, "rank": 1}}
     trained = {"trained": ["a", 100, "train.csv", None], "config": config}
@@ -264,55 +199,83 @@ def test_trainings_of_one_model_share_a_row() -> None:
     assert "4 runs side by side" in page.text
 
 
-def test_run_report_of_one_bare_run() -> None:
-    run: dict[str, Any] = {
-        "folder": "runs/a",
-        "title": "a",
-        "config": {},
-        "schema": [],
-        "evaluation": None,
-        "log": [],
-        "by": [],
-    }
+def test_run_report_of_bare_runs() -> None:
+    run: dict[str, Any] = {"folder": "runs/a", "title": "a", "config": {}, "schema": [], "evaluation": {}}
     page = Page(runs.run_report([run]))
     assert "runs/a" in page.text
-    assert "ide by side" not in page.text, "there is one"
-    for nothing in ("Learning curves", "Context", "Options"):
+    for nothing in ("ide by side", "Learning curves", "Context", "Options"):
         assert nothing not in page.text
+    assert not page.named("svg")
     told = Page(runs.run_report([{**run, "schema": ["rating: category, 5 values"], "config": {"data": {"text": "t"}}}]))
     assert "Context" in told.text
     assert "Options" in told.text
-    assert not page.named("svg")
     one, other = ({**run, "title": name, "folder": name, "schema": ["rating: 5 values"]} for name in ("b", "c"))
-    assert Page(runs.run_report([one, other])).text.count("rating: 5 values") == 1, "what all have is said once"
+    assert Page(runs.run_report([one, other])).text.count("rating: 5 values") == 1, "a shared context is listed once"
     assert Page(runs.run_report([one, {**other, "schema": ["city"]}])).text.count("rating: 5 values") == 1
 
 
-def test_table_sets_numbers_right_and_marks_the_best() -> None:
-    rows: Sequence[Sequence[Any]] = [
-        ("a", (2.0, "2.0"), None),
-        ("b", (1.0, "1.0"), (float("nan"), "nan")),
-        (HOSTILE, 1, None),
+def test_runs_of_one_name_are_called_by_their_folders() -> None:
+    plain, adapted = two_runs()
+    page = Page(runs.run_report([{**plain, "title": "same"}, {**adapted, "title": "same"}]))
+    assert "gain over runs/a" in page.text
+
+
+def test_every_figure_names_its_table_and_its_baseline() -> None:
+    plain, adapted = two_runs()
+    rows = [{"value": "5", "count": 30, "perplexity": 6.5, "gain": 0.1, "gain_low": 0.05, "gain_high": 0.15}]
+    gain = {"gain": 0.04, "gain_low": 0.03, "gain_high": 0.05, "over": "ngram"}
+    run = {
+        **adapted,
+        "evaluation": {**adapted["evaluation"], "table": "ht.parquet", **gain},
+        "by": [Gains("ht.csv", "rating", None, rows), Gains("ht.parquet", "rating", "ngram", rows)],
+        "classification": {**adapted["classification"], "table": "other.csv"},
+    }
+    content = runs.run_report([run])
+    page = Page(content)
+    assert "+4.0% [+3.0, +5.0] over ngram" in page.text
+    assert "gain over hotels FactorCell" not in page.text
+    for words in (
+        "Perplexity of ht.csv by rating, gain over itself without context",
+        "Perplexity of ht.parquet by rating, gain over ngram",
+        "Classification of rating, other.csv by value",
+    ):
+        assert words in page.text, words
+    heads = re.findall(r"<th[^>]*>([^<]*)</th>", content)
+    assert heads[:5] == ["model", "folder", "perplexity of", "accuracy of", "gain"]
+    assert {"ht.parquet", "rating, other.csv"} <= set(re.findall(r"<td>([^<]*)</td>", content))
+    labels = {str(attributes["aria-label"]) for attributes in page.named("svg")}
+    assert {"Gain over itself without context by rating, ht.csv", "Gain over ngram by rating, ht.parquet"} <= labels
+    both = Page(runs.run_report([{**plain, "evaluation": {**plain["evaluation"], "table": "ht.parquet"}}, run]))
+    assert "gain over hotels unadapted" in both.text
+    assert "+10.1% [+10.1, +10.1]" in both.text
+
+
+def test_table_sets_numbers_right_marks_the_best_and_drops_empty_columns() -> None:
+    rows: list[dict[str, Any]] = [
+        {"name": "a", "x_y": "2.0*", "z": None, "w": "few"},
+        {"name": "b*", "x_y": 1.0, "z": float("nan"), "w": 3},
+        {"name": HOSTILE, "x_y": "+1.2 pt [+0.9, +1.5] no difference"},
     ]
-    content = elements.table(("name", "x", "y"), rows, best={(0, 1), (1, 1)})
-    assert '<th class="num">x</th><th>y</th>' in content
-    assert content.count('class="num best"') == 2
-    assert '<td class="num best">2.0</td>' in content
-    assert '<td class="num">1</td>' in content
-    assert "<script>" not in content
+    content = elements.table(rows, {"name": "", "x_y": ".1f", "z": ".2f", "w": ""})
+    assert '<th>name</th><th class="num">x y</th><th>w</th></tr>' in content
+    assert content.count("best") == 1
+    assert '<td class="num best">2.0*</td>' in content
+    assert '<td class="num">1.0</td>' in content
+    assert '<td class="num">+1.2 pt' in content
     assert "<td>–</td>" in content
+    assert "<script>" not in content
 
 
 def test_chart_follows_the_theme() -> None:
     figure = Figure(figsize=(2, 1))
     figure.text(0.1, 0.5, "seen", color="#1c2733")
-    content = elements.chart(figure, "one", "a chart", "under it")
+    content = elements.chart(figure, "one", "a chart", "<under> it")
     assert "var(--ink)" in content
     assert "var(--text)" in content
     assert "DejaVu" not in content
     assert ">seen</text>" in content
     assert 'pt"' not in content
-    assert "<figcaption>under it</figcaption>" in content
+    assert "<figcaption>&lt;under&gt; it</figcaption>" in content
 
 
 @pytest.mark.parametrize(
@@ -329,48 +292,40 @@ def test_kilometres() -> None:
     assert demo.kilometres((10, 20), (10, 20)) == 0
 
 
-def browse(page: str, folder: Path, *, width: int, height: int = 4000) -> tuple[str, str, bytes]:
-    """A page framed by the browser: the document, with the width as its title, the log and the picture."""
-    file, image = folder / "page.html", folder / "page.png"
-    probe = "document.title = this.contentDocument.documentElement.scrollWidth"  # from outside: in a page nothing runs
-    style = f"border: 0; width: {width}px; height: {height}px"  # a browser's own window is never as narrow
-    inner = f'<iframe onload="{probe}" style="{style}" srcdoc="{html.escape(page)}"></iframe>'
-    frame = f'<!doctype html><link rel="icon" href="data:,">{inner}'
-    file.write_text(frame, encoding="utf-8")
-    quiet = ("gpu", "quic", "background-networking", "component-update", "sync")
-    flags = ["--headless", "--no-sandbox", "--no-first-run", "--hide-scrollbars", "--enable-logging=stderr"]
-    flags += [f"--disable-{name}" for name in quiet] + [f"--user-data-dir={folder / 'profile'}"]
-    flags += [f"--window-size={width},{height}", f"--screenshot={image}", "--dump-dom", file.as_uri()]
-    done = subprocess.run([str(BROWSER), *flags], capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout, done.stderr, image.read_bytes()
+def browse(browser: Any, content: str, width: int) -> tuple[int, list[str]]:  # noqa: F811
+    """The width of the page in a window, and the messages of the browser."""
+    tab = browser.new_page(viewport={"width": width, "height": 900})
+    messages: list[str] = []
+    tab.on("console", lambda message: messages.append(message.text))
+    tab.set_content(content)
+    found = tab.evaluate("document.documentElement.scrollWidth")
+    tab.close()
+    return found, messages
 
 
-@needs_browser
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("name", ["demo", "runs"])
-def test_a_browser_shows_the_page(pages: dict[str, str], tmp_path: Path, name: str, width: int) -> None:
-    document, log, image = browse(pages[name], tmp_path, width=width)
-    assert "CONSOLE" not in log
-    assert f"<title>{width}</title>" in document  # nothing is wider than the window
-    assert len(image) > 50_000
+def test_a_page_is_no_wider_than_a_phone_or_a_desktop(
+    browser: Any,  # noqa: F811
+    pages: dict[str, str],
+    name: str,
+    width: int,
+) -> None:
+    assert browse(browser, pages[name], width) == (width, [])
 
 
-@needs_browser
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "planted",
     [
         "<script>console.error('it ran')</script>",
-        "<p onclick='1' id='p'></p><img src='data:,x' onerror='document.title = 1'>",
+        "<img src='data:,x' onerror='console.error(1)'>",
         "<img src='http://127.0.0.1:9/x.png'>",
         "<link rel='stylesheet' href='http://127.0.0.1:9/x.css'>",
-        "<form action='http://127.0.0.1:9/'><input name='a'></form><iframe src='data:text/html,x'></iframe>",
     ],
 )
-def test_a_browser_refuses_what_is_not_of_a_page(tmp_path: Path, planted: str) -> None:
-    """What a hostile value might plant, if anything of it came through: refused by the policy, which the log says."""
-    document, log, _ = browse(
-        elements.document("A", [("B", f'<p style="width: 900px">wide</p>{planted}')]), tmp_path, width=390
-    )
-    assert "Content Security Policy" in log
-    assert "it ran" not in log.replace(planted, "")
-    assert "<title>390</title>" not in document
+def test_a_browser_refuses_what_is_not_of_a_page(browser: Any, planted: str) -> None:  # noqa: F811
+    _, messages = browse(browser, elements.document("A", [("B", planted)]), 390)
+    assert any("Content Security Policy" in message for message in messages)
+    assert "it ran" not in messages

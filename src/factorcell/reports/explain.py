@@ -1,93 +1,97 @@
-"""Texts explained, as one page.
+"""The page of explained texts.
 
 Colour is never the only sign: a token that the first context makes likelier has a bar over it, the other one under it,
 and every figure is in a table too.
 """
 
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+
 from factorcell.evaluation.likelihood_ratios import STRENGTHS, strength
-from factorcell.reports import elements, tokens
-from factorcell.reports.charts import titled
-from factorcell.reports.tokens import FULL, SHADE
+from factorcell.reports import elements
+from factorcell.reports.charts import ACCENT, INK, LOSS, OTHERS, RULE, WIDTH, add_legend, styled, titled
 from factorcell.reports.wording import readable
 
 Row = Mapping[str, Any]
 
-STRONGEST, FAINT = 12, 0.1  # tokens in the table of the strongest of either side, each of so many nats
-DRAWN = 20  # texts in a figure; the page has all of them
+FIRST, SECOND = LOSS, ACCENT  # colours of two contexts, blue and red in the figure of the paper
+COLUMNS = 56  # letters of a line
+DASHES = ("-", (0, (4, 1)), (0, (1.5, 0.8)), (0, (6, 1, 1.5, 1)), (0, (3, 2)), (0, (1, 2)))  # in addition to colours
+SIZE = 72 * (WIDTH - 0.4) / COLUMNS / 0.63  # points: a letter of DejaVu Sans Mono is 0.6 of its size wide
+STRIP = 0.68  # inches of a line and its curve
+
+Line = list[tuple[int, float, str]]  # tokens by their place in the text, where their middle is, and how they read
+
+FULL = 3.0  # nats at which a token has the full shade
+SHADE = 0.72  # opacity of the full shade, so that the letters stay readable on it
+STRONGEST, FAINT = 12, 0.1  # tokens for each context in the table of the strongest ones, and the least of their nats
+DRAWN = 20  # texts in a figure; the tables have all of them
 RATIO = (
-    "The figure of a token is log p(token | what is before it, {first}) less the same given {second}, in nats: "
-    "0.7 makes it twice as likely, 2.3 ten times. Those of a text, its end (¶) included, add up to the difference of "
-    "its scores."
+    "The figure of a token is log p(token | what is before it, {first}) - log p(token | what is before it, {second}), "
+    "in nats: 0.7 makes it twice as likely, 2.3 ten times. The figures of a text, with its end (¶), add up to the "
+    "difference of its scores."
 )
-POSTERIOR = "The probability of each context after every token, by Bayes' rule, all being equally likely before."
-MEAN = " Figures are means of the log likelihoods of {count} runs."
+POSTERIOR = "The probability of each context after every token by Bayes' rule, with equal probabilities at the start."
+WORDS = (
+    "Over all places of these texts, and all words that could stand there: the mean ratio of a word between the two "
+    "contexts, weighted by how likely the word is in each place, and how often the word is expected in all."
+)
 
 
 def explanation(
     name: str, rows: Sequence[Row], words: Sequence[Row] = (), runs: int = 1, cautions: Sequence[str] = ()
 ) -> str:
-    """The page of explained texts, `rows` as of `explain`, with `model` where there are several.
+    """Return the page of explained texts.
 
-    `words` are those of `raised` that are to be shown; `runs` is how many were averaged; `cautions` come first.
+    `rows` are those of `explain`, with `model` where there are several; `words` those of `raised` to be shown; `runs`
+    is the number of runs that were averaged.
     """
     between = list(rows[0]["posterior"])
-    mean = MEAN.format(count=runs) if runs > 1 else ""
+    mean = f" Figures are means of the log likelihoods of {runs} runs." if runs > 1 else ""
     sections = []
     if len(between) == 2:
-        how = RATIO.format(first=between[0], second=between[1]) + mean
-        sections.append(
-            ("Token by token", f"{_legend(between)}{_texts(rows)}<p class='muted'>{elements.escaped(how)}</p>")
-        )
+        how = elements.note(RATIO.format(first=between[0], second=between[1]) + mean)
+        sections.append(("Token by token", _legend(between) + "\n".join(map(_spans, rows)) + how))
         sections.append(("The strongest tokens", _strongest(rows, between)))
     if words:
         sections.append(("Words raised and lowered", _words(words, between)))
-    figure = tokens.running_posterior(rows[:DRAWN])
+    figure = running_posterior(rows[:DRAWN])
     chart = elements.chart(figure, "posterior", "Running posterior", POSTERIOR + mean)
     sections.append(("What the model believes so far", chart))
-    if len(between) == 2:
-        figure = tokens.ratio_text(rows[:DRAWN], between)
-        alt = f"Texts with tokens shaded by the ratio between {between[0]} and {between[1]}"
-        sections.append(("As a figure", elements.chart(figure, "ratios", alt)))
-    sections.append(("All figures", _all(rows, between)))
-    count = len(dict.fromkeys(row["text"] for row in rows))
-    lead = f"{count:,} {'text' if count == 1 else 'texts'}, read given {_listed(between)}."
+    sections.append(("All figures", "".join(_figures(row, f"Text {number}") for number, row in enumerate(rows, 1))))
+    count = len({row["text"] for row in rows})
+    listed = f"{', '.join(between[:-1])} and {between[-1]}"
+    lead = f"{count:,} {'text' if count == 1 else 'texts'}, read given {listed}."
     title = f"What {titled(name)} hears"
     return elements.document(title, sections, kicker="factorcell explain", lead=lead, cautions=cautions)
 
 
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
-
-
 def _legend(between: Sequence[str]) -> str:
-    """What shades and bars mean."""
-    parts = [
+    """Explain shades and bars."""
+    first, second = (
         f'<span style="color: var(--ink); {_style(sign * FULL)}">{elements.escaped(name)}</span>'
         for sign, name in zip((1, -1), between, strict=True)
-    ]
+    )
     weak, clear, strong = (f"{level:g}" for level in STRENGTHS)
     return (
-        f'<p class="muted">Likelier given {parts[0]}: blue, with a bar over it. Likelier given {parts[1]}: orange, '
+        f'<p class="muted">Likelier given {first}: blue, with a bar over it. Likelier given {second}: orange, '
         f"with a bar under it. Bars are thin from {weak} nats, thicker from {clear} and {strong}; the shade is full "
         f"from {FULL:g}. Words in italics are not in the vocabulary. A pointer over a token shows its nats.</p>"
     )
 
 
-def _texts(rows: Sequence[Row]) -> str:
-    return "\n".join(_spans(row) for row in rows)
-
-
 def _spans(row: Row) -> str:
-    """One text as spans, with the model that read it and the sum."""
+    """Return a text with its tokens shaded, the model that read it and the sum."""
     gap = " " if row["unit"] in ("word", "space") else ""
-    spans = gap.join(_span(token) for token in row["tokens"])
     head = f"<h3>{elements.escaped(titled(row['model']))}</h3>" if row.get("model") else ""
     return (
-        f'{head}<p style="white-space: pre-wrap; line-height: 1.9; overflow-wrap: anywhere">{spans} '
-        f'<span class="muted">{row["ratio"]:+.2f} nats in all</span></p>'
+        f'{head}<p style="white-space: pre-wrap; line-height: 1.9; overflow-wrap: anywhere">'
+        f'{gap.join(map(_span, row["tokens"]))} <span class="muted">{row["ratio"]:+.2f} nats in all</span></p>'
     )
 
 
@@ -99,82 +103,139 @@ def _span(token: Row) -> str:
 
 
 def _style(ratio: float) -> str:
-    """Shade and bar of a ratio, which show on light and on dark paper."""
-    red, green, blue, _ = (round(255 * part) for part in tokens.shade(ratio))
-    opacity = SHADE * min(1.0, abs(ratio) / FULL)
-    style = f"background: rgba({red}, {green}, {blue}, {opacity:.3f})"
+    """Return shade and bar of a ratio, which can be seen in the light and in the dark theme."""
+    rgb = ", ".join(str(round(255 * part)) for part in to_rgb(FIRST if ratio > 0 else SECOND))
+    style = f"background: rgba({rgb}, {SHADE * min(1.0, abs(ratio) / FULL):.3f})"
     if power := strength(ratio):
-        style += f"; border-{'top' if power > 0 else 'bottom'}: {abs(power)}px solid rgb({red}, {green}, {blue})"
+        style += f"; border-{'top' if power > 0 else 'bottom'}: {abs(power)}px solid rgb({rgb})"
     return style
 
 
 def _strongest(rows: Sequence[Row], between: Sequence[str]) -> str:
-    """The tokens with the largest ratios of all texts, a table for each of the two contexts."""
+    """Return a table of the tokens with the largest ratios of all texts for each of the two contexts."""
+    where = "model" if rows[0].get("model") else "text"
+    found = [
+        {
+            "token": readable(token["token"]),
+            "after": _before(row, place),
+            where: titled(row.get("model", number)),
+            "nats": token["ratio"],
+        }
+        for number, row in enumerate(rows, 1)
+        for place, token in enumerate(row["tokens"])
+    ]
+    columns = {"token": "", "after": "", where: "", "nats": ".2f"}
+    return _both_sides(found, between, columns, f"No token of {FAINT:g} nats.", FAINT, STRONGEST)
+
+
+def _words(words: Sequence[Row], between: Sequence[str]) -> str:
+    """Return a table of the words most raised by each of the two contexts."""
+    found = [{"word": readable(row["token"]), "nats": row["ratio"], "expected": row["count"]} for row in words]
+    columns = {"word": "", "nats": ".2f", "expected": ",.1f"}
+    return elements.note(WORDS) + _both_sides(found, between, columns, "No word.", 0.0, len(found))
+
+
+def _both_sides(
+    rows: Sequence[Row], between: Sequence[str], columns: Mapping[str, str], none: str, least: float, most: int
+) -> str:
+    """Return two tables side by side: the `most` rows with at least `least` nats for either context, highest first."""
     parts = []
     for sign, name in zip((1, -1), between, strict=True):
-        found = []
-        for number, row in enumerate(rows, 1):
-            for place, token in enumerate(row["tokens"]):
-                if sign * token["ratio"] >= FAINT:
-                    where = row.get("model", str(number))
-                    found.append((sign * token["ratio"], readable(token["token"]), _before(row, place), where))
-        found.sort(key=lambda entry: -entry[0])
-        cells = [
-            (token, lead, str(titled(where)), elements.formatted(ratio, ".2f"))
-            for ratio, token, lead, where in found[:STRONGEST]
-        ]
-        header = ("token", "after", "model" if rows[0].get("model") else "text", "nats")
-        content = elements.table(header, cells) if cells else f"<p>No token of {FAINT:g} nats.</p>"
+        side = [{**row, "nats": sign * row["nats"]} for row in rows if sign * row["nats"] >= least and row["nats"]]
+        side.sort(key=lambda row: -row["nats"])
+        content = elements.table(side[:most], columns) if side else f"<p>{none}</p>"
         parts.append(f"<div><h3>{elements.escaped(name)}</h3>{content}</div>")
-    return f'<div class="grid">{"".join(parts)}</div>'
+    return elements.grid(*parts)
 
 
 def _before(row: Row, place: int) -> str:
-    """The few tokens before one."""
+    """Return the few tokens before one."""
     gap, most = (" ", 4) if row["unit"] in ("word", "space") else ("", 12)
     start = max(0, place - most)
     return "… " * (start > 0) + gap.join(readable(token["token"]) for token in row["tokens"][start:place])
 
 
-def _words(words: Sequence[Row], between: Sequence[str]) -> str:
-    """The words most raised by each of the two contexts."""
-    parts = []
-    for sign, name in zip((1, -1), between, strict=True):
-        own = sorted((word for word in words if sign * word["ratio"] > 0), key=lambda word: -abs(word["ratio"]))
-        cells = [
-            (
-                readable(word["token"]),
-                elements.formatted(abs(word["ratio"]), ".2f"),
-                elements.formatted(word["count"], ",.1f"),
-            )
-            for word in own
-        ]
-        parts.append(
-            f"<div><h3>{elements.escaped(name)}</h3>{elements.table(('word', 'nats', 'expected'), cells)}</div>"
-        )
-    note = (
-        '<p class="muted">Over all places of these texts, and all words that could stand there: the mean ratio of a '
-        "word between the two contexts, each place weighted by how likely the word is in it, and how often it is "
-        "expected in all.</p>"
-    )
-    return f'{note}<div class="grid">{"".join(parts)}</div>'
+def _figures(row: Row, title: str) -> str:
+    """Return every token of a text with its figures, folded away."""
+    between = list(row["posterior"])
+    forms = {"token": "", **{f"nats given {name}": ".3f" for name in between}}
+    forms |= {"ratio": "+.3f"} if len(between) == 2 else {}
+    forms |= {f"p({name})": ".3f" for name in between}
+    cells = [
+        {
+            "token": readable(token["token"]),
+            "ratio": token["ratio"],
+            **{f"nats given {name}": token["nats"][name] for name in between},
+            **{f"p({name})": token["posterior"][name] for name in between},
+        }
+        for token in row["tokens"]
+    ]
+    model = f", {titled(row['model'])}" if row.get("model") else ""
+    return elements.folded(title + model, elements.table(cells, forms))
 
 
-def _all(rows: Sequence[Row], between: Sequence[str]) -> str:
-    """Every token of every text with its figures, folded away."""
-    parts = []
-    for number, row in enumerate(rows, 1):
-        title = f"Text {number}" + (f", {titled(row['model'])}" if row.get("model") else "")
-        ratio = ("ratio",) if len(between) == 2 else ()
-        header = ("token", *(f"nats given {name}" for name in between), *ratio, *(f"p({name})" for name in between))
-        cells = [
-            (
-                readable(token["token"]),
-                *(elements.formatted(token["nats"][name], ".3f") for name in between),
-                *(elements.formatted(token["ratio"], "+.3f") for _ in ratio),
-                *(elements.formatted(token["posterior"][name], ".3f") for name in between),
-            )
-            for token in row["tokens"]
-        ]
-        parts.append(f"<details><summary>{elements.escaped(title)}</summary>{elements.table(header, cells)}</details>")
-    return "".join(parts)
+@styled()
+def running_posterior(rows: Sequence[Row]) -> Figure:
+    """Draw the probability of each context after every token of texts, above their tokens.
+
+    Rows: tokens (token, posterior by name), unit, posterior of the whole text, model if any. The contexts that end
+    highest, as many as there are `DASHES`, have a colour and dashes of their own; all others are grey.
+    """
+    names = list(rows[0]["posterior"])
+    ranked = sorted(names, key=lambda name: -max(float(row["posterior"][name]) for row in rows))
+    named = sorted(ranked[: len(DASHES)], key=names.index)
+    looks = dict(zip(named, zip((FIRST, SECOND) if len(names) == 2 else OTHERS, DASHES, strict=False), strict=False))
+    figure, strips = _strips(rows)
+    before: dict[str, float] = {}
+    for row, axes, line in strips:
+        if line[0][0] == 0:
+            before = dict.fromkeys(names, 1 / len(names))
+            axes.set_title(titled(row.get("model", "")))
+        for name in names:
+            curve = [before[name], *(float(row["tokens"][number]["posterior"][name]) for number, *_ in line)]
+            before[name] = curve[-1]
+            colour, dashes = looks.get(name, (RULE, "-"))
+            axes.plot([0.0, *(place for _, place, _ in line)], curve, color=colour, ls=dashes, lw=1.6)
+        axes.set_ylim(-0.04, 1.04)
+        axes.set_yticks([0, 1])
+        axes.grid(axis="y")
+    for name, (colour, dashes) in looks.items():
+        figure.axes[0].plot([], [], color=colour, ls=dashes, label=name[:40])
+    add_legend(figure)
+    return figure
+
+
+def _strips(rows: Sequence[Row]) -> tuple[Figure, list[tuple[Row, Axes, Line]]]:
+    """Return a figure with empty axes for every line of the rows; the tokens are below them."""
+    lines = [(row, line) for row in rows for line in text_lines(row)]
+    figure = Figure(figsize=(WIDTH, 0.4 + STRIP * max(1, len(lines))))
+    strips = []
+    for (row, line), axes in zip(lines, figure.subplots(max(1, len(lines)), squeeze=False).flat, strict=False):
+        axes.set_xlim(0, COLUMNS)
+        axes.set_xticks([place for _, place, _ in line], [text for *_, text in line])
+        axes.tick_params("x", labelfontfamily="DejaVu Sans Mono", labelsize=SIZE, labelcolor=INK, pad=1)
+        axes.tick_params("y", labelsize=6)
+        strips.append((row, axes, line))
+    return figure, strips
+
+
+def text_lines(row: Row) -> list[Line]:
+    """Break a text into lines of at most `COLUMNS` letters of one width, with a space between words."""
+    gap = 1 if row["unit"] in ("word", "space") else 0
+    lines: list[Line] = []
+    end = float(COLUMNS)
+    for number, token in enumerate(row["tokens"]):
+        text = readable(token["token"])[:COLUMNS]
+        width = max(1, sum(_width(letter) for letter in text))
+        if end + width > COLUMNS:
+            lines.append([])
+            end = 0.0
+        lines[-1].append((number, end + width / 2, text))
+        end += width + gap
+    return lines
+
+
+def _width(letter: str) -> int:
+    if unicodedata.category(letter) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(letter) in "WF" else 1

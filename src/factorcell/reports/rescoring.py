@@ -1,26 +1,22 @@
-"""Rescored n-best lists as a table for the terminal and as one page."""
+"""Rescored n-best lists as a page."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from factorcell.evaluation.rescoring.rescore import align
 from factorcell.reports import elements
-from factorcell.reports.wording import RESCORING, gain
+from factorcell.reports.wording import rescoring_table
 
 Row = Mapping[str, Any]
 
 CHANGED = 20  # utterances that are shown word by word
 MOST = 12  # values of a column that are shown at once
 HOW = (
-    "A hypothesis is chosen by the weighted sum of its scores, of log p by the model, in nats, and of its words; of "
-    "equal ones the first in the list. The word error rate is the number of words to substitute, delete and insert "
-    "over that of the references' words, which are what spaces part. First is the list's first hypothesis, oracle the "
-    "one with the fewest errors. A gain is how far the rate has fallen, in points, with the middle 95 % of 1,000 "
-    "draws of utterances with replacement, where there are ten of them."
-)
-STYLE = (
-    "<style>.said del { color: var(--muted); } .said ins { color: var(--accent); text-decoration: none; "
-    "font-weight: 600; } .said p { margin: 2px 0; } .said div { margin: 14px 0; }</style>"
+    "A hypothesis is chosen by the weighted sum of its scores, of log p by the model, in nats, and of its number of "
+    "words; of equal ones the first in the list. The word error rate is the number of substituted, deleted and "
+    "inserted words over the number of words of the references; words are separated by spaces. First is the first "
+    "hypothesis of a list, oracle the one with the fewest errors. A gain is the reduction of the rate in percentage "
+    "points, with its bootstrap 95 % interval (1,000 resamples of utterances) if there are at least ten utterances."
 )
 
 
@@ -31,74 +27,59 @@ def page(
     summary: Sequence[Row],
     weights: Mapping[str, float],
 ) -> str:
-    """The page of the lists called `name`: rows of `rescore.rescore` and `summarise`, and the weights.
+    """Return the page of the lists called `name`: rows of `rescore` and `summarise`, and the weights.
 
-    Without references, which `summary` needs, it has the weights and what has changed.
+    Without references, which `summary` needs, it has the weights and the changed texts.
     """
     moved = [row for row in rows if row["place"] > 1]
-    lead = f"{len(rows):,} utterances, their hypotheses scored by {model} in context: {len(moved):,} are chosen anew."
+    lead = f"{len(rows):,} utterances, their hypotheses scored by {model} in context: {len(moved):,} choices changed."
     if summary:
         overall = summary[0]
         rates = f"from {overall['first']:.1%} to {overall['rescored']:.1%}"
         lead += f" The word error rate goes {rates}; the best choice in every list would be {overall['oracle']:.1%}."
-    sections = [("Word errors", _errors(summary, weights))] if summary else [("Weights", _weights(weights))]
+    scores = [{"score": key, "weight": f"{value:z.4g}"} for key, value in weights.items()]
+    sections = [("Word errors", _errors(summary))] if summary else []
+    sections.append(("Weights", elements.table(scores, ("score", "weight"))))
     if moved:
         sections.append(("What has changed most", _changes(moved)))
     sections.append(("How it was measured", f"<p>{elements.escaped(HOW)}</p>"))
     return elements.document(f"Rescoring {name}", sections, kicker="factorcell rescore", lead=lead)
 
 
-def _errors(summary: Sequence[Row], weights: Mapping[str, float]) -> str:
-    """The rates, overall and by the values of columns, and the weights."""
-    overall = [row for row in summary if row["by"] == "all"]
-    content = f"{_rates(overall)}{_kinds(overall[0])}{_weights(weights)}"
-    for name in dict.fromkeys(row["by"] for row in summary if row["by"] != "all"):
+def _errors(summary: Sequence[Row]) -> str:
+    """Return the rates, overall and by the values of columns."""
+    overall = summary[0]
+    kinds = ", ".join(f"{overall[kind]:,} words {kind}" for kind in ("substituted", "deleted", "inserted"))
+    content = f"{_rates(summary[:1])}<p>{kinds} in the chosen texts.</p>"
+    for name in dict.fromkeys(row["by"] for row in summary[1:]):
         rows = [row for row in summary if row["by"] == name]
         content += f"<h3>By {elements.escaped(name)}</h3>{_rates(rows[:MOST])}"
         if rows[MOST:]:
-            content += f"<details><summary>{len(rows) - MOST:,} more</summary>{_rates(rows[MOST:])}</details>"
+            content += elements.folded(f"{len(rows) - MOST:,} more", _rates(rows[MOST:]))
     return content
 
 
 def _rates(rows: Sequence[Row]) -> str:
-    lines = [
-        (
-            row["value"],
-            *(elements.formatted(row[name], ",.0f") for name in ("utterances", "words")),
-            *(elements.formatted(row[name], ".2%") for name in ("first", "rescored", "oracle")),
-            (row["gain"], gain(row)),
-        )
-        for row in rows
-    ]
-    return elements.table(("", *RESCORING[1:]), lines)
-
-
-def _kinds(row: Row) -> str:
-    kinds = ("substituted", "deleted", "inserted")
-    return "<p>" + ", ".join(f"{row[kind]:,} words {kind}" for kind in kinds) + " in what was chosen.</p>"
-
-
-def _weights(weights: Mapping[str, float]) -> str:
-    return elements.table(("score", "weight"), [(name, (value, f"{value:z.4g}")) for name, value in weights.items()])
+    return elements.table(*rescoring_table(rows))
 
 
 def _changes(rows: Sequence[Row]) -> str:
-    """Utterances whose chosen text differs most from the first: most errors fewer or more, else most words."""
-    by_errors = all("errors" in row for row in rows)
-    note = "Each against what was said" if by_errors else "What was chosen against what came first"
-    legend = "words that are missing are struck out, words in their place or too many are set apart"
-    if by_errors:
+    """Return utterances whose chosen text differs most from the first: most errors fewer or more, else most words."""
+    half = CHANGED // 2
+    if all("errors" in row for row in rows):
         better = sorted(rows, key=lambda row: row["errors"] - row["errors_first"])
-        gained = [row for row in better if row["errors"] < row["errors_first"]][: CHANGED // 2]
-        lost = [row for row in reversed(better) if row["errors"] > row["errors_first"]][: CHANGED // 2]
-        parts = [("Fewer errors", gained), ("More errors", lost)]
+        parts = {
+            "Fewer errors": [row for row in better if row["errors"] < row["errors_first"]][:half],
+            "More errors": [row for row in reversed(better) if row["errors"] > row["errors_first"]][:half],
+        }
+        against = "Each against its reference"
     else:
-        parts = [("Most words changed", sorted(rows, key=_edits, reverse=True)[:CHANGED])]
-    content = f'{STYLE}<p class="muted">{note}: {legend}.</p><div class="grid">'
-    for title, part in parts:
-        if part:
-            content += f'<div class="said"><h3>{title}</h3>{"".join(map(_change, part))}</div>'
-    return content + "</div>"
+        parts = {"Most words changed": sorted(rows, key=_edits, reverse=True)[:CHANGED]}
+        against = "The chosen hypothesis against the first one"
+    note = elements.note(f"{against}: missing words are struck out, other and additional words are in colour.")
+    changes = {title: "".join(map(_change, part)) for title, part in parts.items() if part}
+    columns = (f'<div class="said"><h3>{title}</h3>{part}</div>' for title, part in changes.items())
+    return note + elements.grid(*columns)
 
 
 def _edits(row: Row) -> int:
@@ -106,26 +87,26 @@ def _edits(row: Row) -> int:
 
 
 def _change(row: Row) -> str:
-    """An utterance: what was said, the first text and the chosen one with their differences."""
-    lines = [("first", row["first"]), ("chosen", row["text"])] if "reference" in row else [("chosen", row["text"])]
-    against = row.get("reference", row["first"])
-    title = "said" if "reference" in row else "first"
-    content = f'<p><span class="muted">{elements.escaped(row["id"])}, {title}</span> {elements.escaped(against)}</p>'
-    for name, text in lines:
-        errors = {"first": "errors_first", "chosen": "errors"}[name]
-        count = f", {row[errors]} {'error' if row[errors] == 1 else 'errors'}" if errors in row else ""
-        content += f'<p><span class="muted">{name}{count}</span> {differences(against, text)}</p>'
+    """Return an utterance: its reference if known, the first text and the chosen one with their differences."""
+    known = "reference" in row
+    against = row["reference"] if known else row["first"]
+    head = f"{row['id']}, {'reference' if known else 'first'}"
+    content = f'<p><span class="muted">{elements.escaped(head)}</span> {elements.escaped(against)}</p>'
+    for name, text, errors in (("first", row["first"], "errors_first"), ("chosen", row["text"], "errors")):
+        if known or name == "chosen":
+            count = f", {row[errors]} {'error' if row[errors] == 1 else 'errors'}" if errors in row else ""
+            content += f'<p><span class="muted">{name}{count}</span> {differences(against, text)}</p>'
     return f"<div>{content}</div>"
 
 
 def differences(reference: str, text: str) -> str:
-    """A text as HTML, its differences from the reference marked."""
+    """Return a text as HTML with its differences from the reference marked."""
     words = []
-    for kind, said, read in align(reference, text):
+    for kind, expected, actual in align(reference, text):
         if kind in ("substituted", "deleted"):
-            words.append(f"<del>{elements.escaped(said)}</del>")
+            words.append(f"<del>{elements.escaped(expected)}</del>")
         if kind in ("substituted", "inserted"):
-            words.append(f"<ins>{elements.escaped(read)}</ins>")
+            words.append(f"<ins>{elements.escaped(actual)}</ins>")
         if kind == "equal":
-            words.append(elements.escaped(read))
+            words.append(elements.escaped(actual))
     return " ".join(words)

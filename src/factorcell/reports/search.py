@@ -1,106 +1,180 @@
-"""The trials of a search as a table and as one page: the best ones, what they trade, which options matter.
+"""The trials of a search as a table and as a page: the best ones, and which options matter.
 
 A row: number, state, model, params, perplexity, and where known perplexity_known, accuracy, parameters, minutes.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+
 from factorcell.evaluation import statistics
-from factorcell.evaluation.comparison import told_difference
+from factorcell.evaluation.comparison import MARK, told_difference
 from factorcell.finite import brief, is_number
-from factorcell.reports import charts, elements, scatter
+from factorcell.reports import elements
+from factorcell.reports.charts import INK, WIDTH, add_legend, colours, round_ticks, styled, titled
 
 Row = Mapping[str, Any]
 
 FIGURES = {"perplexity": ".2f", "perplexity_known": ".2f", "accuracy": ".1%", "parameters": ",.0f", "minutes": ".1f"}
 BEHIND = "from best"  # the title of the differences in perplexity
-ENOUGH = 5  # complete trials, below which an option's share in the perplexity is not reported
+ENOUGH = 5  # complete trials, below which an option's rank correlation with the perplexity is not reported
+REACH = 2.5  # perplexities above so many times the best are out of the picture
+SHAPES = {"unadapted": "D", "softmaxbias": "^", "concatcell": "s", "factorcell": "o"}
 
 HOW = (
-    "In brackets, what other development texts would make of the difference to the best trial, 95 times of 100; other "
-    "trainings of the same options differ too. Figures in bold are better than those of all other trials by more than "
-    "that."
+    "In brackets: the 95 % interval, over development texts, of the difference to the best trial. It does not include "
+    f"the variation between trainings with the same options. {MARK}: better than all other trials by more than that."
 )
 
 
 def options(rows: Sequence[Row]) -> list[str]:
-    """All options that the rows have drawn."""
+    """Return the options that were sampled for any of the rows."""
     return list(dict.fromkeys(name for row in rows for name in row["params"]))
 
 
 def table(rows: Sequence[Row]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Rows flat, what was drawn beside the figures, and the names of their columns."""
+    """Return flat rows with figures and sampled options, and the names of their columns."""
     flat = []
     for row in rows:
-        drawn = {name: brief(value) for name, value in row["params"].items()}
-        flat.append({**row, "number": str(row["number"]), BEHIND: told_difference("gain", row), **drawn})
+        sampled = {name: brief(value) for name, value in row["params"].items()}
+        flat.append({**row, "number": str(row["number"]), BEHIND: told_difference("gain", row), **sampled})
     return flat, ["number", "state", "model", *FIGURES, BEHIND, *options(rows)]
 
 
 def rank_correlation(rows: Sequence[Row], name: str) -> float | None:
-    """Spearman's correlation of a numeric option with the perplexity of `rows`; None where it means nothing."""
+    """Return Spearman's correlation of a numeric option with the perplexity; None if there are too few trials."""
     pairs = [(row["params"][name], row["perplexity"]) for row in rows if name in row["params"]]
     if len(pairs) < ENOUGH or any(isinstance(value, str) for value, _ in pairs):
         return None
-    found: float | None = statistics.rank_correlation(*zip(*pairs, strict=True))["r"]
-    return found
+    correlation: float | None = statistics.rank_correlation(*zip(*pairs, strict=True))["r"]
+    return correlation
 
 
 def page(name: str, rows: Sequence[Row], target: str | None, logs: Collection[str]) -> str:
-    """The page of a search. `rows`: the best first; `target`: the column told apart; `logs`: options drawn by ratio."""
+    """Return the page of a search.
+
+    `rows`: the best first; `target`: the column that was classified; `logs`: options with a logarithmic axis.
+    """
     complete = [row for row in rows if row["state"] == "complete"]
-    best = _table(complete[:10], ("perplexity", "accuracy", "parameters", "minutes")) + f'<p class="muted">{HOW}</p>'
+    best = _html(complete[:10], ("number", "model")) + elements.note(HOW)
     sections = [("The best", best if complete else "<p>No trial is complete yet.</p>")]
     figures = []
     if any(row.get("accuracy") is not None for row in complete):
-        note = f"Accuracy of telling {elements.escaped(target)} by Bayes' rule, over perplexity: a mark is a trial."
-        figure = scatter.accuracy_against_perplexity(complete)
-        figures.append(elements.chart(figure, "accuracy", "Accuracy over perplexity", note))
+        caption = f"Accuracy of predicting {target} over perplexity: a mark is a trial, a larger one has a higher rank."
+        figure = accuracy_against_perplexity(complete)
+        figures.append(elements.chart(figure, "accuracy", "Accuracy over perplexity", caption))
     drawn = [row for row in rows if row["state"] in ("complete", "pruned") and is_number(row["perplexity"])]
     if drawn and options(drawn):
         figures.append(_by_option(drawn, complete, logs))
     if figures:
-        sections.append(("What the trials show", '<div class="grid">' + "\n".join(figures) + "</div>"))
-    every = _table([{**row, "params": {"state": row["state"], **row["params"]}} for row in rows], tuple(FIGURES))
-    sections.append(("All trials", f"<details><summary>all {len(rows)}, the best first</summary>{every}</details>"))
+        sections.append(("What the trials show", elements.grid(*figures)))
+    every = elements.folded(f"all {len(rows)}, the best first", _html(rows, ("number", "state", "model")))
+    sections.append(("All trials", every))
     states = [row["state"] for row in rows]
     lead = f"{len(rows)} trials: {', '.join(f'{states.count(state)} {state}' for state in dict.fromkeys(states))}."
     return elements.document(f"A search: {name}", sections, kicker="factorcell tune", lead=lead)
 
 
+def _html(rows: Sequence[Row], first: Sequence[str]) -> str:
+    flat, columns = table(rows)
+    for line, row in zip(flat, rows, strict=True):
+        line["model"] = titled(row["model"])
+        for name in row.get("ahead", ()):
+            line[name] = format(row[name], FIGURES[name]) + MARK
+    return elements.table(flat, {name: FIGURES.get(name, "") for name in (*first, *columns[3:])})
+
+
 def _by_option(drawn: Sequence[Row], complete: Sequence[Row], logs: Collection[str]) -> str:
-    """The charts of the options, those that go with the perplexity first."""
+    """Return the charts of the options, those with the strongest correlation first."""
     strengths = {option: rank_correlation(complete, option) for option in options(drawn)}
     order = sorted(strengths, key=lambda option: -abs(strengths[option] or 0.0))
     notes = {name: "" if strengths[name] is None else f"{strengths[name]:+.2f}".replace("-", "−") for name in order}
     caption = (
-        "Perplexity over each option; beside its name the rank correlation of the two, of complete trials. "
-        "The best trial has a ring. Pruned trials are hollow, at the best perplexity they had. "
-        f"A cross at the upper edge is a perplexity of more than {scatter.REACH:g} times the best."
+        "Perplexity over each option, with their rank correlation over complete trials next to its name. The best "
+        "trial has a ring. Hollow marks are pruned trials, at their best perplexity. Trials with a perplexity of more "
+        f"than {REACH:g} times the best are out of the picture."
     )
-    figure = scatter.perplexity_by_option(drawn, notes, logs)
-    return elements.chart(figure, "options", "Perplexity over each option", caption)
+    return elements.chart(perplexity_by_option(drawn, notes, logs), "options", "Perplexity over each option", caption)
 
 
-def _table(rows: Sequence[Row], figures: Sequence[str]) -> str:
-    """Rows with those of `figures` that there are, and all that was drawn."""
-    drawn = options(rows)
-    figures = [name for name in figures if any(row.get(name) is not None for row in rows)]
-    cells = [
-        (
-            str(row["number"]),
-            charts.titled(row["model"]),
-            *(elements.formatted(row.get(name), FIGURES[name]) for name in figures),
-            told_difference("gain", row),
-            *(_drawn(row["params"].get(name)) for name in drawn),
+@styled()
+def accuracy_against_perplexity(rows: Sequence[Row]) -> Figure:
+    """Draw complete trials that have an accuracy, the best ones up and right; a larger mark is a higher rank."""
+    figure = Figure(figsize=(WIDTH, 3.9))
+    axes = figure.subplots()
+    shown = [row for row in rows if row["state"] == "complete" and row.get("accuracy") is not None]
+    sizes = [22 + 5 * min(row["params"].get("rank", 2), 40) for row in shown]
+    _scatter(axes, shown, [row["perplexity"] for row in shown], [100 * row["accuracy"] for row in shown], sizes)
+    perplexities = [row["perplexity"] for row in shown]
+    log = max(perplexities) > 5 * min(perplexities)
+    axes.set_xscale("log" if log else "linear")
+    round_ticks(axes.xaxis, log=log)
+    round_ticks(axes.yaxis)
+    axes.invert_xaxis()
+    axes.set_xlabel("perplexity (lower to the right)")
+    axes.set_title("accuracy (per cent)")
+    add_legend(figure)
+    return figure
+
+
+@styled()
+def perplexity_by_option(rows: Sequence[Row], notes: Mapping[str, str], logs: Collection[str] = ()) -> Figure:
+    """Draw perplexity over each option of `notes`, a small chart each; pruned trials are hollow.
+
+    All `rows` have a perplexity. `notes`: the text to the right of an option's name; `logs`: logarithmic options.
+    """
+    lines = math.ceil(len(notes) / 2)
+    figure = Figure(figsize=(WIDTH, 0.4 + 1.75 * lines))
+    panels = figure.subplots(lines, 2, squeeze=False, sharey=True).flat
+    perplexities = [float(row["perplexity"]) for row in rows]
+    best = min(perplexities)
+    for (name, text), axes in zip(notes.items(), panels, strict=False):
+        shown = [row for row in rows if name in row["params"]]
+        values = [row["params"][name] for row in shown]
+        if any(isinstance(value, str) for value in values):
+            names = sorted(set(map(str, values)))
+            values = [names.index(str(value)) for value in values]
+            axes.set_xticks(range(len(names)), names)
+            axes.margins(x=0.3)
+        else:
+            axes.set_xscale("log" if name in logs else "linear")
+            axes.update_datalim([(value, best) for value in values])
+            axes.autoscale_view()
+            round_ticks(axes.xaxis, 4, log=name in logs)
+        _scatter(axes, shown, values, [row["perplexity"] for row in shown], [18] * len(shown))
+        for value, row in zip(values, shown, strict=True):
+            if row["perplexity"] == best:
+                axes.plot(value, best, "o", ms=9, mfc="none", mec=INK, mew=0.9)
+        axes.set_title(name.replace("_", " "), color=INK)
+        axes.set_title(text, loc="right", fontsize=8)
+    for axes in panels:  # the last line has one chart
+        axes.set_axis_off()
+    top = min(max(perplexities), REACH * best)
+    room = 0.07 * (top - best) or 0.05 * best
+    figure.axes[0].set_ylim(best - room, top + room)
+    round_ticks(figure.axes[0].yaxis, 4)
+    add_legend(figure)
+    return figure
+
+
+def _scatter(axes: Axes, rows: Sequence[Row], x: Sequence[float], y: Sequence[float], sizes: Sequence[float]) -> None:
+    """Draw a mark for each trial in the colour and shape of its model, hollow if it was pruned."""
+    there = {str(row["model"]) for row in rows}
+    models = [model for model in SHAPES if model in there] + sorted(there - SHAPES.keys())
+    for model, colour in colours(models).items():
+        own = [place for place, row in enumerate(rows) if row["model"] == model]
+        axes.scatter(
+            [x[place] for place in own],
+            [y[place] for place in own],
+            [sizes[place] for place in own],
+            [to_rgba(colour, 0.0 if rows[place]["state"] == "pruned" else 0.75) for place in own],
+            marker=SHAPES.get(model, "P"),
+            edgecolors=colour,
+            lw=0.8,
         )
-        for row in rows
-    ]
-    header = ["trial", "model", *(name.replace("_", " ") for name in (*figures, BEHIND, *drawn))]
-    return elements.table(header, cells, elements.ahead(rows, figures, start=2))
-
-
-def _drawn(value: Any) -> Any:
-    """A cell: text as it is, a number with how it reads, None where the option was not drawn."""
-    return value if value is None or isinstance(value, str) else (value, brief(value))
+        axes.plot([], [], SHAPES.get(model, "P"), color=colour, label=titled(model))
+    axes.grid(axis="y")

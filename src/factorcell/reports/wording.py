@@ -1,4 +1,4 @@
-"""What the terminal and the pages both say of results: rows of text, sentences, tokens; nothing is drawn."""
+"""Texts that both the terminal and the pages show: rows of text, sentences, tokens; nothing is drawn."""
 
 import calendar
 import re
@@ -13,37 +13,36 @@ from factorcell.data.vocabulary import SPECIALS, Specials
 
 Row = Mapping[str, Any]
 
-# Names that come in an order of their own, each list in that order.
+# Names that have an order, each list in that order.
 SERIES = [
     [name.casefold() for name in names if name]
     for names in (calendar.month_name, calendar.month_abbr, calendar.day_name, calendar.day_abbr)
 ]
 NUMBER = re.compile(r"([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)(?:\s*(?:to|-|–)\s*[-+\d].*|\+)?", re.IGNORECASE)
-RESCORING = ("value", "utterances", "words", "first", "rescored", "oracle", "gain")
 CANNOT = (
-    "What these estimates cannot see: values that are alike and lend each other texts; how much a small or briefly "
-    "trained model forgets (it gains more) or fails to learn of many values (it gains less); what more rows would "
-    "teach of rare values."
+    "These estimates ignore that similar values share what is learned from their texts; that a small or briefly "
+    "trained model forgets much (it gains more) or does not learn each of many values (it gains less); and what more "
+    "rows would teach about rare values."
 )
 QUESTION = (
     "How much lower would perplexity be? Writing texts that fit a column, or classifying texts by it, is another "
-    "question: there a column may serve well that saves next to nothing here"
+    "question: a column that saves little here can be useful there"
 )
 GUESSED = (
-    "guessed from 10, from all: how often the value is found from the first 10 tokens of a text, and from all of it; "
-    "majority: by always naming the most frequent value"
+    "guessed from 10, from all: accuracy of predicting the value from the first 10 tokens of a text, and from all of "
+    "it; majority: the accuracy of always choosing the most frequent value"
 )
 
 
 def natural_order(names: Sequence[str]) -> list[int] | None:
-    """The places of names in their order: numbers, ranges of them, months or weekdays; None if they have none.
+    """Return the positions of numbers, ranges of numbers, months or weekdays in their order; None for other names.
 
-    What stands for rare and missing values comes last.
+    The names of rare and missing values come last.
     """
     known = [place for place, name in enumerate(names) if name and not name.startswith("<")]
     rankings: list[Callable[[str], float | None]] = [_number, *(partial(_place, series) for series in SERIES)]
     for rank in rankings:
-        ranks = {place: found for place in known if (found := rank(names[place])) is not None}
+        ranks = {place: value for place in known if (value := rank(names[place])) is not None}
         if len(ranks) == len(known) > 1:
             rest = [place for place in range(len(names)) if place not in ranks]
             return sorted(known, key=lambda place: (ranks[place], names[place])) + rest
@@ -51,9 +50,9 @@ def natural_order(names: Sequence[str]) -> list[int] | None:
 
 
 def _number(name: str) -> float | None:
-    """The number that a name is, or that its range begins with: 4, 18 to 34, 18-34, 65+, 2021-03."""
-    found = NUMBER.fullmatch(name.strip())
-    return None if found is None else float(found[1])
+    """Return the number that a name is, or that its range begins with: 4, 18 to 34, 18-34, 65+, 2021-03."""
+    match = NUMBER.fullmatch(name.strip())
+    return None if match is None else float(match[1])
 
 
 def _place(series: Sequence[str], name: str) -> float | None:
@@ -61,7 +60,7 @@ def _place(series: Sequence[str], name: str) -> float | None:
 
 
 def advice_lead(found: Row) -> list[str]:
-    """What the advice is about, what was read, and what all columns together should bring, a line each."""
+    """Return lines about the question, the texts that were read, and the gain of all columns together."""
     of = "" if found["rows"] == found["of"] else f" of {found['of']:,}, drawn at random"
     first = f"{found['rows']:,} texts{of}, {found['tokens_per_text']:.1f} targets each"
     every = found["all"]
@@ -70,14 +69,14 @@ def advice_lead(found: Row) -> list[str]:
 
 
 def advised(row: Row) -> str:
-    """What to do with a column, with the options of `train` that do it."""
+    """Return what to do with a column, with the options of `train` that do it."""
     options = {"use": "--context {}", "softmax bias": "--context {} --model softmaxbias"}.get(row["advice"])
     typed = "" if options is None else f" ({options.format(shlex.quote(row['column']))})"
     return f"{row['advice']}{typed}"
 
 
 def advice_table(found: Row) -> tuple[list[dict[str, str]], list[str]]:
-    """A row of text for every column, and the names of the table's columns."""
+    """Return a row of text for every column, and the names of the table's columns."""
     rows = []
     for row in found["columns"]:
         cells = {
@@ -95,26 +94,19 @@ def advice_table(found: Row) -> tuple[list[dict[str, str]], list[str]]:
 
 
 def rescoring_table(summary: Sequence[Row]) -> tuple[list[dict[str, str]], list[str]]:
-    """A row of text for every row of `rescore.summarise`, and the names of its columns."""
+    """Return a row of text for every row of `rescore.summarise`, and the names of its columns."""
     rows = []
     for row in summary:
-        rates = {name: f"{row[name]:.2%}" for name in ("first", "rescored", "oracle")}
-        counts = {name: f"{row[name]:,}" for name in ("utterances", "words")}
-        rows.append({"value": _value(row), **counts, **rates, "gain": gain(row)})
-    return rows, list(RESCORING)
-
-
-def _value(row: Row) -> str:
-    return "all" if row["by"] == "all" else f"{row['by']} {row['value']}"
-
-
-def gain(row: Row) -> str:
-    """Points with their interval, if they have one: +2.1 [+1.0, +3.2]."""
-    return Interval(row["gain"], row["gain_low"], row["gain_high"]).told(".2f", 100.0)
+        cells = {"value": "all" if row["by"] == "all" else f"{row['by']} {row['value']}"}
+        cells |= {name: f"{row[name]:,}" for name in ("utterances", "words")}
+        cells |= {name: f"{row[name]:.2%}" for name in ("first", "rescored", "oracle")}
+        cells["gain"] = Interval(row["gain"], row["gain_low"], row["gain_high"]).told(".2f", 100.0)
+        rows.append(cells)
+    return rows, ["value", "utterances", "words", "first", "rescored", "oracle", "gain"]
 
 
 def agreed(row: Row) -> str:
-    """The row of `embeddings.agreement` as a sentence."""
+    """Return the row of `embeddings.agreement` as a sentence."""
     of = f"({row['values']:,} values, by {row['measure']})"
     if "same" in row:
         share = f"{row['same']:.1%} of nearest neighbours have the same {row['column']}"
@@ -123,14 +115,14 @@ def agreed(row: Row) -> str:
 
 
 def sign(token: str) -> str:
-    """A token that can be seen: a sign for white space, a ring under a mark that has no letter."""
+    """Return a token that can be seen: a sign for white space, a ring under a mark that has no letter."""
     if token.isspace():
         return "␣"
     return f"◌{token}" if unicodedata.combining(token[:1] or " ") else token
 
 
 def readable(token: str) -> str:
-    """A token as it is shown: the end of a text as a pilcrow, control characters as a space."""
+    """Return a token as it is shown: the end of a text as a pilcrow, control characters as a space."""
     if token == SPECIALS[Specials().end]:
         return "¶"
     return "".join(" " if unicodedata.category(mark) in ("Cc", "Zl", "Zp") else mark for mark in token)
