@@ -1,4 +1,4 @@
-"""People who type, served: each one's texts are kept in a store, learned, and forgotten when asked."""
+"""A service that completes for users, learns each from the texts in a store, and forgets on request."""
 
 from typing import TYPE_CHECKING
 

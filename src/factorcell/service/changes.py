@@ -31,10 +31,11 @@ PAUSE = 0.01  # seconds at most before a change that came second is tried again
 class Accepted:
     """What became of an accepted text.
 
+    A text is "learned"; "kept", to be learned in a moment, since the model has to catch up; or "repeated", if the
+    idempotency key was used before. Nothing is stored if the user has "paused", or the text is "withheld".
+
     Attributes:
-        outcome: "learned"; "kept", to be learned in a moment, since the model has to catch up; "repeated", if the
-            idempotency key was used before; or nothing was stored: "paused" by the user, or "withheld" because the text
-            looks like `why`.
+        outcome: "learned", "kept", "repeated", "paused" or "withheld".
         number: The number of the text among all that the user accepted, if it is stored.
         user_version: The version of the user's record afterwards.
         why: What a withheld text looks like.

@@ -81,8 +81,7 @@ class Completions:
 
     Attributes:
         results: The suggestions.
-        degraded: Why they may not be the best: "time" was up, or the "store" failed, so that they are those for an
-            unknown user.
+        degraded: Why they may not be the best: "time" was up, or the "store" failed, as for an unknown user.
         user_version: The version of the user's record that they were made for.
     """
 

@@ -1,6 +1,6 @@
-"""What of a text is neither learned nor kept, and how many texts are kept for how long.
+"""Which texts are neither learned nor kept, and how many texts are kept for how long.
 
-What looks like a secret is found by rules of thumb, which err on the side of keeping nothing.
+Secrets are found by rules of thumb, which err on the side of keeping nothing.
 """
 
 import itertools
@@ -16,8 +16,8 @@ from factorcell.service.record import KeptText
 
 MOST_TEXTS = 1000  # of one person
 MOST_BYTES = 4 * LONGEST  # of all texts of one person
-PATIENCE = 0.05  # seconds that one pattern may take for one text
-CARD = (13, 19)  # digits of a card's number
+PATIENCE = 0.05  # seconds of one pattern on one text
+CARD = (13, 19)  # digits of a card number
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 _EMAIL = regex.compile(r"(?<=[^\s@<>()\[\],;:])@[^\s@<>()\[\],;:]+\.[^\s@<>()\[\],;:]{2,}")
@@ -38,7 +38,13 @@ _SHORTEST, _LONG = 8, 20  # characters of a word that may be a password by its s
 
 @dataclass(frozen=True)
 class Privacy:
-    """The rules of one service: patterns of what is `never` kept; how many seconds (`keep`) and how many texts are."""
+    """The privacy rules of a service.
+
+    Attributes:
+        never: Regular expressions of texts that are neither learned nor kept.
+        keep: Seconds after which a text is deleted, or None.
+        most: Number of texts of a user that are kept.
+    """
 
     never: tuple[str, ...] = ()
     keep: int | None = None
@@ -51,16 +57,16 @@ class Privacy:
         object.__setattr__(self, "patterns", tuple(map(_compiled, self.never)))
 
     def withholds(self, text: str, context: Mapping[str, Any] | None = None) -> str | None:
-        """Why a text, or what stands in its context, is neither learned nor kept; None if it may be."""
+        """Return why a text, or a text in its context, is neither learned nor kept; None if it may be."""
         values = (value for value in (context or {}).values() if isinstance(value, str))
         return next(filter(None, map(self._fault, itertools.chain([text], values))), None)
 
     def fresh(self, texts: Iterable[KeptText], now: int) -> tuple[KeptText, ...]:
-        """Those that are not too old to be kept."""
+        """Return the texts that are not too old."""
         return tuple(text for text in texts if self.keep is None or text.time >= now - self.keep)
 
     def fitting(self, texts: tuple[KeptText, ...]) -> tuple[KeptText, ...]:
-        """The newest, as many as are kept."""
+        """Return the newest texts, as many as are kept."""
         texts = texts[-self.most :]
         sizes = itertools.accumulate(len(text.text.encode()) for text in reversed(texts))
         count = sum(1 for _ in itertools.takewhile(MOST_BYTES.__ge__, sizes))
@@ -77,7 +83,7 @@ class Privacy:
 
 
 def duration(text: str) -> int:
-    """Seconds of a time such as 90d, 12h or 30m, or a `UserError`."""
+    """Return the seconds of a time such as 90d, 12h or 30m. `UserError` for anything else."""
     count, unit = text[:-1], text[-1:]
     if not count.isascii() or not count.isdigit() or unit not in UNITS or not 0 < int(count) < 1_000_000:
         raise UserError(f"a time of {text!r:.30}: valid is a whole number and one of {', '.join(UNITS)}, such as 90d")
@@ -95,7 +101,7 @@ def _compiled(pattern: str) -> Any:
 
 
 def _found(pattern: Any, text: str) -> bool:
-    """Whether a text has the pattern, or may have: it took too long to tell."""
+    """Return whether a text contains a pattern, or the search took too long."""
     try:
         return pattern.search(text, timeout=PATIENCE, concurrent=True) is not None
     except TimeoutError:
@@ -103,7 +109,7 @@ def _found(pattern: Any, text: str) -> bool:
 
 
 def _has_card(text: str) -> bool:
-    """Whether whole groups of digits in a row are a number that passes Luhn's check."""
+    """Return whether consecutive groups of digits are a number that passes Luhn's check."""
     for run in _DIGITS.finditer(text):
         groups = regex.findall(r"\d+", run.group())
         for first in range(len(groups)):
@@ -118,13 +124,13 @@ def _has_card(text: str) -> bool:
 
 
 def _passes_luhn(digits: str) -> bool:
-    """Whether the digits, every second one from the right doubled, add up to a multiple of ten (ISO/IEC 7812-1)."""
+    """Return whether the digits pass the check of ISO/IEC 7812-1 (not all of them equal)."""
     doubled = (int(digit) * (1 + place % 2) for place, digit in enumerate(reversed(digits)))
     return len(set(digits)) > 1 and sum(number // 10 + number % 10 for number in doubled) % 10 == 0
 
 
 def _like_password(word: str) -> bool:
-    """Lower and upper case, digits and a sign in one word, or a long one of all but the sign; addresses are neither."""
+    """Return whether a word has both cases, digits and a rare sign, or is long with both cases and digits."""
     if len(word) < _SHORTEST or "://" in word:
         return False
     kinds = [

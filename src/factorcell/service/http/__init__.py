@@ -1,1 +1,1 @@
-"""The service over HTTP: what is asked and answered, who may, how much at once, and the server itself."""
+"""The service over HTTP: messages, operations, keys, threads, and the server."""

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def complete(site: Site, call: Call) -> messages.CompleteAnswer:
-    """Suggest texts that go on from what is typed."""
+    """Suggest texts that continue what is typed."""
     asked: messages.CompleteRequest = call.message
     newest = site.newest.get((call.key, asked.session)) if asked.session is not None else None
     if newest is not None and asked.seq is not None and newest > asked.seq:  # nobody waits for this one any more
@@ -65,7 +65,7 @@ def complete(site: Site, call: Call) -> messages.CompleteAnswer:
 
 
 def accept(site: Site, call: Call) -> messages.AcceptAnswer:
-    """Learn and keep a text that somebody accepted; once it is answered, it is on disk."""
+    """Learn and keep a text that a user accepted; it is on disk when this is answered."""
     asked: messages.AcceptRequest = call.message
     done = site.service.accept(asked.user, asked.text, context=asked.context, key=asked.idempotency_key)
     site.metrics.accepts.labels(done.outcome).inc()
@@ -73,23 +73,23 @@ def accept(site: Site, call: Call) -> messages.AcceptAnswer:
 
 
 def ready(site: Site, call: Call) -> messages.Health:
-    """Whether requests can be answered: the model is proven, and the store can be written."""
+    """Check that requests can be answered: the model was tested, and the store can be written."""
     site.service.check()
     return messages.Health()
 
 
 def show(site: Site, call: Call) -> messages.ProfileAnswer:
-    """All that is kept of a person."""
+    """Return everything that is kept of a user."""
     return msgspec.convert(_found(site.service.show(call.user)), messages.ProfileAnswer, from_attributes=True)
 
 
 def export(site: Site, call: Call) -> messages.Export:
-    """All that a person gave, to be taken along; `POST /v1/users` takes it back."""
+    """Return everything that a user gave; `POST /v1/users` takes it back."""
     return msgspec.convert(_found(site.service.export(call.user)), messages.Export)
 
 
 def restore(site: Site, call: Call) -> messages.UserAnswer:
-    """Keep a person as they were exported, and learn them soon."""
+    """Keep a user as exported, and learn them soon."""
     try:
         return messages.UserAnswer(user=site.service.restore(msgspec.to_builtins(call.message)))
     except UserExistsError as error:
@@ -97,34 +97,34 @@ def restore(site: Site, call: Call) -> messages.UserAnswer:
 
 
 def delete(site: Site, call: Call) -> messages.DeletedAnswer:
-    """Delete all of a person."""
+    """Delete everything of a user."""
     return messages.DeletedAnswer(deleted=site.service.delete(call.user))
 
 
 def forget(site: Site, call: Call) -> messages.RemovedAnswer:
-    """Delete a text of a person, however often it was accepted, and all that was learned of it."""
+    """Delete every copy of a text of a user, and everything that was learned from it."""
     return messages.RemovedAnswer(removed=site.service.forget(call.user, call.message.text))
 
 
 def undo(site: Site, call: Call) -> messages.RemovedAnswer:
-    """Delete the newest text of a person, and all that was learned of it."""
+    """Delete the newest text of a user, and everything that was learned from it."""
     return messages.RemovedAnswer(removed=site.service.undo(call.user))
 
 
 def pause(site: Site, call: Call) -> messages.PausedAnswer:
-    """Keep and learn nothing of a person until it is resumed."""
+    """Keep and learn nothing of a user until it is resumed."""
     site.service.pause(call.user)
     return messages.PausedAnswer(paused=True)
 
 
 def resume(site: Site, call: Call) -> messages.PausedAnswer:
-    """Keep and learn what a person accepts, again."""
+    """Keep and learn what a user accepts, again."""
     site.service.pause(call.user, False)
     return messages.PausedAnswer(paused=False)
 
 
 def score(site: Site, call: Call) -> messages.ScoreAnswer:
-    """How well the model predicts each text, which is read whole."""
+    """Return how well the model predicts each text, which is read whole."""
     model = site.service.model
     corpus = model.run.read(*_parts(call.message.texts), unknown=UNKNOWN, truncate=False)
     results = [
@@ -135,7 +135,7 @@ def score(site: Site, call: Call) -> messages.ScoreAnswer:
 
 
 def classify(site: Site, call: Call) -> messages.ClassifyAnswer:
-    """Which value of a column each text has, by Bayes' rule; all values are as likely beforehand."""
+    """Return the value of a column of each text, by Bayes' rule with a uniform prior."""
     asked: messages.ClassifyRequest = call.message
     model = site.service.model
     names = _candidates(model, asked)
@@ -155,7 +155,7 @@ def classify(site: Site, call: Call) -> messages.ClassifyAnswer:
 
 
 def rescore(site: Site, call: Call) -> messages.RescoreAnswer:
-    """Choose anew from a recogniser's lists, in context."""
+    """Choose from the lists of a recogniser, in context."""
     asked: messages.RescoreRequest = call.message
     model = site.service.model
     _check_pairs(sum(len(one.hypotheses) for one in asked.lists), f"{len(asked.lists)} lists of hypotheses")
@@ -167,7 +167,7 @@ def rescore(site: Site, call: Call) -> messages.RescoreAnswer:
 
 
 def generate(site: Site, call: Call) -> Iterator[messages.Piece]:
-    """Write a text, sent piece by piece as server-sent events."""
+    """Write a text, piece by piece, as server-sent events."""
     asked: messages.GenerateRequest = call.message
     model = site.service.model
     options = GenerationOptions(

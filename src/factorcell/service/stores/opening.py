@@ -10,9 +10,10 @@ from factorcell.service.stores.store import Store
 def open_store(url: str, *, make: bool = True) -> Store:
     """Open the store at `url`; create its file or tables if there are none.
 
+    `sqlite:///users.db` is a file in the current folder, `sqlite:////var/lib/users.db` one at an absolute path.
+
     Args:
-        url: `sqlite:///users.db` is a file in the current folder, `sqlite:////var/lib/users.db` an absolute path;
-            `postgresql://...` and `redis://...` are servers.
+        url: The URL of a store: `sqlite:///FILE`, `postgresql://...` or `redis://...`.
         make: Whether to create an SQLite file that does not exist. Without it a mistyped name is an error.
 
     Raises:
