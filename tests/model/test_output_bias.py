@@ -275,7 +275,7 @@ def test_a_step_moves_the_buckets_as_dense_adam_does(tmp_path: Path) -> None:
 class Dense(RowAdam):
     """The same interface, and all of every table moved at every step."""
 
-    def __init__(self, tables: list[torch.nn.Parameter], rates: Any) -> None:
+    def __init__(self, tables: Sequence[torch.nn.Parameter], rates: Any) -> None:
         super().__init__(tables, rates, 0.0)
         self.adam = torch.optim.AdamW(tables, weight_decay=0.0)
 

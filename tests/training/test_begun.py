@@ -5,7 +5,6 @@ import os
 import random
 import shutil
 import signal
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -196,16 +195,4 @@ def dies_often(attempt: Callable[[Path], bool], count: int, whole: Path, tmp_pat
 def test_a_training_killed_at_any_write_ends_the_same(whole: Path, tmp_path: Path, outcome: dict[str, int]) -> None:
     draw = random.Random(5)
     for kills in dies_often(lambda folder: killed(partial(dies_at, draw.randrange(70), folder)), 120, whole, tmp_path):
-        outcome["killed, whole"] += kills
-
-
-@pytest.mark.slow
-@forks
-def test_a_training_killed_at_any_moment_ends_the_same(whole: Path, tmp_path: Path, outcome: dict[str, int]) -> None:
-    draw, begun = random.Random(6), time.monotonic()
-    go(tmp_path / "timed")
-    seconds = time.monotonic() - begun
-    for kills in dies_often(
-        lambda folder: killed(partial(go_again, folder), draw.uniform(0, seconds)), 40, whole, tmp_path
-    ):
         outcome["killed, whole"] += kills
