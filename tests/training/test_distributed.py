@@ -317,15 +317,6 @@ def test_processes_killed_under_torchrun_restart_and_end_the_same(tmp_path: Path
     assert all(torch.equal(ours[name], theirs[name]) for name in ours | theirs)
 
 
-@pytest.mark.slow
-def test_a_user_error_under_torchrun_is_reported_once(tmp_path: Path) -> None:
-    table = tmp_path / "table.jsonl"
-    files.write_rows(table, [{"text": "a b", "dialect": None, "other": 1}])
-    assert torchrun(tmp_path / "run", table, "--monitor-interval", "0.1").wait() != 0
-    said = (tmp_path / "run.errors").read_text().splitlines()
-    assert len([line for line in said if line.startswith("factorcell: ")]) == 1
-
-
 def timeless(folder: Path) -> list[dict[str, Any]]:
     """The log of a run without its times."""
     return [{key: row[key] for key in row if key not in TIMES} for row in files.read_rows(folder / "log.jsonl")]

@@ -15,7 +15,6 @@ from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation.ngram import NGram
-from factorcell.evaluation.perplexity import evaluate_by
 from factorcell.model.run import Run
 from factorcell.training.mixture import Mixture, fit_weights, mix, mixed_nats, open_scorer
 from tests import small
@@ -181,17 +180,6 @@ def test_a_saved_mixture_moves_with_its_runs(tmp_path: Path) -> None:
     assert np.allclose(twice.nats(corpus), mixed_nats(np.stack([inner, plain], 1).astype(float), weights), atol=1e-5)
     assert not list(Path(tmp_path / "b" / "mix").glob("*.safetensors"))
     assert files.read_json(tmp_path / "b" / "mix" / "mixture.json")["models"] == ["../run0", "../run1", "../run2"]
-
-
-def test_gains_of_a_mixture_over_no_context(runs: list[Run], tmp_path: Path) -> None:
-    mixed, _ = mix(runs, small.ROWS, tmp_path / "mix", by="city")
-    corpus = mixed.prepare(small.ROWS)
-    rows = evaluate_by(mixed, corpus, [str(row["city"]) for row in small.ROWS])
-    bare = [run.nats(run.prepare([{"text": row["text"]} for row in small.ROWS], unknown="expected")) for run in runs]
-    plain = mixed_nats(np.stack(bare, 1).astype(float), mixed.weights[0])
-    city = np.repeat([row["city"] == "Oslo" for row in small.ROWS], corpus.lengths)
-    oslo = next(row for row in rows if row["value"] == "Oslo")
-    assert oslo["perplexity_without"] == pytest.approx(float(np.exp(plain[city].mean())), rel=1e-5)
 
 
 def test_models_that_cannot_be_mixed_are_refused(runs: list[Run], tmp_path: Path) -> None:

@@ -51,33 +51,34 @@ def test_the_summary_says_that_development_users_are_unknown(tmp_path: Path) -> 
     assert "tune-online" not in summary(known)
 
 
-@pytest.mark.parametrize(("gain", "less"), [(0.02, True), (-0.02, False), (0.0, False)])
-def test_only_a_positive_gain_is_compared_with_an_unadapted_run(tmp_path: Path, gain: float, less: bool) -> None:
-    run = trained(tmp_path / "run", by("ann"))
-    row = {
-        **facts(run.folder),
-        "context": {"texts": 16, "gain": gain, "gain_low": gain - 0.01, "gain_high": gain + 0.01},
-    }
-    files.write_json(run.folder / "training.json", row)
-    assert summary(run).endswith(" (over an unadapted run it is less)" if less else GAIN)
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that knows the user of its development texts."""
+    return trained(tmp_path_factory.mktemp("known") / "run", by("ann"))
 
 
-def test_a_run_without_users_has_no_strangers(tmp_path: Path) -> None:
-    run = trained(tmp_path / "run", by("ann"))
-    assert not only_unknown_users(run, run.prepare([*by("ann"), *by("carl")], unknown="group"))
-    assert only_unknown_users(run, run.prepare([{"text": "fix", "who": None}], unknown="group"))
+def test_only_a_positive_gain_is_compared_with_an_unadapted_run(known: Run) -> None:
+    before = facts(known.folder)
+    for gain, less in ((0.02, True), (-0.02, False), (0.0, False)):
+        context = {"texts": 16, "gain": gain, "gain_low": gain - 0.01, "gain_high": gain + 0.01}
+        files.write_json(known.folder / "training.json", {**before, "context": context})
+        assert summary(known).endswith(" (over an unadapted run it is less)" if less else GAIN)
+    files.write_json(known.folder / "training.json", before)
+
+
+def test_a_run_without_users_has_no_strangers(known: Run, tmp_path: Path) -> None:
+    assert not strangers(known, known.prepare([*by("ann"), *by("carl")], unknown="group"))
+    assert strangers(known, known.prepare([{"text": "fix", "who": None}], unknown="group"))
     plain = trained(tmp_path / "plain", by("ann"), user="", context=("city",))
     assert not only_unknown_users(plain, plain.prepare(by("carl"), unknown="group"))
 
 
-def test_evaluate_reports_unknown_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = trained(tmp_path / "run", by("ann"))
+def test_evaluate_reports_unknown_users(known: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for who in ("ann", "carl"):
         files.write_rows(tmp_path / f"{who}.jsonl", by(who))
-        command = ["evaluate", str(run.folder), str(tmp_path / f"{who}.jsonl"), "--by", "city", "--unknown", "group"]
+        command = ["evaluate", str(known.folder), str(tmp_path / f"{who}.jsonl"), "--by", "city", "--unknown", "group"]
         assert main(command) == 0
-        said = capsys.readouterr().out
-        line = LEARN.format(run.folder).replace("development text", "text")
-        assert (line in said) == (who == "carl")
-    rows = files.read_rows(run.folder / "results.jsonl")
+        line = LEARN.format(known.folder).replace("development text", "text")
+        assert (line in capsys.readouterr().out) == (who == "carl")
+    rows = files.read_rows(known.folder / "results.jsonl")
     assert [row["evaluation"].get("strangers") for row in rows] == [None, True]

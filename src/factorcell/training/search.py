@@ -31,9 +31,8 @@ from factorcell.evaluation.comparison import Candidate
 from factorcell.evaluation.results import Row, kept_texts
 from factorcell.finite import brief, is_number
 from factorcell.model.run import CHECKPOINT, Run, facts
-from factorcell.progress import progress_bar
 from factorcell.training import search_space
-from factorcell.training.fit import Say, finish, read
+from factorcell.training.fit import Say, finish, read, tell
 from factorcell.training.loop import train
 from factorcell.training.plan import Asked, Budget, plan, resumed, said_config
 from factorcell.visible import visible
@@ -119,7 +118,11 @@ def search(
         variable = category(corpus.schema, target)
         must_tell(dev, variable, variable.values[1:], said.data, ACCURACY)
     study, guard = opened(folder, options.pruner)
-    config = _settled(asked, study.user_attrs.get(NAME), corpus, held, options.budget)
+    if (old := study.user_attrs.get(NAME)) is None:
+        config = plan(asked, corpus, held, options.budget).config
+    else:
+        kept = {part: {key: old[f"{part}.{key}"] for key in values} for part, values in Config().to_dict().items()}
+        config = resumed(asked, Config.from_dict(kept)).config
     begun = {
         "texts": len(corpus),
         "targets": corpus.targets,
@@ -170,14 +173,6 @@ def opened(folder: Path, pruner: str) -> "tuple[optuna.Study, BaseFileLock]":
     return study, guard
 
 
-def _settled(asked: Asked, begun: Row | None, corpus: Corpus, held: Corpus, budget: Budget | None) -> Config:
-    """Return the options that are not drawn: those that the study was begun with, or else those of a plan."""
-    if begun is None:
-        return plan(asked, corpus, held, budget).config
-    kept = {part: {key: begun[f"{part}.{key}"] for key in values} for part, values in Config().to_dict().items()}
-    return resumed(asked, Config.from_dict(kept)).config
-
-
 def _check_same(study: "optuna.Study", folder: Path, begun: Row) -> None:
     """Refuse to resume a study with other texts, options or ranges."""
     begun = json.loads(json.dumps(begun))
@@ -206,30 +201,18 @@ class Search:
 
     def run(self, say: Say | None) -> list[Row]:
         """Train until the study has all trials; return its rows, the best first."""
-        with progress_bar(desc="trials", total=self.options.trials, unit="trials", show=say is not None) as bar:
-            try:
-                while (claimed := self.claim()) is not None:
-                    trial, lock = claimed
-                    self._show(bar)
-                    try:
-                        self.attempt(trial, progress=say is not None)
-                    finally:
-                        lock.release()
-                    Path(lock.lock_file).unlink(missing_ok=True)
-                    rows = self.publish()
-                    if say is not None:
-                        with bar.external_write_mode():
-                            say(trial_line(rows[trial.number]))
-                self._show(bar)
-            finally:
-                rows = self.publish(ended=True)
+        try:
+            while (claimed := self.claim()) is not None:
+                trial, lock = claimed
+                try:
+                    self.attempt(trial, progress=say is not None)
+                finally:
+                    lock.release()
+                Path(lock.lock_file).unlink(missing_ok=True)
+                tell(say, trial_line(self.publish()[trial.number]))
+        finally:
+            rows = self.publish(ended=True)
         return ranked(rows)
-
-    def _show(self, bar: Any) -> None:
-        rows = self.rows()
-        bar.update(sum(row["state"] != "running" for row in rows) - bar.n)
-        if (best := ranked(rows)[:1]) and best[0]["state"] == "complete":
-            bar.set_postfix_str(f"best {best[0]['perplexity']:.2f} (trial {best[0]['number']})")
 
     def _trials(self) -> "list[optuna.trial.FrozenTrial]":
         return self.study.get_trials(deepcopy=False)
@@ -316,13 +299,13 @@ class Search:
 
     def rows(self) -> list[Row]:
         """Return a row per trial, by number."""
+        names = ("perplexity", "perplexity_known", "accuracy", "parameters", "minutes", "error")
         made = []
         for frozen in self._trials():
             params, kept = dict(frozen.params), frozen.user_attrs
             row: Row = {"number": frozen.number, "state": STATES[frozen.state.name]}
-            row["model"] = params.pop("model", self.config.model_name)
-            row |= {"params": params, "perplexity": min(frozen.intermediate_values.values(), default=None)}
-            names = ("perplexity", "perplexity_known", "accuracy", "parameters", "minutes", "error")
+            row |= {"model": params.pop("model", self.config.model_name), "params": params}
+            row["perplexity"] = min(frozen.intermediate_values.values(), default=None)
             row |= {key: kept[key] for key in names if key in kept}
             made.append({**row, "folder": self.path(frozen.number).name})
         return made
@@ -356,15 +339,13 @@ def sampler(name: str, seed: int, number: int) -> "optuna.samplers.BaseSampler":
 
 def ranked(rows: Sequence[Row]) -> list[Row]:
     """Sort complete trials by perplexity, then the pruned ones, then the others."""
-    order = ["complete", "pruned"]
-    return sorted(
-        rows,
-        key=lambda row: (
-            order.index(row["state"]) if row["state"] in order else len(order),
-            math.inf if row["perplexity"] is None else row["perplexity"],
-            row["number"],
-        ),
-    )
+    order = {"complete": 0, "pruned": 1}
+
+    def key(row: Row) -> tuple[int, float, int]:
+        perplexity = math.inf if row["perplexity"] is None else row["perplexity"]
+        return order.get(row["state"], len(order)), perplexity, row["number"]
+
+    return sorted(rows, key=key)
 
 
 def trial_line(row: Row) -> str:

@@ -113,7 +113,12 @@ class Trainer:
         self.penalties = proximal.penalties(run, self.start)
         tables = [table for tables in run.model.row_tables() for table in tables]
         skippable = all(table.requires_grad and table not in self.penalties for table in tables)
-        self.rows = self._row_optimizers() if self.proposal and skippable else []
+        self.rows: list[RowAdam] = []
+        if self.proposal and skippable:
+            rates = [
+                self.config.token_rate * learning_rate(step, self.steps, self.config) for step in range(self.steps)
+            ]
+            self.rows = [RowAdam(part, rates, self.config.weight_decay) for part in run.model.row_tables()]
         self.optimiser = torch.optim.AdamW(self._groups(tables), lr=self.config.learning_rate, fused=True)
         observe(run.model, corpus)
 
@@ -128,12 +133,7 @@ class Trainer:
         dense = [] if self.rows else [{"params": tables, "weight_decay": decay, "factor": self.config.token_rate}]
         return groups + dense
 
-    def _row_optimizers(self) -> list[RowAdam]:
-        rates = [self.config.token_rate * learning_rate(step, self.steps, self.config) for step in range(self.steps)]
-        return [RowAdam(tables, rates, self.config.weight_decay) for tables in self.run.model.row_tables()]
-
     def _order(self, epoch: int) -> list[NDArray[np.int64]]:
-        """Return the rows of every batch of an epoch."""
         config = self.config
         return self.corpus.batches(config.batch_tokens, config.seed, epoch, most=config.max_user_texts)
 
