@@ -31,12 +31,11 @@ def rows_of(source: Any) -> list[Row]:
         return [row_of(one) for one in source]
     if isinstance(source, Mapping) and not source:
         return [source]
-    if not has_rows(source):
+    if hasattr(source, "__len__") and not isinstance(source, (str, Mapping)) and not len(source):
         return []
     table = open_table(source)
-    columns = table.columns
-    chunks = table.chunks(columns)
-    return [dict(zip(columns, values, strict=True)) for chunk in chunks for values in zip(*chunk.values(), strict=True)]
+    chunks = table.read(table.columns)
+    return [dict(zip(chunk, values, strict=True)) for chunk in chunks for values in zip(*chunk.values(), strict=True)]
 
 
 def row_of(source: Any) -> Row:
