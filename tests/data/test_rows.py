@@ -28,7 +28,6 @@ from factorcell.completion import Learner
 from factorcell.data.rows import has_rows, labels_of, row_of, rows_of
 from factorcell.evaluation.embeddings import shift
 from factorcell.evaluation.likelihood_ratios import explain, raised
-from factorcell.evaluation.probing import few_examples, indicators
 from tests.small import make_letters, make_run
 
 
@@ -233,13 +232,6 @@ def test_values_may_be_numbers(run: Run) -> None:
     assert np.array_equal(first.log_posterior, third.log_posterior)
 
 
-def test_distractors_may_be_numbers(run: Run) -> None:
-    values = run.schema.variable("stars").values[1:]
-    texts = [{"text": "the sea", "stars": name} for name in values]
-    found = classify(run, texts, "stars", values=values[:1], distractors=[float(values[1])], unknown="expected")
-    assert found.distractor.tolist() == [name == values[1] for name in values]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -282,15 +274,6 @@ def test_groups_of_texts(run: Run, missing: Any) -> None:
     assert {row["value"]: row["count"] for row in rows} == {"5": 3, "(missing)": 1}
     with pytest.raises(UserError, match="values: expected one for each of 4 texts, got 1"):
         evaluate_by(run, corpus, ["all"])
-
-
-def test_probed_values(run: Run) -> None:
-    texts = ["the sea", "the sun", "sand", "the sand"] * 2
-    assert indicators(run, texts, [1, 2] * 4) == indicators(run, texts, ["1", "2.0"] * 4)
-    with pytest.raises(UserError, match="values: expected one for each of 8 texts, got 2"):
-        indicators(run, texts, [1, 2])
-    with pytest.raises(UserError, match="got a missing one for text 2"):
-        few_examples(np.zeros((3, 2), np.float32), [1, None, 2], examples=1)
 
 
 def test_one_text_and_context_for_each_user() -> None:
