@@ -232,13 +232,6 @@ def test_values_may_be_numbers(run: Run) -> None:
     assert np.array_equal(first.log_posterior, third.log_posterior)
 
 
-def test_distractors_may_be_numbers(run: Run) -> None:
-    values = run.schema.variable("stars").values[1:]
-    texts = [{"text": "the sea", "stars": name} for name in values]
-    found = classify(run, texts, "stars", values=values[:1], distractors=[float(values[1])], unknown="expected")
-    assert found.distractor.tolist() == [name == values[1] for name in values]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

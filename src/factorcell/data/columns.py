@@ -129,43 +129,35 @@ def _new_variables(table: Table, config: DataConfig) -> list[Variable]:
     ]
 
 
-class _Guess:
-    """The first values of a column: its `numbers`, how many `rows` have one, and of the `others` the first."""
-
-    def __init__(self) -> None:
-        self.numbers, self.rows, self.others = set[float](), 0, 0
-        self.first: tuple[int, Any] = (0, None)  # row and value
-
-    def add(self, values: Sequence[Any], before: int) -> None:
-        for row, value in enumerate(values, before + 1):
-            if (number := to_number(value)) is not None:
-                self.numbers.add(number)
-                self.rows += 1
-            elif not is_missing(value):
-                self.first = self.first if self.others else (row, value)
-                self.others += 1
-
-    @property
-    def has_numbers(self) -> bool:
-        """Whether there are numbers, and not just a few whole ones, such as ratings."""
-        whole = all(number.is_integer() for number in self.numbers)
-        return bool(self.numbers) and not (whole and len(self.numbers) <= FEW)
-
-
 def _guess(table: Table, names: list[str]) -> dict[str, str]:
-    """Guess the kinds of columns from their first rows; a `Notice` names a value that keeps one from being a number."""
-    guesses, rows = {name: _Guess() for name in names}, 0
+    """Guess the kinds of columns from their first rows: a number if all values are, and not just a few whole ones.
+
+    A `Notice` names the first value of a column that a few values keep from being a number.
+    """
+    numbers = {name: list[float]() for name in names}
+    others = {name: list[tuple[int, Any]]() for name in names}  # row and value
+    done = 0
     for chunk in table.chunks(names) if names else ():
         for name in names:
-            guesses[name].add(chunk[name], rows)
-        rows += len(chunk[names[0]])
-        if rows >= GUESS_ROWS:
+            for row, value in enumerate(chunk[name], done + 1):
+                if (number := to_number(value)) is not None:
+                    numbers[name].append(number)
+                elif not is_missing(value):
+                    others[name].append((row, value))
+        done += len(chunk[names[0]])
+        if done >= GUESS_ROWS:
             break
-    for name, guess in guesses.items():
-        if guess.has_numbers and 0 < guess.others <= (1 - NEARLY) * (guess.rows + guess.others):
-            row, value = guess.first
-            more = f", like {guess.others - 1:,} other values" if guess.others > 1 else ""
+    kinds = dict.fromkeys(names, "category")
+    for name, odd in others.items():
+        distinct = set(numbers[name])
+        if len(distinct) <= FEW and all(map(float.is_integer, distinct)):
+            continue
+        if not odd:
+            kinds[name] = "number"
+        elif len(odd) <= (1 - NEARLY) * (len(numbers[name]) + len(odd)):
+            row, value = odd[0]
+            more = f", like {len(odd) - 1:,} other values" if len(odd) > 1 else ""
             read = f"all else are numbers, so {name} is read as a category; say {name}:number or {name}:category"
             what = f"{table.name} row {row}: {name} is {quoted(value)}, no number{more}; {read}"
             warnings.warn(Notice(what), stacklevel=2)
-    return {name: "number" if g.has_numbers and not g.others else "category" for name, g in guesses.items()}
+    return kinds

@@ -4,11 +4,11 @@ It is opened only if its files are those that were written, by their checksums.
 """
 
 import errno
+import hashlib
 import json
 import secrets
 import shutil
 import time
-import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -71,13 +71,10 @@ def save(corpus: Corpus, folder: Path) -> None:
     (folder / COMPLETE).write_text(json.dumps(checksums), encoding="utf-8")
 
 
-def checksum(path: Path) -> int:
-    """Return the CRC-32 of a file."""
-    found = 0
+def checksum(path: Path) -> str:
+    """Return the digest of a file."""
     with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            found = zlib.crc32(block, found)
-    return found
+        return hashlib.file_digest(file, "blake2b").hexdigest()
 
 
 def load(folder: Path, config: Config) -> Corpus | None:

@@ -7,7 +7,7 @@ Shapes: N texts.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,15 +24,15 @@ class OriginalTexts(NamedTuple):
     restorable: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, texts: Iterable[str], tokenizer: Tokenizer) -> "OriginalTexts":
+    def of(cls, texts: Sequence[str], tokenizer: Tokenizer) -> "OriginalTexts":
         """Measure `texts`, which are read with `tokenizer`."""
-        sizes, digests, restorable = list[int](), list[int](), list[bool]()
-        for text in texts:
-            content = text.encode("utf-8", "surrogatepass")
-            sizes.append(len(content))
-            digests.append(int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little"))
-            restorable.append(tokenizer.determines(text))
-        return cls(np.array(sizes, np.int64), np.array(digests, np.uint64), np.array(restorable, np.bool_))
+        contents = [text.encode("utf-8", "surrogatepass") for text in texts]
+        digests = b"".join(hashlib.blake2b(content, digest_size=8).digest() for content in contents)
+        return cls(
+            np.array([len(content) for content in contents], np.int64),
+            np.frombuffer(digests, "<u8").astype(np.uint64),
+            np.array([tokenizer.determines(text) for text in texts], np.bool_),
+        )
 
     @classmethod
     def concatenated(cls, parts: Iterable["OriginalTexts"]) -> "OriginalTexts":

@@ -1,7 +1,6 @@
 """Arguments of the Python interface that are rows, or a value for each text, in any form in which a table may come."""
 
 from collections.abc import Iterable, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +21,7 @@ def has_rows(source: Any) -> bool:
         table = open_table(source)
     except UnknownKindError:
         return True  # the function that reads it raises the error
-    return next(table.read(tuple(islice(table.columns, 1))), None) is not None
+    return next(table.read(table.columns[:1]), None) is not None
 
 
 def rows_of(source: Any) -> list[Row]:
@@ -31,12 +30,11 @@ def rows_of(source: Any) -> list[Row]:
         return [row_of(one) for one in source]
     if isinstance(source, Mapping) and not source:
         return [source]
-    if not has_rows(source):
+    if hasattr(source, "__len__") and not isinstance(source, (str, Mapping)) and not len(source):
         return []
     table = open_table(source)
-    columns = table.columns
-    chunks = table.chunks(columns)
-    return [dict(zip(columns, values, strict=True)) for chunk in chunks for values in zip(*chunk.values(), strict=True)]
+    chunks = table.read(table.columns)
+    return [dict(zip(chunk, values, strict=True)) for chunk in chunks for values in zip(*chunk.values(), strict=True)]
 
 
 def row_of(source: Any) -> Row:

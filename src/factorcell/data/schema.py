@@ -181,9 +181,9 @@ def _variable(entry: Mapping[str, Any]) -> Variable:
         and all(_is_finite(number) and number > 0 for number in positive)
     ):
         raise UserError(f"not a context schema (a field of {variable.name!r:.60} is of another type, or out of range)")
-    for first, second in PARALLEL.get(variable.kind, (("means", "deviations"),)):
-        if len(getattr(variable, first)) != len(getattr(variable, second)):
-            raise UserError(f"not a context schema ({first} and {second} of {variable.name!r} differ in length)")
+    first, second = PARALLEL.get(variable.kind, ("means", "deviations"))
+    if len(getattr(variable, first)) != len(getattr(variable, second)):
+        raise UserError(f"not a context schema ({first} and {second} of {variable.name!r} differ in length)")
     return variable
 
 
@@ -191,7 +191,7 @@ def _is_finite(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value)
 
 
-PARALLEL = {"category": (("values", "counts"),), "text": (("values", "shares"),)}  # fields of one length
+PARALLEL = {"category": ("values", "counts"), "text": ("values", "shares")}  # fields of one length
 
 
 def waves(period: float, harmonics: int = HARMONICS) -> tuple[list[float], list[float]]:

@@ -72,13 +72,6 @@ class CsvRows:
         """Return an error about the row that was read last."""
         return UserError(f"{self.file.path} line {self.first}: {message}")
 
-    def ragged(self, names: Sequence[str], row: Sequence[str]) -> UserError:
-        """Return the error about a row that has not as many columns as the header."""
-        why = ""
-        if len(self.lines) > 1:
-            why = f"; the row ends in line {self.first + len(self.lines) - 1}: are its quotes part of a text? {QUOTING}"
-        return self.error(f"expected {len(names)} columns ({listed(names)}), got {len(row)}{why}")
-
     def has_lines_like_rows(self, columns: int) -> bool:
         """Return whether the last row has one quoted field, whose lines would each be a row if quotes were text."""
         quotes = sum(line.count('"') for line in self.lines)
@@ -103,7 +96,10 @@ def csv_table(file: Content) -> Table:
             if not row and len(names) > 1:
                 continue  # an empty line is a text without a token only where a row is nothing but its text
             if len(row or [""]) != len(names):
-                raise source.ragged(names, row)
+                last = source.first + len(source.lines) - 1
+                why = f"; the row ends in line {last}: are its quotes part of a text? {QUOTING}"
+                what = f"expected {len(names)} columns ({listed(names)}), got {len(row)}"
+                raise source.error(what + why * (last > source.first))
             if len(source.lines) > 1 and not texts:
                 swallowed.append(source.first)
                 texts = not source.has_lines_like_rows(len(names))
@@ -114,15 +110,10 @@ def csv_table(file: Content) -> Table:
             notices.add(what)
             warnings.warn(Notice(f"{path} line {swallowed[0]}: {what}"), stacklevel=2)
 
-    fault = _fault(names, delimiter)
-    return Table(
-        str(path),
-        names,
-        lambda columns: chunked(rows(columns), columns),
-        file.digest,
-        fault=fault,
-        lines=file.line_count,
-    )
+    def read(columns: tuple[str, ...]) -> Iterator[Chunk]:
+        return chunked(rows(columns), columns)
+
+    return Table(str(path), names, read, file.digest, fault=_fault(names, delimiter), lines=file.line_count)
 
 
 def _header(file: Content, delimiter: str) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ Tokens get provisional ids in order of appearance, kept in a file; when all are 
 vocabulary, block by block.
 """
 
-import os
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -65,8 +64,8 @@ class TokenizedTexts:
         """
         tokenizer = self.tokenizer.trained(self._counts()) if train else self.tokenizer
         final = np.array([*tokenizer.specials, *tokenizer.encode(self.ids)], dtype=np.uint32)
-        size = self.spool.seek(0, os.SEEK_END) // 4
-        kind = np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32
+        offsets = np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
+        size, kind = int(offsets[-1]), np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32
         tokens: NDArray[Any] = (
             np.lib.format.open_memmap(folder / "tokens.npy", mode="w+", dtype=kind, shape=(size,))
             if folder
@@ -76,11 +75,9 @@ class TokenizedTexts:
         for block in self._blocks():
             tokens[done : done + len(block)] = final[block]
             done += len(block)
-        if isinstance(tokens, np.memmap):
-            tokens.flush()
         return {
             "tokens": tokens,
-            "offsets": np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64),
+            "offsets": offsets,
             "tokenizer": tokenizer,
             "originals": OriginalTexts.concatenated(self.originals),
         }
