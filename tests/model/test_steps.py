@@ -139,3 +139,31 @@ def test_dropout_differs_from_step_to_step(tmp_path: Path) -> None:
         nats.append(trainer.progress.nats - before)
     assert nats[0] != pytest.approx(nats[1], rel=1e-6)
     assert not run.model.training
+<<<<<<< HEAD
+=======
+
+
+@pytest.mark.parametrize(("evaluations", "steps"), [(1, 12), (3, 12), (5, 12), (50, 12)])
+def test_evaluations_are_even_and_end_with_the_last_step(evaluations: int, steps: int, tmp_path: Path) -> None:
+    """As many as asked for, or one a step where there are fewer steps."""
+    run, corpus = begin(tmp_path / "run", evaluations=evaluations)
+    per_epoch = len(corpus.batches(200, seed=0))
+    run, corpus = begin(tmp_path / "even", evaluations=evaluations, epochs=steps / per_epoch)
+    at = [row["step"] for row in train(run, corpus, corpus) if row["split"] == "dev"]
+    assert at[-1] == steps
+    assert len(at) == min(evaluations, steps)
+    assert all(abs(step - steps * (number + 1) / len(at)) < 1 for number, step in enumerate(at))
+
+
+def test_patience_counts_from_the_last_better_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A better one starts the count again, an equal one does not; the weights kept are those of the best."""
+    run, corpus = begin(tmp_path / "run", evaluations=12, patience=3, epochs=3)
+    found = iter([9.0, 8.0, 8.5, 8.0, 7.0, 7.5, 7.2, 7.0, 6.0])
+    monkeypatch.setattr(Development, "evaluate", lambda *_: {"perplexity": next(found)})
+    monkeypatch.setattr(Development, "keep", lambda *_: None)
+    rows = [row for row in train(run, corpus, corpus) if row["split"] == "dev"]
+    assert [row["perplexity"] for row in rows] == [9.0, 8.0, 8.5, 8.0, 7.0, 7.5, 7.2, 7.0]
+    assert [row["best"] for row in rows] == [9.0, 8.0, 8.0, 8.0, 7.0, 7.0, 7.0, 7.0]
+    _, facts = files.load_tensors(run.folder / "weights.safetensors")
+    assert facts["step"] == rows[4]["step"]
+>>>>>>> training

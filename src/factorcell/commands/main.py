@@ -137,7 +137,7 @@ def _main(words: Sequence[str]) -> int:
         path = find(words)
         if path[-1].kinds:
             return _without_verb(path, words[len(path) - 1 :])
-        given = parser_of(path).parse(words[len(path) - 1 :])
+        given = parser_of(path, words).parse(words[len(path) - 1 :])
         _run(path, given)
     except KeyboardInterrupt as stop:
         resume = "; the same command with --resume goes on from there" if str(stop) else LATER

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -64,7 +65,7 @@ def fields(kinds: Mapping[str, str]) -> Iterator[tuple[str, dataclasses.Field[An
 def kinds_of(words: Sequence[str]) -> dict[str, str]:
     """Return the kinds of tokenizer, backbone and head that the words of a command name, or else its --config file."""
     named: dict[str, str] = {}
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+    for word, after in itertools.pairwise((*words, "")):
         flag, equals, value = word.partition("=")
         if flag.removeprefix("--") in (*KINDS, "config"):
             named[flag.removeprefix("--")] = value if equals else after
