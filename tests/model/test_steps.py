@@ -139,8 +139,6 @@ def test_dropout_differs_from_step_to_step(tmp_path: Path) -> None:
         nats.append(trainer.progress.nats - before)
     assert nats[0] != pytest.approx(nats[1], rel=1e-6)
     assert not run.model.training
-<<<<<<< HEAD
-=======
 
 
 @pytest.mark.parametrize(("evaluations", "steps"), [(1, 12), (3, 12), (5, 12), (50, 12)])
@@ -166,4 +164,3 @@ def test_patience_counts_from_the_last_better_evaluation(tmp_path: Path, monkeyp
     assert [row["best"] for row in rows] == [9.0, 8.0, 8.0, 8.0, 7.0, 7.0, 7.0, 7.0]
     _, facts = files.load_tensors(run.folder / "weights.safetensors")
     assert facts["step"] == rows[4]["step"]
->>>>>>> training

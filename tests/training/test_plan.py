@@ -186,7 +186,8 @@ def test_separate_runs_have_options_by_the_texts_of_their_value(tmp_path: Path) 
     said = {
         **SAID,
         "data": {"min_context_count": 2},
-        "training": {"precision": "float32"}, "tokenizer": {"kind": "char", "min_count": 1},
+        "training": {"precision": "float32"},
+        "tokenizer": {"kind": "char", "min_count": 1},
     }
     found = separate(ROWS * 2, ROWS, said, tmp_path / "each", by="city", budget=Budget(preset="quick"))
     passes = [run.config.training.epochs for run in found.runs.values()]
