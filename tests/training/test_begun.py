@@ -205,3 +205,4 @@ def dies_often(attempt: Callable[[Path], bool], count: int, whole: Path, tmp_pat
 def test_a_training_killed_at_any_write_ends_the_same(whole: Path, tmp_path: Path) -> None:
     draw = random.Random(5)
     for kills in dies_often(lambda folder: killed(partial(dies_at, draw.randrange(70), folder)), 120, whole, tmp_path):
+        assert kills >= 0
