@@ -163,7 +163,9 @@ def test_typing_on_and_deleting_gives_the_plain_state_of_the_text_read_at_once(
             typed = plain.type(typed, run.tokenizer.encode(text))
         anew = typed_in(run, text)
     # One product for all hypotheses: no weights for each hypothesis, nothing left in factors.
-    assert all(weights.matrix.dim() == 2 and weights.left is None for weights in inside(typed.conditioned.conditions))
+    assert all(
+        weights.matrix.dim() == 2 and weights.left is None for weights in inside(typed.conditioned.conditions).shifts
+    )
     assert typed.ids == anew.ids == tuple(run.tokenizer.encode(text))
     assert begun.ids == ()
     for ours, theirs in zip(typed.logs, anew.logs, strict=True):

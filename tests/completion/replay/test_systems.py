@@ -105,7 +105,7 @@ def test_systems_are_found_by_name(tmp_path: Path) -> None:
     config, columns = reading(tmp_path / "runs", ["mpc", "unadapted"], "user")
     assert (config.data.text, columns) == ("text", ["city"])
     assert reading(tmp_path / "runs", ["unadapted"], "city")[1] == []
-    assert reading(tmp_path / "runs", ["mpc"], "user") == (config, [])
+    assert reading(tmp_path / "runs", ["mpc"], "user") == (Run.open(folder).config, [])
 
 
 @pytest.mark.parametrize("gain", [2.0, 0.5])
