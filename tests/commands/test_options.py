@@ -37,10 +37,12 @@ def test_every_field_has_its_option(section: str) -> None:
     default = getattr(Config(), section)
     for field in dataclasses.fields(default):
         flag, value = "--" + field.name.replace("_", "-"), getattr(default, field.name)
-        choices = field.metadata["choices"]
+        choices = field.metadata.get("choices")
         given: list[str]
         expected: Any
-        if isinstance(value, bool):
+        if field.name == "kind":
+            given, expected = [f"--{section}", value], value
+        elif isinstance(value, bool):
             given, expected = [flag if not value else flag.replace("--", "--no-", 1)], not value
         elif isinstance(value, tuple):
             other = NUMBERED.get(field.name, "stars")
