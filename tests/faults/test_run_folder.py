@@ -266,8 +266,8 @@ DEEP = {
     ("a list", "config.json"): lambda depth: "[" * depth + "]" * depth,
     ("an object", "config.json"): lambda depth: '{"model": ' * depth + "1" + "}" * depth,
     ("an option", "config.json"): lambda depth: '{"model": {"adapt": ' + "[" * depth + "]" * depth + "}}",
-    ("an array", "config.toml"): lambda depth: "[model]\nhidden_size = " + "[" * depth + "]" * depth,
-    ("a table", "config.toml"): lambda depth: "[model]\nhidden_size = " + "{a = " * depth + "1" + "}" * depth,
+    ("an array", "config.toml"): lambda depth: "[backbone]\nhidden_size = " + "[" * depth + "]" * depth,
+    ("a table", "config.toml"): lambda depth: "[backbone]\nhidden_size = " + "{a = " * depth + "1" + "}" * depth,
     ("a key", "config.toml"): lambda depth: "[" + "a." * depth + "a]\nx = 1",
 }
 
