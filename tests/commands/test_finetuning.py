@@ -47,7 +47,7 @@ def test_finetune_goes_on_with_parts(tables: Path, capsys: pytest.CaptureFixture
     assert main([*command[:-6], "--train", "bias"]) == 2
     error = capsys.readouterr().err.strip().splitlines()
     assert error == [
-        "factorcell: unknown part 'bias'; choose from all, embedding, context, recurrent, output_bias, projection"
+        "factorcell: unknown part 'bias'; choose from all, embedding, context, backbone, output_bias, projection"
     ]
     with pytest.raises(SystemExit):
         main([*command, "--hidden-size", "3"])
