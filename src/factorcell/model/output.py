@@ -42,12 +42,6 @@ class Samples:
     log_inclusion: Tensor
     repeated: Tensor | None = None
 
-    def select(self, texts: Tensor) -> "Samples":
-        """Those of `texts` (B',)."""
-        if self.repeated is None:
-            return self
-        return Samples(self.tokens[texts], self.log_inclusion, self.repeated[texts])
-
 
 class Proposal:
     """The unigram proposal of sampled softmax, from training counts (V,)."""
