@@ -69,7 +69,8 @@ def small(words: Sequence[str]) -> list[str]:
 
 def small_config(values: Mapping[str, Any], where: str = "config") -> Config:
     """`Config.from_dict` with what makes a model small, where `values` say nothing else."""
-    return from_dict({name: FEW.get(name, {}) | dict(values.get(name, {})) for name in FEW | dict(values)}, where)
+    few = {name: options for name, options in FEW.items() if "kind" not in values.get(name, {})}
+    return from_dict({name: few.get(name, {}) | dict(values.get(name, {})) for name in few | dict(values)}, where)
 
 
 def row(number: int) -> dict[str, Any]:
