@@ -26,7 +26,7 @@ from factorcell.model import sizes
 from factorcell.model.devices import find_device
 from factorcell.model.kernels import library
 from factorcell.model.language_model import LanguageModel
-from factorcell.model.output import Picked, Proposal, Reads, Samples
+from factorcell.model.output import Picked, Proposal, Reads
 from factorcell.model.run import CHECKPOINT, Run
 from factorcell.training import proximal
 from factorcell.training.proximal import StartingPoint
@@ -195,7 +195,7 @@ class Trainer:
         generators = [] if self.device.type == "cpu" else [self.device]
         with torch.random.fork_rng(generators), library.precision(self.config.precision, self.device):
             torch.manual_seed(seed * 1_000_003 + step)
-            samples, reads, picked = self._samples(len(batch.rows)), None, []
+            samples, reads, picked = self.proposal.draw() if self.proposal else None, None, []
             if samples and self.rows:
                 reads = model.reads(batch, samples)
                 for adam, rows in zip(self.rows, reads.rows, strict=True):
@@ -204,11 +204,6 @@ class Trainer:
             nats: Tensor = model.sampled(batch, samples, reads, picked) if samples else model(batch)
         model.eval()
         return nats * self.shared.mask(batch) if self.shared else nats, reads, picked
-
-    def _samples(self, texts: int) -> Samples | None:
-        if self.proposal is None:
-            return None
-        return self.proposal.draw() if self.config.loss == "sampled" else self.proposal.draw_each(texts)
 
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
