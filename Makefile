@@ -84,7 +84,6 @@ bench: setup
 	mkdir -p runs
 	$(BIN)/python benchmarks/ratios.py --out $(BENCH) --table runs/speed.md
 	$(BIN)/python benchmarks/memory.py --out $(BENCH)
-	$(BIN)/python benchmarks/processes.py --out $(BENCH)
 	$(BIN)/python benchmarks/prepare.py
 	$(BIN)/python benchmarks/gpu.py --out $(BENCH)
 	$(BIN)/python benchmarks/start.py

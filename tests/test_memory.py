@@ -11,12 +11,3 @@ def test_a_pinned_process_uses_its_own_cores(monkeypatch: pytest.MonkeyPatch) ->
     assert memory.usable_cores() == 3
     monkeypatch.delattr("os.sched_getaffinity")
     assert memory.usable_cores() == 64
-
-
-def test_processes_that_train_together_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert memory.share_of_cores() == 8
-    for processes, share in ((2, 4), (3, 2), (9, 1)):
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
-        assert memory.share_of_cores() == share

@@ -24,7 +24,7 @@ from factorcell.model.run import Run
 from factorcell.service.engine import CompletionRequest, Service
 from factorcell.service.learning import ServedModel
 from factorcell.service.stores.opening import open_store
-from tests.processes import free_port
+from tests.ports import free_port
 
 USER = "somebody"
 HOW = {"user": USER, "limit": 8, "deadline_ms": 10_000}  # which the service keeps a fifth of

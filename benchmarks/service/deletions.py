@@ -17,7 +17,7 @@ from benchmarks.service.processes import forked
 from benchmarks.service.report import Row
 from factorcell.service.http.server import ServerOptions
 from factorcell.service.http.site import Settings
-from tests.processes import free_port
+from tests.ports import free_port
 from tests.service.stores.servers import Server
 
 TEXTS = 3  # of each person

@@ -24,7 +24,7 @@ from factorcell.service.engine import Service
 from factorcell.service.http.server import ServerOptions
 from factorcell.service.http.site import Settings
 from factorcell.service.learning import ServedModel
-from tests.processes import free_port
+from tests.ports import free_port
 from tests.service.oracle import words
 from tests.service.stores.servers import Server
 

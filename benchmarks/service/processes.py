@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.service.client import wait_until_ready
 from factorcell.service.http.server import ServerOptions, serve
-from tests.processes import free_port
+from tests.ports import free_port
 from tests.service.stores.servers import family
 
 IMPORTED = [

@@ -46,7 +46,7 @@ FORMAT = 1  # of run folders: the number in their config.json
 CONTEXT_LAYERS = ("tanh", "relu", "linear", "none")
 INSIDE = ("low_rank", "low_rank_each")  # softmax biases of few columns, which join the product
 OUTPUT_BIASES = (*INSIDE, "one_hot", "sparse", "hash")
-LOSSES = ("full", "sampled", "sampled_text")
+LOSSES = ("full", "sampled")
 PRECISIONS, DEVICES = ("auto", "float32", "bfloat16"), ("auto", "cpu", "cuda")
 THREADS = 1024  # the most there may be
 
@@ -168,8 +168,8 @@ class TrainingConfig:
         rare=True,
     )
     clip: float = real(1.0, "largest norm of the gradient; 0: not clipped", rare=True)
-    loss: str = option("full", "softmax of the training loss: full, or sampled for each batch or text", choices=LOSSES)
-    samples: int = whole(1000, "negative samples of a batch, or of each text (sampled loss)", 1, rare=True)
+    loss: str = option("full", "softmax of the training loss: full, or sampled for each batch", choices=LOSSES)
+    samples: int = whole(1000, "negative samples of a batch (sampled loss)", 1, rare=True)
     evaluations: int = whole(10, "evaluations on the development set, evenly over the steps", 1)
     patience: int = whole(0, "stop after this many evaluations without a better one; 0: never", 0)
     log_every: int = whole(50, "steps between rows of the log", 1, rare=True)

@@ -69,8 +69,3 @@ def _lines(path: Path) -> list[str]:
 def usable_cores() -> int:
     """The cores that the system lets this process run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def share_of_cores() -> int:
-    """The cores for each of the processes that torchrun has started on this machine."""
-    return max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))

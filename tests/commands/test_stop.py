@@ -39,11 +39,11 @@ def test_ctrl_c_says_where_a_training_stands_and_what_goes_on(
         words = [verb, "old", *typed.split(), "--dev", "dev.jsonl", "--epochs", "2", "--batch-tokens", "300"]
     step, asked = Trainer.step, [False]
 
-    def interrupted(self: Trainer, batch: Any, stopping: bool = False) -> bool:
+    def interrupted(self: Trainer, batch: Any) -> None:
         if not asked[0] and self.run.folder.exists():  # one that is measured has no folder
             asked[0] = True
             signal.raise_signal(signal.SIGINT)
-        return step(self, batch, stopping)
+        step(self, batch)
 
     monkeypatch.setattr(Trainer, "step", interrupted)
     capsys.readouterr()

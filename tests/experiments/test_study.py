@@ -150,9 +150,9 @@ def test_runs_of_another_experiment_are_measured(tmp_path: Path, monkeypatch: py
     steps: list[str] = []
     step = training.Trainer.step
 
-    def noted(trainer: training.Trainer, batch: Any, stopping: bool = False) -> bool:
+    def noted(trainer: training.Trainer, batch: Any) -> None:
         steps.append(trainer.run.folder.parent.name)
-        return step(trainer, batch, stopping)
+        step(trainer, batch)
 
     monkeypatch.setattr(training.Trainer, "step", noted)
     assert study.main(told, given(tmp_path), ["x.py"]) == 0
@@ -199,12 +199,11 @@ def test_a_half_trained_row_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     steps: list[int] = []
     step = training.Trainer.step
 
-    def counted(trainer: training.Trainer, batch: Any, stopping: bool = False) -> bool:
+    def counted(trainer: training.Trainer, batch: Any) -> None:
         if len(steps) == 8:
             raise KeyboardInterrupt
-        agreed = step(trainer, batch, stopping)
+        step(trainer, batch)
         steps.append(trainer.progress.step)
-        return agreed
 
     monkeypatch.setattr(training.Trainer, "step", counted)
     assert study.main(halved, given(tmp_path / "halved"), ["x.py"]) == 130

@@ -17,7 +17,6 @@ from factorcell.generation.beam_search import Beam, beam, distinct
 from factorcell.generation.choosing import Constraints, Sampler
 from factorcell.generation.sampling import WritingTask, drawing, steps, write
 from factorcell.model.run import Run
-from factorcell.training.distributed import World
 from factorcell.training.trainer import Row, Trainer
 from tests.data.test_columns import CONTEXT, rows_of_all_kinds
 from tests.elsewhere import DEVICE, Elsewhere, inference_mode
@@ -93,7 +92,7 @@ def test_every_kind_of_context_goes_along(tmp_path: Path, monkeypatch: pytest.Mo
 
     def results() -> list[Any]:
         batch = run.batch(corpus, np.arange(7))
-        some, which = batch.select(torch.tensor([6, 1, 6]).to(run.device)).context.distinct()
+        some, which = batch.context.select(torch.tensor([6, 1, 6]).to(run.device)).distinct()
         cities = [{"city": "a"}, {"city": "b"}]
         with torch.no_grad():
             vectors = inside(run.model.condition(some).head).features
@@ -114,7 +113,7 @@ def bernoulli(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_training_is_that_of_the_processor(loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(World, "generators", [])
+    monkeypatch.setattr("torch.random.fork_rng", lambda devices: nullcontext())
     plain = torch.optim.AdamW
     monkeypatch.setattr("torch.optim.AdamW", lambda groups, lr, fused: plain(groups, lr=lr, foreach=False))
     monkeypatch.setattr("torch.inference_mode", inference_mode)
@@ -129,7 +128,8 @@ def test_training_is_that_of_the_processor(loss: str, tmp_path: Path, monkeypatc
         corpus = run.prepare([*ROWS, MISSING], unknown="expected")
         with Elsewhere() if device == DEVICE else nullcontext():
             monkeypatch.setattr(Run, "to", lambda run, device: moved(run) if device == DEVICE else run)
-            trainer = Trainer(run, corpus, corpus, World(device=device))
+            monkeypatch.setattr("factorcell.training.trainer.find_device", lambda _, device=device: device)
+            trainer = Trainer(run, corpus, corpus)
             for batch in itertools.islice(trainer.batches(), 3):
                 trainer.step(batch)
             row = trainer.evaluate()

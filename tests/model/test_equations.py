@@ -250,22 +250,6 @@ def test_the_sampled_loss_is_its_definition(adapt: tuple[str, ...], bias: tuple[
 
 
 @pytest.mark.parametrize("bias", BIASES)
-def test_samples_of_each_text_are_its_own(bias: tuple[str, ...]) -> None:
-    model, given = make(SCHEMAS["both"], ("concat",), bias), batch(SCHEMAS["both"])
-    drawn, inclusion = [[0, 3, 3, 5], [2, 2, 2, 2], [0, 2, 4, 5]], [0.9, 1.0, 0.05, 0.4, 0.7, 0.2]
-    expected = np.zeros((3, 6))
-    for row, text in enumerate(TEXTS):
-        slow = Slow(model, SCHEMAS["both"], given.context, row)
-        expected[row, : len(text)] = slow.sampled(list(text), drawn[row], inclusion)
-    repeated = torch.tensor([[0, 0, 1, 0], [0, 1, 1, 1], [0, 0, 0, 0]], dtype=torch.bool)
-    samples = Samples(torch.tensor(drawn), torch.tensor(inclusion, dtype=torch.double).log(), repeated)
-    np.testing.assert_allclose(model.sampled(given, samples).detach().numpy(), expected, atol=1e-9)
-    only = torch.tensor([2, 0])
-    part = model.sampled(given.select(only), samples.select(only)).detach().numpy()
-    np.testing.assert_allclose(part, expected[[2, 0], : part.shape[1]], atol=1e-9)
-
-
-@pytest.mark.parametrize("bias", BIASES)
 @pytest.mark.parametrize("adapt", KINDS)
 def test_prefixes_and_strings_share_all_mass(adapt: tuple[str, ...], bias: tuple[str, ...]) -> None:
     model, schema = make(SCHEMAS["both"], adapt, bias), SCHEMAS["both"]
@@ -287,15 +271,11 @@ def test_prefixes_and_strings_share_all_mass(adapt: tuple[str, ...], bias: tuple
 
 
 @pytest.mark.parametrize("schema", ["categories", "both"])
-@pytest.mark.parametrize("loss", ["exact", "sampled", "sampled_text"])
+@pytest.mark.parametrize("loss", ["exact", "sampled"])
 def test_gradients_of_all_parameters_by_finite_differences(loss: str, schema: str) -> None:
     smooth = tuple(name for name in OUTPUT_BIASES if name != "sparse")  # its gradient is not that of its value
     model, given = make(SCHEMAS[schema], ADAPTERS, smooth, layers=2), batch(SCHEMAS[schema])
     samples = Samples(torch.tensor([0, 3, 5]), torch.linspace(-2, 0, V, dtype=torch.double))
-    if loss == "sampled_text":
-        drawn, repeated = torch.tensor([[0, 3, 5], [2, 2, 4], [0, 4, 5]]), torch.zeros(3, 3, dtype=torch.bool)
-        repeated[1, 1] = True
-        samples = Samples(drawn, samples.log_inclusion, repeated)
     names = [name for name, _ in model.named_parameters()]
 
     class Loss(torch.nn.Module):

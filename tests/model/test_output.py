@@ -138,21 +138,6 @@ def test_proposal_includes_tokens_as_often_as_it_says() -> None:
     torch.testing.assert_close(proposal.log_inclusion[counts > 0].exp(), expected[counts > 0].float())
 
 
-def test_each_text_draws_for_itself() -> None:
-    counts = torch.tensor([5, 0, 100, 20, 1, 1])
-    proposal = Proposal(counts, draws=10)
-    samples = proposal.draw_each(4000)
-    assert samples.repeated is not None
-    seen, alike = torch.zeros(6), 0
-    for tokens, repeated in zip(samples.tokens, samples.repeated, strict=True):
-        assert tokens[~repeated].tolist() == sorted(set(tokens.tolist()))
-        seen[tokens[~repeated]] += 1
-        alike += torch.equal(tokens, samples.tokens[0])
-    assert alike < 2000
-    expected = 1 - (1 - counts.double() / counts.sum()) ** 10
-    torch.testing.assert_close((seen / 4000).double(), expected, atol=0.03, rtol=0)
-
-
 def test_a_proposal_by_rank_prefers_what_comes_first() -> None:
     tokenizer = CharacterTokenizer(CharacterOptions(min_count=1)).trained({chr(97 + n): 1 for n in range(47)})
     proposal = Proposal.by_rank(tokenizer, 20)

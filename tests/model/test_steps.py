@@ -14,7 +14,6 @@ from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.model.run import Run
-from factorcell.training.development import Development
 from factorcell.training.loop import train
 from factorcell.training.trainer import Trainer, learning_rate
 from tests import synthetic
@@ -159,8 +158,8 @@ def test_patience_counts_from_the_last_better_evaluation(tmp_path: Path, monkeyp
     """A better one starts the count again, an equal one does not; the weights kept are those of the best."""
     run, corpus = begin(tmp_path / "run", evaluations=12, patience=3, epochs=3)
     found = iter([9.0, 8.0, 8.5, 8.0, 7.0, 7.5, 7.2, 7.0, 6.0])
-    monkeypatch.setattr(Development, "evaluate", lambda *_: {"perplexity": next(found)})
-    monkeypatch.setattr(Development, "keep", lambda *_: None)
+    figures = "factorcell.training.trainer.development_figures"
+    monkeypatch.setattr(figures, lambda *_: ({"perplexity": next(found)}, {}))
     rows = [row for row in train(run, corpus, corpus) if row["split"] == "dev"]
     assert [row["perplexity"] for row in rows] == [9.0, 8.0, 8.5, 8.0, 7.0, 7.5, 7.2, 7.0]
     assert [row["best"] for row in rows] == [9.0, 8.0, 8.0, 8.0, 7.0, 7.0, 7.0, 7.0]

@@ -100,10 +100,10 @@ def test_an_interrupted_fine_tuning_ends_the_same(
     original = Trainer.step
     for stop in (0, 1, 3, 6):
 
-        def interrupted(self: Trainer, batch: Any, stopping: bool = False, stop: int = stop) -> bool:
+        def interrupted(self: Trainer, batch: Any, stop: int = stop) -> None:
             if self.progress.step == stop:
                 raise KeyboardInterrupt
-            return original(self, batch, stopping)
+            original(self, batch)
 
         with monkeypatch.context() as patch:
             patch.setattr(Trainer, "step", interrupted)

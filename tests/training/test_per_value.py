@@ -86,10 +86,10 @@ def test_separate_training_resumes_at_the_run_that_was_stopped(
 ) -> None:
     original, folder = Trainer.step, tmp_path / "runs"
 
-    def interrupted(self: Trainer, batch: Any, stopping: bool = False) -> bool:
+    def interrupted(self: Trainer, batch: Any) -> None:
         if self.run.folder.name == "value-0001" and self.progress.step == 5:
             raise KeyboardInterrupt
-        return original(self, batch, stopping)
+        original(self, batch)
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", interrupted)

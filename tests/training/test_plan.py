@@ -51,9 +51,9 @@ class Clock:
         self.now = 0.0
         made, nats = Trainer.step, Run.nats
 
-        def stepped(trainer: Trainer, batch: Any, stopping: bool = False) -> Any:
+        def stepped(trainer: Trainer, batch: Any) -> None:
             self.now += step
-            return made(trainer, batch, stopping)
+            made(trainer, batch)
 
         def judged(run: Run, corpus: Corpus) -> Any:
             self.now += beginning + text * len(corpus)

@@ -81,10 +81,10 @@ def test_a_training_interrupted_at_any_step_ends_the_same(
 ) -> None:
     original = Trainer.step
 
-    def interrupted(self: Trainer, batch: Any, stopping: bool = False) -> bool:
+    def interrupted(self: Trainer, batch: Any) -> None:
         if self.progress.step == step:
             raise KeyboardInterrupt
-        return original(self, batch, stopping)
+        original(self, batch)
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", interrupted)

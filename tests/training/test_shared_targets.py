@@ -72,7 +72,7 @@ def test_the_loss_excludes_targets_of_single_users(loss: str, tmp_path: Path) ->
     assert made.shared is not None
     assert made.shared.mask(batch)[-1].tolist() == [False] * 8
     assert made.shared.mask(batch)[:-1].all()
-    nats, *_ = made.nats(batch, len(batch.rows))
+    nats, *_ = made.nats(batch)
     assert (nats[-1] == 0).all()
     assert (nats[:-1, 0] > 0).all()
     made.step(batch)

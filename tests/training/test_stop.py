@@ -56,11 +56,10 @@ def test_a_stop_in_a_step_saves_after_it(
 ) -> None:
     original, folder = Trainer.step, tmp_path / "run"
 
-    def asked(self: Trainer, batch: Any, stopping: bool = False) -> bool:
-        agreed = original(self, batch, stopping)
-        if self.progress.step == step - 1:  # the next step looks whether it is the last
+    def asked(self: Trainer, batch: Any) -> None:
+        original(self, batch)
+        if self.progress.step == step:
             signal.raise_signal(number)
-        return agreed
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", asked)
@@ -104,7 +103,7 @@ def test_a_stop_between_rows_saves_after_the_next_step(
 
 def test_a_second_stop_ends_immediately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
-    def asked(self: Trainer, batch: Any, stopping: bool = False) -> bool:
+    def asked(self: Trainer, batch: Any) -> None:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         pytest.fail("the step goes on")

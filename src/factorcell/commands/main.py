@@ -191,14 +191,9 @@ def _without_verb(path: Sequence[Verb], words: Sequence[str]) -> int:
 
 
 def _run(path: Sequence[Verb], given: argparse.Namespace) -> None:
-    """Call the function of the last verb of a path; several processes may only train, and one of them reports."""
+    """Call the function of the last verb of a path."""
     run = getattr(importlib.import_module(f"factorcell.commands.{path[-1].module}"), f"run_{_named(path)}")
-    from factorcell.training import distributed
-
-    with distributed.one_voice(), terminal.warnings_said():
-        _, size = distributed.place()
-        if size > 1 and path[-1].name != "train":
-            raise UserError(f"only `train` runs in {size} processes; start the other verbs without torchrun")
+    with terminal.warnings_said():
         options.threads(getattr(given, "threads", 0))
         options.max_memory(getattr(given, "max_memory", None))
         run(given)

@@ -227,10 +227,10 @@ def opened(open_model: Callable[..., Model], folder: Path, given: argparse.Names
 
 
 def threads(count: int) -> None:
-    """Set the number of threads; 0: this process's share of the cores."""
+    """Set the number of threads; 0: one per core."""
     import torch
 
-    torch.set_num_threads(count or memory.share_of_cores())
+    torch.set_num_threads(count or memory.usable_cores())
 
 
 def max_memory(given: float | None) -> None:

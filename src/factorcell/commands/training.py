@@ -5,7 +5,7 @@ import argparse
 from factorcell import files
 from factorcell.commands import options, terminal
 from factorcell.config import UserError
-from factorcell.training import distributed, search, search_space
+from factorcell.training import search, search_space
 from factorcell.training.check import check
 from factorcell.training.compare import NGRAM, compare, trainings
 from factorcell.training.fit import fit, summary
@@ -16,8 +16,7 @@ def run_train(given: argparse.Namespace) -> None:
     """`factorcell train`."""
     said, budget = options.asked(given)
     run = fit(given.train, given.dev, said, given.out, budget=budget, resume=given.resume, say=terminal.say)
-    if distributed.place()[0] == 0:
-        terminal.say(f"{run.folder}: {summary(run)}")
+    terminal.say(f"{run.folder}: {summary(run)}")
 
 
 def run_compare(given: argparse.Namespace) -> None:

@@ -144,14 +144,13 @@ class Canaries:
             raise UserError(f"{path}: not a file of canaries ({error!r})") from None
 
 
-def planted(corpus: Corpus, config: Config, folder: Path | None) -> Corpus:
+def planted(corpus: Corpus, config: Config, folder: Path) -> Corpus:
     """The texts that a run of `config` trains on: `corpus`, with canaries if asked for, which `folder` then keeps."""
     training = config.training
     if not training.canaries:
         return corpus
     canaries = Canaries.draw(corpus, config.data.max_tokens, training.canaries, training.seed)
-    if folder:
-        canaries.save(folder / FILE)
+    canaries.save(folder / FILE)
     return canaries.planted_in(corpus)
 
 

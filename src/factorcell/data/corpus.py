@@ -43,11 +43,6 @@ class Batch:
         """(B, T), true at real targets."""
         return torch.arange(self.tokens.shape[1] - 1, device=self.tokens.device) < self.lengths[:, None]
 
-    def select(self, rows: Tensor) -> "Batch":
-        """The texts of `rows` (B',) as a batch no longer than they are."""
-        lengths = self.lengths[rows]
-        return Batch(self.tokens[rows, : int(lengths.max()) + 1], lengths, self.context.select(rows), self.rows[rows])
-
     def to(self, device: torch.device) -> "Batch":
         """The same batch on `device`."""
         return Batch(self.tokens.to(device), self.lengths.to(device), self.context.to(device), self.rows.to(device))

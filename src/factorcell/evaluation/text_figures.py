@@ -78,15 +78,12 @@ def per_text(values: NDArray[np.generic], corpus: Corpus) -> Floats:
 
 def of_nats(nats: NDArray[np.generic], corpus: Corpus) -> Figures:
     """Return both perplexities and the bits per byte from the nats of all targets of `corpus`."""
-    known = np.where(known_targets(corpus), nats, 0.0)
-    return of_sums(key_of(corpus), per_text(nats, corpus), per_text(known, corpus), corpus)
-
-
-def of_sums(key: str, nats: Floats, known: Floats, corpus: Corpus) -> Figures:
-    """Return both perplexities and the bits per byte from the nats (N,) of texts, and of their `known` targets."""
-    targets, counted = corpus.lengths.astype(np.float64), per_text(known_targets(corpus), corpus)
-    figures = {"perplexity": TextSums(key, nats, targets), "perplexity_known": TextSums(key, known, counted)}
-    bits = bits_per_byte(key, nats, corpus)
+    known, key, sums = known_targets(corpus), key_of(corpus), per_text(nats, corpus)
+    figures = {
+        "perplexity": TextSums(key, sums, corpus.lengths.astype(np.float64)),
+        "perplexity_known": TextSums(key, per_text(np.where(known, nats, 0.0), corpus), per_text(known, corpus)),
+    }
+    bits = bits_per_byte(key, sums, corpus)
     return figures if bits is None else {**figures, "bits_per_byte": bits}
 
 

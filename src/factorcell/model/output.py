@@ -33,20 +33,10 @@ BIASES_AT_ONCE = 1 << 21  # of texts and tokens
 
 @dataclass(frozen=True)
 class Samples:
-    """Negative `tokens`, distinct ones (S,) for all texts or (B, S) for each, of which those `repeated` do not count.
-
-    `log_inclusion` (V,) is how likely each token was among them.
-    """
+    """Distinct negative `tokens` (S,); `log_inclusion` (V,) is how likely each token was among them."""
 
     tokens: Tensor
     log_inclusion: Tensor
-    repeated: Tensor | None = None
-
-    def select(self, texts: Tensor) -> "Samples":
-        """Those of `texts` (B',)."""
-        if self.repeated is None:
-            return self
-        return Samples(self.tokens[texts], self.log_inclusion, self.repeated[texts])
 
 
 class Proposal:
@@ -73,13 +63,6 @@ class Proposal:
         """
         tokens = torch.unique(torch.multinomial(self.probability, self.draws, replacement=True))
         return Samples(tokens.to(self.log_inclusion.device), self.log_inclusion)
-
-    def draw_each(self, texts: int) -> Samples:
-        """As `draw`, for each of B texts by itself."""
-        drawn = torch.multinomial(self.probability, texts * self.draws, replacement=True).view(texts, self.draws)
-        tokens = drawn.sort(dim=1).values.to(self.log_inclusion.device)
-        repeated = F.pad(tokens[:, 1:] == tokens[:, :-1], (1, 0))
-        return Samples(tokens, self.log_inclusion, repeated)
 
 
 @dataclass(frozen=True)
@@ -171,7 +154,7 @@ class SoftmaxHead(Head):
 
     def reads(self, tokens: Tensor, samples: Samples, categories: Tensor) -> Reads:
         """Return the rows that a step on texts `tokens` (B, T + 1) with `categories` (B, C) reads."""
-        used = torch.unique(torch.cat([tokens.flatten(), samples.tokens.flatten()]))
+        used = torch.unique(torch.cat([tokens.flatten(), samples.tokens]))
         return Reads(used, None if self.hashed is None else self.hashed.pairs(categories, used))
 
     def pack(self) -> PackedTable | None:
@@ -206,8 +189,6 @@ class SoftmaxHead(Head):
         apart = self._apart(context_bias, picked[0], reads.pairs, picked[-1][0])
         chosen, inclusion = torch.searchsorted(reads.used, samples.tokens), samples.log_inclusion[reads.used]
         bias = bias if apart is None else bias + apart
-        if samples.repeated is not None:
-            return softmax.nats_by_text(values, table, bias - inclusion, targets, chosen, samples.repeated)
         nats = softmax.sampled_nats(values.flatten(0, 1), table, bias, targets.flatten(), chosen, inclusion)
         return nats.view(targets.shape)
 

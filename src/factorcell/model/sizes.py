@@ -71,7 +71,7 @@ def step_bytes(config: Config, vocabulary: int, schema: ContextSchema, tokens: i
     texts, tokens = -(-texts * batch // max(1, tokens)), batch
     backbone = model.backbone.footprint()
     of_token = 4 * config.model.embedding_size + backbone.token
-    drawn = training.samples * (texts if training.loss == "sampled_text" else 1) if training.loss != "full" else 0
+    drawn = training.samples if training.loss != "full" else 0
     return FLOAT * (KEPT * model.parameter_count() + tokens * of_token + texts * backbone.text + 6 * drawn)
 
 

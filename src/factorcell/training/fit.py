@@ -19,8 +19,6 @@ from factorcell.evaluation.text_figures import key_of
 from factorcell.finite import shown
 from factorcell.model import model_card
 from factorcell.model.run import Run, first_files
-from factorcell.training import distributed
-from factorcell.training.distributed import World
 from factorcell.training.loop import train
 from factorcell.training.plan import Asked, Budget, Plan, plan, resumed, said_config, unsaid
 from factorcell.training.proximal import sparse_bias_of
@@ -43,7 +41,7 @@ def fit(
     resume: bool = False,
     say: Say | None = None,
 ) -> Run:
-    """Train a run in `folder` on a table and return it with its best weights; the processes of torchrun share the work.
+    """Train a run in `folder` on a table and return it with its best weights.
 
     A `config` that is a mapping, `{"data": {"context": ["hotel"]}}`, sets some options, and the others follow from the
     table and the `budget`. A `Config` sets all options.
@@ -61,38 +59,28 @@ def fit(
         UserError: If the folder exists, a table or option is not valid, or the loss is not finite.
     """
     folder = Path(folder)
-    with (
-        begun(folder, resume or distributed.restarted(), say) as resumes,
-        distributed.join(said_config(config).training.device) as world,
-    ):
-        say = say if world.first else None
-        with world.first_goes_ahead():  # the other processes find what the first one read in the cache
-            corpus, held = read(source, dev, said_config(config), progress=say is not None)
+    with begun(folder, resume, say) as resumes:
+        corpus, held = read(source, dev, said_config(config), progress=say is not None)
         if resumes:
             run = Run.open(folder, trained=False)
             check_same(run, resumed(config, run.config).config, corpus)
         else:
-            made = plan(config, corpus, held, budget, share=world.mean)
+            made = plan(config, corpus, held, budget)
             for line in () if isinstance(config, Plan) else made.lines():  # a Plan was reported where it was made
                 tell(say, line)
-            make = Run.create if world.first else Run
-            run = make(folder, made.config, corpus.tokenizer, corpus.schema)
-        learn(run, corpus, held, world, resume=resumes, say=say)
-        if world.first:
-            finish(run, corpus, held, source, chosen=unsaid(config))
+            run = Run.create(folder, made.config, corpus.tokenizer, corpus.schema)
+        learn(run, corpus, held, resume=resumes, say=say)
+        finish(run, corpus, held, source, chosen=unsaid(config))
     return run
 
 
 @contextmanager
 def begun(folder: Path, resume: bool, say: Say | None = None) -> Iterator[bool]:
-    """Lock `folder` for one training, in the first process; yield whether to resume the run there.
+    """Lock `folder` for one training; yield whether to resume the run there.
 
     A run that has learned nothing yet is replaced by a new one. `UserError` if the folder holds anything else.
     """
-    resumes = _resumes(folder, resume)
-    if distributed.place()[0]:
-        yield resumes
-        return
+    _resumes(folder, resume)  # before it waits for the lock
     with lock.writing(folder, say):
         resumes = _resumes(folder, resume)  # another training may have ended before the lock was free
         if not resumes:
@@ -108,7 +96,7 @@ def _resumes(folder: Path, resume: bool) -> bool:
     return True
 
 
-def learn(run: Run, corpus: Corpus, dev: Corpus, world: World | None = None, *, resume: bool, say: Say | None) -> None:
+def learn(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool, say: Say | None) -> None:
     """Train a run to its end; report what it reads, and why it ended early if it did."""
     tell(say, f"{len(corpus):,} texts, {corpus.targets:,} targets; {len(dev):,} texts held for development")
     tell(say, f"{len(run.tokenizer):,} tokens in the vocabulary ({run.config.tokenizer.kind})")
@@ -120,7 +108,7 @@ def learn(run: Run, corpus: Corpus, dev: Corpus, world: World | None = None, *, 
     ended = resume and (run.folder / "training.json").exists()
     if ended:
         tell(say, f"{run.folder}: nothing to do, its training has come to its end before")
-    for _ in train(run, corpus, dev, world=world, resume=resume, progress=say is not None):
+    for _ in train(run, corpus, dev, resume=resume, progress=say is not None):
         pass
     if say is not None and not ended and (last := run.log()[-1])["step"] < last["steps"]:
         of = f"step {last['step']:,} of {last['steps']:,}"

@@ -7,13 +7,10 @@ So a training that was stopped between a step and its evaluation makes the evalu
 import time
 from collections.abc import Callable, Generator, Iterator
 
-import torch
-
 from factorcell.data.corpus import Corpus
 from factorcell.interrupts import Stop, Stopped
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
-from factorcell.training.distributed import World
 from factorcell.training.trainer import Row, Trainer
 
 
@@ -28,7 +25,6 @@ def train(
     dev: Corpus,
     *,
     resume: bool = False,
-    world: World | None = None,
     progress: bool = False,
 ) -> Generator[Row]:
     """Train `run` on `corpus` and yield each row of the log; at the end `run` has its best weights.
@@ -38,14 +34,13 @@ def train(
         corpus: The training texts.
         dev: The development texts, which select the best weights.
         resume: Whether to continue from the checkpoint.
-        world: The processes that share the work.
         progress: Whether to show a progress bar and to confirm a stop request.
 
     Raises:
         Stopped: On Ctrl-C or SIGTERM, after a checkpoint was saved; a second signal raises `KeyboardInterrupt`.
         UserError: If the loss is not finite or the folder cannot be written.
     """
-    trainer, name = Trainer(run, corpus, dev, world), run.folder.name
+    trainer, name = Trainer(run, corpus, dev), run.folder.name
     if resume:
         trainer.load()
     trainer.stop, loop = Stop(progress), _Loop(trainer)
@@ -62,10 +57,6 @@ def train(
                 yield row
         except Stopped:
             raise Stopped(loop.save_stopped()) from None
-        except RuntimeError:
-            if trainer.world.first or not trainer.stop.asked:
-                raise
-            raise Stopped from None  # the first process has left in an evaluation
     run.load_weights()
 
 
@@ -83,16 +74,12 @@ class _Loop:
         for batch in trainer.batches():
             if patience and trainer.progress.worse >= patience:
                 break
-            stopping = trainer.step(batch, trainer.stop.asked)
+            trainer.step(batch)
             after_step()
-            if stopping:
+            if trainer.stop.asked:
                 raise Stopped
             yield from self._due()
-        self._agree()  # the first process has written the last weights
-
-    def _agree(self) -> None:
-        """Wait for all processes; raise `Stopped` if any of them is asked to stop."""
-        if self.trainer.world.sum_and_any(torch.zeros(()), self.trainer.stop.asked)[1]:
+        if trainer.stop.asked:
             raise Stopped
 
     def save_stopped(self) -> str:
@@ -117,7 +104,7 @@ class _Loop:
         trainer.save()
 
     def _losses(self) -> Row:
-        """Log the mean loss since the last row, and the speed of this process."""
+        """Log the mean loss since the last row, and the speed of the steps."""
         progress, now = self.trainer.progress, time.perf_counter()
         seconds, tokens = now - self.clock, progress.tokens - self.tokens
         progress.seconds += seconds
@@ -129,7 +116,6 @@ class _Loop:
 
     def _evaluated(self) -> Row:
         """Log an evaluation; its time counts for the training, but not for the speed of the steps."""
-        self._agree()
         begun = time.perf_counter()
         row = self.trainer.evaluate()
         seconds = time.perf_counter() - begun

@@ -4,7 +4,7 @@ Options that the user sets hold; `rules` chooses the others.
 The speed of this machine is measured on the first batches with a temporary model, before the training begins.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -115,27 +115,24 @@ def plan(
     budget: Budget | None = None,
     *,
     models: Sequence[str] = (),
-    share: Callable[[float], float] = float,
 ) -> Plan:
     """Return the plan of a training on `corpus`, or of one training of each of `models` with the same options.
 
     A `Config` sets all options except a precision of "auto", and takes no budget.
-    Each of several processes measures its own times; `share` makes one number of them for all.
     """
     budget = budget or Budget()
     if isinstance(asked, Plan | Config):
         if budget != Budget():
             raise limits.UserError("a Config says all of a training; with minutes or a preset give a mapping")
-        return _with_precision(asked if isinstance(asked, Plan) else Plan(asked), corpus, held, share)
+        return _with_precision(asked if isinstance(asked, Plan) else Plan(asked), corpus, held)
     facts = Facts.of(corpus, held)
     passes = asked.get("training", {}).get("epochs")
     if passes is not None and budget.minutes is not None:
         raise limits.UserError("epochs and minutes are both given; a training has one of them")
 
     def measured(epochs: float) -> tuple[Plan, Speed]:
-        made = _with_precision(_chosen(asked, facts, epochs), corpus, held, share)
-        found = speed(made.config, corpus, held, models)
-        return made, Speed(share(found.step), found.steps, share(found.evaluation))
+        made = _with_precision(_chosen(asked, facts, epochs), corpus, held)
+        return made, speed(made.config, corpus, held, models)
 
     made, found = measured(rules.passes(facts, budget.name) if passes is None else float(passes))
     seconds = found.seconds(made.config)
@@ -170,7 +167,7 @@ def _in_time(made: Plan, found: Speed, allowed: float, most: float) -> Plan:
     return replace(made, seconds=found.seconds(made.config))
 
 
-def _with_precision(made: Plan, corpus: Corpus, held: Corpus, share: Callable[[float], float]) -> Plan:
+def _with_precision(made: Plan, corpus: Corpus, held: Corpus) -> Plan:
     """Return the plan with the faster precision if it is "auto"."""
     if made.config.training.precision != precisions.AUTO:
         return made
@@ -186,7 +183,7 @@ def _with_precision(made: Plan, corpus: Corpus, held: Corpus, share: Callable[[f
         trainer.config = replace(trainer.config, precision=name)
         trainer.step(batch)
 
-    gain = share(precisions.gain(step, find_device(made.config.training.device)))
+    gain = precisions.gain(step, find_device(made.config.training.device))
     return replace(made.with_training(precision=precisions.chosen(gain)), gain=gain)
 
 

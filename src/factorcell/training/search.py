@@ -60,7 +60,7 @@ class SearchOptions:
         ranges: The options that are drawn, and from what.
         target: The context column to classify in the development table.
         sampler: "random" or "tpe", which learns from earlier trials.
-        pruner: Which trials are stopped early: "median", "halving" or "none".
+        pruner: Which trials are stopped early: those behind the "median" of the others, or "none".
         budget: The time or work of each trial.
     """
 
@@ -155,8 +155,7 @@ def opened(folder: Path, pruner: str) -> "tuple[optuna.Study, BaseFileLock]":
     from filelock import FileLock
 
     pruners, journal = optuna.pruners, optuna.storages.journal
-    kinds = {"median": pruners.MedianPruner, "halving": pruners.SuccessiveHalvingPruner, "none": pruners.NopPruner}
-    chosen = kinds[choose("pruner", pruner, PRUNERS)]()
+    chosen = pruners.NopPruner() if choose("pruner", pruner, PRUNERS) == "none" else pruners.MedianPruner()
     path = folder / "study.journal"
     if path.exists():
         inputs.check(path)

@@ -6,7 +6,6 @@ So a checkpoint needs no random state, and a resumed run continues bit for bit (
 
 import math
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,17 +18,17 @@ from torch import Tensor, nn
 from factorcell import files
 from factorcell.config import TrainingConfig, UserError, check_format
 from factorcell.data.canaries import planted
-from factorcell.data.corpus import Batch, Corpus, target_counts
+from factorcell.data.corpus import Batch, Corpus, known_targets, target_counts
+from factorcell.evaluation import text_figures
+from factorcell.evaluation.text_figures import Figures
 from factorcell.interrupts import Stop
 from factorcell.model import sizes
 from factorcell.model.devices import find_device
 from factorcell.model.kernels import library
 from factorcell.model.language_model import LanguageModel
-from factorcell.model.output import Picked, Proposal, Reads, Samples
+from factorcell.model.output import Picked, Proposal, Reads
 from factorcell.model.run import CHECKPOINT, Run
 from factorcell.training import proximal
-from factorcell.training.development import Development
-from factorcell.training.distributed import World
 from factorcell.training.proximal import StartingPoint
 from factorcell.training.row_adam import RowAdam
 from factorcell.training.shared_targets import SharedTargets
@@ -83,27 +82,41 @@ def observe(model: LanguageModel, corpus: Corpus) -> None:
         model.head.observe(tokens[predicted], categories[predicted])
 
 
-class Trainer:
-    """A run, its data and its optimizers between two steps; one of several processes computes its share of a batch."""
+def development_figures(run: Run, dev: Corpus) -> tuple[Row, Figures]:
+    """Return perplexities and bits per byte of the development texts, and the contribution of each text to them."""
+    nats, known = run.nats(dev).astype(np.float64), known_targets(dev)
+    figures = text_figures.of_nats(nats, dev)
+    with np.errstate(over="ignore"):  # a diverged model has an infinite perplexity
+        row = {
+            "perplexity": float(np.exp(nats.mean())),
+            "perplexity_known": float(np.exp(nats[known].mean())) if known.any() else math.nan,
+        }
+    bits = figures.get("bits_per_byte")
+    if bits is not None and bits.below[bits.counted].any():
+        bound = bool((text_figures.lower_bounds(dev) & bits.counted).any())
+        row |= {"bits_per_byte": bits.ratio, "bits_per_byte_bound": bound}
+    return row, figures
 
-    def __init__(self, run: Run, corpus: Corpus, dev: Corpus, world: World | None = None) -> None:
+
+class Trainer:
+    """A run, its data and its optimizers between two steps."""
+
+    def __init__(self, run: Run, corpus: Corpus, dev: Corpus) -> None:
         sizes.check_step(run.config, len(run.tokenizer), run.schema, int(corpus.offsets[-1]), len(corpus))
         library.keep_memory()
-        self.world = world or World(device=find_device(run.config.training.device))
-        self.run, self.config = run.to(self.world.device), run.config.training
-        self.corpus = corpus = planted(corpus, run.config, run.folder if self.world.first else None)
-        self.development = Development(dev, self.world)
+        self.device = find_device(run.config.training.device)
+        self.run, self.config = run.to(self.device), run.config.training
+        self.corpus, self.dev = planted(corpus, run.config, run.folder), dev
         self.progress, self.evaluated = Progress(), -1  # the step of the last evaluation
         self.stop = Stop()
         self.parameters = dict(run.model.named_parameters())
         self.start = StartingPoint.read(run.folder)
-        counts = target_counts(
-            corpus, at_least=1 if self.start else 0
-        )  # all tokens are negatives, also those that few texts lack
+        # In a fine-tuning all tokens are negatives, also those that its texts lack.
+        counts = target_counts(self.corpus, at_least=1 if self.start else 0)
         sampled = self.config.loss != "full"
-        self.proposal = Proposal(torch.from_numpy(counts), self.config.samples, self.world.device) if sampled else None
+        self.proposal = Proposal(torch.from_numpy(counts), self.config.samples, self.device) if sampled else None
         self.steps = max(1, round(self.config.epochs * len(self._order(0))))
-        self.shared = SharedTargets.of(corpus, run.config) if self.config.min_users else None
+        self.shared = SharedTargets.of(self.corpus, run.config) if self.config.min_users else None
         if self.start:
             self.start.place(run.model)
         else:
@@ -120,7 +133,7 @@ class Trainer:
             ]
             self.rows = [RowAdam(part, rates, self.config.weight_decay) for part in run.model.row_tables()]
         self.optimiser = torch.optim.AdamW(self._groups(tables), lr=self.config.learning_rate, fused=True)
-        observe(run.model, corpus)
+        observe(run.model, self.corpus)
 
     def _groups(self, tables: list[nn.Parameter]) -> list[dict[str, Any]]:
         """Return the parameter groups of dense Adam: vectors do not decay, token tables have their own rate."""
@@ -148,70 +161,49 @@ class Trainer:
                 yield self.corpus.batch(rows)
             passed, epoch = passed + len(order), epoch + 1
 
-    def step(self, batch: Batch, stopping: bool = False) -> bool:
-        """Take one step of Adam on `batch`; return whether any process is `stopping`."""
+    def step(self, batch: Batch) -> None:
+        """Take one step of Adam on `batch`."""
         for group in self.optimiser.param_groups:
             group["lr"] = group["factor"] * learning_rate(self.progress.step, self.steps, self.config)
         count = self.shared.count(batch) if self.shared else int(batch.lengths.sum())
-        part, factor = self.world.share(batch)
-        nats, reads, picked = self.nats(part, len(batch.rows))
-        loss = nats.sum() * factor / count
+        batch = batch.to(self.device)
+        nats, reads, picked = self.nats(batch)
+        loss = nats.sum() / count
         self.run.model.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
-        gradients = self._gradients()
-        self.world.average(gradients)
-        averaged = [
-            self.world.average_rows(
-                rows, [torch.zeros_like(table) if table.grad is None else table.grad for table in tables]
-            )
-            for rows, tables in zip(reads.rows if reads else (), picked, strict=True)
+        gradients = [
+            [torch.zeros_like(table) if table.grad is None else table.grad for table in tables] for tables in picked
         ]
-        norm = self._clip([*gradients, *(gradient for _, tables in averaged for gradient in tables)])
-        total, stopping = self.world.sum_and_any(loss.detach(), stopping)
-        mean = total / self.world.size
-        if not bool(torch.isfinite(mean + norm)):
-            self.report_not_finite(part, nats)
+        norm = self._clip([*self._gradients(), *(gradient for tables in gradients for gradient in tables)])
+        if not bool(torch.isfinite(loss.detach() + norm)):
+            self.report_not_finite(batch, nats)
         self.progress.step += 1
         self.optimiser.step()
-        for adam, (rows, tables) in zip(self.rows, averaged, strict=True):
-            adam.catch_up(self.progress.step - 1, rows)  # those that only other processes have read
+        for adam, rows, tables in zip(self.rows, reads.rows if reads else (), gradients, strict=True):
             adam.step(self.progress.step, rows, tables)
         proximal.pull(self.optimiser, self.penalties)
         self.progress.tokens += count
-        self.progress.nats += float(mean) * count
-        return stopping
+        self.progress.nats += float(loss.detach()) * count
 
-    def nats(self, part: Batch, texts: int) -> tuple[Tensor, Reads | None, Picked]:
-        """Return the loss (B, T) of this process's `part` of a batch of `texts`, and the table rows that it read.
-
-        Negative samples are the same in all processes; other noise differs between them.
-        """
+    def nats(self, batch: Batch) -> tuple[Tensor, Reads | None, Picked]:
+        """Return the loss (B, T) of a batch, and the table rows that it read."""
         step, seed, model = self.progress.step, self.config.seed, self.run.model
         rate = model.config.dropout_context
         if rate:
-            part = replace(part, context=part.context.forgetting(rate, (seed, step, self.world.rank)))
+            batch = replace(batch, context=batch.context.forgetting(rate, (seed, step)))
         model.train()
-        precision = library.precision(self.config.precision, self.world.device)
-        with torch.random.fork_rng(devices=self.world.generators), precision:
+        generators = [] if self.device.type == "cpu" else [self.device]
+        with torch.random.fork_rng(generators), library.precision(self.config.precision, self.device):
             torch.manual_seed(seed * 1_000_003 + step)
-            samples, reads, picked = self._samples(texts), None, []
+            samples, reads, picked = self.proposal.draw() if self.proposal else None, None, []
             if samples and self.rows:
-                reads = model.reads(part, samples)
+                reads = model.reads(batch, samples)
                 for adam, rows in zip(self.rows, reads.rows, strict=True):
                     adam.catch_up(step, rows)
                     picked.append(adam.read(rows))
-            self.world.seed_noise(seed, step)
-            nats: Tensor = model.sampled(part, samples, reads, picked) if samples else model(part)
+            nats: Tensor = model.sampled(batch, samples, reads, picked) if samples else model(batch)
         model.eval()
-        return nats * self.shared.mask(part) if self.shared else nats, reads, picked
-
-    def _samples(self, texts: int) -> Samples | None:
-        """Return the negative samples of this process's share of a batch of `texts`; None for the full loss."""
-        if self.proposal is None:
-            return None
-        if self.config.loss == "sampled":
-            return self.proposal.draw()
-        return self.proposal.draw_each(texts).select(self.world.texts(texts).to(self.world.device))
+        return nats * self.shared.mask(batch) if self.shared else nats, reads, picked
 
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
@@ -243,24 +235,22 @@ class Trainer:
             self.run.model(self.run.batch(self.corpus, np.array([row]))).sum().backward()
             if not bool(torch.isfinite(torch.nn.utils.get_total_norm(self._gradients()))):
                 bad.append(row)
-        named = self.world.gather(torch.tensor(bad, dtype=torch.long)).tolist()
-        return sorted({row + 1 for row in named or self.world.gather(batch.rows).tolist()})
+        return sorted(row + 1 for row in bad or batch.rows.tolist())
 
     def evaluate(self) -> Row:
         """Evaluate the development texts, and save the weights if they are the best so far.
 
-        A stop request ends the evaluation by `Stopped`; only the first process is interrupted, since it saves alone.
+        A stop request ends the evaluation by `Stopped`.
         """
         self.catch_up()
-        with self.stop.at_once() if self.world.first else nullcontext():
-            row = self.development.evaluate(self.run)
+        with self.stop.at_once():
+            row, figures = development_figures(self.run, self.dev)
         self.evaluated = self.progress.step
         better = row["perplexity"] < self.progress.best or math.isinf(self.progress.best)
         if better:
             self.progress.best, self.progress.worse = row["perplexity"], 0
-            if self.world.first:
-                self.run.save_weights({"step": self.progress.step, **row})
-            self.development.keep(self.run)
+            self.run.save_weights({"step": self.progress.step, **row})
+            text_figures.keep(self.run.folder, figures)
         else:
             self.progress.worse += 1
         return {"split": "dev", **row, "best": self.progress.best}
@@ -269,8 +259,7 @@ class Trainer:
         """Write one row of the log, with the current step, tokens and seconds."""
         here = self.progress
         row = {"step": here.step, "steps": self.steps, "tokens": here.tokens, "seconds": here.seconds, **row}
-        if self.world.first:
-            files.append_row(self.run.log_path, row)
+        files.append_row(self.run.log_path, row)
         here.rows += 1
         return row
 
@@ -285,9 +274,7 @@ class Trainer:
         return self.run.folder / CHECKPOINT
 
     def save(self) -> None:
-        """Write a checkpoint of weights, moments of Adam and progress, in the first process."""
-        if not self.world.first:
-            return
+        """Write a checkpoint of weights, moments of Adam and progress."""
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.parameters.items():
             tensors |= {f"{name}:{key}": value for key, value in self._moments(parameter).items()}
@@ -309,8 +296,7 @@ class Trainer:
             self._restore()
         rows = self.run.log()[: self.progress.rows]
         self.evaluated = max((row["step"] for row in rows if row["split"] == "dev"), default=-1)
-        if self.world.first:
-            files.write_rows(self.run.log_path, rows)
+        files.write_rows(self.run.log_path, rows)
 
     def _restore(self) -> None:
         tensors, facts = files.load_tensors(self.checkpoint)

@@ -21,7 +21,7 @@ from factorcell.service.http.application import application
 from factorcell.service.http.operations import LARGEST_EXPORT
 from factorcell.service.http.site import Settings, Site
 from tests import ROOT
-from tests.processes import free_port
+from tests.ports import free_port
 from tests.service.listening import listening
 from tests.test_docs import blocks
 

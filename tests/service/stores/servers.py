@@ -22,7 +22,7 @@ import redis
 
 from factorcell.service.stores.opening import open_store
 from factorcell.service.stores.store import Store
-from tests.processes import free_port
+from tests.ports import free_port
 
 START = 60.0  # seconds that a server may take to start
 POSTGRES_SETTINGS = ("listen_addresses=127.0.0.1", "wal_recycle=off", "min_wal_size=32MB", "shared_buffers=16MB")

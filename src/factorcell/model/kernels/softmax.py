@@ -74,25 +74,16 @@ def sampled_nats(
         compiled: Tensor = _CompiledSampled.apply(values, table, shifted, targets, samples)  # type: ignore[no-untyped-call]
         return compiled
     texts = len(bias) if bias.dim() == 2 else 1
-    by_text, never = values.view(texts, -1, values.shape[1]), torch.zeros_like(samples[None], dtype=torch.bool)
-    return nats_by_text(by_text, table, shifted, targets.view(texts, -1), samples[None], never).flatten()
-
-
-def nats_by_text(
-    values: Tensor, table: Tensor, bias: Tensor, targets: Tensor, samples: Tensor, repeated: Tensor
-) -> Tensor:
-    """Compute nats (C, T) of `targets` (C, T) from `values` (C, T, D), against each text's own samples.
-
-    `samples` (C, S), or (1, S) for all texts, do not count where they are `repeated`. `bias`, (V,) or (C, V), is
-    already corrected by the inclusion probabilities.
-    """
-    bias = bias.expand(len(values), -1)
-    positive = (values * F.embedding(targets, table)).sum(2) + bias.gather(1, targets)
-    logits = (values @ F.embedding(samples, table).transpose(1, 2)).to(positive.dtype)
-    logits = logits + bias.gather(1, samples.expand(len(values), -1))[:, None]
-    never = repeated[:, None] | (samples[:, None] == targets[:, :, None])
-    logits = logits.masked_fill(never, -torch.inf)
-    return torch.logaddexp(logits.logsumexp(2), positive) - positive
+    values, targets, shifted = (
+        values.view(texts, -1, values.shape[1]),
+        targets.view(texts, -1),
+        shifted.expand(texts, -1),
+    )
+    positive = (values * F.embedding(targets, table)).sum(2) + shifted.gather(1, targets)
+    logits = (values @ F.embedding(samples[None], table).transpose(1, 2)).to(positive.dtype)
+    logits = logits + shifted.gather(1, samples.expand(texts, -1))[:, None]
+    logits = logits.masked_fill(samples == targets[:, :, None], -torch.inf)
+    return (torch.logaddexp(logits.logsumexp(2), positive) - positive).flatten()
 
 
 def log_sums(values: Tensor, table: Tensor, bias: Tensor, logits: Tensor | None = None) -> Tensor:
