@@ -40,7 +40,6 @@ MORE = {
     "tune": "--epochs 0.5 --evaluations 1 --trials 1",
     "finetune": "--epochs 0.5 --evaluations 1",
     "generate": "--number 1",
-    "specificity": "--number 2",
     "complete": "--seconds 0.1",
     "tune-online": "--rows-per-user 2 --optimiser sgd --seconds 0.02",
     "replay": "--rows-per-user 2 --seconds 0.02",

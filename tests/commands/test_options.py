@@ -92,7 +92,6 @@ WRITING = [
     "rescore RUN NBEST --scores",
     "rescore RUN NBEST --tune DEV --weights",
     "replay RUN TABLE --compare mpc --out",
-    "specificity RUN --target city --train TABLE --dev TABLE --out",
     "mix RUN --dev TABLE --out",
     "demo --page",
 ]

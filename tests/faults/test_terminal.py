@@ -50,7 +50,6 @@ SLOW: dict[str, str] = {
     "separate": "separate {table} --dev {table} --by {column} --out {fresh} {small}",
     "finetune": "finetune {words} {table} --dev {table} --out {fresh} --epochs 1 --evaluations 1",
     "tune": "tune {table} --dev {table} --context {column} --out {fresh} --trials 1 {small}",
-    "specificity": "specificity {words} --train {table} --dev {table} --target {column} --out {fresh} --number 1",
     "compare": "compare {table} --dev {table} --test {table} --context {column} --out {fresh} {small}",
 }
 UNTHREADED = ("report", "check", "baseline")

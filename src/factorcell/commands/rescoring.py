@@ -9,7 +9,7 @@ from factorcell.commands import options, terminal
 from factorcell.config import UserError, choose
 from factorcell.data.tables import name_of
 from factorcell.evaluation.ngram import NGram
-from factorcell.evaluation.rescoring import nbest, rescore, speakers
+from factorcell.evaluation.rescoring import nbest, rescore
 from factorcell.evaluation.rescoring.nbest import NBest
 from factorcell.evaluation.rescoring.rescore import Scored, ScoreWeights
 from factorcell.evaluation.results import open_model
@@ -30,7 +30,7 @@ def run_rescore(given: argparse.Namespace) -> None:
         choose("column", name, lists.columns)
     model = options.opened(open_model, given.run, given)
     weights = _weights(given, model, lists)
-    scored = _scored(given, model, lists, weights)
+    scored = _scored(given, model, lists)
     rows = rescore.rescore(scored, weights)
     summary = rescore.summarise(rows, given.by) if lists.referenced else []
     if given.out is not None:
@@ -76,26 +76,13 @@ def _weights(given: argparse.Namespace, model: Run | NGram, lists: NBest) -> Sco
     tune = _read(given.tune, given.tune_reference, given.tune_utt2context, given)
     if tune.names != lists.names:
         raise UserError(f"{given.tune}: has the scores {', '.join(tune.names)}; {given.lists} {', '.join(lists.names)}")
-    first = speakers.without_new(model, tune) if given.learn and isinstance(model, Run) else tune
-    how: dict[str, Any] = {"objective": given.objective, "seed": given.seed, "progress": True}
-    weights, reached = rescore.fit(_plain(given, model, first), **how)
-    if given.learn:
-        weights, reached = rescore.fit(_scored(given, model, tune, weights), **how)
+    weights, reached = rescore.fit(_scored(given, model, tune))
     terminal.say(f"fitted on {given.tune}: " + ", ".join(f"{name} {value:g}" for name, value in reached.items()))
     if given.weights is not None:
         weights.save(given.weights)
     return weights
 
 
-def _scored(given: argparse.Namespace, model: Run | NGram, lists: NBest, weights: ScoreWeights) -> Scored:
-    if not given.learn:
-        return _plain(given, model, lists)
-    if isinstance(model, NGram):
-        raise UserError(f"{given.run}: an n-gram model learns no speakers; --learn takes a run trained with --user")
-    context = options.context(given.context)
-    return speakers.learn(model, lists, weights, context=context, unknown=given.unknown, progress=True)
-
-
-def _plain(given: argparse.Namespace, model: Run | NGram, lists: NBest) -> Scored:
+def _scored(given: argparse.Namespace, model: Run | NGram, lists: NBest) -> Scored:
     context = options.context(given.context)
     return rescore.score(model, lists, context=context, unknown=given.unknown, kept=given.scores, progress=True)

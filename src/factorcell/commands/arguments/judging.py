@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from factorcell.choices import ADVICE_ROWS, ALTERNATIVES, NBEST_FORMATS, OBJECTIVES, PRIORS, PROPOSALS, QUERIES
+from factorcell.choices import ADVICE_ROWS, ALTERNATIVES, NBEST_FORMATS, PRIORS, PROPOSALS, QUERIES
 from factorcell.commands import options
 from factorcell.commands.parser import Parser
 
@@ -133,15 +133,10 @@ def rescore(verb: Parser) -> None:
     verb.add_argument("--utt2context", type=Path, metavar="TABLE", help=text)
     verb.add_argument("--tune-utt2context", type=Path, metavar="TABLE", help="the same of --tune")
     options.add_context(verb)
-    text = "learn each speaker from what was chosen before (runs with --user)"
-    verb.add_argument("--learn", action="store_true", help=text)
     verb.add_argument("--by", action="append", default=[], metavar="COLUMN", help="also by a column (repeatable)")
     options.written(verb, "--out", "write a row for each utterance (JSON lines)")
     options.written(verb, "--page", "write an HTML page", metavar="HTML")
     options.computing(verb)
-    text = "what weights are fitted by: the fewest word errors, or the best hypotheses most likely"
-    verb.rare.add_argument("--objective", default="errors", choices=OBJECTIVES, help=text)
-    options.seed(verb.rare, "the random starts of the fit")
     verb.rare.add_argument("--format", default="auto", choices=NBEST_FORMATS, help="of the lists; auto: by content")
     verb.rare.add_argument("--beams", type=int, metavar="N", help="hypotheses of each utterance in NeMo's .tsv files")
     options.written(verb.rare, "--scores", "keep the model's scores here, and take those kept")

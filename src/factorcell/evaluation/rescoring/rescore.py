@@ -5,8 +5,7 @@
 All scores are in nats. The hypothesis with the largest total is chosen, of equal ones the first, so that a model of
 weight zero changes nothing. Weights come from a file, from a fit, or from a share of the model in the first pass:
 
-- on lists with references, the weights with the fewest word errors (`mert.fewest_errors`), or those under which the
-  best hypotheses are most likely;
+- on lists with references, the weights under which the hypotheses with the fewest word errors are most likely;
 - on lists without references, all weights are 1 except 1 - s for the first pass's language model and s for the model,
   with the share s under which the recogniser's choices are most likely as texts of a mixture of the two.
 
@@ -26,13 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import bootstrap, files, limits
-from factorcell.choices import OBJECTIVES
 from factorcell.config import UserError, choose
 from factorcell.data.corpus import Corpus
 from factorcell.data.values import is_missing
 from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.perplexity import text_tallies, value_groups
-from factorcell.evaluation.rescoring import mert
+from factorcell.evaluation.rescoring import weighting
 from factorcell.evaluation.rescoring.nbest import LM, MODEL, WORDS, NBest, Utterance
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
@@ -93,12 +91,10 @@ class Scored:
 
     def features(self) -> list[Floats]:
         """Return the features (H, F) of each utterance: scores, log probability, number of words."""
-        return [features_of(*pair) for pair in zip(self.nbest.utterances, self.model, strict=True)]
-
-
-def features_of(utterance: Utterance, model: Floats) -> Floats:
-    words = [float(len(text.split())) for text in utterance.texts]
-    return np.column_stack([utterance.scores, model, words])
+        return [
+            np.column_stack([one.scores, model, [float(len(text.split())) for text in one.texts]])
+            for one, model in zip(self.nbest.utterances, self.model, strict=True)
+        ]
 
 
 def contexts(model: Run | NGram, nbest: NBest, given: Mapping[str, Any]) -> list[Row]:
@@ -202,31 +198,22 @@ def chosen(scored: Scored, weights: ScoreWeights) -> list[int]:
     return [int((features @ wanted).argmax()) for features in scored.features()]
 
 
-def fit(
-    scored: Scored, objective: str = "errors", *, seed: int = 0, progress: bool = False
-) -> tuple[ScoreWeights, dict[str, float]]:
-    """Fit weights to scored lists; return them and what they reach: `word_errors`, `nats` per list, or `share`.
+def fit(scored: Scored) -> tuple[ScoreWeights, dict[str, float]]:
+    """Fit weights to scored lists; return them and what they reach: `nats` per list, or `share`.
 
-    With references the `objective` is "errors" (fewest word errors) or "likelihood" (of the best hypotheses); `seed` is
-    that of the random starts. Without references, the share of the model is fitted; that needs a score "lm".
+    With references, the hypotheses with the fewest word errors are made most likely within their lists. Without, the
+    share of the model is fitted; that needs a score "lm".
     """
-    choose("objective", objective, OBJECTIVES)
-    limits.check(seed=seed)
-    nbest, names = scored.nbest, scored.names
+    nbest = scored.nbest
     if not nbest.referenced:
         return _fit_share(scored)
     lists = scored.features()
-    features = np.asarray(mert.padded(lists), dtype=np.float64)
+    features = np.asarray(weighting.padded(lists), dtype=np.float64)
     errors = [distances(one.reference or "", one.texts) for one in nbest.utterances]
-    padded = np.asarray(mert.padded(errors), dtype=np.int64)
+    padded = np.asarray(weighting.padded(errors), dtype=np.int64)
     real = np.arange(features.shape[1]) < np.array([len(one) for one in lists])[:, None]
-    likely, nats = mert.likeliest(features, real, padded)
-    if objective == "likelihood":
-        return _named(names, likely), {"nats": -nats}
-    starts = [likely, ScoreWeights.shared(nbest.names).array(names), ScoreWeights.shared(nbest.names, 0.0).array(names)]
-    best, fewest = mert.fewest_errors(features, padded, starts, seed, progress)
-    first = next((abs(weight) for weight in best if weight), 1.0)  # their scale changes nothing: 1 for the first score
-    return _named(names, best / first), {"word_errors": fewest}
+    weights, nats = weighting.likeliest(features, real, padded)
+    return ScoreWeights(dict(zip(scored.names, weights.tolist(), strict=True))), {"nats": -nats}
 
 
 def _fit_share(scored: Scored) -> tuple[ScoreWeights, dict[str, float]]:
@@ -237,12 +224,8 @@ def _fit_share(scored: Scored) -> tuple[ScoreWeights, dict[str, float]]:
     column = nbest.names.index(LM)
     first = np.array([utterance.scores[0, column] for utterance in nbest.utterances])
     model = np.array([values[0] for values in scored.model])
-    share = mert.share(first, model)
+    share = weighting.share(first, model)
     return ScoreWeights.shared(nbest.names, share), {"share": share}
-
-
-def _named(names: Sequence[str], weights: Floats) -> ScoreWeights:
-    return ScoreWeights(dict(zip(names, weights.tolist(), strict=True)))
 
 
 def rescore(scored: Scored, weights: ScoreWeights) -> list[Row]:
