@@ -113,7 +113,6 @@ def _short(value: Any) -> str:
 # The options that are no fields of the config, by the name that the command line and Python share.
 NUMBERS = {
     "alternatives": Limits(1000, 1_000_000),  # fewer tell no exposure
-    "beams": Limits(1, 1_000_000),
     "cached": Limits(1),
     "count": Limits(1, 100_000),
     "deadline_ms": Limits(1, 10_000),

@@ -89,7 +89,6 @@ WRITING = [
     "classify RUN TABLE --target city --out",
     "advise TABLE --page",
     "rescore RUN NBEST --out",
-    "rescore RUN NBEST --scores",
     "rescore RUN NBEST --tune DEV --weights",
     "replay RUN TABLE --compare mpc --out",
     "mix RUN --dev TABLE --out",

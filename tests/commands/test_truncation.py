@@ -66,7 +66,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "baseline linear": ("baseline linear train.jsonl --target city --test test.jsonl --like run", "train test"),
     "mix": ("mix run grams --dev dev.jsonl --out OUT", "dev"),
     "advise": ("advise train.jsonl *READS", "train"),
-    "explain": ("explain run --text ab --between city=Oslo city=Nice --words 2 --over test.jsonl", "TEXTS"),
     "tune-online": ("tune-online run test.jsonl --optimiser sgd", "test"),
     "replay": ("replay run test.jsonl --compare plain,online --out OUT", "test"),
     "score": ("score run test.jsonl", ""),

@@ -27,7 +27,7 @@ from factorcell import (
 from factorcell.completion import Learner
 from factorcell.data.rows import has_rows, labels_of, row_of, rows_of
 from factorcell.evaluation.embeddings import shift
-from factorcell.evaluation.likelihood_ratios import explain, raised
+from factorcell.evaluation.likelihood_ratios import explain
 from tests.small import make_letters, make_run
 
 
@@ -210,7 +210,6 @@ def test_a_context_may_be_a_table_of_one_row(run: Run, row: Any) -> None:
     text, other = run.tokenizer.tokens[4], {"city": "Nice"}
     contexts = {"one": row, "two": other}
     assert explain([run], [text], contexts) == explain([run], [text], {"one": ROW, "two": other})
-    assert raised([run], [text], row, other) == raised([run], [text], ROW, other)
     letters = make_letters(spread=0.8)
     completer = Completer(letters)
     assert completer.complete("a", None, row) == completer.complete("a", None, ROW)

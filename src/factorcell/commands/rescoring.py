@@ -7,7 +7,6 @@ from typing import Any
 from factorcell import files
 from factorcell.commands import options, terminal
 from factorcell.config import UserError, choose
-from factorcell.data.tables import name_of
 from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.rescoring import nbest, rescore
 from factorcell.evaluation.rescoring.nbest import NBest
@@ -35,11 +34,6 @@ def run_rescore(given: argparse.Namespace) -> None:
     summary = rescore.summarise(rows, given.by) if lists.referenced else []
     if given.out is not None:
         files.write_rows(given.out, rows)
-    if given.page is not None:
-        from factorcell.reports import rescoring as report
-
-        page = report.page(name_of(given.lists), name_of(given.run), rows, summary, weights.values)
-        files.write(given.page, page)
     _warn(model, lists, options.context(given.context), summary)
     if given.json:
         terminal.lines([{"weights": dict(weights.values)}, *(summary or rows)])
@@ -61,7 +55,7 @@ def _warn(model: Run | NGram, lists: NBest, context: dict[str, str], summary: li
 
 
 def _read(path: Path, reference: Path | None, columns: Path | None, given: argparse.Namespace) -> NBest:
-    lists = nbest.read_nbest(path, given.format, beams=given.beams)
+    lists = nbest.read_nbest(path, given.format)
     lists = lists if reference is None else nbest.with_references(lists, reference)
     return lists if columns is None else nbest.with_columns(lists, columns)
 
@@ -85,4 +79,4 @@ def _weights(given: argparse.Namespace, model: Run | NGram, lists: NBest) -> Sco
 
 def _scored(given: argparse.Namespace, model: Run | NGram, lists: NBest) -> Scored:
     context = options.context(given.context)
-    return rescore.score(model, lists, context=context, unknown=given.unknown, kept=given.scores, progress=True)
+    return rescore.score(model, lists, context=context, unknown=given.unknown, progress=True)

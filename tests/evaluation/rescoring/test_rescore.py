@@ -1,6 +1,5 @@
 """Rescoring against scores of one text at a time; weights that change nothing, and weights that must be found."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,7 @@ def test_scores_are_those_of_one_text_in_its_context(run: Run) -> None:
 def test_batches_of_utterances_are_the_same(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = score(run, lists(9))
     monkeypatch.setattr(rescoring, "AT_ONCE", 6)
-    assert [part for part in rescoring.parts(lists(9), range(9)) if len(part) > 1]
+    assert any(part.stop - part.start > 1 for part in rescoring.parts(lists(9)))
     parted = score(run, lists(9))
     for one, other in zip(whole.model, parted.model, strict=True):
         assert one == pytest.approx(other, abs=1e-4)
@@ -101,28 +100,6 @@ def test_an_ngram_model_scores_too(tmp_path: Path) -> None:
             assert value == pytest.approx(-float(model.nats(model.prepare([{"text": text}])).sum()))
     with pytest.raises(UserError, match="context column 'city'"):
         score(model, nbest, context={"city": "Oslo"})
-
-
-def test_scores_are_kept_and_taken(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rescoring, "AT_ONCE", 6)
-    path = tmp_path / "scores.jsonl"
-    whole = score(run, lists(6), kept=path)
-    content = path.read_bytes()
-    assert len(content.splitlines()) == 6
-    path.write_bytes(content[: len(content) // 2].rpartition(b"\n")[0] + b"\n")
-    again = score(run, lists(6), kept=path)
-    assert sorted(path.read_bytes().splitlines()) == sorted(content.splitlines())
-    for one, other in zip(whole.model, again.model, strict=True):
-        assert one == pytest.approx(other, abs=1e-5)
-    rows = [json.loads(line) for line in content.splitlines()]
-    path.write_text("".join(json.dumps({**row, "model": [x + 0.01 for x in row["model"]]}) + "\n" for row in rows))
-    taken = score(run, lists(6), kept=path)
-    assert taken.model[3] == pytest.approx(whole.model[3] + 0.01)
-    score(run, lists(6, city="Nice"), kept=path)
-    assert len(path.read_bytes().splitlines()) > 6
-    path.write_text("".join(json.dumps({**row, "model": [x + 1 for x in row["model"]]}) + "\n" for row in rows))
-    with pytest.raises(UserError, match="scores of another model"):
-        score(run, lists(6), kept=path)
 
 
 def test_a_model_of_weight_zero_changes_nothing(run: Run) -> None:
@@ -215,7 +192,6 @@ def test_rates_are_sums_of_errors_over_words(run: Run) -> None:
     assert overall["rescored"] == pytest.approx(sum(row["errors"] for row in rows) / overall["words"])
     assert overall["gain"] == pytest.approx(overall["first"] - overall["rescored"])
     assert overall["gain_low"] < overall["gain"] < overall["gain_high"]
-    assert sum(overall[kind] for kind in rescoring.KINDS) == sum(row["errors"] for row in rows)
     named = {(row["by"], row["value"]): row for row in groups}
     assert set(named) == {("hall", "0"), ("hall", "1"), ("city", "Oslo"), ("city", "Nice"), ("city", "(missing)")}
     half = [row for row in rows if row["columns"]["hall"] == 1]

@@ -6,8 +6,7 @@ JSON lines   one utterance per line; all other fields are columns (context, or t
              Every number of a hypothesis is a score, a log probability in nats; all hypotheses have the same scores.
 Kaldi        a folder of text files as nbest-to-linear writes them: words_text (or words) with lines `a1-1 so it is`,
              and costs `a1-1 31.2` in any of ac_cost, lm_cost, lmwt.nolm and lmwt.lmonly.
-NeMo         a file `preds_out_*.tsv` of beam search with lines `so it is<TAB>-31.2`, a fixed number per utterance, or
-             JSON lines of `transcribe_speech.py` with all beams:
+NeMo         JSON lines of `transcribe_speech.py` with all beams:
              {"audio_filepath": "a1.wav", "beams": [["so it is", -31.2], ...], "text": "so is it"}
 SRILM        a file per utterance, named after it, or a folder of them, with lines `acoustic lm words-count so it is`.
 
@@ -21,7 +20,7 @@ import gzip
 import json
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell import inputs, limits
+from factorcell import inputs
 from factorcell.choices import NBEST_FORMATS
 from factorcell.config import UserError, choose
 from factorcell.data.rows import rows_of
@@ -49,7 +48,7 @@ SRILM_SUFFIXES = (  # which SRILM strips from names of files
 )
 SRILM_LINE = "ACOUSTIC LM WORDS-COUNT WORD ..."
 SILENT = ("<s>", "</s>", "-pau-")  # in SRILM's lists; not words
-NEMO_SCORE, NEMO_LINE = "score", "TEXT<TAB>SCORE"
+NEMO_SCORE = "score"
 OWN = ("id", "hypotheses", "reference")  # fields of an utterance; all others are columns
 
 
@@ -96,19 +95,17 @@ class NBest:
         return list(dict.fromkeys(name for utterance in self.utterances for name in utterance.columns))
 
 
-def read_nbest(source: Any, form: str = "auto", *, beams: int | None = None) -> NBest:
+def read_nbest(source: Any, form: str = "auto") -> NBest:
     """Read the n-best lists of utterances.
 
     Args:
         source: A file or folder, or a table whose rows are like the lines of JSON.
         form: The format: jsonl, kaldi, nemo or srilm; auto: by names and content.
-        beams: The number of lines of each utterance in a .tsv file of NeMo; other files have none.
 
     Raises:
         UserError: The lists cannot be read; the message names the file and the line.
     """
     choose("format of n-best lists", form, NBEST_FORMATS)
-    limits.check(beams=beams)
     if not isinstance(source, (str, Path)):
         rows = source if isinstance(source, (list, tuple)) else rows_of(source)
         return _from_rows((f"utterance {number}", row) for number, row in enumerate(rows, 1))
@@ -116,12 +113,7 @@ def read_nbest(source: Any, form: str = "auto", *, beams: int | None = None) -> 
     if not path.exists():
         raise UserError(f"{path}: there is no such file or folder")
     try:
-        form = _form(path) if form == "auto" else form
-        if beams is not None and form != "nemo":
-            raise UserError(f"beams counts the lines of an utterance in a file of NeMo; these lists are {form}")
-        if form == "jsonl":
-            return _from_rows(_rows(_lines(path)))
-        return {"kaldi": _kaldi, "srilm": _srilm}[form](path) if form != "nemo" else _nemo(path, beams)
+        return READERS[_form(path) if form == "auto" else form](path)
     except UserError as error:
         text = str(error)
         raise (error if text.startswith(str(path)) else UserError(f"{path}: {text}")) from None
@@ -133,7 +125,7 @@ def _form(path: Path) -> str:
     first = next((line for _, line in _lines(path)), "")
     if first.startswith("{"):
         return "nemo" if '"beams"' in first and '"hypotheses"' not in first else "jsonl"
-    return "nemo" if ".tsv" in path.suffixes else "srilm"
+    return "srilm"
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
@@ -218,21 +210,12 @@ def _utterance(name: str, hypotheses: Sequence[Hypothesis]) -> Utterance:
     return Utterance(name, texts, np.array(scores, dtype=np.float64))
 
 
-def _nemo(path: Path, beams: int | None) -> NBest:
-    """Read JSON lines with beams, or `beams` lines of text and score for each utterance, which its number names."""
-    lines = list(_lines(path))
-    if lines and lines[0][1].startswith("{"):
-        return _from_rows((where, _nemo_row(row, where)) for where, row in _rows(lines))
-    if beams is None:
-        raise UserError(f"{path}: expected the number of lines of each utterance: --beams N, in Python beams=N")
-    if len(lines) % beams:
-        raise UserError(f"{path}: expected {beams} lines for each utterance (beams), got {len(lines)} lines in all")
-    hypotheses = []
-    for where, line in lines:
-        text, _, score = line.rpartition("\t")  # `_lines` has stripped the tab after an empty text
-        hypotheses.append((text, [_number(score, where, NEMO_LINE)]))
-    parts = (hypotheses[begin : begin + beams] for begin in range(0, len(hypotheses), beams))
-    return NBest((NEMO_SCORE,), tuple(_utterance(f"{number}", part) for number, part in enumerate(parts, 1)))
+def _jsonl(path: Path) -> NBest:
+    return _from_rows(_rows(_lines(path)))
+
+
+def _nemo(path: Path) -> NBest:
+    return _from_rows((where, _nemo_row(row, where)) for where, row in _rows(_lines(path)))
 
 
 def _nemo_row(row: Any, where: str) -> dict[str, Any]:
@@ -292,6 +275,9 @@ def _srilm_line(line: str, where: str) -> Hypothesis:
         raise UserError(f"{where}: {line!r:.40} is not {SRILM_LINE}; lists are JSON lines, Kaldi's, NeMo's or SRILM's")
     acoustic, lm, _ = (_number(text, where, SRILM_LINE) for text in parts[:3])
     return " ".join(word for word in parts[3:] if word not in SILENT), [math.log(10) * acoustic, math.log(10) * lm]
+
+
+READERS: dict[str, Callable[[Path], NBest]] = {"jsonl": _jsonl, "kaldi": _kaldi, "nemo": _nemo, "srilm": _srilm}
 
 
 def with_references(nbest: NBest, path: str | Path) -> NBest:
