@@ -32,7 +32,6 @@ CHOSEN: dict[str, tuple[str, ...]] = {
 
 ADVICE_ROWS = 100_000  # of a table that advice reads, drawn at random
 ALTERNATIVES = 1000  # random texts that an audit ranks a canary among
-QUERIES = 200  # real texts that it completes
 REPLAY_WINDOW = 9  # places that a point of the curve takes together, as in the thesis (figure 5.2)
 NEAR_VALUES = 10  # values, the most frequent, that stand for all where none is named
 

@@ -133,7 +133,6 @@ NUMBERS = {
     "order": Limits(1, 12),
     "pad": Limits(0, 1 << 20),
     "port": Limits(0, 65_535),
-    "queries": Limits(1, 1_000_000),
     "rate": Limits(0, 1_000_000, whole=False, above=True),
     "reach": Limits(0, MANY, whole=False),
     "repeats": Limits(1, 1_000_000),

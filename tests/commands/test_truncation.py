@@ -57,7 +57,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "train dev test",
     ),
     "finetune": ("finetune run test.jsonl --dev dev.jsonl --out OUT --epochs 1", "test dev"),
-    "evaluate": ("evaluate run test.jsonl --by city --top", "test"),
+    "evaluate": ("evaluate run test.jsonl --by city", "test"),
     "evaluate, n-grams": ("evaluate grams test.jsonl", "test"),
     "evaluate, baseline": ("evaluate run test.jsonl --baseline grams", "test"),
     "classify": ("classify run test.jsonl --target city --calibrate dev.jsonl", "test dev"),

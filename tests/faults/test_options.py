@@ -55,7 +55,7 @@ COMMANDS = {
     "mix": "run run --dev train.csv --out new --threads 1",
     "report": "run --out new.html",
     "check": "run",
-    "audit": "audited train.csv --queries 1 --threads 1",
+    "audit": "audited train.csv --threads 1",
     "evaluate": "run train.csv --threads 1",
     "classify": "run train.csv --target city --threads 1",
     "score": "run train.csv --threads 1",

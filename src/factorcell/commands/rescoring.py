@@ -70,8 +70,8 @@ def _weights(given: argparse.Namespace, model: Run | NGram, lists: NBest) -> Sco
     tune = _read(given.tune, given.tune_reference, given.tune_utt2context, given)
     if tune.names != lists.names:
         raise UserError(f"{given.tune}: has the scores {', '.join(tune.names)}; {given.lists} {', '.join(lists.names)}")
-    weights, reached = rescore.fit(_scored(given, model, tune))
-    terminal.say(f"fitted on {given.tune}: " + ", ".join(f"{name} {value:g}" for name, value in reached.items()))
+    weights, nats = rescore.fit(_scored(given, model, tune))
+    terminal.say(f"fitted on {given.tune}: {nats:g} nats a list")
     if given.weights is not None:
         weights.save(given.weights)
     return weights

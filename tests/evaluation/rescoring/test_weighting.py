@@ -1,11 +1,11 @@
-"""Weights of lists against finite differences and a grid."""
+"""Weights of lists against finite differences."""
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from factorcell.evaluation.rescoring import weighting
-from factorcell.evaluation.rescoring.weighting import likeliest, padded, share
+from factorcell.evaluation.rescoring.weighting import likeliest, padded
 
 Floats = NDArray[np.float64]
 
@@ -57,16 +57,3 @@ def test_lists_told_apart_without_a_doubt_have_finite_weights() -> None:
     features = np.array([[[5.0], [0.0]], [[3.0], [-3.0]]])
     weights, _ = likeliest(features, np.ones((2, 2), dtype=bool), np.array([[0, 1], [0, 2]]))
     assert 0 < weights[0] < 100
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_share_is_the_maximum_of_the_mixture(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    first, second = random.normal(-5, 2, (2, 40))
-    found = share(first, second)
-    grid = np.linspace(0.001, 0.999, 999)
-    values = [np.log((1 - s) * np.exp(first) + s * np.exp(second)).sum() for s in grid]
-    assert found == pytest.approx(grid[int(np.argmax(values))], abs=2e-3)
-    assert share(first - 2000, second - 2000) == pytest.approx(found)
-    assert share(first, first + 1) == pytest.approx(1)
-    assert share(first, first - 1) == pytest.approx(0)

@@ -3,11 +3,8 @@
     total(h) = sum_k w_k score_k(h) + w_model log p(h | context) + w_words words(h)
 
 All scores are in nats. The hypothesis with the largest total is chosen, of equal ones the first, so that a model of
-weight zero changes nothing. Weights come from a file, from a fit, or from a share of the model in the first pass:
-
-- on lists with references, the weights under which the hypotheses with the fewest word errors are most likely;
-- on lists without references, all weights are 1 except 1 - s for the first pass's language model and s for the model,
-  with the share s under which the recogniser's choices are most likely as texts of a mixture of the two.
+weight zero changes nothing. Weights come from a file, from a fit on lists with references, which makes the hypotheses
+with the fewest word errors most likely, or from a share of the model in the first pass.
 
 Word errors are Levenshtein distances over words, which are separated by white space and compared as written.
 
@@ -169,34 +166,21 @@ def chosen(scored: Scored, weights: ScoreWeights) -> list[int]:
     return [int((features @ wanted).argmax()) for features in scored.features()]
 
 
-def fit(scored: Scored) -> tuple[ScoreWeights, dict[str, float]]:
-    """Fit weights to scored lists; return them and what they reach: `nats` per list, or `share`.
+def fit(scored: Scored) -> tuple[ScoreWeights, float]:
+    """Return the weights under which the hypotheses with the fewest word errors are most likely, and their nats a list.
 
-    With references, the hypotheses with the fewest word errors are made most likely within their lists. Without, the
-    share of the model is fitted; that needs a score "lm".
+    `UserError` if the lists have no references.
     """
     nbest = scored.nbest
     if not nbest.referenced:
-        return _fit_share(scored)
+        raise UserError("the lists have no references: weights cannot be fitted")
     lists = scored.features()
     features = np.asarray(weighting.padded(lists), dtype=np.float64)
     errors = [distances(one.reference or "", one.texts) for one in nbest.utterances]
     padded = np.asarray(weighting.padded(errors), dtype=np.int64)
     real = np.arange(features.shape[1]) < np.array([len(one) for one in lists])[:, None]
     weights, nats = weighting.likeliest(features, real, padded)
-    return ScoreWeights(dict(zip(scored.names, weights.tolist(), strict=True))), {"nats": -nats}
-
-
-def _fit_share(scored: Scored) -> tuple[ScoreWeights, dict[str, float]]:
-    nbest = scored.nbest
-    if LM not in nbest.names:
-        has = ", ".join(nbest.names) or "none"
-        raise UserError(f"no references, and no score {LM!r} to share with (scores: {has}): weights cannot be fitted")
-    column = nbest.names.index(LM)
-    first = np.array([utterance.scores[0, column] for utterance in nbest.utterances])
-    model = np.array([values[0] for values in scored.model])
-    share = weighting.share(first, model)
-    return ScoreWeights.shared(nbest.names, share), {"share": share}
+    return ScoreWeights(dict(zip(scored.names, weights.tolist(), strict=True))), -nats
 
 
 def rescore(scored: Scored, weights: ScoreWeights) -> list[Row]:

@@ -70,15 +70,3 @@ def likeliest(features: Floats, real: NDArray[np.bool_], errors: Ids) -> tuple[F
         if now - before < 1e-12:
             break
     return weights / scale, now
-
-
-def share(first: Floats, second: Floats) -> float:
-    """Return the s that maximizes sum log((1 - s) exp(first) + s exp(second)), both (U,)."""
-    top = np.maximum(first, second)
-    one, two = np.exp(first - top), np.exp(second - top)
-    low, high = 0.0, 1.0
-    for _ in range(60):  # the slope falls with s
-        middle = (low + high) / 2
-        rises = ((two - one) / ((1 - middle) * one + middle * two)).sum() > 0
-        low, high = (middle, high) if rises else (low, middle)
-    return (low + high) / 2
