@@ -112,9 +112,6 @@ def test_mistakes_are_named(texts: Any, contexts: Any, message: str) -> None:
 
 
 def test_runs_of_an_ensemble_must_read_alike() -> None:
-    for other, message in (
-        (make_letters(lowercase=True), "tokenize texts differently"),
-        (make_letters(texts=("abcd", "ab")), "different vocabularies"),
-    ):
-        with pytest.raises(UserError, match=message):
-            explain([make_letters(), other], ["ab"], LETTERS)
+    for other in (make_letters(lowercase=True), make_letters(texts=("abcd", "ab"))):
+        with pytest.raises(UserError, match="read these texts differently"):
+            explain([make_letters(), other], ["aB"], LETTERS)

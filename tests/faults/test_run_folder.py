@@ -35,7 +35,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_models(folder)
     shutil.copytree(folder / "words", folder / "tuned")
     run = Run.open(folder / "tuned")
-    StartingPoint(run.model.kept(), ("recurrent",), 0.5).write(folder / "tuned")
+    StartingPoint(run.model.kept(), ("backbone",), 0.5).write(folder / "tuned")
     for path in (folder / name for name in ("words", "letters", "tuned")):
         run = Run.open(path)
         run.save_weights({"step": 1})

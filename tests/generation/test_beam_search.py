@@ -19,7 +19,7 @@ from tests.small import make_letters
 
 RUN = make_letters(spread=1.0)
 CITIES = ("Oslo", "Nice")
-A, B, C = (RUN.tokenizer.ids[letter] for letter in "abc")
+A, B, C = RUN.tokenizer.encode("abc")
 RULES = [
     Constraints(max_tokens=4),
     Constraints(max_tokens=4, min_tokens=2, banned=(UNKNOWN, B)),

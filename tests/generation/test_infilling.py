@@ -16,7 +16,7 @@ from tests.small import make_letters
 
 Ids = tuple[int, ...]
 RUN = make_letters(("abc", "cab", "bad"), spread=1.0)
-A, B, C, D = (RUN.tokenizer.ids[letter] for letter in "abcd")
+A, B, C, D = RUN.tokenizer.encode("abcd")
 
 
 @functools.cache

@@ -20,6 +20,7 @@ from factorcell.config import UserError
 from factorcell.data.corpus import Corpus, target_offsets
 from factorcell.data.rows import row_of
 from factorcell.data.tables import open_table
+from factorcell.evaluation.text_figures import key_of
 from factorcell.model.run import Run
 
 STRENGTHS = (0.5, 1.0, 2.0)  # nats from which a ratio is weak, clear or strong
@@ -78,9 +79,12 @@ def _posterior(nats: Floats) -> Floats:
 def _nats(
     runs: Sequence[Run], texts: Sequence[str], contexts: Sequence[Setting], unknown: str
 ) -> tuple[Floats, Corpus]:
-    total: Floats | None = None
+    total, key = None, ""
     for run in runs:
         corpora = [run.read(texts, [context] * len(texts), unknown=unknown, truncate=False) for context in contexts]
+        key = key_of(corpora[0]) if total is None else key
+        if key_of(corpora[0]) != key:
+            raise UserError(f"{run.folder} and {runs[0].folder} read these texts differently: they cannot be averaged")
         own = np.stack([run.nats(corpus).astype(np.float64) for corpus in corpora])
         total = own if total is None else total + own
     assert total is not None
@@ -97,11 +101,6 @@ def _check(runs: Sequence[Run], texts: Sequence[str], contexts: Sequence[Setting
     for one, other in combinations(contexts, 2):
         if dict(one) == dict(other):
             raise UserError(f"the contexts are the same ({context_text(one)}): there is nothing to compare")
-    for run in runs[1:]:
-        if run.config.tokenizer != runs[0].config.tokenizer:
-            raise UserError(f"{run.folder} and {runs[0].folder} tokenize texts differently: they cannot be averaged")
-        if run.tokenizer.tokens != runs[0].tokenizer.tokens:
-            raise UserError(f"{run.folder} and {runs[0].folder} have different vocabularies: they cannot be averaged")
 
 
 def column_texts(source: Any, column: str) -> list[str]:
