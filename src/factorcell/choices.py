@@ -14,7 +14,6 @@ PRESETS = ("quick", "good", "best")  # how much work a training is worth
 PARTS = ("embedding", "context", "backbone", "output_bias", "projection")  # of a model, which a fine-tuning moves
 METHODS = ("sample", "greedy", "beam", "stochastic", "distinct")  # of generation
 ONLINE_OPTIMISERS = ("adagrad", "adadelta", "sgd")
-NBEST_FORMATS = ("auto", "jsonl", "kaldi", "nemo", "srilm")
 MEASURES = ("cosine", "distance")  # between embeddings
 SCOPES = ("complete", "learn", "users", "admin")  # of a key of the server
 STORE_VARIABLE = "FACTORCELL_STORE"  # of the environment; all on a machine can read a command line

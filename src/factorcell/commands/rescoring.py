@@ -24,7 +24,7 @@ def run_rescore(given: argparse.Namespace) -> None:
         raise UserError(f"{given.out}: exists already; choose another file")
     if given.tune and given.weights:
         files.try_path(given.weights)
-    lists = _read(given.lists, given.reference, given.utt2context, given)
+    lists = _read(given.lists, given.reference, given.utt2context)
     for name in given.by:
         choose("column", name, lists.columns)
     model = options.opened(open_model, given.run, given)
@@ -54,8 +54,8 @@ def _warn(model: Run | NGram, lists: NBest, context: dict[str, str], summary: li
         terminal.say("more errors than the first pass: fit the weights on lists with references (--tune)")
 
 
-def _read(path: Path, reference: Path | None, columns: Path | None, given: argparse.Namespace) -> NBest:
-    lists = nbest.read_nbest(path, given.format)
+def _read(path: Path, reference: Path | None, columns: Path | None) -> NBest:
+    lists = nbest.read_nbest(path)
     lists = lists if reference is None else nbest.with_references(lists, reference)
     return lists if columns is None else nbest.with_columns(lists, columns)
 
@@ -67,7 +67,7 @@ def _weights(given: argparse.Namespace, model: Run | NGram, lists: NBest) -> Sco
             if value is not None:
                 raise UserError(f"--tune-{option} {value} is of the lists of --tune, which is not given")
         return ScoreWeights.open(given.weights) if given.weights else ScoreWeights.shared(lists.names, given.share)
-    tune = _read(given.tune, given.tune_reference, given.tune_utt2context, given)
+    tune = _read(given.tune, given.tune_reference, given.tune_utt2context)
     if tune.names != lists.names:
         raise UserError(f"{given.tune}: has the scores {', '.join(tune.names)}; {given.lists} {', '.join(lists.names)}")
     weights, nats = rescore.fit(_scored(given, model, tune))

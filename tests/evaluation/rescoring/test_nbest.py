@@ -198,12 +198,7 @@ def test_mistakes_are_one_line_with_their_place(make: Callable[[Path], Path], me
     assert str(found.value).startswith(str(tmp_path))
 
 
-def test_the_format_is_specified_or_detected(tmp_path: Path) -> None:
-    (tmp_path / "x").write_text("-1 -2 1 a\n")
-    assert read_nbest(tmp_path / "x", "srilm").names == ("acoustic", "lm")
-    for form, message in (("jsonl", "not valid JSON|no id"), ("kaldi", "not a folder"), ("htk", "unknown format")):
-        with pytest.raises(UserError, match=message):
-            read_nbest(tmp_path / "x", form)
+def test_lists_without_utterances_are_an_error() -> None:
     with pytest.raises(UserError, match="no utterances"):
         read_nbest([])
 

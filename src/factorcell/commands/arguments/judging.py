@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from factorcell.choices import ADVICE_ROWS, ALTERNATIVES, NBEST_FORMATS, PRIORS, PROPOSALS
+from factorcell.choices import ADVICE_ROWS, ALTERNATIVES, PRIORS, PROPOSALS
 from factorcell.commands import options
 from factorcell.commands.parser import Parser
 
@@ -134,4 +134,3 @@ def rescore(verb: Parser) -> None:
     verb.add_argument("--by", action="append", default=[], metavar="COLUMN", help="also by a column (repeatable)")
     options.written(verb, "--out", "write a row for each utterance (JSON lines)")
     options.computing(verb)
-    verb.rare.add_argument("--format", default="auto", choices=NBEST_FORMATS, help="of the lists; auto: by content")

@@ -20,7 +20,7 @@ import gzip
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import inputs
-from factorcell.choices import NBEST_FORMATS
-from factorcell.config import UserError, choose
+from factorcell.config import UserError
 from factorcell.data.rows import rows_of
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, widened
@@ -95,17 +94,12 @@ class NBest:
         return list(dict.fromkeys(name for utterance in self.utterances for name in utterance.columns))
 
 
-def read_nbest(source: Any, form: str = "auto") -> NBest:
-    """Read the n-best lists of utterances.
-
-    Args:
-        source: A file or folder, or a table whose rows are like the lines of JSON.
-        form: The format: jsonl, kaldi, nemo or srilm; auto: by names and content.
+def read_nbest(source: Any) -> NBest:
+    """Read the n-best lists of utterances from a file or folder, or a table whose rows are like the lines of JSON.
 
     Raises:
         UserError: The lists cannot be read; the message names the file and the line.
     """
-    choose("format of n-best lists", form, NBEST_FORMATS)
     if not isinstance(source, (str, Path)):
         rows = source if isinstance(source, (list, tuple)) else rows_of(source)
         return _from_rows((f"utterance {number}", row) for number, row in enumerate(rows, 1))
@@ -113,19 +107,18 @@ def read_nbest(source: Any, form: str = "auto") -> NBest:
     if not path.exists():
         raise UserError(f"{path}: there is no such file or folder")
     try:
-        return READERS[_form(path) if form == "auto" else form](path)
+        if path.is_dir():
+            return _kaldi(path) if any((path / name).is_file() for name in KALDI_TEXTS) else _srilm(path)
+        first = next((line for _, line in _lines(path)), "")
+        if not first.startswith("{"):
+            return _srilm(path)
+        lists = _rows(_lines(path))
+        if '"beams"' in first and '"hypotheses"' not in first:
+            return _from_rows((where, _nemo_row(row, where)) for where, row in lists)
+        return _from_rows(lists)
     except UserError as error:
         text = str(error)
         raise (error if text.startswith(str(path)) else UserError(f"{path}: {text}")) from None
-
-
-def _form(path: Path) -> str:
-    if path.is_dir():
-        return "kaldi" if any((path / name).is_file() for name in KALDI_TEXTS) else "srilm"
-    first = next((line for _, line in _lines(path)), "")
-    if first.startswith("{"):
-        return "nemo" if '"beams"' in first and '"hypotheses"' not in first else "jsonl"
-    return "srilm"
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
@@ -210,14 +203,6 @@ def _utterance(name: str, hypotheses: Sequence[Hypothesis]) -> Utterance:
     return Utterance(name, texts, np.array(scores, dtype=np.float64))
 
 
-def _jsonl(path: Path) -> NBest:
-    return _from_rows(_rows(_lines(path)))
-
-
-def _nemo(path: Path) -> NBest:
-    return _from_rows((where, _nemo_row(row, where)) for where, row in _rows(_lines(path)))
-
-
 def _nemo_row(row: Any, where: str) -> dict[str, Any]:
     """Return a line with beams as a row for `_from_rows`, without lists, such as timestamps."""
     beams: Any = row.get("beams") if isinstance(row, dict) else None
@@ -231,9 +216,7 @@ def _nemo_row(row: Any, where: str) -> dict[str, Any]:
 
 
 def _kaldi(path: Path) -> NBest:
-    texts = next((path / name for name in KALDI_TEXTS if (path / name).is_file()), None)
-    if texts is None:
-        raise UserError(f"{path}: not a folder of Kaldi's lists; it must have a file {' or '.join(KALDI_TEXTS)}")
+    texts = next(path / name for name in KALDI_TEXTS if (path / name).is_file())
     costs: dict[str, dict[str, float]] = {}
     for name, score in KALDI_COSTS.items():
         if (path / name).is_file():
@@ -275,9 +258,6 @@ def _srilm_line(line: str, where: str) -> Hypothesis:
         raise UserError(f"{where}: {line!r:.40} is not {SRILM_LINE}; lists are JSON lines, Kaldi's, NeMo's or SRILM's")
     acoustic, lm, _ = (_number(text, where, SRILM_LINE) for text in parts[:3])
     return " ".join(word for word in parts[3:] if word not in SILENT), [math.log(10) * acoustic, math.log(10) * lm]
-
-
-READERS: dict[str, Callable[[Path], NBest]] = {"jsonl": _jsonl, "kaldi": _kaldi, "nemo": _nemo, "srilm": _srilm}
 
 
 def with_references(nbest: NBest, path: str | Path) -> NBest:
