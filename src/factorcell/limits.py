@@ -153,7 +153,6 @@ NUMBERS = {
     "window": Limits(1),
     "workers": Limits(1, 1024),
     "within": Limits(0, math.inf, whole=False),
-    "words": Limits(0),
 }
 
 
