@@ -19,7 +19,7 @@ from factorcell.model.run import Run
 from study import ROWS, Experiment, Measured
 
 ROWS_READ, DEVELOPED = 12_000, 1_500  # texts to train on, of whole users, and to judge by
-ALTERNATIVES, QUERIES = 1000, 1000
+ALTERNATIVES = 1000
 PHRASES, TIMES = 50, 3
 WORDS, LENGTH = 300, 4  # the most frequent words, of at least four letters; words of a phrase
 
@@ -56,7 +56,7 @@ def tables(data: Path, folder: Path, share: float) -> Tables:
 
 def measure(run: Run, tables: Tables) -> Measured:
     """Audit a run; `canaries` has the repetitions and the exposures of each canary, in the order of `READERS`."""
-    found = audit(run, tables["test"], alternatives=ALTERNATIVES, queries=QUERIES)
+    found = audit(run, tables["test"], alternatives=ALTERNATIVES)
     rounded = [
         {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}
         for row in (found["texts"], *found["exposure"])

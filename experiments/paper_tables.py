@@ -283,7 +283,7 @@ def exposure(read: Read) -> str:
     for name, own in sorted(read("exposure").trainings.items(), key=lambda item: item[0] != "as it is"):
         every = [np.array([canary[1:] for canary in row["canaries"]]) for row in own]
         repeated = np.array([canary[1:] for row in own for canary in row["canaries"] if canary[0] == times])
-        line = [name, spread([row["perplexity"] for row in own]), spread([row["audited"]["mrr"] for row in own], ".3f")]
+        line = [name, spread([row["perplexity"] for row in own])]
         for place in range(len(READERS)):
             line += [spread([float(bits[:, place].mean()) for bits in every]), chance(np.concatenate(every)[:, place])]
         for place in range(2):
@@ -293,7 +293,7 @@ def exposure(read: Read) -> str:
     heads = [
         head for reader in (*READERS, *(f"{reader}, {times} ×" for reader in READERS[:2])) for head in (reader, "p")
     ]
-    return markdown(["options", "perplexity per character, all targets", "MRR", *heads, "suggested"], lines)
+    return markdown(["options", "perplexity per character, all targets", *heads, "suggested"], lines)
 
 
 def advice(read: Read) -> str:

@@ -23,7 +23,7 @@ import tacl_baselines
 import variations
 from corpora import Tables
 from factorcell.evaluation import text_figures
-from factorcell.evaluation.specificity import Judge, JudgeOptions, write
+from factorcell.evaluation.specificity import Judge, write
 from factorcell.finite import is_number
 from factorcell.generation.generate import GenerationOptions, every
 from factorcell.model.run import Run
@@ -98,9 +98,8 @@ def measure(run: Run, tables: Tables, how: Writing, number: int) -> Measured:
     contexts = wanted(run, how, number)
     if not contexts:
         return Measured({})
-    asked = JudgeOptions(how.target, "fasttext", how.order)
     train, held = tables["labelled_train"], tables["labelled_test"]
-    judge = Judge.train_on(train, held, run.config, asked, tokenizer=run.tokenizer)
+    judge = Judge.train_on(train, held, run.config, how.target, how.order, tokenizer=run.tokenizer)
     path = run.folder.with_name(f"{run.folder.name}-{how.name}-{number}.jsonl")
     texts = write(run, [context for context, _ in contexts], how.options, path)
     rows = [{"text": text["text"], how.target: value} for text, (_, value) in zip(texts, contexts, strict=True)]

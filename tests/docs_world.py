@@ -35,12 +35,10 @@ SMALL = f"--epochs 0.5 --evaluations 1 --min-context-count 2 --min-user-count 2 
 MORE = {
     "train": f"{SMALL} --max-tokens 40",
     "compare": SMALL,
-    "audit": "--queries 2",
     "separate": SMALL,
     "tune": "--epochs 0.5 --evaluations 1 --trials 1",
     "finetune": "--epochs 0.5 --evaluations 1",
     "generate": "--number 1",
-    "specificity": "--number 2",
     "complete": "--seconds 0.1",
     "tune-online": "--rows-per-user 2 --optimiser sgd --seconds 0.02",
     "replay": "--rows-per-user 2 --seconds 0.02",

@@ -47,7 +47,6 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "rescore RUN lists.jsonl": (ONE, ("ngram",)),
     "mix RUN --dev table.jsonl --out new": (ONE, ("ngram", "mixture", "separate")),
     "replay RUN table.jsonl --out new --user city": ("a run folder or a folder of runs", ("study",)),
-    "specificity RUN --target city --train table.jsonl --dev table.jsonl --out new": (MANY, ("study",)),
     "report RUN --out new.html": (MANY, ("ngram", "study")),
     "users migrate RUN --store sqlite:///users.db": (ONE, ()),
     "serve RUN --port 0 --store sqlite:///users.db": (ONE, ()),

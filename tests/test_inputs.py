@@ -14,7 +14,6 @@ from factorcell.completion.blend import BlendWeights
 from factorcell.completion.online import LearningRule
 from factorcell.config import Config, UserError
 from factorcell.data.schema import ContextSchema
-from factorcell.evaluation.rescoring import rescore as rescoring
 from factorcell.evaluation.rescoring.nbest import read_nbest, with_references
 from factorcell.evaluation.rescoring.rescore import ScoreWeights
 from factorcell.evaluation.results import open_model
@@ -40,8 +39,8 @@ def read_kaldi(path: Path | str) -> Any:
     return nbest_values(folder)
 
 
-def nbest_values(path: Path | str, **options: Any) -> Any:
-    found = read_nbest(path, **options)
+def nbest_values(path: Path | str) -> Any:
+    found = read_nbest(path)
     return found.names, [(one.id, one.texts, one.scores.tolist()) for one in found.utterances]
 
 
@@ -59,7 +58,6 @@ READERS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "n-best lists in JSON": ("x.jsonl", json.dumps(ROW) + "\n", nbest_values),
     "n-best list of SRILM": ("x.txt", "-1 -2 1 a\n", nbest_values),
     "n-best lists of Kaldi": ("x.txt", "a-1 17", read_kaldi),
-    "beams of NeMo": ("x.tsv", "so\t-1\n", lambda path: nbest_values(path, beams=1)),
     "references": ("x.txt", "a so it is\n", references),
 }
 WEIGHTS = '{"lm": 1, "model": 2}'
@@ -102,7 +100,7 @@ def test_a_byte_order_mark_is_ignored_in_json_of_our_own(
 
 def test_folders_may_be_text(tmp_path: Path) -> None:
     make_run(tmp_path / "run").save_weights({})
-    folder, path = str(tmp_path / "run"), str(tmp_path / "kept.jsonl")
+    folder = str(tmp_path / "run")
     for opened in (Run.open(folder), open_scorer(folder), open_model(folder)):
         assert opened.folder == tmp_path / "run"
     run = Run.open(folder)
@@ -110,8 +108,6 @@ def test_folders_may_be_text(tmp_path: Path) -> None:
     assert LearningRule.read(folder) == LearningRule.read(run.folder)
     assert BlendWeights.read(folder) == BlendWeights.read(run.folder)
     assert ContextSchema.load(f"{folder}/schema.json") == run.schema  # type: ignore[arg-type]
-    rescoring.score(run, read_nbest([ROW]), kept=path)
-    assert len(files.read_rows(path)) == 1
     key = keys.add(f"{tmp_path}/keys.toml", "shop", ["learn"])
     assert keys.KeyRing(f"{tmp_path}/keys.toml").find(key)
     assert all(finding.right for finding in check(folder))

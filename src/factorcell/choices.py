@@ -13,10 +13,7 @@ PRUNERS = ("median", "none")
 PRESETS = ("quick", "good", "best")  # how much work a training is worth
 PARTS = ("embedding", "context", "backbone", "output_bias", "projection")  # of a model, which a fine-tuning moves
 METHODS = ("sample", "greedy", "beam", "stochastic", "distinct")  # of generation
-JUDGES = ("linear", "fasttext")
 ONLINE_OPTIMISERS = ("adagrad", "adadelta", "sgd")
-NBEST_FORMATS = ("auto", "jsonl", "kaldi", "nemo", "srilm")
-OBJECTIVES = ("errors", "likelihood")  # of the weights of n-best lists
 MEASURES = ("cosine", "distance")  # between embeddings
 SCOPES = ("complete", "learn", "users", "admin")  # of a key of the server
 STORE_VARIABLE = "FACTORCELL_STORE"  # of the environment; all on a machine can read a command line
@@ -34,7 +31,6 @@ CHOSEN: dict[str, tuple[str, ...]] = {
 
 ADVICE_ROWS = 100_000  # of a table that advice reads, drawn at random
 ALTERNATIVES = 1000  # random texts that an audit ranks a canary among
-QUERIES = 200  # real texts that it completes
 REPLAY_WINDOW = 9  # places that a point of the curve takes together, as in the thesis (figure 5.2)
 NEAR_VALUES = 10  # values, the most frequent, that stand for all where none is named
 

@@ -113,7 +113,6 @@ def _short(value: Any) -> str:
 # The options that are no fields of the config, by the name that the command line and Python share.
 NUMBERS = {
     "alternatives": Limits(1000, 1_000_000),  # fewer tell no exposure
-    "beams": Limits(1, 1_000_000),
     "cached": Limits(1),
     "count": Limits(1, 100_000),
     "deadline_ms": Limits(1, 10_000),
@@ -134,7 +133,6 @@ NUMBERS = {
     "order": Limits(1, 12),
     "pad": Limits(0, 1 << 20),
     "port": Limits(0, 65_535),
-    "queries": Limits(1, 1_000_000),
     "rate": Limits(0, 1_000_000, whole=False, above=True),
     "reach": Limits(0, MANY, whole=False),
     "repeats": Limits(1, 1_000_000),
@@ -155,7 +153,6 @@ NUMBERS = {
     "window": Limits(1),
     "workers": Limits(1, 1024),
     "within": Limits(0, math.inf, whole=False),
-    "words": Limits(0),
 }
 
 

@@ -11,7 +11,7 @@ from factorcell import files
 from factorcell.commands.explain import contexts_between, marked
 from factorcell.commands.main import main
 from factorcell.config import UserError
-from factorcell.evaluation.likelihood_ratios import explain, raised
+from factorcell.evaluation.likelihood_ratios import explain
 from factorcell.model.run import Run
 from tests.small import CONTEXT, make_run
 
@@ -44,19 +44,15 @@ def test_explain_from_file_to_json(folder: Path, capsys: pytest.CaptureFixture[s
     assert rows != explain([Run.open(folder / "run")], TEXTS, {"stars=5": FIVE, "stars=1": ONE})
 
 
-def test_ensemble_beside_and_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ensemble_and_beside(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [Run.open(folder / name) for name in ("run", "other")]
     other = str(folder / "other")
-    more = ["--text", TEXTS[0], "--json", "--ensemble", other, "--beside", other, "--words", "2"]
-    assert main(command(folder, *more, "--over", str(folder / "table.jsonl"))) == 0
-    first, second, *words = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    more = ["--text", TEXTS[0], "--json", "--ensemble", other, "--beside", other]
+    assert main(command(folder, *more)) == 0
+    first, second = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     between = {"stars=5": FIVE, "stars=1": ONE}
     assert first == {"model": "run and 1 more", **explain(runs, [TEXTS[0]], between)[0]}
     assert second == {"model": "other", **explain(runs[1:], [TEXTS[0]], between)[0]}
-    places = ["the sea sun"] * 6 + ["the sea cold"] * 6
-    found = raised(runs, places, FIVE, ONE)
-    assert words == [*found[:2], *found[-2:]]
-    assert words[1]["ratio"] > 0 > words[2]["ratio"]
 
 
 def test_standard_input_and_page(
@@ -64,8 +60,7 @@ def test_standard_input_and_page(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfcold sand\r\n"), encoding="utf-8"))
     page = tmp_path / "page.html"
-    table = str(folder / "table.jsonl")
-    assert main(command(folder, "-", "--words", "3", "--over", table, "--page", str(page))) == 0
+    assert main(command(folder, "-", "--page", str(page))) == 0
     shown = capsys.readouterr()
     (row,) = explain([Run.open(folder / "run")], ["cold sand"], {"stars=5": FIVE, "stars=1": ONE})
     marks = [marked(token["token"].replace("</s>", "¶"), token["ratio"], False) for token in row["tokens"]]
@@ -73,10 +68,8 @@ def test_standard_input_and_page(
     assert " ".join(marks) in lines
     assert f"{row['ratio']:+.2f} nats in all; stars=5 has {row['posterior']['stars=5']:.1%}" in lines
     assert "\x1b" not in shown.out
-    assert lines[-1].split()[0] in Run.open(folder / "run").tokenizer.tokens
     assert str(page) in shown.err
     assert f"{row['ratio']:+.2f} nats in all" in page.read_text(encoding="utf-8")
-    assert "Words raised and lowered" in page.read_text(encoding="utf-8")
 
 
 def test_colours_are_for_terminals(
@@ -141,9 +134,6 @@ def test_contexts_are_parsed() -> None:
         ([], ("stars=5", "stars=1"), "give either a FILE of texts, one a line, or --text"),
         (["nowhere.txt", "--text", "a"], ("stars=5", "stars=1"), "give either a FILE of texts, one a line, or --text"),
         (["nowhere.txt"], ("stars=5", "stars=1"), "nowhere.txt: there is no such file"),
-        (["--text", "a", "--words", "3"], ("stars=5", "stars=1", "city=Oslo"), "--words 3 with 3 contexts"),
-        (["--text", "a", "--words", "-3"], ("stars=5", "stars=1"), "words is -3; it must be at least 0"),
-        (["--text", "a", "--over", "table"], ("stars=5", "stars=1"), "--over is for --words; say how many"),
         (["--text", "a", "--ensemble", "nowhere"], ("stars=5", "stars=1"), "nowhere: expected a run folder"),
     ],
 )
@@ -160,10 +150,6 @@ def test_a_table_is_read_by_its_column_of_texts(folder: Path, capsys: pytest.Cap
     assert main(command(folder, str(folder / "table.jsonl"), "--json")) == 0
     found = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
     assert found == ["the sea sun", "the sea cold"]
-    assert main(command(folder, "--text", "a", "--words", "3")) == 0
-    said = capsys.readouterr()
-    assert "nats in all; stars=5 has" in said.out
-    assert "--words: no word is expected even once in these few places" in said.err
 
 
 def test_files_that_are_no_texts(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,5 +99,3 @@ def test_a_run_and_an_ngram_model_are_mixed(tables: Path, capsys: pytest.Capture
         assert main(["evaluate", str(tables / name), dev, "--json"]) == 0
         perplexities.append(json.loads(capsys.readouterr().out)["perplexity"])
     assert perplexities[2] <= min(perplexities[:2]) + 1e-6
-    assert main(["evaluate", str(tables / "mix"), dev, "--top"]) == 2
-    assert "only runs and n-gram models tell which tokens are most probable" in capsys.readouterr().err

@@ -16,7 +16,6 @@ from factorcell.commands import main as cli
 from factorcell.commands.main import ALL, GROUPS, Verb, find, main
 from factorcell.completion.online import OPTIMISERS
 from factorcell.config import PAPER_MODELS
-from factorcell.evaluation.specificity import KINDS
 from factorcell.option_fields import TOKENIZERS as UNITS
 from factorcell.training.proximal import PARTS
 from tests import ROOT
@@ -60,7 +59,7 @@ def test_every_help_is_light() -> None:
 
 
 def test_what_draws_nothing_imports_no_charts() -> None:
-    drawing = {"replay", "specificity"}
+    drawing = {"replay"}
     modules = sorted({verb.module for words in LEAVES for verb in find(words)[-1:]} - drawing)
     code = "\n".join(f"import factorcell.commands.{module}" for module in modules)
     assert {"matplotlib", "optuna", "sklearn"}.isdisjoint(heavy_after(code).split())
@@ -96,7 +95,6 @@ def test_public_names_are_sorted() -> None:
 
 def test_names_of_choices_are_those_of_the_library() -> None:
     assert tuple(OPTIMISERS) == choices.ONLINE_OPTIMISERS
-    assert tuple(KINDS) == choices.JUDGES
     assert tuple(PARTS) == choices.PARTS
 
 

@@ -91,10 +91,8 @@ WRITING = [
     "classify RUN TABLE --target city --out",
     "advise TABLE --page",
     "rescore RUN NBEST --out",
-    "rescore RUN NBEST --scores",
     "rescore RUN NBEST --tune DEV --weights",
     "replay RUN TABLE --compare mpc --out",
-    "specificity RUN --target city --train TABLE --dev TABLE --out",
     "mix RUN --dev TABLE --out",
     "demo --page",
 ]

@@ -24,7 +24,7 @@ from tests.commands.verbs import parser
         ("train t.csv --rnk=3", "factorcell train: unknown option --rnk (did you mean '--rank'?); see factorcell"),
         ("train t.csv", "factorcell train: missing: --out; see factorcell train --help"),
         ("train --out o", "factorcell train: missing: TRAIN; "),
-        ("evaluate --top r --json", "factorcell evaluate: missing: TABLE; "),
+        ("evaluate r --json", "factorcell evaluate: missing: TABLE; "),
         ("score run t.csv more", "factorcell score: unknown argument 'more'; "),
         ("score run t.csv -x", "factorcell score: unknown argument '-x'; "),
         ("complete r --count 3 a b", "factorcell complete: unknown argument 'b'; "),

@@ -23,7 +23,6 @@ COMMANDS = {
     "tune": ["whole.jsonl", "--dev", "bare.jsonl", "--out", "runs", "--trials", "1", *TRAINING],
     "separate": ["whole.jsonl", "--dev", "bare.jsonl", "--out", "runs", "--by", "city", *TRAINING],
     "baseline bayes": ["whole.jsonl", "--test", "bare.jsonl", "--target", "city"],
-    "specificity": "run --train whole.jsonl --dev bare.jsonl --target stars --number 1 --out texts".split(),
     "evaluate": ["run", "bare.jsonl"],
     "score": ["run", "bare.jsonl"],
     "finetune": ["run", "bare.jsonl", "--out", "tuned"],

@@ -27,7 +27,7 @@ from factorcell import (
 from factorcell.completion import Learner
 from factorcell.data.rows import has_rows, labels_of, row_of, rows_of
 from factorcell.evaluation.embeddings import shift
-from factorcell.evaluation.likelihood_ratios import explain, raised
+from factorcell.evaluation.likelihood_ratios import explain
 from tests.small import make_letters, make_run
 
 
@@ -210,7 +210,6 @@ def test_a_context_may_be_a_table_of_one_row(run: Run, row: Any) -> None:
     text, other = run.tokenizer.tokens[4], {"city": "Nice"}
     contexts = {"one": row, "two": other}
     assert explain([run], [text], contexts) == explain([run], [text], {"one": ROW, "two": other})
-    assert raised([run], [text], row, other) == raised([run], [text], ROW, other)
     letters = make_letters(spread=0.8)
     completer = Completer(letters)
     assert completer.complete("a", None, row) == completer.complete("a", None, ROW)
@@ -221,27 +220,15 @@ def test_a_context_may_be_a_table_of_one_row(run: Run, row: Any) -> None:
 def test_values_may_be_numbers(run: Run) -> None:
     texts = [{"text": text, "stars": star} for text, star in (("the sea", 1), ("the sun", 5.0), ("sand", "1"))]
     values = run.schema.variable("stars").values[1:]
-    named, numbers = ({kind(name): 1.0 + place for place, name in enumerate(values)} for kind in (str, float))
-    first = classify(run, texts, "stars", values=values[:2], priors=named, unknown="expected")
-    second = classify(
-        run, texts, "stars", values=[float(name) for name in values[:2]], priors=numbers, unknown="expected"
-    )
+    first = classify(run, texts, "stars", values=values[:2], unknown="expected")
+    second = classify(run, texts, "stars", values=[float(name) for name in values[:2]], unknown="expected")
     assert np.array_equal(first.log_posterior, second.log_posterior)
     assert first.names == second.names
-    third = classify(run, texts, "stars", values=values[:2], priors=pd.Series(named), unknown="expected")
-    assert np.array_equal(first.log_posterior, third.log_posterior)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"priors": pd.Series({"Oslo": 1.0})}, "got none for 'Nice'"),
-        ({"priors": {"Oslo": 1}}, "priors: expected a weight from 0 on for each candidate, got none for 'Nice'"),
-        ({"priors": {"Oslo": 1, "Nice": -1}}, "got -1 for 'Nice'"),
-        ({"priors": {"Oslo": 1, "Nice": float("nan")}}, "got nan for 'Nice'"),
-        ({"priors": {"Oslo": 1, "Nice": "many"}}, "got 'many' for 'Nice'"),
-        ({"priors": {"Oslo": 0, "Nice": 0}}, "a weight above 0"),
-        ({"priors": {5: 1, "5": 2, "Oslo": 1, "Nice": 1}}, "priors: expected each value once, got 4 keys for 3 values"),
         ({"values": ["Oslo", None]}, "values: expected values of a category, got a missing one"),
         ({"distractors": [float("nan")]}, "distractors: expected values of a category, got a missing one"),
         ({"values": "Oslo"}, "values: expected a list of values, got 'Oslo'"),

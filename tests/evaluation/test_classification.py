@@ -38,7 +38,7 @@ def test_likelihoods_are_those_of_rows_with_the_value_put_in(
 
 def test_classification_is_bayes_rule(run: Run) -> None:
     priors = {"5": 3.0, "1": 1.0}
-    result = classify(run, ROWS, "stars", priors=priors)
+    result = classify(run, ROWS, "stars").under(priors)
     assert set(result.names) == {"1", "5"}
     joint = np.array(
         [[priors[s] * math.exp(-sum(nats_of(run, {**row, "stars": s}))) for s in result.names] for row in ROWS]
@@ -174,3 +174,10 @@ def test_sampled_likelihoods_compare_as_exact_ones(tmp_path: Path) -> None:
     np.testing.assert_allclose(few, alone, rtol=1e-4, atol=1e-4)
     probabilities = classify(run, ROWS, "city", samples=100_000).probabilities
     np.testing.assert_allclose(probabilities, classify(run, ROWS, "city").probabilities, atol=1e-4)
+
+
+def test_kilometres_are_those_of_great_circles() -> None:
+    places = np.array([[48.86, 2.35], [0.0, 0.0]])
+    found = classification.kilometres(places, np.array([[51.51, -0.13], [0.0, 180.0], [48.86, 2.35]]))
+    assert found[0, [0, 2]] == pytest.approx([344, 0], abs=2)  # Paris to London
+    assert found[1, 1] == pytest.approx(np.pi * classification.EARTH_RADIUS)

@@ -82,10 +82,9 @@ def test_embeddings_that_only_the_low_rank_bias_reads_are_learned(tmp_path: Path
 
 def test_a_value_that_is_not_there_names_the_nearest() -> None:
     known = replace(clouds((3,)), values=("nba", "NBA2k", "Python"))
-    for wrong, near in (("NBA", "'nba'"), ("pyton", "'Python'"), ("nba2K", "'NBA2k'")):
-        with pytest.raises(UserError, match=f"did you mean {near}"):
-            known.row(wrong)
-    with pytest.raises(UserError, match="such as nba, NBA2k, Python"):
+    with pytest.raises(UserError, match="did you mean 'Python'"):
+        known.row("pyton")
+    with pytest.raises(UserError, match=r"it knows 3 values$"):
         known.row("qqqqqqq")
 
 

@@ -77,7 +77,7 @@ def test_ranks_are_those_of_texts_scored_by_the_run(run: Run) -> None:
     assert run.model.encoder is not None
     for table in run.model.encoder.tables:
         table.normal_(0, 4)  # values that differ in all that they make likely
-    found = audit(run, ROWS[:10], queries=2)
+    found = audit(run, ROWS[:10])
     canaries = Canaries.open(run.folder / FILE, run.tokenizer, run.schema)
     drawn = canaries.form.draw(1000, (0, 0xA17E))
     named = [variable.values for variable in run.schema.categories]
@@ -99,7 +99,7 @@ def test_ranks_are_those_of_texts_scored_by_the_run(run: Run) -> None:
 
 
 def test_rows_sum_up_what_single_canaries_have(run: Run) -> None:
-    found = audit(run, ROWS[:10], queries=2)
+    found = audit(run, ROWS[:10])
     rows = found["canaries"]
     assert [row["times"] for row in found["exposure"]] == ["all", *map(str, range(1, 11))]
     assert [row["canaries"] for row in found["exposure"]] == [20, *[2] * 10]
@@ -112,16 +112,13 @@ def test_rows_sum_up_what_single_canaries_have(run: Run) -> None:
             assert group[f"{reader}_low"] < group[reader] < group[f"{reader}_high"]
             assert group[f"{reader}_at_chance"] == (group[f"{reader}_p"] >= 0.01)
         assert group["model"] == sum(row["model"] for row in chosen)
-    assert found["texts"]["queries"] == 2
     assert found["texts"]["perplexity"] > 1
-    assert found == audit(run, ROWS[:10], queries=2)
+    assert found == audit(run, ROWS[:10])
 
 
 def test_mistakes_of_an_audit(run: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="alternatives is 999; it must be at least 1000"):
         audit(run, ROWS[:10], alternatives=999)
-    with pytest.raises(UserError, match="queries is 0; it must be at least 1"):
-        audit(run, ROWS[:10], queries=0)
     plain = trained(tmp_path / "plain", canaries=0)
     with pytest.raises(UserError, match="--canaries"):
         audit(plain, ROWS[:10])
@@ -136,14 +133,14 @@ def test_runs_of_other_columns_and_units(data: dict[str, Any], readers: set[str]
     rows = [{**row, "text": f"{row['text']} w{number} w{number // 2}"} for number, row in enumerate(ROWS)]
     config = Config.of(**{**DATA, **data, **MODEL, "epochs": 0.1, "canaries": 10})
     run = fit(rows, rows[:10], config, tmp_path / "run")
-    found = audit(run, rows[:10], queries=2)
+    found = audit(run, rows[:10])
     assert {name for name in found["exposure"][0] if name in ("stranger", "others", "owner")} == readers
-    assert ("model" in found["exposure"][0]) == ("mrr" in found["texts"]) == (config.tokenizer.kind == "char")
+    assert ("model" in found["exposure"][0]) == (config.tokenizer.kind == "char")
 
 
 def test_the_verb_shows_a_table_or_rows(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files.write_rows(tmp_path / "new.jsonl", ROWS[:10])
-    words = ["audit", str(run.folder), str(tmp_path / "new.jsonl"), "--queries", "2", "--threads", "1"]
+    words = ["audit", str(run.folder), str(tmp_path / "new.jsonl"), "--threads", "1"]
     assert main(words) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].startswith("new.jsonl: perplexity")
@@ -158,13 +155,13 @@ def test_the_verb_shows_a_table_or_rows(run: Run, tmp_path: Path, capsys: pytest
 
 @pytest.mark.slow
 def test_what_is_learned_by_heart_is_exposed_and_what_is_forgotten_is_not(tmp_path: Path) -> None:
-    exposed = audit(trained(tmp_path / "exposed", epochs=30, canaries=40), ROWS[:10], queries=2)["exposure"]
+    exposed = audit(trained(tmp_path / "exposed", epochs=30, canaries=40), ROWS[:10])["exposure"]
     often, everyone = exposed[-1], exposed[0]
     assert often["owner"] > 9
     assert not everyone["owner_at_chance"]
     assert not everyone["stranger_at_chance"]
     assert everyone["model"] > 0
-    kept = audit(trained(tmp_path / "kept", epochs=30, canaries=40, min_users=2), ROWS[:10], queries=2)["exposure"][0]
+    kept = audit(trained(tmp_path / "kept", epochs=30, canaries=40, min_users=2), ROWS[:10])["exposure"][0]
     assert kept["stranger_at_chance"]
     assert kept["others_at_chance"]
     assert kept["model"] == kept["popularity"] == kept["blend"] == 0

@@ -1,20 +1,16 @@
-"""Ratios, posteriors and raised words against the model a step at a time, and against scores and classification."""
+"""Ratios and posteriors against the model a step at a time, and against scores and classification."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell.config import Notice, UserError
-from factorcell.data.vocabulary import START
-from factorcell.evaluation import likelihood_ratios
+from factorcell.config import UserError
 from factorcell.evaluation.classification import classify
-from factorcell.evaluation.likelihood_ratios import explain, raised, strength
+from factorcell.evaluation.likelihood_ratios import explain, strength
 from factorcell.model.run import Run
 from tests.small import make_letters, make_run, nats_of
 
@@ -50,17 +46,10 @@ def test_ratios_are_those_of_a_step_at_a_time(run: Run) -> None:
 
 def test_long_texts_are_explained_whole() -> None:
     texts = ["abcab", "abcac", "abc"]
-    rows, longer = (explain([make_letters(data={"max_tokens": most})], texts, LETTERS) for most in (4, 50))
+    rows, longer = (explain([make_letters(max_tokens=most)], texts, LETTERS) for most in (4, 50))
     assert rows == longer
     assert [token["token"] for token in rows[0]["tokens"]] == ["a", "b", "c", "a", "b", "</s>"]
     assert rows[0]["ratio"] != rows[1]["ratio"]
-
-
-def test_words_are_raised_over_cut_texts() -> None:
-    letters = make_letters(data={"max_tokens": 4})
-    with pytest.warns(Notice, match="the texts given: 2 of 3 texts are cut after 4 tokens"):
-        found = raised([letters], ["abcab", "abcac", "abc"], *LETTERS.values(), least=0)
-    assert sum(row["count"] for row in found) == pytest.approx(4 + 4 + 4)
 
 
 def test_posterior_is_bayes_rule_over_what_was_read(run: Run) -> None:
@@ -98,65 +87,6 @@ def test_a_column_that_is_not_given_is_expected(run: Run) -> None:
     assert all(row["nats"][name] != pytest.approx(known["nats"], abs=1e-3) for name in row["nats"])
 
 
-def plain_raised(run: Run, texts: tuple[str, ...], first: dict[str, Any], second: dict[str, Any]) -> dict[int, Any]:
-    """Ratio and count of every id, a position and a token at a time."""
-    sums: dict[int, list[float]] = {}
-    for text in texts:
-        ids, both = run.prepare([{"text": text, **first}]).tokens.tolist(), []
-        for context in (first, second):
-            conditioned = run.model.condition(run.prepare([{"text": text, **context}]).context(np.array([0])))
-            state, logs = None, []
-            for token in ids[:-1]:
-                step, state = run.model.step(torch.tensor([token]), conditioned, state)
-                logs.append(step[0].tolist())
-            both.append(logs)
-        for ours, theirs in zip(*both, strict=True):
-            for index in range(len(run.tokenizer)):
-                if index != START:
-                    weight = (math.exp(ours[index]) + math.exp(theirs[index])) / 2
-                    entry = sums.setdefault(index, [0.0, 0.0])
-                    entry[0] += weight * (ours[index] - theirs[index])
-                    entry[1] += weight
-    return {index: (total / mass, mass) for index, (total, mass) in sums.items()}
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        {"adapt": ["concat", "factor"], "output_bias": ["low_rank", "one_hot"]},
-        {"adapt": ["prefix", "scale"], "output_bias": ["hash"], "layers": 2},
-    ],
-)
-@pytest.mark.parametrize("at_once", [4_000_000, 40])
-def test_raised_words_are_those_of_a_step_at_a_time(
-    model: dict[str, Any], at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(likelihood_ratios, "RANKED", at_once)
-    run = make_run(tmp_path / "run", ("city", "stars"), **model)
-    with torch.no_grad():
-        expected = plain_raised(run, TEXTS, OSLO, NICE)
-    rows = raised([run], TEXTS, OSLO, NICE, least=0)
-    assert {run.tokenizer.tokens[index] for index in expected} == {row["token"] for row in rows}
-    ids = {token: index for index, token in enumerate(run.tokenizer.tokens)}
-    for row in rows:
-        assert (row["ratio"], row["count"]) == pytest.approx(expected[ids[row["token"]]], rel=1e-4, abs=1e-5)
-    assert [row["ratio"] for row in rows] == sorted((row["ratio"] for row in rows), reverse=True)
-    assert sum(row["count"] for row in rows) == pytest.approx(sum(len(text.split()) + 1 for text in TEXTS), rel=1e-4)
-    likely = raised([run], TEXTS, OSLO, NICE, least=2.0)
-    assert likely == [row for row in rows if row["count"] >= 2]
-    assert 0 < len(likely) < len(rows)
-
-
-def test_words_of_an_ensemble() -> None:
-    runs = [make_letters(seed=1), make_letters(seed=2)]
-    one, other = ({row["token"]: row for row in raised([run], ["abc"], *LETTERS.values(), least=0)} for run in runs)
-    for row in raised(runs, ["abc"], *LETTERS.values(), least=0):
-        a, b = one[row["token"]], other[row["token"]]
-        assert row["count"] == pytest.approx((a["count"] + b["count"]) / 2)
-        total = a["count"] * a["ratio"] + b["count"] * b["ratio"]
-        assert row["ratio"] == pytest.approx(total / (a["count"] + b["count"]), abs=1e-6)
-
-
 @settings(max_examples=30)
 @given(st.floats(-5, 5))
 def test_strength_counts_the_levels_that_a_ratio_reaches(ratio: float) -> None:
@@ -182,12 +112,6 @@ def test_mistakes_are_named(texts: Any, contexts: Any, message: str) -> None:
 
 
 def test_runs_of_an_ensemble_must_read_alike() -> None:
-    for other, message in (
-        (make_letters(data={"max_tokens": 9}), "reads texts with max_tokens 9, letters with 12"),
-        (make_letters(data={"lowercase": True}), "lowercase True"),
-        (make_letters(texts=("abcd", "ab")), "different vocabularies"),
-    ):
-        with pytest.raises(UserError, match=message):
-            explain([make_letters(), other], ["ab"], LETTERS)
-        with pytest.raises(UserError, match=message):
-            raised([make_letters(), other], ["ab"], *LETTERS.values())
+    for other in (make_letters(lowercase=True), make_letters(texts=("abcd", "ab"))):
+        with pytest.raises(UserError, match="read these texts differently"):
+            explain([make_letters(), other], ["aB"], LETTERS)

@@ -15,10 +15,10 @@ from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, targets
 from factorcell.data.tokenizer import Tokenizer
-from factorcell.data.vocabulary import END, START, UNKNOWN
+from factorcell.data.vocabulary import END, START
 from factorcell.evaluation import ngram
 from factorcell.evaluation.ngram import FALLBACK, NGram, discounts
-from factorcell.evaluation.perplexity import evaluate, evaluate_by, top_accuracy
+from factorcell.evaluation.perplexity import evaluate, evaluate_by
 from tests import synthetic
 from tests.small import ROWS, make_run
 
@@ -107,36 +107,16 @@ def test_every_probability_is_that_of_the_textbook(tmp_path: Path, rows: list[di
         assert sum(ours) == pytest.approx(1, abs=1e-12)
 
 
-@pytest.mark.parametrize("order", [1, 2, 4])
-def test_ranks_are_those_of_all_probabilities(tmp_path: Path, rows: list[dict[str, str]], order: int) -> None:
-    model = fit(tmp_path / "model", rows, order)
-    book = Textbook(texts_of(model.prepare(rows)), order, len(model.tokenizer))
-    corpus = model.prepare([*UNSEEN, *rows[:10]])
-    expected = []
-    for text in texts_of(corpus):
-        for place in range(1, len(text)):
-            line = [book.probability(text[:place], token) for token in range(len(model.tokenizer)) if token != START]
-            own = book.probability(text[:place], text[place])
-            expected.append(sum(value > own * (1 - 1e-9) for value in line))
-    assert model.ranks(corpus).tolist() == expected
-    found, known = top_accuracy(model, corpus), targets(corpus) != UNKNOWN
-    assert found["top_3"] == pytest.approx(np.mean(np.array(expected) <= 3))
-    assert found["top_1_known"] == pytest.approx(np.mean(np.array(expected)[known] <= 1))
-    assert 0 < found["top_1"] < found["top_5"]
-
-
 def test_nothing_depends_on_how_much_is_looked_up_at_once(
     tmp_path: Path, rows: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = fit(tmp_path / "model", rows, 3)
     corpus = model.prepare([*UNSEEN, *rows])
-    nats, ranks = model.nats(corpus), model.ranks(corpus)
-    assert len(nats) == len(ranks) == corpus.targets
+    nats = model.nats(corpus)
+    assert len(nats) == corpus.targets
     monkeypatch.setattr(ngram, "TOKENS", 1)
-    monkeypatch.setattr(ngram, "CELLS", 1)
     assert len(list(model.blocks(corpus))) == len(corpus)
     np.testing.assert_array_equal(model.nats(corpus), nats)
-    np.testing.assert_array_equal(model.ranks(corpus), ranks)
     monkeypatch.setattr(ngram, "TOKENS", 30)
     assert 1 < len(list(model.blocks(corpus))) < len(corpus)
     np.testing.assert_array_equal(model.nats(corpus), nats)

@@ -11,16 +11,14 @@ import pytest
 import torch
 
 from factorcell.config import OUTPUT_BIASES, UserError
-from factorcell.data.corpus import targets
 from factorcell.data.tokenizer import WordTokenizer
-from factorcell.data.vocabulary import UNKNOWN, Vocabulary
+from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation.perplexity import (
     MISSING_GROUP,
     RANGES,
     column_groups,
     evaluate,
     evaluate_by,
-    top_accuracy,
     value_groups,
 )
 from factorcell.model.run import Run
@@ -111,12 +109,6 @@ def test_ranks_are_those_of_single_steps(tmp_path: Path, biases: list[str], monk
     assert run.ranks(corpus).tolist() == expected
     monkeypatch.setattr("factorcell.model.language_model.RANKED", 1)
     assert run.ranks(corpus).tolist() == expected
-    found = top_accuracy(run, corpus)
-    known = [rank for rank, target in zip(expected, targets(corpus), strict=True) if target != UNKNOWN]
-    assert len(known) == len(expected) - 1
-    for count in (1, 3, 5):
-        assert found[f"top_{count}"] == pytest.approx(sum(rank <= count for rank in expected) / len(expected))
-        assert found[f"top_{count}_known"] == pytest.approx(sum(rank <= count for rank in known) / len(known))
 
 
 def test_ties_count_against_the_target(run: Run) -> None:
@@ -125,7 +117,6 @@ def test_ties_count_against_the_target(run: Run) -> None:
             parameter.zero_()
     corpus = run.prepare(ROWS)
     assert set(run.ranks(corpus).tolist()) == {len(run.tokenizer) - 1}
-    assert top_accuracy(run, corpus)["top_5"] == 0
 
 
 YEARS = [1900 + n for n in range(100)]

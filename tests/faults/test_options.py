@@ -55,7 +55,7 @@ COMMANDS = {
     "mix": "run run --dev train.csv --out new --threads 1",
     "report": "run --out new.html",
     "check": "run",
-    "audit": "audited train.csv --queries 1 --threads 1",
+    "audit": "audited train.csv --threads 1",
     "evaluate": "run train.csv --threads 1",
     "classify": "run train.csv --target city --threads 1",
     "score": "run train.csv --threads 1",
@@ -68,7 +68,6 @@ COMMANDS = {
     "tune-online": "letters train.csv --rows-per-user 1 --seconds 0.01 --optimiser sgd --threads 1",
     "replay": "letters train.csv --compare plain --rows-per-user 1 --seconds 0.01 --out new --threads 1",
     "generate": "run --max-tokens 3 --threads 1",
-    "specificity": "run --target city --train train.csv --dev train.csv --number 1 --max-tokens 3 --out new",
     "explain": "run --text sea --between city=Oslo city=Nice --threads 1",
     "contexts": "run --threads 1",
 }

@@ -31,7 +31,7 @@ COMMANDS: dict[str, str] = {
     "evaluate": "evaluate {words} {table} --by {column}",
     "classify": "classify {words} {table} --target {column}",
     "score": "score {words} {table} --tokens",
-    "explain": "explain {words} --text {text} --between {oslo} {nice} --words 2 --page {page}",
+    "explain": "explain {words} --text {text} --between {oslo} {nice} --page {page}",
     "contexts": "contexts {words} --words --page {page}",
     "generate": "generate {words} --each {column} --min-tokens 3",
     "stream": "generate {words} --context {oslo} --stream --min-tokens 9",
@@ -39,7 +39,7 @@ COMMANDS: dict[str, str] = {
     "complete": "complete {letters} {prefix} --history {text} --explain",
     "report": "report {words} {letters} --out {page}",
     "advise": "advise {table} --context {column} --page {page}",
-    "rescore": "rescore {words} {lists} --page {page} --context {oslo}",
+    "rescore": "rescore {words} {lists} --context {oslo}",
     "check": "check {letters}",
     "resume": "train {table} --dev {table} --context {column} --out {words} {small} --resume",
     "baseline": "baseline ngram {table} --out {fresh}",
@@ -50,7 +50,6 @@ SLOW: dict[str, str] = {
     "separate": "separate {table} --dev {table} --by {column} --out {fresh} {small}",
     "finetune": "finetune {words} {table} --dev {table} --out {fresh} --epochs 1 --evaluations 1",
     "tune": "tune {table} --dev {table} --context {column} --out {fresh} --trials 1 {small}",
-    "specificity": "specificity {words} --train {table} --dev {table} --target {column} --out {fresh} --number 1",
     "compare": "compare {table} --dev {table} --test {table} --context {column} --out {fresh} {small}",
 }
 UNTHREADED = ("report", "check", "baseline")

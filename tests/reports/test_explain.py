@@ -79,15 +79,9 @@ def test_tokens_of_few_nats_are_not_called_strong() -> None:
     assert page.count("No token of 0.1 nats.") == 1
 
 
-def test_words_and_an_ensemble() -> None:
-    words = [{"token": "great", "ratio": 1.5, "count": 1234.5}, {"token": "rude", "ratio": -4.25, "count": 2.0}]
-    text = Page(explanation("run", [ROW], words, 3)).text
-    assert "means of the log likelihoods of 3 runs" in text
-    assert re.search(r"great\s*1\.50\s*1,234\.5", text)
-    assert re.search(r"rude\s*4\.25\s*2\.0", text)
-    alone = Page(explanation("run", [ROW])).text
-    assert "means of" not in alone
-    assert "Words raised" not in alone
+def test_the_page_of_an_ensemble_says_that_figures_are_means() -> None:
+    assert "means of the log likelihoods of 3 runs" in Page(explanation("run", [ROW], 3)).text
+    assert "means of" not in Page(explanation("run", [ROW])).text
 
 
 def test_several_models_and_many_contexts() -> None:

@@ -286,12 +286,6 @@ def test_degrees(point: tuple[float, float], words: str) -> None:
     assert demo.degrees(*point) == words
 
 
-def test_kilometres() -> None:
-    assert demo.kilometres((0, 0), (0, 180)) == pytest.approx(np.pi * 6371)
-    assert demo.kilometres((48.86, 2.35), (51.51, -0.13)) == pytest.approx(344, abs=2)  # Paris to London
-    assert demo.kilometres((10, 20), (10, 20)) == 0
-
-
 def browse(browser: Any, content: str, width: int) -> tuple[int, list[str]]:  # noqa: F811
     """The width of the page in a window, and the messages of the browser."""
     tab = browser.new_page(viewport={"width": width, "height": 900})

@@ -13,7 +13,6 @@ def run_audit(given: argparse.Namespace) -> None:
         options.opened(Run.open, given.run, given),
         given.table,
         alternatives=given.alternatives,
-        queries=given.queries,
         unknown=given.unknown,
         seed=given.seed,
         progress=True,
@@ -21,8 +20,7 @@ def run_audit(given: argparse.Namespace) -> None:
     if given.json:
         return terminal.lines([found["texts"], *found["exposure"], *found["canaries"]])
     texts = found["texts"]
-    ranked = f", mean reciprocal rank {texts['mrr']:.4f} of {texts['queries']:,} texts" if "mrr" in texts else ""
-    terminal.show(f"{texts['table']}: perplexity {texts['perplexity']:.2f}{ranked}", "")
+    terminal.show(f"{texts['table']}: perplexity {texts['perplexity']:.2f}", "")
     for row in found["exposure"]:
         for reader in READERS:
             if f"{reader}_p" in row:

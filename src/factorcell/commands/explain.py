@@ -12,7 +12,7 @@ from factorcell.commands import options, streams, terminal
 from factorcell.config import UserError
 from factorcell.data.tables import FORMATS
 from factorcell.evaluation.cautions import cautions
-from factorcell.evaluation.likelihood_ratios import column_texts, context_text, explain, raised, strength
+from factorcell.evaluation.likelihood_ratios import column_texts, context_text, explain, strength
 from factorcell.model.run import Run
 from factorcell.reports.wording import readable
 
@@ -26,8 +26,6 @@ Row = dict[str, Any]
 def run_explain(given: argparse.Namespace) -> None:
     """`factorcell explain`."""
     contexts = contexts_between(given.between, options.context(given.context))
-    if given.over and not given.words:
-        raise UserError("--over is for --words; say how many")
     runs, others = (
         [options.opened(Run.open, folder, given) for folder in folders]
         for folders in ((given.run, *given.ensemble), given.beside)
@@ -44,33 +42,16 @@ def run_explain(given: argparse.Namespace) -> None:
                 {"model": run.folder.name, **row} for row in explain([run], texts, contexts, unknown=given.unknown)
             ]
         rows.sort(key=lambda row: texts.index(row["text"]))
-    words = _words(runs, texts, contexts, given) if given.words else []
     if given.page:
         from factorcell.reports.explain import explanation
 
-        files.write(given.page, explanation(name, rows, words, len(runs), doubts))
+        files.write(given.page, explanation(name, rows, len(runs), doubts))
         terminal.say(f"the page: {given.page}")
     if given.json:
-        terminal.lines([*rows, *words])
+        terminal.lines(rows)
     else:
         _show(rows, list(contexts))
-        if words:
-            _show_words(words)
     terminal.say(*doubts)
-
-
-def _words(
-    runs: Sequence[Run], texts: Sequence[str], contexts: Mapping[str, Mapping[str, str]], given: argparse.Namespace
-) -> list[Row]:
-    """Return the words that each of two contexts raises most."""
-    if len(contexts) != 2:
-        raise UserError(f"--words {given.words} with {len(contexts)} contexts: it takes two")
-    places = texts if given.over is None else column_texts(given.over, runs[0].config.data.text)
-    rows = raised(runs, places, *contexts.values(), unknown=given.unknown, progress=not given.json)
-    if not rows:
-        terminal.say("--words: no word is expected even once in these few places; give more texts with --over TABLE")
-    up, down = ([row for row in rows if sign * row["ratio"] > 0] for sign in (1, -1))
-    return [*up[: given.words], *down[-given.words :]]
 
 
 def contexts_between(between: Sequence[str], shared: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -123,15 +104,6 @@ def _show(rows: Sequence[Row], between: Sequence[str]) -> None:
                 for token in row["tokens"]
             ]
             terminal.table(shares, ("token", *between))
-
-
-def _show_words(words: Sequence[Row]) -> None:
-    terminal.show("")
-    lines = [
-        {"word": readable(word["token"]), "nats": f"{word['ratio']:+z.2f}", "expected": f"{word['count']:.1f}"}
-        for word in words
-    ]
-    terminal.table(lines, ("word", "nats", "expected"))
 
 
 def marked(text: str, ratio: float, colour: bool) -> str:

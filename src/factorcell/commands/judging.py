@@ -12,7 +12,7 @@ from factorcell.evaluation.bayes_rule import Classification, judged_texts
 from factorcell.evaluation.cautions import unfinished, unknown_users
 from factorcell.evaluation.classification import classify, classify_points
 from factorcell.evaluation.comparison import AT_LEAST, BOUND, figure, told_difference
-from factorcell.evaluation.perplexity import TOP, evaluated
+from factorcell.evaluation.perplexity import evaluated
 from factorcell.evaluation.text_figures import Figures
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
@@ -27,7 +27,7 @@ def run_evaluate(given: argparse.Namespace) -> None:
     """`factorcell evaluate`."""
     run = options.opened(open_scorer, given.run, given)
     baseline = given.baseline and options.opened(open_scorer, given.baseline, given)
-    found = evaluated(run, given.table, by=given.by, baseline=baseline, unknown=given.unknown, top=given.top)
+    found = evaluated(run, given.table, by=given.by, baseline=baseline, unknown=given.unknown)
     kept = results.evaluation_row(run, given.table, found)
     row = kept["evaluation"]
     if given.json:
@@ -57,8 +57,6 @@ def _show(
     if difference := told_difference("bits_per_byte_difference", whole):
         bound = "at least " if whole["bits_per_byte_baseline_bound"] else ""
         terminal.show(f"bits per byte above {other_model}, {bound}{whole['bits_per_byte_baseline']:.3f}: {difference}")
-    if given.top:
-        terminal.show("next token right" + "".join(f", {whole[f'top_{n}']:.4f} among {n}" for n in TOP))
     for name in given.by:
         terminal.show("", f"by {name}; {over}")
         other = "baseline" if baseline else "without_context"

@@ -93,10 +93,7 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
     ),
     "write": (
         "writing",
-        (
-            Verb("generate", "texts that fit a context, or what fits the gap of a template", "generation"),
-            Verb("specificity", "does the text that models write fit its context?", "specificity"),
-        ),
+        (Verb("generate", "texts that fit a context, or what fits the gap of a template", "generation"),),
     ),
     "explain": (
         "explaining",

@@ -7,9 +7,8 @@ from typing import Any
 from factorcell import files
 from factorcell.commands import options, terminal
 from factorcell.config import UserError, choose
-from factorcell.data.tables import name_of
 from factorcell.evaluation.ngram import NGram
-from factorcell.evaluation.rescoring import nbest, rescore, speakers
+from factorcell.evaluation.rescoring import nbest, rescore
 from factorcell.evaluation.rescoring.nbest import NBest
 from factorcell.evaluation.rescoring.rescore import Scored, ScoreWeights
 from factorcell.evaluation.results import open_model
@@ -25,21 +24,16 @@ def run_rescore(given: argparse.Namespace) -> None:
         raise UserError(f"{given.out}: exists already; choose another file")
     if given.tune and given.weights:
         files.try_path(given.weights)
-    lists = _read(given.lists, given.reference, given.utt2context, given)
+    lists = _read(given.lists, given.reference, given.utt2context)
     for name in given.by:
         choose("column", name, lists.columns)
     model = options.opened(open_model, given.run, given)
     weights = _weights(given, model, lists)
-    scored = _scored(given, model, lists, weights)
+    scored = _scored(given, model, lists)
     rows = rescore.rescore(scored, weights)
     summary = rescore.summarise(rows, given.by) if lists.referenced else []
     if given.out is not None:
         files.write_rows(given.out, rows)
-    if given.page is not None:
-        from factorcell.reports import rescoring as report
-
-        page = report.page(name_of(given.lists), name_of(given.run), rows, summary, weights.values)
-        files.write(given.page, page)
     _warn(model, lists, options.context(given.context), summary)
     if given.json:
         terminal.lines([{"weights": dict(weights.values)}, *(summary or rows)])
@@ -60,8 +54,8 @@ def _warn(model: Run | NGram, lists: NBest, context: dict[str, str], summary: li
         terminal.say("more errors than the first pass: fit the weights on lists with references (--tune)")
 
 
-def _read(path: Path, reference: Path | None, columns: Path | None, given: argparse.Namespace) -> NBest:
-    lists = nbest.read_nbest(path, given.format, beams=given.beams)
+def _read(path: Path, reference: Path | None, columns: Path | None) -> NBest:
+    lists = nbest.read_nbest(path)
     lists = lists if reference is None else nbest.with_references(lists, reference)
     return lists if columns is None else nbest.with_columns(lists, columns)
 
@@ -73,29 +67,16 @@ def _weights(given: argparse.Namespace, model: Run | NGram, lists: NBest) -> Sco
             if value is not None:
                 raise UserError(f"--tune-{option} {value} is of the lists of --tune, which is not given")
         return ScoreWeights.open(given.weights) if given.weights else ScoreWeights.shared(lists.names, given.share)
-    tune = _read(given.tune, given.tune_reference, given.tune_utt2context, given)
+    tune = _read(given.tune, given.tune_reference, given.tune_utt2context)
     if tune.names != lists.names:
         raise UserError(f"{given.tune}: has the scores {', '.join(tune.names)}; {given.lists} {', '.join(lists.names)}")
-    first = speakers.without_new(model, tune) if given.learn and isinstance(model, Run) else tune
-    how: dict[str, Any] = {"objective": given.objective, "seed": given.seed, "progress": True}
-    weights, reached = rescore.fit(_plain(given, model, first), **how)
-    if given.learn:
-        weights, reached = rescore.fit(_scored(given, model, tune, weights), **how)
-    terminal.say(f"fitted on {given.tune}: " + ", ".join(f"{name} {value:g}" for name, value in reached.items()))
+    weights, nats = rescore.fit(_scored(given, model, tune))
+    terminal.say(f"fitted on {given.tune}: {nats:g} nats a list")
     if given.weights is not None:
         weights.save(given.weights)
     return weights
 
 
-def _scored(given: argparse.Namespace, model: Run | NGram, lists: NBest, weights: ScoreWeights) -> Scored:
-    if not given.learn:
-        return _plain(given, model, lists)
-    if isinstance(model, NGram):
-        raise UserError(f"{given.run}: an n-gram model learns no speakers; --learn takes a run trained with --user")
+def _scored(given: argparse.Namespace, model: Run | NGram, lists: NBest) -> Scored:
     context = options.context(given.context)
-    return speakers.learn(model, lists, weights, context=context, unknown=given.unknown, progress=True)
-
-
-def _plain(given: argparse.Namespace, model: Run | NGram, lists: NBest) -> Scored:
-    context = options.context(given.context)
-    return rescore.score(model, lists, context=context, unknown=given.unknown, kept=given.scores, progress=True)
+    return rescore.score(model, lists, context=context, unknown=given.unknown, progress=True)

@@ -182,7 +182,7 @@ def classify(
     *,
     values: Sequence[Any] = (),
     distractors: Sequence[Any] = (),
-    priors: str | Mapping[Any, float] = "uniform",
+    priors: str = "uniform",
     unknown: str = "error",
     samples: int = 0,
     seed: int = 0,
@@ -200,7 +200,7 @@ def classify(
         target: The name of the variable.
         values: The candidates; all values by default. Texts with other values are omitted from the metrics.
         distractors: Other values, whose texts count as negatives in the AUC.
-        priors: "uniform", "training" (the frequencies there), or a weight for each value.
+        priors: "uniform" or "training" (the frequencies there); `Classification.under` takes others.
         unknown: How to read context values that training never saw, as in `Run.prepare`.
         samples: The number of sampled tokens of the softmax; 0: all tokens (see `log_likelihoods`).
         seed: The seed of the samples.
@@ -225,12 +225,8 @@ def classify(
         raise UserError(f"{target} has {'one value' if names else 'no value'} here: there is nothing to tell apart")
     if calibrate is not None:
         must_tell(calibrate, variable, names, run.config.data, "a temperature is fitted by the values that texts have")
+    choose("priors", priors, PRIORS)
     trained = variable.counted
-    weights: Mapping[str, float] | None = None
-    if hasattr(priors, "items"):  # also of a pandas column, such as the frequencies of values
-        weights = _weights(dict(priors.items()), names)
-    elif choose("priors", str(priors), PRIORS) == "training":
-        weights = trained
     how: Any = {"samples": samples, "seed": seed, "proposal": proposal, "progress": progress}
     judged = [_judged(run, source, target, names, distractors, unknown, how)]
     judged += [] if calibrate is None else [_judged(run, calibrate, target, names, (), unknown, how)]
@@ -239,24 +235,10 @@ def classify(
         result, *held = (one if weights is None else one.under(weights) for one in judged)
         return result.at(held[0].fitted_temperature()) if held else result
 
-    result = under(weights)
-    if weights is not trained and any(trained[name] for name in names):
-        result = replace(result, by_training=under(trained).predicted)
-    return result
-
-
-def _weights(priors: Mapping[Any, float], names: Sequence[str]) -> dict[str, float]:
-    specified = by_name(priors, "priors")
-    weights: dict[str, float] = {}
-    for name in names:
-        weight = to_number(specified.get(name))
-        if weight is None or not weight >= 0:
-            got = f"{specified[name]!r:.40}" if name in specified else "none"
-            raise UserError(f"priors: expected a weight from 0 on for each candidate, got {got} for {name!r}")
-        weights[name] = weight
-    if not sum(weights.values()) > 0:
-        raise UserError("priors: expected a weight above 0 for some candidate, got none")
-    return weights
+    if priors == "training":
+        return under(trained)
+    result = under(None)
+    return replace(result, by_training=under(trained).predicted) if any(trained[name] for name in names) else result
 
 
 def _judged(

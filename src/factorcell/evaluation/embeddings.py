@@ -8,7 +8,6 @@ context c', by default the expected one.
 Shapes: N values, k embedding, B contexts, V vocabulary.
 """
 
-import difflib
 import importlib
 import math
 from collections import Counter
@@ -25,6 +24,7 @@ from factorcell.config import INSIDE, UserError, choose
 from factorcell.data.columns import parse_column
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, is_missing, to_number
+from factorcell.limits import nearest
 from factorcell.model.adapters import shifting
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
@@ -82,22 +82,15 @@ class Embeddings:
         )
 
     def row(self, value: object) -> int:
-        """Return the place of a value; a `UserError` names similar ones, unless they are people."""
+        """Return the place of a value; a `UserError` names the nearest one, unless they are people."""
         name = category_name(value)
         if name in self.values:
             return self.values.index(name)
+        hint = "" if self.people else nearest(name, self.values)
         raise UserError(
-            f"{self.variable} {name!r} was never seen in training or is a rare value; "
-            f"it knows {len(self.values):,} values{'' if self.people else f' ({self._hint(name)})'}"
+            f"{self.variable} {name!r} was never seen in training or is a rare value{hint}; "
+            f"it knows {len(self.values):,} values"
         )
-
-    def _hint(self, name: str) -> str:
-        """Name the values that are most like `name`, or else the most frequent ones."""
-        folded = {known.casefold(): known for known in reversed(self.values)}
-        begun = [folded[text] for text in sorted(folded, key=len) if text.startswith(name.casefold())]
-        alike = [folded[match] for match in difflib.get_close_matches(name.casefold(), folded, n=3)]
-        near = list(dict.fromkeys([*begun[:3], *alike]))[:3]
-        return f"did you mean {' or '.join(map(repr, near))}?" if near else f"such as {', '.join(self.values[:5])}"
 
     def neighbours(self, values: Sequence[object], count: int = 10, measure: str = "cosine") -> list[Row]:
         """Return the `count` nearest values of each of `values`: rows of value, near, count, and the measure."""

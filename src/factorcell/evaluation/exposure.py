@@ -22,16 +22,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import limits
-from factorcell.choices import ALTERNATIVES, QUERIES
+from factorcell.choices import ALTERNATIVES
 from factorcell.completion.assistant import Assistant
 from factorcell.completion.completer import Completer
 from factorcell.completion.popularity import Popularity
-from factorcell.completion.replay.streams import PrefixDraw, rank_of
 from factorcell.completion.search import Suggestion
 from factorcell.config import UserError
 from factorcell.data.canaries import FILE, TIMES, Canaries, with_texts
 from factorcell.data.counts import POPULARITY
-from factorcell.data.tables import name_of, open_table
+from factorcell.data.tables import name_of
 from factorcell.evaluation import perplexity
 from factorcell.evaluation.statistics import INTERVAL
 from factorcell.model.run import Run
@@ -51,7 +50,6 @@ def audit(
     table: Any,
     *,
     alternatives: int = ALTERNATIVES,
-    queries: int = QUERIES,
     unknown: str = "group",
     seed: int = 0,
     progress: bool = False,
@@ -62,13 +60,12 @@ def audit(
         run: The run or its folder.
         table: Real texts that training did not see.
         alternatives: The number of random texts that each canary is ranked among.
-        queries: The number of real texts that are completed.
         unknown: How to read context values that training never saw, as in `Run.prepare`.
         seed: The seed of all draws.
         progress: Whether to show the progress.
 
     Returns:
-        `texts`: the perplexity of `table`, and the mean reciprocal rank of its texts among completions for a stranger;
+        `texts`: the figures of `evaluate` for `table`;
         `canaries`: a row for each with its exposure for each reader, and which sources suggest it to a stranger who
         typed its first half; `exposure`: the same by number of repetitions, with intervals and tests; `chance` and
         `most`: the mean exposure by chance and the largest one.
@@ -77,7 +74,7 @@ def audit(
         UserError: The run was trained without canaries.
     """
     run = run if isinstance(run, Run) else Run.open(run)
-    limits.check(alternatives=alternatives, queries=queries, seed=seed)
+    limits.check(alternatives=alternatives, seed=seed)
     if not (run.folder / FILE).exists():
         raise UserError(f"{run.folder}: no {FILE}; train a run with --canaries N to audit it")
     canaries = Canaries.open(run.folder / FILE, run.tokenizer, run.schema)
@@ -95,7 +92,7 @@ def audit(
     groups = [("all", list(range(len(rows))))]
     groups += [(str(times), np.flatnonzero(canaries.times == times).tolist()) for times in range(1, TIMES + 1)]
     return {
-        "texts": {"table": name_of(table), **_real(run, table, queries, unknown, seed, progress)},
+        "texts": {"table": name_of(table), **perplexity.evaluate(run, table, unknown=unknown)},
         "exposure": [_summed(name, rows, members, alternatives) for name, members in groups if members],
         "canaries": rows,
         "chance": chance(alternatives),
@@ -179,52 +176,19 @@ def _suggested(run: Run, canaries: Canaries, progress: bool) -> list[Row]:
     if (run.folder / POPULARITY).exists():
         popularity = Popularity.of(run)
         sources["popularity"] = lambda prefix: popularity.complete(prefix, SUGGESTIONS)
+
+    def blended(prefix: str) -> list[Suggestion]:
+        if not assistant.suggester.fits(prefix):
+            return []
+        return assistant.suggest(assistant.type(assistant.begin(user, {}), prefix), SUGGESTIONS).suggestions
+
     if assistant.popularity is not None:
-        sources["blend"] = lambda prefix: _completed(assistant, prefix, {})
+        sources["blend"] = blended
     rows = []
     for text in progress_bar(canaries.texts, desc="completion", unit="canaries", show=progress):
         whole, prefix = (run.tokenizer.join(part) for part in (text, text[: (len(text) + 1) // 2]))
         rows.append({source: any(one.text == whole for one in of(prefix)) for source, of in sources.items()})
     return rows
-
-
-def _completed(assistant: Assistant, prefix: str, context: Row) -> list[Suggestion]:
-    if not assistant.suggester.fits(prefix):
-        return []
-    user = assistant.learner.new() if assistant.learner else None
-    return assistant.suggest(assistant.type(assistant.begin(user, context), prefix), SUGGESTIONS).suggestions
-
-
-def _real(run: Run, table: Any, queries: int, unknown: str, seed: int, progress: bool) -> Row:
-    figures = perplexity.evaluate(run, run.prepare(table, unknown=unknown))
-    if not run.tokenizer.is_character_level:
-        return figures
-    assistant, places = Assistant.of(run, unknown=unknown), []
-    drawn = _queries(run, table, queries, seed)
-    for prefix, text, context in progress_bar(drawn, desc="completion", unit="texts", show=progress):
-        place = rank_of(text, [one.text for one in _completed(assistant, prefix, context)])
-        places.append(1 / place if place else 0.0)
-    return figures | {"queries": len(places), "mrr": float(np.mean(places)) if places else math.nan}
-
-
-def _queries(run: Run, table: Any, count: int, seed: int) -> list[tuple[str, str, Row]]:
-    """Draw at most `count` texts of `table`: a prefix of each, the text as the run reads it, and its context."""
-    data, tokenizer, draw = run.config.data, run.tokenizer, PrefixDraw(seed=seed)
-    read = open_table(table)
-    names = [name for name in run.schema.columns(without=data.user) if name in read.columns]
-    rows = [
-        (text, dict(zip(names, values, strict=True)))
-        for chunk in read.chunks([data.text, *names])
-        for text, *values in zip(*(chunk[name] for name in (data.text, *names)), strict=True)
-    ]
-    drawn: list[tuple[str, str, Row]] = []
-    for place in np.random.default_rng((seed, 0xA0D17)).permutation(len(rows)).tolist():
-        text, context = rows[place]
-        text = tokenizer.join(tokenizer.split(text))
-        prefix = draw.prefix("", text, place)
-        if prefix is not None and len(drawn) < count:
-            drawn.append((prefix, text, context))
-    return drawn
 
 
 def _summed(name: str, rows: Sequence[Row], members: Sequence[int], alternatives: int) -> Row:

@@ -33,7 +33,6 @@ from factorcell.progress import progress_bar
 ORDERS = range(1, 13)
 USUAL, USUAL_OF_CHARACTERS = 4, 9  # default orders; higher ones gain little
 TOKENS = 1 << 20  # tokens that are looked up at once
-CELLS = 4_000_000  # probabilities that are computed at once, 32 MB
 FALLBACK = (0.5, 1.0, 1.5)  # discounts if a corpus has too few n-grams to estimate them
 FORMAT = 1  # of the folder
 FILE, TABLES = "ngram.json", "ngrams.safetensors"
@@ -204,17 +203,6 @@ class NGram:
                 probability = level.share[gram] + level.left[history] * probability
             nats.append(-np.log(probability))
         return np.concatenate(nats)
-
-    def ranks(self, corpus: Corpus) -> Ids:
-        """Return the rank of every target among all tokens (T,), 1 the most probable; ties count against it."""
-        ranks, size = [], max(1, CELLS // len(self.tokenizer))
-        for histories, _, wanted in self.blocks(corpus):
-            for begin in range(0, len(wanted), size):
-                rows = slice(begin, begin + size)
-                everything = self.probabilities([history[rows] for history in histories])
-                own = np.take_along_axis(everything, wanted[rows, None], 1)
-                ranks.append((everything >= own).sum(1))
-        return np.concatenate(ranks)
 
     def probabilities(self, histories: list[Ids]) -> Floats:
         """Return p(w | h) of all tokens (T, V) from the ids of each target's history at every order."""

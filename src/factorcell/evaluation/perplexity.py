@@ -1,4 +1,4 @@
-"""Perplexity of texts, overall and by the values of columns; gains over a baseline; next-token accuracy.
+"""Perplexity of texts, overall and by the values of columns; gains over a baseline.
 
 Perplexity is exp(sum of nats / number of targets) over a whole table, where the end of each text is a target. It is
 given for all targets, and without out-of-vocabulary ones. Bits per byte, sum of nats / (ln 2 * bytes of the original
@@ -7,7 +7,6 @@ texts), compare models with different targets.
 Shapes: N texts.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,16 +20,14 @@ from factorcell.data.rows import labels_of
 from factorcell.data.tables import open_table
 from factorcell.data.values import is_missing, name_or_none, to_number
 from factorcell.evaluation import statistics, text_figures
-from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.model.run import Run
-from factorcell.model.scoring import Ranker, Scorer, Tally
+from factorcell.model.scoring import Scorer, Tally
 
 BITS = "bits_per_byte"
 RANGES = 5  # quantile ranges of a numeric column
 MISSING_GROUP = "(missing)"
-TOP = (1, 3, 5)  # a prediction is right if the target is among this many most probable tokens
 
 Row = dict[str, Any]
 
@@ -43,9 +40,7 @@ class Evaluation(NamedTuple):
     texts: Figures
 
 
-def evaluate(
-    run: Scorer, source: Any, *, baseline: Scorer | None = None, unknown: str = "error", top: bool = False
-) -> Row:
+def evaluate(run: Scorer, source: Any, *, baseline: Scorer | None = None, unknown: str = "error") -> Row:
     """Compute the perplexity of texts, and their bits per byte.
 
     Texts are cut after `max_tokens` tokens, as in training.
@@ -55,7 +50,6 @@ def evaluate(
         source: A path, rows, a data frame, or a corpus that `run` has prepared.
         baseline: A model to measure the gain over.
         unknown: How to read context values that training never saw, as in `Run.prepare`.
-        top: Whether to add how often the target is among the 1, 3 and 5 most probable tokens.
 
     Returns:
         `perplexity` of all targets and `perplexity_known` without out-of-vocabulary ones; the counts `texts`,
@@ -64,9 +58,9 @@ def evaluate(
         (if the vocabularies are the same) and `bits_per_byte_difference`, with their intervals.
 
     Raises:
-        UserError: `top` is asked of a model that cannot rank tokens, or the baseline reads other texts.
+        UserError: The baseline reads other texts.
     """
-    return evaluated(run, source, baseline=baseline, unknown=unknown, top=top).row
+    return evaluated(run, source, baseline=baseline, unknown=unknown).row
 
 
 def evaluated(
@@ -76,23 +70,18 @@ def evaluated(
     by: Sequence[str] = (),
     baseline: Scorer | None = None,
     unknown: str = "error",
-    top: bool = False,
 ) -> Evaluation:
     """Evaluate a model as `evaluate` does, also by the values of the columns `by` of the table `source`.
 
     With columns or a baseline there are gains: over the baseline, or over the same model with the expected context
     (then `over` is None). A baseline with another vocabulary is compared by bits per byte only.
     """
-    if top and not isinstance(run, Run | NGram):
-        raise UserError(f"{run.folder}: only runs and n-gram models tell which tokens are most probable (--top)")
     if baseline is not None and by:  # before the columns are read: the baseline may need other ones
         check_vocabularies(run, baseline)
     columns = {column: column_groups(source, column) for column in by}
     corpus = source if isinstance(source, Corpus) else run.prepare(source, unknown=unknown)
     nats = run.nats(corpus)
     texts, row, groups = text_figures.of_nats(nats, corpus), summarised(nats, corpus), dict[str, list[Row]]()
-    if top and isinstance(run, Run | NGram):
-        row |= top_accuracy(run, corpus)
     if baseline is not None and baseline.tokenizer.tokens != run.tokenizer.tokens:
         other = baseline.prepare(source, unknown=unknown)
         row |= _bits_above(texts, text_figures.of_nats(baseline.nats(other), other), other, baseline)
@@ -132,14 +121,6 @@ def _bits_per_byte(nats: NDArray[np.float64], corpus: Corpus) -> Row:
     figure = ratios.interval(0).row(BITS) if ratios else dict.fromkeys(Interval(0.0).row(BITS))
     bound = bool((text_figures.lower_bounds(corpus) & counted).any())
     return {**figure, f"{BITS}_bound": bound, f"{BITS}_texts": int(counted.sum())}
-
-
-def top_accuracy(model: Ranker, corpus: Corpus) -> Row:
-    """Return how often the target is among the `TOP` most probable tokens: of all targets, and of known ones."""
-    ranks = model.ranks(corpus)
-    known = ranks[known_targets(corpus)]
-    everything = {f"top_{count}": float((ranks <= count).mean()) for count in TOP}
-    return everything | {f"top_{n}_known": float((known <= n).mean()) if len(known) else math.nan for n in TOP}
 
 
 def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[Any], baseline: Scorer | None = None) -> list[Row]:

@@ -18,21 +18,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell import files, limits
-from factorcell.config import Config, UserError, choose
+from factorcell import files
+from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, longer
 from factorcell.data.tokenizer import Tokenizer
-from factorcell.data.values import category_name
 from factorcell.evaluation import baselines
-from factorcell.generation.generate import GenerationOptions, every, generate, origin, resumed
+from factorcell.generation.generate import GenerationOptions, generate, origin, resumed
 from factorcell.model.run import Run
-from factorcell.progress import progress_bar
 
-KINDS: dict[str, type[baselines.Linear] | type[baselines.FastText]] = {
-    "linear": baselines.Linear,
-    "fasttext": baselines.FastText,
-}
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")  # in the name of a value: "4 stars"
 DISTINCT, REPEATED, COPIED = 2, 3, 5  # lengths of the n-grams that are counted
 MAX_NGRAMS = 10_000  # n-grams by which variety is measured: it falls with their number
@@ -42,24 +36,8 @@ Hashes = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
-class JudgeOptions:
-    """The column `target` that a judge predicts, and its classifier: one of `KINDS`, with a `seed`.
-
-    `order` lists the values from low to high, if their names are not numbers.
-    """
-
-    target: str
-    kind: str = "linear"
-    order: tuple[str, ...] = ()
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        choose("judge", self.kind, tuple(KINDS))
-
-
-@dataclass(frozen=True)
 class Judge:
-    """A classifier of the values of the column `target`, trained on real texts.
+    """A fastText classifier of the values of the column `target`, trained on real texts.
 
     `seen` has the sorted hashes of the training n-grams, `scale` (K,) the values as numbers (None if they have no
     order), `real` the figures of held-out real texts.
@@ -68,7 +46,7 @@ class Judge:
     target: str
     config: Config
     train: Corpus
-    classify: baselines.Linear | baselines.FastText
+    classify: baselines.FastText
     seen: Hashes
     scale: NDArray[np.float64] | None
     real: Row
@@ -79,34 +57,26 @@ class Judge:
         table: Any,
         held_out: Any,
         config: Config,
-        options: JudgeOptions,
+        target: str,
+        order: Sequence[str] = (),
         *,
         tokenizer: Tokenizer | None = None,
-        progress: bool = False,
     ) -> "Judge":
         """Train a judge on the real texts of `table`, and evaluate it on those of `held_out`.
 
-        `config` says how texts are read, with the `tokenizer` of the models, so that all read the same tokens.
-        `UserError` if the column has fewer than two frequent values, or the order lacks one of them.
+        `config` says how texts are read, with the `tokenizer` of the models, so that all read the same tokens. `order`
+        lists the values from low to high, if their names are not numbers. `UserError` if the column has fewer than two
+        frequent values, or the order lacks one of them.
         """
-        target = options.target
         config = baselines.with_target(config, target)
-        train, unseen = baselines.read(table, held_out, target, config, tokenizer=tokenizer, progress=progress)
-        scale = _scale(target, train.schema.categories[0].values[1:], options.order)
+        train, unseen = baselines.read(table, held_out, target, config, tokenizer=tokenizer)
+        scale = _scale(target, train.schema.categories[0].values[1:], order)
         seen = np.unique(ngrams(train, COPIED)[0])
-        judge = cls(target, config, train, KINDS[options.kind](train, seed=options.seed), seen, scale, {})
+        judge = cls(target, config, train, baselines.FastText(train), seen, scale, {})
         return replace(judge, real=judge._figures(unseen)[0])
 
     def judge(self, rows: Sequence[Mapping[str, Any]]) -> tuple[Row, NDArray[np.bool_]]:
         """Return the figures of texts `{"text": ..., target: value}`, and which of them (B,) fit their value."""
-        if not rows:
-            raise UserError("no texts to judge")
-        for number, row in enumerate(rows, 1):
-            for name in ("text", self.target):
-                if name not in row:
-                    raise UserError(f"row {number} has no {name!r}; it has {', '.join(map(str, row)) or 'nothing'}")
-            names = self.train.schema.categories[0].values[1:]
-            choose(f"value of {self.target} in row {number}", category_name(row[self.target]), names)
         table = [{self.config.data.text: row["text"], self.target: row[self.target]} for row in rows]
         return self._figures(prepare(table, self.config, tokenizer=self.train.tokenizer, schema=self.train.schema))
 
@@ -118,15 +88,12 @@ class Judge:
         if self.scale is not None and known.any():
             deviation = float(np.abs(self.scale[result.predicted] - self.scale[result.truth])[known].mean())
         row = {
-            "target": self.target,
-            "texts": len(corpus),
             "accuracy": float(fits[known].mean()) if known.any() else math.nan,
             "deviation": deviation,
             "tokens": corpus.targets / len(corpus),
             f"distinct_{DISTINCT}": distinct(corpus),
             "repeated": repeated(corpus),
             f"copied_{COPIED}": copied(corpus, self.seen),
-            "by_value": {row["value"]: row["recall"] for row in result.metrics()["values"] if row["count"]},
         }
         return row, fits
 
@@ -178,34 +145,9 @@ def copied(corpus: Corpus, seen: Hashes, length: int = COPIED) -> float:
     return float(np.isin(hashed, seen).mean()) if len(hashed) else math.nan
 
 
-def contexts(
-    run: Run, target: str, number: int, context: Mapping[str, str], draw: Sequence[str] = (), seed: int = 0
-) -> list[dict[str, str]]:
-    """Return `number` contexts for each value of `target`: `context`, with values of the columns `draw` at random."""
-    limits.check(number=number, seed=seed)
-    choices = {name: every(run.schema, name) for name in draw}
-    if target in draw:
-        raise UserError(f"{target} is the target: each of its values is written for, none is drawn")
-    for name in {target, *draw} & set(context):
-        raise UserError(f"--context gives {name} a value, which is to have several")
-    wanted: list[dict[str, str]] = []
-    for value in every(run.schema, target):
-        for _ in range(number):
-            random = np.random.default_rng([seed, len(wanted)])
-            drawn = {name: str(random.choice(names)) for name, names in choices.items()}
-            wanted.append({**context, target: value, **drawn})
-    return wanted
-
-
-def write(
-    run: Run, wanted: Sequence[Mapping[str, str]], options: GenerationOptions, file: Path, *, progress: bool = False
-) -> list[Row]:
+def write(run: Run, wanted: Sequence[Mapping[str, str]], options: GenerationOptions, file: Path) -> list[Row]:
     """Write a text for each context to `file`, resuming after those that it has already; return all rows."""
     done = resumed(file, origin(run, options), wanted, 1) if file.exists() else 0
-    rows = generate(run, wanted, options=options, unknown="group", first=done)
-    name = f"{run.folder.name} writes"
-    with progress_bar(total=len(wanted), initial=done, desc=name, unit="texts", show=progress) as bar:
-        for row in rows:
-            files.append_row(file, row)
-            bar.update()
+    for row in generate(run, wanted, options=options, unknown="group", first=done):
+        files.append_row(file, row)
     return files.read_rows(file)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from factorcell.model.head import Head, HeadSizes
     from factorcell.model.language_model import LanguageModel
     from factorcell.model.run import Run
-    from factorcell.model.scoring import Ranker, Scorer, Tally
+    from factorcell.model.scoring import Scorer, Tally
 
 __all__ = [
     "AdaptedLinear",
@@ -25,7 +25,6 @@ __all__ = [
     "Kind",
     "LanguageModel",
     "LayerSizes",
-    "Ranker",
     "Run",
     "Scorer",
     "Shift",
@@ -43,6 +42,6 @@ __getattr__, __dir__ = lazy(
         "head": ("Head", "HeadSizes"),
         "language_model": ("LanguageModel",),
         "run": ("Run",),
-        "scoring": ("Ranker", "Scorer", "Tally"),
+        "scoring": ("Scorer", "Tally"),
     },
 )

@@ -1,11 +1,10 @@
-"""Sums of nats, and the protocols of models that score and rank."""
+"""Sums of nats, and the protocol of models that score."""
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.data.corpus import Corpus
@@ -25,13 +24,6 @@ class Scorer(Protocol):
 
     def nats(self, corpus: Corpus) -> NDArray[Any]:
         """Nats of every target, text after text (`corpus.targets` values)."""
-
-
-class Ranker(Protocol):
-    """A model that ranks every target of a corpus among all tokens, 1 the most probable."""
-
-    def ranks(self, corpus: Corpus) -> NDArray[np.int64]:
-        """Ranks of all targets, text after text."""
 
 
 @dataclass(frozen=True)

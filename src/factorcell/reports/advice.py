@@ -16,8 +16,8 @@ Row = Mapping[str, Any]
 
 AFTER = ("5", "10", "20", "all")  # tokens that the value is predicted from
 HOW = (
-    "Nothing is trained. Held-out texts are read by three n-gram models: one that knows the words before, one that is "
-    "also given the value, and one that has to predict the value from the text so far. Least: the gain of a model that "
+    "Nothing is trained. Held-out texts are read by two n-gram models: one that knows the words before, and one that "
+    "is also given the value. Least: the gain of a model that "
     "already infers from the text what a classifier can infer about the value. Most: the gain of the n-gram model, "
     "which remembers a few words and infers nothing. Expected: between them, where the gains of trained models were. "
     "By bias: the part that comes from more or less frequent words, which a softmax bias can learn. Added: the part "
@@ -26,7 +26,6 @@ HOW = (
 DETAILS = {
     "column": "",
     "perplexity_nothing": ".2f",
-    "perplexity_inferring": ".2f",
     "perplexity_knowing": ".2f",
     "most_error": ".2%",
     "most_by_bias": ".1%",
@@ -55,7 +54,7 @@ def page(name: str, found: Row) -> str:
     )
     sections = [("What to do", f"<ul>{todo}</ul>"), ("What they could save", elements.grid(gains, guesses))]
     figures = elements.table(*advice_table(found)) + f"<p>{escaped(GUESSED)}.</p>"
-    folded = elements.folded("Perplexity of the three models, and more", elements.table(found["columns"], DETAILS))
+    folded = elements.folded("Perplexity of the two models, and more", elements.table(found["columns"], DETAILS))
     sections.append(("All figures", figures + folded))
     sections.append(("How it was estimated", f"<p>{escaped(HOW)}</p><p>{escaped(CANNOT)}</p>"))
     return elements.document(

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from factorcell.evaluation.classification import kilometres
 from factorcell.evaluation.comparison import MARK
 from factorcell.reports import charts
 from factorcell.reports.elements import CREDIT, chart, document, escaped, grid, note, table
@@ -27,13 +28,6 @@ def degrees(lat: float, lon: float) -> str:
     """Return a point as text: 36° N 138° E."""
     south, west = round(lat) < 0, round(lon) < 0
     return f"{abs(round(lat))}° {'S' if south else 'N'} {abs(round(lon))}° {'W' if west else 'E'}"
-
-
-def kilometres(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return the great-circle distance between two points (lat, lon in degrees)."""
-    lat1, lon1, lat2, lon2 = np.radians([*first, *second])
-    chord = np.sin((lat2 - lat1) / 2) ** 2 + np.cos(lat1) * np.cos(lat2) * np.sin((lon2 - lon1) / 2) ** 2
-    return float(2 * 6371 * np.arcsin(np.sqrt(min(1.0, float(chord)))))
 
 
 def demo_page(results: Row) -> str:
@@ -78,7 +72,7 @@ def _maps(results: Row) -> str:
 def _map(entry: Row, scale: float) -> str:
     """Return the map of a name's posterior as an image inside the page."""
     best = best_point(entry)
-    away = kilometres(best, entry["true"])
+    away = float(kilometres(np.array([best]), np.array([entry["true"]]))[0, 0])
     words = f"most probable near {degrees(*best)}, {away:,.0f} km from the true place"
     data = base64.b64encode(charts.png(world_map(entry, entry["text"], entry["true"]), scale)).decode()
     name = escaped(entry["text"])

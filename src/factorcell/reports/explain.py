@@ -37,19 +37,12 @@ RATIO = (
     "difference of its scores."
 )
 POSTERIOR = "The probability of each context after every token by Bayes' rule, with equal probabilities at the start."
-WORDS = (
-    "Over all places of these texts, and all words that could stand there: the mean ratio of a word between the two "
-    "contexts, weighted by how likely the word is in each place, and how often the word is expected in all."
-)
 
 
-def explanation(
-    name: str, rows: Sequence[Row], words: Sequence[Row] = (), runs: int = 1, cautions: Sequence[str] = ()
-) -> str:
+def explanation(name: str, rows: Sequence[Row], runs: int = 1, cautions: Sequence[str] = ()) -> str:
     """Return the page of explained texts.
 
-    `rows` are those of `explain`, with `model` where there are several; `words` those of `raised` to be shown; `runs`
-    is the number of runs that were averaged.
+    `rows` are those of `explain`, with `model` where there are several; `runs` were averaged.
     """
     between = list(rows[0]["posterior"])
     mean = f" Figures are means of the log likelihoods of {runs} runs." if runs > 1 else ""
@@ -58,8 +51,6 @@ def explanation(
         how = elements.note(RATIO.format(first=between[0], second=between[1]) + mean)
         sections.append(("Token by token", _legend(between) + "\n".join(map(_spans, rows)) + how))
         sections.append(("The strongest tokens", _strongest(rows, between)))
-    if words:
-        sections.append(("Words raised and lowered", _words(words, between)))
     figure = running_posterior(rows[:DRAWN])
     chart = elements.chart(figure, "posterior", "Running posterior", POSTERIOR + mean)
     sections.append(("What the model believes so far", chart))
@@ -125,25 +116,11 @@ def _strongest(rows: Sequence[Row], between: Sequence[str]) -> str:
         for place, token in enumerate(row["tokens"])
     ]
     columns = {"token": "", "after": "", where: "", "nats": ".2f"}
-    return _both_sides(found, between, columns, f"No token of {FAINT:g} nats.", FAINT, STRONGEST)
-
-
-def _words(words: Sequence[Row], between: Sequence[str]) -> str:
-    """Return a table of the words most raised by each of the two contexts."""
-    found = [{"word": readable(row["token"]), "nats": row["ratio"], "expected": row["count"]} for row in words]
-    columns = {"word": "", "nats": ".2f", "expected": ",.1f"}
-    return elements.note(WORDS) + _both_sides(found, between, columns, "No word.", 0.0, len(found))
-
-
-def _both_sides(
-    rows: Sequence[Row], between: Sequence[str], columns: Mapping[str, str], none: str, least: float, most: int
-) -> str:
-    """Return two tables side by side: the `most` rows with at least `least` nats for either context, highest first."""
     parts = []
     for sign, name in zip((1, -1), between, strict=True):
-        side = [{**row, "nats": sign * row["nats"]} for row in rows if sign * row["nats"] >= least and row["nats"]]
+        side = [{**row, "nats": sign * row["nats"]} for row in found if sign * row["nats"] >= FAINT]
         side.sort(key=lambda row: -row["nats"])
-        content = elements.table(side[:most], columns) if side else f"<p>{none}</p>"
+        content = elements.table(side[:STRONGEST], columns) if side else f"<p>No token of {FAINT:g} nats.</p>"
         parts.append(f"<div><h3>{elements.escaped(name)}</h3>{content}</div>")
     return elements.grid(*parts)
 

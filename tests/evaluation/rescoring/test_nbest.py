@@ -115,37 +115,6 @@ def test_hidden_files_are_no_lists(tmp_path: Path) -> None:
         read_nbest(tmp_path)
 
 
-def test_nemo_beams_have_a_fixed_number_of_lines(tmp_path: Path) -> None:
-    path = tmp_path / "preds_out_width2_alpha1.0_beta0.5.tsv"
-    content = "so it is\t-1.5\nso\t-2\n\t-0.5\n5 3 2\t-3e1\n"
-    path.write_text(content)
-    (tmp_path / "x.tsv.gz").write_bytes(gzip.compress(content.encode()))
-    (tmp_path / "x").write_text(content)
-    for source, form in ((path, "auto"), (tmp_path / "x.tsv.gz", "auto"), (tmp_path / "x", "nemo")):
-        found = read_nbest(source, form, beams=2)
-        assert found.names == ("score",)
-        assert [(one.id, one.texts, one.scores.tolist()) for one in found.utterances] == [
-            ("1", ("so it is", "so"), [[-1.5], [-2.0]]),
-            ("2", ("", "5 3 2"), [[-0.5], [-30.0]]),
-        ]
-    assert [len(one.texts) for one in read_nbest(path, beams=4).utterances] == [4]
-    for beams, message in (
-        (None, r"expected the number of lines of each utterance: --beams N, in Python beams=N"),
-        (3, r"expected 3 lines for each utterance \(beams\), got 4 lines in all"),
-        (0, r"beams is 0; it must be at least 1"),
-    ):
-        with pytest.raises(UserError, match=message):
-            read_nbest(path, beams=beams)
-    (tmp_path / "plain").write_text("-1 -2 3 so it is\n")
-    with pytest.raises(
-        UserError, match="beams counts the lines of an utterance in a file of NeMo; these lists are srilm"
-    ):
-        read_nbest(tmp_path / "plain", beams=2)
-    path.write_text("so\t-1\nso it is\n")
-    with pytest.raises(UserError, match=r"line 2: 'so it is' is not a finite number; a line is TEXT<TAB>SCORE"):
-        read_nbest(path, beams=2)
-
-
 def test_nemo_manifests_have_beams(tmp_path: Path) -> None:
     row = {"audio_filepath": "a/1.wav", "duration": 2.5, "text": "so is it", "pred_text": "so it is"}
     row |= {"beams": [["so it is", -1.5], ["so", -2]], "timestamps_word": [{"word": "so"}]}
@@ -229,12 +198,7 @@ def test_mistakes_are_one_line_with_their_place(make: Callable[[Path], Path], me
     assert str(found.value).startswith(str(tmp_path))
 
 
-def test_the_format_is_specified_or_detected(tmp_path: Path) -> None:
-    (tmp_path / "x").write_text("-1 -2 1 a\n")
-    assert read_nbest(tmp_path / "x", "srilm").names == ("acoustic", "lm")
-    for form, message in (("jsonl", "not valid JSON|no id"), ("kaldi", "not a folder"), ("htk", "unknown format")):
-        with pytest.raises(UserError, match=message):
-            read_nbest(tmp_path / "x", form)
+def test_lists_without_utterances_are_an_error() -> None:
     with pytest.raises(UserError, match="no utterances"):
         read_nbest([])
 

@@ -17,9 +17,6 @@ def explain(verb: Parser) -> None:
     options.add_context(verb)
     verb.add_argument("--ensemble", nargs="+", type=Path, default=[], metavar="RUN", help="more runs, to be averaged")
     verb.add_argument("--beside", nargs="+", type=Path, default=[], metavar="RUN", help="other runs to show next to it")
-    verb.add_argument("--words", type=int, default=0, help="also the N words that each of two contexts raises most")
-    text = "the texts at whose places --words looks (default: those explained)"
-    verb.add_argument("--over", type=Path, metavar="TABLE", help=text)
     options.written(verb, "--page", "write a page", metavar="HTML")
     options.computing(verb, "float32")
 

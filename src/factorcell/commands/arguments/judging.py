@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from factorcell.choices import ADVICE_ROWS, ALTERNATIVES, NBEST_FORMATS, OBJECTIVES, PRIORS, PROPOSALS, QUERIES
+from factorcell.choices import ADVICE_ROWS, ALTERNATIVES, PRIORS, PROPOSALS
 from factorcell.commands import options
 from factorcell.commands.parser import Parser
 
@@ -13,7 +13,6 @@ def evaluate(verb: Parser) -> None:
     _scoring(verb)
     text = "also by the values of a column (repeatable)"
     verb.add_argument("--by", action="append", default=[], metavar="COLUMN", help=text)
-    verb.add_argument("--top", action="store_true", help="also how often the 1, 3, 5 most probable tokens are right")
     text = "run or n-gram model to measure gains from; with another vocabulary, to compare bits per byte with"
     verb.add_argument("--baseline", type=Path, metavar="RUN", help=text)
     options.computing(verb)
@@ -113,7 +112,6 @@ def audit(verb: Parser) -> None:
     verb.add_argument("table", type=Path, metavar="TABLE", help="table of real texts that training did not see")
     text = "random texts that each canary is ranked among"
     verb.add_argument("--alternatives", type=int, default=ALTERNATIVES, help=text)
-    verb.add_argument("--queries", type=int, default=QUERIES, help="real texts that are completed")
     options.seed(verb, "what is drawn")
     options.computing(verb, unseen="group")  # users that training did not see
 
@@ -133,16 +131,6 @@ def rescore(verb: Parser) -> None:
     verb.add_argument("--utt2context", type=Path, metavar="TABLE", help=text)
     verb.add_argument("--tune-utt2context", type=Path, metavar="TABLE", help="the same of --tune")
     options.add_context(verb)
-    text = "learn each speaker from what was chosen before (runs with --user)"
-    verb.add_argument("--learn", action="store_true", help=text)
     verb.add_argument("--by", action="append", default=[], metavar="COLUMN", help="also by a column (repeatable)")
     options.written(verb, "--out", "write a row for each utterance (JSON lines)")
-    options.written(verb, "--page", "write an HTML page", metavar="HTML")
     options.computing(verb)
-    text = "what weights are fitted by: the fewest word errors, or the best hypotheses most likely"
-    verb.rare.add_argument("--objective", default="errors", choices=OBJECTIVES, help=text)
-    options.seed(verb.rare, "the random starts of the fit")
-    verb.rare.add_argument("--format", default="auto", choices=NBEST_FORMATS, help="of the lists; auto: by content")
-    verb.rare.add_argument("--beams", type=int, metavar="N", help="hypotheses of each utterance in NeMo's .tsv files")
-    options.written(verb.rare, "--scores", "keep the model's scores here, and take those kept")
-    verb.optional.set_defaults(again="; with --scores the same command goes on")

@@ -1,8 +1,6 @@
-"""What the verbs take that write texts, and judge what is written."""
+"""Arguments of the command that writes texts."""
 
-from pathlib import Path
-
-from factorcell.choices import JUDGES, METHODS
+from factorcell.choices import METHODS
 from factorcell.commands import options
 from factorcell.commands.parser import Parser
 
@@ -21,36 +19,6 @@ def generate(verb: Parser) -> None:
     verb.add_argument("--stream", action="store_true", help="show one text token by token, as it is drawn")
     options.written(verb, "--out", "write the rows there (JSON lines) as they are done")
     verb.add_argument("--resume", action="store_true", help="go on with a file that was begun with the same options")
-    _writing(verb)
-    options.computing(verb, "float32")
-    verb.optional.set_defaults(again="; with --out, the same command with --resume goes on")
-
-
-def specificity(verb: Parser) -> None:
-    """`factorcell specificity`."""
-    verb.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or folders of run folders")
-    text = "categorical context column whose values texts are written for"
-    verb.add_argument("--target", required=True, metavar="COLUMN", help=text)
-    verb.add_argument("--train", required=True, type=Path, metavar="TABLE", help="real texts to learn to judge from")
-    verb.add_argument("--dev", required=True, type=Path, metavar="TABLE", help="real texts that all are measured on")
-    text = "folder of the texts and the figures"
-    options.written(verb, "--out", text, folder=True, required=True, metavar="FOLDER")
-    verb.add_argument("--judge", choices=JUDGES, default="linear", help="the classifier")
-    verb.add_argument("--order", nargs="+", default=[], metavar="VALUE", help="values from low to high, if no numbers")
-    verb.add_argument("--number", type=int, default=200, help="texts of each value")
-    options.add_context(verb)
-    text = "a context column drawn for each text (repeatable)"
-    verb.add_argument("--draw", action="append", default=[], metavar="NAME", help=text)
-    verb.add_argument("--resume", action="store_true", help="go on with a folder begun with the same options")
-    options.json(verb)
-    options.threads_of(verb)
-    options.max_memory_of(verb)
-    _writing(verb)
-    verb.optional.set_defaults(again="; the same command with --resume goes on")
-
-
-def _writing(verb: Parser) -> None:
-    """How texts are written."""
     group, rare = verb.section("writing"), verb.rare
     group.add_argument("--method", choices=METHODS, default="sample", help="how texts are found")
     text = "below 1: likelier, duller texts"
@@ -72,3 +40,5 @@ def _writing(verb: Parser) -> None:
     rare.add_argument("--grow", type=int, default=8, metavar="L", help=text)
     text = "beams compare log p / tokens ** A (default: 1; 0 in a gap)"
     rare.add_argument("--length-penalty", type=float, metavar="A", help=text)
+    options.computing(verb, "float32")
+    verb.optional.set_defaults(again="; with --out, the same command with --resume goes on")

@@ -1,10 +1,9 @@
 """What is a context column worth? Estimates without training, each exact for the counts that it is based on.
 
-Three readers of held-out texts are compared, with the n-gram models of `conditional_ngram`:
+Two readers of held-out texts are compared, with the n-gram models of `conditional_ngram`:
 
-    nothing    -log p(w | h)                                       knows the words before
-    inferring  -log sum_v p(v | all before) p(w | h, v)            infers the value from the text so far
-    knowing    -log p(w | h, v)                                    knows the value
+    nothing    -log p(w | h)       knows the words before
+    knowing    -log p(w | h, v)    knows the value too
 
 The gain of a perfect reader from the value is I(v; text) / T nats per target, at most H(v) / T: a value that a few
 words reveal is worth little, however different its texts are. The held-out posterior of a classifier bounds I(v; text)
@@ -34,7 +33,6 @@ from factorcell.evaluation import baselines
 from factorcell.evaluation.advice.conditional_ngram import (
     ValueNGram,
     exponents,
-    inferred,
     posterior,
     tilted,
 )
@@ -124,7 +122,6 @@ def _judge(split: Split, column: LabelColumn, seed: int) -> tuple[Row, ValueNGra
         "kind": column.kind,
         **_described(column, counts),
         "perplexity_nothing": _exp(-split.nothing.mean()),
-        "perplexity_inferring": _exp(-inferred(every, split.test, prior, exponent).mean()),
         "perplexity_knowing": _exp(-every[own, known].mean()),
         "most": most,
         "most_error": _error(gains, split.test.starts),

@@ -213,18 +213,3 @@ def posterior(logs: Narrow, texts: IndexedTexts, prior: Floats, exponent: float,
         end = texts.starts[row + 1] if first is None else min(texts.starts[row + 1], begin + first)
         found[row] = logs[begin:end, : len(prior)].sum(0, dtype=np.float64)
     return tempered(prior + exponent * found, 1.0)
-
-
-def inferred(logs: Narrow, texts: IndexedTexts, prior: Floats, exponent: float) -> Floats:
-    """Return log sum_v p(v | before) p(w | h, v) of every target (T,): the prediction if the value must be inferred.
-
-    With an exponent of 1 these add up to the log evidence of a text, log sum_v p(v) p(text | v).
-    """
-    mixed = np.empty(len(logs))
-    for begin, end in zip(texts.starts[:-1], texts.starts[1:], strict=True):
-        own = logs[begin:end, : len(prior)].astype(np.float64)
-        before = np.cumsum(own, 0) - own
-        joint = tempered(prior + exponent * before, 1.0) + own
-        top = joint.max(1)
-        mixed[begin:end] = top + np.log(np.exp(joint - top[:, None]).sum(1))
-    return mixed

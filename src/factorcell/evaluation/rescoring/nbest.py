@@ -6,8 +6,7 @@ JSON lines   one utterance per line; all other fields are columns (context, or t
              Every number of a hypothesis is a score, a log probability in nats; all hypotheses have the same scores.
 Kaldi        a folder of text files as nbest-to-linear writes them: words_text (or words) with lines `a1-1 so it is`,
              and costs `a1-1 31.2` in any of ac_cost, lm_cost, lmwt.nolm and lmwt.lmonly.
-NeMo         a file `preds_out_*.tsv` of beam search with lines `so it is<TAB>-31.2`, a fixed number per utterance, or
-             JSON lines of `transcribe_speech.py` with all beams:
+NeMo         JSON lines of `transcribe_speech.py` with all beams:
              {"audio_filepath": "a1.wav", "beams": [["so it is", -31.2], ...], "text": "so is it"}
 SRILM        a file per utterance, named after it, or a folder of them, with lines `acoustic lm words-count so it is`.
 
@@ -29,9 +28,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell import inputs, limits
-from factorcell.choices import NBEST_FORMATS
-from factorcell.config import UserError, choose
+from factorcell import inputs
+from factorcell.config import UserError
 from factorcell.data.rows import rows_of
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, widened
@@ -49,7 +47,7 @@ SRILM_SUFFIXES = (  # which SRILM strips from names of files
 )
 SRILM_LINE = "ACOUSTIC LM WORDS-COUNT WORD ..."
 SILENT = ("<s>", "</s>", "-pau-")  # in SRILM's lists; not words
-NEMO_SCORE, NEMO_LINE = "score", "TEXT<TAB>SCORE"
+NEMO_SCORE = "score"
 OWN = ("id", "hypotheses", "reference")  # fields of an utterance; all others are columns
 
 
@@ -96,19 +94,12 @@ class NBest:
         return list(dict.fromkeys(name for utterance in self.utterances for name in utterance.columns))
 
 
-def read_nbest(source: Any, form: str = "auto", *, beams: int | None = None) -> NBest:
-    """Read the n-best lists of utterances.
-
-    Args:
-        source: A file or folder, or a table whose rows are like the lines of JSON.
-        form: The format: jsonl, kaldi, nemo or srilm; auto: by names and content.
-        beams: The number of lines of each utterance in a .tsv file of NeMo; other files have none.
+def read_nbest(source: Any) -> NBest:
+    """Read the n-best lists of utterances from a file or folder, or a table whose rows are like the lines of JSON.
 
     Raises:
         UserError: The lists cannot be read; the message names the file and the line.
     """
-    choose("format of n-best lists", form, NBEST_FORMATS)
-    limits.check(beams=beams)
     if not isinstance(source, (str, Path)):
         rows = source if isinstance(source, (list, tuple)) else rows_of(source)
         return _from_rows((f"utterance {number}", row) for number, row in enumerate(rows, 1))
@@ -116,24 +107,18 @@ def read_nbest(source: Any, form: str = "auto", *, beams: int | None = None) -> 
     if not path.exists():
         raise UserError(f"{path}: there is no such file or folder")
     try:
-        form = _form(path) if form == "auto" else form
-        if beams is not None and form != "nemo":
-            raise UserError(f"beams counts the lines of an utterance in a file of NeMo; these lists are {form}")
-        if form == "jsonl":
-            return _from_rows(_rows(_lines(path)))
-        return {"kaldi": _kaldi, "srilm": _srilm}[form](path) if form != "nemo" else _nemo(path, beams)
+        if path.is_dir():
+            return _kaldi(path) if any((path / name).is_file() for name in KALDI_TEXTS) else _srilm(path)
+        first = next((line for _, line in _lines(path)), "")
+        if not first.startswith("{"):
+            return _srilm(path)
+        lists = _rows(_lines(path))
+        if '"beams"' in first and '"hypotheses"' not in first:
+            return _from_rows((where, _nemo_row(row, where)) for where, row in lists)
+        return _from_rows(lists)
     except UserError as error:
         text = str(error)
         raise (error if text.startswith(str(path)) else UserError(f"{path}: {text}")) from None
-
-
-def _form(path: Path) -> str:
-    if path.is_dir():
-        return "kaldi" if any((path / name).is_file() for name in KALDI_TEXTS) else "srilm"
-    first = next((line for _, line in _lines(path)), "")
-    if first.startswith("{"):
-        return "nemo" if '"beams"' in first and '"hypotheses"' not in first else "jsonl"
-    return "nemo" if ".tsv" in path.suffixes else "srilm"
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
@@ -218,23 +203,6 @@ def _utterance(name: str, hypotheses: Sequence[Hypothesis]) -> Utterance:
     return Utterance(name, texts, np.array(scores, dtype=np.float64))
 
 
-def _nemo(path: Path, beams: int | None) -> NBest:
-    """Read JSON lines with beams, or `beams` lines of text and score for each utterance, which its number names."""
-    lines = list(_lines(path))
-    if lines and lines[0][1].startswith("{"):
-        return _from_rows((where, _nemo_row(row, where)) for where, row in _rows(lines))
-    if beams is None:
-        raise UserError(f"{path}: expected the number of lines of each utterance: --beams N, in Python beams=N")
-    if len(lines) % beams:
-        raise UserError(f"{path}: expected {beams} lines for each utterance (beams), got {len(lines)} lines in all")
-    hypotheses = []
-    for where, line in lines:
-        text, _, score = line.rpartition("\t")  # `_lines` has stripped the tab after an empty text
-        hypotheses.append((text, [_number(score, where, NEMO_LINE)]))
-    parts = (hypotheses[begin : begin + beams] for begin in range(0, len(hypotheses), beams))
-    return NBest((NEMO_SCORE,), tuple(_utterance(f"{number}", part) for number, part in enumerate(parts, 1)))
-
-
 def _nemo_row(row: Any, where: str) -> dict[str, Any]:
     """Return a line with beams as a row for `_from_rows`, without lists, such as timestamps."""
     beams: Any = row.get("beams") if isinstance(row, dict) else None
@@ -248,9 +216,7 @@ def _nemo_row(row: Any, where: str) -> dict[str, Any]:
 
 
 def _kaldi(path: Path) -> NBest:
-    texts = next((path / name for name in KALDI_TEXTS if (path / name).is_file()), None)
-    if texts is None:
-        raise UserError(f"{path}: not a folder of Kaldi's lists; it must have a file {' or '.join(KALDI_TEXTS)}")
+    texts = next(path / name for name in KALDI_TEXTS if (path / name).is_file())
     costs: dict[str, dict[str, float]] = {}
     for name, score in KALDI_COSTS.items():
         if (path / name).is_file():

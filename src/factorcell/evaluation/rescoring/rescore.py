@@ -3,20 +3,14 @@
     total(h) = sum_k w_k score_k(h) + w_model log p(h | context) + w_words words(h)
 
 All scores are in nats. The hypothesis with the largest total is chosen, of equal ones the first, so that a model of
-weight zero changes nothing. Weights come from a file, from a fit, or from a share of the model in the first pass:
-
-- on lists with references, the weights with the fewest word errors (`mert.fewest_errors`), or those under which the
-  best hypotheses are most likely;
-- on lists without references, all weights are 1 except 1 - s for the first pass's language model and s for the model,
-  with the share s under which the recogniser's choices are most likely as texts of a mixture of the two.
+weight zero changes nothing. Weights come from a file, from a fit on lists with references, which makes the hypotheses
+with the fewest word errors most likely, or from a share of the model in the first pass.
 
 Word errors are Levenshtein distances over words, which are separated by white space and compared as written.
 
 Shapes: H hypotheses of an utterance, S scores, F = S + 2 features, R words of a reference.
 """
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,13 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import bootstrap, files, limits
-from factorcell.choices import OBJECTIVES
 from factorcell.config import UserError, choose
 from factorcell.data.corpus import Corpus
 from factorcell.data.values import is_missing
 from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.perplexity import text_tallies, value_groups
-from factorcell.evaluation.rescoring import mert
+from factorcell.evaluation.rescoring import weighting
 from factorcell.evaluation.rescoring.nbest import LM, MODEL, WORDS, NBest, Utterance
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
@@ -43,8 +36,6 @@ Row = dict[str, Any]
 AT_ONCE, CHARACTERS = 4_000, 4_000_000  # hypotheses that are read at once, and their characters
 ROW = "the rows given row 1: "  # begins errors about a table of one row in memory
 ALL = ("all", "all")  # the group of all utterances: the name of a column, and its value
-KINDS = ("substituted", "deleted", "inserted")
-Edit = tuple[str, str, str]  # equal or one of `KINDS`; the word of the reference; that of the text
 
 
 @dataclass(frozen=True)
@@ -93,12 +84,10 @@ class Scored:
 
     def features(self) -> list[Floats]:
         """Return the features (H, F) of each utterance: scores, log probability, number of words."""
-        return [features_of(*pair) for pair in zip(self.nbest.utterances, self.model, strict=True)]
-
-
-def features_of(utterance: Utterance, model: Floats) -> Floats:
-    words = [float(len(text.split())) for text in utterance.texts]
-    return np.column_stack([utterance.scores, model, words])
+        return [
+            np.column_stack([one.scores, model, [float(len(text.split())) for text in one.texts]])
+            for one, model in zip(self.nbest.utterances, self.model, strict=True)
+        ]
 
 
 def contexts(model: Run | NGram, nbest: NBest, given: Mapping[str, Any]) -> list[Row]:
@@ -141,60 +130,35 @@ def score(
     *,
     context: Mapping[str, Any] | None = None,
     unknown: str = "error",
-    kept: str | Path | None = None,
     progress: bool = False,
 ) -> Scored:
     """Score every hypothesis in the context of its utterance; `context` has values for all utterances.
 
-    `unknown` says how to read values that training never saw, as in `Run.prepare`. Scores in the file `kept` are not
-    computed again, others are added. `UserError` if a value is not valid, or `kept` has scores of another model.
+    `unknown` says how to read values that training never saw, as in `Run.prepare`. `UserError` if a value is not valid.
     """
     rows = contexts(model, nbest, context or {})
     optional = checked(model, nbest, rows, unknown)
-    known = {} if kept is None else {row["key"]: row[MODEL] for row in files.read_rows(kept) if None not in row[MODEL]}
-    keys = [_key(one, row, unknown) for one, row in zip(nbest.utterances, rows, strict=True)]
-    scores: list[Any] = [known.get(key) for key in keys]
-
-    def compute(places: Sequence[int]) -> list[list[float]]:
-        utterances = [nbest.utterances[place] for place in places]
-        corpus = read(model, utterances, [rows[place] for place in places], optional, unknown)
-        flat = [-tally.nats for tally in text_tallies(model, corpus)]
-        ends = np.cumsum([len(one.texts) for one in utterances])
-        return [part.tolist() for part in np.split(np.array(flat), ends[:-1])]
-
-    missing = [place for place, values in enumerate(scores) if values is None]
-    done = next((place for place, values in enumerate(scores) if values is not None), None)
-    if done is not None and not np.allclose(compute([done])[0], scores[done], rtol=1e-3, atol=0.05):
-        raise UserError(f"{kept}: has scores of another model than {model.folder}; choose another file")
-    with progress_bar(total=len(missing), desc="scoring", unit="utterances", show=progress) as bar:
-        for places in parts(nbest, missing):
-            for place, values in zip(places, compute(places), strict=True):
-                scores[place] = values
-            if kept is not None:
-                files.append_rows(kept, ({"key": keys[place], MODEL: scores[place]} for place in places))
-            bar.update(len(places))
-    return Scored(nbest, tuple(np.array(values) for values in scores))
+    scores: list[Floats] = []
+    with progress_bar(total=len(rows), desc="scoring", unit="utterances", show=progress) as bar:
+        for part in parts(nbest):
+            utterances = nbest.utterances[part]
+            corpus = read(model, utterances, rows[part], optional, unknown)
+            flat = np.array([-tally.nats for tally in text_tallies(model, corpus)])
+            scores += np.split(flat, np.cumsum([len(one.texts) for one in utterances])[:-1])
+            bar.update(len(utterances))
+    return Scored(nbest, tuple(scores))
 
 
-def parts(nbest: NBest, places: Sequence[int]) -> Iterator[list[int]]:
-    """Yield places of utterances that have at most `AT_ONCE` hypotheses of `CHARACTERS` characters together."""
-    part: list[int] = []
-    size = length = 0
-    for place in places:
-        texts = nbest.utterances[place].texts
-        count, characters = len(texts), sum(map(len, texts))
-        if part and (size + count > AT_ONCE or length + characters > CHARACTERS):
-            yield part
-            part, size, length = [], 0, 0
-        part.append(place)
+def parts(nbest: NBest) -> Iterator[slice]:
+    """Yield slices of utterances that have at most `AT_ONCE` hypotheses of `CHARACTERS` characters together."""
+    begin = size = length = 0
+    for place, utterance in enumerate(nbest.utterances):
+        count, characters = len(utterance.texts), sum(map(len, utterance.texts))
+        if place > begin and (size + count > AT_ONCE or length + characters > CHARACTERS):
+            yield slice(begin, place)
+            begin, size, length = place, 0, 0
         size, length = size + count, length + characters
-    if part:
-        yield part
-
-
-def _key(utterance: Utterance, row: Row, unknown: str) -> str:
-    content = json.dumps([utterance.id, utterance.texts, row, unknown], default=str)
-    return hashlib.sha256(content.encode()).hexdigest()[:32]
+    yield slice(begin, len(nbest.utterances))
 
 
 def chosen(scored: Scored, weights: ScoreWeights) -> list[int]:
@@ -202,54 +166,28 @@ def chosen(scored: Scored, weights: ScoreWeights) -> list[int]:
     return [int((features @ wanted).argmax()) for features in scored.features()]
 
 
-def fit(
-    scored: Scored, objective: str = "errors", *, seed: int = 0, progress: bool = False
-) -> tuple[ScoreWeights, dict[str, float]]:
-    """Fit weights to scored lists; return them and what they reach: `word_errors`, `nats` per list, or `share`.
+def fit(scored: Scored) -> tuple[ScoreWeights, float]:
+    """Return the weights under which the hypotheses with the fewest word errors are most likely, and their nats a list.
 
-    With references the `objective` is "errors" (fewest word errors) or "likelihood" (of the best hypotheses); `seed` is
-    that of the random starts. Without references, the share of the model is fitted; that needs a score "lm".
+    `UserError` if the lists have no references.
     """
-    choose("objective", objective, OBJECTIVES)
-    limits.check(seed=seed)
-    nbest, names = scored.nbest, scored.names
-    if not nbest.referenced:
-        return _fit_share(scored)
-    lists = scored.features()
-    features = np.asarray(mert.padded(lists), dtype=np.float64)
-    errors = [distances(one.reference or "", one.texts) for one in nbest.utterances]
-    padded = np.asarray(mert.padded(errors), dtype=np.int64)
-    real = np.arange(features.shape[1]) < np.array([len(one) for one in lists])[:, None]
-    likely, nats = mert.likeliest(features, real, padded)
-    if objective == "likelihood":
-        return _named(names, likely), {"nats": -nats}
-    starts = [likely, ScoreWeights.shared(nbest.names).array(names), ScoreWeights.shared(nbest.names, 0.0).array(names)]
-    best, fewest = mert.fewest_errors(features, padded, starts, seed, progress)
-    first = next((abs(weight) for weight in best if weight), 1.0)  # their scale changes nothing: 1 for the first score
-    return _named(names, best / first), {"word_errors": fewest}
-
-
-def _fit_share(scored: Scored) -> tuple[ScoreWeights, dict[str, float]]:
     nbest = scored.nbest
-    if LM not in nbest.names:
-        has = ", ".join(nbest.names) or "none"
-        raise UserError(f"no references, and no score {LM!r} to share with (scores: {has}): weights cannot be fitted")
-    column = nbest.names.index(LM)
-    first = np.array([utterance.scores[0, column] for utterance in nbest.utterances])
-    model = np.array([values[0] for values in scored.model])
-    share = mert.share(first, model)
-    return ScoreWeights.shared(nbest.names, share), {"share": share}
-
-
-def _named(names: Sequence[str], weights: Floats) -> ScoreWeights:
-    return ScoreWeights(dict(zip(names, weights.tolist(), strict=True)))
+    if not nbest.referenced:
+        raise UserError("the lists have no references: weights cannot be fitted")
+    lists = scored.features()
+    features = np.asarray(weighting.padded(lists), dtype=np.float64)
+    errors = [distances(one.reference or "", one.texts) for one in nbest.utterances]
+    padded = np.asarray(weighting.padded(errors), dtype=np.int64)
+    real = np.arange(features.shape[1]) < np.array([len(one) for one in lists])[:, None]
+    weights, nats = weighting.likeliest(features, real, padded)
+    return ScoreWeights(dict(zip(scored.names, weights.tolist(), strict=True))), -nats
 
 
 def rescore(scored: Scored, weights: ScoreWeights) -> list[Row]:
     """Choose a hypothesis for each utterance; return a row with `id`, `text`, `place` (from 1), `first`, `columns`.
 
-    With a reference the row has its `words`, the `errors` of the chosen text, also by kind, and `errors_first` and
-    `errors_oracle`, those of the first and of the best text.
+    With a reference the row has its `words`, the `errors` of the chosen text, and `errors_first` and `errors_oracle`,
+    those of the first and of the best text.
     """
     rows: list[Row] = []
     for utterance, place in zip(scored.nbest.utterances, chosen(scored, weights), strict=True):
@@ -257,10 +195,8 @@ def rescore(scored: Scored, weights: ScoreWeights) -> list[Row]:
         row: Row = {"id": utterance.id, "text": text, "place": place + 1, "first": utterance.texts[0]}
         if utterance.reference is not None:
             errors = distances(utterance.reference, utterance.texts)
-            kinds = [edit for edit, _, _ in align(utterance.reference, text)]
             row |= {"reference": utterance.reference, "words": len(utterance.reference.split())}
-            row |= {"errors": int(errors[place]), **{kind: kinds.count(kind) for kind in KINDS}}
-            row |= {"errors_first": int(errors[0]), "errors_oracle": int(errors.min())}
+            row |= {"errors": int(errors[place]), "errors_first": int(errors[0]), "errors_oracle": int(errors.min())}
         rows.append({**row, "columns": dict(utterance.columns)})
     return rows
 
@@ -269,8 +205,7 @@ def summarise(rows: Sequence[Row], by: Sequence[str] = (), seed: int = 0) -> lis
     """Compute the word error rates of rows of `rescore` with references: of all, and by values of the columns `by`.
 
     A row has `by`, `value`, `utterances` and `words`; the rates `first`, `rescored` and `oracle` as shares of the
-    words; the number of errors of each kind; and `gain`, the reduction of the rate, with its interval over draws of
-    utterances by `seed` (None for few).
+    words; and `gain`, the reduction of the rate, with its interval over draws of utterances by `seed` (None for few).
     """
     groups: dict[tuple[str, str], list[Row]] = {ALL: list(rows)}
     for name in by:
@@ -294,7 +229,6 @@ def _rates(key: tuple[str, str], rows: Sequence[Row], seed: int) -> Row:
         **dict(zip(("by", "value"), key, strict=True)),
         **{"utterances": len(rows), "words": int(words)},
         **{"first": float(first / words), "rescored": float(rescored / words), "oracle": float(oracle / words)},
-        **{kind: sum(row[kind] for row in rows) for kind in KINDS},
         **bootstrap.middle(gains, len(rows)).row("gain"),
     }
 
@@ -316,25 +250,3 @@ def distances(reference: str, texts: Sequence[str]) -> NDArray[np.int64]:
         after = np.minimum.accumulate(after - places, axis=1) + places  # deleted words
         costs = np.where((step < lengths)[:, None], after, costs)
     return costs[:, -1].astype(np.int64)
-
-
-def align(reference: str, text: str) -> list[Edit]:
-    """Return the edits of a best alignment, in order; of equal alignments one with most pairs of words."""
-    said, read = reference.split(), text.split()
-    costs = np.add.outer(np.arange(len(said) + 1), np.arange(len(read) + 1))
-    for i, word in enumerate(said, 1):
-        for j, other in enumerate(read, 1):
-            costs[i, j] = min(costs[i - 1, j - 1] + (word != other), costs[i - 1, j] + 1, costs[i, j - 1] + 1)
-    edits: list[Edit] = []
-    i, j = len(said), len(read)
-    while i or j:
-        if i and j and costs[i, j] == costs[i - 1, j - 1] + (said[i - 1] != read[j - 1]):
-            i, j = i - 1, j - 1
-            edits.append(("equal" if said[i] == read[j] else "substituted", said[i], read[j]))
-        elif i and costs[i, j] == costs[i - 1, j] + 1:
-            i -= 1
-            edits.append(("deleted", said[i], ""))
-        else:
-            j -= 1
-            edits.append(("inserted", "", read[j]))
-    return edits[::-1]
