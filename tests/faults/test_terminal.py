@@ -35,7 +35,6 @@ COMMANDS: dict[str, str] = {
     "contexts": "contexts {words} --words --page {page}",
     "generate": "generate {words} --each {column} --min-tokens 3",
     "stream": "generate {words} --context {oslo} --stream --min-tokens 9",
-    "fill": "generate {words} --context {oslo} --fill {gap}",
     "complete": "complete {letters} {prefix} --history {text} --explain",
     "report": "report {words} {letters} --out {page}",
     "advise": "advise {table} --context {column} --page {page}",
@@ -87,7 +86,6 @@ def filled(command: str, folder: Path, fresh: Path) -> list[str]:
         "oslo": f"{COLUMN}={CITIES[0]}",
         "nice": f"{COLUMN}={CITIES[1]}",
         "text": SAID[0],
-        "gap": "the ___ is cold",
         "prefix": "the sea \x1b",
         "page": fresh / f"page\x1b{NOT_UTF8}.html",
         "fresh": fresh / f"fresh\x1b{NOT_UTF8}",
@@ -112,7 +110,7 @@ def test_nothing_hostile_reaches_the_terminal(
         assert not came_through(page_of(path)), path.name
 
 
-@pytest.mark.parametrize("name", ["evaluate", "classify", "score", "fill", "explain", "complete"])
+@pytest.mark.parametrize("name", ["evaluate", "classify", "score", "explain", "complete"])
 def test_rows_are_json_whatever_is_in_them(
     name: str,
     folder: Path,

@@ -173,7 +173,7 @@ def test_distinct_texts_are_the_same_beside_any_others() -> None:
 
 
 def test_a_search_without_time_gives_the_empty_texts() -> None:
-    task = WritingTask(RUN.model, conditioned(RUN, CITIES), torch.tensor([0, 1]), Constraints(max_tokens=4), seconds=0)
+    task = WritingTask(RUN.model, conditioned(RUN, CITIES), torch.tensor([0, 1]), Constraints(max_tokens=4), deadline=0)
     for found in (beam(task, Beam()), stochastic(task, Beam(), Sampler()), distinct(task, 2)):
         assert found == [[GeneratedText((), 0.0, 0, False)]] * 2
 

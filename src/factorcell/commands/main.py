@@ -94,7 +94,7 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
     "write": (
         "writing",
         (
-            Verb("generate", "texts that fit a context, or what fits the gap of a template", "generation"),
+            Verb("generate", "texts that fit a context", "generation"),
             Verb("specificity", "does the text that models write fit its context?", "specificity"),
         ),
     ),

@@ -12,7 +12,6 @@ Shapes: B contexts, K beginnings of each, L tokens that each is grown by, t toke
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -20,10 +19,9 @@ from torch import Tensor
 
 from factorcell import limits
 from factorcell.generation.choosing import Constraints, Sampler
-from factorcell.generation.sampling import Clock, GeneratedText, WritingTask, generator, written
+from factorcell.generation.sampling import GeneratedText, WritingTask, generator, written
 from factorcell.model.kernels.drawing import Likeliest, Wanted
 
-T = TypeVar("T")
 Grow = Callable[[Sequence[int], int], Wanted]  # texts that go on, beginnings of each -> tokens to grow each by
 
 
@@ -40,18 +38,18 @@ class Beam:
 
 
 @dataclass
-class Finished(Generic[T]):
+class _Finished:
     """The `best` finished texts of one context with their scores, best first."""
 
     best: int
-    texts: list[tuple[float, T]] = field(default_factory=list)
+    texts: list[tuple[float, GeneratedText]] = field(default_factory=list)
 
     @property
     def worst(self) -> float:
         """The score that a text must exceed to be kept."""
         return self.texts[-1][0] if len(self.texts) == self.best else -float("inf")
 
-    def add(self, score: float, text: T) -> None:
+    def add(self, score: float, text: GeneratedText) -> None:
         """Keep `text` if its score is among the best."""
         if score > self.worst:
             self.texts.append((score, text))
@@ -82,8 +80,8 @@ def stochastic(
 
 
 def _search(task: WritingTask, beam: Beam, grow: Grow) -> list[list[GeneratedText]]:
-    rules, contexts, clock = task.rules, task.contexts, Clock(task.seconds)
-    finished = [Finished[GeneratedText](beam.best) for _ in contexts]
+    rules, contexts = task.rules, task.contexts
+    finished = [_Finished(beam.best) for _ in contexts]
 
     def hand_over(texts: Sequence[int], tokens: Tensor, scores: Tensor) -> None:
         """Finish the texts `tokens` (B, K, t) whose score (B, K) is finite."""
@@ -94,7 +92,7 @@ def _search(task: WritingTask, beam: Beam, grow: Grow) -> list[list[GeneratedTex
     front, texts = task.begin(), list(range(len(contexts)))
     scores = torch.zeros(len(contexts), 1, dtype=torch.double, device=contexts.device)  # log p (B, K)
     for step in range(rules.max_tokens):
-        if clock.late() or not texts:
+        if task.late or not texts:
             break
         states, tokens, logs = task.choose(front, grow(texts, scores.shape[1]), step)
         total = (scores.view(-1, 1) + _once(tokens, logs.double())).view(len(scores), -1)
@@ -125,12 +123,11 @@ def distinct(task: WritingTask, count: int, *, seed: int = 0, first: int = 0) ->
     those of the model over what the rules allow.
     """
     limits.check(number=count, seed=seed)
-    contexts, rules = task.contexts, task.rules
-    clock, front = Clock(task.seconds), task.begin()
+    contexts, rules, front = task.contexts, task.rules, task.begin()
     zeros = torch.zeros(len(contexts), 1, dtype=torch.double, device=contexts.device)
     leaves = _Leaves(zeros, zeros, zeros, torch.zeros_like(zeros, dtype=torch.bool))
     for step in range(rules.max_tokens):
-        if clock.late() or bool((leaves.closed | torch.isneginf(leaves.numbers)).all()):
+        if task.late or bool((leaves.closed | torch.isneginf(leaves.numbers)).all()):
             break
         texts = front.tokens
 
