@@ -33,7 +33,8 @@ def advised(config: Config, tables: Tables, folder: Path, name: str) -> Measured
 
 def options(of: Experiment) -> dict[str, Row]:
     """Return how the texts of a data set are read."""
-    return {"data": of.config(of.trainings()[0], 1).to_dict()["data"]}
+    config = of.config(of.trainings()[0], 1).to_dict()
+    return {section: config[section] for section in ("data", "tokenizer")}
 
 
 EXPERIMENT = Experiment(

@@ -260,7 +260,7 @@ def sizes(read: Read) -> str:
     lines = []
     for name, (plain, adapted) in {**models, "sparse": ("none", "low_rank_each-2")}.items():
         first, last = read(name).first(plain), read(name).first(adapted)
-        training, model = first["config"]["training"], last["config"]["model"]
+        training, model = first["config"]["training"], {**last["config"]["backbone"], **last["config"]["model"]}
         targets = first["dev"]["steps"] * training["batch_tokens"] / training["epochs"] / 1e6
         shape = [str(model[f"{part}_size"]) for part in ("embedding", "hidden", "context")]
         shape.append(str(model["rank"]) if "factor" in model["adapt"] else "")

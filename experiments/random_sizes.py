@@ -80,8 +80,8 @@ def correlated(first: Sequence[float], second: Sequence[float], rows: Sequence[R
 
 def recurrent_weights(row: Row) -> int:
     """Return the size of W: 3 (e + d) d."""
-    model = row["config"]["model"]
-    return int(3 * (model["embedding_size"] + model["hidden_size"]) * model["hidden_size"])
+    hidden = row["config"]["backbone"]["hidden_size"]
+    return int(3 * (row["config"]["model"]["embedding_size"] + hidden) * hidden)
 
 
 def inputs(row: Row) -> tuple[float, ...]:
@@ -89,7 +89,7 @@ def inputs(row: Row) -> tuple[float, ...]:
     model = row["config"]["model"]
     rank = model["rank"] if model_of(row) == "factorcell" else 0
     sizes = math.log(recurrent_weights(row)), float(rank), math.log(model["context_size"])
-    return 1.0, *sizes, float(one_hot(row)), float(model["dropout_recurrent"])
+    return 1.0, *sizes, float(one_hot(row)), float(row["config"]["backbone"]["dropout_recurrent"])
 
 
 def effects(rows: Sequence[Row]) -> dict[str, tuple[Interval, Interval]]:

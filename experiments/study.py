@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from corpora import Tables
 from factorcell import files
-from factorcell.config import Config, UserError, choose
+from factorcell.config import Config, UserError, choose, kinds_in, section_types
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.perplexity import summarised
 from factorcell.evaluation.text_figures import Figures, TextSums
@@ -120,7 +120,7 @@ class Experiment:
         """The options of a row. `UserError` names what the library does not have."""
         sections = tomllib.loads((HERE / self.recipe).read_text(encoding="utf-8"))
         for section, options in self.rows[training.row].items():
-            sections[section] = {**sections[section], **options}
+            sections[section] = {**sections.get(section, {}), **options}
         training_options = sections["training"]
         training_options |= {"threads": threads, "seed": training.seed}
         if training_options.get("precision") != precision.SINGLE:
@@ -193,8 +193,8 @@ class Job:
 
 def made_with(row: Mapping[str, Any]) -> Config:
     """The options of a row, without those that the package no longer has."""
-    sections = {field.name: field.type for field in fields(Config)}
-    known = {name: {field.name for field in fields(cast(Any, kind))} for name, kind in sections.items()}
+    types = section_types(kinds_in(row["config"]))
+    known = {name: {field.name for field in fields(options)} for name, options in types.items()}
     return Config.from_dict(
         {name: {key: value for key, value in row["config"][name].items() if key in known[name]} for name in known}
     )

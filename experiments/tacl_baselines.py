@@ -28,8 +28,8 @@ from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import Variable
+from factorcell.data.tokenizer import Tokenizer
 from factorcell.data.values import category_name
-from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation import baselines
 from factorcell.evaluation.bayes_rule import Classification, judge, judged_texts, tempered
 from factorcell.evaluation.classification import kilometres
@@ -147,19 +147,19 @@ def ngram(config: Config, tables: Tables, folder: Path) -> Measured:
     return Measured({"order": len(best.grams)}) | scored(best, tables)
 
 
-def vocabulary_of(config: Config, tables: Tables) -> Vocabulary:
-    """That of the models of these texts, whatever their context."""
-    return prepare(tables["train"], replace(config.data, context=())).tokenizer
+def tokenizer_of(config: Config, tables: Tables) -> Tokenizer:
+    """Return the tokenizer of the models of these texts, whatever their context."""
+    return prepare(tables["train"], config.with_options(context=())).tokenizer
 
 
-def best_ngram(config: Config, tables: Tables, folder: Path, vocabulary: Vocabulary | None = None) -> NGram:
-    """The n-gram model by the vocabulary of the models, of the order after which dev gets no better."""
-    data = replace(config.data, context=())
-    corpus = prepare(tables["train"], data, tokenizer=vocabulary)
-    held = prepare(tables["dev"], data, tokenizer=corpus.tokenizer)
+def best_ngram(config: Config, tables: Tables, folder: Path, tokenizer: Tokenizer | None = None) -> NGram:
+    """The n-gram model by the tokenizer of the models, of the order after which dev gets no better."""
+    config = config.with_options(context=())
+    corpus = prepare(tables["train"], config, tokenizer=tokenizer)
+    held = prepare(tables["dev"], config, tokenizer=corpus.tokenizer)
     best, least = None, math.inf
     for order in ORDERS:
-        model = NGram(folder, data, corpus.tokenizer, count(corpus, order))
+        model = NGram(folder, config, corpus.tokenizer, count(corpus, order))
         cost = float(model.nats(held).mean())
         if best is not None and cost >= least:
             return best
@@ -231,7 +231,7 @@ def classifier(kind: str, corpus: Corpus, order: int, seed: int) -> Callable[[Co
 def labelled_texts(config: Config, tables: Tables, column: str, part: str = "judged") -> tuple[Corpus, Corpus]:
     """Texts to learn a column from, and those of a part, by the vocabulary of the models, who may have read more."""
     own = labelled(tables, "train"), labelled(tables, part)
-    return baselines.read(*own, column, config, tokenizer=vocabulary_of(config, tables))
+    return baselines.read(*own, column, config, tokenizer=tokenizer_of(config, tables))
 
 
 def classified(config: Config, tables: Tables, folder: Path, target: Target, order: int, kind: str) -> Measured:

@@ -21,7 +21,7 @@ from factorcell.model.scoring import Scorer
 from factorcell.training.finetuning import finetune
 from hotels import region_of
 from study import Experiment, Measured, Row
-from tacl_baselines import NGRAM, best_ngram, counted, vocabulary_of
+from tacl_baselines import NGRAM, best_ngram, counted, tokenizer_of
 from thesis_sparse import EXPERIMENT as SPARSE
 from thesis_sparse import VARIABLES
 
@@ -77,12 +77,12 @@ def measure(run: Run, tables: Tables) -> Measured:
 
 
 def ngram(config: Config, tables: Tables, folder: Path) -> Measured:
-    """What n-grams of each domain's texts cost, as many texts as are learned from, by the vocabulary of the hotels."""
-    vocabulary, sizes = vocabulary_of(config, tables), {most for _, most, _ in WAYS.values()}
+    """What n-grams of each domain's texts cost, as many texts as are learned from, by the tokenizer of the hotels."""
+    tokenizer, sizes = tokenizer_of(config, tables), {most for _, most, _ in WAYS.values()}
     found = {}
     for name, most in itertools.product(DOMAINS, sorted(sizes)):
         own = parts_of(tables, name, most)
-        found[f"{name}, {NGRAM}, {most}"] = told(best_ngram(config, own, folder, vocabulary), own)
+        found[f"{name}, {NGRAM}, {most}"] = told(best_ngram(config, own, folder, tokenizer), own)
     return together(found)
 
 

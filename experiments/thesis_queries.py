@@ -89,11 +89,12 @@ def replayed(
 
     The row has the perplexity of those texts, each judged before it is learned; that of dev by all `rules`.
     """
-    data = run.config.data
-    streams = read(tables["test"], data, most_rows=KEPT, draw=PrefixDraw(every))
+    config = run.config
+    streams = read(tables["test"], config, most_rows=KEPT, draw=PrefixDraw(every))
     row, systems = systems_of(run, tables, rules, beyond)
     path = run.folder.with_name(f"{run.folder.name}-replay.jsonl")
-    for _ in replay(systems, streams, path, text=data.text, known=known_prefixes(streams, tables["train"], data)):
+    known = known_prefixes(streams, tables["train"], config)
+    for _ in replay(systems, streams, path, text=config.data.text, known=known):
         pass
     found = {name: [one for one in files.read_rows(path) if one["system"] == name] for name in systems}
     nats, targets = (sum(one[key] for one in found["mrr"]) for key in ("nats", "targets"))
@@ -184,7 +185,7 @@ def measure_trial(run: Run, tables: Tables) -> Measured:
 def drawn(kind: str, sizes: Options) -> Options:
     """Return a model of a kind with random sizes."""
     own = ROWS["queries"][kind]
-    return {**own, "model": {**own["model"], **sizes["model"]}, "training": sizes["training"]}
+    return {**own, **sizes, "model": {**own["model"], **sizes["model"]}}
 
 
 TRIALS = Experiment(

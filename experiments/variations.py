@@ -63,9 +63,9 @@ def drawn(name: str) -> dict[str, Options]:
     shared = {"variable_size": 8} if name == "hotels" else {}
     made: dict[str, Options] = {}
     for number, sizes in ROWS["tacl_trials"].items():
-        own = {**shared, **sizes, **({"output_bias": ["low_rank"]} if name in MANY else {})}
+        own = {**shared, **sizes["model"], **({"output_bias": ["low_rank"]} if name in MANY else {})}
         for model in tacl.MODELS[1:]:
-            made[f"{model} {number}"] = {"model": {**tacl.options(model)["model"], **own}}
+            made[f"{model} {number}"] = {**sizes, "model": {**tacl.options(model)["model"], **own}}
     return made
 
 

@@ -98,7 +98,9 @@ def make_letters(
     **model: Any,
 ) -> Run:
     """A run of characters, of no folder: the more `spread` its weights, the surer it is. Its context is a city."""
-    sizes = {"embedding_size": 4, "hidden_size": 5, "rank": 2, "context_size": 3, "variable_size": 2}
+    sizes = {"embedding_size": 4, "rank": 2, "context_size": 3, "variable_size": 2}
+    if "backbone" not in model:
+        sizes["hidden_size"] = 5
     reads = {"context": ("city",), "tokenizer": "char", "min_count": 1, "min_context_count": 1, "max_tokens": 12}
     config = Config.of(**{**reads, **(data or {}), **sizes, **model})
     corpus = prepare([{"text": text, "city": city} for text in texts for city in ("Oslo", "Nice")], config)

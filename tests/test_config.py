@@ -28,7 +28,7 @@ def test_toml(tmp_path: Path) -> None:
     config = Config.load(path)
     assert config.model == ModelConfig(adapt=("factor",))
     assert config.training.learning_rate == 1.0
-    assert config.data == Config.of()
+    assert config.data == Config().data
 
 
 @given(
@@ -48,8 +48,8 @@ def test_toml_is_written_as_it_is_read(text: str, context: list[str], rate: floa
 def test_toml_leaves_out_what_is_none() -> None:
     """TOML has no word for it; the default of such an option is None."""
     config = Config.of()  # its own, not the one that all defaults share
-    object.__setattr__(config.data, "lowercase", None)
-    assert "lowercase" not in config.to_toml()
+    object.__setattr__(config.data, "text", None)
+    assert "\ntext" not in config.to_toml()
     assert tomllib.loads(config.to_toml())["data"]["context"] == []
 
 
@@ -65,7 +65,7 @@ def test_toml_leaves_out_what_is_none() -> None:
         ({"model": {"adapt": "factor"}}, "adapt is 'factor'; it must be a list of names"),
         ({"model": {"adapt": ["lora"]}}, "unknown adapt 'lora'; choose from concat, scale, factor, prefix"),
         ({"model": {}, "backbone": {"dropout_output": 1}}, "dropout_output is 1; it must be at least 0 and below 1"),
-        ({"data": {}, "tokenizer": {"kind": "words"}}, r"unknown unit 'words' \(did you mean 'word'\?\)"),
+        ({"data": {}, "tokenizer": {"kind": "words"}}, r"unknown tokenizer 'words' \(did you mean 'word'\?\)"),
         ({"training": {"loss": "nce"}}, "unknown loss 'nce'; choose from full, sampled"),
         ({"training": {"learning_rate": -1.0}}, "at least 0"),
     ],
@@ -88,19 +88,17 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 def test_a_list_is_no_config() -> None:
     """JSON that is valid, but not a table."""
-    with pytest.raises(UserError, match="must hold the sections data, model, training, not a list"):
+    with pytest.raises(
+        UserError, match="must hold the sections data, tokenizer, model, backbone, head, training, not a list"
+    ):
         Config.from_dict([1], where="c.json")  # type: ignore[arg-type]
 
 
 def test_case_follows_the_unit() -> None:
     """Words are lower-cased and characters not, unless it is said."""
-    assert [Config.of(tokenizer=unit).lowercase for unit in ("word", "space", "char", "grapheme")] == [
-        True,
-        True,
-        False,
-        False,
-    ]
-    assert Config.of(tokenizer="char", lowercase=True).lowercase is True
+    kinds = ("word", "space", "char", "grapheme")
+    assert [Config.of(tokenizer=kind).tokenizer.lowercase for kind in kinds] == [True, True, False, False]
+    assert Config.of(tokenizer="char", lowercase=True).tokenizer.lowercase is True
 
 
 def test_named_models() -> None:

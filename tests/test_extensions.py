@@ -177,7 +177,7 @@ def test_a_name_is_taken_once() -> None:
     assert said == "adapter 'mine' is registered already, as tests.stranger:Bottleneck; choose another name"
     register_cell("mine", GRU)
     assert "is registered already, as factorcell.model.cells:GRU" in refusal(lambda: register_cell("mine", LSTM))
-    assert Config.of(adapt=("mine", "factor"), cell="mine").adapt == ("mine", "factor")
+    assert Config.of(adapt=("mine", "factor"), cell="mine").model.adapt == ("mine", "factor")
 
 
 def wrong(change: Callable[[Tensor, LayerSizes], Any]) -> type[Adapter]:

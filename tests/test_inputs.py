@@ -14,7 +14,6 @@ from factorcell.completion.blend import BlendWeights
 from factorcell.completion.online import LearningRule
 from factorcell.config import Config, UserError
 from factorcell.data.schema import ContextSchema
-from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation.rescoring import rescore as rescoring
 from factorcell.evaluation.rescoring.nbest import read_nbest, with_references
 from factorcell.evaluation.rescoring.rescore import ScoreWeights
@@ -110,7 +109,6 @@ def test_folders_may_be_text(tmp_path: Path) -> None:
     assert Run(folder, run.config, run.tokenizer, run.schema).folder == tmp_path / "run"
     assert LearningRule.read(folder) == LearningRule.read(run.folder)
     assert BlendWeights.read(folder) == BlendWeights.read(run.folder)
-    assert Vocabulary.load(f"{folder}/vocabulary.txt").tokens == run.tokenizer.tokens  # type: ignore[arg-type]
     assert ContextSchema.load(f"{folder}/schema.json") == run.schema  # type: ignore[arg-type]
     rescoring.score(run, read_nbest([ROW]), kept=path)
     assert len(files.read_rows(path)) == 1

@@ -1,4 +1,4 @@
-"""Nothing outside the room model looks inside a backbone: all works with one whose state is a growing list.
+"""Only the package model reads the state of a backbone: everything works with one whose state is a growing list.
 
 Generation and completion are held against every text written out, token by token.
 """
@@ -10,22 +10,30 @@ import pytest
 
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import User, learn_one
-from factorcell.completion.search import SearchRequest
+from factorcell.completion.search import PlainEngine, SearchRequest
+from factorcell.config import EXTENSIBLE
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.likelihood_ratios import explain
 from factorcell.evaluation.perplexity import evaluate, top_accuracy
 from factorcell.generation.generate import GenerationOptions, generate, stream
+from factorcell.model.backbone import register_backbone
 from factorcell.model.run import Run
-from tests.growing import regrown
+from tests.plugins import Growing
 from tests.small import make_letters, nats_of
 
 ROWS = [{"text": "abc", "city": "Oslo"}, {"text": "cab", "city": "Nice"}, {"text": "", "city": "Oslo"}]
 
 
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EXTENSIBLE["backbone"], "registered", {})
+    register_backbone("growing", Growing)
+
+
 @pytest.fixture
 def run() -> Run:
     """Letters a, b, c of two cities."""
-    return regrown(make_letters())
+    return make_letters(backbone="growing", spread=0.6)
 
 
 def written_out(run: Run, prefix: str, most: int) -> dict[str, float]:
@@ -63,16 +71,17 @@ def test_a_wide_beam_finds_the_best_text(run: Run) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "c", "ab"])
 def test_the_exact_search_finds_the_best_completions(run: Run, prefix: str) -> None:
-    conditioned = run.model.condition(run.prepare([{"text": "", "city": "Oslo"}]).context(np.zeros(1, dtype=np.int64)))
+    context = run.prepare([{"text": "", "city": "Oslo"}]).context(np.zeros(1, dtype=np.int64))
+    engine = PlainEngine(run.model)
     with run.scoring():
-        typed = plain.type(plain.begin(context), run.tokenizer.encode(prefix))
-        (found,) = plain.search([SearchRequest(typed, 5, 4)], batch=3)
+        typed = engine.type(engine.begin(context), run.tokenizer.encode(prefix))
+        (found,) = engine.search([SearchRequest(typed, 5, 4)], batch=3)
     expected = sorted(written_out(run, prefix, 4).values(), reverse=True)[:5]
     assert [one.log_probability for one in found.completions] == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_person_is_completed_and_learned_online() -> None:
-    run = regrown(make_letters(data={"context": (), "user": "city", "min_user_count": 1}))
+    run = make_letters(data={"context": (), "user": "city", "min_user_count": 1}, backbone="growing", spread=0.6)
     user, completer = User.new(run), Completer(run, slips=1)
     learned = learn_one(run, user, "abc")
     assert np.abs(learned.vector - user.vector).max() > 0

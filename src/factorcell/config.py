@@ -20,10 +20,10 @@ from factorcell.kinds import (
     KINDS,
     RecurrentOptions,
     SoftmaxOptions,
-    TokenizerOptions,
     WordOptions,
     options_class,
 )
+from factorcell.kinds import TokenizerOptions as TokenizerOptions
 from factorcell.limits import SEEDS
 from factorcell.limits import UserError as UserError
 from factorcell.limits import check_format as check_format

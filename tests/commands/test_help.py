@@ -15,6 +15,7 @@ from factorcell import choices
 from factorcell.commands import main as cli
 from factorcell.commands.main import ALL, GROUPS, Verb, find, main
 from factorcell.completion.online import OPTIMISERS
+from factorcell.config import PAPER_MODELS
 from factorcell.evaluation.specificity import KINDS
 from factorcell.option_fields import TOKENIZERS as UNITS
 from factorcell.training.proximal import PARTS

@@ -58,7 +58,7 @@ def test_every_field_has_its_option(section: str) -> None:
 
 def test_options_win_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "recipe.toml"
-    file.write_text('[model]\nrank = 3\nhidden_size = 9\n[data]\nunit = "space"\n', encoding="utf-8")
+    file.write_text('[model]\nrank = 3\n[backbone]\nhidden_size = 9\n[tokenizer]\nkind = "space"\n', encoding="utf-8")
     config = parse("--config", str(file), "--rank", "5", "--model", "softmaxbias", "--tokenizer", "char")
     assert (config.model.rank, config.backbone.hidden_size) == (5, 9)
     assert (config.model.adapt, config.model.output_bias) == ((), ("low_rank",))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from factorcell.commands import main
+from factorcell.commands import main, users
 from factorcell.model.run import Run
 from factorcell.service.engine import Service
 from factorcell.service.http import keys
@@ -105,7 +105,7 @@ def test_the_import_continues_after_a_bad_line(url: str, tmp_path: Path, capsys:
 def test_whoever_is_deleted_meanwhile_is_not_exported(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(administration, "users", lambda store: iter(("aaa", "ann", "anna", "bob")))
+    monkeypatch.setattr(users, "every_user", lambda store: iter(("aaa", "ann", "anna", "bob")))
     lines, _ = said(["users", "export", "--store", url], capsys)
     assert [json.loads(line)["user"] for line in lines] == ["ann", "bob"]
     assert "nothing is kept" in said(["users", "export", "ann", "anna", "--store", url], capsys, 2)[1]

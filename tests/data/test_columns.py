@@ -28,7 +28,7 @@ NO_TIMES: list[Any] = ["", None, "2024", "12", "noon", 5, 12.5, pd.NaT, "2024-02
 
 def read(values: list[Any], kind: str, **data: Any) -> Column:
     table = open_table([{"x": value} for value in values])
-    (reader,) = ContextColumns(table, Config.of(context=(f"x:{kind}",), **data)).readers
+    (reader,) = ContextColumns(table, Config.of(context=(f"x:{kind}",), **data).data).readers
     half = len(values) // 2
     for begin, part in ((0, values[:half]), (half, values[half:])):
         if part:
@@ -79,7 +79,7 @@ def test_every_time_is_read_back(moment: datetime) -> None:
 
 def names(*context: str) -> list[tuple[str, str]]:
     table = open_table([{"a": "1", "b": "2", "a.hour": "3"}])
-    return [(r.of.name, r.column) for r in ContextColumns(table, Config.of(context=context)).readers]
+    return [(r.of.name, r.column) for r in ContextColumns(table, Config.of(context=context).data).readers]
 
 
 def test_variables_are_named_by_column_and_kind() -> None:
@@ -107,7 +107,7 @@ def test_kinds_have_periods() -> None:
 @given(st.lists(st.floats(-1e4, 1e4), min_size=1, max_size=20), st.floats(0.5, 400))
 def test_periodic_numbers_have_the_moments_of_their_waves(values: list[float], period: float) -> None:
     reader = read(values, f"cyclic={period!r}")
-    variable = reader.variable(Config.of(min_context_count=1))
+    variable = reader.variable(Config.of(min_context_count=1).data)
     got = reader.array(variable)
     assert isinstance(got, np.ndarray)
     assert ((got >= 0) & (got <= period)).all()
@@ -124,12 +124,12 @@ def test_periodic_numbers_have_the_moments_of_their_waves(values: list[float], p
 
 
 def test_means_on_a_circle() -> None:
-    variable = read(["23:00", "01:00"], "hour").variable(Config.of())
+    variable = read(["23:00", "01:00"], "hour").variable(Config.of().data)
     assert min(variable.mean, 24 - variable.mean) == pytest.approx(0, abs=1e-9)
     assert variable.deviation == pytest.approx(1)
     assert (variable.period, variable.kind) == (24, "hour")
-    assert read([-180, 180.0, "180"], "longitude").variable(Config.of()).mean == pytest.approx(180)
-    assert read([10.1] * 7, "longitude").variable(Config.of()).deviations == (1,) * 2 * HARMONICS
+    assert read([-180, 180.0, "180"], "longitude").variable(Config.of().data).mean == pytest.approx(180)
+    assert read([10.1] * 7, "longitude").variable(Config.of().data).deviations == (1,) * 2 * HARMONICS
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_bags_are_those_of_plain_loops(texts: list[str | None], least: int, most
     bags = [_words(text or "") for text in texts]
     counts = Counter(word for bag in bags for word in bag)
     kept = sorted((word for word in counts if counts[word] >= least), key=lambda w: (-counts[w], w))[:most]
-    reader, config = read(texts, "text"), Config.of(min_context_word=least, max_context_words=most)
+    reader, config = read(texts, "text"), Config.of(min_context_word=least, max_context_words=most).data
     if not kept:
         with pytest.raises(UserError, match=f"x has no word that training sees {least} times"):
             reader.variable(config)
@@ -198,7 +198,7 @@ def test_texts_read_as_training_read_them() -> None:
     ]
     for rows in tables:
         policy = "expected" if "b" in rows[0] else "error"
-        (reader,) = ContextColumns(open_table(rows), Config.of(), ContextSchema((known,)), policy).readers
+        (reader,) = ContextColumns(open_table(rows), Config.of().data, ContextSchema((known,)), policy).readers
         reader.add([row.get(reader.column) for row in rows], 0)
         bags = reader.array(known)
         assert isinstance(bags, Ragged)
@@ -214,7 +214,7 @@ def test_vectors_in_all_their_forms() -> None:
         assert vector.dtype == np.float32
         assert vector.tolist() == [1, 2.5]
     reader = read([*forms, [3, 2.5]], "vector")
-    variable = reader.variable(Config.of(min_context_count=1))
+    variable = reader.variable(Config.of(min_context_count=1).data)
     assert variable.means == pytest.approx((9 / 7, 2.5))
     assert variable.deviations == pytest.approx((np.std([1] * 6 + [3]), 1))  # a constant has deviation 1
     array = reader.array(variable)
@@ -226,7 +226,7 @@ def test_vectors_read_as_training_read_them() -> None:
     known = ContextSchema((Variable("v", "vector", means=(0.0, 0.0), deviations=(1.0, 1.0)),))
 
     def array(values: list[Any], policy: str) -> Any:
-        (reader,) = ContextColumns(open_table([{"v": v} for v in values]), Config.of(), known, policy).readers
+        (reader,) = ContextColumns(open_table([{"v": v} for v in values]), Config.of().data, known, policy).readers
         reader.add(values, 0)
         return reader.array(known.variable("v"))
 

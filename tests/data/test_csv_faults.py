@@ -83,7 +83,7 @@ def test_a_fault_of_the_header_is_not_got_round(tmp_path: Path) -> None:
     for name, header, remedies in [("t.csv", "text;city", ()), ("u.csv", "text,town", (("unknown", "expected"),))]:
         (tmp_path / name).write_text(f"{header}\n", encoding="utf-8")
         with pytest.raises(UserError, match="no column 'city'") as error:
-            ContextColumns(open_table(tmp_path / name), Config.of(context=("city",)), schema, "error")
+            ContextColumns(open_table(tmp_path / name), Config.of(context=("city",)).data, schema, "error")
         assert error.value.remedies == remedies
 
 

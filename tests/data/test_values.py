@@ -25,7 +25,7 @@ from factorcell.data.values import category_name, is_missing
 
 def read(values: list[Any], kind: str = "") -> CategoryColumn | NumberColumn:
     table = open_table([{"x": value} for value in values])
-    (reader,) = ContextColumns(table, Config.of(context=(f"x{kind}",))).readers
+    (reader,) = ContextColumns(table, Config.of(context=(f"x{kind}",)).data).readers
     half = len(values) // 2
     for begin, part in ((0, values[:half]), (half, values[half:])):
         if part:
@@ -50,7 +50,7 @@ def read(values: list[Any], kind: str = "") -> CategoryColumn | NumberColumn:
 )
 def test_kinds_are_guessed_from_values(values: list[Any], kind: str) -> None:
     table = open_table([{"x": value} for value in values])
-    (reader,) = ContextColumns(table, Config.of(context=("x",))).readers
+    (reader,) = ContextColumns(table, Config.of(context=("x",)).data).readers
     assert isinstance(reader, NumberColumn if kind == "number" else CategoryColumn)
 
 
@@ -73,8 +73,8 @@ def test_a_notice_names_a_value_that_keeps_a_column_from_being_a_number(values: 
     table = open_table({"x": values})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        ContextColumns(table, Config.of(context=("x:category",)))
-        ContextColumns(table, Config.of(context=("x",)))
+        ContextColumns(table, Config.of(context=("x:category",)).data)
+        ContextColumns(table, Config.of(context=("x",)).data)
     assert len(caught) == bool(notice)
     assert not notice or str(caught[0].message).startswith(f"the columns given {notice}")
 
@@ -86,7 +86,7 @@ def test_a_kind_that_is_named_overrides_the_guess() -> None:
     with pytest.raises(UserError, match="unknown kind of context column 'numbr' \\(did you mean 'number'"):
         parse_column("x:numbr")
     with pytest.raises(UserError, match="named twice"):
-        ContextColumns(open_table([{"x": 1}]), Config.of(context=("x", "x:number")))
+        ContextColumns(open_table([{"x": 1}]), Config.of(context=("x", "x:number")).data)
 
 
 @given(st.integers(-(10**9), 10**9))
@@ -153,7 +153,7 @@ def test_bytes_that_are_not_text_are_refused() -> None:
 @given(st.lists(st.sampled_from(["a", "b", "c", "d", None]), min_size=1, max_size=40), st.integers(1, 6))
 def test_rare_values_are_grouped(values: list[str | None], least: int) -> None:
     reader = read(values, ":category")
-    variable = reader.variable(Config.of(min_context_count=least))
+    variable = reader.variable(Config.of(min_context_count=least).data)
     counts = {name: values.count(name) for name in set(values) - {None}}
     kept = sorted((name for name in counts if name and counts[name] >= least), key=lambda n: (-counts[n], str(n)))
     assert variable.values == (RARE, *kept)
@@ -165,11 +165,11 @@ def test_rare_values_are_grouped(values: list[str | None], least: int) -> None:
 
 def test_numbers_have_moments_and_range() -> None:
     reader = read(["1", 2, 6.0], ":number")
-    variable = reader.variable(Config.of(min_context_count=1))
+    variable = reader.variable(Config.of(min_context_count=1).data)
     assert (variable.mean, variable.low, variable.high) == (3, 1, 6)
     assert variable.deviation == pytest.approx(np.std([1, 2, 6]))
     assert reader.array(variable).tolist() == [1, 2, 6]
-    assert read([4, 4], ":number").variable(Config.of()).deviation == 1
+    assert read([4, 4], ":number").variable(Config.of().data).deviation == 1
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def schema() -> ContextSchema:
 
 
 def read_known(rows: list[dict[str, Any]], unknown: str, optional: tuple[str, ...] = ()) -> list[list[float]]:
-    readers = ContextColumns(open_table(rows), Config.of(), schema(), unknown, optional).readers
+    readers = ContextColumns(open_table(rows), Config.of().data, schema(), unknown, optional).readers
     for reader in readers:
         reader.add([row.get(reader.of.name) for row in rows], 0)
     arrays = [reader.array(schema().variable(reader.of.name)) for reader in readers]
@@ -294,4 +294,4 @@ def test_missing_columns_and_values() -> None:
 @pytest.mark.parametrize("kind", ["", ":category", ":number"])
 def test_a_column_that_training_lacks(kind: str) -> None:
     with pytest.raises(UserError, match="no column 'town'; it has text, city"):
-        ContextColumns(open_table({"text": "a", "city": "b"}), Config.of(context=(f"town{kind}",)))
+        ContextColumns(open_table({"text": "a", "city": "b"}), Config.of(context=(f"town{kind}",)).data)

@@ -13,10 +13,11 @@ from factorcell.config import Config
 
 @pytest.mark.parametrize("name", advice.OF)
 def test_texts_are_read_as_the_models_read_them(name: str) -> None:
-    """A row has the columns, the unit and the vocabulary of the recipe whose models it stands beside."""
+    """A row has the columns and the tokenizer of the recipe whose models it stands beside."""
     made = advice.EXPERIMENT.config(study.Training(name, 0), 1)
     of = advice.OF[name]
-    assert made.data == of.config(of.trainings()[0], 1).data
+    recipe = of.config(of.trainings()[0], 1)
+    assert (made.data, made.tokenizer) == (recipe.data, recipe.tokenizer)
     assert made.data.columns
 
 

@@ -3,7 +3,6 @@
 import itertools
 import tomllib
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,23 +54,22 @@ def test_parts_as_printed_can_be_built(name: str, tmp_path: Path) -> None:
     for row in experiment.rows:
         config = experiment.config(study.Training(row, 0), 1)
         assert bool(config.model.number_layers) != (row == "no number network")
-        corpus = prepare(rows, replace(config.data, min_count=1))
+        corpus = prepare(rows, config.with_options(min_count=1))
         assert bool(corpus.schema.numbers) == numbers
         Run.create(tmp_path / row, config, corpus.tokenizer, corpus.schema)
 
 
 def test_ranks_are_beside_how_many_texts_a_value_has(tmp_path: Path) -> None:
     """Of the column with the most values, with the unknown one among them, as the rules count."""
-    data = {"context": ["city", "stars"], "min_count": 1, "min_context_count": 1}
     places = ["Rome", "Nice", "Bari"]
     texts = [{"text": "sun and sea", "city": places[n % 3], "stars": str(n % 2)} for n in range(18)]
-    config = Config.of(**{**data})
+    config = Config.of(context=["city", "stars"], min_count=1, min_context_count=1)
     corpus = prepare(texts, config)
     run = Run.create(tmp_path / "r", config, corpus.tokenizer, corpus.schema)
     files.write_json(run.folder / "training.json", {"texts": 18, "targets": 72})
     found = variations.with_sizes(run, {}, lambda run, tables: study.Measured({"accuracy": 0.5, "targets": 7})).row
     assert found == {"accuracy": 0.5, "targets": 7, "trained_targets": 72, "values": 3, "texts_per_value": 4.5}
-    assert Facts.of(corpus, corpus, config.data).texts_per_value == 4.5
+    assert Facts.of(corpus, corpus).texts_per_value == 4.5
 
 
 @pytest.mark.parametrize("name", GAINS)
@@ -206,9 +204,9 @@ def test_classifiers_of_communities_are_judged_as_models_are(tmp_path: Path, mon
     made["labelled_train"] = corpora.written(tmp_path / "own.parquet", own)
     config = Config.of(context=["subreddit"], min_count=1, min_context_count=10)
     found = thesis_sixteen.detecting(config, made, tmp_path, "subreddit", 1, "bayes").row
-    vocabulary = prepare(made["train"], replace(config.data, context=())).tokenizer
+    tokenizer = prepare(made["train"], config.with_options(context=())).tokenizer
     own_texts = made["labelled_train"], made["judged"]
-    train, test = baselines.read(*own_texts, "subreddit", config, tokenizer=vocabulary)
+    train, test = baselines.read(*own_texts, "subreddit", config, tokenizer=tokenizer)
     likelihoods = {
         name: np.array([sum(np.log(smoothed(train, name, word)) for word in text) for text in words_of(test)])
         for name in ("red", "blue", "green")

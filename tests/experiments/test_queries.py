@@ -1,6 +1,5 @@
 """Completion for users that no model was trained on: whole users in each part, and what each adds to a mean."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ def test_control_codes_learn_of_nobody(tmp_path: Path) -> None:
     """They are replayed as a model that tells nobody apart: one without a vector that could be moved."""
     found = thesis_queries.EXPERIMENT.config(study.Training("prefix", 0), 1)
     assert (found.data.user, found.model.adapt, found.model.output_bias) == ("user", ("prefix",), ())
-    config = replace(found, data=replace(found.data, min_count=1, min_user_count=1))
+    config = found.with_options(min_count=1, min_user_count=1)
     said = [{"text": "fix it", "user": who} for who in ("amy", "ben") * 3]
     corpus = prepare(said, config)
     run = Run.create(tmp_path / "run", config, corpus.tokenizer, corpus.schema)

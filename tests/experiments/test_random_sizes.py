@@ -16,9 +16,8 @@ def rows(size: float, rank: float, noise: float = 0.0) -> list[dict[str, Any]]:
     """Make models whose log perplexity is 5 + size log W + rank r."""
     random, made = np.random.default_rng(0), []
     for name, options in variations.EXPERIMENTS["tacl_trials_dbpedia"].rows.items():
-        model = dict(options["model"])
-        own = {"row": name, "seed": 0, "accuracy": 0.5, "config": {"model": model}, "sums": {}}
-        ranks = model["rank"] if name.startswith("factorcell") else 0
+        own = {"row": name, "seed": 0, "accuracy": 0.5, "config": options, "sums": {}}
+        ranks = options["model"]["rank"] if name.startswith("factorcell") else 0
         logs = 5 + size * np.log(random_sizes.recurrent_weights(own)) + rank * ranks + noise * random.normal()
         made.append({**own, "perplexity_known": float(np.exp(logs))})
     return made
@@ -28,8 +27,8 @@ def test_effects_are_those_of_the_law() -> None:
     """Whatever else is drawn moves perplexities and accuracies."""
     made = rows(-0.1, -0.003)
     for row in made:
-        model = row["config"]["model"]
-        row["perplexity_known"] *= float(np.exp(model["dropout_recurrent"] - 0.01 * random_sizes.one_hot(row)))
+        model, dropout = row["config"]["model"], row["config"]["backbone"]["dropout_recurrent"]
+        row["perplexity_known"] *= float(np.exp(dropout - 0.01 * random_sizes.one_hot(row)))
         row["accuracy"] += 0.04 * random_sizes.one_hot(row) - 0.02 * np.log2(model["context_size"])
     saved, brought = zip(*random_sizes.effects(made).values(), strict=True)
     assert [one.point for one in saved] == pytest.approx([1 - 2**-0.1, 1 - np.exp(-0.06), 0, 1 - np.exp(-0.01)])

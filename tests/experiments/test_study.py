@@ -27,10 +27,12 @@ from factorcell.training import trainer as training
 RECIPE = """
 [data]
 context = ["city"]
-min_count = 1
 min_context_count = 1
+[tokenizer]
+min_count = 1
 [model]
 embedding_size = 4
+[backbone]
 hidden_size = 4
 [training]
 epochs = 6

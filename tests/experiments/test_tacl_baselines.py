@@ -40,12 +40,14 @@ def texts(count: int) -> list[dict[str, str]]:
 RECIPE = """
 [data]
 context = ["section"]
-unit = "space"
-min_count = 1
 min_context_count = 10
+[tokenizer]
+kind = "space"
+min_count = 1
+[backbone]
+hidden_size = 6
 [model]
 embedding_size = 6
-hidden_size = 6
 context_size = 2
 variable_size = 2
 rank = 2
@@ -104,9 +106,9 @@ def test_classifiers_are_as_sure_as_suits_dev(made: Path) -> None:
     """Naive Bayes by the priors of training, the linear model as it is; both at a temperature of the texts of dev."""
     found, texts = rows(made), {part: made / "tables" / f"agnews_words-{part}-1.parquet" for part in corpora.PARTS}
     assert [found[name, 0].get("exact") for name in ("bayes", "ngram", "linear")] == [True, True, None]
-    data = Config.from_dict(found["linear", 1]["config"]).data
-    train, dev = baselines.read(texts["train"], texts["dev"], "section", data)
-    _, test = baselines.read(texts["train"], texts["test"], "section", data)
+    config = Config.from_dict(found["linear", 1]["config"])
+    train, dev = baselines.read(texts["train"], texts["dev"], "section", config)
+    _, test = baselines.read(texts["train"], texts["test"], "section", config)
     model = baselines.Linear(train, seed=1)
     warm = model(test).at(model(dev).fitted_temperature()).metrics()
     priors = {"priors": "training"}
@@ -166,10 +168,10 @@ def test_the_order_suits_dev(made: Path, tmp_path: Path) -> None:
     """No other order has a lower perplexity there."""
     texts = made / "tables"
     row = rows(made)["ngram", 0]
-    data = replace(Config.from_dict(row["config"]).data, context=())
+    config = Config.from_dict(row["config"])
     every = {}
     for order in tacl_baselines.ORDERS:
-        model = NGram.fit(texts / "agnews_words-train-1.parquet", data, tmp_path / str(order), order=order)
+        model = NGram.fit(texts / "agnews_words-train-1.parquet", config, tmp_path / str(order), order=order)
         every[order] = float(np.exp(model.nats(model.prepare(texts / "agnews_words-dev-1.parquet")).mean()))
     assert row["dev"]["perplexity"] == pytest.approx(min(every.values()))
     assert every[row["order"]] == pytest.approx(min(every.values()))

@@ -119,8 +119,6 @@ def said(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
             if isinstance(value, list):  # of choices, `none` stands for an empty list
                 value = tuple(name for name in value if name != NONE or not field.metadata["choices"])
             own[section][field.name] = value
-    if "unit" in own["data"]:
-        own["data"].setdefault("lowercase", None)  # follows the unit
     return {section: {**found.get(section, {}), **values} for section, values in own.items()}
 
 
