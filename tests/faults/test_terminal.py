@@ -13,7 +13,7 @@ from factorcell import files
 from factorcell.commands import terminal
 from factorcell.commands.interactive import Menu, Veil
 from factorcell.commands.main import main
-from factorcell.completion.assistant import Assistant
+from factorcell.completion.blend import suggester
 from factorcell.model.run import Run
 from tests.hostile import EVIL, NOT_UTF8, came_through, page_of
 
@@ -219,7 +219,7 @@ def test_the_menu_and_the_line_show_nothing_hostile(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = Run.open(folder / LETTERS)
-    menu = Menu(Assistant.of(run), None, {}, 5)
+    menu = Menu(run, suggester(run), None, {}, 5)
     found = list(menu.get_completions(Document("the sea "), CompleteEvent()))
     assert not [one for one in found if came_through(one.display_text)]
     fragments = [("class:a", "ab\x1b"), ("", "\u202ecd"), ("class:b", "\n")]

@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 
 from factorcell import limits
 from factorcell.choices import ALTERNATIVES, QUERIES
-from factorcell.completion.assistant import Assistant
+from factorcell.completion.blend import Blend, suggester
 from factorcell.completion.completer import Completer
+from factorcell.completion.online import User, tells_apart
 from factorcell.completion.popularity import Popularity
 from factorcell.completion.replay.streams import PrefixDraw, rank_of
 from factorcell.completion.search import Suggestion
@@ -171,16 +172,16 @@ def _suggested(run: Run, canaries: Canaries, progress: bool) -> list[Row]:
     """Return which sources suggest each canary to a stranger who typed its first half; nothing for runs of words."""
     if not run.tokenizer.is_character_level:
         return [{} for _ in canaries.texts]
-    assistant, completer = Assistant.of(run, unknown="group"), Completer(run, unknown="group")
-    user = assistant.learner.new() if assistant.learner else None
+    blend, completer = suggester(run, unknown="group"), Completer(run, unknown="group")
+    user = User.new(run) if tells_apart(run) else None
     sources: dict[str, Callable[[str], Sequence[Suggestion]]] = {
         "model": lambda prefix: completer.complete(prefix, user, k=SUGGESTIONS)
     }
     if (run.folder / POPULARITY).exists():
         popularity = Popularity.of(run)
         sources["popularity"] = lambda prefix: popularity.complete(prefix, SUGGESTIONS)
-    if assistant.popularity is not None:
-        sources["blend"] = lambda prefix: _completed(assistant, prefix, {})
+    if isinstance(blend, Blend):
+        sources["blend"] = lambda prefix: _completed(run, blend, prefix, {})
     rows = []
     for text in progress_bar(canaries.texts, desc="completion", unit="canaries", show=progress):
         whole, prefix = (run.tokenizer.join(part) for part in (text, text[: (len(text) + 1) // 2]))
@@ -188,21 +189,20 @@ def _suggested(run: Run, canaries: Canaries, progress: bool) -> list[Row]:
     return rows
 
 
-def _completed(assistant: Assistant, prefix: str, context: Row) -> list[Suggestion]:
-    if not assistant.suggester.fits(prefix):
+def _completed(run: Run, source: Completer | Blend, prefix: str, context: Row) -> list[Suggestion]:
+    if not source.fits(prefix):
         return []
-    user = assistant.learner.new() if assistant.learner else None
-    return assistant.suggest(assistant.type(assistant.begin(user, context), prefix), SUGGESTIONS).suggestions
+    return source.complete(prefix, User.new(run) if tells_apart(run) else None, context, SUGGESTIONS)
 
 
 def _real(run: Run, table: Any, queries: int, unknown: str, seed: int, progress: bool) -> Row:
     figures = perplexity.evaluate(run, run.prepare(table, unknown=unknown))
     if not run.tokenizer.is_character_level:
         return figures
-    assistant, places = Assistant.of(run, unknown=unknown), []
+    source, places = suggester(run, unknown=unknown), []
     drawn = _queries(run, table, queries, seed)
     for prefix, text, context in progress_bar(drawn, desc="completion", unit="texts", show=progress):
-        place = rank_of(text, [one.text for one in _completed(assistant, prefix, context)])
+        place = rank_of(text, [one.text for one in _completed(run, source, prefix, context)])
         places.append(1 / place if place else 0.0)
     return figures | {"queries": len(places), "mrr": float(np.mean(places)) if places else math.nan}
 

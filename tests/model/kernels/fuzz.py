@@ -226,7 +226,6 @@ def wrong_search(data: st.DataObject, engine: CompiledEngine, typed: PackedPrefi
         "waiting": searched(waiting=data.draw(st.sampled_from([-1, -99, 2**40]))),
         "batch": searched(batch=data.draw(st.sampled_from([0, -1]))),
         "threads": searched(threads=data.draw(st.sampled_from([0, -1]))),
-        "seconds": searched(seconds=float("nan")),
         "another context": searched(elsewhere),
         "another model": lambda: engine.type(elsewhere, [*elsewhere.ids, 3]),
         "a wrong model": packed_anew,
