@@ -50,7 +50,7 @@ def test_rows_say_what_the_model_says_of_their_texts(run: Run, method: str) -> N
         assert row["tokens"] <= 8
 
 
-@pytest.mark.parametrize("method", ["sample", "stochastic", "distinct", "beam"])
+@pytest.mark.parametrize("method", ["sample", "stochastic", "beam"])
 def test_texts_are_the_same_in_any_batch(run: Run, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = GenerationOptions(method, max_tokens=6, width=6, grow=2)
     whole = rows(run, number=4, options=options)
@@ -151,7 +151,7 @@ def test_mistakes_of_a_manner(run: Run) -> None:
             GenerationOptions(seed=seed)
     with pytest.raises(UserError, match="temperature"):
         GenerationOptions(temperature=0)
-    for method in ("greedy", "beam", "distinct"):
+    for method in ("greedy", "beam"):
         with pytest.raises(UserError, match="choose sample or stochastic"):
             GenerationOptions(method, top_k=3)
     with pytest.raises(UserError, match="left to right"):

@@ -19,7 +19,7 @@ from tests.small import make_letters, make_run
 RUN = make_letters(spread=1.0)
 FREE = Constraints(max_tokens=3)
 CHANCES = [0.5, 0.25, 0.125, 0.0625, 0.0625]
-A, B, C = (RUN.tokenizer.ids[letter] for letter in "abc")
+A, B, C = RUN.tokenizer.encode("abc")
 
 
 def sample(

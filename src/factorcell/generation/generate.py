@@ -43,8 +43,7 @@ from factorcell.model.precision import SINGLE
 from factorcell.model.run import Run
 
 DRAWN = ("sample", "stochastic")  # those whose draws can be sharpened
-SEVERAL = ("beam", "distinct")  # those that find several texts of a context at once
-TOGETHER = {"sample": 128, "greedy": 128, "beam": 16, "stochastic": 8, "distinct": 8}  # contexts written at once
+TOGETHER = {"sample": 128, "greedy": 128, "beam": 16, "stochastic": 8}  # contexts written at once
 NARROW, WIDE = 8, 120  # beginnings of a beam, and of a stochastic one (thesis 2018, section 6.3.1)
 
 Row = dict[str, Any]
@@ -97,7 +96,7 @@ class GenerationOptions:
     def beam(self, texts: int) -> tuple[int, int]:
         """Return the beginnings held for `texts` texts of a context, and the tokens by which each is grown."""
         width = self.width or (WIDE if self.method == "stochastic" else NARROW)
-        wide = {"beam": max(texts, width), "stochastic": width, "distinct": texts}.get(self.method, 1)
+        wide = {"beam": max(texts, width), "stochastic": width}.get(self.method, 1)
         return wide, self.grow if self.method == "stochastic" else wide
 
     def rules(self, run: Run) -> Constraints:
@@ -181,10 +180,10 @@ def generate(
     limits.check(number=number)
     contexts = rows_of(contexts)
     if options.method == "greedy" and number > 1:
-        raise UserError(f"{number} greedy texts of a context would be the same; choose sample, stochastic or distinct")
+        raise UserError(f"{number} greedy texts of a context would be the same; choose sample, stochastic or beam")
     rules, deadline = options.rules(run), options.deadline()
     prompted, about = run.tokenizer.split(prompt), origin(run, options, prompt)
-    size = number if options.method in SEVERAL else 1  # texts that are searched for together
+    size = number if options.method == "beam" else 1  # texts that are searched for together
     each, together = number // size, TOGETHER[options.method]
     jobs = len(contexts) * each
     for start in range(first // size, jobs, together):
@@ -301,8 +300,6 @@ def _written(task: WritingTask, options: GenerationOptions, size: int, first: in
         return beam_search.beam(task, beam)
     if options.method == "stochastic":
         return beam_search.stochastic(task, beam, options.sampler(), grow=options.grow, seed=options.seed, first=first)
-    if options.method == "distinct":
-        return beam_search.distinct(task, size, seed=options.seed, first=first)
     chosen = steps(task, _choice(options, len(task.contexts), first))
     return [[text] for text in write(len(task.contexts), chosen, task.rules)]
 
