@@ -22,6 +22,8 @@ from factorcell.completion.compiled import CompiledEngine
 from factorcell.completion.search import SearchRequest
 from factorcell.config import Config
 from factorcell.data.cache import prepare
+from factorcell.kinds import RecurrentOptions
+from factorcell.model.backbone import BackboneSizes
 from factorcell.model.cells import Cell
 from factorcell.model.kernels import signatures, softmax
 from factorcell.model.kernels.signature import Signature
@@ -68,7 +70,8 @@ class Clock:
 
 def learning(texts: int, steps: int, width: int, hidden: int, rank: int) -> Callable[[], object]:
     """The recurrent layer forward and backward over texts of any length."""
-    cell = Cell(width, hidden, 20, rank, ("factor",), 0.2)
+    options = RecurrentOptions(hidden_size=hidden, dropout_recurrent=0.2)
+    cell = Cell(options, BackboneSizes(width, 20, ("factor",), rank))
     inputs, context, lengths = torch.randn(texts, steps, width), torch.randn(texts, 20), torch.full((texts,), steps)
 
     def work() -> None:

@@ -220,7 +220,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description="Completion: the published beam, the exact search, plain and compiled."
     )
-    parser.add_argument("run", type=Path, help="run folder, of unit char, with one layer of coupled cells")
+    parser.add_argument("run", type=Path, help="run folder of a model of characters with one layer of coupled cells")
     parser.add_argument("table", type=Path, help="table of texts")
     parser.add_argument("--user", default="user", help="the context column of the run (default: user)")
     parser.add_argument("--prefixes", type=int, default=100)

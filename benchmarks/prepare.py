@@ -50,11 +50,11 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)
 
 
-def measure(path: Path, cache: Path, unit: str) -> dict[str, float]:
+def measure(path: Path, cache: Path, tokenizer: str) -> dict[str, float]:
     """Prepare `path` twice; the second time it is opened from the cache."""
     from factorcell.data.cache import prepare
 
-    config = Config.of(tokenizer=unit, context=("stars",))
+    config = Config.of(tokenizer=tokenizer, context=("stars",))
     before, start = peak_mib(), time.perf_counter()
     corpus = prepare(path, config, cache=cache)
     first = time.perf_counter() - start
@@ -79,13 +79,13 @@ def main() -> None:
     options = parser.parse_args()
     if options.measure:
         table, cache = options.measure
-        print(json.dumps(measure(table, cache, options.unit)))
+        print(json.dumps(measure(table, cache, options.tokenizer)))
         return
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder, "table.csv")
         words = write_table(table, options.words)
         cache = Path(folder, "cache")
-        command = [sys.executable, __file__, "--tokenizer", options.unit, "--measure", str(table), str(cache)]
+        command = [sys.executable, __file__, "--tokenizer", options.tokenizer, "--measure", str(table), str(cache)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
         found = json.loads(done.stdout)

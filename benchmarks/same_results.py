@@ -122,6 +122,11 @@ def without_newer(printed: str) -> str:
     return re.sub(rf', "(?:{"|".join(NEWER)})": (?:"[^"]*"|[^,}}]*)', "", printed)
 
 
+def former_name(tensor: str) -> str:
+    """Return the name that a tensor had before the backbone and the head were sections of a config."""
+    return re.sub(r"^head\.", "output.", tensor.removeprefix("backbone."))
+
+
 def log_rows(path: Path) -> list[dict[str, Any]]:
     """The log of a training, without what its speed decides."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -142,7 +147,7 @@ def figures(recipe: Recipe, data: Path, folder: Path) -> Iterator[tuple[str, Any
     assert log[-1]["steps"] >= STEPS, f"{recipe.name}: {log[-1]['steps']} steps"
     yield "log", digest(json.dumps(log))
     yield "development perplexity", log[-1]["perplexity"]
-    tensors = sorted(load_file(run / "weights.safetensors").items())
+    tensors = sorted((former_name(name), tensor) for name, tensor in load_file(run / "weights.safetensors").items())
     yield "weights", digest(b"".join(name.encode() + tensor.tobytes() for name, tensor in tensors))
     one = ("--threads", "1", "--unknown", "group", "--json")
     yield "scores", digest(rows_from_zero(factorcell("score", str(run), str(held), "--tokens", *one)))

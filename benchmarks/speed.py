@@ -28,10 +28,13 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from factorcell.config import Config, DataConfig, TrainingConfig
+from factorcell.config import Config
 from factorcell.data.corpus import Corpus, target_counts
 from factorcell.data.schema import RARE, ContextSchema, Variable
+from factorcell.data.tokenizer import WordTokenizer
 from factorcell.data.vocabulary import END, SPECIALS, START, Vocabulary
+from factorcell.kinds import RecurrentOptions, WordOptions
+from factorcell.model.backbone import BackboneSizes
 from factorcell.model.cells import Cell
 from factorcell.model.kernels import library as kernels
 from factorcell.model.kernels import softmax
@@ -63,7 +66,8 @@ def cell_work(name: str, shape: dict[str, int], layer_norm: bool) -> list[Work]:
     gradient = torch.randn(batch, steps, hidden)
 
     def layer(adapt: tuple[str, ...]) -> Once:
-        cell = Cell(embedding, CONTEXT, Config.of(hidden_size=hidden, rank=rank, layer_norm=layer_norm), adapt)
+        sizes = BackboneSizes(embedding, CONTEXT, adapt, rank)
+        cell = Cell(RecurrentOptions(hidden_size=hidden, layer_norm=layer_norm), sizes)
         vector = torch.randn(batch, CONTEXT, requires_grad=True)
 
         def once() -> None:
@@ -107,15 +111,16 @@ def texts(contexts: int, rows: int, length: int, vocabulary: int) -> Corpus:
     names = (RARE, *(f"c{index}" for index in range(contexts)))
     schema = ContextSchema((Variable("context", "category", values=names, counts=(1,) * len(names)),))
     words = Vocabulary((*SPECIALS, *(f"w{index}" for index in range(3, vocabulary))))
+    tokenizer = WordTokenizer(WordOptions(), words)
     offsets = np.arange(rows + 1) * (length + 1)
-    return Corpus(tokens.ravel(), offsets, categories, np.zeros((rows, 0), np.float32), words, schema)
+    return Corpus(tokens.ravel(), offsets, categories, np.zeros((rows, 0), np.float32), tokenizer, schema)
 
 
 def trainer(corpus: Corpus, length: int, precision: str = "float32") -> Trainer:
     """A FactorCell of the published size before its first step."""
-    model = Config.of(embedding_size=200, hidden_size=240, rank=12, context_size=CONTEXT)
-    training = TrainingConfig(loss="sampled", samples=150, batch_tokens=100 * length, epochs=1e3, precision=precision)
-    run = Run(Path(), Config(DataConfig(), model, training), corpus.tokenizer, corpus.schema)
+    sizes = {"embedding_size": 200, "hidden_size": 240, "rank": 12, "context_size": CONTEXT}
+    training = {"loss": "sampled", "samples": 150, "batch_tokens": 100 * length, "epochs": 1e3, "precision": precision}
+    run = Run(Path(), Config.of(**sizes, **training), corpus.tokenizer, corpus.schema)
     return Trainer(run, corpus, corpus.select(np.arange(2)))
 
 

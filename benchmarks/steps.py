@@ -26,7 +26,7 @@ from factorcell.data.corpus import Corpus
 from factorcell.model.encoder import ContextEncoder
 from factorcell.model.kernels import library, softmax
 from factorcell.model.language_model import LanguageModel
-from factorcell.model.output import Output, Proposal
+from factorcell.model.output import Proposal, SoftmaxHead
 from factorcell.model.recurrent import RecurrentBackbone
 from factorcell.model.run import Run
 from factorcell.training.row_adam import RowAdam
@@ -45,10 +45,8 @@ PARTS: list[tuple[Any, str, str]] = [
     (LanguageModel, "forward", "forward, other"),
     (RecurrentBackbone, "condition", "adapters"),
     (RecurrentBackbone, "forward", "recurrence, around it"),
-    (Output, "sampled_nats", "softmax, around it"),
-    (Output, "nats", "softmax, around it"),
-    (softmax._Sampled, "forward", "softmax, forward"),
-    (softmax._Sampled, "backward", "softmax, backward"),
+    (SoftmaxHead, "sampled_nats", "softmax, around it"),
+    (SoftmaxHead, "nats", "softmax, around it"),
     (softmax._CompiledSampled, "forward", "softmax, around it"),
     (softmax._CompiledSampled, "backward", "softmax, around it"),
     (softmax._Compiled, "forward", "softmax, around it"),

@@ -27,6 +27,7 @@ from tqdm import tqdm
 from factorcell.config import MODELS, PRECISIONS, Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Batch, Corpus
+from factorcell.kinds import RecurrentOptions
 from factorcell.model.run import Run
 from factorcell.training.loop import train
 
@@ -40,13 +41,14 @@ class PlainModel(nn.Module):
 
     def __init__(self, config: Config, size: int) -> None:
         super().__init__()
-        model = config.model
-        self.embedding = nn.Embedding(size, model.embedding_size)
-        nn.init.normal_(self.embedding.weight, std=model.embedding_size**-0.5)
-        self.lstm = nn.LSTM(model.embedding_size, model.hidden_size, batch_first=True)
-        self.projection = nn.Linear(model.hidden_size, model.embedding_size, bias=False)
+        options, width = config.backbone, config.model.embedding_size
+        assert isinstance(options, RecurrentOptions)
+        self.embedding = nn.Embedding(size, width)
+        nn.init.normal_(self.embedding.weight, std=width**-0.5)
+        self.lstm = nn.LSTM(width, options.hidden_size, batch_first=True)
+        self.projection = nn.Linear(options.hidden_size, width, bias=False)
         self.bias = nn.Parameter(torch.zeros(size))
-        self.rates = model.dropout_input, model.dropout_output
+        self.rates = options.dropout_input, options.dropout_output
 
     def forward(self, batch: Batch) -> Tensor:
         """The nats of all targets (N,) of a batch."""
@@ -122,8 +124,8 @@ def main() -> None:
     changes = {"threads": given.threads, "epochs": given.epochs or config.training.epochs, "patience": 0}
     config = replace(config, training=replace(config.training, precision=given.precision, **changes))
     corpus = prepare(given.table, config)
-    known = {"vocabulary": corpus.tokenizer, "schema": corpus.schema, "unknown": "group"}
-    held = prepare(given.dev, config, **known).select(np.arange(1000))
+    held = prepare(given.dev, config, tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="group")
+    held = held.select(np.arange(1000))
     for name in given.models:
         looks = plain(config, corpus, held) if name == PLAIN else ours(config.with_model(name), corpus, held)
         speed.note(timed(name, looks, given.goal, given.minutes) | {"threads": given.threads}, given.out)

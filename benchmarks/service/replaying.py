@@ -95,17 +95,17 @@ class Discreet(System):
 def run(model: Path, port: int, table: Path, folder: Path, rows_per_user: int, every: int) -> list[Row]:
     """Rows of the service at `port`, which serves the run `model`, and of the library; those of a replay go on."""
     user = read_config(model).data.user or "user"
-    data, columns = systems.reading(model, ["blend"], user)
-    streams = read(table, data, user=user, others=columns, most_rows=rows_per_user, draw=PrefixDraw(every))
+    config, columns = systems.reading(model, ["blend"], user)
+    streams = read(table, config, user=user, others=columns, most_rows=rows_per_user, draw=PrefixDraw(every))
     blend = systems.systems(model, ["blend"], user=user, unknown="group")["blend"]
-    served = Served(Connection(port), data.text, tuple(columns))
+    served = Served(Connection(port), config.data.text, tuple(columns))
     made: dict[str, System] = {
         SERVED: served,
-        SAME: Discreet(blend, data.text, tuple(columns)),
+        SAME: Discreet(blend, config.data.text, tuple(columns)),
         WHOLE: blend,
     }
     path = folder / "rows.jsonl"
-    for _ in replay(made, streams, path, text=data.text, progress=True):
+    for _ in replay(made, streams, path, text=config.data.text, progress=True):
         pass
     served.connection.close()
     judged = files.read_rows(path)

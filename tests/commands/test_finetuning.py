@@ -27,13 +27,13 @@ def tables(tmp_path: Path) -> Path:
 def test_finetune_goes_on_with_parts(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What moved is shown; options of training alone can differ, and what is not said is gentle."""
     command = ["finetune", str(tables / "run"), str(tables / "dev.jsonl"), "--dev", str(tables / "test.jsonl")]
-    command += ["--out", str(tables / "new"), "--train", "output_bias", "--train", "recurrent", "--l1", "1e-3"]
+    command += ["--out", str(tables / "new"), "--train", "output_bias", "--train", "backbone", "--l1", "1e-3"]
     capsys.readouterr()
     assert main([*command, "--epochs", "3"]) == 0
     said = capsys.readouterr()
     header, *rows = said.out.splitlines()
     assert header.split() == ["part", "values", "moved"]
-    assert [row.split()[0] for row in rows] == ["recurrent", "output_bias"]
+    assert [row.split()[0] for row in rows] == ["backbone", "output_bias"]
     assert "it was " in said.err
     config = Run.open(tables / "new").config
     assert (config.training.epochs, config.training.patience, config.training.batch_tokens) == (3.0, 3, 100)

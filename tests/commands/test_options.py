@@ -37,10 +37,12 @@ def test_every_field_has_its_option(section: str) -> None:
     default = getattr(Config(), section)
     for field in dataclasses.fields(default):
         flag, value = "--" + field.name.replace("_", "-"), getattr(default, field.name)
-        choices = field.metadata["choices"]
+        choices = field.metadata.get("choices")
         given: list[str]
         expected: Any
-        if isinstance(value, bool):
+        if field.name == "kind":
+            given, expected = [f"--{section}", value], value
+        elif isinstance(value, bool):
             given, expected = [flag if not value else flag.replace("--", "--no-", 1)], not value
         elif isinstance(value, tuple):
             other = NUMBERED.get(field.name, "stars")
@@ -60,7 +62,7 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "recipe.toml"
     file.write_text('[model]\nrank = 3\n[backbone]\nhidden_size = 9\n[tokenizer]\nkind = "space"\n', encoding="utf-8")
     config = parse("--config", str(file), "--rank", "5", "--model", "softmaxbias", "--tokenizer", "char")
-    assert (config.model.rank, config.backbone.hidden_size) == (5, 9)
+    assert (config.model.rank, config.to_dict()["backbone"]["hidden_size"]) == (5, 9)
     assert (config.model.adapt, config.model.output_bias) == ((), ("low_rank",))
     assert (config.tokenizer.kind, config.tokenizer.lowercase) == ("char", False)
     assert parse("--adapt", "none").model.adapt == ()

@@ -139,7 +139,7 @@ def test_nothing_goes_on_from_what_is_too_long(slips: int) -> None:
 
 
 def test_other_mistakes_are_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="its unit is word; completion needs char or grapheme"):
+    with pytest.raises(UserError, match="expected a tokenizer of characters, got word"):
         Completer(make_run(tmp_path / "words"))
     completer = Completer(make_letters())
     with pytest.raises(UserError, match="unknown context column 'town'; choose from city"):
@@ -305,4 +305,4 @@ def test_a_suggestion_cannot_steer_the_terminal(folder: Path, capsys: pytest.Cap
     assert all(line.startswith(r"a\x1b[2J\x07") for line in lines)
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[0])["text"].startswith("a\x1b[2J\a")
-    assert files.read_json(folder / "config.json")["data"]["unit"] == "char"
+    assert files.read_json(folder / "config.json")["tokenizer"]["kind"] == "char"

@@ -163,7 +163,9 @@ def test_typing_on_and_deleting_gives_the_plain_state_of_the_text_read_at_once(
             typed = plain.type(typed, run.tokenizer.encode(text))
         anew = typed_in(run, text)
     # One product for all hypotheses: no weights for each hypothesis, nothing left in factors.
-    assert all(weights.matrix.dim() == 2 and weights.left is None for weights in inside(typed.conditioned.conditions))
+    assert all(
+        weights.matrix.dim() == 2 and weights.left is None for weights in inside(typed.conditioned.conditions).shifts
+    )
     assert typed.ids == anew.ids == tuple(run.tokenizer.encode(text))
     assert begun.ids == ()
     for ours, theirs in zip(typed.logs, anew.logs, strict=True):
@@ -245,7 +247,7 @@ def test_only_completions_above_the_least_are_found(kind: str) -> None:
 def test_special_tokens_are_never_suggested(kind: str) -> None:
     run = make_letters()
     with torch.no_grad():
-        run.model.head.bias[UNKNOWN] = 20.0
+        inside(run.model.head).bias[UNKNOWN] = 20.0
     found = found_in(run, "ab", 50, 5, kind)
     assert len(found.completions) == 50
     assert not any({UNKNOWN, START, END} & set(one.ids) for one in found.completions)
@@ -255,7 +257,7 @@ def unlikely_to_end(nats: float = 3) -> Run:
     """A run of many letters, whose texts are long and of like probability."""
     run = make_letters(("abcdefghijklmnop",), seed=1, spread=0.2, data={"max_tokens": 40})
     with torch.no_grad():
-        run.model.head.bias[END] -= nats
+        inside(run.model.head).bias[END] -= nats
     return run
 
 
@@ -357,8 +359,8 @@ def test_a_model_of_the_real_size_is_searched_as_by_the_plain_search(products: s
     kind: dict[str, Any] = {"layer_norm": True, "adapt": ("factor",), **sizes}
     run = make_letters(letters, data={"max_tokens": 110}, seed=2, spread=0.08, **kind)
     with torch.no_grad():
-        run.model.head.bias[END] += 1.5
-        run.model.head.bias[UNKNOWN] -= 5
+        inside(run.model.head).bias[END] += 1.5
+        inside(run.model.head).bias[UNKNOWN] -= 5
         run.model.embedding.mul_(12)
     compiled, typed = packed_in(run, "abc", products=products)
     (found,) = compiled.search([SearchRequest(typed, 10, 5)])

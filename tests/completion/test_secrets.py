@@ -141,10 +141,9 @@ PERSON = st.sampled_from([None, "", "a", "b", 3, "3", 3.0, "d"])
 def test_counts_are_those_of_plain_sets(
     pairs: list[tuple[str, Any]], least: int, people: int, lowercase: bool, chosen: Any
 ) -> None:
-    data = Config.of(
-        tokenizer="grapheme", user="who", max_tokens=4, min_text_count=least, min_text_users=people, lowercase=lowercase
-    )
-    corpus = prepare([{"text": text, "who": who} for text, who in pairs], data)
+    popular = {"min_text_count": least, "min_text_users": people}
+    config = Config.of(tokenizer="grapheme", user="who", max_tokens=4, min_count=1, lowercase=lowercase, **popular)
+    corpus = prepare([{"text": text, "who": who} for text, who in pairs], config)
     rows = np.array(chosen.sample(range(len(pairs)), chosen.randint(1, len(pairs))))
     counts, writers = Counter[str](), defaultdict[str, set[str]](set)
     for row in rows.tolist():

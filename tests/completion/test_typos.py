@@ -101,7 +101,7 @@ def is_settled(text: str, typed: str, most: int) -> bool:
 
 def beginnings(run: Run, typed: str, most: int, longest: int) -> dict[tuple[str, bool], tuple[int, float]]:
     """All settled beginnings and ended texts with a slip at least: their slips and log p - cost, written out."""
-    letters = run.tokenizer.tokens[END + 1 :]
+    letters = list(run.tokenizer.tokens[END + 1 :])
     letters += sorted(set(typed) - set(letters))
     deepest = min(len(typed) + most, longest)
     found: dict[tuple[str, bool], tuple[int, float]] = {}
@@ -112,7 +112,7 @@ def beginnings(run: Run, typed: str, most: int, longest: int) -> dict[tuple[str,
             found[text, not settled] = (slips, log_of(run, text, ended=not settled) - cost_of(text, typed))
         if not settled and len(text) < deepest:
             for letter in letters:
-                if letter in run.tokenizer.ids or letter in nearby(typed, len(text), most):
+                if letter in run.tokenizer.tokens or letter in nearby(typed, len(text), most):
                     visit(text + letter)
 
     visit("")

@@ -1,5 +1,6 @@
 """The original texts of a corpus: their bytes as the table gives them, wherever the corpus comes from."""
 
+import itertools
 import unicodedata
 from typing import Any
 
@@ -42,8 +43,14 @@ def originals_of(corpus: Corpus) -> list[tuple[Any, ...]]:
     return list(zip(*(array.tolist() for array in corpus.originals), strict=True))
 
 
-@pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("options", [{}, {"lowercase": True}, {"strip_punctuation": True}, {"max_tokens": 1}], ids=str)
+@pytest.mark.parametrize(
+    ("unit", "options"),
+    [
+        *itertools.product(UNITS, [{}, {"lowercase": True}, {"max_tokens": 1}]),
+        *itertools.product(("word", "space"), [{"strip_punctuation": True}]),
+    ],
+    ids=str,
+)
 def test_bytes_are_those_of_the_texts_as_given(unit: str, options: dict[str, Any]) -> None:
     corpus = read(list(BYTES), unit, **options)
     assert corpus.originals is not None

@@ -5,7 +5,6 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from tests.small import CONTEXT, make_run
 
 Dialects = Callable[[int, int], tuple[list[dict[str, str]], float]]
 
-DATA = Config.of(min_count=1, min_context_count=2).data
+CONFIG = Config.of(min_count=1, min_context_count=2)
 TRAIN = [
     {"text": "sun sun sand", "place": "beach"},
     {"text": "sea sun", "place": "beach"},
@@ -45,7 +44,7 @@ TEST = [
 @pytest.fixture
 def corpora() -> tuple[Corpus, Corpus]:
     """Two values, a rare one (desert), and one that training never saw (swamp)."""
-    return read(TRAIN, TEST, "place", DATA)
+    return read(TRAIN, TEST, "place", CONFIG)
 
 
 def texts_of(corpus: Corpus) -> list[tuple[int, ...]]:
@@ -125,7 +124,7 @@ def test_the_linear_model_equals_one_of_dictionaries(
     corpora: tuple[Corpus, Corpus], two_dialects: Dialects, order: int
 ) -> None:
     rows, unseen = two_dialects(150, 1)[0], two_dialects(20, 2)[0]
-    for train, test in (corpora, read(rows, unseen, "dialect", DATA)):
+    for train, test in (corpora, read(rows, unseen, "dialect", CONFIG)):
         found = Linear(train, order=order, seed=3)(test)
         np.testing.assert_allclose(found.log_posterior, slow_linear(train, test, order, 3), atol=2e-5)
         np.testing.assert_allclose(found.probabilities.sum(1), 1, atol=1e-9)
@@ -133,7 +132,7 @@ def test_the_linear_model_equals_one_of_dictionaries(
 
 def test_fasttext_gives_posteriors_and_repeats(two_dialects: Dialects) -> None:
     train, test = read(
-        two_dialects(200, 1)[0], [{"text": "", "dialect": "coast"}, *two_dialects(30, 2)[0]], "dialect", DATA
+        two_dialects(200, 1)[0], [{"text": "", "dialect": "coast"}, *two_dialects(30, 2)[0]], "dialect", CONFIG
     )
     first, again = (FastText(train, seed=4)(test) for _ in range(2))
     np.testing.assert_allclose(first.probabilities.sum(1), 1, atol=1e-3)
@@ -148,9 +147,9 @@ def test_mistakes_of_classifiers(corpora: tuple[Corpus, Corpus], monkeypatch: py
     with pytest.raises(UserError, match="unknown priors 'flat'"):
         naive_bayes(*corpora, priors="flat")
     with pytest.raises(UserError, match="place has fewer than two values with 2 texts or more"):
-        read(TRAIN[:3], TEST, "place", DATA)
+        read(TRAIN[:3], TEST, "place", CONFIG)
     with pytest.raises(UserError, match="no column 'city'"):
-        read(TRAIN, TEST, "city", DATA)
+        read(TRAIN, TEST, "city", CONFIG)
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
@@ -163,7 +162,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]
 def folder(tmp_path: Path, two_dialects: Dialects) -> Path:
     for name, count, seed in (("train", 300, 1), ("test", 60, 2)):
         files.write_rows(tmp_path / f"{name}.jsonl", two_dialects(count, seed)[0])
-    (tmp_path / "recipe.toml").write_text("[data]\nmin_count = 1\n", encoding="utf-8")
+    (tmp_path / "recipe.toml").write_text("[tokenizer]\nmin_count = 1\n", encoding="utf-8")
     return tmp_path
 
 
@@ -192,13 +191,14 @@ def test_the_baseline_commands_evaluate_like_a_run(folder: Path, capsys: pytest.
 
 
 def test_users_and_times_of_a_run_are_not_read(folder: Path) -> None:
-    data = replace(DATA, user="dialect", anonymous=True, time="day")
-    train, test = read(folder / "train.jsonl", folder / "test.jsonl", "dialect", data)
+    config = CONFIG.with_options(user="dialect", anonymous=True, time="day")
+    train, test = read(folder / "train.jsonl", folder / "test.jsonl", "dialect", config)
     assert [variable.name for variable in train.schema.variables] == ["dialect"]
     assert set(test.categories[:, 0].tolist()) == {1, 2}
     table = [{"text": "sun sand"}, {"text": "sun sea"}]
-    model = NGram.fit(table, data, folder / "counts", order=2)
-    assert (model.data.user, model.data.time, model.data.anonymous) == ("", "", False)
+    model = NGram.fit(table, config, folder / "counts", order=2)
+    data = model.config.data
+    assert (data.user, data.time, data.anonymous) == ("", "", False)
     assert NGram.open(folder / "counts").prepare(table).targets == 6
 
 

@@ -14,7 +14,7 @@ from factorcell.data.vocabulary import START, UNKNOWN
 from factorcell.evaluation import embeddings
 from factorcell.evaluation.embeddings import Embeddings, ValueColumn
 from factorcell.model.run import Run
-from tests.small import make_run
+from tests.small import inside, make_run
 
 Row = dict[str, Any]
 
@@ -128,7 +128,7 @@ def logs_at_zero(run: Run, row: Row) -> np.ndarray[Any, Any]:
     """Log probabilities when the hidden state is zero, which makes the softmax that of the bias alone."""
     corpus = run.prepare([{"text": "", **row}], optional=tuple(set(run.schema.columns()) - set(row)))
     with torch.no_grad():
-        bias = run.model.head.fold(run.model.condition(corpus.context(np.array([0]))).context_bias).bias
+        bias = run.model.head.fold(run.model.condition(corpus.context(np.array([0]))).head).bias
     assert bias is not None
     return torch.log_softmax(bias[0].double(), -1).numpy()
 
@@ -161,7 +161,7 @@ def test_shift_of_the_softmax_bias_model_is_q_c(tmp_path: Path) -> None:
             torch.tanh(encoder.joint(torch.cat([encoder.tables[0][city], encoder.tables[1][one]])))
             for city in map(run.schema.variable("city").values.index, ("Oslo", "Nice"))
         )
-        table = run.model.head.adapters["low_rank"].weight
+        table = inside(run.model.head).adapters["low_rank"].weight
         assert isinstance(table, torch.Tensor)
         shifted = (table @ (c - other)).numpy()
     np.testing.assert_allclose(np.delete(found - found[0], START), np.delete(shifted - shifted[0], START), atol=1e-5)

@@ -14,7 +14,8 @@ from factorcell import files
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus, targets
-from factorcell.data.vocabulary import END, START, UNKNOWN, Vocabulary
+from factorcell.data.tokenizer import Tokenizer
+from factorcell.data.vocabulary import END, START, UNKNOWN
 from factorcell.evaluation import ngram
 from factorcell.evaluation.ngram import FALLBACK, NGram, discounts
 from factorcell.evaluation.perplexity import evaluate, evaluate_by, top_accuracy
@@ -22,7 +23,7 @@ from tests import synthetic
 from tests.small import ROWS, make_run
 
 Gram = tuple[int, ...]
-DATA = Config.of(min_count=2).data
+CONFIG = Config.of(min_count=2)
 
 
 class Textbook:
@@ -72,8 +73,8 @@ def texts_of(corpus: Corpus) -> list[Gram]:
     return [tuple(text.tolist()) for text in np.split(corpus.tokens, corpus.offsets[1:-1])]
 
 
-def fit(folder: Path, rows: Any, order: int, data: Any = DATA, vocabulary: Vocabulary | None = None) -> NGram:
-    return NGram.fit(rows, data, folder, order=order, tokenizer=vocabulary)
+def fit(folder: Path, rows: Any, order: int, config: Config = CONFIG, tokenizer: Tokenizer | None = None) -> NGram:
+    return NGram.fit(rows, config, folder, order=order, tokenizer=tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +143,8 @@ def test_nothing_depends_on_how_much_is_looked_up_at_once(
 
 
 def test_texts_that_were_cut_have_no_end(tmp_path: Path) -> None:
-    data = Config.of(min_count=1, max_tokens=2).data
-    model = fit(tmp_path / "model", [{"text": "a b c"}, {"text": "d e f"}, {"text": "a"}], 3, data)
+    config = Config.of(min_count=1, max_tokens=2)
+    model = fit(tmp_path / "model", [{"text": "a b c"}, {"text": "d e f"}, {"text": "a"}], 3, config)
     corpus = model.prepare([{"text": "a b c"}, {"text": "d"}])
     texts = texts_of(model.prepare([{"text": "a b c"}, {"text": "d e f"}, {"text": "a"}]))
     assert [END in text for text in texts] == [False, False, True]
@@ -187,7 +188,7 @@ def test_opens_without_its_data(tmp_path: Path, rows: list[dict[str, str]]) -> N
     ]  # fmt: skip
     again = NGram.open(tmp_path / "model")
     corpus = again.prepare(UNSEEN)
-    assert again.data == model.data
+    assert again.config == model.config
     np.testing.assert_array_equal(again.nats(corpus), model.nats(model.prepare(UNSEEN)))
     fit(tmp_path / "other", rows, 2)
     tables = tmp_path / "model" / "ngrams.safetensors"
@@ -214,7 +215,7 @@ def test_mistakes_of_an_ngram_model(tmp_path: Path, rows: list[dict[str, str]]) 
     model = fit(tmp_path / "model", rows, 2)
     with pytest.raises(UserError, match="exists already"):
         fit(tmp_path / "model", rows, 2)
-    other = prepare([{"text": "other words, other words"}], DATA)
+    other = prepare([{"text": "other words, other words"}], CONFIG)
     with pytest.raises(UserError, match="another vocabulary"):
         model.nats(other)
     with pytest.raises(UserError, match=r"ngram\.json: there is no such file"):

@@ -4,7 +4,6 @@ import json
 import random
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from factorcell.generation.generate import GenerationOptions
 from factorcell.model.run import Run
 from tests.small import ROWS, make_run
 
-DATA = Config.of(text="review", min_count=2, min_context_count=5, max_tokens=12).data
+CONFIG = Config.of(text="review", min_count=2, min_context_count=5, max_tokens=12)
 STARS = JudgeOptions("stars")
 WORDS = {"1": "awful dirty rude cold", "3": "plain okay average usual", "5": "lovely clean kind warm"}
 TABLE = [{**row, "text": f"{row['text']} {word}"} for row in ROWS for word in ("sea", "sun", "sand", "cold", "the")]
@@ -52,7 +51,7 @@ def texts(count: int, seed: int, column: str = "review") -> list[dict[str, str]]
 
 @pytest.fixture(scope="module")
 def judge() -> Judge:
-    return Judge.train_on(texts(400, 1), texts(150, 2), DATA, STARS)
+    return Judge.train_on(texts(400, 1), texts(150, 2), CONFIG, STARS)
 
 
 def tuples(corpus: Corpus, length: int) -> list[list[tuple[int, ...]]]:
@@ -67,7 +66,7 @@ def tuples(corpus: Corpus, length: int) -> list[list[tuple[int, ...]]]:
 
 def test_ngram_figures_equal_loops_over_tuples(judge: Judge) -> None:
     corpus = judge.train.select(np.arange(60))
-    other = prepare(texts(80, 3), judge.data, tokenizer=judge.train.tokenizer, schema=judge.train.schema)
+    other = prepare(texts(80, 3), judge.config, tokenizer=judge.train.tokenizer, schema=judge.train.schema)
     assert (other.tokens == UNKNOWN).any()
     for length in (1, 2, 3, 4, 8):
         grams, theirs = tuples(corpus, length), tuples(other, length)
@@ -92,7 +91,7 @@ def test_variety_does_not_depend_on_the_number_of_texts(judge: Judge, monkeypatc
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_of_their_value_fit_and_others_do_not(kind: str) -> None:
     table = texts(400, 1)
-    judge = Judge.train_on(table, texts(150, 2), DATA, JudgeOptions("stars", kind))
+    judge = Judge.train_on(table, texts(150, 2), CONFIG, JudgeOptions("stars", kind))
     assert judge.real["accuracy"] > 0.8
     fitting = [{"text": words, "stars": rating} for rating, words in WORDS.items()] * 3
     found, fits = judge.judge(fitting)
@@ -120,7 +119,7 @@ def test_values_are_ordered_by_their_numbers_or_as_specified(
     names: tuple[str, ...], order: tuple[str, ...], scale: Mapping[str, float] | None
 ) -> None:
     table = [{**row, "stars": names["135".index(row["stars"])]} for row in texts(120, 1)]
-    judge = Judge.train_on(table, table, DATA, JudgeOptions("stars", order=order))
+    judge = Judge.train_on(table, table, CONFIG, JudgeOptions("stars", order=order))
     if scale is None:
         assert judge.scale is None
         assert judge.real["deviation"] is None
@@ -146,8 +145,8 @@ def test_rows_that_cannot_be_judged_are_errors(judge: Judge, rows: list[dict[str
 
 
 def test_a_judge_reads_neither_users_nor_times() -> None:
-    data = replace(DATA, user="who", anonymous=True, time="day")
-    judge = Judge.train_on(texts(200, 1), texts(20, 2), data, STARS)
+    config = CONFIG.with_options(user="who", anonymous=True, time="day")
+    judge = Judge.train_on(texts(200, 1), texts(20, 2), config, STARS)
     assert judge.judge([{"text": "clean lovely", "stars": "5"}])[0]["accuracy"] == 1
 
 
@@ -156,9 +155,9 @@ def test_mistakes_of_a_judge() -> None:
     with pytest.raises(UserError, match="unknown judge 'fastext'"):
         JudgeOptions("stars", "fastext")
     with pytest.raises(UserError, match="the order of stars lacks '5'; it has 1, 3"):
-        Judge.train_on(table, table, DATA, JudgeOptions("stars", order=("1", "3")))
+        Judge.train_on(table, table, CONFIG, JudgeOptions("stars", order=("1", "3")))
     with pytest.raises(UserError, match="fewer than two values"):
-        Judge.train_on([{**row, "stars": "5"} for row in table], table, DATA, STARS)
+        Judge.train_on([{**row, "stars": "5"} for row in table], table, CONFIG, STARS)
 
 
 @pytest.fixture(scope="module")

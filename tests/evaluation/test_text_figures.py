@@ -8,6 +8,8 @@ import torch
 
 from factorcell import files
 from factorcell.config import UserError
+from factorcell.data.tokenizer import WordTokenizer
+from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation import perplexity, text_figures
 from factorcell.evaluation.text_figures import TextSums, key_of
 from tests.small import ROWS, make_run
@@ -36,7 +38,7 @@ def test_the_key_is_of_the_texts_and_what_is_asked(tmp_path: Path) -> None:
     assert key_of(corpus) == key_of(corpus.without_context(run.schema)) == key_of(run.prepare(ROWS))
     own = key_of(corpus)
     others = [key_of(run.prepare(ROWS[::-1])), key_of(run.prepare(ROWS[1:])), key_of(corpus, "city")]
-    run.tokenizer.tokens[-1] = "another"
+    run.tokenizer = WordTokenizer(run.tokenizer.options, Vocabulary([*run.tokenizer.tokens[:-1], "another"]))
     assert len({own, *others, key_of(run.prepare(ROWS))}) == 5
 
 

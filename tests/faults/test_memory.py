@@ -17,10 +17,10 @@ model = json.loads(sys.argv[1])
 words = [f"w{i}" for i in range(8000)]
 rows = [{"text": " ".join(words[(17 * i + j) % 8000] for j in range(40)), "city": f"c{i % 5}"} for i in range(400)]
 training = {"epochs": 0.5, "batch_tokens": 4000, "evaluations": 1, "threads": 1, "device": "cpu", "save_every": 1}
-config = Config.from_dict({"data": {"context": ["city"], "min_count": 1}, "model": model, "training": training})
-small = Config.from_dict({"data": {"context": ["city"], "min_count": 1}, "training": {**training, "batch_tokens": 100}})
+config = Config.of(context=("city",), min_count=1, **training, **model)
+small = Config.of(context=("city",), min_count=1, **training).with_options(batch_tokens=100)
 def peak(config, rows):
-    corpus = prepare(rows, config.data)
+    corpus = prepare(rows, config)
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(folder + "/run", config, corpus.tokenizer, corpus.schema)
         for _ in train(run, corpus, corpus.select(range(3))):

@@ -26,7 +26,7 @@ from factorcell import files, limits
 from factorcell.commands import main as cli
 from factorcell.commands.main import Verb
 from factorcell.commands.parser import Parser
-from factorcell.config import Config
+from factorcell.config import section_types
 from factorcell.service.http import server
 from factorcell.service.record import LATEST
 
@@ -85,7 +85,7 @@ COMMANDS |= {
 }
 # Minutes, or what is not installed: their options are those of others.
 LONG = {"demo", "baseline fasttext"}
-FIELDS = {field.name for section in dataclasses.fields(Config) for field in dataclasses.fields(section.type)}  # type: ignore[arg-type]
+FIELDS = {field.name: field for made in section_types().values() for field in dataclasses.fields(made)}
 FAST = {"generate", "complete", "report", "train", "users key"}  # verbs whose numbers are tried each time
 
 
@@ -239,10 +239,8 @@ def test_every_number_has_limits() -> None:
         for action in parser.actions:
             known = action.dest in limits.NUMBERS or action.dest in FIELDS
             assert action.type not in (int, float) or known, f"{verb} {action.dest}"
-    for section in dataclasses.fields(Config):
-        for field in dataclasses.fields(section.type):  # type: ignore[arg-type]
-            about = field.metadata["limits"]
-            assert (about is not None) == (field.type in (int, float)), field.name
+    for name, field in FIELDS.items():
+        assert (field.metadata.get("limits") is not None) == (field.type in (int, float)), name
     assert set(parsers()) == set(COMMANDS) | LONG
 
 

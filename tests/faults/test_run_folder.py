@@ -35,7 +35,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_models(folder)
     shutil.copytree(folder / "words", folder / "tuned")
     run = Run.open(folder / "tuned")
-    StartingPoint(run.model.kept(), ("recurrent",), 0.5).write(folder / "tuned")
+    StartingPoint(run.model.kept(), ("backbone",), 0.5).write(folder / "tuned")
     for path in (folder / name for name in ("words", "letters", "tuned")):
         run = Run.open(path)
         run.save_weights({"step": 1})
@@ -266,8 +266,8 @@ DEEP = {
     ("a list", "config.json"): lambda depth: "[" * depth + "]" * depth,
     ("an object", "config.json"): lambda depth: '{"model": ' * depth + "1" + "}" * depth,
     ("an option", "config.json"): lambda depth: '{"model": {"adapt": ' + "[" * depth + "]" * depth + "}}",
-    ("an array", "config.toml"): lambda depth: "[model]\nhidden_size = " + "[" * depth + "]" * depth,
-    ("a table", "config.toml"): lambda depth: "[model]\nhidden_size = " + "{a = " * depth + "1" + "}" * depth,
+    ("an array", "config.toml"): lambda depth: "[backbone]\nhidden_size = " + "[" * depth + "]" * depth,
+    ("a table", "config.toml"): lambda depth: "[backbone]\nhidden_size = " + "{a = " * depth + "1" + "}" * depth,
     ("a key", "config.toml"): lambda depth: "[" + "a." * depth + "a]\nx = 1",
 }
 

@@ -42,7 +42,7 @@ def test_rows_say_what_the_model_says_of_their_texts(run: Run, method: str) -> N
     assert [row["context"] for row in found] == [context for context in CONTEXTS for _ in range(number)]
     for row in found:
         (scored,) = run.score([{**row["context"], "text": row["text"]}], tokens=True)
-        assert split(row["text"], run.config.data) == [token["token"] for token in scored["tokens"]][: row["tokens"]]
+        assert split(row["text"], run.config) == [token["token"] for token in scored["tokens"]][: row["tokens"]]
         targets = row["tokens"] + row["ended"]
         nats = sum(token["nats"] for token in scored["tokens"][:targets])
         assert row["log_probability"] == pytest.approx(-nats, abs=1e-4)

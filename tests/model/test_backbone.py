@@ -8,25 +8,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from factorcell.config import Config, ModelConfig
-from factorcell.model.backbone import Backbone
+from factorcell.kinds import RecurrentOptions
+from factorcell.model.backbone import Backbone, BackboneSizes
 from factorcell.model.recurrent import RecurrentBackbone
 from factorcell.option_fields import CELLS
-from tests.growing import Growing
+from tests.plugins import Growing, GrowingOptions
 
 B, T, E, H, K = 4, 5, 3, 6, 2
-SIZES: dict[str, Any] = {"embedding_size": E, "hidden_size": H, "context_size": K, "rank": 2}
 ADAPT = ("concat", "scale", "factor")
 
 
+def sizes(context: int) -> BackboneSizes:
+    return BackboneSizes(E, context, ADAPT if context else (), 2)
+
+
 def recurrent(**options: Any) -> Callable[[int], Any]:
-    return lambda size: RecurrentBackbone(ModelConfig(**SIZES, **options), size, ADAPT if size else ())
+    return lambda size: RecurrentBackbone(RecurrentOptions(hidden_size=H, **options), sizes(size))
 
 
 BACKBONES: dict[str, Callable[[int], Any]] = {
     **{cell: recurrent(cell=cell) for cell in CELLS},
     "two layers": recurrent(layers=2, layer_norm=True),
-    "growing": lambda size: Growing(ModelConfig(**SIZES), size, ()),
+    "growing": lambda size: Growing(GrowingOptions(width=H), sizes(size)),
 }
 
 
@@ -161,15 +164,15 @@ def test_every_weight_learns(given: Given) -> None:
 @pytest.mark.parametrize(("adapt", "printed"), [("concat", 0.0017), ("factor", 0.0625)])
 def test_the_share_that_a_context_sets_is_the_printed_one(adapt: str, printed: float) -> None:
     """Of an LSTM of 400 units that reads words of 200 numbers, at a rank of 25 (thesis 2018, section 6.4)."""
-    made = RecurrentBackbone(Config.of(embedding_size=200, hidden_size=400, rank=25), 3, (adapt,))
+    made = RecurrentBackbone(RecurrentOptions(hidden_size=400), BackboneSizes(200, 3, (adapt,), 25))
     assert made.adapted_share() == pytest.approx(printed, abs=0.0002)
 
 
 def test_the_share_that_a_context_sets_counts_what_differs() -> None:
-    config = Config.of(**SIZES, layers=2)
+    options = RecurrentOptions(hidden_size=H, layers=2)
     gates, whole, own = 3 * H, 0, 0
     for rows in (E + H, H + H):
         whole += rows * gates + gates
         own += gates + gates + 2 * (rows + gates)  # a bias, a factor a column, left and right of rank 2
-    assert RecurrentBackbone(config, K, ADAPT).adapted_share() == own / whole
-    assert RecurrentBackbone(config, 0, ()).adapted_share() == 0.0
+    assert RecurrentBackbone(options, sizes(K)).adapted_share() == own / whole
+    assert RecurrentBackbone(options, sizes(0)).adapted_share() == 0.0

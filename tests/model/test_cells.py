@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from factorcell.config import ADAPTERS as NAMES
-from factorcell.config import CELLS as KINDS
-from factorcell.config import Config
+from factorcell.kinds import RecurrentOptions
 from factorcell.model.adapters import ADAPTERS
+from factorcell.model.backbone import BackboneSizes
 from factorcell.model.cells import CELLS, Cell, State
+from factorcell.option_fields import ADAPTERS as NAMES
+from factorcell.option_fields import CELLS as KINDS
 from tests.model import oracles
 from tests.model.oracles import Array
 
 E, H, K, R, B, T = 3, 4, 5, 2, 3, 6
-SIZES = Config.of(hidden_size=H, rank=R)
 COMBINATIONS = [names for count in range(len(ADAPTERS) + 1) for names in itertools.combinations(ADAPTERS, count)]
 
 
@@ -30,8 +29,8 @@ def make_cell(
     layer_norm: bool = False,
     **options: Any,
 ) -> Cell:
-    config = replace(SIZES, dropout_recurrent=dropout, cell=kind, layer_norm=layer_norm, **options)
-    cell = Cell(E, K, config, adapt).double()
+    made = RecurrentOptions(hidden_size=H, dropout_recurrent=dropout, cell=kind, layer_norm=layer_norm, **options)
+    cell = Cell(made, BackboneSizes(E, K, adapt, R)).double()
     with torch.no_grad():
         for parameter in cell.parameters():
             parameter.normal_(0, 0.5)
@@ -177,7 +176,7 @@ def test_step_by_step_is_all_at_once(adapt: tuple[str, ...], kind: str) -> None:
 def test_concatcell_is_the_context_as_one_more_input() -> None:
     """TACL 2018, equation 2: an unadapted cell over [x, c, h] with the stacked matrix."""
     concat, (x, c) = make_cell(("concat",)), inputs()
-    wide = Cell(E + K, K, SIZES, ()).double()
+    wide = Cell(RecurrentOptions(hidden_size=H), BackboneSizes(E + K, K)).double()
     with torch.no_grad():
         stacked = [
             concat.linear.weight[:E],

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from factorcell.config import ModelConfig
+from factorcell.config import Config
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch
 from factorcell.data.schema import RARE, ContextSchema, Variable
@@ -31,7 +31,7 @@ COMBINATIONS = [names for count in range(len(ADAPTERS) + 1) for names in itertoo
 
 
 def make(adapt: tuple[str, ...], **model: Any) -> LanguageModel:
-    config = ModelConfig(adapt=adapt, output_bias=("low_rank",), **{**SIZE, **model})
+    config = Config.of(adapt=adapt, output_bias=("low_rank",), **{**SIZE, **model})
     made = LanguageModel(config, V, SCHEMA).double()
     with torch.no_grad():
         for parameter in made.parameters():

@@ -86,7 +86,8 @@ def codes(model: LanguageModel) -> Tensor:
 
 def spoken(model: LanguageModel, text: int) -> Tensor:
     prefix = codes(model)[text]
-    config = replace(model.config, adapt=model.config.adapt[:-1])
+    options, adapt = inside(model.backbone).options, model.config.adapt[:-1]
+    config = Config(model=replace(model.config, adapt=adapt), backbone=options)
     plain = LanguageModel(config, V + len(prefix), SCHEMA).double()
     state: dict[str, Tensor] = dict(model.named_parameters())
     state["embedding"] = torch.cat([model.embedding, prefix])

@@ -21,7 +21,7 @@ from factorcell.training.distributed import World
 from factorcell.training.trainer import Row, Trainer
 from tests.data.test_columns import CONTEXT, rows_of_all_kinds
 from tests.elsewhere import DEVICE, Elsewhere, inference_mode
-from tests.small import ROWS, make_run
+from tests.small import ROWS, inside, make_run
 
 MISSING: dict[str, Any] = {"text": "sun and sea", "city": None, "stars": None, "lat": None, "lon": None}
 
@@ -95,7 +95,7 @@ def test_every_kind_of_context_goes_along(tmp_path: Path, monkeypatch: pytest.Mo
         some, which = batch.select(torch.tensor([6, 1, 6]).to(run.device)).context.distinct()
         cities = [{"city": "a"}, {"city": "b"}]
         with torch.no_grad():
-            vectors = run.model.condition(some).context_bias.features
+            vectors = inside(run.model.condition(some).head).features
         return [run.nats(corpus), log_likelihoods(run, corpus, cities), vectors.cpu(), which.cpu()]
 
     expected = [np.asarray(result) for result in results()]

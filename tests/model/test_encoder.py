@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell.config import Config, DataConfig, ModelConfig, UserError
+from factorcell.config import DataConfig, ModelConfig, UserError
 from factorcell.data.context import Bags, Context
 from factorcell.data.readers import NumberColumn, TextColumn
 from factorcell.data.schema import HARMONICS, MISSING, RARE, ContextSchema, Variable
@@ -155,9 +155,9 @@ def test_a_circle_has_no_seam() -> None:
 
 
 def test_waves_are_standardised_and_start_as_wide_as_a_number() -> None:
-    reader = NumberColumn(Variable("lon", "longitude", period=360.0), "rows", "error", new=True)
+    reader = NumberColumn(Variable("lon", "longitude", period=360.0), "rows")
     reader.add(np.random.default_rng(0).normal(10, 30, 500).tolist(), 0)
-    variable = reader.variable(Config.of(min_context_word=1))
+    variable = reader.variable(DataConfig())
     features = NumberInputs((variable,))(torch.from_numpy(reader.array(variable))[:, None].float())
     torch.testing.assert_close(features.mean(0), torch.zeros(2 * HARMONICS), atol=1e-4, rtol=0)
     torch.testing.assert_close(features.std(0, correction=0), torch.ones(2 * HARMONICS), atol=1e-4, rtol=0)
@@ -169,9 +169,9 @@ def test_waves_are_standardised_and_start_as_wide_as_a_number() -> None:
 
 
 def test_the_expected_text_is_the_mean_of_all_texts() -> None:
-    reader = TextColumn("t", "t", "rows", DataConfig(min_context_word=1))
+    reader = TextColumn(Variable("t", "text"), "rows")
     reader.add(["sun sea sun", "sea", "", None, "moon sea sun sand"], 0)
-    variable = reader.variable(Config.of(min_context_word=1))
+    variable = reader.variable(DataConfig(min_context_word=1))
     bags = reader.array(variable)
     words = Bags(torch.from_numpy(bags.values).long(), torch.from_numpy(bags.offsets))
     embedded = WordBag(variable, 3, 1.0).double()(words)

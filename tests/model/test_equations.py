@@ -24,7 +24,7 @@ from factorcell.model.output import Proposal, Samples
 from factorcell.option_fields import ADAPTERS
 from tests.model import oracles
 from tests.model.oracles import Array
-from tests.small import place
+from tests.small import inside, place
 
 V, SIZE = 6, {"embedding_size": 3, "hidden_size": 4, "context_size": 3, "variable_size": 2, "number_size": 3, "rank": 2}
 SIZE |= {"hash_size": 11, "bloom_size": 300}  # so few buckets that pairs collide
@@ -56,11 +56,11 @@ def make(
     options: dict[str, Any] = {**SIZE, **switches}
     config = Config.of(adapt=adapt, output_bias=bias, layers=layers, **options)
     model = LanguageModel(config, V, schema).double()
-    if model.head.hashed is not None:
+    if inside(model.head).hashed is not None:
         for column, value, token in SEEN:
             categories = np.full((1, len(schema.categories)), MISSING)
             categories[0, column] = value
-            model.head.hashed.observe(np.array([token]), categories)
+            inside(model.head).hashed.observe(np.array([token]), categories)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.6)
@@ -88,12 +88,12 @@ class Slow:
 
     def __init__(self, model: LanguageModel, schema: ContextSchema, context: Context, row: int) -> None:
         self.p = {name: value.detach().double().numpy() for name, value in model.named_parameters()}
-        self.config = model.config
+        self.config, self.options = model.config, inside(model.backbone).options
         self.schema, self.rows = schema, context.categories[row].tolist()
         self.numbers = context.numbers[row].tolist()
         self.context = None if model.encoder is None else self.encode()
-        self.layers = [self.recurrent(f"cells.{layer}") for layer in range(model.config.layers)]
-        self.start = [np.zeros((2, self.config.hidden_size)) for _ in self.layers]
+        self.layers = [self.recurrent(f"backbone.cells.{layer}") for layer in range(self.options.layers)]
+        self.start = [np.zeros((2, self.options.hidden_size)) for _ in self.layers]
         for code in self.codes():
             self.start = self.read(code, self.start)
 
@@ -179,9 +179,11 @@ class Slow:
 
     def normalised(self, layer: int, which: int, values: Array) -> Array:
         """Layer normalisation (Ba et al. 2016) of a gate by its number, or of m, number 3; where there is any."""
-        if not self.config.layer_norm:
+        if not self.options.layer_norm:
             return values
-        gain, shift = (self.p[f"cells.{layer}.{name}"].reshape(-1, len(values))[which] for name in ("gain", "offset"))
+        gain, shift = (
+            self.p[f"backbone.cells.{layer}.{name}"].reshape(-1, len(values))[which] for name in ("gain", "offset")
+        )
         return np.asarray(gain * (values - values.mean()) / math.sqrt(values.var() + 1e-5) + shift)
 
     def logits(self, text: list[int]) -> list[dict[int, float]]:

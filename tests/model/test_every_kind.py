@@ -1,7 +1,6 @@
 """A model whose context has every kind at once: read, cached, trained, scored; and words that only one kind tells."""
 
 import ast
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -145,7 +144,7 @@ def config(*context: str, **model: Any) -> Config:
 
 def test_every_kind_trains_and_opens_again(tmp_path: Path) -> None:
     small = {"epochs": 1, "batch_tokens": 60, "evaluations": 1}
-    given = Config.of(**{**dataclasses.asdict(DATA), **small})
+    given = DATA.with_options(**small)
     path = jsonl(ROWS, tmp_path / "rows.jsonl")
     said: list[str] = []
     run = fit(path, path, given, tmp_path / "run", say=said.append)

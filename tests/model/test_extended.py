@@ -92,9 +92,9 @@ def test_gradients_are_those_of_finite_differences(cell: str) -> None:
 def test_sizes_are_known_before_a_model_is_made(cell: str) -> None:
     for rank in (2, 0):
         test_sizes.test_shapes_are_those_of_the_model({"cell": cell, "adapt": tuple(stranger.ADAPTERS), "rank": rank})
-    config = Config.of(adapt=["everything", "bottleneck"], rank=0).model
+    config = Config.of(adapt=["everything", "bottleneck"], rank=0)
     model = LanguageModel(config, 10, ContextSchema(test_sizes.VARIABLES))
-    assert {name.split(".")[4] for name in model.state_dict() if ".adapters." in name and "cells" in name} == {
+    assert {name.split(".")[5] for name in model.state_dict() if ".adapters." in name and "cells" in name} == {
         "bottleneck"
     }
 

@@ -133,12 +133,11 @@ def test_in_one_context_it_is_an_unadapted_model(adapt: tuple[str, ...], tmp_pat
         shared = {name: value for name, value in model.state_dict().items() if name in bare.state_dict()}
         bare.load_state_dict(shared)
         for cell, whole, shift in zip(
-            inside(bare.backbone), inside(model.backbone), inside(only.conditions).shifts, strict=True
+            inside(bare.backbone).cells, inside(model.backbone).cells, inside(only.conditions).shifts, strict=True
         ):
             cell.linear.weight.copy_(shift.matrix[0] if shift.matrix.dim() == 3 else shift.matrix)
             cell.linear.bias.copy_(whole.linear.shifted_bias(shift).expand(1, -1)[0])
-        assert only.context_bias.bias is not None
-        bare.output.bias.copy_(only.context_bias.bias[0].nan_to_num(neginf=0.0))
+        inside(bare.head).bias.copy_(inside(only.head).bias[0].nan_to_num(neginf=0.0))
         batch = corpus.batch(np.arange(len(corpus)))
         every = torch.zeros(len(corpus), dtype=torch.long)
         start = only.select(every).start

@@ -8,6 +8,7 @@ import pytest
 
 from factorcell.config import Config
 from factorcell.evaluation import results
+from factorcell.evaluation.perplexity import evaluated
 from factorcell.model import model_card
 from factorcell.model.run import Run
 from factorcell.training.fit import fit
@@ -23,9 +24,9 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_card_has_the_numbers_reached(run: Run) -> None:
-    row, texts = results.evaluate(run, ROWS * 2, by=["city"])
-    assert results.note(run, row, texts) is None
-    result = row["evaluation"]
+    found = evaluated(run, ROWS * 2, by=["city"])
+    assert results.note(run, results.evaluation_row(run, ROWS * 2, found), found.texts) is None
+    result = found.row
     text = (run.folder / "README.md").read_text(encoding="utf-8")
     best = min(row["perplexity"] for row in run.log() if row["split"] == "dev")
     assert "10 texts" in text

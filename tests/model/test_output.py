@@ -7,11 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from factorcell.config import INSIDE, OUTPUT_BIASES, Config
+from factorcell.config import INSIDE, OUTPUT_BIASES, ModelConfig
 from factorcell.data.context import Context
 from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
-from factorcell.data.vocabulary import START
-from factorcell.model.output import ContextBias, Output, Proposal, Samples
+from factorcell.data.tokenizer import CharacterTokenizer
+from factorcell.data.vocabulary import SPECIAL_IDS, START
+from factorcell.kinds import CharacterOptions, SoftmaxOptions
+from factorcell.model.head import HeadSizes
+from factorcell.model.output import ContextBias, Proposal, Samples, SoftmaxHead
 from factorcell.model.output_bias import TABLES
 from tests.small import place
 
@@ -27,15 +30,10 @@ SIZES = (2, 3, 1)  # of the embeddings of the variables
 COMBINATIONS = [names for count in (0, 1, 2, 5) for names in itertools.combinations(OUTPUT_BIASES, count)]
 
 
-def make_output(biases: tuple[str, ...]) -> Output:
-    config = Config.of(
-        hidden_size=H,
-        context_size=K,
-        output_bias=biases,
-        hash_size=40,
-        bloom_size=0,
-    )
-    output = Output(torch.nn.Parameter(torch.randn(V, E)), config, SCHEMA, SIZES).double()
+def make_output(biases: tuple[str, ...]) -> SoftmaxHead:
+    sizes = HeadSizes(H, ModelConfig(context_size=K, output_bias=biases), SCHEMA, SIZES, SPECIAL_IDS)
+    options = SoftmaxOptions(hash_size=40, bloom_size=0)
+    output = SoftmaxHead(options, torch.nn.Parameter(torch.randn(V, E)), sizes).double()
     with torch.no_grad():
         for parameter in output.parameters():
             parameter.normal_(0, 0.7)
@@ -53,7 +51,7 @@ def numbers() -> dict[str, Any]:
     }
 
 
-def slow_bias(output: Output, g: dict[str, Any], text: int, token: int) -> float:
+def slow_bias(output: SoftmaxHead, g: dict[str, Any], text: int, token: int) -> float:
     total, rows = 0.0, g["context"].categories[text].tolist()
     for name, adapter in output.adapters.items():
         row = adapter.get_parameter("weight")[token].tolist()
@@ -78,7 +76,7 @@ def expected(variable: Variable, values: list[float], row: int) -> float:
     return sum(count * value for count, value in zip(variable.counts, values, strict=True)) / sum(variable.counts)
 
 
-def slow_logits(output: Output, text: int, hidden: Tensor, g: dict[str, Any]) -> list[float]:
+def slow_logits(output: SoftmaxHead, text: int, hidden: Tensor, g: dict[str, Any]) -> list[float]:
     logits = []
     for token in range(V):
         parts = output.embedding[token].detach() * (hidden @ output.projection.detach())
@@ -88,11 +86,11 @@ def slow_logits(output: Output, text: int, hidden: Tensor, g: dict[str, Any]) ->
     return logits
 
 
-def context_bias(output: Output, g: dict[str, Any]) -> ContextBias:
-    return output.context_bias(g["vector"], g["parts"], g["context"])
+def context_bias(output: SoftmaxHead, g: dict[str, Any]) -> ContextBias:
+    return output.condition(g["vector"], g["parts"], g["context"])
 
 
-def sampled_nats(output: Output, samples: Samples, g: dict[str, Any]) -> Tensor:
+def sampled_nats(output: SoftmaxHead, samples: Samples, g: dict[str, Any]) -> Tensor:
     reads = output.reads(g["targets"], samples, g["context"].categories)
     picked = [[table[rows] for table in tables] for rows, tables in zip(reads.rows, output.row_tables(), strict=True)]
     rows = torch.tensor([[reads.used.tolist().index(token) for token in line] for line in g["targets"].tolist()])
@@ -156,7 +154,8 @@ def test_each_text_draws_for_itself() -> None:
 
 
 def test_a_proposal_by_rank_prefers_what_comes_first() -> None:
-    proposal = Proposal.by_rank(50, 20)
+    tokenizer = CharacterTokenizer(CharacterOptions(min_count=1)).trained({chr(97 + n): 1 for n in range(47)})
+    proposal = Proposal.by_rank(tokenizer, 20)
     assert float(proposal.probability[START]) == 0
     others = torch.cat([proposal.probability[:START], proposal.probability[START + 1 :]])
     assert bool((others[1:] < others[:-1]).all())
@@ -166,7 +165,11 @@ def test_a_proposal_by_rank_prefers_what_comes_first() -> None:
 def test_the_sampled_loss_has_the_exact_minimum() -> None:
     torch.manual_seed(1)
     truth = torch.tensor([0.1, 0.0, 0.5, 0.25, 0.1, 0.05])
-    output = Output(torch.nn.Parameter(torch.zeros(6, 2)), Config.of(hidden_size=2), ContextSchema(), None)
+    output = SoftmaxHead(
+        SoftmaxOptions(),
+        torch.nn.Parameter(torch.zeros(6, 2)),
+        HeadSizes(2, ModelConfig(), ContextSchema(), (), SPECIAL_IDS),
+    )
     optimiser = torch.optim.Adam([output.bias], 0.05)
     proposal = Proposal(torch.tensor([3, 0, 1, 2, 2, 2]), 3)  # not the frequencies to be learned
     nothing = Context(torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, 0))
@@ -178,6 +181,6 @@ def test_the_sampled_loss_has_the_exact_minimum() -> None:
         optimiser.zero_grad()
         torch.autograd.backward(loss)
         optimiser.step()
-    plain = output.context_bias(torch.zeros(1, 0), [], nothing)
+    plain = output.condition(torch.zeros(1, 0), [], nothing)
     fitted = output.log_probabilities(torch.zeros(1, 2), plain)[0].exp()
     torch.testing.assert_close(fitted, truth, atol=0.03, rtol=0)

@@ -15,20 +15,24 @@ from factorcell.assignments import numbers
 from factorcell.config import Config, ModelConfig, UserError
 from factorcell.data.context import Context
 from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
+from factorcell.data.vocabulary import SPECIAL_IDS
+from factorcell.kinds import SoftmaxOptions
 from factorcell.model import output_bias
+from factorcell.model.head import HeadSizes
 from factorcell.model.output_bias import HashBias, OneHotBias, _prime
 from factorcell.model.run import Run
 from factorcell.training.loop import train
-from tests.small import ROWS, make_run
+from tests.small import ROWS, inside, make_run
 
 V = 30
 CITY = Variable("city", "category", values=(RARE, "a", "b", "c"), counts=(1, 3, 4, 2))
 STARS = Variable("stars", "category", values=(RARE, "1"), counts=(0, 8))
 SCHEMA = ContextSchema((CITY, STARS))
+SIZES = HeadSizes(4, ModelConfig(), SCHEMA, (), SPECIAL_IDS)
 
 
 def hashed(hash_size: int = 50, bloom_size: int = 0, schema: ContextSchema = SCHEMA) -> HashBias:
-    bias = HashBias(V, Config.of(hash_size=hash_size, bloom_size=bloom_size), schema)
+    bias = HashBias(V, SoftmaxOptions(hash_size=hash_size, bloom_size=bloom_size), schema)
     torch.nn.init.normal_(bias.weight)
     return bias
 
@@ -51,7 +55,7 @@ def free_of_collisions(schema: ContextSchema) -> HashBias:
 
 def test_a_table_large_enough_is_one_hot() -> None:
     bias = free_of_collisions(SCHEMA)
-    one_hot = OneHotBias(V, ModelConfig(), SCHEMA, ())
+    one_hot = OneHotBias(V, SIZES)
     with torch.no_grad():
         for column, variable in enumerate(SCHEMA.categories):
             before = sum(len(other.values) for other in SCHEMA.categories[:column])
@@ -159,7 +163,7 @@ def test_primes(least: int) -> None:
 
 
 def test_coefficients_that_are_not_zero_are_counted() -> None:
-    bias = OneHotBias(V, ModelConfig(), SCHEMA, ())
+    bias = OneHotBias(V, SIZES)
     torch.nn.init.normal_(bias.weight)
     with torch.no_grad():
         bias.weight[::2] = 0
@@ -183,18 +187,16 @@ def test_penalties_of_variables() -> None:
 def test_training_and_opening(loss: str, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", training={"loss": loss, "samples": 5, "epochs": 6}, output_bias=["hash"], adapt=[])
     corpus = run.prepare(ROWS)
-    assert run.model.head.hashed is not None
-    before = run.model.head.hashed.weight.detach().clone()
-    bits = run.model.head.hashed.bits.clone()
+    hashed = inside(run.model.head).hashed
+    before, bits = hashed.weight.detach().clone(), hashed.bits.clone()
     assert bits.any()
-    run.model.head.hashed.bits.zero_()
+    hashed.bits.zero_()
     for _ in train(run, corpus, corpus):
         pass
-    assert torch.equal(run.model.head.hashed.bits, bits)
-    assert not torch.equal(run.model.head.hashed.weight, before)
+    assert torch.equal(hashed.bits, bits)
+    assert not torch.equal(hashed.weight, before)
     again = Run.open(tmp_path / "run")
-    assert again.model.head.hashed is not None
-    assert torch.equal(again.model.head.hashed.bits, bits)
+    assert torch.equal(inside(again.model.head).hashed.bits, bits)
     np.testing.assert_array_equal(again.nats(corpus), run.nats(corpus))
     nats = [row["nats"] for row in again.score([{**ROWS[0], "city": city} for city in ("Oslo", "Nice")])]
     assert nats[0] != nats[1]

@@ -4,11 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from factorcell.config import EXTENSIBLE
 from factorcell.model import adapters
 from factorcell.model.adapters import Adapter, LayerSizes, Shift
+from factorcell.model.backbone import register_backbone
 from factorcell.model.kernels import library
 from factorcell.model.packing import PackedModel
-from tests.growing import regrown
+from tests.plugins import Growing
 from tests.small import make_letters
 
 compiled = pytest.mark.skipif(library.library() is None, reason="no compiled kernels here")
@@ -63,5 +65,7 @@ def test_what_is_packed(options: dict[str, object], taken: bool) -> None:
 
 
 @compiled
-def test_another_backbone_is_not() -> None:
-    assert PackedModel.of(regrown(make_letters()).model) is None
+def test_another_backbone_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EXTENSIBLE["backbone"], "registered", {})
+    register_backbone("growing", Growing)
+    assert PackedModel.of(make_letters(backbone="growing").model) is None

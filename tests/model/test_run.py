@@ -52,7 +52,7 @@ def test_no_rows_have_no_scores_and_a_run_says_what_it_is(tmp_path: Path) -> Non
     run = make_run(tmp_path / "run")
     assert run.score([]) == run.score(()) == []
     count = run.model.parameter_count()
-    assert repr(run) == f"Run('{tmp_path}/run': words, city, stars, lat, lon, {count:,} parameters)"
+    assert repr(run) == f"Run('{tmp_path}/run': word, city, stars, lat, lon, {count:,} parameters)"
     assert "no context" in repr(make_run(tmp_path / "plain", context=()))
 
 

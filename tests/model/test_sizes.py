@@ -42,7 +42,7 @@ KINDS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: json.dumps(kind)[:60])
 def test_shapes_are_those_of_the_model(kind: dict[str, Any]) -> None:
-    config = Config.of(**{**SMALL, "hash_size": 50, "bloom_size": 500, **kind}).model
+    config = Config.of(**{**SMALL, "hash_size": 50, "bloom_size": 500, **kind})
     for variables in SCHEMAS:
         model, before = LanguageModel(config, 60, schema := ContextSchema(variables)), torch.get_rng_state()
         found = sizes.shapes(config, 60, schema)
@@ -118,10 +118,11 @@ def test_a_config_that_is_not_of_its_weights(tmp_path: Path, monkeypatch: pytest
     make_run(tmp_path / "run").save_weights({})
     path = tmp_path / "run" / "config.json"
     content = json.loads(path.read_text(encoding="utf-8"))
-    content["model"]["hidden_size"] = 1_000_000
+    content["backbone"]["hidden_size"] = 1_000_000
     files.write_json(path, content)
     monkeypatch.setattr(torch, "rand", None)  # nothing is drawn for a model
     with pytest.raises(
-        UserError, match=r"does not belong to this config, schema and vocabulary \(its cells.0.linear.weight is"
+        UserError,
+        match=r"does not belong to this config, schema and vocabulary \(its backbone.cells.0.linear.weight is",
     ):
         Run.open(tmp_path / "run")

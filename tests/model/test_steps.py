@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from factorcell import files
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.model.run import Run
+from factorcell.training.development import Development
 from factorcell.training.loop import train
 from factorcell.training.trainer import Trainer, learning_rate
 from tests import synthetic

@@ -110,7 +110,7 @@ def test_the_last_row_is_an_n_gram_model_of_the_same_training_texts(tmp_path: Pa
     assert model.tokenizer.tokens == run.tokenizer.tokens
     for ours, counted in zip(model.grams, count(corpus, len(model.grams)), strict=True):
         assert np.array_equal(ours.counts, counted.counts)
-    assert (row["model"], row["trainings"], len(model.grams)) == ("ngram", 1, USUAL["word"])
+    assert (row["model"], row["trainings"], len(model.grams)) == ("ngram", 1, USUAL)
     assert row["perplexity"] == pytest.approx(perplexity.evaluate(model, HELD)["perplexity"])
     assert row["gain"] == pytest.approx(1 - row["perplexity"] / first["perplexity"])
     assert row["gain_low"] <= row["gain"] <= row["gain_high"]

@@ -56,7 +56,7 @@ def test_fine_tuning_learns_a_new_domain(old: Run, tmp_path: Path) -> None:
     assert classify(opened, unseen, "dialect").metrics()["texts"] == 60
     facts = files.read_json(run.folder / "training.json")["finetuned"]
     assert facts["from"] == str(old.folder)
-    assert {row["part"] for row in facts["moved"]} == {"embedding", "context", "recurrent", "output_bias", "projection"}
+    assert {row["part"] for row in facts["moved"]} == {"embedding", "context", "backbone", "output_bias", "projection"}
     card = (run.folder / "README.md").read_text(encoding="utf-8")
     assert f"fine-tuned from `{old.folder}` (l1 0): " in card
     again = finetune(run, texts, held, tmp_path / "again", parts=["context"], l1=1e-3)
@@ -127,7 +127,7 @@ def test_an_interrupted_fine_tuning_ends_the_same(
 def test_a_fine_tuning_from_another_start_is_not_resumed(old: Run, tmp_path: Path) -> None:
     folder = begin(old, tmp_path / "run").folder
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"parts": ["recurrent"]}, "begun with parts context, output_bias and l1 0.001, not recurrent and 0.001"),
+        ({"parts": ["backbone"]}, "begun with parts context, output_bias and l1 0.001, not backbone and 0.001"),
         ({"l1": 0.0}, "not context, output_bias and 0; nothing resumed"),
         ({"training": {"epochs": 9.0}}, "begun with epochs = 3.0, not 9.0"),
     ]
@@ -138,7 +138,7 @@ def test_a_fine_tuning_from_another_start_is_not_resumed(old: Run, tmp_path: Pat
         begin(old, folder)
     changed = Run.open(old.folder)
     with torch.no_grad():
-        changed.model.head.bias[4] += 1
+        small.inside(changed.model.head).bias[4] += 1
     with pytest.raises(UserError, match="begun from other weights"):
         begin(changed, folder, resume=True)
     (folder / "start.safetensors").unlink()

@@ -45,8 +45,8 @@ def perplexities(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     """Perplexity on unseen texts of `MODELS`, of the `truth`, and of the `mixture` of both dialects."""
     chains, folder = dialects(), tmp_path_factory.mktemp("dialects")
     dev_rows = chains.sample(1500, seed=2)
-    corpus = prepare(chains.sample(10_000, seed=1), config("factorcell").data)
-    dev = prepare(dev_rows, config("factorcell").data, tokenizer=corpus.tokenizer, schema=corpus.schema)
+    corpus = prepare(chains.sample(10_000, seed=1), config("factorcell"))
+    dev = prepare(dev_rows, config("factorcell"), tokenizer=corpus.tokenizer, schema=corpus.schema)
     nats = np.stack([chains.nats(row["text"]) for row in dev_rows])
     own = nats[np.arange(len(nats)), [NAMES.index(row["dialect"]) for row in dev_rows]]
     mixture = np.log(2) - np.logaddexp(-nats[:, 0], -nats[:, 1])

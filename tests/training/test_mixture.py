@@ -183,8 +183,9 @@ def test_a_saved_mixture_moves_with_its_runs(tmp_path: Path) -> None:
 
 
 def test_models_that_cannot_be_mixed_are_refused(runs: list[Run], tmp_path: Path) -> None:
-    tokens = runs[2].tokenizer.tokens
-    strange = Run(tmp_path / "strange", runs[2].config, Vocabulary([*tokens[:-1], "other"]), runs[2].schema)
+    tokenizer = runs[2].tokenizer
+    other = type(tokenizer)(tokenizer.options, Vocabulary([*tokenizer.tokens[:-1], "other"]))
+    strange = Run(tmp_path / "strange", runs[2].config, other, runs[2].schema)
     with pytest.raises(UserError, match=r"run0 and .*strange have different vocabularies: they cannot be mixed"):
         mix([runs[0], strange], small.ROWS, tmp_path / "mix")
     data = dataclasses.replace(runs[2].config.data, max_tokens=4)

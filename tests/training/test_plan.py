@@ -22,7 +22,7 @@ from factorcell.training.fit import fit
 from factorcell.training.per_value import separate
 from factorcell.training.plan import Budget, Plan, Speed, plan, resumed, unsaid
 from factorcell.training.trainer import Trainer
-from tests.small import ROWS
+from tests.small import ROWS, inside
 
 SAID: dict[str, Any] = {
     "data": {"context": ["city"], "min_context_count": 1},
@@ -69,17 +69,14 @@ class Clock:
 
 def test_options_that_are_set_are_not_chosen() -> None:
     made = plan(SAID, *read())
-    assert (made.config.backbone.hidden_size, made.config.model.embedding_size, made.config.training.threads) == (
-        6,
-        5,
-        1,
+    assert made.config.listed(("hidden_size", "embedding_size", "threads")) == (
+        "hidden_size 6, embedding_size 5, threads 1"
     )
     assert set(made.chosen) == {name for names in CHOSEN.values() for name in names} - {"hidden_size", "embedding_size"}
-    values = {**vars(Config().model), **vars(Config().training)}
-    chosen = {**vars(made.config.model), **vars(made.config.training)}
-    said: dict[str, Any] = {section: {name: values[name] for name in names} for section, names in CHOSEN.items()}
+    defaults = Config().to_dict()
+    said = {section: {name: defaults[section][name] for name in names} for section, names in CHOSEN.items()}
     assert plan({**SAID, **said}, *read()).chosen == ()
-    assert any(values[name] != chosen[name] for name in made.chosen)
+    assert Config().listed(made.chosen) != made.config.listed(made.chosen)
 
 
 def test_a_config_sets_all_options() -> None:
@@ -152,13 +149,14 @@ def test_chosen_options_are_reported_and_kept_in_the_run_folder(tmp_path: Path) 
     lines: list[str] = []
     said = {**SAID, "training": {"epochs": 1.0, "batch_tokens": 20}}
     run = fit(ROWS, ROWS, said, tmp_path / "run", say=lines.append)
-    assert lines[0].startswith("chosen, model: layer_norm false, context_size 8,")
-    assert lines[1].startswith("chosen, training: learning_rate ")
-    assert "epochs" not in lines[1]
-    assert lines[1].endswith("; say --layer-norm or another to choose otherwise")
-    assert lines[2].startswith("1 passes, which take about ")
+    assert lines[0].startswith("chosen, model: context_size 8,")
+    assert lines[1].startswith("chosen, backbone: layer_norm false, dropout_recurrent ")
+    assert lines[2].startswith("chosen, training: learning_rate ")
+    assert "epochs" not in lines[2]
+    assert lines[2].endswith("; say --context-size or another to choose otherwise")
+    assert lines[3].startswith("1 passes, which take about ")
     assert facts(run.folder)["chosen"] == list(unsaid(said))
-    assert "- chosen by the table: `layer_norm false, context_size 8" in (run.folder / "README.md").read_text("utf-8")
+    assert "- chosen by the table: `context_size 8" in (run.folder / "README.md").read_text("utf-8")
     assert "chosen" not in facts(fit(ROWS, ROWS, run.config, tmp_path / "plain").folder)
 
 
@@ -216,13 +214,13 @@ def test_options_fit_the_passes_that_the_minutes_allow(
     seconds = {150: 12.0, 200: 15.0, 300: 30.0}  # of a pass, by the size
 
     def speed(config: Config, *_: Any) -> Speed:
-        return Speed(seconds[config.backbone.hidden_size], 1, 0.0)
+        return Speed(seconds[inside(config.backbone).hidden_size], 1, 0.0)
 
     monkeypatch.setattr(rules.Facts, "of", lambda *_: facts)
     monkeypatch.setattr(plans, "speed", speed)
     made = plan({"training": {"precision": "float32"}}, *read(), Budget(minutes)).config
     assert made.training.epochs == pytest.approx(passes)
-    assert (made.model.hidden_size, made.model.dropout_recurrent) == (hidden, dropout)
+    assert made.listed(("hidden_size", "dropout_recurrent")) == f"hidden_size {hidden}, dropout_recurrent {dropout}"
 
 
 def test_a_loss_that_is_not_finite_is_reported_by_the_training_only(

@@ -44,29 +44,29 @@ def test_every_parameter_has_a_part(
     found = {name: part_of(name) for name, _ in model.named_parameters()}
     assert set(found.values()) == set(PARTS) - (set() if adapt or output_bias else {"context"})
     assert found["embedding"] == "embedding"
-    cells = {name: part for name, part in found.items() if name.startswith("cell")}
+    cells = {name: part for name, part in found.items() if name.startswith("backbone.")}
     assert {part for name, part in cells.items() if ".adapters." in name} == ({"context"} & set(cells.values()))
-    assert {part for name, part in cells.items() if ".adapters." not in name} == {"recurrent"}
+    assert {part for name, part in cells.items() if ".adapters." not in name} == {"backbone"}
     assert ("context" in cells.values()) == (bool(adapt) and adapt != ("prefix",))
-    assert {found[name] for name in found if "bias" in name and name.startswith("output")} == {"output_bias"}
+    assert {found[name] for name in found if "bias" in name and name.startswith("head.")} == {"output_bias"}
     assert found["head.projection"] == "projection"
     assert parts_named(model, ["all"]) == tuple(part for part in PARTS if part in found.values())
 
 
 def test_unknown_parts_are_refused(tmp_path: Path) -> None:
     model = small.make_run(tmp_path / "run", adapt=(), output_bias=()).model
-    with pytest.raises(UserError, match=r"unknown part 'output-bias' .did you mean 'output_bias'.*recurrent"):
+    with pytest.raises(UserError, match=r"unknown part 'output-bias' .did you mean 'output_bias'.*backbone"):
         parts_named(model, ["output-bias"])
-    with pytest.raises(UserError, match="has no part 'context'; it has embedding, recurrent, output_bias, projection"):
-        parts_named(model, ["recurrent", "context"])
-    assert parts_named(model, ["output_bias", "recurrent", "output_bias"]) == ("recurrent", "output_bias")
+    with pytest.raises(UserError, match="has no part 'context'; it has embedding, backbone, output_bias, projection"):
+        parts_named(model, ["backbone", "context"])
+    assert parts_named(model, ["output_bias", "backbone", "output_bias"]) == ("backbone", "output_bias")
 
 
 def test_the_proximal_step_minimizes_penalty_and_distance(tmp_path: Path) -> None:
     model = small.make_run(tmp_path / "run", adapt=(), output_bias=()).model
     start, l1, rate = StartingPoint(values_of(model), ("output_bias",), 0.3), 0.3, 0.02
     start.place(model)
-    bias = model.head.bias
+    bias = small.inside(model.head).bias
     optimiser = torch.optim.AdamW([bias], lr=rate, weight_decay=0.0)
     for step in range(4):  # gradients from far under to far over the penalty
         bias.grad = torch.linspace(-1, 1, len(bias)) * (1 + step / 4)
@@ -104,8 +104,8 @@ def test_the_penalised_loss_is_minimal_at_the_end(tmp_path: Path) -> None:
     assert trainer.start is not None
     run.model.zero_grad()
     (run.model(corpus.batch(np.arange(len(corpus)))).sum() / corpus.targets).backward()
-    assert run.model.head.bias.grad is not None
-    gradient, way = run.model.head.bias.grad, run.model.head.bias.detach() - trainer.start.values["head.bias"]
+    bias = small.inside(run.model.head).bias
+    gradient, way = bias.grad, bias.detach() - trainer.start.values["head.bias"]
     moved = way != 0
     assert torch.allclose(gradient[moved], -l1 * way[moved].sign(), atol=3e-4)
     assert bool((gradient[~moved].abs() <= l1 + 3e-4).all())

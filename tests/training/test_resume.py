@@ -133,7 +133,7 @@ def test_a_row_whose_gradient_overflows_is_named(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"text": "a b a", "x": float(n), "y": float(n % 3)} for n in range(40)]
     options = {"epochs": 3, "batch_tokens": 40, "save_every": 1}
     given = Config.of(**{"context": ["x:number", "y:number"], "min_count": 1, **options})
-    corpus = prepare(rows, given.data)
+    corpus = prepare(rows, given)
     run = Run.create(tmp_path / "run", given, corpus.tokenizer, corpus.schema)
     assert run.model.encoder is not None
     assert run.model.encoder.network is not None
@@ -174,9 +174,7 @@ def of_format(number: int, path: Path, folder: Path) -> bytes:
 
 def test_foreign_and_damaged_checkpoints_are_refused(whole: Path, tmp_path: Path) -> None:
     other, corpus_and_dev = tmp_path / "other", texts(config())
-    wider = Config.from_dict(
-        {**config().to_dict(), "model": {**config().to_dict()["model"]}, "backbone": {"hidden_size": 9}}
-    )
+    wider = config(hidden_size=9)
     Trainer(Run.create(other, wider, corpus_and_dev[0].tokenizer, corpus_and_dev[0].schema), *corpus_and_dev).save()
     good = (whole / "checkpoint.safetensors").read_bytes()
     cases = {

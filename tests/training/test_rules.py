@@ -48,7 +48,8 @@ def test_larger_tables_get_fewer_passes(facts: Facts) -> None:
 @pytest.mark.parametrize("letters", [False, True])
 def test_models_grow_with_the_number_of_targets_seen(letters: bool) -> None:
     facts = Facts(20_000, 10_000, letters)
-    found = [rules.options(facts, passes)["model"] for passes in (0.1, 1, 10, 100, 1000, 10_000)]
+    options = [rules.options(facts, passes) for passes in (0.1, 1, 10, 100, 1000, 10_000)]
+    found = [{**each["model"], **each["backbone"]} for each in options]
     for less, more in itertools.pairwise(found):
         for name in ("embedding_size", "hidden_size", "dropout_recurrent", "dropout_output"):
             assert less[name] <= more[name]
@@ -64,14 +65,14 @@ def test_small_tables_get_small_batches() -> None:
 def test_facts_are_those_of_the_table() -> None:
     data = Config.of(context=CONTEXT, min_count=1, min_context_count=1)
     corpus = prepare(ROWS, data)
-    held = prepare(ROWS[:2], data, vocabulary=corpus.tokenizer, schema=corpus.schema)
-    facts = Facts.of(corpus, held, data)
-    assert (facts.tokenizer, facts.letters) == (len(corpus.tokenizer), False)
+    held = prepare(ROWS[:2], data, tokenizer=corpus.tokenizer, schema=corpus.schema)
+    facts = Facts.of(corpus, held)
+    assert (facts.vocabulary, facts.letters) == (len(corpus.tokenizer), False)
     assert facts.targets == sum(len(str(row["text"]).split()) + 1 for row in ROWS)
     assert facts.held == sum(len(str(row["text"]).split()) + 1 for row in ROWS[:2])
     assert facts.values == 3  # two and the unknown one
     assert facts.texts_per_value == pytest.approx(10 / 3)
-    assert Facts.of(prepare(ROWS, Config.of(tokenizer="char")), held, Config.of(tokenizer="char")).letters
+    assert Facts.of(prepare(ROWS, Config.of(tokenizer="char")), held).letters
 
 
 def test_batches_of_a_fine_tuning_are_small_for_few_texts() -> None:

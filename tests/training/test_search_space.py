@@ -6,7 +6,7 @@ from pathlib import Path
 import optuna
 import pytest
 
-from factorcell.config import MODELS, Config, ModelConfig, UserError
+from factorcell.config import MODELS, Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.model.language_model import LanguageModel
 from factorcell.training import search_space
@@ -147,12 +147,12 @@ def test_an_option_is_drawn_only_if_it_changes_the_model(model: str, bias: str, 
         config = search_space.configured(config, {"output_bias": bias})
     corpus = prepare(ROWS, config)
 
-    def shapes(changes: ModelConfig) -> dict[str, tuple[int, ...]]:
+    def shapes(changes: Config) -> dict[str, tuple[int, ...]]:
         built = LanguageModel(changes, len(corpus.tokenizer), corpus.schema)
         return {name: tuple(parameter.shape) for name, parameter in built.named_parameters()}
 
     for name in ("rank", *search_space.CONTEXT_SIZES, "hidden_size", "embedding_size"):
-        first, second = (shapes(search_space.configured(config, {name: value}).model) for value in (3, 5))
+        first, second = (shapes(search_space.configured(config, {name: value})) for value in (3, 5))
         if name in search_space.CONTEXT_SIZES and model == "softmaxbias" and bias == "one_hot":
             first = second  # the encoder is built there, but nothing reads its vector
         assert search_space.matters(name, config) == (first != second), name

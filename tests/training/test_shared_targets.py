@@ -13,9 +13,10 @@ from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.model.run import Run
-from factorcell.training.shared_targets import ORDERS, SharedTargets
+from factorcell.training.shared_targets import ORDER, ORDER_OF_CHARACTERS, SharedTargets
 from factorcell.training.trainer import Trainer
 
+ORDERS = {"word": ORDER, "space": ORDER, "char": ORDER_OF_CHARACTERS, "grapheme": ORDER_OF_CHARACTERS}
 SIZES = {"embedding_size": 4, "hidden_size": 5, "context_size": 2, "variable_size": 2, "rank": 1}
 
 
@@ -89,4 +90,4 @@ def test_without_shared_targets_nothing_is_learned(tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", ["min_users", "max_user_texts"])
 def test_counting_users_needs_a_user_column(option: str) -> None:
     with pytest.raises(UserError, match=f"{option} counts users"):
-        Config.of(**{**({option: 3})})
+        Config.of(**{option: 3})

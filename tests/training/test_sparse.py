@@ -15,8 +15,12 @@ from factorcell.training.trainer import Trainer
 from tests import small
 
 CITIES, WORDS, FAVOURITE = ("a", "b", "c", "d"), 60, "w7"
-SMALL = {"embedding_size": 8, "hidden_size": 8, "adapt": [], "output_bias": ["sparse"]}
-DATA = {"context": ["city"], "tokenizer": "space", "min_count": 1, "min_context_count": 1}
+SMALL = {"embedding_size": 8, "adapt": [], "output_bias": ["sparse"]}
+SECTIONS: dict[str, Any] = {
+    "data": {"context": ["city"], "min_context_count": 1},
+    "tokenizer": {"kind": "space", "min_count": 1},
+    "backbone": {"hidden_size": 8},
+}
 STEPS = {"epochs": 6, "batch_tokens": 1000, "learning_rate": 0.01, "evaluations": 1, "sparse_l1": ["0.005"]}
 
 
@@ -36,7 +40,7 @@ def texts(count: int, favour: float = 1.0) -> list[dict[str, str]]:
 def trained(folder: Path, favour: float, **model: Any) -> Run:
     """A run on such texts, with the sparse bias alone."""
     rows = texts(1500, favour)
-    return fit(rows[:1400], rows[1400:], {"data": DATA, "model": {**SMALL, **model}, "training": STEPS}, folder)
+    return fit(rows[:1400], rows[1400:], {**SECTIONS, "model": {**SMALL, **model}, "training": STEPS}, folder)
 
 
 def share(run: Run) -> float:
@@ -61,7 +65,7 @@ def test_a_sparse_bias_finds_the_informative_word(tmp_path: Path) -> None:
     bias = sparse_bias_of(run)
     assert bias is not None
     weight = bias.weight.detach()
-    token, column = run.tokenizer.ids[FAVOURITE], run.schema.variables[0].values.index("b")
+    token, column = run.tokenizer.encode([FAVOURITE])[0], run.schema.variables[0].values.index("b")
     assert 0.5 < float(weight[token, column]) < np.log(4)
     assert float(weight.abs().amax()) == float(weight[token, column])
     assert share(run) < 0.03

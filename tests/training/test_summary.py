@@ -31,9 +31,13 @@ def by(who: str) -> Rows:
 
 def trained(folder: Path, dev: Rows, **data: Any) -> Run:
     """A run that tells users apart."""
-    reads = {"tokenizer": "char", "user": "who", "min_user_count": 4, "min_count": 1, "min_context_count": 1}
-    model = {"embedding_size": 4, "hidden_size": 6, "rank": 2}
-    said = {"data": {**reads, **data}, "model": model, "training": {"epochs": 1, "evaluations": 1, "batch_tokens": 100}}
+    said = {
+        "data": {"user": "who", "min_user_count": 4, "min_context_count": 1, **data},
+        "tokenizer": {"kind": "char", "min_count": 1},
+        "model": {"embedding_size": 4, "rank": 2},
+        "backbone": {"hidden_size": 6},
+        "training": {"epochs": 1, "evaluations": 1, "batch_tokens": 100},
+    }
     return fit(TRAIN, dev, Config.from_dict(said), folder)
 
 
@@ -67,8 +71,8 @@ def test_only_a_positive_gain_is_compared_with_an_unadapted_run(known: Run) -> N
 
 
 def test_a_run_without_users_has_no_strangers(known: Run, tmp_path: Path) -> None:
-    assert not strangers(known, known.prepare([*by("ann"), *by("carl")], unknown="group"))
-    assert strangers(known, known.prepare([{"text": "fix", "who": None}], unknown="group"))
+    assert not only_unknown_users(known, known.prepare([*by("ann"), *by("carl")], unknown="group"))
+    assert only_unknown_users(known, known.prepare([{"text": "fix", "who": None}], unknown="group"))
     plain = trained(tmp_path / "plain", by("ann"), user="", context=("city",))
     assert not only_unknown_users(plain, plain.prepare(by("carl"), unknown="group"))
 

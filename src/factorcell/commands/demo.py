@@ -35,7 +35,8 @@ from factorcell.training.plan import Budget
 Row = dict[str, Any]
 
 SAID: dict[str, Row] = {
-    "data": {"context": ["lat:number", "lon:number"], "unit": "char", "min_count": 10, "max_tokens": 41}
+    "data": {"context": ["lat:number", "lon:number"], "max_tokens": 41},
+    "tokenizer": {"kind": "char", "min_count": 10},
 }
 MINUTES = 0.9  # of a training
 COUNTRIES = {

@@ -25,7 +25,6 @@ from factorcell.config import (
     read_options,
     section_types,
 )
-from factorcell.data.schema import holds
 from factorcell.extensions import NONE
 from factorcell.kinds import KIND_HELP, KINDS
 
@@ -65,10 +64,11 @@ def fields(kinds: Mapping[str, str]) -> Iterator[tuple[str, dataclasses.Field[An
 def kinds_of(words: Sequence[str]) -> dict[str, str]:
     """Return the kinds of tokenizer, backbone and head that the words of a command name, or else its --config file."""
     named: dict[str, str] = {}
+    options = {f"--{name}": name for name in (*KINDS, "config")}
     for word, after in itertools.pairwise((*words, "")):
         flag, equals, value = word.partition("=")
-        if flag.removeprefix("--") in (*KINDS, "config"):
-            named[flag.removeprefix("--")] = value if equals else after
+        if flag in options:
+            named[options[flag]] = value if equals else after
     path, kinds = named.pop("config", ""), dict[str, str]()
     with suppress(UserError, OSError):  # of a file that is not valid, which is reported when it is read
         sections = inputs.parsed(Path(path)) if path else {}
@@ -78,9 +78,9 @@ def kinds_of(words: Sequence[str]) -> dict[str, str]:
 
 def _add_kind(group: Section, section: str, kinds: Mapping[str, str]) -> None:
     """Add the option that chooses the kind of a tokenizer, backbone or head."""
-    default = kinds.get(section, next(iter(KINDS[section])))
-    names = ",".join(dict.fromkeys((*KINDS[section], *EXTENSIBLE[section].registered, default)))
-    text = f"{KIND_HELP[section]}; packages may add names (here: {default})"
+    default = next(iter(KINDS[section]))
+    names = ",".join(dict.fromkeys((*KINDS[section], *EXTENSIBLE[section].registered, kinds.get(section, default))))
+    text = f"{KIND_HELP[section]}; packages may add names (default: {default})"
     group.add_argument(f"--{section}", default=argparse.SUPPRESS, metavar=f"{{{names}}}", help=text)
 
 
@@ -260,6 +260,8 @@ def context(given: Sequence[str], option: str = "--context") -> dict[str, str]:
 
 def tell_rare(schema: "ContextSchema", *contexts: Mapping[str, str]) -> None:
     """Say which values that somebody gave are read as rare ones, which a model takes for one and the same."""
+    from factorcell.data.schema import holds
+
     for variable in schema.categories:
         given = dict.fromkeys(context[variable.source] for context in contexts if variable.source in context)
         for name in given:

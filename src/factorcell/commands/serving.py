@@ -13,7 +13,8 @@ DEMO = Path("demo")
 
 # Each country is a user, whose texts are the names of its places.
 DEMO_SAID: dict[str, dict[str, Any]] = {
-    "data": {"user": "country", "unit": "char", "min_count": 10, "max_tokens": 41, "min_user_count": 20},
+    "data": {"user": "country", "max_tokens": 41, "min_user_count": 20},
+    "tokenizer": {"kind": "char", "min_count": 10},
     "model": {"adapt": ["factor"], "output_bias": []},
 }
 DEMO_MINUTES = 1.5

@@ -85,14 +85,14 @@ class Completer:
         """Prepare the weights of `run` as they are now; a run that is trained further needs a new completer.
 
         Args:
-            run: The run; its unit must be `char` or `grapheme`.
+            run: The run; its tokenizer must be one of characters, such as `char` or `grapheme`.
             unknown: How context values that training never saw are read, as in `Run.prepare`.
             seconds: Bound of each search, in seconds.
             slips: Typing errors to forgive: 0, 1, 2, or their costs.
             allowed: Only texts for which it is True are suggested, as many as without it.
 
         Raises:
-            UserError: The unit of the run is another, or a number is out of range.
+            UserError: The run has another tokenizer, or a number is out of range.
         """
         limits.check(seconds=seconds)
         data = run.config.data

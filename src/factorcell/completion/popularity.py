@@ -57,7 +57,7 @@ class Popularity:
         path = folder / POPULARITY
         if not path.exists():
             raise UserError(
-                f"{folder}: no {POPULARITY}; training keeps it with --user COLUMN and --unit char or grapheme"
+                f"{folder}: no {POPULARITY}; training keeps it with --user COLUMN and --tokenizer char or grapheme"
             )
         counted = TextCounts.open(path)
         if allowed is not None:

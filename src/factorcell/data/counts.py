@@ -6,6 +6,7 @@ Nobody's name is kept. Texts that differ only in white space are counted as one 
 Shapes: N texts.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from factorcell.data.rows import labels_of, values_of
 from factorcell.data.values import quoted
 
 POPULARITY = "popularity.jsonl"  # in a run folder: the counted texts of training
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class TextCounts:
     def of_corpus(cls, corpus: Corpus, min_count: int, min_users: int) -> "TextCounts":
         """Count the texts of a corpus of characters whose users are known.
 
-        Texts that were cut or have a token out of vocabulary are not counted, since they cannot be restored.
+        Texts that were cut or have a token out of vocabulary are not counted, since they cannot be restored, nor are
+        texts with a lone surrogate, which nobody can type.
         """
         specials = corpus.tokenizer.specials
 
@@ -78,7 +81,7 @@ class TextCounts:
             if ids[-1] != specials.end or specials.unknown in ids:
                 return ""
             text = canonical(corpus.tokenizer.join(corpus.tokenizer.decode(ids[:-1])))
-            return text.encode("utf-8", "ignore").decode()  # nobody can type half of a surrogate pair
+            return "" if LONE_SURROGATE.search(text) else text
 
         digests = np.fromiter(map(hash, map(text_of, range(len(corpus)))), np.int64, len(corpus))
         _, first, which, counts = np.unique(digests, return_index=True, return_inverse=True, return_counts=True)

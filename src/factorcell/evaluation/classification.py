@@ -123,11 +123,12 @@ def _candidate_nats(
     """Return the nats (B, K) of a batch under each of K candidates, read as one batch of B x K texts."""
     texts, count = len(batch.rows), len(columns)
     which = torch.arange(count, device=run.device).repeat(texts)
+    contexts = _contexts(batch.context, columns)
     if prepared is None:
-        distinct, which = _contexts(batch.context, columns).distinct()
+        distinct, which = contexts.distinct()
         prepared = run.model.condition(distinct)
     repeated = torch.arange(texts, device=run.device).repeat_interleave(count)
-    wide = Batch(batch.tokens[repeated], batch.lengths[repeated], batch.context, batch.rows[repeated])
+    wide = Batch(batch.tokens[repeated], batch.lengths[repeated], contexts, batch.rows[repeated])
     chosen = prepared.select(which)
     nats = run.model(wide, chosen) if samples is None else run.model.sampled(wide, samples, conditioned=chosen)
     summed: Floats = nats.double().sum(1).view(texts, count).cpu().numpy()

@@ -9,6 +9,7 @@ Columns that a context lacks are expected.
 Shapes: R runs, K contexts, T targets of a text, N positions, V vocabulary.
 """
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
@@ -28,7 +29,7 @@ from factorcell.model.run import Run
 from factorcell.progress import progress_bar
 
 STRENGTHS = (0.5, 1.0, 2.0)  # nats from which a ratio is weak, clear or strong
-READS = ("unit", "lowercase", "strip_punctuation", "max_tokens")  # options that decide how texts are tokenized
+TRAINED = ("min_count", "max_vocabulary")  # options of a tokenizer that only its training reads
 
 Row = dict[str, Any]
 Setting = Mapping[str, Any]  # column -> value
@@ -104,12 +105,21 @@ def _check(runs: Sequence[Run], texts: Sequence[str], contexts: Sequence[Setting
         if dict(one) == dict(other):
             raise UserError(f"the contexts are the same ({context_text(one)}): there is nothing to compare")
     for run in runs[1:]:
-        for name in READS:
-            own, first = (getattr(each.config.data, name) for each in (run, runs[0]))
-            if own != first:
-                raise UserError(f"{run.folder} reads texts with {name} {own}, {runs[0].folder} with {first}")
+        options = _reading(run)
+        for name, value in _reading(runs[0]).items():
+            if options.get(name) != value:
+                raise UserError(
+                    f"{run.folder} reads texts with {name} {options.get(name)}, {runs[0].folder} with {value}"
+                )
         if run.tokenizer.tokens != runs[0].tokenizer.tokens:
             raise UserError(f"{run.folder} and {runs[0].folder} have different vocabularies: they cannot be averaged")
+
+
+def _reading(run: Run) -> Row:
+    """Return the options that decide how `run` tokenizes texts."""
+    options = dataclasses.asdict(run.config.tokenizer)
+    split = {name: value for name, value in options.items() if name not in ("kind", *TRAINED)}
+    return {"tokenizer": options["kind"], **split, "max_tokens": run.config.data.max_tokens}
 
 
 def column_texts(source: Any, column: str) -> list[str]:

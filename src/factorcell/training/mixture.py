@@ -131,8 +131,8 @@ class Mixture:
         for model, corpus in zip(self.models, corpora, strict=True):
             if not np.array_equal(corpus.tokens, corpora[0].tokens):
                 raise UserError(
-                    f"{self.models[0].folder} and {model.folder} read the same texts differently (unit, lower case, "
-                    "punctuation or longest text): they cannot be mixed"
+                    f"{self.models[0].folder} and {model.folder} read the same texts differently (tokenizer, lower "
+                    "case, punctuation or longest text): they cannot be mixed"
                 )
         own = [] if self.variable is None else [_values(source, self.variable)[1][:, None]]
         return replace(

@@ -102,10 +102,10 @@ def test_systems_are_found_by_name(tmp_path: Path) -> None:
     assert isinstance(plain, Unpersonalised)
     assert plain.completer.run.folder == tmp_path / "runs" / "unadapted"
     assert plain.completer.seconds == 1.5
-    data, columns = reading(tmp_path / "runs", ["mpc", "unadapted"], "user")
-    assert (data.text, columns) == ("text", ["city"])
+    config, columns = reading(tmp_path / "runs", ["mpc", "unadapted"], "user")
+    assert (config.data.text, columns) == ("text", ["city"])
     assert reading(tmp_path / "runs", ["unadapted"], "city")[1] == []
-    assert reading(tmp_path / "runs", ["mpc"], "user") == (data, [])
+    assert reading(tmp_path / "runs", ["mpc"], "user") == (Run.open(folder).config, [])
 
 
 @pytest.mark.parametrize("gain", [2.0, 0.5])
@@ -137,11 +137,11 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
         systems(tmp_path, ["mpc"])
     other = save(tmp_path / "runs" / "two")
     config = files.read_json(other / "config.json")
-    config["data"]["lowercase"] = True
+    config["tokenizer"]["lowercase"] = True
     files.write_json(other / "config.json", config)
     with pytest.raises(UserError, match="one and two read texts in two ways"):
         reading(tmp_path / "runs", ["one", "two"], "user")
-    assert reading(tmp_path / "runs", ["two"], "user")[0].lowercase
+    assert reading(tmp_path / "runs", ["two"], "user")[0].tokenizer.lowercase
 
 
 def test_a_person_is_learned_and_blended(tmp_path: Path) -> None:
@@ -192,9 +192,9 @@ def test_systems_that_suit_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_blend_alone_has_the_context_of_its_run(tmp_path: Path) -> None:
-    data = Config.of(tokenizer="char", user="user", context=("city",), min_user_count=1, min_context_count=1)
-    made = prepare([{**ROW, "city": city} for city in ("Nice", "Oslo")], data)
-    run = Run.create(tmp_path / "run", Config(data=data), made.tokenizer, made.schema)
+    config = Config.of(tokenizer="char", user="user", context=("city",), min_user_count=1, min_context_count=1)
+    made = prepare([{**ROW, "city": city} for city in ("Nice", "Oslo")], config)
+    run = Run.create(tmp_path / "run", config, made.tokenizer, made.schema)
     run.save_weights({})
     TextCounts.of(["abc"], 1).save(run.folder / POPULARITY)
     assert reading(run.folder, ["blend"], "user")[1] == reading(run.folder, ["online"], "user")[1] == ["city"]

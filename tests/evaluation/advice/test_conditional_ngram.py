@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ from factorcell.evaluation.ngram import NGram
 from tests import synthetic
 
 Dialects = Callable[[int, int], tuple[list[dict[str, str]], float]]
-DATA = Config.of(context=["dialect"], min_count=1, min_context_count=1).data
+CONFIG = Config.of(context=["dialect"], min_count=1, min_context_count=1)
 MISSING = 2
 
 
@@ -33,7 +32,7 @@ class Case:
     """Two dialects with some labels missing: corpora, texts, labels and the base model."""
 
     def __init__(self, rows: list[dict[str, str]], counted: int, order: int = 3) -> None:
-        self.corpus = prepare(rows, DATA)
+        self.corpus = prepare(rows, CONFIG)
         self.names = self.corpus.schema.categories[0].values[1:]
         labels = self.corpus.categories[:, 0].astype(np.int64) - 1
         self.labels = np.where(np.arange(len(labels)) % 9 == 4, MISSING, labels)
@@ -41,7 +40,7 @@ class Case:
         self.train, self.tune, self.test = (self.corpus.select(part) for part in parts)
         self.of_train, self.of_tune, self.of_test = (self.labels[part] for part in parts)
         grams = ngram.count(self.train, order)
-        self.model = NGram(Path(), replace(DATA, context=()), self.corpus.tokenizer, grams)
+        self.model = NGram(Path(), CONFIG.with_options(context=()), self.corpus.tokenizer, grams)
 
     def find(self, corpus: Corpus) -> IndexedTexts:
         return IndexedTexts.find(self.model, corpus)

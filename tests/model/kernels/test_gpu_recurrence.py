@@ -7,7 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from factorcell.config import Config
+from factorcell.kinds import RecurrentOptions
+from factorcell.model.backbone import BackboneSizes
 from factorcell.model.cells import Cell
 from factorcell.model.kernels import gpu, gpu_recurrence
 from tests.model.kernels import test_recurrence
@@ -225,8 +226,8 @@ def test_a_cell_takes_the_kernel_where_it_can(ragged: bool, monkeypatch: pytest.
     lengths = torch.tensor([3, 0, 2], device=DEVICE) if ragged else None
     inputs, vector = torch.randn(3, 3, 4, device=DEVICE), torch.randn(3, 2, device=DEVICE)
     for layer_norm in (False, True):
-        config = Config.of(hidden_size=6, rank=2, layer_norm=layer_norm)
-        cell, results = Cell(4, 2, config, ("concat", "factor")).to(DEVICE), []
+        options = RecurrentOptions(hidden_size=6, layer_norm=layer_norm)
+        cell, results = Cell(options, BackboneSizes(4, 2, ("concat", "factor"), 2)).to(DEVICE), []
         calls: list[int] = []
         launch = Cell._launch
         monkeypatch.setattr(Cell, "_launch", staticmethod(lambda a, c=calls, f=launch: (c.append(1), f(a))[1]))

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from factorcell.config import Config, UserError
+from factorcell.config import UserError
+from factorcell.kinds import RecurrentOptions
+from factorcell.model.backbone import BackboneSizes
 from factorcell.model.cells import Cell
 from factorcell.model.kernels import library
 
@@ -37,7 +39,7 @@ def test_without_the_compiled_code_the_loop_runs(
     library.library.cache_clear()
     monkeypatch.setattr(library, "LIBRARY", tmp_path / "none.so")
     with caplog.at_level(logging.WARNING):
-        cell = Cell(4, 2, Config.of(hidden_size=5, rank=1), ("factor",))
+        cell = Cell(RecurrentOptions(hidden_size=5), BackboneSizes(4, 2, ("factor",), 1))
         for _ in range(3):
             hidden, _ = cell(torch.randn(2, 3, 4), cell.linear.condition(torch.randn(2, 2)))
     library.library.cache_clear()

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from factorcell.config import Config
+from factorcell.kinds import RecurrentOptions
+from factorcell.model.backbone import BackboneSizes
 from factorcell.model.cells import Cell
 from factorcell.model.kernels import library, recurrence
 from factorcell.model.kernels.recurrence import Inputs, Packed
@@ -196,9 +197,8 @@ def test_threads_change_nothing() -> None:
 @pytest.mark.parametrize("variational", [False, True])
 def test_a_cell_is_the_same_on_every_path(adapt: tuple[str, ...], layer_norm: bool, variational: bool) -> None:
     torch.manual_seed(0)
-    sizes = Config.of(hidden_size=37, rank=3)
-    config = replace(sizes, dropout_recurrent=0.3, layer_norm=layer_norm, variational=variational)
-    cell = Cell(20, 5, config, adapt)
+    options = RecurrentOptions(hidden_size=37, dropout_recurrent=0.3, layer_norm=layer_norm, variational=variational)
+    cell = Cell(options, BackboneSizes(20, 5, adapt, 3))
     vector, inputs = torch.randn(6, 5), torch.randn(6, 9, 20)
     results = []
     for kernel, lengths in itertools.product(("off", ""), (None, torch.tensor([9, 1, 0, 4, 9, 8]))):

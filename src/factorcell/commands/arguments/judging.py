@@ -104,7 +104,7 @@ def advise(verb: Parser) -> None:
     options.written(verb, "--page", "an HTML page of it all", metavar="HTML")
     options.json(verb)
     options.threads_of(verb)
-    options.add(verb, "data")
+    options.add(verb, "data", "tokenizer")
 
 
 def audit(verb: Parser) -> None:
