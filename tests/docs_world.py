@@ -60,7 +60,7 @@ def small(words: Sequence[str]) -> list[str]:
     """The command `words`, its verb first, with what makes it small."""
     threads = [] if words[0] in UNTHREADED or words[0] == "baseline" else ["--threads", "1"]
     more = shlex.split(MORE.get(words[0], ""))
-    if words[0] == "generate" and ("--stream" in words or "--fill" in words):
+    if words[0] == "generate" and "--stream" in words:
         more = []
     return [*words, *more, *threads]
 

@@ -10,7 +10,6 @@ import torch
 from factorcell import Blend, Completer, Config, Popularity, Run, User, UserError, files, learn_one, open_scorer
 from factorcell import config as options
 from factorcell.completion import blend, online
-from factorcell.completion.assistant import Assistant
 from factorcell.completion.blend import BlendWeights
 from factorcell.completion.online import Learner, LearningRule
 from factorcell.completion.replay.systems import reading
@@ -117,7 +116,6 @@ def test_a_user_of_another_run_is_refused(folder: Path) -> None:
     assert refused(completer.begin, user) == line
     assert refused(completer.complete, "ba", user) == line
     assert refused(Blend(completer, popularity).complete, "ba", user) == line
-    assert refused(Assistant.of(run).learn, user, "bat") == line
     again = User.new(run)
     for text in user.history.texts:
         again = learn_one(run, again, text)

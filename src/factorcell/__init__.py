@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from factorcell.evaluation.classification import classify, classify_points, log_likelihoods
     from factorcell.evaluation.exposure import audit
     from factorcell.evaluation.perplexity import evaluate, evaluate_by
-    from factorcell.generation.generate import GenerationOptions, fill, generate, stream
-    from factorcell.generation.infilling import InfillingOptions
+    from factorcell.generation.generate import GenerationOptions, generate, stream
     from factorcell.model.adapted_linear import AdaptedLinear
     from factorcell.model.adapters import register_adapter
     from factorcell.model.backbone import register_backbone
@@ -54,7 +53,6 @@ __all__ = [
     "Forgiving",
     "GenerationOptions",
     "History",
-    "InfillingOptions",
     "LanguageModel",
     "Mixture",
     "ModelConfig",
@@ -73,7 +71,6 @@ __all__ = [
     "compare",
     "evaluate",
     "evaluate_by",
-    "fill",
     "finetune",
     "fit",
     "generate",
@@ -107,8 +104,7 @@ __getattr__, __dir__ = lazy(
         "evaluation.classification": ("classify", "classify_points", "log_likelihoods"),
         "evaluation.exposure": ("audit",),
         "evaluation.perplexity": ("evaluate", "evaluate_by"),
-        "generation.generate": ("GenerationOptions", "fill", "generate", "stream"),
-        "generation.infilling": ("InfillingOptions",),
+        "generation.generate": ("GenerationOptions", "generate", "stream"),
         "model.adapted_linear": ("AdaptedLinear",),
         "model.adapters": ("register_adapter",),
         "model.backbone": ("register_backbone",),

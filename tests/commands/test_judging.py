@@ -107,7 +107,6 @@ def test_what_a_run_writes_has_a_caution_where_it_stopped_early(
     run, page = str(folder / "cell"), folder / "page.html"
     asked = [
         ["generate", run, "--context", "city=Oslo", "--max-tokens", "3"],
-        ["generate", run, "--context", "city=Oslo", "--fill", "the ___"],
         ["contexts", run, "--variable", "city", "--page", str(page)],
         ["explain", run, "--text", "the sea", "--between", "city=Oslo", "city=Nice", "--page", str(page)],
         ["evaluate", run, str(folder / "test.jsonl")],
@@ -330,5 +329,3 @@ def test_unknown_words_of_a_prompt_are_named(folder: Path, capsys: pytest.Captur
         assert "the xyzzyq sands xyzzyq" in shown.out
         assert main([*command, "the sand", *more]) == 0
         assert capsys.readouterr().err == ""
-    assert main([*command[:-1], "--fill", "the xyzzyq ____"]) == 2
-    assert "'xyzzyq' is not in the vocabulary" in capsys.readouterr().err

@@ -13,11 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from factorcell.completion.assistant import Assistant
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import FASTEST, MOST_SEEN, Floats, Learner, LearningRule, User, learn_one
-from factorcell.completion.popularity import History, Popularity
+from factorcell.completion.popularity import History
 from factorcell.completion.replay.streams import read
 from factorcell.completion.texts import LONGEST, checked
 from factorcell.config import Notice, UserError
@@ -151,7 +150,6 @@ def entries(run: Run) -> dict[str, Callable[[str], object]]:
     """Wherever a text goes in."""
     user, completer = User.new(run), Completer(run)
     completer.most = 2 * LONGEST  # what is too long for the run alone is another line
-    blend = Blend(completer, Popularity.fit(["abc"], 1))
 
     def replayed(text: str) -> object:
         return read([{"text": text, "city": "Oslo", "time": 1}], run.config, user="city")
@@ -160,7 +158,6 @@ def entries(run: Run) -> dict[str, Callable[[str], object]]:
         "checked": checked,
         "learn_one": lambda text: learn_one(run, user, text),
         "Learner.learn": lambda text: Learner(run).learn([user], [text]),
-        "Assistant.learn": lambda text: Assistant(blend, Learner(run)).learn(user, text),
         "History.add": History().add,
         "Completer.type": lambda text: completer.type(completer.begin(user), text),
         "replay": replayed,

@@ -221,12 +221,12 @@ def test_each_bound_cuts_a_search_and_a_bound_that_is_not_reached_changes_nothin
     stop = Stop()
     assert found_in(run, "b", 5, 6, kind, stop=stop) == whole
     stop.set()
-    for bound in ({"seconds": 0.0}, {"stop": stop}):
+    for bound in ({"deadline": 0.0}, {"stop": stop}):
         stopped = found_in(run, "b", 5, 6, kind, **bound)
         assert (stopped.cut, stopped.rows) == (True, 0)
     kept = next(room for room in range(2, 500) if not found_in(run, "b", 5, 6, kind, waiting=room).cut)
     assert found_in(run, "b", 5, 6, kind, waiting=kept).completions == whole.completions
-    assert found_in(run, "b", 5, 6, kind, rows=whole.rows, seconds=1e6) == whole
+    assert found_in(run, "b", 5, 6, kind, rows=whole.rows, deadline=time.monotonic() + 1e6) == whole
     for most in range(4):
         assert max(len(one.ids) for one in found_in(run, "b", 200, most, kind).completions) == most
 
@@ -275,7 +275,7 @@ def test_of_too_many_that_wait_the_most_probable_stay() -> None:
 
 @compiled_here
 def test_time_ends_a_search_that_would_go_on_for_very_long() -> None:
-    stopped = found_in(unlikely_to_end(13), "a", 10, 12, rows=10**6, waiting=10**6, seconds=0.05)
+    stopped = found_in(unlikely_to_end(13), "a", 10, 12, rows=10**6, waiting=10**6, deadline=time.monotonic() + 0.05)
     assert stopped.cut
     assert 0 < stopped.rows < 10**6
 

@@ -1,6 +1,5 @@
 """Searches by products of bfloat16 numbers: against scores by floats, where they are wrong, and which are chosen."""
 
-from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -10,10 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell.completion import compiled as compiled_search
 from factorcell.completion.compiled import CompiledEngine, engine
 from factorcell.completion.completer import Completer
-from factorcell.completion.search import PlainEngine, SearchRequest
+from factorcell.completion.search import SearchRequest
 from factorcell.model.kernels import library
 from factorcell.model.packing import PRODUCTS, PackedModel
 from tests.completion.test_search import (
@@ -98,26 +96,3 @@ def test_a_run_of_short_products_completes_with_scores_by_floats() -> None:
         short = Completer(run).complete("a", context={"city": "Oslo"}, k=5)
     assert [one.text for one in short] == [one.text for one in ours]
     assert [one.log_probability for one in short] == pytest.approx([one.log_probability for one in ours], abs=1e-5)
-
-
-@pytest.mark.parametrize(("gain", "expected"), [(1.0, "float32"), (1.1, "float32"), (1.5, "bfloat16")])
-def test_a_run_opened_with_automatic_precision_searches_by_the_faster_numbers(
-    gain: float, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, measured = make_letters(), list[str]()
-
-    def measure(work: Callable[[str], None], device: torch.device) -> float:
-        for products in PRODUCTS:
-            work(products)
-            measured.append(products)
-        return gain
-
-    monkeypatch.setattr(compiled_search, "gain", measure)
-    assert Completer(run).engine.packed.layout.products == "float32"  # type: ignore[union-attr]
-    assert not measured
-    run.gain = 0.7
-    here = expected if VARIANTS[-1] in library.WITH_SHORT else "float32"
-    assert Completer(run).engine.packed.layout.products == here  # type: ignore[union-attr]
-    assert measured == list(PRODUCTS)
-    with instructions("off"):
-        assert isinstance(Completer(run).engine, PlainEngine)

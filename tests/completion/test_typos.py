@@ -168,7 +168,7 @@ def test_a_narrow_beam_keeps_within_its_rows(typed: str, rows: int, seed: int) -
     assert meanings(run, typed, Slips(2, rows=rows, best=20)) == found
     with run.scoring():
         begun = typed_in(run, typed)
-        late = meant(run, tuple(typed), begun, Slips(2), longest=99, seconds=0.0)
+        late = meant(run, tuple(typed), begun, Slips(2), longest=99, deadline=0.0)
     assert (late.best, late.rows) == ((), 0)
     assert late.typed == found.typed
 

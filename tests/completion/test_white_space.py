@@ -5,10 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from factorcell.completion.assistant import Assistant
 from factorcell.completion.completer import Completer
 from factorcell.completion.fuzzy import Forgiving
-from factorcell.completion.online import Learner, User, learn_one
+from factorcell.completion.online import User, learn_one
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.search import PlainEngine
 from factorcell.config import Config, UserError
@@ -107,8 +106,7 @@ def test_a_user_learns_twins_alike(twin: str) -> None:
     assert np.array_equal(once.vector, other.vector)
     assert once.history == other.history
     assert History.add(History(), twin) == once.history
-    user = Assistant(Completer(run), Learner(run)).learn(once, twin)
-    assert user is not None
+    user = learn_one(run, once, twin)
     assert user.history.texts == (TEXT, TEXT)
     assert User.from_bytes(user.to_bytes()).history == user.history
 

@@ -18,7 +18,6 @@ from factorcell import (
     classify,
     classify_points,
     evaluate_by,
-    fill,
     generate,
     learn_one,
     log_likelihoods,
@@ -190,7 +189,6 @@ def test_contexts_may_be_any_table(run: Run, source: Any) -> None:
     given = of_cities(source)
     assert list(generate(run, given)) == list(generate(run, expected))
     text = run.tokenizer.tokens[4]
-    assert fill(run, f"{text} ____", given) == fill(run, f"{text} ____", expected)
     read_, wanted = run.read([text, text], given), run.read([text, text], expected)
     assert np.array_equal(read_.categories, wanted.categories)
     with pytest.raises(UserError, match="expected one for each of 3 texts, got 2"):
@@ -277,7 +275,6 @@ def test_one_text_and_context_for_each_user() -> None:
 def test_functions_of_rows_return_nothing_for_nothing(run: Run, source: Any) -> None:
     assert run.score(source) == []
     assert list(generate(run, source)) == []
-    assert fill(run, "the ____", source) == []
 
 
 @empty

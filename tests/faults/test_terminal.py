@@ -13,7 +13,7 @@ from factorcell import files
 from factorcell.commands import terminal
 from factorcell.commands.interactive import Menu, Veil
 from factorcell.commands.main import main
-from factorcell.completion.assistant import Assistant
+from factorcell.completion.blend import suggester
 from factorcell.model.run import Run
 from tests.hostile import EVIL, NOT_UTF8, came_through, page_of
 
@@ -35,7 +35,6 @@ COMMANDS: dict[str, str] = {
     "contexts": "contexts {words} --words --page {page}",
     "generate": "generate {words} --each {column} --min-tokens 3",
     "stream": "generate {words} --context {oslo} --stream --min-tokens 9",
-    "fill": "generate {words} --context {oslo} --fill {gap}",
     "complete": "complete {letters} {prefix} --history {text} --explain",
     "report": "report {words} {letters} --out {page}",
     "advise": "advise {table} --context {column} --page {page}",
@@ -86,7 +85,6 @@ def filled(command: str, folder: Path, fresh: Path) -> list[str]:
         "oslo": f"{COLUMN}={CITIES[0]}",
         "nice": f"{COLUMN}={CITIES[1]}",
         "text": SAID[0],
-        "gap": "the ___ is cold",
         "prefix": "the sea \x1b",
         "page": fresh / f"page\x1b{NOT_UTF8}.html",
         "fresh": fresh / f"fresh\x1b{NOT_UTF8}",
@@ -111,7 +109,7 @@ def test_nothing_hostile_reaches_the_terminal(
         assert not came_through(page_of(path)), path.name
 
 
-@pytest.mark.parametrize("name", ["evaluate", "classify", "score", "fill", "explain", "complete"])
+@pytest.mark.parametrize("name", ["evaluate", "classify", "score", "explain", "complete"])
 def test_rows_are_json_whatever_is_in_them(
     name: str,
     folder: Path,
@@ -220,7 +218,7 @@ def test_the_menu_and_the_line_show_nothing_hostile(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = Run.open(folder / LETTERS)
-    menu = Menu(Assistant.of(run), None, {}, 5)
+    menu = Menu(run, suggester(run), None, {}, 5)
     found = list(menu.get_completions(Document("the sea "), CompleteEvent()))
     assert not [one for one in found if came_through(one.display_text)]
     fragments = [("class:a", "ab\x1b"), ("", "\u202ecd"), ("class:b", "\n")]

@@ -1,8 +1,6 @@
 """Searched texts against all texts that there are."""
 
-from collections import Counter
 from collections.abc import Callable
-from itertools import permutations
 
 import numpy as np
 import pytest
@@ -10,11 +8,10 @@ import torch
 
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END, UNKNOWN
-from factorcell.generation.beam_search import Beam, beam, distinct, stochastic
+from factorcell.generation.beam_search import Beam, beam, stochastic
 from factorcell.generation.choosing import Constraints, Sampler
 from factorcell.generation.sampling import GeneratedText, WritingTask, generator
 from tests.every_text import best, conditioned, every_text, logs_after, may_follow
-from tests.generation.test_sampling import chi_square
 from tests.small import make_letters
 
 RUN = make_letters(spread=1.0)
@@ -139,42 +136,9 @@ def test_a_stochastic_beam_is_that_of_the_thesis(width: int, grow: int) -> None:
     assert sum(map(len, found[0.0])) <= sum(map(len, found[1.0]))
 
 
-def test_texts_drawn_without_replacement_have_their_probabilities() -> None:
-    rules, count = Constraints(max_tokens=2, banned=(UNKNOWN, C)), 3000
-    contexts = torch.zeros(count, dtype=torch.long)
-    found = distinct(WritingTask(RUN.model, conditioned(RUN, ["Nice"]), contexts, rules), 3, seed=4)
-    chances = {t: np.exp(log) for t, log in every_text(RUN, "Nice", rules, renormalised=True).items()}
-    logs = every_text(RUN, "Nice", rules)
-    pairs: Counter[tuple[tuple[int, ...], tuple[int, ...]]] = Counter()
-    for texts in found:
-        named = [as_counted(text, rules) for text in texts]
-        assert len(set(named)) == 3
-        pairs[named[0], named[1]] += 1
-        assert [text.log_probability for text in texts] == pytest.approx([logs[name] for name in named], abs=1e-5)
-    wanted = {(a, b): count * chances[a] * chances[b] / (1 - chances[a]) for a, b in permutations(chances, 2)}
-    assert sum(wanted.values()) == pytest.approx(count)
-    statistic, freedom = chi_square(pairs, {pair: expected / count for pair, expected in wanted.items()})
-    assert statistic < freedom + 4 * (2 * freedom) ** 0.5
-
-
-@pytest.mark.parametrize("rules", RULES, ids=NAMES)
-def test_all_texts_are_drawn_where_as_many_are_asked_for(rules: Constraints) -> None:
-    (texts,) = distinct(WritingTask(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), rules, prompt=(A,)), 2000)
-    everything = every_text(RUN, "Oslo", rules, (A,))
-    assert sorted(as_counted(text, rules) for text in texts) == sorted(everything)
-
-
-def test_distinct_texts_are_the_same_beside_any_others() -> None:
-    context, rules = conditioned(RUN, CITIES), Constraints(max_tokens=5)
-    together = distinct(WritingTask(RUN.model, context, torch.tensor([0, 1, 0]), rules), 40, seed=3)
-    (alone,) = distinct(WritingTask(RUN.model, context, torch.tensor([1]), rules), 40, seed=3, first=1)
-    assert [text.tokens for text in alone] == [text.tokens for text in together[1]]
-    assert [text.tokens for text in together[0]] != [text.tokens for text in together[2]]
-
-
 def test_a_search_without_time_gives_the_empty_texts() -> None:
-    task = WritingTask(RUN.model, conditioned(RUN, CITIES), torch.tensor([0, 1]), Constraints(max_tokens=4), seconds=0)
-    for found in (beam(task, Beam()), stochastic(task, Beam(), Sampler()), distinct(task, 2)):
+    task = WritingTask(RUN.model, conditioned(RUN, CITIES), torch.tensor([0, 1]), Constraints(max_tokens=4), deadline=0)
+    for found in (beam(task, Beam()), stochastic(task, Beam(), Sampler())):
         assert found == [[GeneratedText((), 0.0, 0, False)]] * 2
 
 
@@ -185,7 +149,6 @@ def test_a_search_without_time_gives_the_empty_texts() -> None:
         (lambda: Beam(best=0), "number is 0"),
         (lambda: Beam(length_penalty=-1.0), "length_penalty"),
         (lambda: stochastic(TASK, Beam(), Sampler(), grow=0), "grow is 0"),
-        (lambda: distinct(TASK, 0), "number is 0"),
     ],
 )
 def test_a_number_out_of_range_is_refused(make: Callable[[], object], words: str) -> None:

@@ -12,14 +12,13 @@ from factorcell.choices import METHODS
 from factorcell.commands import main
 from factorcell.config import UserError
 from factorcell.data.tokenizer import sentence_case
-from factorcell.generation.generate import TOGETHER, GenerationOptions, every, fill, generate, stream
-from factorcell.generation.infilling import InfillingOptions
+from factorcell.generation.generate import TOGETHER, GenerationOptions, every, generate, stream
 from factorcell.model.kernels import library
 from factorcell.model.run import Run
 from tests.small import make_run, split
 
 CONTEXTS = [{"city": "Oslo", "stars": "5"}, {"city": "Nice", "stars": "1"}, {"city": "Oslo", "stars": "1"}]
-SHORT, TWO = GenerationOptions(max_tokens=8), InfillingOptions(max_tokens=2)
+SHORT = GenerationOptions(max_tokens=8)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +50,7 @@ def test_rows_say_what_the_model_says_of_their_texts(run: Run, method: str) -> N
         assert row["tokens"] <= 8
 
 
-@pytest.mark.parametrize("method", ["sample", "stochastic", "distinct", "beam"])
+@pytest.mark.parametrize("method", ["sample", "stochastic", "beam"])
 def test_texts_are_the_same_in_any_batch(run: Run, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = GenerationOptions(method, max_tokens=6, width=6, grow=2)
     whole = rows(run, number=4, options=options)
@@ -113,24 +112,8 @@ def test_what_is_banned_is_not_written(run: Run) -> None:
     assert all(row["ended"] for row in found if row["text"].endswith("the cold"))
 
 
-def test_fillers_are_scored_in_their_texts(run: Run) -> None:
-    found = fill(run, "the ____ and sand", CONTEXTS, number=3, options=TWO)
-    assert [row["context"] for row in found] == [context for context in CONTEXTS for _ in range(3)]
-    for whole in (False, True):
-        found = fill(run, "the ____ and sand", CONTEXTS, number=3, options=InfillingOptions(max_tokens=2, whole=whole))
-        for row in found:
-            assert row["text"] == f"the {row['filler']} and sand"
-            (scored,) = run.score([{**row["context"], "text": row["text"]}], tokens=True)
-            nats = sum(token["nats"] for token in scored["tokens"][1 : None if whole else -1])
-            assert row["log_probability"] == pytest.approx(-nats, abs=1e-4)
-    best = [row["log_probability"] for row in found[:3]]
-    assert best == sorted(best, reverse=True)
-    assert fill(run, "____", CONTEXTS[:1], options=InfillingOptions(max_tokens=1))[0]["tokens"] == 1
-
-
 def test_no_time(run: Run) -> None:
     assert rows(run, options=GenerationOptions(max_tokens=8, seconds=0.0)) == []
-    assert fill(run, "the ____", CONTEXTS, options=InfillingOptions(seconds=0.0)) == []
 
 
 def test_values_of_a_column_are_sorted_and_only_a_category_has_some(run: Run, tmp_path: Path) -> None:
@@ -160,15 +143,6 @@ def test_mistakes_of_a_list(run: Run, options: dict[str, Any], words: str) -> No
         rows(run, **options)
 
 
-@pytest.mark.parametrize(
-    ("template", "words"),
-    [("the sea", "0 gaps"), ("____ and ____", "2 gaps"), ("the ____ and sandd", "'sandd'.*near it: sand")],
-)
-def test_mistakes_of_a_template(run: Run, template: str, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        fill(run, template, CONTEXTS)
-
-
 def test_mistakes_of_a_manner(run: Run) -> None:
     with pytest.raises(UserError, match="did you mean 'beam'"):
         GenerationOptions("beem")
@@ -177,7 +151,7 @@ def test_mistakes_of_a_manner(run: Run) -> None:
             GenerationOptions(seed=seed)
     with pytest.raises(UserError, match="temperature"):
         GenerationOptions(temperature=0)
-    for method in ("greedy", "beam", "distinct"):
+    for method in ("greedy", "beam"):
         with pytest.raises(UserError, match="choose sample or stochastic"):
             GenerationOptions(method, top_k=3)
     with pytest.raises(UserError, match="left to right"):
@@ -194,12 +168,6 @@ def test_the_verb_writes_what_python_does(run: Run, capsys: pytest.CaptureFixtur
     assert main.main(["generate", folder, "--context", "city=Nice", "--max-tokens", "8", "--prompt", "the"]) == 0
     (row,) = rows(run, [{"city": "Nice"}], prompt="the")
     assert capsys.readouterr().out == f"city Nice\t{row['text']}{'' if row['ended'] else ' ...'}\n"
-    filling = ["generate", folder, "--fill", "the ____ and", "--each", "city", "--max-tokens", "2"]
-    assert main.main([*filling, "--json"]) == 0
-    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert shown == fill(run, "the ____ and", [{"city": "Nice"}, {"city": "Oslo"}], options=TWO)
-    assert main.main(filling) == 0
-    assert capsys.readouterr().out.splitlines()[0].split() == ["city", "filler", "log", "p"]
     assert main.main(["generate", folder, "--context", "city=Nice", "--stream", "--max-tokens", "8"]) == 0
     assert capsys.readouterr().out == rows(run, [{"city": "Nice"}])[0]["text"] + "\n"
 
@@ -233,9 +201,7 @@ def test_a_file_is_gone_on_with(run: Run, tmp_path: Path, capsys: pytest.Capture
         (["--each", "town"], "unknown context variable 'town'"),
         (["--context", "city"], "NAME=VALUE"),
         (["--stream", "--number", "2"], "--stream"),
-        (["--stream", "--fill", "the ____"], "--stream"),
         (["--context", "city=Rome"], "'Rome'"),
-        (["--fill", "the sea"], "0 gaps"),
         (["--temperature", "0"], "temperature is 0"),
         (["--max-tokens", "0"], "max_tokens"),
     ],

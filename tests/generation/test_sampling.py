@@ -126,7 +126,7 @@ def test_a_prompt_is_read_first() -> None:
 
 def test_no_step_is_begun_without_time() -> None:
     context, contexts = conditioned(RUN, ["Oslo", "Nice"]), torch.tensor([0, 1, 0])
-    chosen = steps(WritingTask(RUN.model, context, contexts, FREE, seconds=0), drawing(Sampler(), 3, 3))
+    chosen = steps(WritingTask(RUN.model, context, contexts, FREE, deadline=0), drawing(Sampler(), 3, 3))
     assert write(3, chosen, FREE) == [GeneratedText((), 0.0, 0, False)] * 3
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from factorcell.config import LOSSES, OUTPUT_BIASES, Config
 from factorcell.data.cache import prepare
 from factorcell.evaluation.classification import log_likelihoods
-from factorcell.generation.beam_search import Beam, beam, distinct
+from factorcell.generation.beam_search import Beam, beam
 from factorcell.generation.choosing import Constraints, Sampler
 from factorcell.generation.sampling import WritingTask, drawing, steps, write
 from factorcell.model.run import Run
@@ -68,7 +68,6 @@ def test_scores_are_those_of_the_processor(
         found = [
             [one.tokens for one in own] for own in beam(WritingTask(run.model, conditioned, which, rules), Beam(best=2))
         ]
-        found += [[one.tokens for one in own] for own in distinct(WritingTask(run.model, conditioned, which, rules), 2)]
         texts = found, [text.tokens for text in write(3, chosen, rules)]
         return [run.nats(corpus), log_likelihoods(run, corpus, some), log_likelihoods(run, corpus, points), texts]
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from factorcell import Completer, User, learn_one
-from factorcell.completion.assistant import Assistant
 from factorcell.config import Config, UserError
 from factorcell.data.schema import RARE
 from factorcell.evaluation import results
@@ -71,7 +70,6 @@ def test_users_are_learned_online_in_an_anonymous_run(anonymous: Run) -> None:
     user = learn_one(anonymous, User.new(anonymous), "the sea", {"place": "Graz"})
     assert user.seen == 1
     assert Completer(anonymous).complete("the", user)
-    assert Assistant.of(anonymous).learner is not None
 
 
 def test_anonymous_needs_a_user_column() -> None:

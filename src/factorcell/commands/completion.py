@@ -11,10 +11,9 @@ from typing import Any
 from factorcell.choices import ONLINE_OPTIMISERS
 from factorcell.commands import options, streams, terminal
 from factorcell.completion import online
-from factorcell.completion.assistant import Assistant
-from factorcell.completion.blend import SOURCES, Blend, BlendWeights
+from factorcell.completion.blend import SOURCES, Blend, BlendWeights, suggester
 from factorcell.completion.completer import Completer
-from factorcell.completion.online import Learner, LearningRule, User
+from factorcell.completion.online import Learner, LearningRule, User, learn_one, tells_apart
 from factorcell.completion.popularity import Popularity
 from factorcell.completion.replay import streams as progressive
 from factorcell.completion.replay import tuning
@@ -31,32 +30,32 @@ RISEN = 1500  # popular texts that are compared before and after a history (thes
 def run_complete(given: argparse.Namespace) -> None:
     """`factorcell complete`."""
     run = options.opened(Run.open, given.run, given)
-    assistant, context = Assistant.of(run, given.unknown, given.seconds, given.slips), options.context(given.context)
+    source = suggester(run, unknown=given.unknown, seconds=given.seconds, slips=given.slips)
+    context = options.context(given.context)
     options.tell_rare(run.schema, context)
-    user = _user(assistant, context, given.history)
+    user = _user(run, context, given.history)
     if given.stdin:
-        return _each_line(assistant, user, context, given)
+        return _each_line(source, user, context, given)
     if given.prefix is None:
-        return _talk(assistant, user, context, given.count)
-    if not assistant.suggester.fits(given.prefix):
+        return _talk(run, source, user, context, given.count)
+    if not source.fits(given.prefix):
         longest = run.config.data.max_tokens - 1
         terminal.say(
             f"the prefix is longer than the texts that the run completes, which have at most {longest:,} tokens"
         )
-    written = assistant.type(assistant.begin(user, context), given.prefix)
-    found = assistant.suggest(written, given.count)
-    logs = assistant.suggester.log_probabilities(given.prefix, [one.text for one in found.suggestions], user, context)
+    found = source.suggest(source.type(source.begin(user, context), given.prefix), given.count)
+    logs = source.log_probabilities(given.prefix, [one.text for one in found.suggestions], user, context)
     rows = [
         {**dataclasses.asdict(one), "probability": None if math.isnan(log) else math.exp(log)}
         for one, log in zip(found.suggestions, logs, strict=True)
     ]
-    risen, popularity = [], assistant.popularity
-    if given.explain and assistant.learner and popularity and user is not None and user.seen:
-        risen = assistant.learner.risen(user, popularity.top(RISEN), given.count)
+    risen = []
+    if given.explain and isinstance(source, Blend) and source.popularity and user is not None and user.seen:
+        risen = Learner(run).risen(user, source.popularity.top(RISEN), given.count)
     if found.cut:
         terminal.say(f"cut after {found.rows:,} hypotheses: there may be better ones")
     if given.explain and rows and not rows[0]["parts"]:
-        terminal.say(f"--explain: nothing is blended, the model alone suggests these: {_unblended(assistant)}")
+        terminal.say(f"--explain: nothing is blended, the model alone suggests these: {_unblended(run, source)}")
     return _show(rows, risen, given)
 
 
@@ -124,24 +123,23 @@ def _blended(
     return [{"queries": len(lists), "mrr": mrr, "weights": dict(weights.values)}]
 
 
-def _user(assistant: Assistant, context: Mapping[str, str], history: str | None) -> User | None:
+def _user(run: Run, context: Mapping[str, str], history: str | None) -> User | None:
     """Return a new user who wrote the texts of `history`; None if the run has no users or the context names one."""
-    learner = assistant.learner
-    user = None if learner is None or learner.variable.source in context else learner.new()
+    user = User.new(run) if tells_apart(run) and run.config.data.user not in context else None
     if history is None:
         return user
     if user is None:
         raise UserError("--history is for a new user: it takes a run with --user, and no --context that names one")
     for text in filter(None, map(str.strip, history.split(";"))):
-        user = assistant.learn(user, text)
+        user = learn_one(run, user, text)
     return user
 
 
-def _unblended(assistant: Assistant) -> str:
+def _unblended(run: Run, source: Completer | Blend) -> str:
     """Why the model alone suggests."""
-    if assistant.learner is None:
+    if not tells_apart(run):
         return "the run does not tell users apart"
-    if assistant.popularity is None:
+    if not isinstance(source, Blend):
         return "the run keeps no popular texts"
     return "--context names the user, and only a new one has texts to blend"
 
@@ -173,19 +171,21 @@ def _shown(row: Mapping[str, Any], ranked: str, explain: bool) -> dict[str, str 
     }
 
 
-def _each_line(assistant: Assistant, user: User | None, context: dict[str, str], given: argparse.Namespace) -> None:
+def _each_line(
+    source: Completer | Blend, user: User | None, context: dict[str, str], given: argparse.Namespace
+) -> None:
     """Complete each line of standard input and write a row of JSON for it at once."""
     if given.prefix is not None or given.explain:
         raise UserError("--stdin takes its prefixes from standard input: give neither PREFIX nor --explain")
-    written = assistant.begin(user, context)
+    written = source.begin(user, context)
     failures = count = 0
     for count, line in enumerate(streams.lines_in(), 1):
         where, prefix = f"{streams.STANDARD_INPUT} line {count}", None
         row: dict[str, Any]
         try:
             prefix = streams.decoded(line, where).rstrip("\r\n")
-            written = assistant.type(written, prefix)
-            found = assistant.suggest(written, given.count)
+            written = source.type(written, prefix)
+            found = source.suggest(written, given.count)
             suggestions = [dataclasses.asdict(suggestion) for suggestion in found.suggestions]
             row = {"prefix": prefix, "suggestions": suggestions, "cut": found.cut}
         except UserError as error:
@@ -199,7 +199,7 @@ def _each_line(assistant: Assistant, user: User | None, context: dict[str, str],
         raise UserError(f"{streams.STANDARD_INPUT}: {failures:,} of {count:,} lines could not be completed")
 
 
-def _talk(assistant: Assistant, user: User | None, context: dict[str, str], count: int) -> None:
+def _talk(run: Run, source: Completer | Blend, user: User | None, context: dict[str, str], count: int) -> None:
     if not sys.stdin.isatty():
         raise UserError(
             "no PREFIX is given, and the input is no terminal to type in; --stdin completes each line of it"
@@ -211,4 +211,4 @@ def _talk(assistant: Assistant, user: User | None, context: dict[str, str], coun
             raise
         raise UserError("typing in the terminal needs prompt-toolkit: pip install 'factorcell[complete]'") from None
     terminal.say("Type; Tab and the arrows choose, Enter accepts and learns, Ctrl-D ends.")
-    talk(Menu(assistant, user, context, count))
+    talk(Menu(run, source, user, context, count))

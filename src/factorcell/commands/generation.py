@@ -12,14 +12,12 @@ from factorcell.evaluation.cautions import cautions
 from factorcell.generation.generate import (
     GenerationOptions,
     every,
-    fill,
     generate,
     origin,
     resumed,
     stream,
     unknown_tokens,
 )
-from factorcell.generation.infilling import InfillingOptions
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
 
@@ -33,12 +31,12 @@ def writing_options(given: argparse.Namespace) -> GenerationOptions:
         given.temperature,
         given.top_k,
         given.top_p,
-        max_tokens=100 if given.max_tokens is None else given.max_tokens,
+        max_tokens=given.max_tokens,
         min_tokens=given.min_tokens,
         no_repeat_ngram=given.no_repeat_ngram,
         width=given.width,
         grow=given.grow,
-        length_penalty=1.0 if given.length_penalty is None else given.length_penalty,
+        length_penalty=given.length_penalty,
         banned=tuple(given.ban),
         stops=tuple(given.stop),
         seed=given.seed,
@@ -62,10 +60,6 @@ def _generate(run: Run, given: argparse.Namespace) -> None:
     how = writing_options(given)
     contexts = expand(run, options.context(given.context), given.each)
     options.tell_rare(run.schema, *contexts)
-    if given.fill is not None and given.stream:
-        raise UserError("--fill finds whole fillers: no --stream")
-    if given.fill is not None:
-        return _fill(run, contexts, given)
     _tell_unknown(run, given.prompt)
     if given.stream:
         return _stream(run, contexts, how, given)
@@ -125,26 +119,6 @@ def _done(given: argparse.Namespace, about: Row, contexts: Sequence[Row]) -> int
     if not given.resume:
         raise UserError(f"{given.out}: exists already; choose another file, or --resume to go on with it")
     return resumed(given.out, about, contexts, given.number)
-
-
-def _fill(run: Run, contexts: Sequence[Row], given: argparse.Namespace) -> None:
-    chosen = {name: getattr(given, name) for name in ("max_tokens", "width", "length_penalty")}
-    how = InfillingOptions(
-        **{name: value for name, value in chosen.items() if value is not None},
-        banned=tuple(given.ban),
-        whole=given.whole,
-        seconds=given.seconds,
-    )
-    rows = fill(run, given.fill, contexts, number=given.number, options=how, case=given.case, unknown=given.unknown)
-    if given.out:
-        files.write_rows(given.out, rows)
-        return terminal.say(f"{given.out}: {len(rows):,} fillers")
-    if given.json:
-        return terminal.lines(rows)
-    names = list(rows[0]["context"]) if rows else []
-    shown = [{**row["context"], "filler": row["filler"], "log p": f"{row['log_probability']:z.2f}"} for row in rows]
-    terminal.table(shown, (*names, "filler", "log p"))
-    return None
 
 
 def _stream(run: Run, contexts: Sequence[Row], how: GenerationOptions, given: argparse.Namespace) -> None:

@@ -14,9 +14,11 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
 
 from factorcell.commands import terminal as screen
-from factorcell.completion.assistant import Assistant
-from factorcell.completion.online import User
+from factorcell.completion.blend import Blend
+from factorcell.completion.completer import Completer as RunCompleter
+from factorcell.completion.online import User, learn_one
 from factorcell.config import UserError
+from factorcell.model.run import Run
 from factorcell.visible import HIDDEN, visible
 
 VEIL = "\N{REPLACEMENT CHARACTER}"
@@ -25,15 +27,17 @@ VEIL = "\N{REPLACEMENT CHARACTER}"
 class Menu(Completer):
     """Somebody at the terminal: what is typed is kept from one key to the next, who types from one line to the next."""
 
-    def __init__(self, assistant: Assistant, user: User | None, context: Mapping[str, str], count: int) -> None:
-        self.assistant, self.user, self.context, self.count = assistant, user, context, count
-        self.written = assistant.begin(user, context)
+    def __init__(
+        self, run: Run, suggester: RunCompleter | Blend, user: User | None, context: Mapping[str, str], count: int
+    ) -> None:
+        self.run, self.suggester, self.user, self.context, self.count = run, suggester, user, context, count
+        self.written = suggester.begin(user, context)
 
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
         """The suggestions below a line, with what orders them and whose they are; none where it cannot be completed."""
         try:
-            self.written = self.assistant.type(self.written, document.text)
-            found = self.assistant.suggest(self.written, self.count).suggestions
+            self.written = self.suggester.type(self.written, document.text)
+            found = self.suggester.suggest(self.written, self.count).suggestions
         except UserError:
             return
         for one in found:
@@ -43,8 +47,9 @@ class Menu(Completer):
 
     def enter(self, line: str) -> None:
         """Learn a line, and begin anew."""
-        self.user = self.assistant.learn(self.user, line)
-        self.written = self.assistant.begin(self.user, self.context)
+        if self.user is not None:
+            self.user = learn_one(self.run, self.user, line)
+        self.written = self.suggester.begin(self.user, self.context)
 
 
 class Veil(Processor):

@@ -93,7 +93,7 @@ GROUPS: dict[str, tuple[str, tuple[Verb, ...]]] = {
     ),
     "write": (
         "writing",
-        (Verb("generate", "texts that fit a context, or what fits the gap of a template", "generation"),),
+        (Verb("generate", "texts that fit a context", "generation"),),
     ),
     "explain": (
         "explaining",

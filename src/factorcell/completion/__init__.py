@@ -5,15 +5,13 @@ from typing import TYPE_CHECKING
 from factorcell.lazy import lazy
 
 if TYPE_CHECKING:
-    from factorcell.completion.assistant import Assistant
-    from factorcell.completion.blend import Blend
+    from factorcell.completion.blend import Blend, suggester
     from factorcell.completion.completer import Completer
     from factorcell.completion.fuzzy import Forgiving
     from factorcell.completion.online import Learner, LearningRule, User, learn_one
     from factorcell.completion.popularity import History, Popularity
 
 __all__ = [
-    "Assistant",
     "Blend",
     "Completer",
     "Forgiving",
@@ -23,13 +21,13 @@ __all__ = [
     "Popularity",
     "User",
     "learn_one",
+    "suggester",
 ]
 
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "assistant": ("Assistant",),
-        "blend": ("Blend",),
+        "blend": ("Blend", "suggester"),
         "completer": ("Completer",),
         "fuzzy": ("Forgiving",),
         "online": ("Learner", "LearningRule", "User", "learn_one"),

@@ -20,12 +20,13 @@ import torch
 from numpy.typing import NDArray
 
 from factorcell import files, limits
-from factorcell.completion.completer import Completer, Suggestions, TypedText
+from factorcell.completion.completer import Allowed, Completer, Suggestions, TypedText
 from factorcell.completion.fuzzy import Forgiving
-from factorcell.completion.online import User
+from factorcell.completion.online import User, tells_apart
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.search import Stop, Suggestion, in_rounds, sizes
 from factorcell.config import UserError
+from factorcell.data.counts import POPULARITY
 from factorcell.model.run import Run
 
 Floats = NDArray[np.float64]
@@ -122,7 +123,7 @@ DEFAULT = BlendWeights(dict(zip(FEATURES, (-1.0, 1.0, -0.5, 0.5, 0.0, 1.5, 0.0, 
 class Blend:
     """Completions of three sources. It never changes, so threads can share it.
 
-    `begin`, `type`, `fits` and `log_probabilities` are those of its completer.
+    `type`, `fits` and `log_probabilities` are those of its completer.
     """
 
     def __init__(
@@ -135,8 +136,15 @@ class Blend:
         self.completer, self.popularity = completer, popularity
         self.popular = self._forgiving(popularity) if popularity else None
         self.weights = weights or BlendWeights.read(completer.run.folder)
-        self.begin, self.type = completer.begin, completer.type
-        self.fits, self.log_probabilities = completer.fits, completer.log_probabilities
+        self.type, self.fits = completer.type, completer.fits
+        self.log_probabilities = completer.log_probabilities
+
+    def begin(self, user: User | None = None, context: Mapping[str, Any] | None = None) -> TypedText:
+        """Return the state before anything is typed, as `Completer.begin`, by a user of allowed texts only."""
+        allowed = self.completer.allowed
+        if user is not None and allowed is not None:
+            user = replace(user, history=replace(user.history, texts=tuple(filter(allowed, user.history.texts))))
+        return self.completer.begin(user, context)
 
     def complete(
         self, prefix: str, user: User | None = None, context: Mapping[str, Any] | None = None, k: int = 10
@@ -145,17 +153,17 @@ class Blend:
         return self.suggest(self.type(self.begin(user, context), prefix), k).suggestions
 
     def suggest(
-        self, written: TypedText, k: int = 10, seconds: float | None = None, stop: Stop | None = None
+        self, written: TypedText, k: int = 10, deadline: float | None = None, stop: Stop | None = None
     ) -> Suggestions:
         """Return the best `k` texts that continue what is written, with what each source adds to their scores.
 
         A shorter list is the beginning of a longer one. Where time is up before the model has found any text, popular
         texts and those of the history remain. Without a user there is no history, and the model alone suggests.
-        `seconds` and `stop` are those of `Completer.suggest`.
+        `deadline` and `stop` are those of `Completer.suggest`.
         """
         limits.check(count=k)
         user = written.user
-        model = self.completer.suggest(written, k if user is None else sizes(k)[-1], seconds, stop)
+        model = self.completer.suggest(written, k if user is None else sizes(k)[-1], deadline, stop)
         if user is None:
             return model
 
@@ -211,3 +219,21 @@ class Blend:
             )
             for row in best
         ]
+
+
+def suggester(
+    run: Run,
+    *,
+    unknown: str = "error",
+    seconds: float | None = None,
+    slips: int = 0,
+    allowed: Allowed | None = None,
+) -> Completer | Blend:
+    """Return the blend of `run` if it tells users apart and keeps popular texts, otherwise its completer.
+
+    The options are those of `Completer`; no source suggests a text that is not `allowed`.
+    """
+    completer = Completer(run, unknown=unknown, seconds=seconds, slips=slips, allowed=allowed)
+    if tells_apart(run) and (run.folder / POPULARITY).exists():
+        return Blend(completer, Popularity.of(run, allowed))
+    return completer

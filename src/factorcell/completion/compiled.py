@@ -10,6 +10,7 @@ Shapes: V vocabulary, E embedding, H hidden, R rank.
 
 import ctypes
 import math
+import time
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -36,12 +37,11 @@ from factorcell.model.kernels import library
 from factorcell.model.kernels.signatures import REQUEST, SEARCH
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.packing import PRODUCTS, PackedContext, PackedModel
-from factorcell.model.precision import SINGLE, chosen, gain
+from factorcell.model.precision import SINGLE
 
 BATCH = 16  # hypotheses expanded at once, at first
 # Nats by which the errors of short products differ from text to text, at most but for one search in a hundred.
 MARGIN = {"float32": 0.0, "bfloat16": 0.05}
-PROBED = 1000  # rows of the searches that measure which products are the fastest
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class CompiledEngine:
     def search(
         self,
         requests: Sequence[SearchRequest],
-        seconds: float | None = None,
+        deadline: float | None = None,
         threads: int = 1,
         *,
         batch: int = BATCH,
@@ -91,9 +91,7 @@ class CompiledEngine:
         A completion that is not accepted is found like any other: where too few remain, more are asked for, from the
         start.
         """
-        left = math.inf if seconds is None else seconds
-        if math.isnan(left):
-            raise ValueError("search: seconds is NaN; valid is any number, or none")
+        left = math.inf if deadline is None else deadline - time.monotonic()
         calls = {place: _Call(self.packed, one, one.k, left, rows, waiting) for place, one in enumerate(requests)}
         found: dict[int, SearchResult] = {}
         while calls:
@@ -167,22 +165,6 @@ def engine(model: LanguageModel, products: str) -> CompiledEngine | PlainEngine:
     """
     packed = PackedModel.of(model, products if library.short() else SINGLE)
     return PlainEngine(model) if packed is None else CompiledEngine(model, packed)
-
-
-def fastest(model: LanguageModel, context: Context, most: int) -> CompiledEngine | PlainEngine:
-    """Return the engine of the faster precision here, for texts of at most `most` tokens in a context.
-
-    Each searches what may follow the empty text.
-    """
-    engines = {products: engine(model, products) for products in PRODUCTS}
-    requests = {products: [SearchRequest(tried.begin(context), 10, most)] for products, tried in engines.items()}
-
-    def work(products: str) -> None:
-        engines[products].search(requests[products], rows=PROBED)
-
-    if isinstance(engines[SINGLE], PlainEngine):
-        return engines[SINGLE]
-    return engines[chosen(gain(work, torch.device("cpu")))]
 
 
 def _addresses(

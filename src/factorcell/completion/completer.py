@@ -103,11 +103,7 @@ class Completer:
         self.slips, self.allowed, self.tokenizer = Slips.of(slips), allowed, run.tokenizer
         self.most = data.max_tokens - 1  # a longer text was cut in training: it has no end
         self.plain = PlainEngine(run.model)
-        self.engine: compiled.CompiledEngine | PlainEngine = (
-            compiled.engine(run.model, run.precision)
-            if run.gain == 1.0  # otherwise the faster precision of a search may differ from that of scoring
-            else compiled.fastest(run.model, self._context({}), self.most)
-        )
+        self.engine = compiled.engine(run.model, run.precision)
 
     def complete(
         self, prefix: str, user: User | None = None, context: Mapping[str, Any] | None = None, k: int = 10
@@ -158,14 +154,15 @@ class Completer:
         return len(self._tokens(prefix)) <= self.most
 
     def suggest(
-        self, written: TypedText, k: int = 10, seconds: float | None = None, stop: Stop | None = None
+        self, written: TypedText, k: int = 10, deadline: float | None = None, stop: Stop | None = None
     ) -> Suggestions:
         """Return the `k` most probable texts that continue what is written, or a correction where slips are forgiven.
 
         Those that continue what is written come first. There are none for a prefix longer than the run's texts.
-        `seconds` bounds this search in place of the completer's bound; `stop` may end it early.
+        The search ends at the `deadline` (`time.monotonic()`), by default after the completer's `seconds`, or when
+        `stop` is set.
         """
-        return self.suggest_all([written], k, seconds=seconds, stop=stop)[0]
+        return self.suggest_all([written], k, deadline=deadline, stop=stop)[0]
 
     def log_probabilities(
         self, prefix: str, texts: Sequence[str], user: User | None = None, context: Mapping[str, Any] | None = None
@@ -192,25 +189,26 @@ class Completer:
         written: Sequence[TypedText],
         k: int = 10,
         threads: int = 1,
-        seconds: float | None = None,
+        deadline: float | None = None,
         stop: Stop | None = None,
     ) -> list[Suggestions]:
         """Return the suggestions for many prefixes, each searched by one of `threads`; as `suggest`."""
-        limits.check(count=k, threads=threads, seconds=seconds)
-        bound = self.seconds if seconds is None else seconds
+        limits.check(count=k, threads=threads)
+        if deadline is None and self.seconds is not None:
+            deadline = time.monotonic() + self.seconds
         fitting = [one for one in written if len(one.tokens) <= self.most]
         with self.run.scoring():
             if self.slips.most:
-                found = [self._forgive(one, k, bound, stop) for one in fitting]
+                found = [self._forgive(one, k, deadline, stop) for one in fitting]
             else:
-                found = self._search(fitting, [self._request(one, k, stop=stop) for one in fitting], bound, threads)
+                found = self._search(fitting, [self._request(one, k, stop=stop) for one in fitting], deadline, threads)
         of_fitting = iter(found)
         return [next(of_fitting) if len(one.tokens) <= self.most else Suggestions([], 0, False) for one in written]
 
     def _search(
-        self, written: Sequence[TypedText], requests: Sequence[SearchRequest], seconds: float | None, threads: int = 1
+        self, written: Sequence[TypedText], requests: Sequence[SearchRequest], deadline: float | None, threads: int = 1
     ) -> list[Suggestions]:
-        found = self.engine.search(requests, seconds, threads)
+        found = self.engine.search(requests, deadline, threads)
         return [
             Suggestions(
                 [Suggestion(self._text(typed, one.ids), one.log_probability, "model") for one in result.completions],
@@ -238,16 +236,11 @@ class Completer:
         """Return the canonical form of what is written with `ids` after it."""
         return canonical(self.tokenizer.join(written.tokens) + self.tokenizer.join(self.tokenizer.decode(ids)))
 
-    def _forgive(self, written: TypedText, k: int, seconds: float | None, stop: Stop | None) -> Suggestions:
+    def _forgive(self, written: TypedText, k: int, deadline: float | None, stop: Stop | None) -> Suggestions:
         """Spend half of the time on texts that continue what is written, the rest on what may have been meant."""
         if not self.slips.within(len(written.tokens)) or written.plain is None:
-            return self._search([written], [self._request(written, k, stop=stop)], seconds)[0]
-        most, end = sizes(k)[-1], None if seconds is None else time.monotonic() + seconds
-
-        def left() -> float | None:
-            if stop is not None and stop.is_set:
-                return 0.0
-            return None if end is None else max(0.0, end - time.monotonic())
+            return self._search([written], [self._request(written, k, stop=stop)], deadline)[0]
+        most = sizes(k)[-1]
 
         def finish(one: Correction, least: float) -> list[Suggestion]:
             if one.ended:
@@ -256,18 +249,16 @@ class Completer:
                 shown = shown and (self.allowed is None or self.allowed(whole))
                 return [Suggestion(whole, 0.0, "model")] if shown else []
             other = TypedText(one.tokens, self.engine.type(written.typed, self.tokenizer.encode(one.tokens)))
-            parts.extend(self._search([other], [self._request(other, most, 0, least, stop)], left()))
+            parts.extend(self._search([other], [self._request(other, most, 0, least, stop)], deadline))
             return parts[-1].suggestions
 
-        half = None if seconds is None else seconds / 2
+        half = None if deadline is None else (time.monotonic() + deadline) / 2
         parts = self._search([written], [self._request(written, most, stop=stop)], half)
-        meanings = meant(self.run, written.tokens, written.plain, self.slips, longest=self.most, seconds=left())
+        longest, plain = self.most, written.plain
+        meanings = meant(self.run, written.tokens, plain, self.slips, longest=longest, deadline=deadline, stop=stop)
         found = join(parts[0].suggestions, meanings, finish, most)
         rows = meanings.rows + sum(part.rows for part in parts)
         return Suggestions(in_rounds(partial(best, found), k), rows, any(part.cut for part in parts))
 
     def _tokens(self, text: str) -> tuple[str, ...]:
-        text = clean_prefix(text)
-        # Lower-casing can leave letters that NFC would join: split again, so that suggestions are read as they were.
-        split = self.tokenizer.split
-        return tuple(split(self.tokenizer.join(split(text))))
+        return tuple(self.tokenizer.split(self.tokenizer.as_read(clean_prefix(text))))

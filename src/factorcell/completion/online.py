@@ -299,11 +299,6 @@ class Learner:
         rises = np.concatenate(gained) if gained else np.zeros(0)
         return [(texts[row], float(rises[row])) for row in np.argsort(-rises, kind="stable")[:count]]
 
-    def as_read(self, text: str) -> str:
-        """Return a text as the run reads it, the form in which a history keeps it and a prefix is compared with it."""
-        split, join = self.run.tokenizer.split, self.run.tokenizer.join
-        return join(split(join(split(text))))  # lower-casing can leave letters that NFC would join
-
     def _nats(self, own: torch.Tensor, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]]) -> torch.Tensor:
         batch = self.run.batch(self.run.read(texts, contexts, unknown=self.unseen), np.arange(len(texts)))
         conditioned = self.run.model.condition(batch.context, {self.variable.name: own}, self.packed)
@@ -313,7 +308,7 @@ class Learner:
     def moved(self, user: User, text: str, gradient: Floats) -> User:
         """Return the user after a `text` with that gradient; `UserError` if a number would not be finite."""
         known = user.fingerprint or self.run.fingerprint  # whoever learns from a run is its user from then on
-        history = replace(user.history, texts=(*user.history.texts, self.as_read(text)))
+        history = replace(user.history, texts=(*user.history.texts, self.run.tokenizer.as_read(text)))
         seen: dict[str, Any] = {"seen": user.seen + 1, "history": history, "fingerprint": known}
         if not np.isfinite(gradient).all():
             return replace(user, **seen)  # a text that the model cannot read without overflow teaches nothing

@@ -184,7 +184,7 @@ class PlainEngine:
     def search(
         self,
         requests: Sequence[SearchRequest],
-        seconds: float | None = None,
+        deadline: float | None = None,
         threads: int = 1,
         *,
         batch: int = BATCH,
@@ -193,15 +193,15 @@ class PlainEngine:
     ) -> list[SearchResult]:
         """Return the completions of each request, one request after the other, whatever the `threads`.
 
-        A result is exact unless it is `cut`: after `seconds` or when it is stopped, after `rows` of the model, or where
-        more than `waiting` hypotheses would have had to wait, it has the best so far.
+        A result is exact unless it is `cut`: at the `deadline` (`time.monotonic()`) or when it is stopped, after `rows`
+        of the model, or where more than `waiting` hypotheses would have had to wait, it has the best so far.
         """
-        return [self._search(one, seconds, batch, rows, waiting) for one in requests]
+        return [self._search(one, deadline, batch, rows, waiting) for one in requests]
 
     def _search(
-        self, request: SearchRequest, seconds: float | None, batch: int, rows: int, waiting: int
+        self, request: SearchRequest, deadline: float | None, batch: int, rows: int, waiting: int
     ) -> SearchResult:
-        end = math.inf if seconds is None else time.monotonic() + seconds
+        end = math.inf if deadline is None else deadline
         frontier = _Frontier(self.model, request, rows, waiting)
         while frontier.scores.size:
             room = min(batch + frontier.expanded // GROWTH, rows - frontier.expanded)

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from factorcell import limits
-from factorcell.completion.search import PrefixState, Suggestion
+from factorcell.completion.search import PrefixState, Stop, Suggestion
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run
 
@@ -179,15 +179,16 @@ def meant(
     slips: Slips,
     *,
     longest: int,
-    seconds: float | None = None,
+    deadline: float | None = None,
+    stop: Stop | None = None,
 ) -> Corrections:
     """Return settled beginnings of at most `longest` tokens with a slip at least that may be meant by `tokens`.
 
-    A beam search expands the most probable hypotheses of each length, `slips.rows` in all, until time is up. A token
-    that is not in the vocabulary may be meant near where it was typed; the model reads it as the unknown token.
+    A beam search expands the most probable hypotheses of each length, `slips.rows` in all, until time is up.
+    A token that is not in the vocabulary may be meant near where it was typed; the model reads it as the unknown token.
     """
     model, tokenizer = run.model, run.tokenizer
-    stop = math.inf if seconds is None else time.monotonic() + seconds
+    end = math.inf if deadline is None else deadline
     as_typed = sum(float(logs[0, token]) for logs, token in zip(typed.logs, typed.ids, strict=False))
     most = slips.within(len(tokens))
     if not most:
@@ -198,7 +199,7 @@ def meant(
     beam = _Beam(model, typed, Pattern([numbers[token] for token in tokens], most), slips)
     width = slips.rows // (len(tokens) + most)
     for length in range(1, min(len(tokens) + most, longest) + 1):
-        if not width or time.monotonic() >= stop or not beam.grow(length, width):
+        if not width or time.monotonic() >= end or (stop and stop.is_set) or not beam.grow(length, width):
             break
     chosen = heapq.nlargest(slips.best, beam.found, key=lambda one: one[0])
     texts = (Correction(tuple(names[token] for token in ids), count, log, ended) for log, ids, count, ended in chosen)

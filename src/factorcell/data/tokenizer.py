@@ -107,6 +107,10 @@ class Tokenizer:
         text = unicodedata.normalize("NFC", text)
         return text.lower() if self.options.lowercase else text
 
+    def as_read(self, text: str) -> str:
+        """Return `text` normalized until that changes nothing: lower-casing can leave letters that NFC would join."""
+        return self.normalized(self.normalized(text))
+
     def determines(self, text: str) -> bool:
         """Return whether the tokens of `text`, none of them out of vocabulary, determine the text exactly."""
         return self.join(self.split(text)) == text

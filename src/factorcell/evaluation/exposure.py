@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 
 from factorcell import limits
 from factorcell.choices import ALTERNATIVES
-from factorcell.completion.assistant import Assistant
+from factorcell.completion.blend import Blend, suggester
 from factorcell.completion.completer import Completer
+from factorcell.completion.online import User, tells_apart
 from factorcell.completion.popularity import Popularity
 from factorcell.completion.search import Suggestion
 from factorcell.config import UserError
@@ -168,27 +169,27 @@ def _suggested(run: Run, canaries: Canaries, progress: bool) -> list[Row]:
     """Return which sources suggest each canary to a stranger who typed its first half; nothing for runs of words."""
     if not run.tokenizer.is_character_level:
         return [{} for _ in canaries.texts]
-    assistant, completer = Assistant.of(run, unknown="group"), Completer(run, unknown="group")
-    user = assistant.learner.new() if assistant.learner else None
+    blend, completer = suggester(run, unknown="group"), Completer(run, unknown="group")
+    user = User.new(run) if tells_apart(run) else None
     sources: dict[str, Callable[[str], Sequence[Suggestion]]] = {
         "model": lambda prefix: completer.complete(prefix, user, k=SUGGESTIONS)
     }
     if (run.folder / POPULARITY).exists():
         popularity = Popularity.of(run)
         sources["popularity"] = lambda prefix: popularity.complete(prefix, SUGGESTIONS)
-
-    def blended(prefix: str) -> list[Suggestion]:
-        if not assistant.suggester.fits(prefix):
-            return []
-        return assistant.suggest(assistant.type(assistant.begin(user, {}), prefix), SUGGESTIONS).suggestions
-
-    if assistant.popularity is not None:
-        sources["blend"] = blended
+    if isinstance(blend, Blend):
+        sources["blend"] = lambda prefix: _completed(run, blend, prefix, {})
     rows = []
     for text in progress_bar(canaries.texts, desc="completion", unit="canaries", show=progress):
         whole, prefix = (run.tokenizer.join(part) for part in (text, text[: (len(text) + 1) // 2]))
         rows.append({source: any(one.text == whole for one in of(prefix)) for source, of in sources.items()})
     return rows
+
+
+def _completed(run: Run, source: Completer | Blend, prefix: str, context: Row) -> list[Suggestion]:
+    if not source.fits(prefix):
+        return []
+    return source.complete(prefix, User.new(run) if tells_apart(run) else None, context, SUGGESTIONS)
 
 
 def _summed(name: str, rows: Sequence[Row], members: Sequence[int], alternatives: int) -> Row:

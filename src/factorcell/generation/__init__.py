@@ -1,4 +1,4 @@
-"""Generation of texts: drawn, found by search, or to fill a gap.
+"""Generation of texts: drawn or found by search.
 
 `factorcell.generate` is the function; `factorcell.generation.generate` is the module that it lives in.
 """
@@ -8,15 +8,8 @@ from typing import TYPE_CHECKING
 from factorcell.lazy import lazy
 
 if TYPE_CHECKING:
-    from factorcell.generation.generate import GenerationOptions, fill, stream
-    from factorcell.generation.infilling import InfillingOptions
+    from factorcell.generation.generate import GenerationOptions, stream
 
-__all__ = ["GenerationOptions", "InfillingOptions", "fill", "stream"]
+__all__ = ["GenerationOptions", "stream"]
 
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "generate": ("GenerationOptions", "fill", "stream"),
-        "infilling": ("InfillingOptions",),
-    },
-)
+__getattr__, __dir__ = lazy(__name__, {"generate": ("GenerationOptions", "stream")})

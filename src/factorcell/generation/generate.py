@@ -2,7 +2,6 @@
 
     generate   whole texts, each in its context, in one of `METHODS`
     stream     one text, as it is written
-    fill       what fits the gap of a template
 
 What a text draws follows from the seed and its number, so that texts are the same in any batch, and a list that was
 stopped goes on from any number.
@@ -10,7 +9,7 @@ stopped goes on from any number.
 
 import difflib
 import math
-import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -26,13 +25,11 @@ from factorcell.config import UserError, choose
 from factorcell.data.rows import rows_of
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import sentence_case
-from factorcell.generation import beam_search, infilling
+from factorcell.generation import beam_search
 from factorcell.generation.beam_search import Beam
 from factorcell.generation.choosing import Constraints, Sampler
-from factorcell.generation.infilling import InfillingOptions
 from factorcell.generation.sampling import (
     Choice,
-    Clock,
     GeneratedText,
     WritingTask,
     drawing,
@@ -46,9 +43,7 @@ from factorcell.model.precision import SINGLE
 from factorcell.model.run import Run
 
 DRAWN = ("sample", "stochastic")  # those whose draws can be sharpened
-SEVERAL = ("beam", "distinct")  # those that find several texts of a context at once
-TOGETHER = {"sample": 128, "greedy": 128, "beam": 16, "stochastic": 8, "distinct": 8}  # contexts written at once
-GAP = re.compile("_{2,}")
+TOGETHER = {"sample": 128, "greedy": 128, "beam": 16, "stochastic": 8}  # contexts written at once
 NARROW, WIDE = 8, 120  # beginnings of a beam, and of a stochastic one (thesis 2018, section 6.3.1)
 
 Row = dict[str, Any]
@@ -92,13 +87,16 @@ class GenerationOptions:
             raise UserError(f"{self.method} texts have no temperature, top_k or top_p; choose {' or '.join(DRAWN)}")
         Constraints(self.max_tokens, self.min_tokens, no_repeat_ngram=self.no_repeat_ngram)
 
+    def deadline(self) -> float:
+        return math.inf if self.seconds is None else time.monotonic() + self.seconds
+
     def sampler(self) -> Sampler:
         return Sampler(self.temperature, self.top_k, self.top_p)
 
     def beam(self, texts: int) -> tuple[int, int]:
         """Return the beginnings held for `texts` texts of a context, and the tokens by which each is grown."""
         width = self.width or (WIDE if self.method == "stochastic" else NARROW)
-        wide = {"beam": max(texts, width), "stochastic": width, "distinct": texts}.get(self.method, 1)
+        wide = {"beam": max(texts, width), "stochastic": width}.get(self.method, 1)
         return wide, self.grow if self.method == "stochastic" else wide
 
     def rules(self, run: Run) -> Constraints:
@@ -111,7 +109,7 @@ class GenerationOptions:
         )
 
 
-DEFAULT, FILLED = GenerationOptions(), InfillingOptions()
+DEFAULT = GenerationOptions()
 
 
 def known(run: Run, text: str, what: str) -> tuple[int, ...]:
@@ -182,21 +180,21 @@ def generate(
     limits.check(number=number)
     contexts = rows_of(contexts)
     if options.method == "greedy" and number > 1:
-        raise UserError(f"{number} greedy texts of a context would be the same; choose sample, stochastic or distinct")
-    rules, clock = options.rules(run), Clock(options.seconds)
+        raise UserError(f"{number} greedy texts of a context would be the same; choose sample, stochastic or beam")
+    rules, deadline = options.rules(run), options.deadline()
     prompted, about = run.tokenizer.split(prompt), origin(run, options, prompt)
-    size = number if options.method in SEVERAL else 1  # texts that are searched for together
+    size = number if options.method == "beam" else 1  # texts that are searched for together
     each, together = number // size, TOGETHER[options.method]
     jobs = len(contexts) * each
     for start in range(first // size, jobs, together):
-        if clock.late():
+        if time.monotonic() >= deadline:
             return
         places = [job // each for job in range(start, min(jobs, start + together))]
         _fits(run, len(places), options.beam(size), options.max_tokens)
         conditioned, which = condition(run, contexts, places, unknown)
         with run.scoring():
             ids = run.tokenizer.encode(prompted)
-            task = WritingTask(run.model, conditioned, which, rules, ids, clock.left())
+            task = WritingTask(run.model, conditioned, which, rules, ids, deadline)
             found = _written(task, options, size, start)
         for job, (place, texts) in enumerate(zip(places, found, strict=True), start):
             for index, text in enumerate(texts):
@@ -261,7 +259,7 @@ def stream(
         raise UserError(f"a text by {options.method} is not written from left to right; choose sample or greedy")
     conditioned, which = condition(run, [context], [0], unknown)
     rules, tokens, shown = options.rules(run), run.tokenizer.split(prompt), ""
-    task = WritingTask(run.model, conditioned, which, rules, run.tokenizer.encode(tokens), options.seconds)
+    task = WritingTask(run.model, conditioned, which, rules, run.tokenizer.encode(tokens), options.deadline())
     written = steps(task, _choice(options, 1, 0))
     while True:
         text = _readable(run, tokens, case)
@@ -274,57 +272,6 @@ def stream(
             return
         if step.tokens[0] != rules.end:
             tokens = [*tokens, *run.tokenizer.decode(step.tokens.tolist())]
-
-
-def fill(
-    run: Run,
-    template: str,
-    contexts: Any,
-    *,
-    number: int = 1,
-    options: InfillingOptions = FILLED,
-    case: bool = False,
-    unknown: str = "error",
-) -> list[Row]:
-    """Return the `number` best fillers of the gap (____) in `template` for each of `contexts`.
-
-    The arguments are those of `generate`; the text on both sides of the gap is scored.
-
-    Returns:
-        Rows with `context`, `filler`, `text`, `tokens` and `log_probability` (nats, from the filler on).
-
-    Raises:
-        UserError: The template has not one gap, or a word that is not in the vocabulary.
-    """
-    sides = GAP.split(template)
-    if len(sides) != 2:
-        raise UserError(f"the template {template!r} has {len(sides) - 1} gaps; mark one with ____")
-    limits.check(number=number, seconds=options.seconds)
-    contexts = rows_of(contexts)
-    if not contexts:
-        return []
-    left, right = (known(run, side, "the template") if side.strip() else () for side in sides)
-    conditioned, which = condition(run, contexts, range(len(contexts)), unknown)
-    rules = GenerationOptions(max_tokens=options.max_tokens, banned=options.banned).rules(run)
-    beam = Beam(options.width, options.length_penalty, number)
-    _fits(run, len(contexts), (options.width, options.width), options.max_tokens)
-    with run.scoring():
-        task = WritingTask(run.model, conditioned, which, rules, left, options.seconds)
-        found = infilling.fill(task, (*right, rules.end) if options.whole else right, beam)
-    rows = []
-    for context, fillers in zip(contexts, found, strict=True):
-        for filler in fillers:
-            words = [run.tokenizer.decode(part) for part in (left, filler.tokens, right)]
-            rows.append(
-                {
-                    "context": dict(context),
-                    "filler": _readable(run, words[1], False),
-                    "text": _readable(run, [*words[0], *words[1], *words[2]], case),
-                    "tokens": len(filler.tokens),
-                    "log_probability": filler.log_probability,
-                }
-            )
-    return rows
 
 
 def condition(
@@ -353,8 +300,6 @@ def _written(task: WritingTask, options: GenerationOptions, size: int, first: in
         return beam_search.beam(task, beam)
     if options.method == "stochastic":
         return beam_search.stochastic(task, beam, options.sampler(), grow=options.grow, seed=options.seed, first=first)
-    if options.method == "distinct":
-        return beam_search.distinct(task, size, seed=options.seed, first=first)
     chosen = steps(task, _choice(options, len(task.contexts), first))
     return [[text] for text in write(len(task.contexts), chosen, task.rules)]
 

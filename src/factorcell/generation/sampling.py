@@ -3,6 +3,7 @@
 Shapes: N unfinished texts, B contexts, t tokens written, S tokens for each text, V vocabulary.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ Pick = Callable[[Tensor, Tensor], tuple[Tensor, ...]]  # rows (n,), log probabil
 class WritingTask:
     """Request a text for each of `contexts` (N,), rows of `conditioned`, under `rules`; all begin with `prompt`.
 
-    After `seconds` the texts stay as they are.
+    After the `deadline`, a `time.monotonic()`, the texts stay as they are.
     """
 
     model: LanguageModel
@@ -71,7 +72,11 @@ class WritingTask:
     contexts: Tensor
     rules: Constraints
     prompt: Sequence[int] = ()
-    seconds: float | None = None
+    deadline: float = math.inf
+
+    @property
+    def late(self) -> bool:
+        return time.monotonic() >= self.deadline
 
     @cached_property
     def _compiled(self) -> "_Compiled | None":
@@ -173,19 +178,6 @@ class GeneratedText:
     ended: bool
 
 
-class Clock:
-    """Tells whether `seconds` have passed; None: never."""
-
-    def __init__(self, seconds: float | None) -> None:
-        self.end = None if seconds is None else time.monotonic() + seconds
-
-    def left(self) -> float | None:
-        return None if self.end is None else max(0.0, self.end - time.monotonic())
-
-    def late(self) -> bool:
-        return self.end is not None and time.monotonic() >= self.end
-
-
 Choice = Callable[[Tensor, int], Wanted]  # texts (n,), which step -> the one token that is wanted of each
 
 
@@ -211,10 +203,10 @@ def generator(seed: int, text: int) -> np.random.Generator:
 
 def steps(task: WritingTask, choice: Choice) -> Iterator[Step]:
     """Write the texts of `task`, one token of each per step, the end token included; finished texts leave."""
-    rules, clock, front = task.rules, Clock(task.seconds), task.begin()
+    rules, front = task.rules, task.begin()
     going = torch.arange(len(task.contexts), device=task.contexts.device)
     for step in range(rules.max_tokens):
-        if clock.late() or not len(going):
+        if task.late or not len(going):
             return
         state, *found = task.choose(front, choice(going, step), step)
         tokens, logs = (one[:, 0] for one in found)

@@ -146,8 +146,7 @@ class Service:
         words = prefix[: prefix.rfind(" ") + 1]
         if model.allowed is not None and words and not model.allowed(words):  # no suggestion could be allowed
             return Completions([], "store" if failed else None, version)
-        seconds = None if request.deadline is None else max(0.0, request.deadline - time.monotonic())
-        found = model.completer.suggest(typed, request.limit, seconds, request.stop)
+        found = model.completer.suggest(typed, request.limit, request.deadline, request.stop)
         late = found.cut and request.deadline is not None and time.monotonic() >= request.deadline
         return Completions(found.suggestions, "store" if failed else "time" if late else None, version)
 

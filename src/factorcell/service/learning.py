@@ -10,12 +10,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from factorcell.completion.blend import Blend
-from factorcell.completion.completer import Allowed, Completer, TypedText
+from factorcell.completion.blend import suggester
+from factorcell.completion.completer import Allowed, TypedText
 from factorcell.completion.online import Learner, LearningRule, User, tells_apart
-from factorcell.completion.popularity import History, Popularity
+from factorcell.completion.popularity import History
 from factorcell.config import UserError
-from factorcell.data.counts import POPULARITY
 from factorcell.model.run import Run
 from factorcell.service.record import DIGEST, KeptText, LearnedState, Record
 
@@ -45,9 +44,7 @@ class ServedModel:
             raise UserError(f"{run.folder}: it has no trained weights")
         self.run, self.allowed = run, allowed
         self._learner = Learner(run, unknown=UNKNOWN) if tells_apart(run) else None
-        self.completer: Completer | Blend = Completer(run, unknown=UNKNOWN, slips=slips, allowed=allowed)
-        if self._learner is not None and (run.folder / POPULARITY).exists():
-            self.completer = Blend(self.completer, Popularity.of(run, allowed))
+        self.completer = suggester(run, unknown=UNKNOWN, slips=slips, allowed=allowed)
         rule = LearningRule() if self._learner is None else self._learner.rule
         reach = "" if rule.reach == LearningRule.reach else f"{float(rule.reach)!r} "
         how = f"{rule.optimiser} {float(rule.rate)!r} {reach}{UNKNOWN}".encode()
@@ -92,16 +89,13 @@ class ServedModel:
             return None
         if record is None:
             return self._learner.new()
-        history = History(tuple(self._learner.as_read(text.text) for text in record.texts[-History.most :]))
+        history = History(tuple(self.run.tokenizer.as_read(text.text) for text in record.texts[-History.most :]))
         return replace(self._before(record.state(self.identity)), history=history)
 
     def begin(self, record: Record | None, context: Mapping[str, Any]) -> TypedText:
         """Return the empty text typed by a user in a context. `UserError` for a context that the model cannot read."""
         self._check_context(context)
-        user = self.user(record)
-        if user is not None and self.allowed is not None:
-            user = replace(user, history=History(tuple(filter(self.allowed, user.history.texts))))
-        return self.completer.begin(user, context)
+        return self.completer.begin(self.user(record), context)
 
     def learn(self, state: LearnedState | None, texts: Iterable[KeptText], through: int) -> LearnedState:
         """Return the state after the `texts`, up to the one of number `through`, that it has not learned yet.

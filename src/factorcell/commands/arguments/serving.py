@@ -22,7 +22,7 @@ def serve(verb: Parser) -> None:
     text = "milliseconds within which a completion is answered, unless it asks for others"
     verb.add_argument("--deadline-ms", type=int, default=100, help=text)
     verb.add_argument("--slips", type=int, default=0, help="typing errors to forgive, 0 to 2")
-    text = "numbers in matrix products; auto: those that score and search faster here, and suggest the same texts"
+    text = "numbers in matrix products; auto: those that score faster here, and suggest the same texts"
     verb.add_argument("--precision", default="float32", choices=PRECISIONS, help=text)
     group = verb.section("privacy")
     text = "time after which texts are deleted, such as 90d (default: they are kept)"

@@ -13,8 +13,6 @@ def generate(verb: Parser) -> None:
     verb.add_argument("--each", action="append", default=[], metavar="NAME", help=text)
     verb.add_argument("--number", type=int, default=1, help="texts of each context")
     verb.add_argument("--prompt", default="", metavar="TEXT", help="what every text begins with")
-    verb.add_argument("--fill", metavar="TEMPLATE", help="a text with a gap, ____ : find the best fillers instead")
-    verb.add_argument("--whole", action="store_true", help="with --fill: the text ends with the template")
     verb.add_argument("--case", action="store_true", help="sentences begin with capitals (for lower-case English)")
     verb.add_argument("--stream", action="store_true", help="show one text token by token, as it is drawn")
     options.written(verb, "--out", "write the rows there (JSON lines) as they are done")
@@ -25,7 +23,7 @@ def generate(verb: Parser) -> None:
     group.add_argument("--temperature", type=float, default=1.0, metavar="T", help=text)
     group.add_argument("--top-k", type=int, default=0, metavar="K", help="draw among the K likeliest tokens; 0: all")
     group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="draw among the fewest that hold P")
-    group.add_argument("--max-tokens", type=int, help="at most N tokens (default: 100; 4 in a gap)")
+    group.add_argument("--max-tokens", type=int, default=100, help="at most N tokens")
     group.add_argument("--min-tokens", type=int, default=0, help="at least N tokens")
     options.seed(group, "what is drawn")
     text = "time after which what is written will do"
@@ -34,11 +32,11 @@ def generate(verb: Parser) -> None:
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="what ends a text (repeatable)")
     text = "write no N tokens in a row twice; 0: may"
     rare.add_argument("--no-repeat-ngram", type=int, default=0, help=text)
-    text = "of a beam (default: 8; stochastic: 120; in a gap: 100)"
+    text = "of a beam (default: 8; stochastic: 120)"
     rare.add_argument("--width", type=int, metavar="K", help=text)
     text = "tokens drawn for each of a stochastic beam"
     rare.add_argument("--grow", type=int, default=8, metavar="L", help=text)
-    text = "beams compare log p / tokens ** A (default: 1; 0 in a gap)"
-    rare.add_argument("--length-penalty", type=float, metavar="A", help=text)
+    text = "beams compare log p / tokens ** A"
+    rare.add_argument("--length-penalty", type=float, default=1.0, metavar="A", help=text)
     options.computing(verb, "float32")
     verb.optional.set_defaults(again="; with --out, the same command with --resume goes on")

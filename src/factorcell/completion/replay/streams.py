@@ -9,7 +9,7 @@ import hashlib
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -22,7 +22,7 @@ from factorcell.config import Config, UserError
 from factorcell.data.cache import report_truncated
 from factorcell.data.canonical import canonical
 from factorcell.data.tables import open_table
-from factorcell.data.tokenizer import GRAPHEME, Tokenizer, new_tokenizer
+from factorcell.data.tokenizer import GRAPHEME, new_tokenizer
 from factorcell.data.tokens import truncated
 from factorcell.data.values import category_name, is_missing, quoted, to_number, to_time
 from factorcell.progress import progress_bar
@@ -110,7 +110,7 @@ def read(
     """
     limits.check(rows_per_user=most_rows)
     data, tokenizer = config.data, new_tokenizer(config)
-    table, normal = open_table(source), _normaliser(tokenizer)
+    table = open_table(source)
     columns = tuple(dict.fromkeys((data.text, user, moment, *others)))
     people: defaultdict[str, list[tuple[float, Row]]] = defaultdict(list)
     number = 0
@@ -123,7 +123,7 @@ def read(
             checked(row[data.text], f"{where}: {data.text}")
             if is_missing(row[user]):
                 raise UserError(f"{where}: {user} is missing; each row needs somebody who wrote it")
-            row[data.text] = normal(row[data.text])
+            row[data.text] = canonical(tokenizer.as_read(row[data.text]))
             people[category_name(row[user])].append((_seconds(row[moment], f"{where}: {moment}"), row))
     streams = []
     for name in sorted(people):
@@ -138,12 +138,13 @@ def read(
 
 def known_prefixes(streams: Sequence[Stream], source: Any, config: Config) -> set[str]:
     """Return the prefixes of the streams with which a text of the table `source` begins."""
-    data, table, normal = config.data, open_table(source), _normaliser(new_tokenizer(config))
+    data, table, tokenizer = config.data, open_table(source), new_tokenizer(config)
     wanted = {prefix for stream in streams for prefix in stream.prefixes if prefix is not None}
     lengths = sorted({len(prefix) for prefix in wanted})
     found: set[str] = set()
     for chunk in table.chunks([data.text]):
-        for text in map(normal, map(str, chunk[data.text])):
+        for value in chunk[data.text]:
+            text = canonical(tokenizer.as_read(str(value)))
             found.update(text[:length] for length in lengths if text[:length] in wanted)
     return found
 
@@ -243,12 +244,6 @@ def _done(path: Path, streams: Sequence[Stream]) -> set[tuple[str, str]]:
     whole = {(name, user) for (name, user), places in kept.items() if len(places) == len(judged[user])}
     files.write_rows(path, (row for row in rows if (row["system"], row["user"]) in whole))
     return whole
-
-
-def _normaliser(tokenizer: Tokenizer) -> Callable[[str], str]:
-    """Return the function from a text to its canonical form as a run reads it."""
-    # Lower-casing can leave letters that NFC would join.
-    return lambda text: canonical(tokenizer.normalized(tokenizer.normalized(text)))
 
 
 def _length(text: str) -> int:

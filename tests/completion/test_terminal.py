@@ -13,11 +13,9 @@ from prompt_toolkit.output import DummyOutput
 
 from factorcell.commands.interactive import Menu, talk
 from factorcell.commands.main import main
-from factorcell.completion.assistant import Assistant
-from factorcell.completion.blend import SOURCES
+from factorcell.completion.blend import SOURCES, suggester
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User, learn_one
-from factorcell.config import UserError
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
 from tests.small import make_letters
@@ -112,7 +110,7 @@ def test_probability_is_the_models_whoever_types(folder: Path, capsys: pytest.Ca
         assert shares == sorted(shares, reverse=True)
         assert shares == pytest.approx([np.exp(row["log_probability"]) for row in rows], rel=0.05)
         assert who is None or [line[2] for line in lines] == [row["source"] for row in rows]
-        menu = Menu(Assistant.of(run), who, context, 10)
+        menu = Menu(run, suggester(run), who, context, 10)
         found = list(menu.get_completions(Document("a"), CompleteEvent()))
         assert [[one.text, *one.display_meta_text.split()] for one in found] == lines
     assert not np.allclose(shares, [row["probability"] for row in rows], atol=0.01)
@@ -120,8 +118,8 @@ def test_probability_is_the_models_whoever_types(folder: Path, capsys: pytest.Ca
 
 def test_lines_in_the_terminal_are_learned(folder: Path) -> None:
     run = Run.open(folder)
-    assistant = Assistant.of(run)
-    menu = Menu(assistant, User.new(run), {}, 5)
+    source = suggester(run)
+    menu = Menu(run, source, User.new(run), {}, 5)
     with create_pipe_input() as keys:
         keys.send_text("acca\rb\r   \rab\x03\x04")  # the third is empty, the fourth is dropped
         user = talk(menu, input=keys, output=DummyOutput())
@@ -131,19 +129,10 @@ def test_lines_in_the_terminal_are_learned(folder: Path) -> None:
     assert user.history == expected.history
     document = Document("ac")
     found = list(menu.get_completions(document, CompleteEvent()))
-    written = assistant.type(assistant.begin(user), "ac")
-    assert [one.text for one in found] == [one.text for one in assistant.suggest(written, 5).suggestions]
+    assert [one.text for one in found] == [one.text for one in source.complete("ac", user, k=5)]
     assert "acca" in [one.text for one in found]
     assert {one.start_position for one in found} == {-2}
     assert list(menu.get_completions(Document("a" * 500), CompleteEvent())) == []
-
-
-def test_a_run_without_users_completes_all_the_same(tmp_path: Path) -> None:
-    assistant = Assistant.of(make_letters(spread=0.8))
-    assert (assistant.learner, assistant.popularity) == (None, None)
-    written = assistant.type(assistant.begin(), "a")
-    assert assistant.suggest(written, 3) == assistant.suggester.suggest(written, 3)
-    assert assistant.learn(None, "abc") is None
 
 
 def test_own_texts_come_up_whatever_letters_they_were_written_in(tmp_path: Path) -> None:
@@ -151,51 +140,36 @@ def test_own_texts_come_up_whatever_letters_they_were_written_in(tmp_path: Path)
     run = Run.create(tmp_path / "run", made.config, made.tokenizer, made.schema)
     run.save_weights({})
     TextCounts({"abc": 5}, 5).save(run.folder / POPULARITY)
-    assistant = Assistant.of(Run.open(run.folder))
-    assert assistant.learner is not None
-    user = assistant.learn(assistant.learner.new(), "Abca")
+    run = Run.open(run.folder)
+    user = learn_one(run, User.new(run), "Abca")
     for prefix in ("ab", "Ab"):
-        found = assistant.suggest(assistant.type(assistant.begin(user), prefix)).suggestions
+        found = suggester(run).complete(prefix, user)
         assert "history" in next(one.source for one in found if one.text == "abca")
 
 
 def test_no_source_suggests_what_is_not_allowed(folder: Path) -> None:
     run = Run.open(folder)
-    free, strict = Assistant.of(run), Assistant.of(run, allowed=lambda text: "bb" not in text)
+    free, strict = suggester(run), suggester(run, allowed=lambda text: "bb" not in text)
     user = learn_one(run, learn_one(run, User.new(run), "abba"), "abbc")
-    found = free.suggest(free.type(free.begin(user), "a")).suggestions
+    found = free.complete("a", user)
     assert {"abba", "abbc"} <= {one.text for one in found}
-    found = strict.suggest(strict.type(strict.begin(user), "a")).suggestions
+    found = strict.complete("a", user)
     assert len(found) == 10
     assert [one.text for one in found if "bb" in one.text] == []
     assert "abc" in [one.text for one in found if "popularity" in one.source]
 
 
-def test_the_context_of_a_text_is_learned_with_it() -> None:
-    made = make_letters(data={"user": "city", "context": (), "min_user_count": 1}, spread=0.8)
-    assistant, user = Assistant.of(made, unknown="group"), User.new(made)
-    assert assistant.learner is not None
-    (expected,), _ = assistant.learner.learn([user], ["abc"], [{"city": "Oslo"}])
-    learned = assistant.learn(user, "abc", {"city": "Oslo"})
-    assert learned is not None
-    assert learned.to_bytes() == expected.to_bytes()
-    assert assistant.learn(user, "abc", {"city": "nowhere"}) is not None
-    with pytest.raises(UserError, match="nowhere"):
-        Assistant.of(made).learn(user, "abc", {"city": "nowhere"})
-
-
 def test_people_in_many_threads_get_what_each_gets_alone_bit_for_bit(folder: Path) -> None:
     run = Run.open(folder)
-    assistant = Assistant.of(run)
+    source = suggester(run)
     random = np.random.default_rng(0)
     people = [["".join(random.choice(list("abc"), 5)) for _ in range(3)] for _ in range(16)]
 
     def live(texts: list[str]) -> list[object]:
         user, seen = User.new(run), list[object]()
         for text in texts:
-            written = assistant.type(assistant.begin(user), text[:2])
-            seen.append(assistant.suggest(written, 5))
-            user = assistant.learn(user, text) or user
+            seen.append(source.suggest(source.type(source.begin(user), text[:2]), 5))
+            user = learn_one(run, user, text)
             seen.append(user.to_bytes())
         return seen
 
