@@ -33,13 +33,13 @@ from factorcell.data.corpus import Corpus, target_counts
 from factorcell.data.schema import RARE, ContextSchema, Variable
 from factorcell.data.tokenizer import WordTokenizer
 from factorcell.data.vocabulary import END, SPECIALS, START, Vocabulary
-from factorcell.kinds import RecurrentOptions, WordOptions
 from factorcell.model.backbone import BackboneSizes
 from factorcell.model.cells import Cell
 from factorcell.model.kernels import library as kernels
 from factorcell.model.kernels import softmax
 from factorcell.model.output import Proposal
 from factorcell.model.run import Run
+from factorcell.option_fields import RecurrentOptions, WordOptions
 from factorcell.training.trainer import Trainer
 
 Once = Callable[[], object]

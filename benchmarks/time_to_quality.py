@@ -27,8 +27,8 @@ from tqdm import tqdm
 from factorcell.config import MODELS, PRECISIONS, Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Batch, Corpus
-from factorcell.kinds import RecurrentOptions
 from factorcell.model.run import Run
+from factorcell.option_fields import RecurrentOptions
 from factorcell.training.loop import train
 
 LOOKS = 2  # in a pass

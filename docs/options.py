@@ -7,7 +7,7 @@ from typing import Any
 
 from factorcell.choices import CHOSEN
 from factorcell.config import section_types
-from factorcell.kinds import KIND_HELP, KINDS
+from factorcell.option_fields import KIND_HELP, KINDS
 
 PAGE = Path(__file__).with_suffix(".md")
 HEAD = """# Options

@@ -1,7 +1,6 @@
 """The manifest of a folder: what is listed is found out when it was altered, wherever a writer was killed."""
 
 import json
-import threading
 from pathlib import Path
 
 import pytest
@@ -112,21 +111,6 @@ def test_killed_at_any_file_it_holds_the_old_or_the_new(folder: Path, monkeypatc
                     files.write_json(folder / name, count)
             found = files.read_json(folder / name) if (folder / name).exists() else None
             assert found == (old if count < 2 else count), (name, count)
-
-
-def test_writers_at_once_lose_no_digest(folder: Path) -> None:
-    files.list_files(folder, [f"{number}.json" for number in range(4)])
-
-    def write(number: int) -> None:
-        for value in range(6):
-            files.write_json(folder / f"{number}.json", value)
-
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [files.read_json(folder / f"{number}.json") for number in range(4)] == [5] * 4
 
 
 def test_a_reader_beside_a_writer_accuses_nobody(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

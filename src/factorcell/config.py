@@ -16,31 +16,29 @@ from pathlib import Path
 from typing import Any
 
 from factorcell import assignments, inputs
-from factorcell.kinds import (
-    KINDS,
-    RecurrentOptions,
-    SoftmaxOptions,
-    WordOptions,
-    options_class,
-)
-from factorcell.kinds import TokenizerOptions as TokenizerOptions
 from factorcell.limits import SEEDS
 from factorcell.limits import UserError as UserError
 from factorcell.limits import check_format as check_format
 from factorcell.limits import choose as choose
 from factorcell.option_fields import (
     ADAPTERS,
+    KINDS,
     LAYERS,
     PREFIX,
     SIZES,
+    RecurrentOptions,
+    SoftmaxOptions,
+    WordOptions,
     check_fields,
     drop_rate,
     option,
+    options_class,
     real,
     whole,
 )
 from factorcell.option_fields import EXTENSIBLE as EXTENSIBLE
 from factorcell.option_fields import KindOptions as KindOptions
+from factorcell.option_fields import TokenizerOptions as TokenizerOptions
 
 FORMAT = 1  # of run folders: the number in their config.json
 CONTEXT_LAYERS = ("tanh", "relu", "linear", "none")

@@ -11,7 +11,7 @@ so that no file makes anything else be imported.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from factorcell.limits import UserError, choose
@@ -62,8 +62,13 @@ class Extensions:
         check(name, made)
         self.registered[name] = made
 
-    def find(self, name: str, check: Callable[[str, type], None]) -> Any:
-        """The class that `name` stands for, imported and found right by `check` if it is asked for the first time."""
+    def find(self, name: str, built_in: Mapping[str, type], check: Callable[[str, type], None]) -> Any:
+        """Return the class of a name: one of those that are `built_in`, a registered one, or one of another package.
+
+        One of another package is imported, and `check` has to find it right.
+        """
+        if name in built_in:
+            return built_in[name]
         if name not in self.registered:
             self.register(name, self._imported(self._offered()[self.choose(self.kind, name)]), check)
         return self.registered[name]

@@ -53,11 +53,10 @@ def write(path: str | Path, content: bytes | str) -> None:
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({error.strerror})") from None
         return
-    with lock.manifest(path.parent):
-        listed = digests.read(path.parent)
-        if path.name in listed:
-            _replace(path.parent / digests.FILE, digests.encoded(digests.replacing(listed, path, digests.of(content))))
-        _replace(path, content)
+    listed = digests.read(path.parent)
+    if path.name in listed:
+        _replace(path.parent / digests.FILE, digests.encoded(digests.replacing(listed, path, digests.of(content))))
+    _replace(path, content)
 
 
 def try_path(path: str | Path, folder: bool = False) -> None:

@@ -1,11 +1,10 @@
-"""Locks that end with their process: one training per folder, and one writer of a manifest at a time."""
+"""A lock on a folder: one process at a time trains in it. It ends with its process, also by `kill -9`."""
 
 import os
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 from factorcell.limits import UserError
 
@@ -14,7 +13,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-FILE = "training.lock"
+FILE = "training.lock"  # stays in the folder: two processes could lock different files if it was removed
 
 
 @contextmanager
@@ -23,62 +22,30 @@ def writing(folder: Path, say: Callable[[str], None] | None = None) -> Iterator[
 
     `UserError` names another process that trains there. `say` takes a line where the file system has no locks.
     """
-    made = not folder.exists()
-    path = folder / FILE
+    made, path = not folder.exists(), folder / FILE
     try:
-        file = _claimed(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+", encoding="utf-8")
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
-    if file is None and say is not None:
-        say(f"{folder}: no locks here, so nothing refuses a second training in this folder")
-    try:
-        yield
-    finally:
-        if file is not None:
-            with suppress(OSError):
-                path.unlink()
-            file.close()
-        if made:
-            with suppress(OSError):  # it holds something
-                folder.rmdir()
-
-
-def _claimed(path: Path) -> IO[str] | None:
-    """Open and lock `path`, and write the name of this process into it; None where there are no locks."""
-    while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if fcntl is None:
-            return None
-        file = path.open("a+", encoding="utf-8")
+    with file:
         try:
+            if fcntl is None:
+                raise OSError
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            with file:
-                file.seek(0)
-                raise UserError(f"{path.parent}: {file.read(200) or 'another process'} is training there") from None
+            file.seek(0)
+            raise UserError(f"{folder}: {file.read(200) or 'another process'} is training there") from None
         except OSError:
-            file.close()
-            path.unlink(missing_ok=True)
-            return None
-        with suppress(FileNotFoundError):  # whoever had it before may have removed it between our two calls
-            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                file.truncate(0)
-                file.write(f"process {os.getpid()} on {platform.node()}")
-                file.flush()
-                return file
-        file.close()
-
-
-@contextmanager
-def manifest(folder: Path) -> Iterator[None]:
-    """Wait until no other process changes the manifest of `folder`, on file systems with locks."""
-    handle = None
-    with suppress(OSError):
-        if fcntl is not None:
-            handle = os.open(folder, os.O_RDONLY)
-            fcntl.flock(handle, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        if handle is not None:
-            os.close(handle)
+            if say is not None:
+                say(f"{folder}: no locks here, so nothing refuses a second training in this folder")
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}")
+        file.flush()
+        try:
+            yield
+        finally:
+            if made and list(folder.iterdir()) == [path]:
+                with suppress(OSError):
+                    path.unlink()
+                    folder.rmdir()

@@ -16,7 +16,7 @@ from factorcell.commands import main as cli
 from factorcell.commands.main import ALL, GROUPS, Verb, find, main
 from factorcell.completion.online import OPTIMISERS
 from factorcell.config import PAPER_MODELS
-from factorcell.option_fields import TOKENIZERS as UNITS
+from factorcell.option_fields import KINDS as OPTION_KINDS
 from factorcell.training.proximal import PARTS
 from tests import ROOT
 from tests.commands.verbs import LEAVES, parser, paths
@@ -229,7 +229,7 @@ def test_completion(tmp_path: Path) -> None:
     assert completed("factorcell tr", tmp_path) == ["train"]
     assert completed("factorcell baseline ", tmp_path) == [kind.name for kind in cli.KINDS]
     assert completed("factorcell train --epo", tmp_path) == ["--epochs"]
-    assert completed("factorcell train x.csv --tokenizer ", tmp_path) == list(UNITS)
+    assert completed("factorcell train x.csv --tokenizer ", tmp_path) == list(OPTION_KINDS["tokenizer"])
     assert completed("factorcell train x.csv --adapt sc", tmp_path) == ["scale"]
     assert completed("factorcell baseline linear --tes", tmp_path) == ["--test"]
     assert completed("factorcell train r", tmp_path) == ["rows.csv", "runs/"]

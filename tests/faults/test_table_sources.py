@@ -15,9 +15,7 @@ from pyarrow import parquet as pq
 
 from factorcell import Run
 from factorcell.data import content as contents
-from factorcell.data import parquet_files
 from factorcell.data.parquet_files import NULL
-from factorcell.data.tables import open_table
 from tests.faults.tables import (
     LINES,
     PACKED,
@@ -250,20 +248,6 @@ def test_rows_without_end(
     path = tmp_path / f"t{kind}{end}"
     path.write_bytes(PACKED.get(end, bytes)(content))
     judge(path, "train", run, said)
-
-
-@pytest.mark.parametrize("columns", [("text",), ("text", "city")])
-def test_dictionaries_of_large_values(
-    columns: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A value of a dictionary stands in many rows of a small Parquet file: few of them are in memory at a time."""
-    monkeypatch.setattr(parquet_files, "BATCH", 1 << 20)
-    rows = [{"text": "x" * 200_000, "city": "Oslo", "words": ["y" * 200_000]}, {"text": "a", "city": "b", "words": []}]
-    path = tmp_path / "t.parquet"
-    pq.write_table(pa.Table.from_pylist(rows * 100), path, row_group_size=150)
-    chunks = list(open_table(path).chunks(columns))
-    assert max(len(chunk[columns[0]]) for chunk in chunks) <= 5
-    assert [row for chunk in chunks for row in chunk[columns[0]]] == [row[columns[0]] for row in rows * 100]
 
 
 def test_row_groups_beyond_memory(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from factorcell.kinds import RecurrentOptions
 from factorcell.model.backbone import Backbone, BackboneSizes
 from factorcell.model.recurrent import RecurrentBackbone
-from factorcell.option_fields import CELLS
+from factorcell.option_fields import CELLS, RecurrentOptions
 from tests.plugins import Growing, GrowingOptions
 
 B, T, E, H, K = 4, 5, 3, 6, 2

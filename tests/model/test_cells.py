@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from factorcell.kinds import RecurrentOptions
 from factorcell.model.adapters import ADAPTERS
 from factorcell.model.backbone import BackboneSizes
 from factorcell.model.cells import CELLS, Cell, State
 from factorcell.option_fields import ADAPTERS as NAMES
 from factorcell.option_fields import CELLS as KINDS
+from factorcell.option_fields import RecurrentOptions
 from tests.model import oracles
 from tests.model.oracles import Array
 

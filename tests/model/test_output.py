@@ -12,10 +12,10 @@ from factorcell.data.context import Context
 from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.data.tokenizer import CharacterTokenizer
 from factorcell.data.vocabulary import SPECIAL_IDS, START
-from factorcell.kinds import CharacterOptions, SoftmaxOptions
 from factorcell.model.head import HeadSizes
 from factorcell.model.output import ContextBias, Proposal, Samples, SoftmaxHead
 from factorcell.model.output_bias import TABLES
+from factorcell.option_fields import CharacterOptions, SoftmaxOptions
 from tests.small import place
 
 V, E, H, K, B, T = 9, 3, 4, 5, 4, 3

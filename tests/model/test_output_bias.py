@@ -16,11 +16,11 @@ from factorcell.config import Config, ModelConfig, UserError
 from factorcell.data.context import Context
 from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
 from factorcell.data.vocabulary import SPECIAL_IDS
-from factorcell.kinds import SoftmaxOptions
 from factorcell.model import output_bias
 from factorcell.model.head import HeadSizes
 from factorcell.model.output_bias import HashBias, OneHotBias, _prime
 from factorcell.model.run import Run
+from factorcell.option_fields import SoftmaxOptions
 from factorcell.training.loop import train
 from tests.small import ROWS, inside, make_run
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from factorcell import files
 from factorcell.commands import terminal
 from factorcell.config import PAPER_MODELS
-from factorcell.data.tables import open_table
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.bayes_rule import Classification, judged_texts
 from factorcell.evaluation.cautions import cautions
@@ -85,9 +85,7 @@ def make(folder: Path, *, epochs: float | None = None, say: Callable[[str], None
     if epochs is not None:
         said, budget = {**SAID, "training": {"epochs": epochs}}, Budget()
     made = common_plan(table("train"), table("dev"), said, folder, budget, models=PAPER_MODELS, say=say)
-    places = [
-        row for chunk in open_table(table("train")).chunks(("text", "country", "lat", "lon")) for row in _rows(chunk)
-    ]
+    places = _rows("train")
     models, curves, runs, earlier = [], [], {}, 0.0
     for name in PAPER_MODELS:
         say(f"{name} -> {folder / name}")
@@ -119,8 +117,9 @@ def _trained(folder: Path) -> float:
     return max((row["seconds"] for row in files.read_rows(folder / "log.jsonl")), default=0.0) / 60
 
 
-def _rows(chunk: dict[str, list[Any]]) -> list[Row]:
-    return [dict(zip(chunk, values, strict=True)) for values in zip(*chunk.values(), strict=True)]
+def _rows(part: str) -> list[Row]:
+    rows: list[Row] = pq.read_table(table(part)).to_pylist()
+    return rows
 
 
 def _centres(places: list[Row]) -> dict[str, dict[str, float]]:
@@ -149,8 +148,7 @@ def _judge(run: Run, places: list[Row]) -> Candidate:
 
 def _classified(run: Run, places: list[Row]) -> Classification:
     """The names of the ten countries in the development table, judged by the coordinates of the countries' centres."""
-    rows = [row for chunk in open_table(table("dev")).chunks(("text", "country")) for row in _rows(chunk)]
-    rows = [row for row in rows if row["country"] in COUNTRIES]
+    rows = [row for row in _rows("dev") if row["country"] in COUNTRIES]
     return classify_points(run, rows, _centres(places), truth=[row["country"] for row in rows], unknown="expected")
 
 
@@ -180,9 +178,7 @@ def _maps(run: Run, places: list[Row]) -> list[Row]:
     lat, lon = np.arange(-57.5, 75.1, GRID), np.arange(-180.0, 180.0, GRID)
     inhabited = _inhabited(lat, lon, places)
     grid = [{"lat": float(lat[row]), "lon": float(lon[column])} for row, column in np.argwhere(inhabited)]
-    dev = {
-        row["text"]: row for chunk in open_table(table("dev")).chunks(("text", "lat", "lon")) for row in _rows(chunk)
-    }
+    dev = {row["text"]: row for row in _rows("dev")}
     corpus = run.prepare([{"text": text} for text in MAPPED], unknown="expected")
     likelihoods = log_likelihoods(run, corpus, grid)
     posterior = np.exp(likelihoods - likelihoods.max(1, keepdims=True))

@@ -26,7 +26,7 @@ from factorcell.config import (
     section_types,
 )
 from factorcell.extensions import NONE
-from factorcell.kinds import KIND_HELP, KINDS
+from factorcell.option_fields import KIND_HELP, KINDS
 
 if TYPE_CHECKING:
     from factorcell.data.schema import ContextSchema

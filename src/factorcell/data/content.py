@@ -1,23 +1,24 @@
-"""The bytes of a file, the same whenever they are read.
+"""The bytes of a file of rows, decompressed or as lines.
 
 A table is read several times: its header, its first rows to guess kinds, all of it for the key of the cache, its rows.
-Whoever comes to a block first notes its SHA-256, and whoever comes later holds the block against it. So what is parsed
-is what was hashed, in any order and at random places, while other processes do with the file what they like.
+A file that changes between two of these reads, or during one, is an error.
 """
 
 import hashlib
 import io
 import lzma
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
 
 from factorcell.config import UserError
 
-BLOCK = 1 << 20  # bytes with one digest
+BLOCK = 1 << 20  # bytes read at once
 ROW = 1 << 24  # characters of the longest line of a text file, and of the longest row of a CSV file
 ARROW = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # what Arrow calls what it unpacks
 COMPRESSIONS = (*ARROW, ".xz")
@@ -26,29 +27,50 @@ UTF32 = (b"\xff\xfe\0\0", b"\0\0\xfe\xff")
 
 
 class Content:
-    """What the file `path` has when this is made; what is appended later is not seen."""
+    """The file `path` as it is when this is made."""
 
     def __init__(self, path: Path, compression: str = "") -> None:
         if not path.is_file():
             raise UserError(f"{path}: there is no such file")
-        self.path, self.compression, self.size = path, compression, path.stat().st_size
-        self.digests: dict[int, bytes] = {}  # of the blocks that were read
-        if not self.size:
+        self.path, self.compression, self.state = path, compression, _state(path.stat())
+        if not path.stat().st_size:
             raise UserError(f"{path}: the file is empty")
 
-    def open(self) -> BinaryIO:
-        """A file to read. It raises a `UserError` where it cannot be read, or a block is no more what it was."""
+    @contextmanager
+    def open(self) -> Iterator[io.BufferedReader]:
+        """Open the file to read.
+
+        Raises:
+            UserError: It cannot be read, has changed since this was made, or changes before the block ends.
+        """
         try:
-            return io.BufferedReader(_Blocks(self), BLOCK)
+            file = self.path.open("rb")
         except OSError as error:
             raise UserError(f"{self.path}: cannot be read ({error.strerror})") from None
+        with file:
+            self._check()
+            try:
+                yield file
+            except Exception:
+                self._check()  # a change explains any other error
+                raise
+            self._check()
 
-    def unpacked(self) -> Any:
-        """A file to read from its beginning, decompressed."""
-        file = self.open()
-        if self.compression == ".xz":
-            return io.BufferedReader(lzma.open(file))
-        return io.BufferedReader(pa.CompressedInputStream(file, ARROW[self.compression])) if self.compression else file
+    def _check(self) -> None:
+        if not self.path.exists() or _state(self.path.stat()) != self.state:
+            raise UserError(f"{self.path}: changed while it was read; try again when nothing writes to it")
+
+    @contextmanager
+    def unpacked(self) -> Iterator[Any]:
+        """Open the file to read from its beginning, decompressed."""
+        with self.open() as file:
+            if self.compression == ".xz":
+                with lzma.open(file) as stream:
+                    yield io.BufferedReader(stream)
+            elif self.compression:
+                yield io.BufferedReader(pa.CompressedInputStream(file, ARROW[self.compression]))
+            else:
+                yield file
 
     def lines(self, newline: str | None = None) -> Iterator[str]:
         """Yield the lines of a text file with their ends, which `newline` says as `open` does; none is over `ROW` long.
@@ -91,61 +113,10 @@ class Content:
             return sum(block.count(b"\n") for block in iter(lambda: file.read(BLOCK), b""))
 
     def digest(self) -> bytes:
-        """Of all bytes: those that were read, and those that will be."""
+        """Return the SHA-256 of the file."""
         with self.open() as file:
-            while file.read(BLOCK):
-                pass
-        return hashlib.sha256(b"".join(digest for _, digest in sorted(self.digests.items()))).digest()
-
-    def checked(self, number: int, block: bytes) -> bytes:
-        """The block `number` as it was just read, if it is what it was."""
-        digest = hashlib.sha256(block).digest()
-        whole = len(block) == min(BLOCK, self.size - number * BLOCK)
-        if not whole or self.digests.setdefault(number, digest) != digest:
-            raise UserError(f"{self.path}: changed while it was read; try again when nothing writes to it")
-        return block
+            return hashlib.file_digest(file, "sha256").digest()
 
 
-class _Blocks(io.RawIOBase):
-    """A file that reads whole blocks, and has each one checked."""
-
-    def __init__(self, content: Content) -> None:
-        self.content, self.place = content, 0
-        self.file = content.path.open("rb", buffering=0)
-        self.number, self.block = -1, b""  # the last one read
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self.place = offset + (0, self.place, self.content.size)[whence]
-        return self.place
-
-    def tell(self) -> int:
-        return self.place
-
-    def readinto(self, buffer: Any) -> int:
-        if self.place >= self.content.size:
-            return 0
-        number, within = divmod(self.place, BLOCK)
-        if number != self.number:
-            self.number, self.block = number, self.content.checked(number, self._read(number))
-        part = self.block[within : within + len(buffer)]
-        buffer[: len(part)] = part
-        self.place += len(part)
-        return len(part)
-
-    def _read(self, number: int) -> bytes:
-        """The bytes of a block as they are now."""
-        self.file.seek(number * BLOCK)
-        block, wanted = b"", min(BLOCK, self.content.size - number * BLOCK)
-        while len(block) < wanted and (part := self.file.read(wanted - len(block))):
-            block += part
-        return block
-
-    def close(self) -> None:
-        self.file.close()
-        super().close()
+def _state(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

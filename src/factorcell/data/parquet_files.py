@@ -10,11 +10,9 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 from urllib.parse import unquote
 
 import pyarrow as pa
-from pyarrow import compute as pc
 from pyarrow import parquet as pq
 
 from factorcell import memory
@@ -24,7 +22,6 @@ from factorcell.data.arrow import one_line, plain
 from factorcell.data.chunks import Chunk, Table, UnknownKindError, listed
 from factorcell.data.content import Content
 
-BATCH = 1 << 30  # bytes that the values of a dictionary may take in one batch
 NULL = "__HIVE_DEFAULT_PARTITION__"  # how Hive, Spark and DuckDB write a partition of missing values
 
 
@@ -62,31 +59,18 @@ class ParquetFile:
         path = self.content.path
         try:
             with self.content.open() as raw, pq.ParquetFile(raw) as file:
-                rows = _rows_at_once(raw, file, columns, str(path))
-                yield from plain(file.iter_batches(rows, columns=columns), str(path))
+                _check_memory(file, columns, str(path))
+                yield from plain(file.iter_batches(chunks.CHUNK, columns=columns), str(path))
         except (pa.ArrowInvalid, OSError) as error:
             raise UserError(f"{path}: damaged ({one_line(error)})") from None
 
 
-def _rows_at_once(raw: BinaryIO, file: pq.ParquetFile, columns: Sequence[str], where: str) -> int:
-    """The number of rows of a batch; a `UserError` where a row group of the `columns` is beyond memory.
-
-    A small file can repeat a large value of a dictionary in millions of rows: the larger it is, the fewer rows at once.
-    """
-    sizes, longest = [0], 1  # of the row groups in memory; of a value in a dictionary
+def _check_memory(file: pq.ParquetFile, columns: Sequence[str], where: str) -> None:
+    """Raise `UserError` if a row group of the `columns` is beyond memory."""
     leaves = [n for n in range(len(file.schema)) if file.schema.column(n).path.split(".")[0] in columns]
-    for group in range(file.metadata.num_row_groups):
-        parts = [file.metadata.row_group(group).column(leaf) for leaf in leaves]
-        sizes.append(sum(part.total_uncompressed_size for part in parts))
-        for part in parts:
-            name = part.path_in_schema
-            large = part.total_uncompressed_size * chunks.CHUNK > BATCH
-            if large and part.has_dictionary_page and part.physical_type == "BYTE_ARRAY" and name in columns:
-                encoded = pq.ParquetFile(raw, read_dictionary=[name], buffer_size=1 << 20)
-                values = next(encoded.iter_batches(1, row_groups=[group], columns=[name])).column(0).dictionary
-                longest = max(longest, pc.max(pc.binary_length(values)).as_py() or 1)
-    memory.check(max(sizes), f"{where}: its largest row group")
-    return max(1, min(chunks.CHUNK, BATCH // longest))
+    groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+    sizes = [sum(group.column(leaf).total_uncompressed_size for leaf in leaves) for group in groups]
+    memory.check(max(sizes, default=0), f"{where}: its largest row group")
 
 
 def parquet_table(content: Content) -> Table:

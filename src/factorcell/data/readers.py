@@ -31,7 +31,7 @@ from factorcell.data.values import (
     to_weekday,
     to_yearday,
 )
-from factorcell.kinds import WordOptions
+from factorcell.option_fields import WordOptions
 
 
 class Ragged(NamedTuple):

@@ -18,7 +18,8 @@ import regex
 from factorcell import files
 from factorcell.config import Config, UserError
 from factorcell.data.vocabulary import SPECIAL_IDS, Specials, Vocabulary
-from factorcell.kinds import (
+from factorcell.option_fields import (
+    EXTENSIBLE,
     CharacterOptions,
     GraphemeOptions,
     SpaceOptions,
@@ -26,7 +27,6 @@ from factorcell.kinds import (
     WordOptions,
     check_kind,
 )
-from factorcell.option_fields import EXTENSIBLE
 
 WORD = regex.compile(
     r"[\p{L}\p{M}\p{N}_]+(?:['’\-][\p{L}\p{M}\p{N}]+|(?<=\p{N})[.,:/]\p{N}+)*|([^\s\p{L}\p{M}\p{N}])\1*|\S"
@@ -225,9 +225,7 @@ def register_tokenizer(name: str, made: type[Tokenizer]) -> None:
 
 def tokenizer_class(kind: str) -> type[Tokenizer]:
     """Return the tokenizer of a kind: a built-in one, a registered one, or one of an installed package."""
-    if kind in TOKENIZERS:
-        return TOKENIZERS[kind]
-    found: type[Tokenizer] = EXTENSIBLE["tokenizer"].find(kind, check_kind)
+    found: type[Tokenizer] = EXTENSIBLE["tokenizer"].find(kind, TOKENIZERS, check_kind)
     return found
 
 

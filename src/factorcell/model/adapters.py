@@ -158,7 +158,7 @@ def register_adapter(name: str, adapter: type[Adapter]) -> None:
 
 def find_adapter(name: str) -> type[Adapter]:
     """Return the built-in or registered adapter called `name`, or that of an installed package."""
-    found: type[Adapter] = ADAPTERS[name] if name in ADAPTERS else EXTENSIBLE["adapt"].find(name, _check)
+    found: type[Adapter] = EXTENSIBLE["adapt"].find(name, ADAPTERS, _check)
     return found
 
 

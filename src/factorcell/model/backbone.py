@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 from torch import Tensor, nn
 
-from factorcell.kinds import check_kind
-from factorcell.option_fields import EXTENSIBLE, KindOptions
+from factorcell.option_fields import EXTENSIBLE, KindOptions, check_kind
 
 
 class Conditions(Protocol):

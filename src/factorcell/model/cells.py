@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from factorcell.config import EXTENSIBLE, UserError
-from factorcell.kinds import RecurrentOptions
 from factorcell.model.adapted_linear import AdaptedLinear
 from factorcell.model.adapters import Shift
 from factorcell.model.backbone import BackboneSizes
@@ -30,6 +29,7 @@ from factorcell.model.dropout import mask
 from factorcell.model.initial import uniform
 from factorcell.model.kernels import gpu_recurrence, library
 from factorcell.model.kernels.recurrence import Inputs, Packed, run, usable
+from factorcell.option_fields import RecurrentOptions
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def register_cell(name: str, made: type[Kind]) -> None:
 
 def kind(name: str) -> type[Kind]:
     """Return the built-in or registered step called `name`, or that of an installed package."""
-    found: type[Kind] = CELLS[name] if name in CELLS else EXTENSIBLE["cell"].find(name, _check)
+    found: type[Kind] = EXTENSIBLE["cell"].find(name, CELLS, _check)
     return found
 
 

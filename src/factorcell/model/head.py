@@ -13,8 +13,7 @@ from factorcell.config import ModelConfig, UserError
 from factorcell.data.context import Context
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import Specials
-from factorcell.kinds import check_kind
-from factorcell.option_fields import EXTENSIBLE, KindOptions
+from factorcell.option_fields import EXTENSIBLE, KindOptions, check_kind
 
 
 class HeadConditions(Protocol):

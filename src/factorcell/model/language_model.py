@@ -25,12 +25,15 @@ from factorcell.model.devices import compute_on_one_thread_after_fork
 from factorcell.model.encoder import ContextEncoder, Prefix
 from factorcell.model.head import Head, HeadConditions, HeadSizes
 from factorcell.model.initial import normal
-from factorcell.model.kinds import backbone_class, head_class
-from factorcell.model.output import Picked, Reads, Samples
-from factorcell.option_fields import PREFIX
+from factorcell.model.output import Picked, Reads, Samples, SoftmaxHead
+from factorcell.model.recurrent import RecurrentBackbone
+from factorcell.option_fields import EXTENSIBLE, PREFIX, check_kind
 
 RANKED = 4_000_000  # log probabilities that exist at one time, to rank targets among them
 STEPS = 20_000  # tokens of a text that are read at once where no gradient is kept
+
+BACKBONES: dict[str, type[Backbone]] = {"recurrent": RecurrentBackbone}
+HEADS: dict[str, type[Head]] = {"softmax": SoftmaxHead}
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,12 @@ class Conditioned:
     def select(self, rows: Tensor) -> "Conditioned":
         """The conditions of `rows` (B',), repeated where a row is named twice."""
         return Conditioned(self.conditions.select(rows), self.start.select(rows), self.head.select(rows))
+
+
+def head_class(kind: str) -> type[Head]:
+    """Return the head of a kind: a built-in one, a registered one, or one of an installed package."""
+    found: type[Head] = EXTENSIBLE["head"].find(kind, HEADS, check_kind)
+    return found
 
 
 class LanguageModel(nn.Module):
@@ -77,7 +86,8 @@ class LanguageModel(nn.Module):
         self.embedding = nn.Parameter(normal((vocabulary_size, model.embedding_size), model.embedding_size**-0.5))
         context_size = model.context_size if self.encoder else 0
         sizes = BackboneSizes(model.embedding_size, context_size, shifts, model.rank)
-        self.backbone: Backbone = backbone_class(config.backbone.kind)(config.backbone, sizes)
+        made = EXTENSIBLE["backbone"].find(config.backbone.kind, BACKBONES, check_kind)
+        self.backbone: Backbone = made(config.backbone, sizes)
         biased = schema if self.encoder else ContextSchema()
         parts = tuple(self.encoder.sizes) if self.encoder else ()
         self.head: Head = head_class(config.head.kind)(

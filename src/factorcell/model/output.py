@@ -21,12 +21,12 @@ from torch.nn import functional as F
 from factorcell.config import INSIDE
 from factorcell.data.context import Context
 from factorcell.data.tokenizer import Tokenizer
-from factorcell.kinds import SoftmaxOptions
 from factorcell.model.head import Head, HeadSizes
 from factorcell.model.initial import normal
 from factorcell.model.kernels import library, softmax
 from factorcell.model.kernels.drawing import PackedTable
 from factorcell.model.output_bias import TABLES, HashBias, Pairs
+from factorcell.option_fields import SoftmaxOptions
 
 BIASES_AT_ONCE = 1 << 21  # of texts and tokens
 

@@ -29,12 +29,12 @@ from torch.nn import functional as F
 
 from factorcell.data.context import Context
 from factorcell.data.schema import MISSING, ContextSchema
-from factorcell.kinds import SoftmaxOptions
 from factorcell.model.head import HeadSizes
+from factorcell.option_fields import SoftmaxOptions
 
 HASHES = 16  # bits of the Bloom filter that a pair sets
 AT_ONCE = 1 << 19  # pairs of a value and a token that are looked at together
-KEPT = 1 << 25  # bytes at most of what is remembered of the filter, for each variable
+KEPT = 1 << 27  # pairs of values and words of a variable, at most, whose bits of the filter are looked up once
 
 
 class LowRankBias(nn.Module):
@@ -129,31 +129,6 @@ class Pairs:
         return sum(others, start=first)
 
 
-class SeenWords:
-    """The words (V) that each value of a variable was seen with, of those values that were asked for: a bit a pair.
-
-    A filter is read all over, so that every look waits for memory; a row of these bits is read at once.
-    """
-
-    def __init__(self, values: int, words: int, device: torch.device) -> None:
-        with torch.inference_mode(False):  # else what is remembered while scoring could not be added to in training
-            self.bits = torch.zeros(values, _bytes(words), dtype=torch.uint8, device=device)
-            self.known = torch.zeros(values, dtype=torch.bool, device=device)
-
-    def add(self, values: Tensor, row: Tensor, word: Tensor) -> None:
-        """Remember of `values` (D,) that they were seen in the pairs of a `row` of theirs and a `word` (M,)."""
-        seen = self.bits.new_zeros(len(values), self.bits.shape[1], 8)
-        seen[row, word >> 3, word & 7] = 1
-        self.bits[values] = (seen << torch.arange(8, dtype=torch.uint8, device=seen.device)).sum(2, dtype=torch.uint8)
-        self.known[values] = True
-
-    def pairs(self, values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Row and column of the pairs of `values` (D,) and `tokens` (U,) that were seen."""
-        bits = self.bits.index_select(0, values).index_select(1, tokens >> 3)
-        row, word = _lit(bits, tokens).nonzero(as_tuple=True)
-        return row, word
-
-
 class HashBias(nn.Module):
     """Biases of pairs of a value and a word, in buckets that pairs share, for pairs that training has seen.
 
@@ -170,8 +145,8 @@ class HashBias(nn.Module):
         self.vocabulary_size, self.variables = vocabulary_size, schema.categories
         self.size, self.filter_size = table_sizes(options)
         self.weight = nn.Parameter(torch.zeros(self.size, 1))
-        self.register_buffer("bits", torch.zeros(_bytes(self.filter_size), dtype=torch.uint8))
-        self._remembered: dict[int, SeenWords] = {}  # by variable
+        self.register_buffer("bits", torch.zeros(-(-self.filter_size // 8), dtype=torch.uint8))
+        self._seen_words: dict[int, Tensor] = {}  # by variable: what the filter passes, (values, V)
         self._filter = self.bits, self.bits._version  # of which that is true
 
     def observe(self, tokens: NDArray[np.int64], categories: NDArray[np.int64]) -> None:
@@ -234,25 +209,29 @@ class HashBias(nn.Module):
             every = torch.ones(len(values), len(tokens), dtype=torch.bool, device=values.device)
             row, word = every.nonzero(as_tuple=True)
             return row, word
-        remembered = self._memory(column)
-        if remembered is None:
+        seen = self._all_seen(column)
+        if seen is None:
             return self._passing(column, values, tokens)
-        fresh, step = values[~remembered.known[values]], max(1, AT_ONCE // self.vocabulary_size)
-        for begin in range(0, len(fresh), step):
-            part, words = fresh[begin : begin + step], torch.arange(self.vocabulary_size, device=values.device)
-            remembered.add(part, *self._passing(column, part, words))
-        return remembered.pairs(values, tokens)
+        row, word = seen.index_select(0, values).index_select(1, tokens).nonzero(as_tuple=True)
+        return row, word
 
-    def _memory(self, column: int) -> SeenWords | None:
-        """Return the words seen with the values of a variable, until the filter changes; None if they are too many."""
-        count, (bits, version) = len(self.variables[column].values), self._filter
-        if count * _bytes(self.vocabulary_size) > KEPT:
+    def _all_seen(self, column: int) -> Tensor | None:
+        """Return whether the filter passes each pair (values, V) of a variable; None if there are too many pairs."""
+        count, words = len(self.variables[column].values), self.vocabulary_size
+        if count * words > KEPT:
             return None
+        bits, version = self._filter
         if bits is not self.bits or version != self.bits._version:
-            self._remembered, self._filter = {}, (self.bits, self.bits._version)
-        if column not in self._remembered:
-            self._remembered[column] = SeenWords(count, self.vocabulary_size, self.bits.device)
-        return self._remembered[column]
+            self._seen_words, self._filter = {}, (self.bits, self.bits._version)
+        if column not in self._seen_words:
+            every = torch.arange(words, device=self.bits.device)
+            with torch.inference_mode(False):  # training can use the tensor too
+                seen = torch.zeros(count, words, dtype=torch.bool, device=self.bits.device)
+                for part in torch.split(torch.arange(count, device=self.bits.device), max(1, AT_ONCE // words)):
+                    row, word = self._passing(column, part, every)
+                    seen[part[row], word] = True
+            self._seen_words[column] = seen
+        return self._seen_words[column]
 
     def _passing(self, column: int, values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         ours, theirs = _hashes(values, tokens, column, "bit 0", self.filter_size)
@@ -266,11 +245,7 @@ class HashBias(nn.Module):
     def _lit(self, index: Tensor) -> Tensor:
         index = _wrapped(index, self.filter_size)
         bits = self.bits.index_select(0, (index >> 3).flatten()).view(index.shape)  # indexing takes ten times as long
-        return _lit(bits, index)
-
-
-def _lit(read: Tensor, index: Tensor) -> Tensor:
-    return ((read >> (index & 7).to(torch.uint8)) & 1).bool()
+        return ((bits >> (index & 7).to(torch.uint8)) & 1).bool()
 
 
 def _hashes(values: Tensor, tokens: Tensor, column: int, name: str, size: int) -> tuple[Tensor, Tensor]:
@@ -295,10 +270,6 @@ def _random(name: str, size: int) -> int:
 def table_sizes(config: SoftmaxOptions) -> tuple[int, int]:
     """The buckets of the hashed bias, and the bits of its filter."""
     return _prime(config.hash_size), _prime(config.bloom_size) if config.bloom_size else 0
-
-
-def _bytes(bits: int) -> int:
-    return -(-bits // 8)
 
 
 def _prime(least: int) -> int:

@@ -10,12 +10,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from factorcell.kinds import RecurrentOptions
 from factorcell.model.adapters import Shift
 from factorcell.model.backbone import Backbone, BackboneSizes, Footprint
 from factorcell.model.cells import Cell, State
 from factorcell.model.dropout import dropped
 from factorcell.model.kernels.recurrence import Packed
+from factorcell.option_fields import RecurrentOptions
 
 
 class RecurrentState(tuple[State, ...]):

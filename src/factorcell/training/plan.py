@@ -21,7 +21,7 @@ from factorcell.config import Config, kinds_in, section_types
 from factorcell.data.corpus import Batch, Corpus
 from factorcell.model import precision as precisions
 from factorcell.model.devices import find_device
-from factorcell.model.kinds import head_class
+from factorcell.model.language_model import head_class
 from factorcell.model.run import Run
 from factorcell.training import rules
 from factorcell.training.rules import Facts

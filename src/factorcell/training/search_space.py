@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from factorcell import inputs
 from factorcell.config import OUTPUT_BIASES, Config, ModelConfig, TrainingConfig, UserError, choose
-from factorcell.kinds import RecurrentOptions, SoftmaxOptions
 from factorcell.model.adapters import ranked
-from factorcell.option_fields import PREFIX
+from factorcell.option_fields import PREFIX, RecurrentOptions, SoftmaxOptions
 
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial

@@ -7,10 +7,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from factorcell.kinds import RecurrentOptions
 from factorcell.model.backbone import BackboneSizes
 from factorcell.model.cells import Cell
 from factorcell.model.kernels import gpu, gpu_recurrence
+from factorcell.option_fields import RecurrentOptions
 from tests.model.kernels import test_recurrence
 from tests.model.kernels.test_recurrence import Arrays
 

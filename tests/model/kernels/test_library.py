@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from factorcell.config import UserError
-from factorcell.kinds import RecurrentOptions
 from factorcell.model.backbone import BackboneSizes
 from factorcell.model.cells import Cell
 from factorcell.model.kernels import library
+from factorcell.option_fields import RecurrentOptions
 
 NATIVE = Path(library.__file__).parent / "native"
 HERE = library.library()

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from factorcell.kinds import RecurrentOptions
 from factorcell.model.backbone import BackboneSizes
 from factorcell.model.cells import Cell
 from factorcell.model.kernels import library, recurrence
 from factorcell.model.kernels.recurrence import Inputs, Packed
+from factorcell.option_fields import RecurrentOptions
 
 HERE = library.library()
 VARIANTS = [] if HERE is None else library.VARIANTS[: HERE.factorcell_best() + 1]
