@@ -11,85 +11,53 @@ from factorcell.lazy import lazy
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:
-    from factorcell.completion.blend import Blend
-    from factorcell.completion.completer import Completer
-    from factorcell.completion.fuzzy import Forgiving
-    from factorcell.completion.online import User, learn_one
-    from factorcell.completion.popularity import History, Popularity
-    from factorcell.config import Config, DataConfig, ModelConfig, TrainingConfig, UserError
-    from factorcell.data.cache import prepare
-    from factorcell.data.corpus import Corpus
-    from factorcell.data.tokenizer import register_tokenizer
-    from factorcell.evaluation.classification import classify, classify_points, log_likelihoods
-    from factorcell.evaluation.exposure import audit
-    from factorcell.evaluation.perplexity import evaluate, evaluate_by
-    from factorcell.generation.generate import GenerationOptions, generate, stream
-    from factorcell.model.adapted_linear import AdaptedLinear
-    from factorcell.model.adapters import register_adapter
-    from factorcell.model.backbone import register_backbone
-    from factorcell.model.cells import register_cell
-    from factorcell.model.head import register_head
-    from factorcell.model.language_model import LanguageModel
-    from factorcell.model.run import Run
-    from factorcell.model.scoring import Tally
-    from factorcell.training.check import check
-    from factorcell.training.compare import compare
-    from factorcell.training.finetuning import finetune
-    from factorcell.training.fit import fit
-    from factorcell.training.loop import train
-    from factorcell.training.mixture import Mixture, mix, open_scorer
-    from factorcell.training.per_value import Separate, separate
-    from factorcell.training.plan import Budget
-    from factorcell.version import __version__
+    from factorcell.completion.blend import Blend as Blend
+    from factorcell.completion.completer import Completer as Completer
+    from factorcell.completion.fuzzy import Forgiving as Forgiving
+    from factorcell.completion.online import User as User
+    from factorcell.completion.online import learn_one as learn_one
+    from factorcell.completion.popularity import History as History
+    from factorcell.completion.popularity import Popularity as Popularity
+    from factorcell.config import Config as Config
+    from factorcell.config import DataConfig as DataConfig
+    from factorcell.config import ModelConfig as ModelConfig
+    from factorcell.config import TrainingConfig as TrainingConfig
+    from factorcell.config import UserError as UserError
+    from factorcell.data.cache import prepare as prepare
+    from factorcell.data.corpus import Corpus as Corpus
+    from factorcell.data.tokenizer import register_tokenizer as register_tokenizer
+    from factorcell.evaluation.classification import classify as classify
+    from factorcell.evaluation.classification import classify_points as classify_points
+    from factorcell.evaluation.classification import log_likelihoods as log_likelihoods
+    from factorcell.evaluation.exposure import audit as audit
+    from factorcell.evaluation.perplexity import evaluate as evaluate
+    from factorcell.evaluation.perplexity import evaluate_by as evaluate_by
+    from factorcell.generation.generate import GenerationOptions as GenerationOptions
+    from factorcell.generation.generate import generate as generate
+    from factorcell.generation.generate import stream as stream
+    from factorcell.model.adapted_linear import AdaptedLinear as AdaptedLinear
+    from factorcell.model.adapters import register_adapter as register_adapter
+    from factorcell.model.backbone import register_backbone as register_backbone
+    from factorcell.model.cells import register_cell as register_cell
+    from factorcell.model.head import register_head as register_head
+    from factorcell.model.language_model import LanguageModel as LanguageModel
+    from factorcell.model.run import Run as Run
+    from factorcell.model.scoring import Tally as Tally
+    from factorcell.training.check import check as check
+    from factorcell.training.compare import compare as compare
+    from factorcell.training.finetuning import finetune as finetune
+    from factorcell.training.fit import fit as fit
+    from factorcell.training.loop import train as train
+    from factorcell.training.mixture import Mixture as Mixture
+    from factorcell.training.mixture import mix as mix
+    from factorcell.training.mixture import open_scorer as open_scorer
+    from factorcell.training.per_value import Separate as Separate
+    from factorcell.training.per_value import separate as separate
+    from factorcell.training.plan import Budget as Budget
+    from factorcell.version import __version__ as __version__
 
-__all__ = [
-    "AdaptedLinear",
-    "Blend",
-    "Budget",
-    "Completer",
-    "Config",
-    "Corpus",
-    "DataConfig",
-    "Forgiving",
-    "GenerationOptions",
-    "History",
-    "LanguageModel",
-    "Mixture",
-    "ModelConfig",
-    "Popularity",
-    "Run",
-    "Separate",
-    "Tally",
-    "TrainingConfig",
-    "User",
-    "UserError",
-    "__version__",
-    "audit",
-    "check",
-    "classify",
-    "classify_points",
-    "compare",
-    "evaluate",
-    "evaluate_by",
-    "finetune",
-    "fit",
-    "generate",
-    "learn_one",
-    "log_likelihoods",
-    "mix",
-    "open_scorer",
-    "prepare",
-    "register_adapter",
-    "register_backbone",
-    "register_cell",
-    "register_head",
-    "register_tokenizer",
-    "separate",
-    "stream",
-    "train",
-]
 
-__getattr__, __dir__ = lazy(
+__getattr__, __dir__, __all__ = lazy(
     __name__,
     {
         "completion.blend": ("Blend",),

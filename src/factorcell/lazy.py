@@ -1,6 +1,6 @@
 """Names that are imported when they are first asked for (PEP 562), so that importing a package costs nothing.
 
-    __getattr__, __dir__ = lazy(__name__, {"run": ("Run",), "scoring": ("Scorer", "Tally")})
+    __getattr__, __dir__, __all__ = lazy(__name__, {"run": ("Run",), "scoring": ("Scorer", "Tally")})
 
 The same imports stand under `TYPE_CHECKING`, for those who read the code without running it.
 """
@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
-def lazy(package: str, names: Mapping[str, Sequence[str]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package that offers `names` of its modules."""
+def lazy(
+    package: str, names: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of a package that offers `names` of its modules."""
     places = {name: f"{package}.{module}" for module, own in names.items() for name in own}
 
     def find(name: str) -> Any:
@@ -22,4 +24,4 @@ def lazy(package: str, names: Mapping[str, Sequence[str]]) -> tuple[Callable[[st
         setattr(sys.modules[package], name, found)  # found at once from now on
         return found
 
-    return find, lambda: sorted({*vars(sys.modules[package]), *places})
+    return find, lambda: sorted({*vars(sys.modules[package]), *places}), sorted(places)

@@ -5,26 +5,19 @@ from typing import TYPE_CHECKING
 from factorcell.lazy import lazy
 
 if TYPE_CHECKING:
-    from factorcell.completion.blend import Blend, suggester
-    from factorcell.completion.completer import Completer
-    from factorcell.completion.fuzzy import Forgiving
-    from factorcell.completion.online import Learner, LearningRule, User, learn_one
-    from factorcell.completion.popularity import History, Popularity
+    from factorcell.completion.blend import Blend as Blend
+    from factorcell.completion.blend import suggester as suggester
+    from factorcell.completion.completer import Completer as Completer
+    from factorcell.completion.fuzzy import Forgiving as Forgiving
+    from factorcell.completion.online import Learner as Learner
+    from factorcell.completion.online import LearningRule as LearningRule
+    from factorcell.completion.online import User as User
+    from factorcell.completion.online import learn_one as learn_one
+    from factorcell.completion.popularity import History as History
+    from factorcell.completion.popularity import Popularity as Popularity
 
-__all__ = [
-    "Blend",
-    "Completer",
-    "Forgiving",
-    "History",
-    "Learner",
-    "LearningRule",
-    "Popularity",
-    "User",
-    "learn_one",
-    "suggester",
-]
 
-__getattr__, __dir__ = lazy(
+__getattr__, __dir__, __all__ = lazy(
     __name__,
     {
         "blend": ("Blend", "suggester"),

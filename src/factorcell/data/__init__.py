@@ -5,16 +5,15 @@ from typing import TYPE_CHECKING
 from factorcell.lazy import lazy
 
 if TYPE_CHECKING:
-    from factorcell.data.cache import prepare
-    from factorcell.data.corpus import Batch, Corpus
-    from factorcell.data.schema import ContextSchema
-    from factorcell.data.tables import open_table
-    from factorcell.data.tokenizer import Tokenizer
-    from factorcell.data.vocabulary import Specials
+    from factorcell.data.cache import prepare as prepare
+    from factorcell.data.corpus import Batch as Batch
+    from factorcell.data.corpus import Corpus as Corpus
+    from factorcell.data.schema import ContextSchema as ContextSchema
+    from factorcell.data.tables import open_table as open_table
+    from factorcell.data.tokenizer import Tokenizer as Tokenizer
+    from factorcell.data.vocabulary import Specials as Specials
 
-__all__ = ["Batch", "ContextSchema", "Corpus", "Specials", "Tokenizer", "open_table", "prepare"]
-
-__getattr__, __dir__ = lazy(
+__getattr__, __dir__, __all__ = lazy(
     __name__,
     {
         "cache": ("prepare",),

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from factorcell.lazy import lazy
 
 if TYPE_CHECKING:
-    from factorcell.generation.generate import GenerationOptions, stream
+    from factorcell.generation.generate import GenerationOptions as GenerationOptions
+    from factorcell.generation.generate import stream as stream
 
-__all__ = ["GenerationOptions", "stream"]
 
-__getattr__, __dir__ = lazy(__name__, {"generate": ("GenerationOptions", "stream")})
+__getattr__, __dir__, __all__ = lazy(__name__, {"generate": ("GenerationOptions", "stream")})

@@ -5,34 +5,24 @@ from typing import TYPE_CHECKING
 from factorcell.lazy import lazy
 
 if TYPE_CHECKING:
-    from factorcell.model.adapted_linear import AdaptedLinear
-    from factorcell.model.adapters import Adapter, LayerSizes, Shift
-    from factorcell.model.backbone import Backbone, BackboneSizes, Footprint
-    from factorcell.model.cells import Kind, State
-    from factorcell.model.head import Head, HeadSizes
-    from factorcell.model.language_model import LanguageModel
-    from factorcell.model.run import Run
-    from factorcell.model.scoring import Scorer, Tally
+    from factorcell.model.adapted_linear import AdaptedLinear as AdaptedLinear
+    from factorcell.model.adapters import Adapter as Adapter
+    from factorcell.model.adapters import LayerSizes as LayerSizes
+    from factorcell.model.adapters import Shift as Shift
+    from factorcell.model.backbone import Backbone as Backbone
+    from factorcell.model.backbone import BackboneSizes as BackboneSizes
+    from factorcell.model.backbone import Footprint as Footprint
+    from factorcell.model.cells import Kind as Kind
+    from factorcell.model.cells import State as State
+    from factorcell.model.head import Head as Head
+    from factorcell.model.head import HeadSizes as HeadSizes
+    from factorcell.model.language_model import LanguageModel as LanguageModel
+    from factorcell.model.run import Run as Run
+    from factorcell.model.scoring import Scorer as Scorer
+    from factorcell.model.scoring import Tally as Tally
 
-__all__ = [
-    "AdaptedLinear",
-    "Adapter",
-    "Backbone",
-    "BackboneSizes",
-    "Footprint",
-    "Head",
-    "HeadSizes",
-    "Kind",
-    "LanguageModel",
-    "LayerSizes",
-    "Run",
-    "Scorer",
-    "Shift",
-    "State",
-    "Tally",
-]
 
-__getattr__, __dir__ = lazy(
+__getattr__, __dir__, __all__ = lazy(
     __name__,
     {
         "adapted_linear": ("AdaptedLinear",),

@@ -5,12 +5,10 @@ from typing import TYPE_CHECKING
 from factorcell.lazy import lazy
 
 if TYPE_CHECKING:
-    from factorcell.reports.demo import demo_page
-    from factorcell.reports.runs import report_page
+    from factorcell.reports.demo import demo_page as demo_page
+    from factorcell.reports.runs import report_page as report_page
 
-__all__ = ["demo_page", "report_page"]
-
-__getattr__, __dir__ = lazy(
+__getattr__, __dir__, __all__ = lazy(
     __name__,
     {
         "demo": ("demo_page",),

@@ -5,14 +5,13 @@ from typing import TYPE_CHECKING
 from factorcell.lazy import lazy
 
 if TYPE_CHECKING:
-    from factorcell.service.engine import CompletionRequest, Service
-    from factorcell.service.learning import ServedModel
-    from factorcell.service.privacy import Privacy
-    from factorcell.service.stores.opening import open_store
+    from factorcell.service.engine import CompletionRequest as CompletionRequest
+    from factorcell.service.engine import Service as Service
+    from factorcell.service.learning import ServedModel as ServedModel
+    from factorcell.service.privacy import Privacy as Privacy
+    from factorcell.service.stores.opening import open_store as open_store
 
-__all__ = ["CompletionRequest", "Privacy", "ServedModel", "Service", "open_store"]
-
-__getattr__, __dir__ = lazy(
+__getattr__, __dir__, __all__ = lazy(
     __name__,
     {
         "engine": ("CompletionRequest", "Service"),

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 from factorcell.lazy import lazy
 
 if TYPE_CHECKING:
-    from factorcell.training.finetuning import finetune
-    from factorcell.training.loop import train
-    from factorcell.training.mixture import Mixture, mix, open_scorer
-    from factorcell.training.per_value import Separate, separate
+    from factorcell.training.finetuning import finetune as finetune
+    from factorcell.training.loop import train as train
+    from factorcell.training.mixture import Mixture as Mixture
+    from factorcell.training.mixture import mix as mix
+    from factorcell.training.mixture import open_scorer as open_scorer
+    from factorcell.training.per_value import Separate as Separate
+    from factorcell.training.per_value import separate as separate
 
-__all__ = ["Mixture", "Separate", "finetune", "mix", "open_scorer", "separate", "train"]
-
-__getattr__, __dir__ = lazy(
+__getattr__, __dir__, __all__ = lazy(
     __name__,
     {
         "finetuning": ("finetune",),
