@@ -179,7 +179,7 @@ def _each_line(
         raise UserError("--stdin takes its prefixes from standard input: give neither PREFIX nor --explain")
     written = source.begin(user, context)
     failures = count = 0
-    for count, line in enumerate(streams.lines_in(), 1):
+    for count, line in enumerate(sys.stdin.buffer, 1):
         where, prefix = f"{streams.STANDARD_INPUT} line {count}", None
         row: dict[str, Any]
         try:
@@ -194,7 +194,7 @@ def _each_line(
             terminal.say(message)
             row = {"prefix": prefix, "error": message}
         terminal.lines([row])
-        streams.flush()
+        sys.stdout.flush()
     if failures:
         raise UserError(f"{streams.STANDARD_INPUT}: {failures:,} of {count:,} lines could not be completed")
 

@@ -77,7 +77,7 @@ def _texts(given: argparse.Namespace, column: str) -> list[str]:
         return list(dict.fromkeys(given.text))
     if Path(given.file).suffix.lower() in FORMATS:
         return list(dict.fromkeys(column_texts(given.file, column)))
-    content = streams.text_in() if given.file == "-" else inputs.text(given.file)
+    content = streams.decoded(sys.stdin.buffer.read()) if given.file == "-" else inputs.text(given.file)
     texts = list(dict.fromkeys(line.strip() for line in content.splitlines() if line.strip()))
     if not texts:
         raise UserError(f"{given.file}: there is no text in it")

@@ -5,7 +5,6 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 
 from factorcell import inputs
@@ -21,13 +20,8 @@ def prepare() -> None:
 
     What a stream cannot show is escaped. Where nothing is said of an encoding (the locale is C) it is UTF-8, as files.
     """
-    for number in range(3):  # a file that is opened later must not become a standard stream
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
     closed = sys.stdout is None
-    for name in ("stdin", "stdout", "stderr"):
+    for name in ("stdin", "stdout", "stderr"):  # a file that is opened later must not become a standard stream
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
@@ -48,24 +42,9 @@ def as_json(row: object) -> str:
     return line
 
 
-def lines_in() -> Iterator[bytes]:
-    """Yield the lines of standard input, each as soon as it arrives, for `decoded`."""
-    yield from iter(sys.stdin.buffer.readline, b"")
-
-
 def decoded(content: bytes, where: str = STANDARD_INPUT) -> str:
     """Decode standard input or one line of it, without a byte order mark; `UserError` if it is not text."""
     return inputs.decoded(content, where, sys.stdin.encoding)
-
-
-def text_in() -> str:
-    """Read all of standard input as text."""
-    return decoded(sys.stdin.buffer.read())
-
-
-def flush() -> None:
-    """Have on its way what was shown, while there is somebody to say that it could not be."""
-    sys.stdout.flush()
 
 
 def abandon() -> None:
