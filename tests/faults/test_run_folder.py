@@ -25,7 +25,7 @@ from factorcell.training.trainer import Progress, Trainer
 from tests.every_model import LETTERS, MODELS, make_models
 from tests.small import ROWS
 
-UNHEARD = ("training.json", "README.md", "log.jsonl", "results.jsonl", "checkpoint.safetensors")  # by what scores
+UNHEARD = ("training.lock", "training.json", "README.md", "log.jsonl", "results.jsonl", "checkpoint.safetensors")  # by what scores
 
 
 @pytest.fixture(scope="module")
