@@ -42,8 +42,8 @@ def train(
         progress: Whether to show a progress bar and to confirm a stop request.
 
     Raises:
-        Stopped: On Ctrl-C or SIGTERM, after a checkpoint was saved; it is a `KeyboardInterrupt`.
-            The second signal raises `KeyboardInterrupt` immediately.
+        KeyboardInterrupt: On Ctrl-C or SIGTERM; `Stopped`, a subclass, if a checkpoint was saved before.
+            The second signal stops immediately.
         UserError: If the loss is not finite or the folder cannot be written.
     """
     trainer, name = Trainer(run, corpus, dev, world), run.folder.name
