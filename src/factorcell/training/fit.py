@@ -48,8 +48,7 @@ def fit(
     Args:
         source: The training table: a file, rows, or several of them.
         dev: The development table. Without it, 5 % of the rows are held out (their words count for the vocabulary).
-        config: A mapping, `{"data": {"context": ["hotel"]}}`, sets some options, and the others follow from the table
-            and the `budget`. A `Config` sets all options.
+        config: A mapping, `{"data": {"context": ["hotel"]}}`, sets some options, the table the others; a `Config` all.
         folder: The run folder to write.
         budget: The time or work of the training.
         resume: Whether to resume in a folder that exists; its config must be the same.

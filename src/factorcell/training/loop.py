@@ -43,7 +43,6 @@ def train(
 
     Raises:
         KeyboardInterrupt: On Ctrl-C or SIGTERM; `Stopped`, a subclass, if a checkpoint was saved before.
-            The second signal stops immediately.
         UserError: If the loss is not finite or the folder cannot be written.
     """
     trainer, name = Trainer(run, corpus, dev, world), run.folder.name
