@@ -63,7 +63,7 @@ def test_train_says_how_it_read_the_columns(tables: Path, capsys: pytest.Capture
     (texts,) = (tables / "run").glob("texts-*.safetensors")
     assert {path.name for path in (tables / "run").iterdir()} == {
         texts.name, "README.md", "checkpoint.safetensors", "config.json", "digests.json", "log.jsonl", "schema.json",
-        "training.json", "unigrams.safetensors", "vocabulary.txt", "weights.safetensors",
+        "training.json", "training.lock", "unigrams.safetensors", "vocabulary.txt", "weights.safetensors",
     }  # fmt: skip
 
 

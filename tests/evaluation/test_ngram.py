@@ -164,7 +164,7 @@ def test_perplexity_of_a_markov_chain(
 def test_opens_without_its_data(tmp_path: Path, rows: list[dict[str, str]]) -> None:
     model = fit(tmp_path / "model", rows, 3)
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
-        "digests.json", "ngram.json", "ngrams.safetensors", "vocabulary.txt",
+        "digests.json", "ngram.json", "ngrams.safetensors", "training.lock", "vocabulary.txt",
     ]  # fmt: skip
     again = NGram.open(tmp_path / "model")
     corpus = again.prepare(UNSEEN)

@@ -49,7 +49,7 @@ def fit(
     Args:
         source: The training table: a file, rows, or several of them.
         dev: The development table. Without it, 5 % of the rows are held out (their words count for the vocabulary).
-        config: A `Config`, or a mapping of options by section.
+        config: A `Config`, or a mapping of some options by section: `{"data": {"context": ["hotel"]}}`.
         folder: The run folder to write.
         budget: The time or work of the training.
         resume: Whether to resume in a folder that exists; its config must be the same.

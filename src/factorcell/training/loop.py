@@ -37,7 +37,7 @@ def train(
         progress: Whether to show a progress bar and to confirm a stop request.
 
     Raises:
-        Stopped: On Ctrl-C or SIGTERM, after a checkpoint was saved; a second signal raises `KeyboardInterrupt`.
+        KeyboardInterrupt: On Ctrl-C or SIGTERM; `Stopped`, a subclass, if a checkpoint was saved before.
         UserError: If the loss is not finite or the folder cannot be written.
     """
     trainer, name = Trainer(run, corpus, dev), run.folder.name
