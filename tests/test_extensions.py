@@ -5,20 +5,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from factorcell import Config, Run, UserError, register_adapter, register_cell
 from factorcell.commands.main import main
 from factorcell.config import EXTENSIBLE, ModelConfig
-from factorcell.model import Adapter, LayerSizes, Shift, State
 from factorcell.model.adapters import Concat, find_adapter
-from factorcell.model.cells import GRU, LSTM, Coupled, Drop, Norm, kind
+from factorcell.model.cells import GRU, LSTM, Coupled, kind
 from factorcell.option_fields import ADAPTERS, CELLS
 from tests import ROOT, stranger
 from tests.small import ROWS
@@ -180,102 +177,27 @@ def test_a_name_is_taken_once() -> None:
     assert Config.of(adapt=("mine", "factor"), cell="mine").model.adapt == ("mine", "factor")
 
 
-def wrong(change: Callable[[Tensor, LayerSizes], Any]) -> type[Adapter]:
-    """A ConcatCell that returns what `change` makes of vectors."""
-
-    def init(self: Any, sizes: LayerSizes) -> None:
-        Concat.__init__(self, sizes)
-        self.forward = lambda vector: change(vector, sizes)
-
-    return type("Wrong", (Concat,), {"__init__": init})
-
-
-def zeros(*shape: int) -> Tensor:
-    """A tensor of a shape."""
-    return torch.zeros(shape)
-
-
-class Allocating(Concat):
-    """A ConcatCell that ignores the device on which it should be made."""
-
-    def __init__(self, sizes: LayerSizes) -> None:
-        super().__init__(sizes)
-        self.weight = nn.Parameter(torch.zeros(sizes.context, sizes.outputs, device="cpu"))
-
-
-VIOLATIONS: dict[str, tuple[Any, str]] = {
-    "no class": (object(), "expected a class that extends factorcell.model.Adapter, got <object"),
-    "no adapter": (nn.Linear, "expected a class that extends factorcell.model.Adapter, got <class"),
-    "nothing": (type("Nothing", (Adapter,), {}), "it fails (NotImplementedError"),
-    "no shift": (wrong(lambda v, s: v), "it must return a factorcell.model.Shift, got Tensor"),
-    "memory": (Allocating, "its constructor allocates memory under torch.device('meta')"),
-    "bias": (wrong(lambda v, s: Shift(bias=zeros(len(v), 2))), "the bias of 5 contexts is (5, 2)"),
-    "shared": (wrong(lambda v, s: Shift(bias=zeros(1, s.outputs))), "the bias of 5 contexts is (1, 12)"),
-    "scale": (wrong(lambda v, s: Shift(scale=zeros(len(v), 1, s.outputs))), "the scale of 5 contexts is (5, 1, 12)"),
-    "left alone": (wrong(lambda v, s: Shift(left=zeros(len(v), s.inputs, 2))), "the left of 5 contexts is (5, 6, 2)"),
-    "ranks": (
-        wrong(lambda v, s: Shift(zeros(len(v), s.inputs, 2), zeros(len(v), 3, s.outputs))),
-        "the right of 5 contexts is (5, 3, 12)",
-    ),
-    "doubles": (wrong(lambda v, s: Shift(bias=zeros(len(v), s.outputs).double())), "of torch.float64"),
-    "numbers": (wrong(lambda v, s: Shift(bias=cast(Any, v.tolist()))), "it fails (AttributeError"),
-    "parts": (
-        wrong(lambda v, s: Shift(bias=zeros(len(v), s.outputs)) if v.any() else Shift()),
-        "its shifts of two contexts have different parts",
-    ),
-    "rows": (
-        wrong(lambda v, s: Shift(bias=(v - v.mean(0)).sum(1, keepdim=True).expand(-1, s.outputs))),
-        "the bias of a context depends on other contexts of the batch",
-    ),
-    "rank of 0": (
-        wrong(lambda v, s: Shift(bias=zeros(len(v), s.outputs) * (1 / s.rank))),
-        "rank=0): it fails (ZeroDivisionError",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", VIOLATIONS)
-def test_an_adapter_that_breaks_the_protocol(name: str) -> None:
-    (made, message), before = VIOLATIONS[name], torch.get_rng_state()
-    assert message in refusal(lambda: register_adapter("broken", made))
+@pytest.mark.parametrize("made", [object(), nn.Linear])
+def test_an_adapter_extends_the_base_class(made: Any) -> None:
+    assert "expected a class that extends factorcell.model.Adapter, got <" in refusal(
+        lambda: register_adapter("broken", made)
+    )
     assert EXTENSIBLE["adapt"].registered == {}
-    assert torch.equal(torch.get_rng_state(), before)
 
 
-def step(change: Callable[[Any, Tensor, Tensor, State, Norm], Any]) -> Any:
-    """A step that returns what `change` makes of what the right one returns."""
-
-    def call(self: Any, given: Tensor, product: Tensor, state: State, norm: Norm, drop: Drop) -> Any:
-        return change(Minimal.__call__(self, given, product, state, norm, drop), given, product, state, norm)
-
-    return call
-
-
-CELL_VIOLATIONS: dict[str, tuple[dict[str, Any], str]] = {
-    "gates": ({"gates": 2.0}, "its gates is 2.0; it must be of type int"),
-    "no gates": ({"gates": 0}, "it must have at least one gate"),
-    "memory": ({"memory": None}, "its memory is None; it must be of type bool"),
-    "apart": ({"apart": False}, "it reads the shares of x and of h apart, so that `apart` must be True"),
-    "argument": ({"__init__": lambda self, size: None}, "it fails (TypeError"),
-    "no state": ({"__call__": step(lambda after, *_: after.hidden)}, "it fails (AttributeError"),
-    "hidden": ({"__call__": step(lambda after, *_: State(after.hidden[:, :2], after.memory))}, "its hidden is (5, 2)"),
-    "no memory": ({"__call__": step(lambda after, *_: replace(after, memory=after.hidden))}, "its memory is (5, 4)"),
-    "norm": ({"__call__": step(lambda after, g, p, s, norm: (norm(2, g), after)[1])}, "it normalises number 2"),
-    "rows": (
-        {"__call__": step(lambda after, *_: State(after.hidden - after.hidden.mean(0), after.memory))},
-        "the step of a text depends on other texts of the batch",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", CELL_VIOLATIONS)
-def test_a_cell_that_breaks_the_protocol(name: str) -> None:
-    own, message = CELL_VIOLATIONS[name]
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"gates": 2.0}, "its gates is 2.0; it must be of type int"),
+        ({"memory": None}, "its memory is None; it must be of type bool"),
+    ],
+)
+def test_a_cell_has_the_attributes_of_its_protocol(own: dict[str, Any], message: str) -> None:
     assert message in refusal(lambda: register_cell("broken", type("Broken", (Minimal,), own)))
     assert EXTENSIBLE["cell"].registered == {}
 
 
 def test_cells_are_classes_without_parameters() -> None:
-    assert "it must be a class" in refusal(lambda: register_cell("broken", Coupled()))  # type: ignore[arg-type]
     learned = type("Learned", (nn.Linear,), {"gates": 1, "memory": False, "apart": False})
-    assert "no parameters of its own" in refusal(lambda: register_cell("broken", learned))
+    for made in (Coupled(), learned):
+        assert "no parameters of its own" in refusal(lambda made=made: register_cell("broken", made))  # type: ignore[misc]
