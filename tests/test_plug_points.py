@@ -3,15 +3,19 @@
 import csv
 import json
 import sys
+from dataclasses import make_dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from factorcell import Config, Run, UserError, fit, learn_one, register_backbone, register_head, register_tokenizer
 from factorcell.commands.main import main
+from factorcell.commands.parser import listed
 from factorcell.completion.online import User
-from factorcell.config import EXTENSIBLE
+from factorcell.config import EXTENSIBLE, KindOptions
+from factorcell.model import Backbone
 from factorcell.model.recurrent import RecurrentBackbone
 from tests import plugins
 from tests.small import nats_of
@@ -123,6 +127,10 @@ def test_help_shows_the_options_of_the_chosen_kind(installed: Path, capsys: pyte
     assert "--hidden-size" in shown
 
 
+def test_help_lists_an_option_without_a_text() -> None:
+    assert listed("", [("--plain", "")]).strip() == "--plain"
+
+
 def test_an_option_of_another_kind_is_unknown(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main("train texts.csv --out run --width 3".split())
@@ -143,3 +151,23 @@ def test_a_class_whose_options_are_of_another_kind_is_refused() -> None:
         register_backbone("recurrent", RecurrentBackbone)
     with pytest.raises(UserError, match="expected a class with `Options`"):
         register_head("number", 3)  # type: ignore[arg-type]
+
+
+def other_backbone(option: str, default: Any) -> type[Backbone]:
+    """A backbone of the kind `other` with one option."""
+    fields = [("kind", str, "other"), (option, type(default), default)]
+    return type("Other", (Backbone,), {"Options": make_dataclass("Options", fields, bases=(KindOptions,), frozen=True)})
+
+
+@pytest.mark.usefixtures("nothing_registered")
+@pytest.mark.parametrize("given", [{"backbone": "other"}, {"rank": 5, "backbone": "other"}])
+def test_two_options_of_one_name_are_refused(given: dict[str, Any]) -> None:
+    register_backbone("other", other_backbone("rank", 3))
+    with pytest.raises(UserError, match=r"\[model\] and \[backbone\] both have the option 'rank'; rename one"):
+        Config.of(**given)
+
+
+@pytest.mark.usefixtures("nothing_registered")
+def test_an_option_needs_a_default_that_a_flag_can_take() -> None:
+    with pytest.raises(UserError, match="option 'limit': expected a default that is a bool, int"):
+        register_backbone("other", other_backbone("limit", None))

@@ -31,14 +31,14 @@ from factorcell.option_fields import (
     WordOptions,
     check_fields,
     drop_rate,
-    option,
     options_class,
-    real,
-    whole,
 )
 from factorcell.option_fields import EXTENSIBLE as EXTENSIBLE
 from factorcell.option_fields import KindOptions as KindOptions
 from factorcell.option_fields import TokenizerOptions as TokenizerOptions
+from factorcell.option_fields import option as option
+from factorcell.option_fields import real as real
+from factorcell.option_fields import whole as whole
 
 FORMAT = 1  # of run folders: the number in their config.json
 CONTEXT_LAYERS = ("tanh", "relu", "linear", "none")
@@ -189,10 +189,14 @@ def kinds_in(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 
 def section_types(kinds: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the dataclass of each section of a `Config`; `kinds` of tagged sections, by default the first."""
+    """Return the dataclass of each section of a `Config`; `kinds` of tagged sections, by default the first.
+
+    Raises:
+        UserError: A kind does not exist, or two sections have an option of the same name.
+    """
     chosen = {section: next(iter(known)) for section, known in KINDS.items()} | dict(kinds or {})
     tokenizer, backbone, head = (options_class(section, chosen[section]) for section in KINDS)
-    return {
+    types: dict[str, Any] = {
         "data": DataConfig,
         "tokenizer": tokenizer,
         "model": ModelConfig,
@@ -200,6 +204,12 @@ def section_types(kinds: Mapping[str, str] | None = None) -> dict[str, Any]:
         "head": head,
         "training": TrainingConfig,
     }
+    sections: dict[str, str] = {}
+    for section, made in types.items():
+        for one in dataclasses.fields(made):
+            if one.name != "kind" and sections.setdefault(one.name, section) != section:
+                raise UserError(f"[{sections[one.name]}] and [{section}] both have the option {one.name!r}; rename one")
+    return types
 
 
 def section_of(name: str, kinds: Mapping[str, str] | None = None) -> str:

@@ -206,5 +206,9 @@ def check_kind(name: str, made: Any) -> None:
         raise UserError(
             f"{name!r} is {made!r:.60}; expected a class with `Options`, a dataclass that extends KindOptions"
         )
+    for field in dataclasses.fields(options):
+        if not isinstance(field.default, (bool, int, float, str, tuple)):
+            expected = "expected a default that is a bool, int, float, str or a tuple of str"
+            raise UserError(f"{name!r}: option {field.name!r}: {expected}, got {field.default!r:.60}")
     if options().kind != name:
         raise UserError(f"{name!r}: expected Options.kind to be {name!r} by default, got {options().kind!r}")

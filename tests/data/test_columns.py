@@ -91,6 +91,13 @@ def test_variables_are_named_by_column_and_kind() -> None:
             names(*context)
 
 
+def test_the_columns_of_the_user_and_of_the_time_are_added_once() -> None:
+    table = open_table([{"a": "1", "b": "2"}])
+    for own, context in (({"user": "a"}, "a"), ({"time": "b"}, "b:hour")):
+        with pytest.raises(UserError, match="is named twice; --user or --time adds it already"):
+            ContextColumns(table, Config.of(context=(context,), **own).data)
+
+
 def test_kinds_have_periods() -> None:
     assert parse_column("x:hour") == ("x", "hour", 24)
     assert parse_column("x:longitude") == ("x", "longitude", 360)

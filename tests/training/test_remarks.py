@@ -37,7 +37,7 @@ def test_many_unknown_words_are_remarked_on(unit: str, said: int) -> None:
 
 def test_a_column_of_rare_values_is_remarked_on() -> None:
     (line,) = remarks(*corpora(TEXTS, TEXTS[:2], least=3))
-    assert line == "city says nothing: no value has 3 texts, the least (--min-context-count or --min-user-count)"
+    assert line == "city says nothing: no value has 3 texts, the minimum (--min-context-count or --min-user-count)"
     assert list(remarks(*corpora([*TEXTS, TEXTS[0]], TEXTS[:2], least=3))) == []
 
 

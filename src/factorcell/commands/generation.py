@@ -93,7 +93,7 @@ def _generate(run: Run, given: argparse.Namespace) -> None:
 def _tell_unknown(run: Run, prompt: str) -> None:
     """Say which words of a prompt are not in the vocabulary."""
     words = [
-        repr(word) + (f" (near it: {', '.join(near)})" if near else "")
+        repr(word) + (f" (near it: {', '.join(map(repr, near))})" if near else "")
         for word, near in unknown_tokens(run, prompt).items()
     ]
     if words:

@@ -126,7 +126,7 @@ def listed(title: str, rows: Iterable[tuple[str, str]], left: int = LEFT) -> str
     """Names and what they mean, under a heading; a name that is wider than `left` columns has a line of its own."""
     lines = [terminal.bold(title)] if title else []
     for name, text in rows:
-        first, *others = textwrap.wrap(text, max(20, width() - left), break_on_hyphens=False)
+        first, *others = textwrap.wrap(text, max(20, width() - left), break_on_hyphens=False) or [""]
         if len(name) + 4 > left:
             lines.append("  " + name)
             name = ""

@@ -121,7 +121,9 @@ def _new_variables(table: Table, config: DataConfig) -> list[Variable]:
             raise table.lacks(column)
         names.append(f"{column}.{kind}" if kind in TIMES or (kind and columns.count(column) > 1) else column)
         if names.count(names[-1]) > 1 or (kind is None and columns.count(column) > 1):
-            raise UserError(f"context column {names[-1]!r} is named twice; each time needs a kind of its own")
+            added = column in (config.user, config.time)
+            need = "--user or --time adds it already" if added else "each time needs a kind of its own"
+            raise UserError(f"context column {names[-1]!r} is named twice; {need}")
     guesses = _guess(table, [column for column, kind, _ in wanted if kind is None])
     return [
         Variable(name, kind or guesses[column], column=column if column != name else "", period=period)

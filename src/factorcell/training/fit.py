@@ -136,7 +136,7 @@ def remarks(corpus: Corpus, dev: Corpus) -> Iterator[str]:
         if not variable.rare and len(variable.values) == 2:
             yield f"{variable.name} says nothing: all texts have {variable.values[1]!r}, or no value"
         if variable.rare and len(variable.values) == 1:
-            least = f"{variable.least} texts, the least (--min-context-count or --min-user-count)"
+            least = f"{variable.least} texts, the minimum (--min-context-count or --min-user-count)"
             yield f"{variable.name} says nothing: no value has {least}"
 
 
