@@ -24,7 +24,7 @@ NARROWEST, WIDEST = 1.35, 3  # width of a picture in panels
 OUTLINE = 73  # points of an ellipse
 ADAPTED = ("softmaxbias", "concatcell", "factorcell")
 RANKS = (1, 8, 15, 22, 31)  # bounds of the ranges in figure 4.5
-PLACES = (0, 5, 10, 20, 50, 100)  # texts seen: where the ranges of figure 5.2 begin
+PLACES = (0, 5, 10, 20, 50, 100)  # texts of a user seen: where the ranges of figure 5.2 begin
 LENGTHS = {"prefix": (2, 4, 7, 13, 25), "query": (3, 16, 31, 46, 61)}  # characters: ranges of figure 5.3
 CHARACTER_SETS = ("languages", "tweets", "places")
 # judged texts -> title, experiment that wrote them, figure by accuracy, figure by rank and perplexity

@@ -1,11 +1,10 @@
 """Turn the rows of the experiments into the Markdown tables and figures of the documentation.
 
-    python experiments/tables.py [--results RESULTS] [--docs DOCS]
+    python experiments/tables.py [--results RESULTS] --docs DOCS
 
 tables.toml specifies the tables that are columns of figures; OTHERS are functions. A page holds each table between two
-marks, <!-- NAME --> and <!-- end of NAME -->; the text around them is written by hand. Without DOCS the tables are
-printed. A figure is the mean of the trainings ± their standard deviation; a difference is followed by its 95 % interval
-over texts and trainings.
+marks, <!-- NAME --> and <!-- end of NAME -->; the text around them is written by hand. A figure is the mean of the
+trainings ± their standard deviation; a difference is followed by its 95 % interval over texts and trainings.
 """
 
 import argparse
@@ -84,19 +83,16 @@ def made(read: Read, pictures: Mapping[str, figures.Picture]) -> dict[str, dict[
     return every
 
 
-def main(argv: Sequence[str], say: Callable[[str], object] = print) -> int:
-    """Print the tables, or put them into the pages."""
+def main(argv: Sequence[str]) -> int:
+    """Put the tables into the pages, and write the figures."""
     parser = argparse.ArgumentParser(description="The tables of the documentation from the rows of the experiments.")
     parser.add_argument("--results", type=Path, default=HERE / "results", help="folder of the rows")
-    parser.add_argument("--docs", type=Path, help="folder of the pages whose tables are replaced")
+    parser.add_argument("--docs", type=Path, required=True, help="folder of the pages whose tables are replaced")
     options = parser.parse_args(argv)
     read = reader(options.results)
     pictures = figures.pictures(read)
     try:
         for name, tables in made(read, pictures).items():
-            if options.docs is None:
-                say("\n".join(f"## {title}\n\n{table}" for title, table in tables.items()))
-                continue
             page = options.docs / name
             if not page.is_file():
                 raise UserError(f"{page}: expected a page with marks for its tables, found no file")
@@ -104,8 +100,7 @@ def main(argv: Sequence[str], say: Callable[[str], object] = print) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if options.docs is not None:
-        write_pictures(options.docs / figures.FOLDER, list(pictures.values()))
+    write_pictures(options.docs / figures.FOLDER, list(pictures.values()))
     return 0
 
 

@@ -30,6 +30,7 @@ from factorcell.completion.replay.tuning import proposals, rates
 from factorcell.config import Config
 from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.model.run import Run
+from figures import LENGTHS, PLACES
 from study import ROWS, Experiment, Measured, Options, Row, Training
 from tacl_baselines import counted
 
@@ -37,8 +38,6 @@ TEXTS, FEWEST, MOST = 6000, 20, 400  # of dev and of the test, at least; texts o
 TUNED, KEPT = 100, 200  # texts of each user of dev and of the test, the first ones
 EVERY = 1  # one text of so many is completed
 LATE = 50  # texts of a user that figure 5.3 leaves out
-PLACES = (0, 5, 10, 20, 50, 100)  # texts of a user that were seen: where the ranges of figure 5.2 begin
-LENGTHS = {"prefix": (2, 4, 7, 13, 25), "query": (3, 16, 31, 46, 61)}  # characters, those of figure 5.3
 
 Kind = Callable[[Row], bool]
 

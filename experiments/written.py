@@ -23,11 +23,10 @@ import tacl_baselines
 import variations
 from corpora import Tables
 from factorcell.evaluation import text_figures
-from factorcell.evaluation.specificity import Judge, write
-from factorcell.finite import is_number
 from factorcell.generation.generate import GenerationOptions, every
 from factorcell.model.run import Run
-from study import Experiment, Measured, Row
+from specificity import Judge, write
+from study import Experiment, Measured
 
 # The first words of a review, none of which ends before: all are as long, and the most probable one is kept.
 BEAM = GenerationOptions(
@@ -35,8 +34,6 @@ BEAM = GenerationOptions(
 )
 SHORTER = replace(BEAM, max_tokens=40, min_tokens=40, width=50, grow=4)
 SAMPLED = GenerationOptions("sample", max_tokens=70)
-KEPT = ("deviation", "tokens", "distinct_2", "repeated", "copied_5")  # of what the judge says of texts
-REAL = ("accuracy", "deviation", "copied_5")  # and of what it says of real ones
 Wanted = tuple[dict[str, str], str]  # a context, and the value that its text is to be judged as
 
 
@@ -98,14 +95,11 @@ def measure(run: Run, tables: Tables, how: Writing, number: int) -> Measured:
     contexts = wanted(run, how, number)
     if not contexts:
         return Measured({})
-    train, held = tables["labelled_train"], tables["labelled_test"]
-    judge = Judge.train_on(train, held, run.config, how.target, how.order, tokenizer=run.tokenizer)
+    judge = Judge(tables["labelled_train"], tables["labelled_test"], run.config, how.target, how.order, run.tokenizer)
     path = run.folder.with_name(f"{run.folder.name}-{how.name}-{number}.jsonl")
     texts = write(run, [context for context, _ in contexts], how.options, path)
-    rows = [{"text": text["text"], how.target: value} for text, (_, value) in zip(texts, contexts, strict=True)]
-    judged, fits = judge.judge(rows)
-    row: Row = {"specificity": judged["accuracy"], **{key: judged[key] for key in KEPT}}
-    row["real"] = {key: judge.real[key] for key in REAL if is_number(judge.real.get(key))}
+    row, fits = judge.judge([text["text"] for text in texts], [value for _, value in contexts])
+    row = {"specificity": row.pop("accuracy", float("nan")), **row, "real": judge.real}
     key = hashlib.sha256(json.dumps(contexts).encode()).hexdigest()[:16]
     return Measured(row, {"specificity": text_figures.of_right(key, fits, np.ones_like(fits))})
 

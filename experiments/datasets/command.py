@@ -48,15 +48,12 @@ def main(argv: Sequence[str]) -> int:
         help="addresses or local clones, one for each repository of the set, in its order; github.com if not given",
     )
     parser.add_argument("--at", metavar="COMMIT", help="of all of them; those that the set was made for, if not given")
-    parser.add_argument("--clones", type=Path, metavar="DIR", help="where what is fetched is kept; OUT/clones")
     given = parser.parse_args(argv)
     try:
         data_set = SETS[choose("data set", given.set, SETS)]
-        clones = given.clones or given.out / "clones"
+        clones = given.out / "clones"  # what is fetched is kept there
         with ExitStack() as stack:
-            sources = [
-                stack.enter_context(source) for source in repositories(data_set, given.origins, given.at, clones)
-            ]
+            sources = list(map(stack.enter_context, repositories(data_set, given.origins, given.at, clones)))
             build(given.set, data_set, sources, given.out / given.set)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

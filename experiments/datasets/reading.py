@@ -25,18 +25,10 @@ def clean(text: str) -> str:
     return " ".join(CONTROLS.sub("", unicodedata.normalize("NFC", text)).split())
 
 
-def table(content: str, delimiter: str = ",") -> Iterator[list[str]]:
+def table(content: str) -> Iterator[list[str]]:
     """The lines of a table, fields of which may hold line breaks."""
-    lines = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter)
-    while True:
-        before = csv.field_size_limit(LONGEST)  # of the whole process, so that it holds for a line and no longer
-        try:
-            line = next(lines, None)
-        finally:
-            csv.field_size_limit(before)
-        if line is None:
-            return
-        yield line
+    csv.field_size_limit(LONGEST)
+    yield from csv.reader(io.StringIO(content, newline=""))
 
 
 def records(content: str, where: str, wanted: Sequence[str]) -> Iterator[dict[str, str] | None]:

@@ -51,7 +51,6 @@ READERS: Mapping[str, tuple[Sequence[str], Callable[[Sequence[Repository]], Rows
     "imdb": (["rating", "movie"], small.imdb, {}),
     "reddit_titles": (["subreddit"], small.reddit_titles, {"split": LARGE}),
     "scotus": (["case", "speaker", "role", "term"], scotus.rows, {"split": TURNS}),
-    "womens_clothing": (["department", "class", "rating", "age"], small.womens_clothing, {"numbers": ["age"]}),
 }
 SETS = {
     name: DataSet(contexts, SOURCES[name.removesuffix("_words")], rows, **more)

@@ -1,4 +1,4 @@
-"""Data sets of few lines each: abstracts, film reviews, titles of posts, reviews of clothing, commit subjects."""
+"""Data sets of few lines each: abstracts, film reviews, titles of posts, commit subjects."""
 
 import html
 import re
@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from corpora import place
 from factorcell.config import UserError
 
-from .reading import Row, Rows, clean, records, table, unpacked
+from .reading import Row, Rows, clean, records, table
 from .repository import Repository
 
 
@@ -63,23 +63,6 @@ def reddit_titles(sources: Sequence[Repository]) -> Rows:
         for _, title in sorted(scored, key=lambda one: -one[0]):
             best.setdefault(title, {"text": title, "subreddit": name})
         yield from list(best.values())[:MOST]
-
-
-CLOTHES = "Womens Clothing E-Commerce Reviews.csv.zip"
-COLUMNS = {"text": "Review Text", "department": "Department Name", "class": "Class Name", "rating": "Rating"}
-
-
-def womens_clothing(sources: Sequence[Repository]) -> Rows:
-    """A review without its title, what is reviewed, and the age of who wrote it."""
-    (source,) = sources
-    content = unpacked(source, CLOTHES, ".csv")
-    for record in records(content, f"{source}: {CLOTHES}", [*COLUMNS.values(), "Age"]):
-        if record is None or not record["Age"].isdecimal():
-            yield None
-            continue
-        row = {ours: record[theirs] for ours, theirs in COLUMNS.items()}
-        if all(value.strip() for value in row.values()):
-            yield {**row, "age": float(record["Age"])}
 
 
 LONGEST = 100  # characters of a subject

@@ -1,4 +1,4 @@
-"""All experiments: their rows are those that are kept, and one that fails leaves the others."""
+"""All experiments: their rows are those that are kept."""
 
 import tomllib
 from pathlib import Path
@@ -10,13 +10,6 @@ import study
 from factorcell import files
 from factorcell.config import read_options
 from factorcell.training import plan
-
-FAKE = """
-import sys
-with open({log!r}, "a") as file:
-    file.write(" ".join(sys.argv[1:]) + "\\n")
-sys.exit(dict(good=0, bad=1, stopped=130)[sys.argv[1]])
-"""
 
 
 @pytest.mark.parametrize("name", papers.EXPERIMENTS)
@@ -43,26 +36,3 @@ def test_recipes_leave_nothing_to_choose(recipe: Path) -> None:
     """What a recipe reached was reached with all of its options: other rules must not change it."""
     if recipe.stem not in ("published", "rows", "sources", "tables"):
         assert plan.unsaid(read_options(recipe)) == ()
-
-
-def script(folder: Path) -> str:
-    """A script that writes down its arguments and ends with the code of its first one."""
-    (folder / "fake.py").write_text(FAKE.format(log=str(folder / "log")))
-    return str(folder / "fake.py")
-
-
-def test_one_that_fails_leaves_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert papers.every(["--data", "d"], ["bad", "good"], script(tmp_path)) == 1
-    assert (tmp_path / "log").read_text() == "bad --data d\ngood --data d\n"
-    assert "failed: bad" in capsys.readouterr().err
-    assert papers.every([], ["good"], script(tmp_path)) == 0
-
-
-def test_stopping_one_stops_all(tmp_path: Path) -> None:
-    assert papers.every([], ["stopped", "good"], script(tmp_path)) == study.STOPPED
-    assert (tmp_path / "log").read_text() == "stopped\n"
-
-
-def test_rows_belong_to_an_experiment(capsys: pytest.CaptureFixture[str]) -> None:
-    assert papers.main(["all", "--data", "d", "--out", "o", "--only", "factorcell"]) == 2
-    assert "rows belong to an experiment" in capsys.readouterr().err

@@ -1,0 +1,74 @@
+"""Context-specificity of generated texts (thesis 2018, chapter 6): do texts fit the context that they were written for?
+
+A judge, which is a classifier of real texts, predicts the value that each generated text was written for. The share of
+correct predictions is the context-specificity of the model; the judge's accuracy on held-out real texts is the
+reference. Another figure is the share of n-grams that occur in the training texts.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factorcell import files
+from factorcell.config import Config
+from factorcell.data.cache import prepare
+from factorcell.data.corpus import Corpus, longer
+from factorcell.data.tokenizer import Tokenizer
+from factorcell.evaluation import baselines
+from factorcell.generation.generate import GenerationOptions, generate, origin, resumed
+from factorcell.model.run import Run
+from study import Row
+
+COPIED = 5  # length of the n-grams that are looked up in the training texts
+
+
+class Judge:
+    """A fastText classifier of the values of the column `target`, trained on the table `train` of real texts.
+
+    `tokenizer` is that of the models, so that all read the same tokens. `order` lists the values from low to high, if
+    their names are not numbers. `real` has the figures of the real texts of `held_out`.
+    """
+
+    def __init__(
+        self, train: Any, held_out: Any, config: Config, target: str, order: Sequence[str], tokenizer: Tokenizer
+    ) -> None:
+        self.target, self.config = target, baselines.with_target(config, target)
+        self.train, unseen = baselines.read(train, held_out, target, self.config, tokenizer=tokenizer)
+        self.classify, self.seen = baselines.FastText(self.train), np.unique(ngrams(self.train))
+        names = self.train.schema.categories[0].values[1:]
+        self.scale = np.array([float(order.index(name) if order else name) for name in names])
+        self.real = self._figures(unseen)[0]
+
+    def judge(self, texts: Sequence[str], values: Sequence[str]) -> tuple[Row, NDArray[np.bool_]]:
+        """Return the figures of texts that were written for `values`, and which texts fit their value."""
+        table = [{self.config.data.text: text, self.target: value} for text, value in zip(texts, values, strict=True)]
+        return self._figures(prepare(table, self.config, tokenizer=self.train.tokenizer, schema=self.train.schema))
+
+    def _figures(self, corpus: Corpus) -> tuple[Row, NDArray[np.bool_]]:
+        found, hashed = self.classify(corpus), ngrams(corpus)
+        known, fits = found.truth >= 0, found.predicted == found.truth
+        away = np.abs(self.scale[found.predicted] - self.scale[found.truth])
+        figures = {"accuracy": fits[known], "deviation": away[known], f"copied_{COPIED}": np.isin(hashed, self.seen)}
+        return {name: float(values.mean()) for name, values in figures.items() if len(values)}, fits
+
+
+def ngrams(corpus: Corpus) -> NDArray[np.uint64]:
+    """Return 64-bit hashes of all n-grams without special or unknown tokens."""
+    tokens = np.asarray(corpus.tokens).astype(np.uint64)
+    plain, count = ~np.isin(tokens, corpus.tokenizer.specials), max(0, len(tokens) - COPIED + 1)
+    hashed, inside = np.zeros(count, dtype=np.uint64), np.ones(count, dtype=bool)
+    for place in range(COPIED):
+        hashed = longer(hashed, tokens[place : place + count])
+        inside &= plain[place : place + count]  # each text begins with a special token
+    return hashed[inside]
+
+
+def write(run: Run, wanted: Sequence[Mapping[str, str]], options: GenerationOptions, file: Path) -> list[Row]:
+    """Write a text for each context to `file`, resuming after those that it has already; return all rows."""
+    done = resumed(file, origin(run, options), wanted, 1) if file.exists() else 0
+    for row in generate(run, wanted, options=options, unknown="group", first=done):
+        files.append_row(file, row)
+    return files.read_rows(file)
