@@ -87,6 +87,6 @@ def _write(port: int, book: Book, user: str, number: int, over: threading.Event)
         text = texts[place % len(texts)]
         accept(connection, book, user, text, f"{number} {place}")
         if place % 4 == 0:
-            until_answered(connection, "GET", f"/v1/complete?query={text[0]}&user={user}")
+            until_answered(connection, "POST", "/v1/complete", {"query": text[0], "user": user})
         place += 1
     connection.close()

@@ -184,10 +184,10 @@ def _accept(port: int, number: int, book: Book, watched: Watched, over: threadin
 
 def _complete(port: int, number: int, book: Book, watched: Watched, over: threading.Event) -> None:
     """One person's completions, beside whose own accepts."""
-    connection, path = Connection(port), f"/v1/complete?query=a&user=user-{number}"
+    connection, query = Connection(port), {"query": "a", "user": f"user-{number}"}
     while not over.is_set():
         began, counting = time.perf_counter(), watched.counting
-        answer = _asked(connection, "GET", path)
+        answer = _asked(connection, "POST", "/v1/complete", query)
         taken, kind = time.perf_counter() - began, _kind(answer)
         if answer is not None and answer.status == 200:
             kind = "degraded" if answer.json["degraded"] == "store" else "whole"

@@ -79,7 +79,6 @@ class Typist:
         self.draw = random.Random(number)
         self.free: list[AsyncConnection] = []
         self.asking: set[asyncio.Task[None]] = set()
-        self.seq = 0
 
     async def type(self, begin: float) -> None:
         """Type text after text until the time is over."""
@@ -90,7 +89,8 @@ class Typist:
             text = self.texts[number % len(self.texts)]
             for place in range(1, len(text) + 1):
                 if due < end:
-                    await self._press(due, "complete", {"query": text[:place], "user": self.user, **self._stamp()})
+                    limits = {"deadline_ms": self.load.deadline_ms, "limit": 8}
+                    await self._press(due, "complete", {"query": text[:place], "user": self.user, **limits})
                     due += 1 / self.load.keys
             if due < end:
                 key = f"{self.user} {number} {begin}"
@@ -100,10 +100,6 @@ class Typist:
         await asyncio.gather(*self.asking, return_exceptions=True)
         for connection in self.free:
             connection.close()
-
-    def _stamp(self) -> dict[str, object]:
-        self.seq += 1
-        return {"session": self.user, "seq": self.seq, "deadline_ms": self.load.deadline_ms, "limit": 8}
 
     async def _press(self, due: float, kind: str, asked: object) -> None:
         """Wait until a key is due, and have it asked for."""

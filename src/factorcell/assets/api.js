@@ -21,24 +21,13 @@ function field(parameter) {
   const label = element("label", parameter.name + (parameter.required ? " *" : ""));
   label.append(element("small", parameter.schema.description ?? ""));
   const input = element("input", "", { name: parameter.name, required: parameter.required });
-  if (parameter.style === "deepObject") input.placeholder = "column=value, column=value";
   label.append(input);
   return label;
 }
 
 function address(path, parameters, form) {
-  const query = new URLSearchParams();
-  for (const one of parameters) {
-    const value = form.elements[one.name].value;
-    if (one.in === "path") path = path.replace(`{${one.name}}`, encodeURIComponent(value));
-    else if (one.style === "deepObject") {
-      for (const pair of value.split(",").filter((part) => part.includes("="))) {
-        const at = pair.indexOf("=");
-        query.append(`${one.name}[${pair.slice(0, at).trim()}]`, pair.slice(at + 1).trim());
-      }
-    } else if (value !== "" || one.required) query.append(one.name, value);
-  }
-  return query.size ? `${path}?${query}` : path;
+  for (const one of parameters) path = path.replace(`{${one.name}}`, encodeURIComponent(form.elements[one.name].value));
+  return path;
 }
 
 async function ask(method, where, body) {

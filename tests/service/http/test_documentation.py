@@ -40,15 +40,6 @@ def test_description_names_the_scope_of_each_operation() -> None:
     assert described["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
 
 
-def test_get_is_described_like_post() -> None:
-    paths = openapi()
-    fields = paths["components"]["schemas"]["CompleteRequest"]["properties"]
-    parameters = {one["name"]: one for one in paths["paths"]["/v1/complete"]["get"]["parameters"]}
-    assert parameters.keys() == fields.keys()
-    assert [name for name, one in parameters.items() if one["required"]] == ["query"]
-    assert parameters["context"]["style"] == "deepObject"
-
-
 @pytest.mark.parametrize("path", ["/docs", "/docs.js", "/docs.css"])
 def test_page_needs_nothing_from_elsewhere(client: TestClient, path: str) -> None:
     answer = client.get(path)

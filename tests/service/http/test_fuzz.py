@@ -108,7 +108,7 @@ def test_no_request_is_a_fault(
 
 
 def lead(case: Any, draw: Callable[[Any], Any]) -> None:
-    places = [case.path_parameters, case.query, *([case.body] if isinstance(case.body, dict) else [])]
+    places = [case.path_parameters, *([case.body] if isinstance(case.body, dict) else [])]
     for fields in filter(None, places):
         if "user" in fields and draw(st.integers(0, 3)):
             user = draw(st.sampled_from(PEOPLE) | st.text("abc/", min_size=1))
@@ -130,6 +130,6 @@ def known(fields: dict[str, Any], draw: Callable[[Any], Any]) -> None:
 
 
 def hurried(case: Any) -> bool:
-    fields = case.body if isinstance(case.body, dict) else case.query or {}
+    fields = case.body if isinstance(case.body, dict) else {}
     wanted = fields.get("deadline_ms")
     return wanted is not None and int(wanted) < DEADLINE

@@ -51,15 +51,6 @@ def test_paths(client: TestClient, caplog: pytest.LogCaptureFixture, bad: bytes)
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
-@pytest.mark.parametrize(
-    "query", ["query=MARK", "query=a&user=MARK", "MARK=a", "query=a&context[MARK]=a", "query=a&context[city]=MARK"]
-)
-def test_queries(client: TestClient, caplog: pytest.LogCaptureFixture, query: str, bad: bytes) -> None:
-    refused(client, "GET", "/v1/complete?" + query.replace("MARK", escaped(bad)), None)
-    assert caplog.records == []
-
-
 @pytest.mark.parametrize("name", ["authorization", "content-type", "origin", "host", "content-length", "x-other"])
 def test_headers_of_any_bytes_are_no_fault_of_the_server(
     client: TestClient, caplog: pytest.LogCaptureFixture, name: str

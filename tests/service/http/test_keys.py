@@ -16,7 +16,7 @@ from factorcell.service.http.operations import OPERATIONS
 from factorcell.service.http.site import Settings, Site
 
 ASKED = {
-    "complete": ("GET", "/v1/complete?query=a", None),
+    "complete": ("POST", "/v1/complete", {"query": "a"}),
     "learn": ("POST", "/v1/accept", {"user": "ann", "text": "abba"}),
     "users": ("GET", "/v1/users/ann/export", None),
     "admin": ("GET", "/metrics", None),
@@ -122,7 +122,7 @@ def test_rate(service: Service, file: Path) -> None:
     key = keys.add(file, "slow", ["complete"], 0.5)
     with TestClient(application(Site(service, Settings(deadline=5.0), KeyRing(file)))) as client:
         headers = {"Authorization": f"Bearer {key}"}
-        first, second = (client.get("/v1/complete?query=a", headers=headers) for _ in range(2))
+        first, second = (client.post("/v1/complete", json={"query": "a"}, headers=headers) for _ in range(2))
         assert first.status_code == 200
         assert (second.status_code, second.json()["type"]) == (429, "/docs#too-many")
         assert 1 <= int(second.headers["retry-after"]) <= 2

@@ -23,7 +23,7 @@ LABEL = re.compile(r'([a-z]+)=~?"([^"]*)"')
 VALUES = {
     "operation": "|".join(one.name for one in OPERATIONS),
     "status": r"[45]\d\d",
-    "why": "time|store|superseded",
+    "why": "time|store",
     "outcome": "served|refused",
 }
 

@@ -140,7 +140,7 @@ def test_service_behind_a_proxy(
         client = Client(url, http=unchecked, patience=Patience(deadline=STARTING, timeout=STARTING))
         assert client.accept(user=STRANGE, text="abba").outcome == "learned"
         assert [one.text for one in client.show(STRANGE).texts] == ["abba"]
-        found = unchecked.get(f"{url}/v1/complete?query=a", headers={"Accept-Encoding": "gzip, br"})
+        found = unchecked.post(f"{url}/v1/complete", json={"query": "a"}, headers={"Accept-Encoding": "gzip, br"})
         assert "content-encoding" not in found.headers
         assert len(found.content) % 4096 == 0
         for origin, status in ((url, 200), ("https://elsewhere.example", 403)):
@@ -150,10 +150,6 @@ def test_service_behind_a_proxy(
         assert next(pieces).text == "first"
         heard.set()
         assert [one.text for one in pieces] == ["second", ""]
-        assert unchecked.get(f"{url}/v1/complete?query={'a' * 16_000}").status_code in (
-            200,
-            503,
-        )  # which is the server's
         body = b'{"format": 1, "user": "bob", "paused": false, "texts": []}'.ljust(LARGEST_EXPORT)
         sent = unchecked.post(f"{url}/v1/users", content=body, headers={"Content-Type": "application/json"})
         assert sent.status_code == 200
@@ -166,9 +162,9 @@ def test_logs_have_nothing_of_anybody(name: str, service: Service, tmp_path: Pat
         with proxied(name, tmp_path, address) as url:
             client = Client(url, http=unchecked)
             client.accept(user=SECRET, text=SECRET)
-            assert unchecked.get(f"{url}/v1/complete?query={SECRET}").status_code == 200
+            assert unchecked.post(f"{url}/v1/complete", json={"query": SECRET}).status_code == 200
     with proxied(name, tmp_path, address) as url:
-        assert unchecked.get(f"{url}/v1/complete?query={SECRET}").status_code == 502
+        assert unchecked.get(f"{url}/v1/users/{SECRET}").status_code == 502
         with pytest.raises(Exception, match="502"):
             Client(url, http=unchecked, patience=Patience(tries=1)).show(SECRET)
     logs = [path for path in tmp_path.rglob("*log*") if path.is_file()]

@@ -146,7 +146,7 @@ def test_workers_share_people_rates_and_figures(run: Path, tmp_path: Path) -> No
                 accepted = other.post("/v1/accept", json={"user": "ann", "text": f"ab{number}"}).json()
                 assert accepted["number"] == number
             with httpx.Client(base_url=base, headers=client.headers, timeout=30) as other:
-                found = other.get("/v1/complete?query=ab&user=ann").json()
+                found = other.post("/v1/complete", json={"query": "ab", "user": "ann"}).json()
                 assert found["user_version"] == accepted["user_version"]
         assert 'factorcell_accepts_total{outcome="learned"} 20.0' in client.get("/metrics").text
         wait_for(client, "factorcell_processes 2.0")
@@ -169,11 +169,11 @@ def test_new_run_is_noticed(run: Path, tmp_path: Path) -> None:
     own = shutil.copytree(run, tmp_path / "run")
     runs.make(tmp_path / "new", seed=1)
     with serving(own, tmp_path / "users.db") as (process, client):
-        before = client.get("/v1/complete?query=a").json()
+        before = client.post("/v1/complete", json={"query": "a"}).json()
         own.rename(tmp_path / "old")
         (tmp_path / "new").rename(own)
         for _ in range(100):
-            if client.get("/v1/complete?query=a").json() != before:
+            if client.post("/v1/complete", json={"query": "a"}).json() != before:
                 break
             time.sleep(0.1)
         else:

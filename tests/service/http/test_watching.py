@@ -97,7 +97,7 @@ def test_no_request_is_dropped_when_models_change(watched: Watcher, folders: tup
 
         def ask(number: int) -> None:
             while not stop.is_set():
-                answer = client.get(f"/v1/complete?query=a&user=u{number}")
+                answer = client.post("/v1/complete", json={"query": "a", "user": f"u{number}"})
                 found.append(answer.status_code)
                 accepted = client.post("/v1/accept", json={"user": f"u{number}", "text": "abba"})
                 found.append(accepted.status_code)

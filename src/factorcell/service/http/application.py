@@ -151,16 +151,13 @@ def _endpoint(site: Site, by_method: dict[str, Operation]) -> Endpoint:
     async def answer(request: Request) -> Response:
         operation = by_method["GET" if request.method == "HEAD" else request.method]
         request.scope[OPERATION] = operation.name
-        key = _authorized(site, operation.scope, request)
+        _authorize(site, operation.scope, request)
         message = None
         if operation.takes is not None:
             message = await reading.message(request, operation.takes, operation.largest)
         user = reading.part(request, "user") if "user" in request.path_params else ""
         deadline = request.scope[ARRIVED] + site.settings.patience
         if isinstance(message, CompleteRequest):
-            if message.session is not None and message.seq is not None:
-                session = key, message.session
-                site.newest.put(session, max(message.seq, site.newest.get(session) or 0))
             milliseconds = message.deadline_ms
             seconds = site.settings.deadline if milliseconds is None else milliseconds / 1000
             deadline = request.scope[ARRIVED] + COMPUTING * seconds
@@ -170,7 +167,7 @@ def _endpoint(site: Site, by_method: dict[str, Operation]) -> Endpoint:
                 pass
 
         def work(turn: Turn) -> Any:
-            return operation.answer(site, Call(message, user, key, turn))
+            return operation.answer(site, Call(message, user, turn))
 
         lane = site.lanes[operation.lane]
         with site.metrics.waiting.labels(operation.lane).track_inprogress():
@@ -187,10 +184,10 @@ def _endpoint(site: Site, by_method: dict[str, Operation]) -> Endpoint:
     return answer
 
 
-def _authorized(site: Site, scope: str, request: Request) -> str:
-    """Return the name of the key that allows `scope`, empty if none is needed. `ProblemError` if it is not allowed."""
+def _authorize(site: Site, scope: str, request: Request) -> None:
+    """Raise a `ProblemError` unless the request has a key that allows `scope`, or needs none."""
     if site.keys is None or not scope:
-        return ""
+        return
     kind, _, given = request.headers.get("authorization", "").partition(" ")
     key = site.keys.find(given.strip()) if kind.lower() == "bearer" else None
     if key is None:
@@ -201,7 +198,6 @@ def _authorized(site: Site, scope: str, request: Request) -> str:
         raise ProblemError("too-many", f"this key may ask {key.rate:g} times a second", retry=wait)
     if scope not in key.scopes:
         raise ProblemError("not-allowed", f"this needs a key of the scope {scope}")
-    return key.name
 
 
 def _constant(content: bytes) -> Endpoint:
@@ -213,7 +209,7 @@ def _constant(content: bytes) -> Endpoint:
 
 def _figures(site: Site) -> Endpoint:
     async def answer(request: Request) -> Response:
-        _authorized(site, "admin", request)
+        _authorize(site, "admin", request)
         return Response(site.metrics.text(), media_type=metrics.MEDIA_TYPE)
 
     return answer

@@ -42,11 +42,6 @@ class CompleteRequest(Asked):
     cursor: Annotated[Whole | None, Meta(description="place in the query, in characters; its end unless given")] = None
     context: Context = {}
     limit: Annotated[int, Meta(ge=1, le=MOST_RESULTS, description="suggestions at most")] = 10
-    session: Annotated[
-        Annotated[str, Meta(min_length=1, max_length=64)] | None,
-        Meta(description="names one input box: of its requests that wait, the one of the highest seq is answered"),
-    ] = None
-    seq: Annotated[Whole | None, Meta(description="number of the keystroke, which the answer repeats")] = None
     deadline_ms: Annotated[
         Annotated[int, Meta(ge=1, le=LONGEST_WAIT)] | None,
         Meta(description="milliseconds within which to answer with the best so far; as the server is set unless given"),
@@ -69,12 +64,8 @@ class CompleteAnswer(Message):
     """The best suggestions first."""
 
     results: list[Result]
-    degraded: Annotated[
-        Literal["time", "store", "superseded"] | None,
-        Meta(description="why they may not be the best; superseded: a later seq of the session came"),
-    ] = None
+    degraded: Annotated[Literal["time", "store"] | None, Meta(description="why they may not be the best")] = None
     user_version: Annotated[int | None, Meta(description="version of the user they were made for")] = None
-    seq: int | None = None
 
 
 class AcceptRequest(Asked):

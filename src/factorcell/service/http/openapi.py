@@ -30,7 +30,7 @@ def openapi(operations: Sequence[Operation] = OPERATIONS, keys: bool = False) ->
     schemas = dict(zip([*kinds, Problem], found, strict=True))
     paths: Json = {}
     for one in operations:
-        paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, schemas, components, keys)
+        paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, schemas, keys)
     described: Json = {
         "openapi": "3.1.0",
         "info": {
@@ -49,7 +49,7 @@ def openapi(operations: Sequence[Operation] = OPERATIONS, keys: bool = False) ->
     return described
 
 
-def _operation(one: Operation, schemas: dict[Any, Json], components: Json, keys: bool) -> Json:
+def _operation(one: Operation, schemas: dict[Any, Json], keys: bool) -> Json:
     media = EVENTS if one.streams else "application/json"
     answer = schemas[one.gives]
     if one.streams:
@@ -70,29 +70,8 @@ def _operation(one: Operation, schemas: dict[Any, Json], components: Json, keys:
     if "{user}" in one.path:
         schema = msgspec.json.schema(UserId)
         described["parameters"].append({"name": "user", "in": "path", "required": True, "schema": schema})
-    if one.takes is not None and one.method == "GET":
-        described["parameters"] += _parameters(components[one.takes.__name__])
-    elif one.takes is not None:
+    if one.takes is not None:
         described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schemas[one.takes]}}}
     if keys and one.scope:
         described["security"] = [{"key": [one.scope]}]
     return described
-
-
-def _parameters(schema: Json) -> list[Json]:
-    """Return the fields of a message as those of a query; a context is `context[NAME]`."""
-    rows = []
-    for name, field in schema["properties"].items():
-        row = {"name": name, "in": "query", "required": name in schema.get("required", ()), "schema": _given(field)}
-        if name == "context":
-            row |= {"style": "deepObject", "explode": True}
-        rows.append(row)
-    return rows
-
-
-def _given(field: Json) -> Json:
-    """Return the schema of a field without null, which a query does not have."""
-    if "anyOf" not in field:
-        return {name: value for name, value in field.items() if name != "default" or value is not None}
-    (kind,) = (one for one in field["anyOf"] if one != {"type": "null"})
-    return {**kind, **({"description": field["description"]} if "description" in field else {})}

@@ -31,10 +31,6 @@ T = TypeVar("T")
 def complete(site: Site, call: Call) -> messages.CompleteAnswer:
     """Suggest texts that continue what is typed."""
     asked: messages.CompleteRequest = call.message
-    newest = site.newest.get((call.key, asked.session)) if asked.session is not None else None
-    if newest is not None and asked.seq is not None and newest > asked.seq:  # nobody waits for this one any more
-        site.metrics.degraded.labels("superseded").inc()
-        return messages.CompleteAnswer(results=[], degraded="superseded", seq=asked.seq)
     found = site.service.complete(
         CompletionRequest(
             asked.query,
@@ -59,9 +55,7 @@ def complete(site: Site, call: Call) -> messages.CompleteAnswer:
         )
         for one in found.results
     ]
-    return messages.CompleteAnswer(
-        results=results, degraded=found.degraded, user_version=found.user_version, seq=asked.seq
-    )
+    return messages.CompleteAnswer(results=results, degraded=found.degraded, user_version=found.user_version)
 
 
 def accept(site: Site, call: Call) -> messages.AcceptAnswer:
@@ -220,8 +214,6 @@ def _utterance(number: str, asked: messages.HypothesisList, names: tuple[str, ..
 
 # fmt: off
 OPERATIONS = (
-    Operation("complete", "GET", "/v1/complete", "complete", "search",
-              messages.CompleteRequest, messages.CompleteAnswer, complete),
     Operation("complete", "POST", "/v1/complete", "complete", "search",
               messages.CompleteRequest, messages.CompleteAnswer, complete),
     Operation("accept", "POST", "/v1/accept", "learn", "change", messages.AcceptRequest, messages.AcceptAnswer, accept),

@@ -13,11 +13,9 @@ from factorcell.service.engine import Service
 from factorcell.service.http.keys import KeyRing
 from factorcell.service.http.lanes import Lane, Turn
 from factorcell.service.http.metrics import Metrics
-from factorcell.service.recent import Recent
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")  # of RFC 6454
 SHORTEST = 0.003  # seconds that a search gets however many wait
-SESSIONS = 10_000  # sessions whose newest keystroke is known
 
 
 @dataclass(frozen=True)
@@ -49,14 +47,13 @@ def _lanes() -> dict[str, Lane]:
 
 @dataclass(frozen=True)
 class Site:
-    """A service with what HTTP adds to it; `newest` has the number of the newest keystroke of each session."""
+    """A service with what HTTP adds to it."""
 
     service: Service
     settings: Settings = field(default_factory=Settings)
     keys: KeyRing | None = None
     metrics: Metrics = field(default_factory=Metrics)
     lanes: dict[str, Lane] = field(default_factory=_lanes)
-    newest: Recent[tuple[str, str], int] = field(default_factory=lambda: Recent(SESSIONS))
 
     def close(self) -> None:
         """Finish what has begun, then close the store."""
@@ -67,11 +64,10 @@ class Site:
 
 @dataclass(frozen=True)
 class Call:
-    """One request: its `message`, the `user` in its path, the name of its `key`, and what it may take."""
+    """One request: its `message`, the `user` in its path, and what it may take."""
 
     message: Any
     user: str
-    key: str
     turn: Turn
 
 

@@ -174,7 +174,6 @@
     #accepts = new Accepts();
     #life = new AbortController(); // ends the listeners
     #before = new Map(); // attributes of the input as they were
-    #session = newKey();
     #seq = 0; // of the newest request; an answer to any other is not shown
     #request = null;
     #results = [];
@@ -202,7 +201,6 @@
       this.#client = new Client(this.#options);
       this.#until = this.#failures = 0;
       this.close();
-      this.#session = newKey();
     }
 
     /** Ask for suggestions of what is in the input now. */
@@ -315,14 +313,14 @@
       const wait = this.#until - performance.now();
       if (wait > 0) return void (this.#timer = setTimeout(() => this.#ask(least), wait));
       const { user, context, limit, deadline, learn } = this.#options;
-      const asked = { query, cursor: [...prefix].length, context, limit, session: this.#session, seq };
+      const asked = { query, cursor: [...prefix].length, context, limit };
       if (user) asked.user = user;
       if (deadline) asked.deadline_ms = deadline;
       if (!learn) asked.learn = false;
       this.#request = new AbortController();
       try {
         const answer = await this.#client.ask("POST", "v1/complete", asked, { signal: this.#request.signal });
-        if (seq !== this.#seq || (answer.seq ?? seq) !== seq) return;
+        if (seq !== this.#seq) return;
         this.#failures = 0;
         this.#show(answer, prefix);
       } catch (error) {
