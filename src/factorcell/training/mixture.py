@@ -37,7 +37,6 @@ PRIOR = 100.0  # targets that the weights of all texts count for in those of a v
 ROUNDS, ENOUGH = 10_000, 1e-12  # of EM at most; the gain in nats per target below which it ends
 
 Array = NDArray[np.float64]
-Row = dict[str, Any]
 
 
 def fit_weights(nats: Array, prior: Array | None = None) -> Array:
@@ -197,7 +196,7 @@ def _values(source: Any, known: Variable) -> tuple[Variable, NDArray[np.int32]]:
 
 def mix(
     models: Sequence[Scorer], dev: Any, folder: str | Path, *, by: str | None = None, unknown: str = "error"
-) -> tuple[Mixture, list[Row]]:
+) -> tuple[Mixture, list[files.Row]]:
     """Fit a mixture to the table `dev` and save it in `folder`.
 
     Args:
