@@ -174,7 +174,8 @@ def _check(variable: Variable) -> None:
             raise UserError(f"not a context schema ({name} of {variable.name!r:.60} is of another type)")
     choose("kind of context variable", variable.kind, KINDS)
     counts = (variable.rare, variable.least, variable.period, *variable.counts, *variable.shares)
-    first, second = PARALLEL.get(variable.kind, ("means", "deviations"))
+    parallel = {"category": ("values", "counts"), "text": ("values", "shares")}  # fields of one length
+    first, second = parallel.get(variable.kind, ("means", "deviations"))
     if min(counts) < 0 or min(variable.deviation, *variable.deviations, 1) <= 0:
         raise UserError(f"not a context schema (a number of {variable.name!r:.60} is out of range)")
     if len(getattr(variable, first)) != len(getattr(variable, second)):
@@ -185,9 +186,6 @@ def _is_of(value: Any, hint: Any) -> bool:
     if typing.get_origin(hint) is tuple:
         return isinstance(value, tuple) and all(_is_of(item, typing.get_args(hint)[0]) for item in value)
     return type(value) in (int, float) and math.isfinite(value) if hint is float else type(value) is hint
-
-
-PARALLEL = {"category": ("values", "counts"), "text": ("values", "shares")}  # fields of one length
 
 
 def waves(period: float, harmonics: int = HARMONICS) -> tuple[list[float], list[float]]:

@@ -98,10 +98,9 @@ class Mixture:
             own = {"name": kept["by"], "kind": "category", "values": kept["values"], "counts": kept["counts"]}
             variables = ContextSchema.from_dict({"variables": [own] if kept["by"] else []}).variables
             weights = np.array(kept["weights"], dtype=np.float64)
-            if weights.shape != (len(variables[0].values) if variables else 1, len(paths)) or not len(paths):
-                raise ValueError("its weights do not fit its models and values")
-            if not ((weights >= 0).all() and np.allclose(weights.sum(axis=1), 1)):  # not of NaN either
-                raise ValueError("weights must be numbers from 0 on that add up to 1")
+            fits = weights.shape == (len(variables[0].values) if variables else 1, len(paths))
+            if not (paths and fits and (weights >= 0).all() and np.allclose(weights.sum(axis=1), 1)):  # also of NaN
+                raise ValueError("expected weights of each model from 0 on that add up to 1, for each value")
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{folder / INDEX}: not a mixture ({error})") from None
         models: list[Scorer] = []

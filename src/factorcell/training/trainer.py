@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from factorcell import files
+from factorcell import files, memory
 from factorcell.config import TrainingConfig, UserError, check_format
 from factorcell.data.canaries import planted
 from factorcell.data.corpus import Batch, Corpus, known_targets, target_counts
@@ -93,7 +93,9 @@ class Trainer:
     """A run, its data and its optimizers between two steps."""
 
     def __init__(self, run: Run, corpus: Corpus, dev: Corpus) -> None:
-        sizes.check_step(run.config, len(run.tokenizer), run.schema, int(corpus.offsets[-1]), len(corpus))
+        tokens = int(corpus.offsets[-1])
+        wanted = sizes.step_bytes(run.config, len(run.tokenizer), run.schema, tokens, len(corpus))
+        memory.check(wanted, f"training with batches of {min(tokens, run.config.training.batch_tokens):,} tokens")
         library.keep_memory()
         self.device = find_device(run.config.training.device)
         self.run, self.config = run.to(self.device), run.config.training
