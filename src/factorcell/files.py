@@ -7,7 +7,6 @@ any folder.
 
 import hashlib
 import json
-import math
 import os
 import shutil
 import sys
@@ -25,6 +24,8 @@ from torch import Tensor
 from factorcell import digests, inputs, lock
 from factorcell.config import UserError, check_format
 from factorcell.finite import to_json
+
+Row = dict[str, Any]  # of a file of JSON lines
 
 PARTIAL = ".partial"  # the end of the name of a file that is being written
 
@@ -192,11 +193,10 @@ def read_versioned(path: str | Path, newest: int, what: str | Path | None = None
     return content
 
 
-def number(value: Any, path: Path, what: str, low: float = -math.inf) -> float:
-    """A `value` that `path` holds as `what`. `UserError` unless it is a finite number from `low` on."""
-    if type(value) not in (int, float) or not low <= value <= sys.float_info.max or value == -math.inf:
-        wanted = "a finite number" + (f" from {low:g} on" if low > -math.inf else "")
-        raise UserError(f"{path}: {what} is {value!r:.40}; it must be {wanted}")
+def number(value: Any, path: Path, what: str) -> float:
+    """A `value` that `path` holds as `what`. `UserError` unless it is a finite number."""
+    if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
+        raise UserError(f"{path}: {what} is {value!r:.40}; it must be a finite number")
     return float(value)
 
 

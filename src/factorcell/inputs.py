@@ -46,12 +46,11 @@ def visible(folder: str | Path, pattern: str = "*") -> list[Path]:
     Hidden are names that begin with a dot, such as the .DS_Store of macOS, and all that is in a folder of such a name.
     """
     folder = Path(folder)
-    return sorted(path for path in folder.glob(pattern) if not is_hidden(path.relative_to(folder)))
-
-
-def is_hidden(path: Path) -> bool:
-    """Return whether a part of a relative path is hidden, or the file of a system."""
-    return any(part.startswith(".") or part.lower() in SYSTEM_FILES for part in path.parts)
+    return sorted(
+        path
+        for path in folder.glob(pattern)
+        if not any(part[:1] == "." or part.lower() in SYSTEM_FILES for part in path.relative_to(folder).parts)
+    )
 
 
 def decoded(content: bytes, where: object, encoding: str = "utf-8") -> str:

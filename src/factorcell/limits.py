@@ -94,7 +94,8 @@ class Limits:
         enough = value > self.low if self.above else value >= self.low
         little = value < self.high if self.below else value <= self.high
         if not (enough and little):  # not a number is neither
-            raise UserError(f"{name} is {_short(value)}; it must be {self._wanted(enough)}")
+            shown = f"{value:g}" if isinstance(value, float) else f"{value!s:.40}"
+            raise UserError(f"{name} is {shown}; it must be {self._wanted(enough)}")
 
     def _wanted(self, enough: bool) -> str:
         """What is valid: all of a short range, of a long one the bound that was missed."""
@@ -103,11 +104,6 @@ class Limits:
         if self.high > SHORT:
             return high if enough else low
         return f"{low} and {high}" if self.above or self.below else f"from {self.low:g} to {self.high:g}"
-
-
-def _short(value: Any) -> str:
-    """A number as a message has it; one of hundreds of digits is cut."""
-    return f"{value:g}" if isinstance(value, float) else f"{value!s:.40}"
 
 
 # The options that are no fields of the config, by the name that the command line and Python share.

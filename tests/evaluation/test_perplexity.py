@@ -1,6 +1,5 @@
 """Perplexity against sums written out by hand, on a model with random weights."""
 
-import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -8,9 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
-from factorcell.config import OUTPUT_BIASES, UserError
+from factorcell.config import UserError
 from factorcell.data.tokenizer import WordTokenizer
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation.perplexity import (
@@ -92,31 +90,6 @@ def test_gain_over_a_baseline_run(run: Run, tmp_path: Path) -> None:
     plain.tokenizer = WordTokenizer(plain.tokenizer.options, Vocabulary([*plain.tokenizer.tokens[:-1], "another"]))
     with pytest.raises(UserError, match="different vocabularies"):
         evaluate_by(run, run.prepare(ROWS), ["all"] * len(ROWS), plain)
-
-
-@pytest.mark.parametrize("biases", [[], *([name] for name in OUTPUT_BIASES), list(OUTPUT_BIASES)])
-def test_ranks_are_those_of_single_steps(tmp_path: Path, biases: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    run = make_run(tmp_path / "run", output_bias=biases)
-    rows = [*ROWS[:5], {"text": "the zyx", "city": "Oslo", "stars": "1", "lat": 60.0, "lon": 10.0}]
-    corpus, expected = run.prepare(rows), []
-    with torch.no_grad():
-        for row in range(len(rows)):
-            ids, state = corpus.select(np.array([row])).tokens.tolist(), None
-            conditioned = run.model.condition(corpus.context(np.array([row])))
-            for token, target in itertools.pairwise(ids):
-                logs, state = run.model.step(torch.tensor([token]), conditioned, state)
-                expected.append(torch.log_softmax(logs, 1)[0].argsort(descending=True).tolist().index(target) + 1)
-    assert run.ranks(corpus).tolist() == expected
-    monkeypatch.setattr("factorcell.model.language_model.RANKED", 1)
-    assert run.ranks(corpus).tolist() == expected
-
-
-def test_ties_count_against_the_target(run: Run) -> None:
-    with torch.no_grad():
-        for parameter in run.model.parameters():
-            parameter.zero_()
-    corpus = run.prepare(ROWS)
-    assert set(run.ranks(corpus).tolist()) == {len(run.tokenizer) - 1}
 
 
 YEARS = [1900 + n for n in range(100)]

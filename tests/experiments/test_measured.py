@@ -12,7 +12,7 @@ import communities
 import corpora
 import thesis_queries
 import thesis_sparse
-from factorcell.config import Config
+from factorcell.config import OUTPUT_BIASES, Config
 from factorcell.data.cache import prepare
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
@@ -70,9 +70,11 @@ def test_the_nearest_communities(run: Run, tmp_path: Path) -> None:
     assert communities.nearest(make_run(tmp_path / "run", context=(), adapt=(), output_bias=()), ["sea"]) == {}
 
 
-def test_what_is_among_the_first_three(tmp_path: Path) -> None:
-    """The share of targets that no more than two others are likelier than."""
-    run = make_run(tmp_path / "run", context=("city",), output_bias=("sparse",))
+@pytest.mark.parametrize("biases", [(), ("sparse",), OUTPUT_BIASES])
+def test_top_3_accuracy(biases: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The share of targets that at most two other tokens are more probable than."""
+    monkeypatch.setattr(thesis_sparse, "RANKED", 1)
+    run = make_run(tmp_path / "run", context=("city",), output_bias=biases)
     test = corpora.written(tmp_path / "test.parquet", pa.Table.from_pylist(ROWS))
     found = thesis_sparse.measure(run, {"test": test})
     right = [first_three(run, row) for row in ROWS]

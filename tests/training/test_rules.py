@@ -76,6 +76,8 @@ def test_facts_are_those_of_the_table() -> None:
 
 
 def test_batches_of_a_fine_tuning_are_small_for_few_texts() -> None:
-    sizes = [rules.gentle_batch(targets, GENTLE["epochs"], 2000) for targets in (10, 1000, 10_000, 10**6)]
+    sizes = [
+        rules.batch_tokens(targets, GENTLE["epochs"], rules.GENTLE_STEPS, 2000) for targets in (10, 1000, 10_000, 10**6)
+    ]
     assert sizes == [100, 100, 333, 2000]
-    assert rules.gentle_batch(10**6, 1.0, 50) == 50
+    assert rules.batch_tokens(10**6, 1.0, rules.GENTLE_STEPS, 50) == 50

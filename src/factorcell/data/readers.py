@@ -110,7 +110,6 @@ class CategoryColumn(Column):
         self.types: defaultdict[type, _ValueIds] = defaultdict(lambda: _ValueIds(self.names))
 
     def add(self, values: list[Any], before: int) -> None:
-        """Take one chunk; `before` rows came earlier."""
         try:
             ids = (self.types[type(value)][value] for value in values)
             self.rows.append(np.fromiter(ids, dtype=np.int32, count=len(values)))
@@ -192,7 +191,6 @@ class NumberColumn(Column):
     """A column of numbers; those with a period lie in [0, period)."""
 
     def add(self, values: list[Any], before: int) -> None:
-        """Take one chunk; `before` rows came earlier."""
         read, wrong = READ[self.of.kind]
         numbers = [read(value) for value in values]
         for row, (value, number) in enumerate(zip(values, numbers, strict=True), before + 1):
@@ -239,7 +237,6 @@ class TextColumn(Column):
         self.sizes: list[int] = []
 
     def add(self, values: list[Any], before: int) -> None:
-        """Take one chunk; `before` rows came earlier."""
         flat: list[int] = []
         for row, value in enumerate(values, before + 1):
             if not isinstance(value, str) and not is_missing(value):
@@ -280,7 +277,6 @@ class VectorColumn(Column):
     """A column of vectors, NaN where missing; all have the length of the first, or of those in training."""
 
     def add(self, values: list[Any], before: int) -> None:
-        """Take one chunk; `before` rows came earlier."""
         size = self.rows[0].shape[1] if self.rows else len(self.of.means)
         vectors = []
         for row, value in enumerate(values, before + 1):

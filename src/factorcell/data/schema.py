@@ -10,6 +10,7 @@ name can ask it too, so it hides no name that can be guessed (docs/privacy.md).
 
 import hashlib
 import math
+import typing
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -144,11 +145,17 @@ class ContextSchema:
     def from_dict(cls, content: Mapping[str, Any]) -> "ContextSchema":
         """The schema that `to_dict` wrote."""
         try:
-            variables = tuple(map(_variable, content["variables"]))
+            fields: list[dict[str, Any]] = [
+                {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+                for entry in content["variables"]
+            ]
+            variables = tuple(Variable(**named) for named in fields)
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"not a context schema ({error})") from None
         if len({variable.name for variable in variables}) < len(variables):
             raise UserError("not a context schema (two variables of one name)")
+        for variable in variables:
+            _check(variable)
         return cls(variables)
 
     @classmethod
@@ -160,38 +167,25 @@ class ContextSchema:
             raise UserError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from None
 
 
-def _variable(entry: Mapping[str, Any]) -> Variable:
-    """A variable from plain values."""
-    fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in entry.items()}
-    variable = Variable(**fields)
+def _check(variable: Variable) -> None:
+    """Raise `UserError` unless the fields of a variable have their types, are in range and fit together."""
+    for name, hint in typing.get_type_hints(Variable).items():
+        if not _is_of(getattr(variable, name), hint):
+            raise UserError(f"not a context schema ({name} of {variable.name!r:.60} is of another type)")
     choose("kind of context variable", variable.kind, KINDS)
-    several = (variable.values, variable.counts, variable.means, variable.deviations, variable.shares)
-    if not all(isinstance(values, tuple) for values in several):
-        raise UserError(f"not a context schema (a field of {variable.name!r:.60} is not a list)")
-    texts = (variable.name, variable.column, variable.grouped, *variable.values)
-    counts = (variable.rare, variable.least, *variable.counts)
-    numbers = (variable.mean, variable.low, variable.high, *variable.means)
-    positive = (variable.deviation, *variable.deviations)
-    if not (
-        all(isinstance(text, str) for text in texts)
-        and not (len(variable.grouped) % 2 or set(variable.grouped) - set("0123456789abcdef"))
-        and all(type(count) is int and count >= 0 for count in counts)
-        and all(map(_is_finite, numbers))
-        and all(_is_finite(number) and number >= 0 for number in (variable.period, *variable.shares))
-        and all(_is_finite(number) and number > 0 for number in positive)
-    ):
-        raise UserError(f"not a context schema (a field of {variable.name!r:.60} is of another type, or out of range)")
-    first, second = PARALLEL.get(variable.kind, ("means", "deviations"))
+    counts = (variable.rare, variable.least, variable.period, *variable.counts, *variable.shares)
+    parallel = {"category": ("values", "counts"), "text": ("values", "shares")}  # fields of one length
+    first, second = parallel.get(variable.kind, ("means", "deviations"))
+    if min(counts) < 0 or min(variable.deviation, *variable.deviations, 1) <= 0:
+        raise UserError(f"not a context schema (a number of {variable.name!r:.60} is out of range)")
     if len(getattr(variable, first)) != len(getattr(variable, second)):
         raise UserError(f"not a context schema ({first} and {second} of {variable.name!r} differ in length)")
-    return variable
 
 
-def _is_finite(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
-
-
-PARALLEL = {"category": ("values", "counts"), "text": ("values", "shares")}  # fields of one length
+def _is_of(value: Any, hint: Any) -> bool:
+    if typing.get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_is_of(item, typing.get_args(hint)[0]) for item in value)
+    return type(value) in (int, float) and math.isfinite(value) if hint is float else type(value) is hint
 
 
 def waves(period: float, harmonics: int = HARMONICS) -> tuple[list[float], list[float]]:

@@ -17,7 +17,7 @@ import regex
 
 from factorcell import files
 from factorcell.config import Config, UserError
-from factorcell.data.vocabulary import SPECIAL_IDS, Specials, Vocabulary
+from factorcell.data.vocabulary import SPECIAL_IDS, SPECIALS, Specials, Vocabulary
 from factorcell.option_fields import (
     EXTENSIBLE,
     CharacterOptions,
@@ -55,7 +55,7 @@ class Tokenizer:
     is_character_level: ClassVar[bool] = False  # tokens are so short that a cut text ends at the end of a token
 
     def __init__(self, options: Any, vocabulary: Vocabulary | None = None) -> None:
-        self.options, self._vocabulary = options, vocabulary or Vocabulary.empty()
+        self.options, self._vocabulary = options, vocabulary or Vocabulary(SPECIALS)
 
     def __len__(self) -> int:
         """Return the number of tokens, special tokens included."""

@@ -40,11 +40,6 @@ class Vocabulary:
         return [self.ids.get(token, UNKNOWN) for token in tokens]
 
     @classmethod
-    def empty(cls) -> "Vocabulary":
-        """Return the vocabulary of the special tokens alone."""
-        return cls(SPECIALS)
-
-    @classmethod
     def build(cls, counts: Mapping[str, int], min_count: int, max_size: int) -> "Vocabulary":
         """The at most `max_size` most frequent tokens seen at least `min_count` times, most frequent first."""
         kept = [token for token, count in counts.items() if count >= min_count and token not in SPECIALS]
@@ -58,7 +53,8 @@ class Vocabulary:
     @classmethod
     def of_content(cls, content: bytes) -> "Vocabulary":
         """Return the vocabulary that has this `content`; `ValueError` if it is damaged."""
-        return cls([_unescape(line) for line in content.decode().split("\n")[:-1]])
+        lines = content.decode().split("\n")[:-1]
+        return cls([regex.sub(r"\\U([0-9a-f]{8})", lambda found: chr(int(found[1], 16)), line) for line in lines])
 
 
 def _escape(token: str) -> str:
@@ -69,7 +65,3 @@ def _escape(token: str) -> str:
         else mark
         for mark in token
     )
-
-
-def _unescape(line: str) -> str:
-    return str(regex.sub(r"\\U([0-9a-f]{8})", lambda found: chr(int(found[1], 16)), line))

@@ -46,8 +46,6 @@ DRAWN = ("sample", "stochastic")  # those whose draws can be sharpened
 TOGETHER = {"sample": 128, "greedy": 128, "beam": 16, "stochastic": 8}  # contexts written at once
 NARROW, WIDE = 8, 120  # beginnings of a beam, and of a stochastic one (thesis 2018, section 6.3.1)
 
-Row = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class GenerationOptions:
@@ -157,7 +155,7 @@ def generate(
     case: bool = False,
     unknown: str = "error",
     first: int = 0,
-) -> Iterator[Row]:
+) -> Iterator[files.Row]:
     """Yield `number` texts of each of `contexts`, one context after another.
 
     Args:
@@ -190,7 +188,9 @@ def generate(
         if time.monotonic() >= deadline:
             return
         places = [job // each for job in range(start, min(jobs, start + together))]
-        _fits(run, len(places), options.beam(size), options.max_tokens)
+        width, across = options.beam(size)
+        wanted = sizes.beam_bytes(run.model, len(places), width, across, options.max_tokens)
+        memory.check(wanted, f"{len(places):,} times {width:,} beginnings of texts")
         conditioned, which = condition(run, contexts, places, unknown)
         with run.scoring():
             ids = run.tokenizer.encode(prompted)
@@ -211,7 +211,7 @@ def generate(
                     }
 
 
-def origin(run: Run, options: GenerationOptions, prompt: str = "") -> Row:
+def origin(run: Run, options: GenerationOptions, prompt: str = "") -> files.Row:
     """Return the run and the options that are not the default, as every row of `generate` has them.
 
     The precision is one of them, since the same seed draws other texts in another precision.
@@ -227,7 +227,7 @@ def origin(run: Run, options: GenerationOptions, prompt: str = "") -> Row:
     return {"run": run.folder.name, "options": chosen}
 
 
-def resumed(file: Path, about: Row, contexts: Sequence[Mapping[str, Any]], number: int) -> int:
+def resumed(file: Path, about: files.Row, contexts: Sequence[Mapping[str, Any]], number: int) -> int:
     """Return the number of rows in `file`, of `number` texts for each of `contexts`; remove a last line that was cut.
 
     Raises:
@@ -284,13 +284,6 @@ def condition(
         conditioned = run.model.condition(corpus.context(np.arange(len(distinct))).to(run.device))
         conditioned = replace(conditioned, head=run.model.head.fold(conditioned.head))
     return conditioned, torch.from_numpy(which).to(run.device)
-
-
-def _fits(run: Run, contexts: int, beam: tuple[int, int], tokens: int) -> None:
-    """`UserError` unless there is memory for beams of so many beginnings, each grown by so many tokens."""
-    width, across = beam
-    wanted = sizes.beam_bytes(run.model, contexts, width, across, tokens)
-    memory.check(wanted, f"{contexts:,} times {width:,} beginnings of texts")
 
 
 def _written(task: WritingTask, options: GenerationOptions, size: int, first: int) -> list[list[GeneratedText]]:

@@ -153,7 +153,9 @@ class _Compiled:
         if known is None or not torch.equal(known[0], contexts):
             known = self.known[number] = contexts, self.conditioned.conditions.select(contexts)
         before = start.select(contexts) if block.state is None else block.state
-        return self.model.advance(block.tokens[:, -1], known[1], before)
+        inputs = self.model.embedding[block.tokens[:, -1]][:, None]
+        vectors, after = self.model.backbone.forward(inputs, known[1], before)
+        return vectors[:, 0], after
 
 
 class Step(NamedTuple):

@@ -164,11 +164,6 @@ def shifting(config: ModelConfig) -> tuple[str, ...]:
     return tuple(name for name in config.adapt if name != PREFIX and (config.rank or not find_adapter(name).ranked))
 
 
-def ranked(config: ModelConfig) -> bool:
-    """Return whether an adapter of the config depends on the rank."""
-    return any(name != PREFIX and find_adapter(name).ranked for name in config.adapt)
-
-
 def _check(name: str, adapter: type[Adapter]) -> None:
     """Raise `UserError` unless an adapter of this name can be a part of a model."""
     if not (isinstance(adapter, type) and issubclass(adapter, Adapter)):

@@ -18,10 +18,10 @@ from factorcell.option_fields import EXTENSIBLE, KindOptions, check_kind
 
 
 class Conditions(Protocol):
-    """Everything that B context vectors determine in a backbone."""
+    """Everything that B contexts determine in a backbone or a head."""
 
     def select(self, rows: Tensor) -> Self:
-        """Return the conditions of `rows` (B',), repeated where a row is named twice."""
+        """Return those of `rows` (B',), repeated where a row is named twice."""
         ...
 
 
@@ -37,12 +37,8 @@ class Reserve(Protocol):
         ...
 
 
-class State(Protocol):
+class State(Conditions, Protocol):
     """What a backbone keeps of N texts after their tokens so far; texts may differ in length."""
-
-    def select(self, rows: Tensor) -> Self:
-        """Return the state of the texts `rows` (N',), repeated where one is named twice."""
-        ...
 
     def cat(self, others: Sequence[Self]) -> Self:
         """Return the state of these texts and of those of `others`, in that order."""

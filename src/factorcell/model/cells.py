@@ -201,18 +201,9 @@ class Cell(nn.Module):
     @staticmethod
     def _launch(arrays: Inputs) -> tuple[Tensor, State]:
         now = arrays.to(torch.bfloat16 if library.halved(arrays.given.device) else torch.float32)
-        hidden, lengths = now.hidden, now.lengths
-        outputs, last = gpu_recurrence.run(
-            now.given + now.bias[:, None],
-            now.given_reduced,
-            now.weight,
-            now.left,
-            now.right,
-            now.keep,
-            hidden,
-            now.memory,
-            lengths,
-        )
+        hidden, lengths, given = now.hidden, now.lengths, now.given + now.bias[:, None]
+        factors = now.weight, now.left, now.right, now.keep
+        outputs, last = gpu_recurrence.run(given, now.given_reduced, *factors, hidden, now.memory, lengths)
         if lengths is None:
             return outputs, State(outputs[:, -1], last)
         rows = torch.arange(len(outputs), device=outputs.device)

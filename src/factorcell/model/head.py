@@ -5,7 +5,7 @@ Shapes: B texts, T steps, V vocabulary, H size of a vector that predicts, K cont
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -14,14 +14,6 @@ from factorcell.data.context import Context
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import Specials
 from factorcell.option_fields import EXTENSIBLE, KindOptions, check_kind
-
-
-class HeadConditions(Protocol):
-    """Everything that B contexts determine in a head."""
-
-    def select(self, rows: Tensor) -> Self:
-        """Return the conditions of `rows` (B',), repeated where a row is named twice."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -65,7 +57,7 @@ class Head(nn.Module):
         """See the targets (N,) of training and the values (N, C) of their texts; by default they are ignored."""
 
     def condition(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> Any:
-        """Return the `HeadConditions` of B contexts: vectors (B, K), the embedding of each variable, the values."""
+        """Return the `Conditions` of B contexts: vectors (B, K), the embedding of each variable, the values."""
         raise NotImplementedError
 
     def fold(self, conditions: Any) -> Any:

@@ -15,8 +15,6 @@ from factorcell.finite import is_number
 FILE = "results.jsonl"
 COSTS, JUDGED = ("perplexity", "perplexity_known", "bits_per_byte"), ("accuracy", "macro_f1", "auc")
 
-Row = dict[str, Any]
-
 
 class Figure(NamedTuple):
     """The `value` of a `measure` of a `table`; the number of texts is added if two tables have the same name.
@@ -41,10 +39,10 @@ class Gains(NamedTuple):
     table: str
     column: str
     over: str | None
-    rows: list[Row]
+    rows: list[files.Row]
 
 
-def read(folder: Path) -> list[Row]:
+def read(folder: Path) -> list[files.Row]:
     """All results of a folder."""
     return files.read_rows(folder / FILE)
 
@@ -54,9 +52,9 @@ def keep(folder: Path, row: Mapping[str, Any]) -> None:
     files.append_row(folder / FILE, row)
 
 
-def figures(rows: Iterable[Row]) -> list[Figure]:
+def figures(rows: Iterable[files.Row]) -> list[Figure]:
     """The last value of every measure of every table, in the order in which they were first asked for."""
-    last: dict[tuple[str, str, str], tuple[int, Row]] = {}
+    last: dict[tuple[str, str, str], tuple[int, files.Row]] = {}
     for row in rows:
         scores = row.get("evaluation", row)
         for name in (*COSTS, *JUDGED):
@@ -71,29 +69,29 @@ def figures(rows: Iterable[Row]) -> list[Figure]:
     ]
 
 
-def _value(scores: Row, name: str) -> Row:
+def _value(scores: files.Row, name: str) -> files.Row:
     ends = {end: scores.get(f"{name}_{end}") for end in ("low", "high")}
     return {"value": scores[name], **ends, "bound": bool(scores.get(f"{name}_bound"))}
 
 
-def _asked(row: Row) -> str:
+def _asked(row: files.Row) -> str:
     parts = [f" of {row['target']}"] if row.get("target") else []
     parts += [f", priors of {row['priors']}"] if row.get("priors", "uniform") != "uniform" else []
     parts += [f", {row['samples']:,} samples"] if row.get("samples") else []
     return "".join(parts + ([", calibrated"] if "temperature" in row else []))
 
 
-def evaluated(rows: Iterable[Row]) -> Row:
+def evaluated(rows: Iterable[files.Row]) -> files.Row:
     """The perplexities of the table that was evaluated last, with its last gain; empty if there is none."""
     every = [row["evaluation"] for row in rows if row.get("kind") == "evaluate"]
-    found: Row = {}
+    found: files.Row = {}
     for row in every:
         if all(row.get(name) == every[-1].get(name) for name in ("table", "texts_key")):
             found |= row
     return found
 
 
-def gains(rows: Iterable[Row]) -> list[Gains]:
+def gains(rows: Iterable[files.Row]) -> list[Gains]:
     """The last perplexities by every column of every table over every baseline."""
     last: dict[tuple[Any, ...], Gains] = {}
     for row in rows:

@@ -23,13 +23,12 @@ from factorcell.model.adapters import shifting
 from factorcell.model.backbone import Backbone, BackboneSizes, Conditions, State
 from factorcell.model.devices import compute_on_one_thread_after_fork
 from factorcell.model.encoder import ContextEncoder, Prefix
-from factorcell.model.head import Head, HeadConditions, HeadSizes
+from factorcell.model.head import Head, HeadSizes
 from factorcell.model.initial import normal
 from factorcell.model.output import Picked, Reads, Samples, SoftmaxHead
 from factorcell.model.recurrent import RecurrentBackbone
 from factorcell.option_fields import EXTENSIBLE, PREFIX, check_kind
 
-RANKED = 4_000_000  # log probabilities that exist at one time, to rank targets among them
 STEPS = 20_000  # tokens of a text that are read at once where no gradient is kept
 
 BACKBONES: dict[str, type[Backbone]] = {"recurrent": RecurrentBackbone}
@@ -48,7 +47,7 @@ class Conditioned:
 
     conditions: Conditions
     start: State
-    head: HeadConditions
+    head: Conditions
 
     def select(self, rows: Tensor) -> "Conditioned":
         """The conditions of `rows` (B',), repeated where a row is named twice."""
@@ -145,26 +144,6 @@ class LanguageModel(nn.Module):
             parts.append(self.head.nats(vectors, tokens[:, 1:], conditioned.head))
         return torch.cat(parts, 1).masked_fill(~batch.mask(), 0.0)
 
-    def representations(self, batch: Batch, conditioned: Conditioned) -> Tensor:
-        """Vectors (B, T, H) of the backbone that predict the targets: after the start token and all but the last."""
-        inputs = F.embedding(batch.tokens[:, :-1], self.embedding)
-        vectors: Tensor = self.backbone(inputs, conditioned.conditions, conditioned.start, batch.lengths)[0]
-        return vectors
-
-    def ranks(self, batch: Batch) -> Tensor:
-        """The rank (B, T) of each target among all tokens, 1 the most probable, ties against it; zero on padding."""
-        conditioned, inside = self.condition(batch.context), batch.mask()
-        vectors = self.representations(batch, conditioned)[inside]
-        text, wanted = inside.nonzero()[:, 0], batch.tokens[:, 1:][inside]
-        ranks, size = torch.zeros_like(batch.tokens[:, 1:]), max(1, RANKED // len(self.embedding))
-        found = []
-        for states, texts, targets in zip(*(torch.split(part, size) for part in (vectors, text, wanted)), strict=True):
-            own, place = torch.unique(texts, return_inverse=True)  # biases of all texts at once would not fit
-            logs = self.head.log_probabilities(states, self.head.fold(conditioned.head.select(own)).select(place))
-            found.append((logs >= logs.gather(1, targets[:, None])).sum(1))
-        ranks[inside] = torch.cat(found)
-        return ranks
-
     def sampled(
         self,
         batch: Batch,
@@ -182,7 +161,7 @@ class LanguageModel(nn.Module):
         reads = reads or self.head.reads(batch.tokens, samples, batch.context.categories)
         picked = picked or [
             [F.embedding(rows, table) for table in tables]
-            for rows, tables in zip(reads.rows, self.row_tables(), strict=True)
+            for rows, tables in zip(reads.rows, self.head.row_tables(), strict=True)
         ]
         rows = torch.searchsorted(reads.used, batch.tokens)
         inputs = F.embedding(rows[:, :-1], picked[0][0])
@@ -190,25 +169,11 @@ class LanguageModel(nn.Module):
         nats = self.head.sampled_nats(vectors, rows[:, 1:], conditioned.head, samples, reads, picked)
         return nats.masked_fill(~batch.mask(), 0.0)
 
-    def reads(self, batch: Batch, samples: Samples) -> Reads:
-        """What `sampled` reads of the tables with a row a token or a bucket."""
-        reads: Reads = self.head.reads(batch.tokens, samples, batch.context.categories)
-        return reads
-
     def step(self, token: Tensor, conditioned: Conditioned, state: State | None = None) -> tuple[Tensor, State]:
         """`token` (B,) and a state (none: before the start token) -> log probabilities (B, V) of the next, state."""
         before = conditioned.start if state is None else state
         vectors, after = self.backbone.step(self.embedding[token], conditioned.conditions, before)
         return self.head.log_probabilities(vectors, conditioned.head), after
-
-    def advance(self, token: Tensor, conditions: Conditions, state: State) -> tuple[Tensor, State]:
-        """As `step` for many texts at once, in compiled code if there is any, up to the vectors (B, H) that predict."""
-        vectors, after = self.backbone.forward(self.embedding[token][:, None], conditions, state)
-        return vectors[:, 0], after
-
-    def row_tables(self) -> list[list[nn.Parameter]]:
-        """Tables of which a sampled step reads few rows: embeddings and adapted softmax biases, as `Reads.rows`."""
-        return self.head.row_tables()
 
     def kept(self) -> dict[str, Tensor]:
         """What a run folder keeps: parameters, and what a hashed bias has seen in training."""

@@ -12,8 +12,6 @@ from factorcell.model.kept_results import Figure
 from factorcell.model.run import Run, facts
 from factorcell.visible import visible
 
-Row = dict[str, Any]
-
 MARKS = re.compile(r"[\\`*_\[\]|~#$@>]|^[-+=]")  # what begins something in Markdown
 ENDS = re.compile(r"^\d+[.)]|\w:(?=//)|www\.", re.IGNORECASE)  # what makes a list or a link by its last character
 

@@ -171,10 +171,11 @@ class SoftmaxHead(Head):
         tables = self.tables()
         values, table = self._product(hidden, context_bias.features, tables)
         bias = self.bias + self.never
-        if not self._any_apart():
+        if self.hashed is None and all(name in INSIDE for name in self.adapters):
             return softmax.nats(values.flatten(0, 1), table, bias, targets.flatten()).view(targets.shape)
         parts = []
-        for texts in torch.split(torch.arange(len(hidden), device=hidden.device), self._texts()):
+        at_once = max(1, BIASES_AT_ONCE // len(self.embedding))
+        for texts in torch.split(torch.arange(len(hidden), device=hidden.device), at_once):
             here = context_bias.select(texts)
             own = cast(Tensor, self._apart(here, tables, self._pairs(here))).add_(bias)
             parts.append(softmax.nats(values[texts].flatten(0, 1), table, own, targets[texts].flatten()))
@@ -191,12 +192,6 @@ class SoftmaxHead(Head):
         bias = bias if apart is None else bias + apart
         nats = softmax.sampled_nats(values.flatten(0, 1), table, bias, targets.flatten(), chosen, inclusion)
         return nats.view(targets.shape)
-
-    def _any_apart(self) -> bool:
-        return self.hashed is not None or any(name not in INSIDE for name in self.adapters)
-
-    def _texts(self) -> int:
-        return max(1, BIASES_AT_ONCE // len(self.embedding))
 
     def _parts(self, features: Tensor, tables: Sequence[Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Name, features (B, F) and coefficients (U, F) of each adapted bias, from its rows (U, F) of the `tables`."""

@@ -143,7 +143,8 @@ class HashBias(nn.Module):
     def __init__(self, vocabulary_size: int, options: SoftmaxOptions, schema: ContextSchema) -> None:
         super().__init__()
         self.vocabulary_size, self.variables = vocabulary_size, schema.categories
-        self.size, self.filter_size = table_sizes(options)
+        self.size = _prime(options.hash_size)
+        self.filter_size = _prime(options.bloom_size) if options.bloom_size else 0
         self.weight = nn.Parameter(torch.zeros(self.size, 1))
         self.register_buffer("bits", torch.zeros(-(-self.filter_size // 8), dtype=torch.uint8))
         self._seen_words: dict[int, Tensor] = {}  # by variable: what the filter passes, (values, V)
@@ -265,11 +266,6 @@ def _wrapped(index: Tensor, size: int) -> Tensor:
 def _random(name: str, size: int) -> int:
     """A random integer from 1 to `size` - 1, the same for the same `name` for ever."""
     return 1 + int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") % max(1, size - 1)
-
-
-def table_sizes(config: SoftmaxOptions) -> tuple[int, int]:
-    """The buckets of the hashed bias, and the bits of its filter."""
-    return _prime(config.hash_size), _prime(config.bloom_size) if config.bloom_size else 0
 
 
 def _prime(least: int) -> int:

@@ -6,7 +6,7 @@ checkpoint.safetensors   log.jsonl   README.md
 What decides a score or a suggestion is listed in digests.json, so that a run whose files were altered does not open.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -259,25 +259,13 @@ class Run:
 
     def nats(self, corpus: Corpus) -> NDArray[np.float32]:
         """Exact nats of every target of `corpus`, text after text (`corpus.targets` values)."""
-        nats = np.zeros(corpus.targets, dtype=np.float32)
+        nats, starts = np.zeros(corpus.targets, dtype=np.float32), target_offsets(corpus)
         with self.scoring():
-            self._fill(nats, corpus, self.model)
+            for batch in self.batches(corpus):
+                lines = self.model(batch).cpu().numpy()
+                for line, row, length in zip(lines, batch.rows.tolist(), batch.lengths.tolist(), strict=True):
+                    nats[starts[row] : starts[row] + length] = line[:length]
         return nats
-
-    def ranks(self, corpus: Corpus) -> NDArray[np.int64]:
-        """The rank of every target of `corpus`, as `LanguageModel.ranks`; always by float32 products."""
-        ranks = np.zeros(corpus.targets, dtype=np.int64)
-        with torch.inference_mode():
-            self._fill(ranks, corpus, self.model.ranks)
-        return ranks
-
-    def _fill(self, flat: NDArray[Any], corpus: Corpus, values: Callable[[Batch], Tensor]) -> None:
-        """Put the `values` (B, T) of all batches of `corpus` into `flat`, target after target."""
-        starts = target_offsets(corpus)
-        for batch in self.batches(corpus):
-            lines = values(batch).cpu().numpy()
-            for line, row, length in zip(lines, batch.rows.tolist(), batch.lengths.tolist(), strict=True):
-                flat[starts[row] : starts[row] + length] = line[:length]
 
     def score(self, source: Any, *, tokens: bool = False, unknown: str = "error") -> list[dict[str, Any]]:
         """One row a text: `nats`, `targets`, `perplexity`; with `tokens` also each target and its nats.

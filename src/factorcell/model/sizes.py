@@ -58,12 +58,6 @@ def check(config: Config, vocabulary: int, schema: ContextSchema, *, trained: bo
     memory.check(FLOAT * count * (KEPT if trained else 1) + filters, what)
 
 
-def check_step(config: Config, vocabulary: int, schema: ContextSchema, tokens: int, texts: int) -> None:
-    """Raise `UserError` if a training on so many `tokens` in so many `texts` does not fit into memory."""
-    what = f"training with batches of {min(tokens, config.training.batch_tokens):,} tokens"
-    memory.check(step_bytes(config, vocabulary, schema, tokens, texts), what)
-
-
 def step_bytes(config: Config, vocabulary: int, schema: ContextSchema, tokens: int, texts: int) -> int:
     """Estimate the bytes of a training on so many `tokens` in so many `texts`, or on batches of them."""
     training, model = config.training, without_memory(config, vocabulary, schema)

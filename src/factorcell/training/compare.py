@@ -21,8 +21,7 @@ from factorcell.model.run import Run, first_files
 from factorcell.training.fit import Say, fit, read, tell
 from factorcell.training.plan import Asked, Budget, Plan, duration, plan, resumed, said_config
 
-Row = dict[str, Any]
-Judged = tuple[Row, Figures]  # results of a model, and what each text adds to them
+Judged = tuple[files.Row, Figures]  # results of a model, and what each text adds to them
 NGRAM = "ngram"  # the row and the folder of the n-gram baseline
 SCORES = ("accuracy", "macro_f1", "auc")
 
@@ -149,5 +148,5 @@ def _scored(model: Run | NGram, table: Any) -> Judged:
     corpus = model.prepare(table, unknown="group")
     nats = model.nats(corpus)
     texts = text_figures.of_nats(nats, corpus)
-    row: Row = {"kind": "compare", "table": name_of(table), "model": model.folder.name, **computed(model)}
+    row: files.Row = {"kind": "compare", "table": name_of(table), "model": model.folder.name, **computed(model)}
     return {**row, **perplexity.summarised(nats, corpus), "texts_key": texts["perplexity"].key}, texts

@@ -56,7 +56,7 @@ def finetune(
         else:
             held = old.prepare(dev, unknown=unknown, progress=say is not None)
         if "batch_tokens" not in said:
-            size = rules.gentle_batch(corpus.targets, GENTLE["epochs"], options.batch_tokens)
+            size = rules.batch_tokens(corpus.targets, GENTLE["epochs"], rules.GENTLE_STEPS, options.batch_tokens)
             options = dataclasses.replace(options, batch_tokens=size)
         config = dataclasses.replace(old.config, training=options)
         if resumes:

@@ -27,7 +27,6 @@ HELD_OUT = 0.05  # share of the training rows that are held out without a develo
 OUTLIER = 15.0  # standard deviations between a column's largest number and its mean that are remarked on
 UNKNOWN = 0.2  # share of out-of-vocabulary targets that is remarked on
 
-Row = dict[str, Any]
 Say = Callable[[str], None]
 
 
@@ -156,7 +155,7 @@ def finish(
     held: Corpus,
     source: Any,
     *,
-    finetuned: Row | None = None,
+    finetuned: files.Row | None = None,
     chosen: Sequence[str] = (),
 ) -> None:
     """Write into the folder of a trained run what it was trained on, what its context gains, and its card.
@@ -164,7 +163,7 @@ def finish(
     `held` are the development texts, `chosen` the options that followed from the table, `finetuned` the facts of a
     fine-tuning.
     """
-    kept: Row = {"texts": len(corpus), "targets": corpus.targets, "source": name_of(source)}
+    kept: files.Row = {"texts": len(corpus), "targets": corpus.targets, "source": name_of(source)}
     kept |= {"development_key": key_of(held), "context": context_gain(run, held)}
     if chosen:
         kept["chosen"] = list(chosen)
@@ -188,18 +187,13 @@ def tell(say: Say | None, text: str) -> None:
 
 def check_same(run: Run, config: Config, corpus: Corpus) -> None:
     """Refuse to resume with other options or other data."""
-    check_options(run.folder, run.config, config)
-    if run.tokenizer.tokens != corpus.tokenizer.tokens or run.schema != corpus.schema:
-        raise UserError(f"{run.folder} was begun with other training data; nothing resumed")
-
-
-def check_options(folder: Path, begun: Config, config: Config) -> None:
-    """Refuse to resume what was `begun` in a folder with other options."""
-    old, new = begun.to_dict(), config.to_dict()
+    old, new = run.config.to_dict(), config.to_dict()
     for section in old:
         for key, value in old[section].items():
             if (now := new[section][key]) != value and key not in ("threads", "device"):
-                raise UserError(f"{folder} was begun with {key} = {value!r}, not {now!r}; nothing resumed")
+                raise UserError(f"{run.folder} was begun with {key} = {value!r}, not {now!r}; nothing resumed")
+    if run.tokenizer.tokens != corpus.tokenizer.tokens or run.schema != corpus.schema:
+        raise UserError(f"{run.folder} was begun with other training data; nothing resumed")
 
 
 def summary(run: Run) -> str:

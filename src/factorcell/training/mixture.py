@@ -37,7 +37,6 @@ PRIOR = 100.0  # targets that the weights of all texts count for in those of a v
 ROUNDS, ENOUGH = 10_000, 1e-12  # of EM at most; the gain in nats per target below which it ends
 
 Array = NDArray[np.float64]
-Row = dict[str, Any]
 
 
 def fit_weights(nats: Array, prior: Array | None = None) -> Array:
@@ -99,10 +98,9 @@ class Mixture:
             own = {"name": kept["by"], "kind": "category", "values": kept["values"], "counts": kept["counts"]}
             variables = ContextSchema.from_dict({"variables": [own] if kept["by"] else []}).variables
             weights = np.array(kept["weights"], dtype=np.float64)
-            if weights.shape != (len(variables[0].values) if variables else 1, len(paths)) or not len(paths):
-                raise ValueError("its weights do not fit its models and values")
-            if not ((weights >= 0).all() and np.allclose(weights.sum(axis=1), 1)):  # not of NaN either
-                raise ValueError("weights must be numbers from 0 on that add up to 1")
+            fits = weights.shape == (len(variables[0].values) if variables else 1, len(paths))
+            if not (paths and fits and (weights >= 0).all() and np.allclose(weights.sum(axis=1), 1)):  # also of NaN
+                raise ValueError("expected weights of each model from 0 on that add up to 1, for each value")
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{folder / INDEX}: not a mixture ({error})") from None
         models: list[Scorer] = []
@@ -197,7 +195,7 @@ def _values(source: Any, known: Variable) -> tuple[Variable, NDArray[np.int32]]:
 
 def mix(
     models: Sequence[Scorer], dev: Any, folder: str | Path, *, by: str | None = None, unknown: str = "error"
-) -> tuple[Mixture, list[Row]]:
+) -> tuple[Mixture, list[files.Row]]:
     """Fit a mixture to the table `dev` and save it in `folder`.
 
     Args:

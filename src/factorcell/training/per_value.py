@@ -33,12 +33,8 @@ class Separate:
     def __init__(self, folder: Path, runs: Mapping[int, Run]) -> None:
         self.folder, self.runs = folder, runs
         shared = runs[SHARED]
-        self.tokenizer, self.schema, self.precision, self.gain = (
-            shared.tokenizer,
-            shared.schema,
-            shared.precision,
-            shared.gain,
-        )
+        self.tokenizer, self.schema = shared.tokenizer, shared.schema
+        self.precision, self.gain = shared.precision, shared.gain
 
     @classmethod
     def open(cls, folder: str | Path, *, device: str = "cpu", precision: str = "float32") -> "Separate":

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -40,8 +40,6 @@ PARTS = {
     "projection": r"head\.",
 }
 ALL = "all"
-
-Row = dict[str, Any]
 
 
 def part_of(parameter: str) -> str:
@@ -133,9 +131,7 @@ class StartingPoint:
         if not path.exists():
             return None
         values, facts = files.load_tensors(path)
-        if not isinstance(facts, dict) or not set(facts.get("parts", [None])) <= PARTS.keys():
-            raise UserError(f"{path}: not the start of a fine-tuning")
-        return cls(values, tuple(facts["parts"]), files.number(facts.get("l1"), path, "l1", low=0))
+        return cls(values, tuple(facts["parts"]), facts["l1"])
 
     def write(self, folder: Path) -> None:
         """Write the start into a run folder."""
@@ -149,9 +145,9 @@ class StartingPoint:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(part_of(name) in self.parts)
 
-    def moved(self, model: LanguageModel) -> list[Row]:
+    def moved(self, model: LanguageModel) -> list[files.Row]:
         """Return for each part that moves its number of `values`, and how many have `moved` from w0."""
-        rows: dict[str, Row] = {part: {"part": part, "values": 0, "moved": 0} for part in self.parts}
+        rows: dict[str, files.Row] = {part: {"part": part, "values": 0, "moved": 0} for part in self.parts}
         for name, parameter in model.named_parameters():
             if row := rows.get(part_of(name)):
                 row["values"] += parameter.numel()

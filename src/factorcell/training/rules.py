@@ -62,7 +62,7 @@ def passes(facts: Facts, preset: str) -> float:
 def options(facts: Facts, epochs: float, sized_for: float | None = None) -> Options:
     """Return the options of a training of `epochs` passes; sizes may be those of another number of passes."""
     seen = (epochs if sized_for is None else sized_for) * facts.targets
-    batch = _batch(facts.targets, facts.most, STEPS, BATCH)
+    batch = batch_tokens(facts.targets, facts.most, STEPS, BATCH)
     if facts.letters:
         hidden, norm = _step(seen, {5e5: (150, False), 2e6: (250, False), 2e7: (300, False), math.inf: (600, True)})
         embedding, rates = 50, {"learning_rate": 7e-3, "token_rate": 3.0, "weight_decay": 0.0}
@@ -111,10 +111,6 @@ def _evaluations(facts: Facts, epochs: float) -> dict[str, Any]:
     return {"evaluations": count, "patience": 3 if count >= 6 else 0}
 
 
-def gentle_batch(targets: int, epochs: float, most: int) -> int:
-    """Return the tokens in a batch of a fine-tuning: at most `most`, and fewer for few texts."""
-    return _batch(targets, epochs, GENTLE_STEPS, most)
-
-
-def _batch(targets: int, epochs: float, steps: int, most: int) -> int:
+def batch_tokens(targets: int, epochs: float, steps: int, most: int) -> int:
+    """Return the tokens in a batch: at most `most`, and fewer where a table would make less than `steps` steps."""
     return max(1, min(most, max(LEAST_BATCH, round(targets * epochs / steps))))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from factorcell import inputs
 from factorcell.config import OUTPUT_BIASES, Config, ModelConfig, TrainingConfig, UserError, choose
-from factorcell.model.adapters import ranked
+from factorcell.model.adapters import find_adapter
 from factorcell.option_fields import PREFIX, RecurrentOptions, SoftmaxOptions
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def matters(name: str, config: Config) -> bool:
     """Return whether the option changes a model of this config, as the rank does in a FactorCell only."""
     adapt, output_bias = (config.model.adapt, config.model.output_bias) if config.data.columns else ((), ())
     if name == "rank":
-        return bool(adapt) and ranked(config.model)
+        return any(part != PREFIX and find_adapter(part).ranked for part in adapt)
     if name in CONTEXT_SIZES:
         return any(part != PREFIX for part in adapt) or "low_rank" in output_bias
     if name == "min_context_count":

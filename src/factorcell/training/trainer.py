@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from factorcell import files
+from factorcell import files, memory
 from factorcell.config import TrainingConfig, UserError, check_format
 from factorcell.data.canaries import planted
 from factorcell.data.corpus import Batch, Corpus, known_targets, target_counts
@@ -51,15 +51,6 @@ class Progress:
     rows: int = 0
     nats: float = 0.0  # since the last row of the log
     since: int = 0  # tokens up to the last row of the log
-
-
-def _progress(facts: Row, path: Path) -> Progress:
-    start: Row = vars(Progress())
-    for name in start | facts:
-        value: Any = facts.get(name)
-        if name not in start or type(value) is not type(start[name]) or not value >= 0:
-            raise UserError(f"{path}: not a checkpoint ({name} is {value!r:.40})")
-    return Progress(**facts)
 
 
 def learning_rate(step: int, steps: int, config: TrainingConfig) -> float:
@@ -102,7 +93,9 @@ class Trainer:
     """A run, its data and its optimizers between two steps."""
 
     def __init__(self, run: Run, corpus: Corpus, dev: Corpus) -> None:
-        sizes.check_step(run.config, len(run.tokenizer), run.schema, int(corpus.offsets[-1]), len(corpus))
+        tokens = int(corpus.offsets[-1])
+        wanted = sizes.step_bytes(run.config, len(run.tokenizer), run.schema, tokens, len(corpus))
+        memory.check(wanted, f"training with batches of {min(tokens, run.config.training.batch_tokens):,} tokens")
         library.keep_memory()
         self.device = find_device(run.config.training.device)
         self.run, self.config = run.to(self.device), run.config.training
@@ -124,14 +117,14 @@ class Trainer:
                 smoothed = (counts + 1) / (counts + 1).sum()
                 run.model.head.begin(torch.from_numpy(np.log(smoothed)))
         self.penalties = proximal.penalties(run, self.start)
-        tables = [table for tables in run.model.row_tables() for table in tables]
+        tables = [table for tables in run.model.head.row_tables() for table in tables]
         skippable = all(table.requires_grad and table not in self.penalties for table in tables)
         self.rows: list[RowAdam] = []
         if self.proposal and skippable:
             rates = [
                 self.config.token_rate * learning_rate(step, self.steps, self.config) for step in range(self.steps)
             ]
-            self.rows = [RowAdam(part, rates, self.config.weight_decay) for part in run.model.row_tables()]
+            self.rows = [RowAdam(part, rates, self.config.weight_decay) for part in run.model.head.row_tables()]
         self.optimiser = torch.optim.AdamW(self._groups(tables), lr=self.config.learning_rate, fused=True)
         observe(run.model, self.corpus)
 
@@ -197,7 +190,7 @@ class Trainer:
             torch.manual_seed(seed * 1_000_003 + step)
             samples, reads, picked = self.proposal.draw() if self.proposal else None, None, []
             if samples and self.rows:
-                reads = model.reads(batch, samples)
+                reads = model.head.reads(batch.tokens, samples, batch.context.categories)
                 for adam, rows in zip(self.rows, reads.rows, strict=True):
                     adam.catch_up(step, rows)
                     picked.append(adam.read(rows))
@@ -300,13 +293,11 @@ class Trainer:
 
     def _restore(self) -> None:
         tensors, facts = files.load_tensors(self.checkpoint)
-        if not isinstance(facts, dict):
-            raise UserError(f"{self.checkpoint}: not a checkpoint (it has no progress)")
         check_format(facts.pop("format", None), FORMAT, self.checkpoint)
         shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(":value")}
         if shapes != {f"{name}:value": parameter.shape for name, parameter in self.parameters.items()}:
             raise UserError(f"{self.checkpoint}: does not belong to this config, schema and vocabulary")
-        self.progress = _progress(facts, self.checkpoint)
+        self.progress = Progress(**facts)
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(tensors[f"{name}:value"])
