@@ -89,7 +89,6 @@ def test_a_rare_value_given_by_hand_is_told(tmp_path: Path, capsys: pytest.Captu
 
 WRITING = [
     "classify RUN TABLE --target city --out",
-    "advise TABLE --page",
     "rescore RUN NBEST --out",
     "rescore RUN NBEST --tune DEV --weights",
     "replay RUN TABLE --compare mpc --out",

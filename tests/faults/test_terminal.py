@@ -37,7 +37,7 @@ COMMANDS: dict[str, str] = {
     "stream": "generate {words} --context {oslo} --stream --min-tokens 9",
     "complete": "complete {letters} {prefix} --history {text} --explain",
     "report": "report {words} {letters} --out {page}",
-    "advise": "advise {table} --context {column} --page {page}",
+    "advise": "advise {table} --context {column}",
     "rescore": "rescore {words} {lists} --context {oslo}",
     "check": "check {letters}",
     "resume": "train {table} --dev {table} --context {column} --out {words} {small} --resume",

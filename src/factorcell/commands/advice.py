@@ -2,10 +2,8 @@
 
 import argparse
 
-from factorcell import files
 from factorcell.commands import options, terminal
 from factorcell.config import Config
-from factorcell.data.tables import name_of
 from factorcell.evaluation.advice.advise import advise
 from factorcell.reports import wording
 
@@ -13,10 +11,6 @@ from factorcell.reports import wording
 def run_advise(given: argparse.Namespace) -> None:
     """`factorcell advise`."""
     found = advise(given.table, Config.from_dict(options.said(given)), rows=given.rows, seed=given.seed, progress=True)
-    if given.page is not None:
-        from factorcell.reports import advice as report
-
-        files.write(given.page, report.page(name_of(given.table), found))
     if given.json:
         return terminal.lines([*found["columns"], found["all"]])
     for line in wording.advice_lead(found):

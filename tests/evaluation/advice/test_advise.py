@@ -17,8 +17,6 @@ from factorcell.data.cache import prepare
 from factorcell.evaluation.advice import sample as advice_texts
 from factorcell.evaluation.advice.advise import advise, expected, recommend
 from factorcell.evaluation.advice.sample import columns_of, sample
-from factorcell.evaluation.statistics import rank_correlation
-from factorcell.reports import advice
 from tests import synthetic
 
 
@@ -61,6 +59,7 @@ def test_what_matters_comes_first_and_chance_is_left_out(found: dict[str, Any]) 
     assert "no more than chance" in rows["coin"]["why"]
     assert rows["same"]["most"] == pytest.approx(0, abs=1e-3)
     assert abs(rows["coin"]["most"]) < 0.02
+    assert all(0 <= row["most_by_bias"] <= row["most"] for row in rows.values())
 
 
 def test_figures_of_the_dialect_are_near_the_truth(found: dict[str, Any]) -> None:
@@ -224,42 +223,23 @@ def test_a_column_of_rare_values_is_not_said_to_save_nothing() -> None:
     )
 
 
-def test_the_command_prints_a_table_rows_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_table_and_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "table.jsonl"
     files.write_rows(source, [{**row, "city": row["dialect"], "stars": "1"} for row in table(400)])
-    page = tmp_path / "page.html"
     command = ["advise", str(source), "--context", "city", "--context", "stars", "--threads", "1", "--rows", "300"]
     command += ["--min-context-count", "5", "--min-count", "1"]
-    assert main([*command, "--page", str(page)]) == 0
+    assert main(command) == 0
     out = capsys.readouterr().out.splitlines()
     assert "is another question" in out[0]
     assert out[1].startswith("300 texts of 400, drawn at random")
     assert any(line.startswith("city: use (--context city): about") for line in out)
     assert any(line.startswith("stars: leave out: it has not two values") for line in out)
-    content = page.read_text()
-    assert content.count("<svg") == 2
-    assert "<b>city</b>: use (--context city): about" in content
-    for shown in ("\n".join(out), content):
-        assert "the first 10 tokens" in shown
+    assert any("the first 10 tokens" in line for line in out)
     assert main([*command, "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row.get("column") for row in rows] == ["city", "stars", None]
     assert main(["advise", str(source), "--context", "city", "--rows", "3"]) == 2
     assert "rows is 3; it must be at least 20" in capsys.readouterr().err
-
-
-def test_charts_hold_every_figure(found: dict[str, Any]) -> None:
-    rows = [{"name": row["column"], **row} for row in found["columns"]]
-    axes = advice.gains_expected(rows).axes[0]
-    dots = [line for line in axes.lines if line.get_marker() == "o"]
-    places = [float(np.asarray(line.get_xdata())[0]) for line in dots]
-    assert places == pytest.approx([100 * row["expected"] for row in rows])
-    assert [label.get_text() for label in axes.get_yticklabels()] == [row["column"] for row in rows]
-    for row in found["columns"]:
-        assert 0 <= row["most_by_bias"] <= row["most"], "a part of the most"
-    axes = advice.guessed(found["columns"]).axes[0]
-    assert [len(np.asarray(marks.get_offsets())) for marks in axes.collections] == [4] * len(rows)
-    assert rank_correlation(places, [row["most"] for row in rows])["r"] > 0.5
 
 
 def test_progress_counts_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,7 +100,6 @@ def advise(verb: Parser) -> None:
     verb.add_argument("--config", type=Path, help="TOML or JSON file of options; those given here win")
     verb.add_argument("--rows", type=int, default=ADVICE_ROWS, help="rows that are read, drawn at random")
     options.seed(verb, "what is drawn")
-    options.written(verb, "--page", "an HTML page of it all", metavar="HTML")
     options.json(verb)
     options.threads_of(verb)
     options.add(verb, "data", "tokenizer")
