@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import corpora
 from corpora import Tables
-from factorcell.data.corpus import Corpus, target_offsets
+from factorcell.data.corpus import Corpus
 from factorcell.evaluation.text_figures import TextSums, key_of, per_text
 from factorcell.model.run import Run
 from study import ROWS, Experiment, Measured
@@ -20,7 +20,6 @@ from tacl_baselines import counted, per_value
 
 VARIABLES = ("hotel", "city", "rating")
 TOP = 3
-RANKED = 4_000_000  # log probabilities that exist at one time, to rank targets among them
 
 
 def tables(data: Path, folder: Path, share: float) -> Tables:
@@ -38,24 +37,16 @@ def measure(run: Run, tables: Tables) -> Measured:
 
 def ranks(run: Run, corpus: Corpus) -> NDArray[np.int64]:
     """Return the rank of every target among all tokens, 1 the most probable, text after text; ties count against it."""
-    found, model = np.zeros(corpus.targets, dtype=np.int64), run.model
-    starts, size = target_offsets(corpus), max(1, RANKED // len(run.tokenizer))
+    found, model = [], run.model
     with torch.inference_mode():
-        for batch in run.batches(corpus):
-            conditioned, inside = model.condition(batch.context), batch.mask()
-            inputs = F.embedding(batch.tokens[:, :-1], model.embedding)
-            vectors = model.backbone(inputs, conditioned.conditions, conditioned.start, batch.lengths)[0][inside]
-            text, wanted = inside.nonzero()[:, 0], batch.tokens[:, 1:][inside]
-            parts = []
-            for states, texts, targets in zip(*(torch.split(x, size) for x in (vectors, text, wanted)), strict=True):
-                own, place = torch.unique(texts, return_inverse=True)  # biases of all texts at once would not fit
-                bias = model.head.fold(conditioned.head.select(own)).select(place)
-                logs = model.head.log_probabilities(states, bias)
-                parts.append((logs >= logs.gather(1, targets[:, None])).sum(1))
-            rows, lengths = batch.rows.tolist(), batch.lengths.tolist()
-            for row, line in zip(rows, torch.split(torch.cat(parts).cpu(), lengths), strict=True):
-                found[starts[row] : starts[row + 1]] = line.numpy()
-    return found
+        for row in range(len(corpus)):  # one text at a time, because the log probabilities of many take much memory
+            batch = corpus.batch(np.array([row]))
+            conditioned, inputs = model.condition(batch.context), F.embedding(batch.tokens[:, :-1], model.embedding)
+            vectors, _ = model.backbone(inputs, conditioned.conditions, conditioned.start)
+            bias = model.head.fold(conditioned.head).select(torch.zeros(vectors.shape[1], dtype=torch.long))
+            logs = model.head.log_probabilities(vectors[0], bias)
+            found.append((logs >= logs.gather(1, batch.tokens[0, 1:, None])).sum(1))
+    return torch.cat(found).numpy()
 
 
 BASELINES = {**per_value("rating"), **counted()}

@@ -71,9 +71,8 @@ def test_the_nearest_communities(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("biases", [(), ("sparse",), OUTPUT_BIASES])
-def test_top_3_accuracy(biases: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_top_3_accuracy(biases: tuple[str, ...], tmp_path: Path) -> None:
     """The share of targets that at most two other tokens are more probable than."""
-    monkeypatch.setattr(thesis_sparse, "RANKED", 1)
     run = make_run(tmp_path / "run", context=("city",), output_bias=biases)
     test = corpora.written(tmp_path / "test.parquet", pa.Table.from_pylist(ROWS))
     found = thesis_sparse.measure(run, {"test": test})
