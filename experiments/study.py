@@ -19,7 +19,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from corpora import Tables
 from factorcell import files
-from factorcell.config import Config, UserError, choose, kinds_in, section_types
+from factorcell.config import Config, UserError, choose
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.perplexity import summarised
 from factorcell.evaluation.text_figures import Figures, TextSums
@@ -109,12 +109,9 @@ class Experiment:
 
     def trainings(self, rows: Iterable[str] = (), seeds: Iterable[int] = ()) -> tuple[Training, ...]:
         """Some rows by some seeds; all where none are given."""
+        unseeded = {name for name, baseline in self.baselines.items() if not baseline.seeded}  # their seed is 0
         every = itertools.product(seeds or self.seeds, rows or self.rows)
-        return tuple(dict.fromkeys(self.training(row, seed) for seed, row in every))
-
-    def training(self, row: str, seed: int) -> Training:
-        """A row by a seed: 0 whatever is wanted where the row has no seeds."""
-        return Training(row, seed if row not in self.baselines or self.baselines[row].seeded else 0)
+        return tuple(dict.fromkeys(Training(row, 0 if row in unseeded else seed) for seed, row in every))
 
     def config(self, training: Training, threads: int) -> Config:
         """The options of a row. `UserError` names what the library does not have."""
@@ -177,7 +174,7 @@ class Job:
         """What is wanted and not finished; a row that was made with other options is an error."""
         done = {Training(row["row"], row["seed"]): row for row in files.read_rows(self.rows)}
         for training in done.keys() & set(self.wanted):
-            made = made_with(done[training])
+            made = Config.from_dict(done[training]["config"])
             if telling(made) != telling(self.experiment.config(training, made.training.threads)):
                 raise UserError(f"{self.rows}: row {training} was made with other options; choose another --results")
         return [training for training in self.wanted if training not in done]
@@ -189,15 +186,6 @@ class Job:
             if baseline is None or all(one.row != baseline.after for one in (*waiting, *running)):
                 return training
         return None
-
-
-def made_with(row: Mapping[str, Any]) -> Config:
-    """The options of a row, without those that the package no longer has."""
-    types = section_types(kinds_in(row["config"]))
-    known = {name: {field.name for field in fields(options)} for name, options in types.items()}
-    return Config.from_dict(
-        {name: {key: value for key, value in row["config"][name].items() if key in known[name]} for name in known}
-    )
 
 
 def telling(config: Config) -> Config:
@@ -263,10 +251,9 @@ def main(experiment: Experiment, given: argparse.Namespace, command: Sequence[st
 
 def finish(job: Job, training: Training, tables: Tables) -> None:
     """Train one row, or go on with it, measure it, and add it to the results."""
-    config, folder = job.experiment.config(training, job.threads), job.folder(training)
-    baseline = job.experiment.baselines.get(training.row)
+    config, baseline = job.experiment.config(training, job.threads), job.experiment.baselines.get(training.row)
     make = baseline.measure if baseline else partial(trained, job.experiment)
-    found = make(config, tables, folder)
+    found = make(config, tables, job.folder(training))
     figures = job.experiment.whole(found.figures, tables)
     result = {
         "experiment": job.name,
@@ -350,8 +337,8 @@ def _started(job: Job, training: Training) -> "subprocess.Popen[bytes]":
     log = _log(job, training)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as file:
-        surroundings = {**os.environ, "OMP_NUM_THREADS": str(job.threads)}
-        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=surroundings)
+        threads = {"OMP_NUM_THREADS": str(job.threads)}
+        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=os.environ | threads)
 
 
 def _log(job: Job, training: Training) -> Path:

@@ -321,7 +321,9 @@ def test_card_and_report_show_the_last_answer_with_its_table(folder: Path, capsy
 def test_unknown_words_of_a_prompt_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cell = str(folder / "cell")
     command = ["generate", cell, "--context", "city=Oslo", "--context", "stars=5", "--max-tokens", "3", "--prompt"]
-    told = f"--prompt: not in the vocabulary of {cell}, and read as unknown: 'xyzzyq', 'sands' (near it: sand, and)\n"
+    told = (
+        f"--prompt: not in the vocabulary of {cell}, and read as unknown: 'xyzzyq', 'sands' (near it: 'sand', 'and')\n"
+    )
     for more in ([], ["--stream"]):
         assert main([*command, "the xyzzyq sands xyzzyq", *more]) == 0
         shown = capsys.readouterr()

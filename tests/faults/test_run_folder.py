@@ -21,13 +21,11 @@ from factorcell.evaluation.ngram import NGram
 from factorcell.training import search_space
 from factorcell.training.check import check
 from factorcell.training.proximal import StartingPoint
-from factorcell.training.trainer import Progress, Trainer
 from tests.every_model import LETTERS, MODELS, make_models
 from tests.small import ROWS
 
-UNREAD = (  # by what scores
-    "training.lock", "training.json", "README.md", "log.jsonl", "results.jsonl", "checkpoint.safetensors",
-)  # fmt: skip
+# Files that scoring does not read.
+UNHEARD = ("training.lock", "training.json", "README.md", "log.jsonl", "results.jsonl", "checkpoint.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +64,7 @@ def answers(folder: Path) -> Any:
 
 def parts(folder: Path) -> Iterator[Path]:
     """The files that a folder's model is made of."""
-    return (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in UNREAD)
+    return (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in UNHEARD)
 
 
 def flip(folder: Path, count: int, seed: int) -> None:
@@ -241,20 +239,6 @@ def test_a_token_that_is_no_character_is_damage(line: str, world: Path, tmp_path
     files.write(copy / "vocabulary.txt", (copy / "vocabulary.txt").read_bytes() + f"{line}\n".encode())
     with pytest.raises(UserError, match=r"vocabulary.txt: damaged"):
         Run.open(copy)
-
-
-def test_a_checkpoint_of_other_facts_is_refused(tmp_path: Path) -> None:
-    from tests.training.test_resume import config, go, texts
-
-    corpus, dev = texts(config())
-    trainer = Trainer(Run.create(tmp_path / "run", config(), corpus.tokenizer, corpus.schema), corpus, dev)
-    trainer.save()
-    tensors, facts = files.load_tensors(trainer.checkpoint)
-    assert facts == {"format": 1, **vars(Progress())}
-    for wrong in ({"pace": 1}, {"step": "1"}, {"step": -1}, {"seconds": math.nan}, {"rows": 0.5}):
-        files.save_tensors(trainer.checkpoint, tensors, {**facts, **wrong})
-        with pytest.raises(UserError, match=r"checkpoint.safetensors: "):
-            list(go(tmp_path / "run", resume=True))
 
 
 def test_the_manifest_names_no_place(world: Path, tmp_path: Path) -> None:
