@@ -27,7 +27,6 @@ from safetensors.numpy import load_file
 ROOT = Path(__file__).parent.parent
 STEPS = 200
 HELD = 300  # texts that are scored and classified
-OPTIONS = ("manner", "options")  # of generation
 TIMES = ("seconds", "tokens_per_second", "minutes", "time")
 
 ONLINE = """
@@ -100,7 +99,7 @@ def digest(content: str | bytes) -> str:
 def texts(printed: str) -> str:
     """Rows of generated texts without their options."""
     rows = [json.loads(line) for line in printed.splitlines()]
-    return json.dumps([{name: row[name] for name in row if name not in OPTIONS} for row in rows])
+    return json.dumps([{name: row[name] for name in row if name != "options"} for row in rows])
 
 
 def log_rows(path: Path) -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ from factorcell.training.trainer import Trainer
 PARTS: list[tuple[Any, str, str]] = [
     (Corpus, "batch", "next batch"),
     (Proposal, "draw", "samples drawn"),
-    (LanguageModel, "reads", "rows found"),
+    (SoftmaxHead, "reads", "rows found"),
     (RowAdam, "catch_up", "rows caught up, other"),
     (RowAdam, "read", "rows read"),
     (ContextEncoder, "parts", "context"),

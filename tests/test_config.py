@@ -45,14 +45,6 @@ def test_toml_is_written_as_it_is_read(text: str, context: list[str], rate: floa
     assert Config.from_dict(tomllib.loads(config.to_toml())) == config
 
 
-def test_toml_leaves_out_what_is_none() -> None:
-    """TOML has no word for it; the default of such an option is None."""
-    config = Config.of()  # its own, not the one that all defaults share
-    object.__setattr__(config.data, "text", None)
-    assert "\ntext" not in config.to_toml()
-    assert tomllib.loads(config.to_toml())["data"]["context"] == []
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [

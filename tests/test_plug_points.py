@@ -17,6 +17,7 @@ from factorcell.completion.online import User
 from factorcell.config import EXTENSIBLE, KindOptions
 from factorcell.model import Backbone
 from factorcell.model.recurrent import RecurrentBackbone
+from factorcell.training import search_space
 from tests import plugins
 from tests.small import nats_of
 from tests.stranger import install
@@ -151,6 +152,21 @@ def test_a_class_whose_options_are_of_another_kind_is_refused() -> None:
         register_backbone("recurrent", RecurrentBackbone)
     with pytest.raises(UserError, match="expected a class with `Options`"):
         register_head("number", 3)  # type: ignore[arg-type]
+    bare = type("Bare", (plugins.Pieces,), {"Options": type("Options", (KindOptions,), {"kind": "bare"})})
+    with pytest.raises(UserError, match="expected a class with `Options`, a dataclass that extends TokenizerOptions"):
+        register_tokenizer("bare", bare)
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_search_leaves_out_what_a_backbone_does_not_have() -> None:
+    config = config_of(backbone="growing")
+    space = search_space.applicable(search_space.DEFAULT, config)
+    assert "hidden_size" not in space
+    assert "rank" in space
+    search_space.check(space, config)
+    own = search_space.applicable({"hidden_size": (3, 4)}, config)
+    with pytest.raises(UserError, match="unknown option 'hidden_size'"):
+        search_space.check(own, config)
 
 
 def other_backbone(option: str, default: Any) -> type[Backbone]:

@@ -9,7 +9,7 @@
     python -m benchmarks.service deletions              1,000 people and texts, and the raw bytes that are left
 
 It starts servers of its own. RUN is a model of characters with a user column, TABLE has texts (and for `replay`
-people and times), as experiments/commits.py makes them. What measures time wants a quiet machine.
+people and times), as experiments/commits.py makes them. Measure times on a quiet machine.
 """
 
 import argparse

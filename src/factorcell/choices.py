@@ -21,7 +21,7 @@ STORES = "sqlite:///FILE, postgresql://USER@HOST/DATABASE or redis://HOST:PORT/N
 
 # Options that follow from the table unless they are said, by section of the config (`training.rules`).
 CHOSEN: dict[str, tuple[str, ...]] = {
-    "model": (*("embedding_size", "context_size", "variable_size", "rank", "dropout_context"),),
+    "model": ("embedding_size", "context_size", "variable_size", "rank", "dropout_context"),
     "backbone": ("hidden_size", "layer_norm", "dropout_recurrent", "dropout_input", "dropout_output"),
     "training": (
         *("epochs", "batch_tokens", "learning_rate", "token_rate", "weight_decay", "loss", "samples"),

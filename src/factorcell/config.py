@@ -173,7 +173,7 @@ class TrainingConfig:
     log_every: int = whole(50, "steps between rows of the log", 1, rare=True)
     save_every: int = whole(500, "steps between checkpoints", 1, rare=True)
     seed: int = whole(0, "seed of the weights, the order and the dropout", 0, SEEDS)
-    threads: int = whole(0, "threads of each process; 0: all cores, shared between them", 0, THREADS)
+    threads: int = whole(0, "threads of the computation; 0: one per core", 0, THREADS)
     precision: str = option("auto", "numbers in matrix products of training; auto: the faster ones", choices=PRECISIONS)
     device: str = option("auto", "where to compute; auto: a GPU if there is one", choices=DEVICES)
 
@@ -302,11 +302,11 @@ class Config:
         return dataclasses.asdict(self)
 
     def to_toml(self) -> str:
-        """This config as TOML that `load` reads back; an option that is None is omitted."""
+        """Return this config as TOML that `load` reads back."""
         lines = []
         for section, values in self.to_dict().items():
             lines.append(f"[{section}]")
-            lines += [f"{name} = {_toml(value)}" for name, value in values.items() if value is not None]
+            lines += [f"{name} = {_toml(value)}" for name, value in values.items()]
         return "\n".join(lines) + "\n"
 
     def listed(self, names: Iterable[str]) -> str:

@@ -1,7 +1,8 @@
-"""Names that other packages add to what an option chooses among: adapters and cells of their own.
+"""Adapters, cells, tokenizers, backbones and heads of other packages, which options choose by name.
 
-A package that is installed offers some in its pyproject.toml; it is asked for a name that is neither ours nor
-registered, and imported when a model is made with it:
+An installed package declares its classes in its pyproject.toml. A name that is neither built in nor registered is
+looked up there. The module of an adapter or a cell is imported when a model is made with it, that of a tokenizer,
+backbone or head when a config names it:
 
     [project.entry-points."factorcell.adapters"]
     gate_shift = "their_package:GateShift"
@@ -24,9 +25,9 @@ NONE = "none"  # what the command line calls an empty list
 
 
 class Extensions:
-    """What other packages call by names that are not our `own`: of a `kind`, adapter or cell.
+    """Classes of other packages of one `kind` (such as "adapter" or "head"), by names that are not our `own`.
 
-    `registered` is the one thing in this package that changes while it runs: names are added, for the whole process.
+    `registered` changes while the package runs: names are added, for the whole process.
     """
 
     def __init__(self, kind: str, own: Sequence[str]) -> None:

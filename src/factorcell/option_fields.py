@@ -5,9 +5,10 @@ A kind of another package is a class with an attribute `Options`, a dataclass th
 """
 
 import dataclasses
-import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from factorcell.extensions import Extensions
@@ -70,10 +71,6 @@ def check_fields(section: Any) -> None:
 
 def _typed(name: str, value: Any, hint: Any) -> Any:
     """`value` as the type `hint`; lists become tuples and whole numbers floats where a field says so."""
-    if typing.get_origin(hint) is types.UnionType:
-        if value is None:
-            return None
-        hint = next(part for part in typing.get_args(hint) if part is not type(None))
     if typing.get_origin(hint) is tuple:
         if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
             return tuple(value)
@@ -102,7 +99,7 @@ class KindOptions:
 class TokenizerOptions(KindOptions):
     """Options that every tokenizer with a vocabulary of counted tokens has."""
 
-    lowercase: bool = option(False, "lower-case the text (default: words yes, characters no)")
+    lowercase: bool = option(False, "lower-case the text")
     min_count: int = whole(2, "a token seen less often in training is out of vocabulary", 1)
     max_vocabulary: int = whole(50_000, "at most this many tokens, the most frequent", 1)
 
@@ -118,7 +115,7 @@ class WordOptions(TokenizerOptions):
 
 @dataclass(frozen=True)
 class SpaceOptions(WordOptions):
-    """What stands between white space."""
+    """Tokens separated by white space."""
 
     kind: str = "space"
 
@@ -183,7 +180,7 @@ EXTENSIBLE = {
     **{section: Extensions(section, tuple(kinds)) for section, kinds in KINDS.items()},
 }
 KIND_HELP = {
-    "tokenizer": "how text becomes tokens: words, what stands between spaces, characters or graphemes",
+    "tokenizer": "how text becomes tokens: words, parts between spaces, characters or graphemes",
     "backbone": "what reads the tokens",
     "head": "what turns the vectors of the backbone into probabilities of tokens",
 }
@@ -196,15 +193,15 @@ def options_class(section: str, kind: str) -> type[KindOptions]:
         UserError: No kind of this `section` has this name, neither here nor in an installed package.
     """
     known = KINDS[section]
-    return known[kind] if kind in known else EXTENSIBLE[section].find(kind, {}, check_kind).Options
+    return known[kind] if kind in known else EXTENSIBLE[section].find(kind, {}, CHECKS[section]).Options
 
 
-def check_kind(name: str, made: Any) -> None:
-    """Raise `UserError` unless `made` is a class whose attribute `Options` holds the options of the kind `name`."""
+def check_kind(name: str, made: Any, base: type[KindOptions] = KindOptions) -> None:
+    """Raise `UserError` unless `made` is a class whose attribute `Options`, a `base`, is for the kind `name`."""
     options = getattr(made, "Options", None)
-    if not (isinstance(made, type) and isinstance(options, type) and issubclass(options, KindOptions)):
+    if not (isinstance(made, type) and isinstance(options, type) and issubclass(options, base)):
         raise UserError(
-            f"{name!r} is {made!r:.60}; expected a class with `Options`, a dataclass that extends KindOptions"
+            f"{name!r} is {made!r:.60}; expected a class with `Options`, a dataclass that extends {base.__name__}"
         )
     for field in dataclasses.fields(options):
         if not isinstance(field.default, (bool, int, float, str, tuple)):
@@ -212,3 +209,10 @@ def check_kind(name: str, made: Any) -> None:
             raise UserError(f"{name!r}: option {field.name!r}: {expected}, got {field.default!r:.60}")
     if options().kind != name:
         raise UserError(f"{name!r}: expected Options.kind to be {name!r} by default, got {options().kind!r}")
+
+
+CHECKS: dict[str, Callable[[str, Any], None]] = {
+    "tokenizer": partial(check_kind, base=TokenizerOptions),
+    "backbone": check_kind,
+    "head": check_kind,
+}

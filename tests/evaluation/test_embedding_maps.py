@@ -110,7 +110,7 @@ def test_an_ellipse_has_the_deviations_of_its_group() -> None:
     along, across = np.array([math.cos(turn), math.sin(turn)]), np.array([-math.sin(turn), math.cos(turn)])
     cross = [*(side * far * along for side in (-1, 1)), *(side * near * across for side in (-1, 1))]
     rows = [{"x": x + 10, "y": y - 5, "group": "a"} for x, y in cross]
-    (found,) = embeddings.ellipses(rows, sigma=1.5)
+    (found,) = embeddings.ellipses(rows)
     assert (found["group"], found["count"]) == ("a", 4)
     assert (found["x"], found["y"]) == pytest.approx((10, -5))
     assert found["wide"] == pytest.approx(1.5 * math.sqrt(2 * far**2 / 3))

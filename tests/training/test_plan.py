@@ -168,6 +168,8 @@ def test_a_resumed_training_keeps_the_chosen_options(tmp_path: Path) -> None:
     other = {**SAID, "training": {"learning_rate": 0.5}}
     with pytest.raises(UserError, match="was begun with learning_rate = "):
         fit(ROWS, ROWS, other, tmp_path / "run", resume=True)
+    with pytest.raises(UserError, match="was begun with kind = 'word', not 'char'"):
+        fit(ROWS, ROWS, {**SAID, "tokenizer": {"kind": "char"}}, tmp_path / "run", resume=True)
 
 
 def test_compared_models_have_the_same_options(tmp_path: Path) -> None:

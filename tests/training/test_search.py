@@ -150,6 +150,14 @@ def test_a_stopped_search_resumes_its_trial(tmp_path: Path, monkeypatch: pytest.
     assert again[0] == first[-1], "from the last checkpoint, which is from before that evaluation"
 
 
+def test_a_search_with_a_tokenizer_of_characters_resumes(tmp_path: Path) -> None:
+    config = CONFIG.with_options(tokenizer="char", min_count=1, epochs=1.0)
+    (first,) = searched(tmp_path / "study", 1, config=config)
+    again = searched(tmp_path / "study", 2, config=config)
+    assert [again[0][key] for key in ("params", "perplexity")] == [first[key] for key in ("params", "perplexity")]
+    assert [row["state"] for row in again] == ["complete", "complete"]
+
+
 PROCESS = """
 import os, sys, time
 from pathlib import Path

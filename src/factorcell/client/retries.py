@@ -22,7 +22,7 @@ class Patience:
     """How long a client waits, and how often it tries.
 
     Attributes:
-        deadline: Seconds of a call in all; no try begins later.
+        deadline: Seconds after which no try begins; one that has begun may take longer.
         timeout: Seconds of each wait for the network.
         tries: How often a call is sent at most.
         first: Upper bound of the first pause in seconds, which doubles at each try.

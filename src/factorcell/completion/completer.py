@@ -46,7 +46,7 @@ Allowed = Callable[[str], bool]  # whether a text may be suggested
 class TypedText:
     """Text typed so far, tokenized, with the search state for that prefix.
 
-    `user`: who types, None for a user who is not told apart. `plain`: the state of the plain search, where slips are
+    `user`: who types, or None for an unknown user. `plain`: the state of the plain search, where slips are
     looked for.
     """
 

@@ -54,15 +54,16 @@ class TextCounts:
         Raises:
             UserError: A text is not a string, a user has no name, or there are not as many users as texts.
         """
-        listed = values_of(texts, "texts")
+        listed, forms = values_of(texts, "texts"), list[str]()
         counts, writers = Counter[str](), defaultdict[str, set[str]](set)
         for row, text in enumerate(listed, 1):
             if not isinstance(text, str):
                 raise UserError(f"text {row}: expected a string, got {quoted(text)}")
-            counts[canonical(text)] += 1
+            forms.append(canonical(text))
+        counts.update(forms)
         if users is not None:
-            for text, name in zip(listed, labels_of(users, "users", len(listed)), strict=True):
-                writers[canonical(text)] |= {name} if name is not None else set()
+            for text, name in zip(forms, labels_of(users, "users", len(listed)), strict=True):
+                writers[text] |= {name} if name is not None else set()
         least = 0 if users is None else min_users
         enough = (text for text in counts if counts[text] >= min_count and len(writers[text]) >= least)
         return cls({text: counts[text] for text in enough if text}, len(listed), least)

@@ -101,7 +101,9 @@ def _from_columns(columns: Mapping[str, Sequence[Any]]) -> Table:
     return _sliced(GIVEN, tuple(columns), rows, lambda name, at: list(columns[name][at]))
 
 
-def _from_arrow(table: pa.Table, name: str = "the table given") -> Table:
+def _from_arrow(table: pa.Table) -> Table:
+    name = "the table given"
+
     def read(names: tuple[str, ...]) -> Iterator[Chunk]:
         return plain(table.select(list(names)).to_batches(max_chunksize=CHUNK), name)
 

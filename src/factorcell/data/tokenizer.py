@@ -19,13 +19,13 @@ from factorcell import files
 from factorcell.config import Config, UserError
 from factorcell.data.vocabulary import SPECIAL_IDS, SPECIALS, Specials, Vocabulary
 from factorcell.option_fields import (
+    CHECKS,
     EXTENSIBLE,
     CharacterOptions,
     GraphemeOptions,
     SpaceOptions,
     TokenizerOptions,
     WordOptions,
-    check_kind,
 )
 
 WORD = regex.compile(
@@ -220,12 +220,12 @@ def register_tokenizer(name: str, made: type[Tokenizer]) -> None:
     Raises:
         UserError: The name is taken, or the class has no `Options` of this kind.
     """
-    EXTENSIBLE["tokenizer"].register(name, made, check_kind)
+    EXTENSIBLE["tokenizer"].register(name, made, CHECKS["tokenizer"])
 
 
 def tokenizer_class(kind: str) -> type[Tokenizer]:
     """Return the tokenizer of a kind: a built-in one, a registered one, or one of an installed package."""
-    found: type[Tokenizer] = EXTENSIBLE["tokenizer"].find(kind, TOKENIZERS, check_kind)
+    found: type[Tokenizer] = EXTENSIBLE["tokenizer"].find(kind, TOKENIZERS, CHECKS["tokenizer"])
     return found
 
 

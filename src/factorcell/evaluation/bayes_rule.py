@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from factorcell.config import UserError
 from factorcell.evaluation.statistics import auc
 from factorcell.evaluation.text_figures import TextSums, of_right
 
@@ -84,7 +85,8 @@ class Classification:
 
     def under(self, priors: Mapping[str, float]) -> "Classification":
         """Return the classification with other priors; this one must have a uniform prior and temperature 1."""
-        assert (self.log_prior, self.posterior_at_1) == (None, None)
+        if self.log_prior is not None or self.posterior_at_1 is not None:
+            raise UserError("priors: expected a classification with a uniform prior and temperature 1, got another")
         weights = np.array([priors[name] for name in self.names])
         with np.errstate(divide="ignore"):
             log_prior = np.log(weights / weights.sum())

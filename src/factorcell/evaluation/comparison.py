@@ -88,15 +88,15 @@ class Comparison:
         }
         return {name: title for name, title in named.items() if any(row.get(name) is not None for row in self.rows)}
 
-    def notes(self, mark: str = MARK) -> list[str]:
-        """Return the legend of the table, a line each; `mark` is the mark of the best figure."""
+    def notes(self) -> list[str]:
+        """Return the legend of the table, a line each."""
         several = any(row["trainings"] > 1 for row in self.rows)
         notes = ["± is the standard deviation of trainings"] if several else []
         if self.titles():
             sources = "other texts and other trainings" if several else "other texts"
             notes.append(f"in brackets: 95 % intervals over {sources}")
         if any(row["ahead"] for row in self.rows):
-            notes.append(f"{mark} is better than all others, and by more than that")
+            notes.append(f"{MARK} is better than all others, and by more than that")
         rows = [row for row in self.rows if row.get("bits_per_byte") is not None]
         if any(row.get("bits_per_byte_texts", 0) < row.get("texts", 0) for row in rows):
             each = ", ".join(f"{row['model']} {row['bits_per_byte_texts']:,} of {row['texts']:,}" for row in rows)
@@ -158,14 +158,14 @@ def _cells(row: Row, titles: Mapping[str, str]) -> dict[str, str]:
     return cells | {name: format(row[name], form) for name, form in forms.items() if row.get(name) is not None}
 
 
-def figure(row: Mapping[str, Any], name: str, form: str, mark: str = MARK) -> str:
-    """Return a figure as text: with its standard deviation, the `mark` if it is the best, and its interval.
+def figure(row: Mapping[str, Any], name: str, form: str) -> str:
+    """Return a figure as text: with its standard deviation, `MARK` if it is the best, and its interval.
 
     A lower bound has `AT_LEAST` before it.
     """
     spread, low, high = (row.get(f"{name}_{part}") for part in ("deviation", "low", "high"))
     text = format(row[name], form) + ("" if spread is None else f" ± {spread:{form}}")
-    text += mark if name in row["ahead"] else ""
+    text += MARK if name in row["ahead"] else ""
     text += "" if low is None or high is None else f" [{low:{form}}, {high:{form}}]"
     return f"{AT_LEAST} {text}" if row.get(f"{name}_bound") else text
 

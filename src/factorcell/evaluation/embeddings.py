@@ -248,10 +248,10 @@ def points(embeddings: Embeddings, column: ValueColumn) -> list[Row]:
     return rows
 
 
-def ellipses(rows: Sequence[Row], groups: int = 8, sigma: float = SIGMA) -> list[Row]:
+def ellipses(rows: Sequence[Row], groups: int = 8) -> list[Row]:
     """Fit an ellipse to each of the `groups` largest groups of `points`: group, count, centre x and y, and axes.
 
-    The half axes `wide` and `high` are `sigma` standard deviations along and across `angle` (degrees from the x axis).
+    The half axes `wide` and `high` are `SIGMA` standard deviations along and across `angle` (degrees from the x axis).
     """
     limits.check(groups=groups)
     found: list[Row] = []
@@ -260,7 +260,7 @@ def ellipses(rows: Sequence[Row], groups: int = 8, sigma: float = SIGMA) -> list
             break
         places = np.array([(row["x"], row["y"]) for row in rows if row["group"] == group])
         squares, axes = np.linalg.eigh(np.cov(places.T))
-        high, wide = (sigma * np.sqrt(np.maximum(squares, 0.0))).tolist()
+        high, wide = (SIGMA * np.sqrt(np.maximum(squares, 0.0))).tolist()
         angle = math.degrees(math.atan2(axes[1, 1], axes[0, 1])) % 180
         x, y = places.mean(0).tolist()
         found.append({"group": group, "count": count, "x": x, "y": y, "wide": wide, "high": high, "angle": angle})

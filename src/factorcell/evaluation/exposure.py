@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from factorcell import limits
 from factorcell.choices import ALTERNATIVES
-from factorcell.completion.blend import Blend, suggester
+from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import User, tells_apart
 from factorcell.completion.popularity import Popularity
@@ -169,27 +169,21 @@ def _suggested(run: Run, canaries: Canaries, progress: bool) -> list[Row]:
     """Return which sources suggest each canary to a stranger who typed its first half; nothing for runs of words."""
     if not run.tokenizer.is_character_level:
         return [{} for _ in canaries.texts]
-    blend, completer = suggester(run, unknown="group"), Completer(run, unknown="group")
-    user = User.new(run) if tells_apart(run) else None
+    completer, user = Completer(run, unknown="group"), User.new(run) if tells_apart(run) else None
     sources: dict[str, Callable[[str], Sequence[Suggestion]]] = {
         "model": lambda prefix: completer.complete(prefix, user, k=SUGGESTIONS)
     }
     if (run.folder / POPULARITY).exists():
         popularity = Popularity.of(run)
         sources["popularity"] = lambda prefix: popularity.complete(prefix, SUGGESTIONS)
-    if isinstance(blend, Blend):
-        sources["blend"] = lambda prefix: _completed(run, blend, prefix, {})
+        if user is not None:
+            blend = Blend(completer, popularity)
+            sources["blend"] = lambda prefix: blend.complete(prefix, user, k=SUGGESTIONS) if blend.fits(prefix) else []
     rows = []
     for text in progress_bar(canaries.texts, desc="completion", unit="canaries", show=progress):
         whole, prefix = (run.tokenizer.join(part) for part in (text, text[: (len(text) + 1) // 2]))
         rows.append({source: any(one.text == whole for one in of(prefix)) for source, of in sources.items()})
     return rows
-
-
-def _completed(run: Run, source: Completer | Blend, prefix: str, context: Row) -> list[Suggestion]:
-    if not source.fits(prefix):
-        return []
-    return source.complete(prefix, User.new(run) if tells_apart(run) else None, context, SUGGESTIONS)
 
 
 def _summed(name: str, rows: Sequence[Row], members: Sequence[int], alternatives: int) -> Row:

@@ -129,7 +129,7 @@ def register_cell(name: str, made: type[Kind]) -> None:
         made: Class that implements `Kind`.
 
     Raises:
-        UserError: The name is taken, or the class has not the attributes of a `Kind`.
+        UserError: The name is taken, or the class lacks an attribute of `Kind`.
     """
     EXTENSIBLE["cell"].register(name, made, _check)
 

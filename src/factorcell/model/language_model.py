@@ -121,7 +121,7 @@ class LanguageModel(nn.Module):
         return Conditioned(conditions, start, self.head.condition(vector, parts, context))
 
     def fold(self, conditioned: Conditioned, shared: bool = False) -> Conditioned:
-        """The same, with all that changes weights multiplied out: for many tokens that share a context.
+        """Return the same conditions with every change of a weight multiplied out, for many tokens per context.
 
         If `shared` there is one context, in which any number of texts are read.
         """
@@ -154,8 +154,8 @@ class LanguageModel(nn.Module):
     ) -> Tensor:
         """Nats (B, T) against `samples` only, zero on padding: a loss for training, not a measure.
 
-        Of the tables with a row a token (or a bucket) only the rows that it `reads` are read, once. Who has `picked`
-        them already gets gradients of their size.
+        Only the rows in `reads` of tables with a row per token (or bucket) are read, once. `picked` are the values of
+        these rows, if the caller has read them; gradients then have their size.
         """
         conditioned = conditioned or self.condition(batch.context)
         reads = reads or self.head.reads(batch.tokens, samples, batch.context.categories)

@@ -90,7 +90,7 @@ class Reads:
 
     @property
     def rows(self) -> list[Tensor]:
-        """The rows of the token tables, and of the hash table if there is one: as `Output.row_tables`."""
+        """The rows of the token tables, and of the hash table if there is one: as `SoftmaxHead.row_tables`."""
         return [self.used] if self.pairs is None else [self.used, self.pairs.buckets]
 
 

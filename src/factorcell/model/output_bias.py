@@ -1,4 +1,4 @@
-"""Softmax biases that depend on the context: one class each, used by `output.Output`.
+"""Softmax biases that depend on the context: one class each, used by `output.SoftmaxHead`.
 
     low_rank        Q c                                        (TACL 2018, equation 6; thesis 2018, 2.6)
     low_rank_each   sum_i Q_i c_i                              (thesis, A.1)

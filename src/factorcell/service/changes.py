@@ -62,7 +62,7 @@ def apply(store: Store, user: str, change: Change, now: Callable[[], int]) -> tu
         if store.write(after, before.version if before else None):
             return record, after
         if time.monotonic() > stop:
-            raise StoreError("others are writing this person all the time")
+            raise StoreError(f"other writers changed this user for {WRITING:g} seconds; try again later")
         time.sleep(random.uniform(0, PAUSE))  # another writer was first
 
 

@@ -33,7 +33,7 @@ class ServedModel:
         """Prepare a run.
 
         Args:
-            run: A run with trained weights, of unit `char` or `grapheme`.
+            run: A run with trained weights and the tokenizer `char` or `grapheme`.
             slips: Typing errors to forgive, 0 to 2.
             allowed: Returns whether a text may be suggested.
 

@@ -36,7 +36,7 @@ def finetune(
         source: The training table.
         dev: The development table; without it, 5 % of the rows are held out.
         folder: The run folder to write.
-        parts: The parts that move: "embedding", "context", "recurrent", "output_bias", "projection", or "all".
+        parts: The parts that move: "embedding", "context", "backbone", "output_bias", "projection", or "all".
         l1: The penalty, in nats, on the distance that a value moves.
         training: The training options, or some of them; the others are those of `old` with gentler defaults.
         unknown: What to do with context values that `old` does not know: "error", "group" or "expected".

@@ -240,7 +240,7 @@ def unsaid(asked: Asked) -> tuple[str, ...]:
         return asked.chosen if isinstance(asked, Plan) else ()
     said = {name for values in asked.values() for name in values}
     if "loss" in said:
-        said |= {"loss", "samples"}
+        said.add("samples")
     types = section_types(kinds_in(asked)).values()
     known = {field.name for made in types for field in fields(made)} - said  # not those of another kind
     return tuple(name for names in CHOSEN.values() for name in names if name in known)
@@ -251,7 +251,11 @@ def resumed(asked: Asked, kept: Config) -> Plan:
     if isinstance(asked, Plan | Config):
         made = asked if isinstance(asked, Plan) else Plan(asked)
     else:
-        values = {section: {**old, **asked.get(section, {})} for section, old in kept.to_dict().items()}
+        kinds = kept.kinds | kinds_in(asked)  # the options of another kind do not carry over
+        values = {
+            section: {**(old if kinds.get(section) == old.get("kind") else {}), **asked.get(section, {})}
+            for section, old in kept.to_dict().items()
+        }
         made = Plan(Config.from_dict(values), unsaid(asked))
     automatic = made.config.training.precision == precisions.AUTO
     return made.with_training(precision=kept.training.precision) if automatic else made

@@ -14,7 +14,7 @@ import math
 import shutil
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +106,7 @@ def search(
     _optuna()
     folder = Path(folder)
     said = said_config(asked)
+    options = replace(options, ranges=search_space.applicable(options.ranges, said))
     search_space.check(options.ranges, said)
 
     @functools.cache
@@ -121,7 +122,11 @@ def search(
     if (old := study.user_attrs.get(NAME)) is None:
         config = plan(asked, corpus, held, options.budget).config
     else:
-        kept = {part: {key: old[f"{part}.{key}"] for key in values} for part, values in Config().to_dict().items()}
+        kept: dict[str, Row] = {section: {} for section in Config().to_dict()}
+        for name, value in old.items():
+            section, _, key = name.partition(".")
+            if section in kept:
+                kept[section][key] = value
         config = resumed(asked, Config.from_dict(kept)).config
     begun = {
         "texts": len(corpus),

@@ -96,6 +96,15 @@ def _values(name: str, given: Any) -> Range | tuple[Choice, ...]:
     return Range(low, high, log)
 
 
+def applicable(space: Space, config: Config) -> Space:
+    """Return the space without default ranges of options that the kinds of this config do not have."""
+    return {
+        name: values
+        for name, values in space.items()
+        if values is not DEFAULT.get(name) or hasattr(getattr(config, SECTIONS[name]), name)
+    }
+
+
 def check(space: Space, config: Config) -> None:
     """Raise a `UserError` if an end of a range or a choice is not a valid value of its option."""
     for name, values in space.items():

@@ -9,7 +9,7 @@ from factorcell.commands.parser import Parser
 
 def complete(verb: Parser) -> None:
     """`factorcell complete`."""
-    options.run(verb, "the run folder, of unit char or grapheme")
+    options.run(verb, "the run folder, with tokenizer char or grapheme")
     text = "what is typed so far (default: in the terminal)"
     verb.add_argument("prefix", metavar="PREFIX", nargs="?", help=text)
     verb.add_argument("--stdin", action="store_true", help="complete each line of standard input: a row of JSON each")

@@ -10,7 +10,7 @@ from factorcell.config import PRECISIONS
 
 
 def serve(verb: Parser) -> None:
-    text = "the run folder, of unit char or grapheme; `demo` is made of place names, within two minutes"
+    text = "the run folder, with tokenizer char or grapheme; `demo` is made of place names, within two minutes"
     verb.add_argument("run", type=Path, metavar="RUN", help=text)
     verb.add_argument("--host", default="127.0.0.1", help="address to serve at")
     verb.add_argument("--port", type=int, default=8000, help="port to serve at; 0: any that is free")

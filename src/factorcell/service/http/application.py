@@ -144,7 +144,9 @@ def _check_origin(headers: Headers, method: str, site: Site) -> None:
     if origin is None or method in SAFE or origin in site.settings.origins:
         return
     if origin.lower().partition("://")[2] != host:
-        raise ProblemError("not-allowed", "pages of this origin may not ask; the server can be told to let them")
+        raise ProblemError(
+            "not-allowed", "pages of this origin may not send requests; --origin of the server allows it"
+        )
 
 
 def _endpoint(site: Site, by_method: dict[str, Operation]) -> Endpoint:

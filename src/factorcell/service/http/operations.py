@@ -191,7 +191,7 @@ def _candidates(model: ServedModel, asked: messages.ClassifyRequest) -> tuple[st
     """Return the values to choose from; the users of training are shown to nobody."""
     variable = model.run.schema.variable(asked.target)
     if variable.kind != "category" or variable.source == model.run.config.data.user:
-        raise UserError(f"target {asked.target}: only the values of a category that is no person can be told apart")
+        raise UserError(f"target {asked.target}: expected a column of categories other than the column of users")
     for name in asked.values:
         choose(f"value of {asked.target}", name, variable.values[1:])
     names = tuple(dict.fromkeys(asked.values)) or variable.values[1:]

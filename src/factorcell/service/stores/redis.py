@@ -63,9 +63,13 @@ class RedisStore:
             with self._asking():
                 self._client.setnx(SCHEMA, VERSION)
                 schema = int(self._client.get(SCHEMA) or 0)
+            check_schema(schema, VERSION, "store redis")
         except StoreError as error:
+            self.close()
             raise UserError(f"store redis: cannot be opened ({error})") from None
-        check_schema(schema, VERSION, "store redis")
+        except UserError:
+            self.close()
+            raise
         self._check_durable()
 
     def read(self, user: str) -> Record | None:
