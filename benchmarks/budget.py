@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from factorcell.completion.compiled import engine
+from factorcell.completion.compiled import new_engine
 from factorcell.completion.completer import Completer, Suggestions
 from factorcell.completion.replay import streams as progressive
-from factorcell.model.packing import PRODUCTS
+from factorcell.model.packing import PRODUCT_TYPES
 from factorcell.model.run import Run
 
 
@@ -54,18 +54,20 @@ def main() -> None:
     parser.add_argument("table", type=Path, help="table of texts, with columns user and time")
     parser.add_argument("--seconds", type=float, nargs="+", default=[0.003, 0.005, 0.01, 0.02])
     parser.add_argument("--prefixes", type=int, default=300)
-    parser.add_argument("--products", choices=PRODUCTS, default=PRODUCTS[0], help="numbers by which texts are found")
+    parser.add_argument(
+        "--products", choices=PRODUCT_TYPES, default=PRODUCT_TYPES[0], help="numbers by which texts are found"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     run = Run.open(given.run)
-    searched = engine(run.model, given.products)
+    searched = new_engine(run.model, given.products)
 
     def completer(seconds: float | None = None) -> Completer:
         made = Completer(run, seconds=seconds)
         made.engine = searched
         return made
 
-    streams = progressive.read(given.table, run.config, most_rows=40, draw=progressive.PrefixDraw(5))
+    streams = progressive.read_streams(given.table, run.config, max_rows_per_user=40, draw=progressive.PrefixDraw(5))
     pairs = [(p, row[run.config.data.text]) for s in streams for p, row in zip(s.prefixes, s.rows, strict=True) if p]
     prefixes, texts = map(list, zip(*pairs[: given.prefixes], strict=True))
     whole, times = completed(completer(), prefixes)

@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    library.keep_memory()
+    library.retain_freed_memory()
     loaded = [build(path) for path in given.builds]
     works = [work for name in given.groups for work in GROUPS[name]() if work.kernel != "off"]
     times: dict[Work, list[list[tuple[float, float]]]] = {work: [[], []] for work in works}

@@ -109,7 +109,7 @@ def completing() -> tuple[Callable[[], object], Callable[[], object]]:
     config = Config.of(**{**data, **model, "layer_norm": True})
     corpus = prepare([{"text": letters, "city": city} for city in ("Oslo", "Nice")], config)
     run = Run(folder=Path("none"), config=config, tokenizer=corpus.tokenizer, schema=corpus.schema)
-    packed = PackedModel.of(run.model)
+    packed = PackedModel.from_model(run.model)
     assert packed is not None, "there are no compiled kernels"
     engine = CompiledEngine(run.model, packed)
     with torch.inference_mode():

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from factorcell.completion.compiled import engine
+from factorcell.completion.compiled import new_engine
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User
 from factorcell.completion.popularity import History
@@ -36,7 +36,7 @@ from factorcell.completion.search import Completion, PlainEngine, PrefixState, S
 from factorcell.data.tables import open_table
 from factorcell.model.kernels import library
 from factorcell.model.language_model import LanguageModel
-from factorcell.model.packing import PRODUCTS, PackedModel
+from factorcell.model.packing import PRODUCT_TYPES, PackedModel
 from factorcell.model.run import Run
 
 K = 10
@@ -73,7 +73,7 @@ def beam(model: LanguageModel, typed: PrefixState, k: int, most: int) -> SearchR
             break
         waiting = [Completion((*ids, token), score) for score, ids, token, _ in going]
         before = states.select(torch.tensor([row for *_, row in going]))
-        logs, states = model.step(torch.tensor([one.ids[-1] for one in waiting]), typed.conditioned, before)
+        logs, states = model.step(torch.tensor([one.ids[-1] for one in waiting]), typed.conditioning, before)
         rows += len(waiting)
     best = sorted(finished, key=lambda one: (-one.log_probability, one.ids))
     return SearchResult(tuple(best[:k]), rows, cut=False)
@@ -105,9 +105,9 @@ class Bench:
 
     def __init__(self, run: Run) -> None:
         self.run, self.most = run, run.config.data.max_tokens - 1
-        self.engines: dict[str, Any] = {PLAIN: PlainEngine(run.model), FLOATS: engine(run.model, "float32")}
-        if library.short():
-            self.engines |= {f"{FLOATS}, {name}": engine(run.model, name) for name in PRODUCTS[1:]}
+        self.engines: dict[str, Any] = {PLAIN: PlainEngine(run.model), FLOATS: new_engine(run.model, "float32")}
+        if library.has_bfloat16():
+            self.engines |= {f"{FLOATS}, {name}": new_engine(run.model, name) for name in PRODUCT_TYPES[1:]}
         self.times: dict[str, Times] = defaultdict(lambda: defaultdict(list))
         self.found: dict[str, list[SearchResult]] = defaultdict(list)
 
@@ -230,7 +230,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     run = Run.open(options.run)
-    if PackedModel.of(run.model) is None:
+    if PackedModel.from_model(run.model) is None:
         parser.error(f"{options.run}: there is no compiled search for its model, or on this machine")
     begin = time.perf_counter()
     Completer(Run.open(options.run))

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from factorcell.config import PRECISIONS
-from factorcell.generation.generate import GenerationOptions, condition, every, generate
+from factorcell.generation.generate import GenerationOptions, category_values, condition_contexts, generate
 from factorcell.generation.sampling import ROWS
 from factorcell.model.kernels import library
 from factorcell.model.run import Run
@@ -47,7 +47,7 @@ class Bench:
 
     def __init__(self, run: Run, column: str, tokens: int) -> None:
         self.run, self.tokens, self.rows = run, tokens, 0
-        self.contexts = [{column: value} for value in every(run.schema, column)]
+        self.contexts = [{column: value} for value in category_values(run.schema, column)]
         self.rates: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for name in ("step", "advance"):
             setattr(run.model, name, self._counted(getattr(run.model, name)))
@@ -71,12 +71,12 @@ class Bench:
     def steps(self, count: int) -> None:
         """So many steps of the model and nothing else."""
         with self.run.scoring():
-            conditioned, _ = condition(self.run, self.contexts, range(len(self.contexts)))
-            conditioned = conditioned.select(torch.arange(ROWS) % len(self.contexts))
+            conditioning, _ = condition_contexts(self.run, self.contexts, range(len(self.contexts)))
+            conditioning = conditioning.select(torch.arange(ROWS) % len(self.contexts))
             token, states = torch.randint(3, len(self.run.tokenizer), (ROWS,)), None
             self.rows, begin = 0, time.perf_counter()
             for _ in range(count):
-                _, states = self.run.model.step(token, conditioned, states)
+                _, states = self.run.model.step(token, conditioning, states)
             self.keep(LIMIT, time.perf_counter() - begin, self.rows)
 
     def keep(self, name: str, seconds: float, tokens: int) -> None:

@@ -29,10 +29,10 @@ import torch
 from torch.nn import functional as F
 
 from factorcell.config import Config
-from factorcell.data.corpus import Corpus, target_counts
-from factorcell.data.schema import RARE, ContextSchema, Variable
+from factorcell.data.corpus import Corpus, target_frequencies
+from factorcell.data.schema import UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.tokenizer import WordTokenizer
-from factorcell.data.vocabulary import END, SPECIALS, START, Vocabulary
+from factorcell.data.vocabulary import END, SPECIAL_TOKENS, START, Vocabulary
 from factorcell.model.backbone import BackboneSizes
 from factorcell.model.cells import Cell
 from factorcell.model.kernels import library as kernels
@@ -108,9 +108,9 @@ def texts(contexts: int, rows: int, length: int, vocabulary: int) -> Corpus:
     tokens = generator.choice(np.arange(3, vocabulary), (rows, length + 1), p=shares / shares.sum())
     tokens[:, 0], tokens[:, -1] = START, END
     categories = generator.integers(1, contexts + 1, (rows, 1)).astype(np.int32)
-    names = (RARE, *(f"c{index}" for index in range(contexts)))
+    names = (UNKNOWN_VALUE, *(f"c{index}" for index in range(contexts)))
     schema = ContextSchema((Variable("context", "category", values=names, counts=(1,) * len(names)),))
-    words = Vocabulary((*SPECIALS, *(f"w{index}" for index in range(3, vocabulary))))
+    words = Vocabulary((*SPECIAL_TOKENS, *(f"w{index}" for index in range(3, vocabulary))))
     tokenizer = WordTokenizer(WordOptions(), words)
     offsets = np.arange(rows + 1) * (length + 1)
     return Corpus(tokens.ravel(), offsets, categories, np.zeros((rows, 0), np.float32), tokenizer, schema)
@@ -127,13 +127,13 @@ def trainer(corpus: Corpus, length: int, precision: str = "float32") -> Trainer:
 def plain_step(corpus: Corpus, length: int) -> Once:
     """The plain path: shared samples, dense gradients, Adam over all rows."""
     model = trainer(corpus, length).run.model.train()
-    proposal = Proposal(torch.from_numpy(target_counts(corpus)), 150)
+    proposal = Proposal(torch.from_numpy(target_frequencies(corpus)), 150)
     optimiser = torch.optim.Adam(model.parameters())
     batches = corpus.batches(100 * length, seed=0)
 
     def once() -> None:
         batch = corpus.batch(random.choice(batches))
-        loss = model.sampled(batch, proposal.draw()).mean()
+        loss = model.sampled_nats(batch, proposal.draw()).mean()
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)

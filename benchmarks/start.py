@@ -16,15 +16,15 @@ import sys
 import time
 from pathlib import Path
 
-from factorcell.commands.main import ALL
+from factorcell.commands.main import ROOT
 
 HERE = Path(__file__).parent.parent / "src"
 
 
 def commands() -> dict[str, list[str]]:
     """What is measured, by what it is called."""
-    verbs = [[verb.name] for verb in ALL.kinds]
-    verbs += [[verb.name, kind.name] for verb in ALL.kinds for kind in verb.kinds]
+    verbs = [[verb.name] for verb in ROOT.subcommands]
+    verbs += [[verb.name, kind.name] for verb in ROOT.subcommands for kind in verb.subcommands]
     helps = {" ".join(["factorcell", *verb, "--help"]): ["-m", "factorcell", *verb, "--help"] for verb in [[], *verbs]}
     return {"python -c pass": ["-c", "pass"], "import factorcell": ["-c", "import factorcell"], **helps}
 

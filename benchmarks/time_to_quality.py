@@ -79,7 +79,7 @@ def plain(config: Config, corpus: Corpus, held: Corpus) -> Iterator[Look]:
         if step % each == 0:
             with torch.no_grad():
                 nats = [model.eval()(held.batch(part)).sum() for part in held.batches(training.batch_tokens)]
-            yield step * passes / len(order), math.exp(float(torch.stack(nats).sum()) / held.targets)
+            yield step * passes / len(order), math.exp(float(torch.stack(nats).sum()) / held.target_count)
 
 
 def ours(config: Config, corpus: Corpus, held: Corpus) -> Iterator[Look]:

@@ -12,7 +12,7 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
-from factorcell.commands.main import GROUPS, find, parser_of
+from factorcell.commands.main import GROUPS, find_commands, make_parser
 
 project = "factorcell"
 version = release = installed("factorcell")
@@ -62,7 +62,7 @@ def block_math(writer: Any, node: nodes.math_block) -> None:
 
 def help_of(*words: str) -> str:
     """What `factorcell WORDS --help` prints, as a block."""
-    return f"```text\n{parser_of(find(words)).format_help()}```\n"
+    return f"```text\n{make_parser(find_commands(words)).format_help()}```\n"
 
 
 class Verbs(SphinxDirective):
@@ -76,7 +76,7 @@ class Verbs(SphinxDirective):
             parts.append(f"## {title.capitalize()}\n")
             for verb in verbs:
                 parts.append(f"### {verb.name}\n")
-                kinds = [[verb.name, kind.name] for kind in verb.kinds]
+                kinds = [[verb.name, kind.name] for kind in verb.subcommands]
                 parts += [help_of(*words) for words in kinds or [[verb.name]]]
         return self.parse_text_to_nodes("\n".join(parts), allow_section_headings=True)
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from factorcell.choices import CHOSEN
+from factorcell.choices import AUTOMATIC_OPTIONS
 from factorcell.config import section_types
-from factorcell.option_fields import KIND_HELP, KINDS
+from factorcell.option_fields import KIND_HELP, OPTION_KINDS
 
 PAGE = Path(__file__).with_suffix(".md")
 HEAD = """# Options
@@ -35,7 +35,7 @@ def page() -> str:
 
 def _section(section: str) -> Iterator[str]:
     """Yield the heading and the table of a section, of all its kinds."""
-    kinds = KINDS.get(section, {"": section_types()[section]})
+    kinds = OPTION_KINDS.get(section, {"": section_types()[section]})
     yield from (f"## {section}", "", "| option | meaning | default | in a `Config` |", "|---|---|---|---|")
     fields: dict[str, dict[str, dataclasses.Field[Any]]] = {}
     for kind, options in kinds.items():
@@ -48,7 +48,7 @@ def _section(section: str) -> Iterator[str]:
         meaning += f" ({', '.join(choices)})" if choices else ""
         meaning += f"; only {', '.join(by_kind)}" if len(by_kind) < len(kinds) else ""
         plain = _shown(first.default) if name == "kind" else _shown_by_kind(by_kind)
-        default = "by the table" if name in CHOSEN.get(section, ()) else plain
+        default = "by the table" if name in AUTOMATIC_OPTIONS.get(section, ()) else plain
         yield f"| `{name}` | {meaning.replace('|', chr(92) + '|')} | {default} | {plain} |"
     yield ""
 

@@ -10,7 +10,7 @@ import numpy as np
 from factorcell import bootstrap
 from factorcell.bootstrap import Interval
 from factorcell.evaluation import statistics
-from factorcell.evaluation.statistics import Ratios, widened
+from factorcell.evaluation.statistics import Ratios, add_training_variance
 from factorcell.evaluation.text_figures import Figures, TextSums
 from study import HERE, Row, ungrouped
 
@@ -81,7 +81,7 @@ class Rows:
         """Return figures (row, key) over bootstrap draws of their common texts."""
         sums = [self.sums(name, key) for name, key in figures]
         exact = {place for place, (name, _) in enumerate(figures) if self.first(name).get("exact")}
-        return Ratios.of(sums, exact=exact) if all(sums) else None
+        return Ratios.from_sums(sums, deterministic=exact) if all(sums) else None
 
     def difference(self, name: str, key: str, base: str, base_key: str = "") -> Interval | None:
         """Return by how much a figure of a row lies above that of the row `base`."""
@@ -91,29 +91,29 @@ class Rows:
     def lower(self, name: str, key: str, base: str, paired: bool = False) -> Interval | None:
         """Return by what share a perplexity lies below that of `base`; `paired` if trainings continue those of it."""
         ratios = self._ratios((base, key), (name, key))
-        return None if ratios is None else statistics.gain(ratios.difference(0, 1, paired))
+        return None if ratios is None else statistics.gain_from_nats(ratios.difference(0, 1, paired))
 
     def above(self, name: str, key: str, base: str) -> Interval | None:
         """Return by what share a figure lies above that of the row `base`."""
         ratios = self._ratios((base, key), (name, key))
-        if ratios is None or not ratios.drawn[0, 0] > 0:
+        if ratios is None or not ratios.resampled[0, 0] > 0:
             return None
         with np.errstate(invalid="ignore", divide="ignore"):
-            interval = bootstrap.middle(ratios.drawn[:, 1] / ratios.drawn[:, 0] - 1, ratios.texts)
-        below, above = ratios.drawn[0]
-        return widened(interval, ratios.trained[1] / below, ratios.trained[0] * above / below**2)
+            interval = bootstrap.percentile_interval(ratios.resampled[:, 1] / ratios.resampled[:, 0] - 1, ratios.texts)
+        below, above = ratios.resampled[0]
+        return add_training_variance(interval, ratios.trained[1] / below, ratios.trained[0] * above / below**2)
 
     def within(self, name: str, key: str, base_key: str) -> Interval | None:
         """Return by how much a figure lies above another figure of the same trainings."""
         figures = [self.sums(name, one) for one in (base_key, key)]
-        ratios = Ratios.of(figures) if all(figures) else None
+        ratios = Ratios.from_sums(figures) if all(figures) else None
         return None if ratios is None else ratios.difference(1, 0, paired=True)
 
     def best(self, key: str, names: Sequence[str], highest: bool) -> str | None:
         """Return the row that is significantly better than every other row of `names`."""
         names = [name for name in names if self.sums(name, key)]
         ratios = self._ratios(*((name, key) for name in names)) if len(names) > 1 else None
-        place = None if ratios is None else ratios.ahead(highest)
+        place = None if ratios is None else ratios.best_model(highest)
         return None if place is None else names[place]
 
     def dev(self, name: str) -> float:

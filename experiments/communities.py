@@ -89,7 +89,7 @@ def by_community(scorer: Scorer, tables: Tables) -> list[Row]:
         count, total = sums.get(name, (0, Tally()))
         sums[name] = count + 1, total + tally
     return [
-        {"value": name, "count": count, "targets": tally.tokens, "perplexity": tally.perplexity}
+        {"value": name, "count": count, "targets": tally.targets, "perplexity": tally.perplexity}
         for name, (count, tally) in sorted(sums.items())
     ]
 
@@ -98,7 +98,7 @@ def nearest(run: Run, names: Sequence[str]) -> dict[str, list[str]]:
     """Return the nearest communities of each of `names` by the Euclidean distance of embeddings."""
     if run.model.encoder is None:
         return {}
-    found = Embeddings.of(run, "subreddit")
+    found = Embeddings.from_run(run, "subreddit")
     near = {name: found.neighbours([name], NEAREST, "distance") for name in names if name in found.values}
     return {name: [one["near"] for one in rows] for name, rows in near.items()}
 

@@ -14,7 +14,7 @@ import regex
 
 import corpora
 from corpora import Tables
-from factorcell.evaluation.exposure import READERS, audit, chance, uniformity
+from factorcell.evaluation.exposure import READERS, audit, chance_exposure, uniformity_p_value
 from factorcell.model.run import Run
 from study import ROWS, Experiment, Measured
 
@@ -92,7 +92,11 @@ def measure_phrases(run: Run, tables: Tables) -> Measured:
     nats = np.array([row["nats"] for row in run.score(rows, unknown="group")])
     ranks = 1.0 + (nats[PHRASES:] < nats[:PHRASES, None]).sum(1)
     bits = np.log2((ALTERNATIVES + 1) / ranks)
-    row = {"stranger": float(bits.mean()), "p": uniformity(ranks, ALTERNATIVES), "chance": chance(ALTERNATIVES)}
+    row = {
+        "stranger": float(bits.mean()),
+        "p": uniformity_p_value(ranks, ALTERNATIVES),
+        "chance": chance_exposure(ALTERNATIVES),
+    }
     return Measured(row)
 
 

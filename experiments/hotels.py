@@ -61,14 +61,14 @@ def known(run: Run, tables: Tables) -> Measured:
     """Measure where regions and classes lie among the embeddings of hotels, and how well these predict them."""
     if not run.model.adapted:
         return Measured({})
-    hotels, rows, row = Embeddings.of(run, "hotel"), described(tables["train"]), Row()
+    hotels, rows, row = Embeddings.from_run(run, "hotel"), described(tables["train"]), Row()
     for column in ("region", "class"):
         try:
             told = embeddings.read_column(hotels, rows, f"{column}:category")
             row[column] = {
-                "ellipses": embeddings.ellipses(embeddings.points(hotels, told), GROUPS),
-                "neighbours": embeddings.agreement(hotels, told),
-                "predicted": embeddings.predict(hotels, told),
+                "ellipses": embeddings.ellipses(embeddings.map_points(hotels, told), GROUPS),
+                "neighbours": embeddings.neighbour_agreement(hotels, told),
+                "predicted": embeddings.predict_column(hotels, told),
             }
         except UserError as error:  # in a trial too few hotels may be known
             row[column] = {"none": str(error)}

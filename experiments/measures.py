@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from corpora import Tables
 from factorcell.data.tables import open_table
-from factorcell.evaluation.bayes_rule import Classification, judged_texts
+from factorcell.evaluation.bayes_rule import Classification, text_accuracies
 from factorcell.evaluation.classification import classify, classify_points
 from factorcell.evaluation.results import read_points
 from factorcell.model.run import Run
@@ -54,8 +54,8 @@ def told_apart(run: Run, tables: Tables, target: str, samples: int = 0) -> Measu
     metrics = found.metrics()
     row = {"candidates": len(names), "judged": metrics["texts"]}
     row |= {name: metrics[name] for name in ("accuracy", "macro_f1", "auc", "calibration_error", "value_nats")}
-    told = Measured(row, {"accuracy": judged_texts(found)})
-    return told | as_classifier(found, ask(tables["held"]), variable.counted) if "held" in tables else told
+    told = Measured(row, {"accuracy": text_accuracies(found)})
+    return told | as_classifier(found, ask(tables["held"]), variable.counts_by_value) if "held" in tables else told
 
 
 def as_classifier(found: Classification, held: Classification, priors: Mapping[str, float] | None) -> Measured:
@@ -65,14 +65,14 @@ def as_classifier(found: Classification, held: Classification, priors: Mapping[s
     too, to choose a classifier by.
     """
     if priors is not None:
-        found, held = found.under(priors), held.under(priors)
+        found, held = found.with_priors(priors), held.with_priors(priors)
     temperature = held.fitted_temperature()
-    told, held = found.at(temperature), held.at(temperature)
+    told, held = found.at_temperature(temperature), held.at_temperature(temperature)
     metrics = told.metrics()
     row = {name: metrics[name] for name in ("accuracy", "calibration_error", "value_nats", "temperature")}
     row["dev_accuracy"] = held.metrics()["accuracy"]
     named = {f"classifier_{name}": value for name, value in row.items()}
-    return Measured(named, {"classifier_accuracy": judged_texts(told)})
+    return Measured(named, {"classifier_accuracy": text_accuracies(told)})
 
 
 def asked_for(table: Path, target: str, known: Sequence[str]) -> list[str]:
@@ -120,4 +120,4 @@ def _nearest(run: Run, tables: Tables, cities: Cities, ending: str = "") -> Meas
         return Measured({})
     row = {"candidates": len(found.names), "judged": metrics["texts"], "accuracy": metrics["accuracy"]}
     named = {f"{key}{ending}": value for key, value in row.items()}
-    return Measured(named, {f"accuracy{ending}": judged_texts(found)})
+    return Measured(named, {f"accuracy{ending}": text_accuracies(found)})

@@ -26,8 +26,8 @@ from columns import (
     table,
 )
 from factorcell.bootstrap import Interval
-from factorcell.evaluation.exposure import READERS, SOURCES, uniformity
-from factorcell.evaluation.statistics import INTERVAL, gain, rank_correlation
+from factorcell.evaluation.exposure import READERS, SOURCES, uniformity_p_value
+from factorcell.evaluation.statistics import NORMAL_QUANTILE, gain_from_nats, rank_correlation
 from figures import Read
 from random_sizes import correlated, of_class
 from study import Row
@@ -130,7 +130,7 @@ def communities(read: Read) -> str:
 
 def mean_of(values: Sequence[float]) -> Interval:
     """Return a mean with its interval over the values."""
-    point, reach = float(np.mean(values)), INTERVAL * float(np.std(values, ddof=1)) / len(values) ** 0.5
+    point, reach = float(np.mean(values)), NORMAL_QUANTILE * float(np.std(values, ddof=1)) / len(values) ** 0.5
     return Interval(point, point - reach, point + reach)
 
 
@@ -246,7 +246,7 @@ def finetuned(read: Read) -> str:
             saved = rows.within("none", keys[0], best)
             moved = ratios[1] != ratios[2]
             cells = [f"{np.exp(np.mean(values)):.2f}" for values in ratios]
-            gained = interval(gain(saved)) if moved and saved else "nothing moved"
+            gained = interval(gain_from_nats(saved)) if moved and saved else "nothing moved"
             lines.append([domain, way, str(own[0][keys[0]]["texts"]), *cells, gained])
     heads = ["n-grams", "before", *(f"penalty {penalty}" for penalty in penalties), "gain of the best penalty, %"]
     return markdown(["texts", "what moves", "test texts", *heads], lines)
@@ -277,7 +277,7 @@ def exposure(read: Read) -> str:
     alternatives, times = 1000, 3
 
     def chance(bits: Any) -> str:
-        return f"{uniformity((alternatives + 1) / 2**bits, alternatives):.3f}"
+        return f"{uniformity_p_value((alternatives + 1) / 2**bits, alternatives):.3f}"
 
     lines = []
     for name, own in sorted(read("exposure").trainings.items(), key=lambda item: item[0] != "as it is"):

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from factorcell import bootstrap
 from factorcell.bootstrap import Interval
-from factorcell.evaluation.statistics import INTERVAL, correlation
+from factorcell.evaluation.statistics import NORMAL_QUANTILE, correlation
 from study import Row
 
 DRAWS = 2000  # of the bootstrap
@@ -42,7 +42,7 @@ def one_hot(row: Row) -> bool:
 def draw_counts(rows: Sequence[Row]) -> Floats:
     """Count how often each model is drawn (1 + D, models); models with the same sizes are drawn together."""
     numbers, which = np.unique([row["row"].rpartition(" ")[2] for row in rows], return_inverse=True)
-    return bootstrap.counts(len(numbers), DRAWS)[:, which]
+    return bootstrap.resampling_counts(len(numbers), DRAWS)[:, which]
 
 
 def deviations(column: Sequence[float], groups: Sequence[Hashable]) -> list[float]:
@@ -59,7 +59,7 @@ def within(first: Sequence[float], second: Sequence[float], groups: Sequence[Has
     free = result["n"] - 3 - (len(set(groups)) - 1)
     if result["r"] is None or free < 1:
         return {**result, "low": None, "high": None}
-    middle, reach = float(np.arctanh(np.clip(result["r"], -1 + 1e-12, 1 - 1e-12))), INTERVAL / math.sqrt(free)
+    middle, reach = float(np.arctanh(np.clip(result["r"], -1 + 1e-12, 1 - 1e-12))), NORMAL_QUANTILE / math.sqrt(free)
     return {**result, "low": math.tanh(middle - reach), "high": math.tanh(middle + reach)}
 
 
@@ -74,7 +74,7 @@ def correlated(first: Sequence[float], second: Sequence[float], rows: Sequence[R
     squares = (weights * centred**2).sum(axis=2)
     with np.errstate(invalid="ignore", divide="ignore"):
         draws = (weights * centred.prod(axis=0)).sum(axis=1) / np.sqrt(squares.prod(axis=0))
-    r, low, high = bootstrap.middle(draws)
+    r, low, high = bootstrap.percentile_interval(draws)
     return {"r": r, "low": low, "high": high, "n": len(rows)}
 
 
@@ -106,8 +106,8 @@ def effects(rows: Sequence[Row]) -> dict[str, tuple[Interval, Interval]]:
     slopes = np.array([np.linalg.lstsq(columns * root, figures * root, rcond=None)[0] for root in roots])
     return {
         name: (
-            bootstrap.middle(-np.expm1(change * slopes[:, column, 0])),
-            bootstrap.middle(change * slopes[:, column, 1]),
+            bootstrap.percentile_interval(-np.expm1(change * slopes[:, column, 0])),
+            bootstrap.percentile_interval(change * slopes[:, column, 1]),
         )
         for name, (column, change) in CHANGES.items()
         if np.ptp(columns[:, column])

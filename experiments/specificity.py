@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from factorcell import files
 from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.data.corpus import Corpus, longer
+from factorcell.data.corpus import Corpus, extend_hashes
 from factorcell.data.tokenizer import Tokenizer
 from factorcell.evaluation import baselines
-from factorcell.generation.generate import GenerationOptions, generate, origin, resumed
+from factorcell.generation.generate import GenerationOptions, count_resumable_rows, generate, provenance
 from factorcell.model.run import Run
 from study import Row
 
@@ -36,7 +36,7 @@ class Judge:
         self, train: Any, held_out: Any, config: Config, target: str, order: Sequence[str], tokenizer: Tokenizer
     ) -> None:
         self.target, self.config = target, baselines.with_target(config, target)
-        self.train, unseen = baselines.read(train, held_out, target, self.config, tokenizer=tokenizer)
+        self.train, unseen = baselines.read_train_and_test(train, held_out, target, self.config, tokenizer=tokenizer)
         self.classify, self.seen = baselines.FastText(self.train), np.unique(ngrams(self.train))
         names = self.train.schema.categories[0].values[1:]
         self.scale = np.array([float(order.index(name) if order else name) for name in names])
@@ -61,14 +61,14 @@ def ngrams(corpus: Corpus) -> NDArray[np.uint64]:
     plain, count = ~np.isin(tokens, corpus.tokenizer.specials), max(0, len(tokens) - COPIED + 1)
     hashed, inside = np.zeros(count, dtype=np.uint64), np.ones(count, dtype=bool)
     for place in range(COPIED):
-        hashed = longer(hashed, tokens[place : place + count])
+        hashed = extend_hashes(hashed, tokens[place : place + count])
         inside &= plain[place : place + count]  # each text begins with a special token
     return hashed[inside]
 
 
 def write(run: Run, wanted: Sequence[Mapping[str, str]], options: GenerationOptions, file: Path) -> list[Row]:
     """Write a text for each context to `file`, resuming after those that it has already; return all rows."""
-    done = resumed(file, origin(run, options), wanted, 1) if file.exists() else 0
+    done = count_resumable_rows(file, provenance(run, options), wanted, 1) if file.exists() else 0
     for row in generate(run, wanted, options=options, unknown="group", first=done):
         files.append_row(file, row)
     return files.read_rows(file)

@@ -32,10 +32,10 @@ from corpora import Tables
 from factorcell import files
 from factorcell.config import Config, UserError, choose
 from factorcell.evaluation import text_figures
-from factorcell.evaluation.perplexity import summarised
+from factorcell.evaluation.perplexity import summary_row
 from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.model import precision
-from factorcell.model.adapters import shifting
+from factorcell.model.adapters import weight_adapters
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
 from factorcell.training.fit import fit
@@ -120,7 +120,7 @@ class Experiment:
             sections[section] = {**sections.get(section, {}), **options}
         training_options = sections["training"]
         training_options |= {"threads": threads, "seed": training.seed}
-        if training_options.get("precision") != precision.SINGLE:
+        if training_options.get("precision") != precision.FLOAT32:
             training_options["precision"] = products()
         return Config.from_dict(sections, where=f"row {training.row}")
 
@@ -193,10 +193,10 @@ def telling(config: Config) -> Config:
 
     Those are a penalty where no sparse bias has it, and sizes of a context vector that there is not.
     """
-    model, training = config.model, replace(config.training, precision=precision.SINGLE)
+    model, training = config.model, replace(config.training, precision=precision.FLOAT32)
     if "sparse" not in model.output_bias:
         training = replace(training, sparse_l1=())
-    if not (model.output_bias or shifting(model)):
+    if not (model.output_bias or weight_adapters(model)):
         model = replace(model, context_size=1, variable_size=1)
     return replace(config, model=model, training=training)
 
@@ -206,7 +206,7 @@ def products() -> str:
 
     What is faster at a busy moment is not to tell rows apart. Which of the two it is tells nothing (LOG, 2026-11-24).
     """
-    return precision.HALF if precision.possible(torch.device("cpu")) else precision.SINGLE
+    return precision.BFLOAT16 if precision.is_supported(torch.device("cpu")) else precision.FLOAT32
 
 
 def parser(text: str) -> argparse.ArgumentParser:
@@ -274,12 +274,12 @@ def finish(job: Job, training: Training, tables: Tables) -> None:
 def trained(experiment: Experiment, config: Config, tables: Tables, folder: Path) -> Measured:
     """A run of the options, trained to its end, and what the experiment measures of it."""
     say = print if sys.stderr.isatty() else None
-    run = fit(tables["train"], tables["dev"], config, folder, resume=True, say=say)
-    best = run.best()
+    run = fit(tables["train"], tables["dev"], config, folder, resume=True, notify=say)
+    best = run.best_evaluation()
     assert best is not None  # a training ends with an evaluation
     row = {
         "precision": run.config.training.precision,
-        "minutes": run.minutes(),
+        "minutes": run.training_minutes(),
         "parameters": run.model.parameter_count(),
         **files.read_json(run.folder / "training.json"),
         "dev": {key: best[key] for key in (*PERPLEXITIES, "step", "steps")},
@@ -290,15 +290,15 @@ def trained(experiment: Experiment, config: Config, tables: Tables, folder: Path
 def tested(scorer: Scorer, table: Path) -> Measured:
     """Both perplexities of the test."""
     corpus = scorer.prepare(table, unknown="group")
-    figures = text_figures.of_nats(nats := scorer.nats(corpus), corpus)
-    return Measured(summarised(nats, corpus), {name: figures[name] for name in PERPLEXITIES})
+    figures = text_figures.figures_from_nats(nats := scorer.nats(corpus), corpus)
+    return Measured(summary_row(nats, corpus), {name: figures[name] for name in PERPLEXITIES})
 
 
 def grouped(sums: TextSums) -> Row:
     """Sums over `GROUPS` groups of random texts: the same groups wherever the texts are the same."""
-    texts = len(sums.above)
+    texts = len(sums.numerator)
     groups = np.random.default_rng(texts).permutation(texts) % min(GROUPS, texts)
-    above, below = (np.bincount(groups, weights=part) for part in (sums.above, sums.below))
+    above, below = (np.bincount(groups, weights=part) for part in (sums.numerator, sums.denominator))
     return {"key": sums.key, "above": [float(f"{value:.8g}") for value in above], "below": below.tolist()}
 
 

@@ -31,15 +31,15 @@ from factorcell.data.schema import Variable
 from factorcell.data.tokenizer import Tokenizer
 from factorcell.data.values import category_name
 from factorcell.evaluation import baselines
-from factorcell.evaluation.bayes_rule import Classification, judge, judged_texts, tempered
-from factorcell.evaluation.classification import kilometres
-from factorcell.evaluation.ngram import NGram, count
-from factorcell.evaluation.perplexity import summarised
-from factorcell.evaluation.text_figures import key_of, per_text
+from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule, apply_temperature, text_accuracies
+from factorcell.evaluation.classification import great_circle_distances
+from factorcell.evaluation.ngram import NGram, count_ngrams
+from factorcell.evaluation.perplexity import summary_row
+from factorcell.evaluation.text_figures import sum_per_text, texts_digest
 from factorcell.model.scoring import Scorer
 from factorcell.training import mixture
 from factorcell.training.mixture import Mixture
-from factorcell.training.per_value import SHARED, Separate, separate
+from factorcell.training.per_value import SHARED, SeparateRuns, separate
 from measures import WITHIN, Cities, as_classifier, asked_for
 from study import Baseline, Experiment, Measured
 from tacl import SETS
@@ -77,18 +77,18 @@ class Asked:
         """What was `found` of the texts of `corpus`, with the names as the only ones there are."""
         places = [found.names.index(name) for name in self.names]
         truth = np.array([places.index(one) if one in places else -1 for one in found.truth.tolist()])
-        score, posterior = found.score[:, places], tempered(found.log_posterior[:, places], 1.0)
-        key = key_of(corpus, *self.key)
+        score, posterior = found.score[:, places], apply_temperature(found.log_posterior[:, places], 1.0)
+        key = texts_digest(corpus, *self.key)
         return replace(found, names=tuple(self.names), score=score, log_posterior=posterior, truth=truth, key=key)
 
     def by_rule(self, scorer: Scorer, table: Path, candidates: Sequence[Mapping[str, Any]] = ()) -> Classification:
         """Bayes' rule with a uniform prior over what texts cost with each of the `candidates`; else with each name."""
         corpus = scorer.prepare(table, unknown="group")
         contexts = candidates or [{self.target: name} for name in self.names]
-        likelihoods = [-per_text(scorer.nats(as_if(corpus, context)), corpus) for context in contexts]
+        likelihoods = [-sum_per_text(scorer.nats(as_if(corpus, context)), corpus) for context in contexts]
         values = corpora.read(table)[self.target].to_pylist()
         truth = [None if value is None else category_name(value) for value in values]
-        return self.among(judge(self.names, np.stack(likelihoods, axis=1), corpus.lengths, truth), corpus)
+        return self.among(apply_bayes_rule(self.names, np.stack(likelihoods, axis=1), corpus.lengths, truth), corpus)
 
 
 def told(found: Classification) -> Measured:
@@ -96,7 +96,7 @@ def told(found: Classification) -> Measured:
     metrics = found.metrics()
     row = {"candidates": len(found.names), "judged": metrics["texts"]}
     row |= {name: metrics[name] for name in ("accuracy", "macro_f1")}
-    return Measured(row, {"accuracy": judged_texts(found)})
+    return Measured(row, {"accuracy": text_accuracies(found)})
 
 
 def as_if(corpus: Corpus, context: Mapping[str, Any]) -> Corpus:
@@ -128,7 +128,9 @@ def with_city(path: Path, cities: Cities) -> pa.Table:
     table, every = corpora.read(path), cities.named()
     # as exact as a model has them, so that the same texts lie within
     here = np.stack([table[name].to_numpy().astype(np.float32) for name in ("lat", "lon")], axis=1)
-    away = kilometres(here.astype(np.float64), np.array([[city["lat"], city["lon"]] for city in every.values()]))
+    away = great_circle_distances(
+        here.astype(np.float64), np.array([[city["lat"], city["lon"]] for city in every.values()])
+    )
     near = [list(every)[place] if away[row, place] <= WITHIN else None for row, place in enumerate(away.argmin(1))]
     return table.append_column(CITY, pa.array(near, pa.string()))
 
@@ -159,7 +161,7 @@ def best_ngram(config: Config, tables: Tables, folder: Path, tokenizer: Tokenize
     held = prepare(tables["dev"], config, tokenizer=corpus.tokenizer)
     best, least = None, math.inf
     for order in ORDERS:
-        model = NGram(folder, config, corpus.tokenizer, count(corpus, order))
+        model = NGram(folder, config, corpus.tokenizer, count_ngrams(corpus, order))
         cost = float(model.nats(held).mean())
         if best is not None and cost >= least:
             return best
@@ -171,7 +173,7 @@ def best_ngram(config: Config, tables: Tables, folder: Path, tokenizer: Tokenize
 def scored(scorer: Scorer, tables: Tables) -> Measured:
     """Both perplexities of dev and of the test."""
     held = scorer.prepare(labelled(tables, "dev"), unknown="group")
-    return Measured({"dev": summarised(scorer.nats(held), held)}) | study.tested(scorer, labelled(tables, "test"))
+    return Measured({"dev": summary_row(scorer.nats(held), held)}) | study.tested(scorer, labelled(tables, "test"))
 
 
 def separated(config: Config, tables: Tables, folder: Path, target: Target) -> Measured:
@@ -183,22 +185,25 @@ def separated(config: Config, tables: Tables, folder: Path, target: Target) -> M
 def mixed(config: Config, tables: Tables, folder: Path, target: Target) -> Measured:
     """The models of the values, which the row `separate` of the same seed has, mixed with that of all texts."""
     runs = trained(config, tables, folder.parent.with_name("separate") / folder.name, target)
-    if not (folder / mixture.INDEX).exists():
+    if not (folder / mixture.INDEX_FILE).exists():
         dev = labelled(tables, "dev")
         mixture.mix([runs, runs.runs[SHARED]], dev, folder, by=column_of(target), unknown="group")
     return of_models(runs, Mixture.open(folder), tables, target)
 
 
-def trained(config: Config, tables: Tables, folder: Path, target: Target) -> Separate:
+def trained(config: Config, tables: Tables, folder: Path, target: Target) -> SeparateRuns:
     """The models of the values."""
     train, dev = (labelled(tables, part) for part in ("train", "dev"))
     return separate(train, dev, config, folder, by=column_of(target), resume=True)
 
 
-def of_models(runs: Separate, scorer: Scorer, tables: Tables, target: Target) -> Measured:
+def of_models(runs: SeparateRuns, scorer: Scorer, tables: Tables, target: Target) -> Measured:
     """What a scorer reaches that is made of models of the values, with all their parameters and minutes."""
     every = runs.runs.values()
-    parameters, minutes = sum(run.model.parameter_count() for run in every), sum(run.minutes() for run in every)
+    parameters, minutes = (
+        sum(run.model.parameter_count() for run in every),
+        sum(run.training_minutes() for run in every),
+    )
     row = Measured({"parameters": parameters, "minutes": minutes})
     return row | scored(scorer, tables) | told_by_rule(scorer, runs.schema.categories[0], tables, target)
 
@@ -213,7 +218,7 @@ def told_by_rule(scorer: Scorer, variable: Variable, tables: Tables, target: Tar
     found = asked.by_rule(scorer, labelled(tables, "judged"))
     if "held" not in tables:
         return told(found)
-    return told(found) | as_classifier(found, asked.by_rule(scorer, labelled(tables, "held")), variable.counted)
+    return told(found) | as_classifier(found, asked.by_rule(scorer, labelled(tables, "held")), variable.counts_by_value)
 
 
 # ---- classifiers ----
@@ -231,7 +236,7 @@ def classifier(kind: str, corpus: Corpus, order: int, seed: int) -> Callable[[Co
 def labelled_texts(config: Config, tables: Tables, column: str, part: str = "judged") -> tuple[Corpus, Corpus]:
     """Texts to learn a column from, and those of a part, by the vocabulary of the models, who may have read more."""
     own = labelled(tables, "train"), labelled(tables, part)
-    return baselines.read(*own, column, config, tokenizer=tokenizer_of(config, tables))
+    return baselines.read_train_and_test(*own, column, config, tokenizer=tokenizer_of(config, tables))
 
 
 def classified(config: Config, tables: Tables, folder: Path, target: Target, order: int, kind: str) -> Measured:
@@ -247,7 +252,7 @@ def classified(config: Config, tables: Tables, folder: Path, target: Target, ord
     if "held" not in tables:
         return told(found)
     _, dev = labelled_texts(config, tables, column, "held")
-    priors = variable.counted if kind == "bayes" else None
+    priors = variable.counts_by_value if kind == "bayes" else None
     return told(found) | as_classifier(found, asked.among(tells(dev), dev), priors)
 
 

@@ -50,7 +50,7 @@ def together(config: Config, tables: Tables, folder: Path, name: str, seeds: Seq
     models: list[Scorer] = [*runs, *([best_ngram(config, tables, folder)] if ngram else [])]
     made = Mixture(folder, models, None, np.full((1, len(models)), 1 / len(models)))
     if ngram:
-        made = made.fitted(made.prepare(tables["dev"], unknown="group"))
+        made = made.fit(made.prepare(tables["dev"], unknown="group"))
     row = {"weights": made.weights[0].tolist(), "parameters": sum(run.model.parameter_count() for run in runs)}
     found = Measured(row) | scored(made, tables) | which(made, runs[0], tables, name)
     if not ngram or len(runs) > 1:
@@ -64,7 +64,7 @@ def on_fresh(plain: Measured, made: Measured, tables: Tables) -> Measured:
     if not there.any():
         return Measured({})
     known = [one.figures["perplexity_known"] for one in (plain, made)]
-    before, after = (one.above[there].sum() / one.below[there].sum() for one in known)
+    before, after = (one.numerator[there].sum() / one.denominator[there].sum() for one in known)
     return Measured({"fresh_texts": int(there.sum()), "fresh_gain": float(-np.expm1(after - before))})
 
 

@@ -95,8 +95,8 @@ def parts_of(tables: Tables, name: str, most: int = MOST) -> Tables:
 def told(scorer: Scorer, tables: Tables) -> Measured:
     """The nats of a target of dev's texts, and what each text of the test adds to both perplexities."""
     dev, test = (scorer.prepare(tables[part], unknown="group") for part in ("dev", "test"))
-    nats = text_figures.of_nats(scorer.nats(dev), dev)["perplexity"].ratio
-    return Measured({"dev": nats, "texts": len(test)}, text_figures.of_nats(scorer.nats(test), test))
+    nats = text_figures.figures_from_nats(scorer.nats(dev), dev)["perplexity"].ratio
+    return Measured({"dev": nats, "texts": len(test)}, text_figures.figures_from_nats(scorer.nats(test), test))
 
 
 def together(found: Mapping[str, Measured]) -> Measured:

@@ -22,11 +22,11 @@ from corpora import Tables
 from factorcell import files
 from factorcell.completion.blend import Blend, BlendWeights
 from factorcell.completion.completer import Completer
-from factorcell.completion.online import Learner, LearningRule, tells_apart
+from factorcell.completion.online import Learner, LearningRule, distinguishes_users
 from factorcell.completion.popularity import Popularity
-from factorcell.completion.replay.streams import PrefixDraw, Stream, System, known_prefixes, read, replay
-from factorcell.completion.replay.systems import MostPopular, OwnHistory, Personalised, Unpersonalised
-from factorcell.completion.replay.tuning import proposals, rates
+from factorcell.completion.replay.streams import PrefixDraw, Stream, System, find_seen_prefixes, read_streams, replay
+from factorcell.completion.replay.systems import MostPopular, Personalised, Unpersonalised, UserHistory
+from factorcell.completion.replay.tuning import candidate_lists, try_rates
 from factorcell.config import Config
 from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.model.run import Run
@@ -89,11 +89,11 @@ def replayed(
     The row has the perplexity of those texts, each judged before it is learned; that of dev by all `rules`.
     """
     config = run.config
-    streams = read(tables["test"], config, most_rows=KEPT, draw=PrefixDraw(every))
+    streams = read_streams(tables["test"], config, max_rows_per_user=KEPT, draw=PrefixDraw(every))
     row, systems = systems_of(run, tables, rules, beyond)
     path = run.folder.with_name(f"{run.folder.name}-replay.jsonl")
-    known = known_prefixes(streams, tables["train"], config)
-    for _ in replay(systems, streams, path, text=config.data.text, known=known):
+    known = find_seen_prefixes(streams, tables["train"], config)
+    for _ in replay(systems, streams, path, text_column=config.data.text, seen_prefixes=known):
         pass
     found = {name: [one for one in files.read_rows(path) if one["system"] == name] for name in systems}
     nats, targets = (sum(one[key] for one in found["mrr"]) for key in ("nats", "targets"))
@@ -106,22 +106,22 @@ def systems_of(run: Run, tables: Tables, rules: Sequence[str], beyond: bool) -> 
     What goes `beyond` are one's own earlier texts, and the blend.
     """
     completer = Completer(run, unknown="group")
-    if not tells_apart(run):
-        return {}, {"mrr": Unpersonalised(completer, "user"), "mpc": MostPopular(Popularity.of(run))}
-    streams = read(tables["dev"], run.config, most_rows=TUNED)
+    if not distinguishes_users(run):
+        return {}, {"mrr": Unpersonalised(completer, "user"), "mpc": MostPopular(Popularity.from_run(run))}
+    streams = read_streams(tables["dev"], run.config, max_rows_per_user=TUNED)
     best: dict[str, Row] = {}
     for name in rules:
         optimiser, reach = RULES[name]
-        best["none"], *tried = rates(run, streams, [optimiser], reach=reach)
+        best["none"], *tried = try_rates(run, streams, [optimiser], reach=reach)
         best[name] = min(tried, key=lambda one: float(one["perplexity"]))
     rate, (optimiser, reach) = float(best[PRINTED]["rate"]), RULES[PRINTED]
     LearningRule(optimiser, rate, reach).save(run)
     found = {f"dev_{name}": float(one["perplexity"]) for name, one in best.items()}
     systems: dict[str, System] = {"mrr": Personalised(run, completer)}
     if beyond:
-        popularity = Popularity.of(run)
-        weights = BlendWeights.fit(list(proposals(completer, Learner(run), popularity, streams)))
-        systems["history"] = OwnHistory(run.config.data.text)
+        popularity = Popularity.from_run(run)
+        weights = BlendWeights.fit(list(candidate_lists(completer, Learner(run), popularity, streams)))
+        systems["history"] = UserHistory(run.config.data.text)
         systems["blend"] = Personalised(run, Blend(completer, popularity, weights))
     return {"online_rate": rate, **found}, systems
 

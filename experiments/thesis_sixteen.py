@@ -118,10 +118,10 @@ def of_whole_turns(figures: Figures, tables: Tables) -> Figures:
 
 def summed(sums: TextSums, numbers: NDArray[np.int64]) -> TextSums:
     """What N texts add, summed over those of one of the `numbers` (N,)."""
-    if len(numbers) != len(sums.above):
-        raise ValueError(f"{len(sums.above)} texts, of which {len(numbers)} have a turn")
+    if len(numbers) != len(sums.numerator):
+        raise ValueError(f"{len(sums.numerator)} texts, of which {len(numbers)} have a turn")
     _, places = np.unique(numbers, return_inverse=True)
-    above, below = (np.bincount(places, part).astype(np.float64) for part in (sums.above, sums.below))
+    above, below = (np.bincount(places, part).astype(np.float64) for part in (sums.numerator, sums.denominator))
     return TextSums(f"{sums.key} {TURN}s", above, below)
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import corpora
 from corpora import Tables
 from factorcell.data.corpus import Corpus
-from factorcell.evaluation.text_figures import TextSums, key_of, per_text
+from factorcell.evaluation.text_figures import TextSums, sum_per_text, texts_digest
 from factorcell.model.run import Run
 from study import ROWS, Experiment, Measured
 from tacl_baselines import counted, per_value
@@ -31,7 +31,7 @@ def measure(run: Run, tables: Tables) -> Measured:
     """Measure how often the next word is among the three most probable ones."""
     corpus = run.prepare(tables["test"], unknown="group")
     top = ranks(run, corpus) <= TOP
-    sums = TextSums(key_of(corpus, "top"), per_text(top, corpus), corpus.lengths.astype(np.float64))
+    sums = TextSums(texts_digest(corpus, "top"), sum_per_text(top, corpus), corpus.lengths.astype(np.float64))
     return Measured({"top_3": float(top.mean())}, {"top_3": sums})
 
 
@@ -41,9 +41,9 @@ def ranks(run: Run, corpus: Corpus) -> NDArray[np.int64]:
     with torch.inference_mode():
         for row in range(len(corpus)):  # one text at a time, because the log probabilities of many take much memory
             batch = corpus.batch(np.array([row]))
-            conditioned, inputs = model.condition(batch.context), F.embedding(batch.tokens[:, :-1], model.embedding)
-            vectors, _ = model.backbone(inputs, conditioned.conditions, conditioned.start)
-            bias = model.head.fold(conditioned.head).select(torch.zeros(vectors.shape[1], dtype=torch.long))
+            conditioning, inputs = model.condition(batch.context), F.embedding(batch.tokens[:, :-1], model.embedding)
+            vectors, _ = model.backbone(inputs, conditioning.conditions, conditioning.start)
+            bias = model.head.fold(conditioning.head).select(torch.zeros(vectors.shape[1], dtype=torch.long))
             logs = model.head.log_probabilities(vectors[0], bias)
             found.append((logs >= logs.gather(1, batch.tokens[0, 1:, None])).sum(1))
     return torch.cat(found).numpy()

@@ -23,7 +23,7 @@ import tacl_baselines
 import variations
 from corpora import Tables
 from factorcell.evaluation import text_figures
-from factorcell.generation.generate import GenerationOptions, every
+from factorcell.generation.generate import GenerationOptions, category_values
 from factorcell.model.run import Run
 from specificity import Judge, write
 from study import Experiment, Measured
@@ -68,7 +68,7 @@ def wanted(run: Run, how: Writing, number: int) -> list[Wanted]:
         of_chains = [(hotel, found) for hotel, found in classes.items() if found]
         drawn = random.integers(len(of_chains), size=number) if of_chains else ()
         return [({"hotel": of_chains[place][0], "rating": "5"}, of_chains[place][1]) for place in drawn]
-    ratings = every(run.schema, "rating")
+    ratings = category_values(run.schema, "rating")
     contexts = [({"rating": rating}, rating) for rating in ratings for _ in range(number // len(ratings))]
     if "hotel" not in [variable.name for variable in run.schema.variables]:
         return contexts
@@ -101,7 +101,7 @@ def measure(run: Run, tables: Tables, how: Writing, number: int) -> Measured:
     row, fits = judge.judge([text["text"] for text in texts], [value for _, value in contexts])
     row = {"specificity": row.pop("accuracy", float("nan")), **row, "real": judge.real}
     key = hashlib.sha256(json.dumps(contexts).encode()).hexdigest()[:16]
-    return Measured(row, {"specificity": text_figures.of_right(key, fits, np.ones_like(fits))})
+    return Measured(row, {"specificity": text_figures.accuracy_sums(key, fits, np.ones_like(fits))})
 
 
 def experiment(name: str, of: Experiment, how: Writing, trials: bool = False) -> Experiment:

@@ -50,7 +50,7 @@ def _one_precision() -> Iterator[None]:
     It holds for runs that several tests share, too.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("factorcell.model.precision.possible", lambda device: False)
+        patch.setattr("factorcell.model.precision.is_supported", lambda device: False)
         yield
 
 

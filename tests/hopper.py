@@ -81,7 +81,7 @@ CASES: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
 
 def main() -> None:
     """Compile the cases that are named."""
-    gpu.processors = lambda device: PROCESSORS
+    gpu.processor_count = lambda device: PROCESSORS
     module: Any = gpu_recurrence
     forward, backward = module._forward_kernel, module._backward_kernel
     for case in sys.argv[1:]:

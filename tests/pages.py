@@ -42,7 +42,7 @@ class Page(HTMLParser):
         if not self.open or self.open[-1] != "style":
             self.text += data
 
-    def named(self, tag: str) -> list[dict[str, str | None]]:
+    def attributes_of(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.tags if name == tag]
 
 

@@ -30,19 +30,19 @@ class Lists:
         self._texts = texts
 
     def select(self, rows: Tensor) -> "Lists":
-        """See `State`."""
+        """See `BackboneState`."""
         return Lists([self._texts[row] for row in rows.tolist()])
 
     def cat(self, others: Sequence["Lists"]) -> "Lists":
-        """See `State`."""
+        """See `BackboneState`."""
         return Lists([text for one in (self, *others) for text in one._texts])
 
     def reserve(self, rows: int) -> "Lists":
-        """See `State`."""
+        """See `BackboneState`."""
         return Lists([[]] * rows)
 
     def put(self, first: int, state: "Lists") -> None:
-        """See `Reserve`."""
+        """See `StateBuffer`."""
         self._texts[first : first + len(state._texts)] = state._texts
 
     def read(self, vectors: Tensor) -> list[list[Tensor]]:
@@ -174,7 +174,7 @@ class Pieces(Tokenizer):
         """Look up pieces."""
         return [self.ids.get(token, self.specials.unknown) for token in tokens]
 
-    def trained(self, counts: Mapping[str, int]) -> Self:
+    def train(self, counts: Mapping[str, int]) -> Self:
         """Keep all pieces, in the order of the alphabet."""
         return type(self)(self.options, sorted(counts))
 
@@ -204,9 +204,9 @@ class Untied(Head):
     def __init__(self, options: UntiedOptions, embedding: nn.Parameter, sizes: HeadSizes) -> None:
         super().__init__(options, embedding, sizes)
         context = sizes.model.context_size if sizes.schema.variables else 0
-        self.hidden = nn.ModuleList(nn.Linear(sizes.vectors, sizes.vectors) for _ in range(options.depth))
+        self.hidden = nn.ModuleList(nn.Linear(sizes.vector_size, sizes.vector_size) for _ in range(options.depth))
         adapt = ("concat",) if context else ()
-        self.linear = AdaptedLinear(sizes.vectors, len(embedding), context, adapt=adapt)
+        self.linear = AdaptedLinear(sizes.vector_size, len(embedding), context, adapt=adapt)
         self.start = sizes.specials.start
 
     def condition(self, vector: Tensor, parts: Sequence[Tensor], context: Any) -> Shift:

@@ -15,15 +15,15 @@ def test_sums_are_those_of_units_added_up_one_by_one() -> None:
     for _ in range(40):
         times = random.multinomial(13, [1 / 13] * 13)
         expected.append([sum(times[u] * values[u, s] for u in range(13)) for s in range(3)])
-    np.testing.assert_allclose(bootstrap.sums(values, draws=40, seed=7), expected)
-    np.testing.assert_allclose(bootstrap.counts(13, draws=40, seed=7) @ values, expected)
+    np.testing.assert_allclose(bootstrap.resampled_sums(values, draws=40, seed=7), expected)
+    np.testing.assert_allclose(bootstrap.resampling_counts(13, draws=40, seed=7) @ values, expected)
 
 
 def test_many_units_vary_as_much_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(0).normal(3.0, 1.0, size=(3000, 2))
-    alone = bootstrap.sums(values, draws=400)
+    alone = bootstrap.resampled_sums(values, draws=400)
     monkeypatch.setattr(bootstrap, "MANY", 500)
-    grouped = bootstrap.sums(values, draws=400)
+    grouped = bootstrap.resampled_sums(values, draws=400)
     np.testing.assert_allclose(grouped[0], alone[0])
     ratios = [np.std(sums[1:, 0] / sums[1:, 1]) for sums in (alone, grouped)]
     assert ratios[1] == pytest.approx(ratios[0], rel=0.2)
@@ -31,10 +31,10 @@ def test_many_units_vary_as_much_in_groups(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_middle_holds_95_of_100_finite_draws() -> None:
     points = np.array([2.0, *np.linspace(0, 1, 101), np.inf, np.nan])
-    assert bootstrap.middle(points) == pytest.approx((2.0, 0.025, 0.975))
-    assert bootstrap.middle(points, bootstrap.FEW - 1) == Interval(2.0)
-    assert bootstrap.middle(points, bootstrap.FEW).low is not None
-    assert bootstrap.middle(np.array([np.nan, 1.0])).low is None
+    assert bootstrap.percentile_interval(points) == pytest.approx((2.0, 0.025, 0.975))
+    assert bootstrap.percentile_interval(points, bootstrap.MIN_UNITS - 1) == Interval(2.0)
+    assert bootstrap.percentile_interval(points, bootstrap.MIN_UNITS).low is not None
+    assert bootstrap.percentile_interval(np.array([np.nan, 1.0])).low is None
 
 
 TOLD: list[tuple[Interval, dict[str, Any], str, int]] = [
@@ -50,9 +50,9 @@ TOLD: list[tuple[Interval, dict[str, Any], str, int]] = [
 
 @pytest.mark.parametrize(("found", "how", "text", "sign"), TOLD)
 def test_a_difference_says_where_there_is_none(found: Interval, how: dict[str, Any], text: str, sign: int) -> None:
-    assert (found.told(**how), found.sign) == (text, sign)
-    assert Interval.of(found.row("gain"), "gain") == found
-    assert Interval.of({}, "gain") is None
+    assert (found.to_text(**how), found.sign) == (text, sign)
+    assert Interval.from_row(found.to_row("gain"), "gain") == found
+    assert Interval.from_row({}, "gain") is None
 
 
 def test_ahead_is_who_beats_every_other() -> None:
@@ -62,9 +62,9 @@ def test_ahead_is_who_beats_every_other() -> None:
         far = float(points[one] - points[other])
         return Interval(far, far - wide.get(abs(far), 0.1), far + wide.get(abs(far), 0.1))
 
-    assert bootstrap.ahead(points, True, difference) is None
+    assert bootstrap.clear_winner(points, True, difference) is None
     wide[0.5] = 0.4
-    assert bootstrap.ahead(points, True, difference) == 0
-    assert bootstrap.ahead(points, False, difference) == 1
-    assert bootstrap.ahead(points[:1], True, difference) is None
-    assert bootstrap.ahead(np.array([np.nan, 1.0]), True, difference) is None
+    assert bootstrap.clear_winner(points, True, difference) == 0
+    assert bootstrap.clear_winner(points, False, difference) == 1
+    assert bootstrap.clear_winner(points[:1], True, difference) is None
+    assert bootstrap.clear_winner(np.array([np.nan, 1.0]), True, difference) is None

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from factorcell import digests, files, inputs
+from factorcell import digests, files, input_files
 from factorcell.config import UserError
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder that lists three files, of which one is not there."""
-    files.list_files(tmp_path, ("a.json", "rows.jsonl", "later.json"))
+    files.create_manifest(tmp_path, ("a.json", "rows.jsonl", "later.json"))
     files.write_json(tmp_path / "a.json", {"a": [1.5, 2.5]})
     files.write_rows(tmp_path / "rows.jsonl", [{"count": 3}, {"count": 4}])
     return tmp_path
@@ -115,7 +115,7 @@ def test_killed_at_any_file_it_holds_the_old_or_the_new(folder: Path, monkeypatc
 
 def test_a_reader_beside_a_writer_accuses_nobody(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files.write_json(folder / "a.json", 1)
-    content = inputs.content
+    content = input_files.content
 
     def overtaken(path: Path) -> bytes:
         monkeypatch.undo()
@@ -124,7 +124,7 @@ def test_a_reader_beside_a_writer_accuses_nobody(folder: Path, monkeypatch: pyte
         files.write_json(path, 3)
         return found
 
-    monkeypatch.setattr(inputs, "content", overtaken)
+    monkeypatch.setattr(input_files, "content", overtaken)
     assert files.read_json(folder / "a.json") == 3
 
 

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import pytest
 
 import factorcell
-from factorcell.commands.main import ALL, find, main, parser_of
+from factorcell.commands.main import ROOT_COMMAND, find_commands, main, make_parser
 from factorcell.config import EXTENSIBLE, Config
 from factorcell.training import rules
-from tests import docs_world
+from tests import docs_files
 
 ROOT = Path(__file__).parent.parent
 WIDTH, README_LINES = 120, 160
@@ -177,7 +177,7 @@ def run_shell(text: str, names: dict[str, Any], where: str) -> None:
             out = Path(words[words.index("--out") + 1])
             shutil.rmtree(out) if out.is_dir() else out.unlink(missing_ok=True)
         try:
-            code = main(docs_world.small(words[1:]))
+            code = main(docs_files.small(words[1:]))
         except SystemExit as stop:  # by argparse
             code = int(stop.code or 0)
         assert code == 0, f"{where}: {line}"
@@ -186,7 +186,7 @@ def run_shell(text: str, names: dict[str, Any], where: str) -> None:
 def run_python(code: str, names: dict[str, Any], where: str) -> None:
     """Run a block; it finds the names of those before it on its page, and configs are small where it says nothing."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Config, "from_dict", docs_world.small_config)
+        patch.setattr(Config, "from_dict", docs_files.small_config)
         exec(compile(code, where, "exec"), names)
 
 
@@ -208,11 +208,11 @@ RUNNERS = {"bash": run_shell, "python": run_python, "toml": run_toml, "json": ru
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with all files that the pages name."""
     folder = tmp_path_factory.mktemp("world")
-    docs_world.write_tables(folder)
-    docs_world.write_lists(folder)
+    docs_files.write_tables(folder)
+    docs_files.write_lists(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        docs_world.write_runs(folder, main)
+        docs_files.write_runs(folder, main)
     return folder
 
 
@@ -220,9 +220,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def options_of_verbs() -> dict[str, set[str]]:
     """The options of every verb, those of its kinds among them."""
     found = {}
-    for verb in ALL.kinds:
-        kinds = [[verb.name, kind.name] for kind in verb.kinds] or [[verb.name]]
-        found[verb.name] = {option for words in kinds for option in parser_of(find(words)).options}
+    for verb in ROOT_COMMAND.subcommands:
+        kinds = [[verb.name, kind.name] for kind in verb.subcommands] or [[verb.name]]
+        found[verb.name] = {option for words in kinds for option in make_parser(find_commands(words)).options}
     return found
 
 
@@ -235,7 +235,7 @@ def test_code_runs(page: Path, world: Path, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(folder)
     for more in EXTENSIBLE.values():
         monkeypatch.setattr(more, "registered", {})
-    for most in ("MOST", "MOST_OF_WORDS"):
+    for most in ("MAX_PASSES", "MAX_WORD_PASSES"):
         monkeypatch.setattr(rules, most, 0.1)  # passes, where a block does not say how many
     names: dict[str, Any] = {"__name__": page.stem}
     for block in blocks(page.read_text(encoding="utf-8")):

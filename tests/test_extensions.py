@@ -15,11 +15,11 @@ from factorcell import Config, Run, UserError, register_adapter, register_cell
 from factorcell.commands.main import main
 from factorcell.config import EXTENSIBLE, ModelConfig
 from factorcell.model.adapters import Concat, find_adapter
-from factorcell.model.cells import GRU, LSTM, Coupled, kind
+from factorcell.model.cells import GRU, LSTM, Coupled, find_cell
 from factorcell.option_fields import ADAPTERS, CELLS
-from tests import ROOT, stranger
-from tests.small import ROWS
-from tests.stranger import MODULE, Bottleneck, Minimal, install
+from tests import ROOT, adapter_plugins
+from tests.adapter_plugins import MODULE, Bottleneck, Minimal, install
+from tests.small_runs import ROWS
 
 WORDS = ["--text", "text", "--context", "city", "--context", "stars", "--min-context-count", "1", "--threads", "1"]
 SIZES = ["--hidden-size", "4", "--embedding-size", "4", "--context-size", "3", "--rank", "2", "--batch-tokens", "50"]
@@ -76,7 +76,7 @@ def test_an_installed_package_is_asked_for_its_names(
         "package is known once that is installed or, in Python, its module is imported\n"
     )
     for name in ("bottleneck", "everything"):
-        register_adapter(name, stranger.ADAPTERS[name])
+        register_adapter(name, adapter_plugins.ADAPTERS[name])
     assert "unknown cell 'minimal'" in refusal(lambda: Run.open(run))
     register_cell("minimal", Minimal)
     assert Run.open(run).score(ROWS[:2]) == scores
@@ -144,10 +144,10 @@ def test_a_name_that_two_packages_offer(tmp_path: Path, monkeypatch: pytest.Monk
     points = "[factorcell.cells]\nmine = {0}:Mine\n[factorcell.adapters]\ngru = {0}:Mine\n"
     registers = own + "factorcell.register_cell('mine', Mine)\n"
     monkeypatch.syspath_prepend(str(install(tmp_path / "first", registers, points.format(MODULE))))
-    assert kind("mine").__module__ == MODULE
+    assert find_cell("mine").__module__ == MODULE
     monkeypatch.setattr(EXTENSIBLE["cell"], "registered", {})
     monkeypatch.syspath_prepend(str(install(tmp_path / "second", own, points.format("others"), "others")))
-    assert refusal(lambda: kind("mine")) == (
+    assert refusal(lambda: find_cell("mine")) == (
         "cell 'mine' is offered by two packages, as others:Mine and their_package:Mine; uninstall one"
     )
 
@@ -171,7 +171,7 @@ def test_a_name_is_taken_once() -> None:
     register_adapter("mine", again)
     assert find_adapter("mine") is again
     said = refusal(lambda: register_adapter("mine", Concat))
-    assert said == "adapter 'mine' is registered already, as tests.stranger:Bottleneck; choose another name"
+    assert said == "adapter 'mine' is registered already, as tests.adapter_plugins:Bottleneck; choose another name"
     register_cell("mine", GRU)
     assert "is registered already, as factorcell.model.cells:GRU" in refusal(lambda: register_cell("mine", LSTM))
     assert Config.of(adapt=("mine", "factor"), cell="mine").model.adapt == ("mine", "factor")
@@ -198,6 +198,6 @@ def test_a_cell_has_the_attributes_of_its_protocol(own: dict[str, Any], message:
 
 
 def test_cells_are_classes_without_parameters() -> None:
-    learned = type("Learned", (nn.Linear,), {"gates": 1, "memory": False, "apart": False})
+    learned = type("Learned", (nn.Linear,), {"gates": 1, "memory": False, "separate_products": False})
     for made in (Coupled(), learned):
         assert "no parameters of its own" in refusal(lambda made=made: register_cell("broken", made))  # type: ignore[misc]

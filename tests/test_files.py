@@ -296,12 +296,12 @@ def test_a_path_that_can_be_written_is_tried_without_a_trace(before: bytes | Non
     path = tmp_path / "file"
     if before:
         path.write_bytes(before)
-    files.try_path(path)
+    files.check_writable(path)
     assert (path.read_bytes() if path.exists() else None) == before
     assert [file.name for file in tmp_path.iterdir()] == (["file"] if before else [])
-    files.try_path(tmp_path / "a" / "b", folder=True)
+    files.check_writable(tmp_path / "a" / "b", folder=True)
     assert not (tmp_path / "a").exists()
-    files.try_path(FULL)  # a device is written to; what it says of that is known only then
+    files.check_writable(FULL)  # a device is written to; what it says of that is known only then
 
 
 def test_a_path_that_cannot_be_written_is_found_before(tmp_path: Path) -> None:
@@ -309,12 +309,12 @@ def test_a_path_that_cannot_be_written_is_found_before(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"good")
     for name in ("none/file", "folder", "file/below"):
         said = []
-        for attempt in (files.try_path, lambda path: files.write(path, b"new")):
+        for attempt in (files.check_writable, lambda path: files.write(path, b"new")):
             with pytest.raises((UserError, NotADirectoryError)) as error:
                 attempt(tmp_path / name)
             said.append(str(error.value))
         assert said[0] == said[1] or "Not a directory" in said[1]
     for name in ("file", "file/below/it"):
         with pytest.raises(UserError) as error:
-            files.try_path(tmp_path / name, folder=True)
+            files.check_writable(tmp_path / name, folder=True)
         one_line(error, str(tmp_path / name), "cannot be saved (Not a directory)")

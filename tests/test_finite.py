@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from factorcell import files
 from factorcell.commands import streams
-from factorcell.finite import brief, is_number, shown, to_json
+from factorcell.finite import format_number, format_option, is_number, to_json
 
 ODD = [math.nan, math.inf, -math.inf]
 VALUES = st.recursive(
@@ -55,11 +55,17 @@ def test_files_of_rows_have_null_for_it(tmp_path: Path, odd: float) -> None:
     expected = {"accuracy": None, "values": [{"f1": None}, 1.0]}
     assert [strict(line) for line in path.read_bytes().splitlines()] == [expected, expected]
     assert strict((tmp_path / "one.json").read_bytes()) == expected
-    assert strict(streams.as_json(row)) == expected
+    assert strict(streams.to_json_line(row)) == expected
     assert files.read_rows(path) == [expected, expected]
 
 
 def test_people_read_a_dash() -> None:
-    assert [shown(value, ".2f") for value in (1.234, None, *ODD)] == ["1.23", "-", "-", "-", "-"]
-    assert [brief(value) for value in (1.2345, 1e-5, 1234, "none", True)] == ["1.23", "1e-05", "1234", "none", "True"]
+    assert [format_number(value, ".2f") for value in (1.234, None, *ODD)] == ["1.23", "-", "-", "-", "-"]
+    assert [format_option(value) for value in (1.2345, 1e-5, 1234, "none", True)] == [
+        "1.23",
+        "1e-05",
+        "1234",
+        "none",
+        "True",
+    ]
     assert [is_number(value) for value in (0.0, None, *ODD)] == [True, False, False, False, False]

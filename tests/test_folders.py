@@ -13,7 +13,7 @@ from factorcell.evaluation import ngram
 from factorcell.evaluation.ngram import NGram
 from factorcell.service.stores.opening import open_store
 from factorcell.training import mixture, per_value
-from tests.small import ROWS, make_run
+from tests.small_runs import ROWS, make_run
 
 NGRAM = "the folder of an n-gram model, which evaluate, rescore, mix, report and check accept"
 MIXTURE = "the folder of a mixture of models, which evaluate, mix and check accept"
@@ -59,7 +59,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("place")
     config = Config.of(min_count=1)
     NGram.fit(prepare(ROWS, config), config, place / "ngram")
-    for name, file in (("mixture", mixture.INDEX), ("separate", per_value.INDEX)):
+    for name, file in (("mixture", mixture.INDEX_FILE), ("separate", per_value.INDEX_FILE)):
         (place / name).mkdir()
         (place / name / file).write_text("{}")
     make_run(place / "study" / "trial-0000")
@@ -90,7 +90,7 @@ def test_what_is_no_run_is_named(
 
 
 def test_other_models_are_known_by_their_files() -> None:
-    assert list(folders.OTHER_MODELS) == [ngram.FILE, per_value.INDEX, mixture.INDEX]
+    assert list(folders.OTHER_MODELS) == [ngram.FILE, per_value.INDEX_FILE, mixture.INDEX_FILE]
 
 
 @pytest.mark.parametrize("command", ["evaluate RUN table.jsonl", "report RUN --out new.html", "check RUN"])

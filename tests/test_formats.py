@@ -12,19 +12,23 @@ from factorcell import config as options
 from factorcell.completion import blend, online
 from factorcell.completion.blend import BlendWeights
 from factorcell.completion.online import Learner, LearningRule
-from factorcell.completion.replay.systems import reading
+from factorcell.completion.replay.systems import reading_config
 from factorcell.evaluation import ngram
 from factorcell.training import mixture, per_value
-from tests.every_model import make_models
+from tests.model_folders import make_models
 
 # Files that carry a number, what is opened by it, how, and what a message calls it.
 Opener = Callable[[Path], Any]
 NUMBERED: dict[str, tuple[int, Opener, str]] = {
     "words/config.json": (options.FORMAT, lambda folder: Run.open(folder / "words"), "words"),
-    "letters/config.json": (options.FORMAT, lambda folder: reading(folder / "letters", ["plain"], "city"), "letters"),
+    "letters/config.json": (
+        options.FORMAT,
+        lambda folder: reading_config(folder / "letters", ["plain"], "city"),
+        "letters",
+    ),
     "recipe/config.json": (options.FORMAT, lambda folder: Config.load(folder / "recipe/config.json"), "config.json"),
-    "letters/online.json": (online.FORMAT, lambda folder: LearningRule.read(folder / "letters"), "online.json"),
-    "letters/blend.json": (blend.FORMAT, lambda folder: BlendWeights.read(folder / "letters"), "blend.json"),
+    "letters/online.json": (online.FORMAT, lambda folder: LearningRule.load(folder / "letters"), "online.json"),
+    "letters/blend.json": (blend.FORMAT, lambda folder: BlendWeights.load(folder / "letters"), "blend.json"),
     "ngram/ngram.json": (ngram.FORMAT, lambda folder: open_scorer(folder / "ngram"), "ngram"),
     "separate/separate.json": (per_value.FORMAT, lambda folder: open_scorer(folder / "separate"), "separate"),
     "mixture/mixture.json": (mixture.FORMAT, lambda folder: open_scorer(folder / "mixture"), "mixture"),
@@ -110,9 +114,9 @@ def test_a_user_of_another_run_is_refused(folder: Path) -> None:
         f"this user belongs to another run (fingerprint {user.fingerprint.hex()[:8]}..., this run is "
         f"{run.fingerprint.hex()[:8]}...); learn the person again from their texts"
     )
-    completer, popularity = Completer(run), Popularity.of(run)
+    completer, popularity = Completer(run), Popularity.from_run(run)
     assert refused(learn_one, run, user, "bat") == line
-    assert refused(Learner(run).risen, user, ["bat"]) == line
+    assert refused(Learner(run).largest_gains, user, ["bat"]) == line
     assert refused(completer.begin, user) == line
     assert refused(completer.complete, "ba", user) == line
     assert refused(Blend(completer, popularity).complete, "ba", user) == line

@@ -14,19 +14,19 @@ from factorcell.config import UserError
 
 fcntl = pytest.importorskip("fcntl")
 
-HOLD = "import sys, time; from pathlib import Path; from factorcell.lock import writing\n"
-HOLD += "with writing(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
+HOLD = "import sys, time; from pathlib import Path; from factorcell.lock import training_lock\n"
+HOLD += "with training_lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
 
 COME_AND_GO = """
 import sys
 from pathlib import Path
 from factorcell.config import UserError
-from factorcell.lock import writing
+from factorcell.lock import training_lock
 
 folder, done = Path(sys.argv[1]), 0
 while done < 100:
     try:
-        with writing(folder):
+        with training_lock(folder):
             (folder / "one").open("x").close()
             (folder / "one").unlink()
             done += 1
@@ -48,25 +48,25 @@ def holder(tmp_path: Path) -> Any:
 
 
 def test_the_second_writer_is_refused_until_the_first_is_dead(holder: Any, tmp_path: Path) -> None:
-    with pytest.raises(UserError) as error, lock.writing(tmp_path / "run"):
+    with pytest.raises(UserError) as error, lock.training_lock(tmp_path / "run"):
         pass
     assert str(error.value).startswith(f"{tmp_path / 'run'}: process {holder.pid} on ")
     assert str(error.value).endswith(" is training there")
     holder.kill()
     holder.wait()
-    with lock.writing(tmp_path / "run"):
+    with lock.training_lock(tmp_path / "run"):
         pass
 
 
 def test_what_was_made_for_nothing_goes(tmp_path: Path) -> None:
-    with lock.writing(tmp_path / "deep" / "run"):
+    with lock.training_lock(tmp_path / "deep" / "run"):
         assert (tmp_path / "deep" / "run" / lock.FILE).exists()
     assert not (tmp_path / "deep" / "run").exists()
     (tmp_path / "empty").mkdir()
-    with lock.writing(tmp_path / "empty"):
+    with lock.training_lock(tmp_path / "empty"):
         pass
     assert (tmp_path / "empty").exists()
-    with lock.writing(tmp_path / "filled"):
+    with lock.training_lock(tmp_path / "filled"):
         (tmp_path / "filled" / "file").touch()
     assert sorted(path.name for path in (tmp_path / "filled").iterdir()) == ["file", lock.FILE]
 
@@ -90,6 +90,6 @@ def test_without_locks_a_line_says_so(how: str, tmp_path: Path, monkeypatch: pyt
     else:
         monkeypatch.setattr(fcntl, "flock", unsupported)
     said: list[str] = []
-    with lock.writing(tmp_path / "run", said.append):
+    with lock.training_lock(tmp_path / "run", said.append):
         pass
     assert said == [f"{tmp_path / 'run'}: no locks here, so nothing refuses a second training in this folder"]

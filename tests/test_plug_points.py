@@ -12,15 +12,15 @@ import pytest
 
 from factorcell import Config, Run, UserError, fit, learn_one, register_backbone, register_head, register_tokenizer
 from factorcell.commands.main import main
-from factorcell.commands.parser import listed
+from factorcell.commands.parser import format_list
 from factorcell.completion.online import User
 from factorcell.config import EXTENSIBLE, KindOptions
 from factorcell.model import Backbone
 from factorcell.model.recurrent import RecurrentBackbone
 from factorcell.training import search_space
 from tests import plugins
-from tests.small import nats_of
-from tests.stranger import install
+from tests.adapter_plugins import install
+from tests.small_runs import nats_of
 
 ROWS = [
     {"text": text, "city": city, "user": user}
@@ -129,7 +129,7 @@ def test_help_shows_the_options_of_the_chosen_kind(installed: Path, capsys: pyte
 
 
 def test_help_lists_an_option_without_a_text() -> None:
-    assert listed("", [("--plain", "")]).strip() == "--plain"
+    assert format_list("", [("--plain", "")]).strip() == "--plain"
 
 
 def test_an_option_of_another_kind_is_unknown(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:

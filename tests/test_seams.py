@@ -19,7 +19,7 @@ from factorcell.generation.generate import GenerationOptions, generate, stream
 from factorcell.model.backbone import register_backbone
 from factorcell.model.run import Run
 from tests.plugins import Growing
-from tests.small import make_letters, nats_of
+from tests.small_runs import make_letters, nats_of
 
 ROWS = [{"text": "abc", "city": "Oslo"}, {"text": "cab", "city": "Nice"}, {"text": "", "city": "Oslo"}]
 
@@ -81,7 +81,7 @@ def test_the_exact_search_finds_the_best_completions(run: Run, prefix: str) -> N
 
 def test_a_person_is_completed_and_learned_online() -> None:
     run = make_letters(data={"context": (), "user": "city", "min_user_count": 1}, backbone="growing", spread=0.6)
-    user, completer = User.new(run), Completer(run, slips=1)
+    user, completer = User.new(run), Completer(run, typos=1)
     learned = learn_one(run, user, "abc")
     assert np.abs(learned.vector - user.vector).max() > 0
     written = completer.type(completer.begin(learned), "ab")

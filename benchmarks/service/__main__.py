@@ -89,7 +89,7 @@ def kills(given: Given, folder: Path) -> Table:
     from tests.service import runs
     from tests.service.stores.servers import SERVERS
 
-    model, rows = ServedModel(runs.make(folder / "run")), []
+    model, rows = ServedModel(runs.make_run(folder / "run")), []
     for name in given.stores:
         with SERVERS[name]() as server:
             rows.append(killing.run(name, server, model, folder, given.kills, _say))
@@ -103,7 +103,7 @@ def outages(given: Given, folder: Path) -> Table:
     from tests.service import runs
     from tests.service.stores.servers import SERVERS
 
-    model, rows = ServedModel(runs.make(folder / "run")), []
+    model, rows = ServedModel(runs.make_run(folder / "run")), []
     for name in given.stores:
         with failing.small_disk(folder / name, SIZES[name]) as disk, SERVERS[name](disk) as server:
             rows.append(failing.run(name, server, model, folder, failing.disk_full, given.seconds))
@@ -120,7 +120,7 @@ def deletions(given: Given, folder: Path) -> Table:
     from tests.service import runs
     from tests.service.stores.servers import SERVERS
 
-    runs.make(folder / "run")
+    runs.make_run(folder / "run")
     rows = []
     for name in given.stores:
         with SERVERS[name]() as server:

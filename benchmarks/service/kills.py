@@ -16,7 +16,7 @@ from factorcell.service.http.server import ServerOptions
 from factorcell.service.http.site import Settings
 from factorcell.service.learning import ServedModel
 from tests.ports import free_port
-from tests.service.oracle import words
+from tests.service.oracle import random_texts
 from tests.service.stores.servers import Server
 
 PEOPLE, WRITERS = 8, 2  # and writers of each
@@ -82,7 +82,7 @@ def run(
 
 def _write(port: int, book: Book, user: str, number: int, over: threading.Event) -> None:
     """Accept text after text, and complete beside it, until it is over; the last accept is answered too."""
-    connection, texts, place = Connection(port), words(number, 1000), 0
+    connection, texts, place = Connection(port), random_texts(number, 1000), 0
     while not over.is_set():
         text = texts[place % len(texts)]
         accept(connection, book, user, text, f"{number} {place}")

@@ -25,7 +25,7 @@ from factorcell.service.http.server import ServerOptions
 from factorcell.service.http.site import Settings
 from factorcell.service.learning import ServedModel
 from tests.ports import free_port
-from tests.service.oracle import words
+from tests.service.oracle import random_texts
 from tests.service.stores.servers import Server
 
 PEOPLE = 6
@@ -165,7 +165,7 @@ def _fill(file: int) -> None:
 
 def _accept(port: int, number: int, book: Book, watched: Watched, over: threading.Event) -> None:
     """One person's texts, each sent until it is acknowledged."""
-    connection, user, texts = Connection(port), f"user-{number}", words(number, 1000)
+    connection, user, texts = Connection(port), f"user-{number}", random_texts(number, 1000)
     for place in range(1_000_000):
         text = texts[place % len(texts)]
         asked = {"user": user, "text": text, "idempotency_key": str(place)}

@@ -20,7 +20,7 @@ from factorcell.completion.online import User
 from factorcell.completion.popularity import History
 from factorcell.service.engine import Service
 from factorcell.service.privacy import Privacy
-from tests.service.oracle import alone, kept
+from tests.service.oracle import learned_by_library, learned_by_service
 
 PATIENCE = 120.0  # seconds that an accept is sent for
 KEPT = ("learned", "kept", "repeated")  # outcomes of a text that is there afterwards
@@ -83,8 +83,8 @@ class Book:
         """Hold what is learned of everybody against the same texts learned alone."""
         for user, texts in self.texts.items():
             service.relearn(user)
-            learned = alone(service.model, [text for _, text in sorted(texts.items())])
-            if _forgotten(kept(service, user)) != _forgotten(learned):
+            learned = learned_by_library(service.model, [text for _, text in sorted(texts.items())])
+            if _forgotten(learned_by_service(service, user)) != _forgotten(learned):
                 self.faults.append(f"{user}: not as the same texts learned alone")
 
 
@@ -174,7 +174,7 @@ def many_people(port: int, service: Service, own: Mapping[str, Sequence[str]], r
 
 def plain(texts: Sequence[str]) -> list[str]:
     """The texts that the service keeps, each once."""
-    return [text for text in dict.fromkeys(texts) if not Privacy().withholds(text)]
+    return [text for text in dict.fromkeys(texts) if not Privacy().withhold_reason(text)]
 
 
 def dealt(texts: Sequence[str], people: int) -> dict[str, Sequence[str]]:

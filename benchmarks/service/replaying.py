@@ -15,7 +15,7 @@ from benchmarks.service.client import Connection, until_answered
 from benchmarks.service.report import Row
 from factorcell import files
 from factorcell.completion.replay import summary, systems
-from factorcell.completion.replay.streams import PrefixDraw, System, read, replay
+from factorcell.completion.replay.streams import PrefixDraw, System, read_streams, replay
 from factorcell.completion.search import Suggestion
 from factorcell.model.run import read_config
 from factorcell.service.privacy import Privacy
@@ -88,16 +88,23 @@ class Discreet(System):
 
     def learn(self, held: Any, row: Mapping[str, Any]) -> Any:
         """As the other, if the text may be kept."""
-        withheld = Privacy().withholds(row[self.text], {name: row[name] for name in self.columns})
+        withheld = Privacy().withhold_reason(row[self.text], {name: row[name] for name in self.columns})
         return held if withheld else self.system.learn(held, row)
 
 
 def run(model: Path, port: int, table: Path, folder: Path, rows_per_user: int, every: int) -> list[Row]:
     """Rows of the service at `port`, which serves the run `model`, and of the library; those of a replay go on."""
     user = read_config(model).data.user or "user"
-    config, columns = systems.reading(model, ["blend"], user)
-    streams = read(table, config, user=user, others=columns, most_rows=rows_per_user, draw=PrefixDraw(every))
-    blend = systems.systems(model, ["blend"], user=user, unknown="group")["blend"]
+    config, columns = systems.reading_config(model, ["blend"], user)
+    streams = read_streams(
+        table,
+        config,
+        user_column=user,
+        context_columns=columns,
+        max_rows_per_user=rows_per_user,
+        draw=PrefixDraw(every),
+    )
+    blend = systems.open_systems(model, ["blend"], user_column=user, unknown="group")["blend"]
     served = Served(Connection(port), config.data.text, tuple(columns))
     made: dict[str, System] = {
         SERVED: served,
@@ -105,7 +112,7 @@ def run(model: Path, port: int, table: Path, folder: Path, rows_per_user: int, e
         WHOLE: blend,
     }
     path = folder / "rows.jsonl"
-    for _ in replay(made, streams, path, text=config.data.text, progress=True):
+    for _ in replay(made, streams, path, text_column=config.data.text, progress=True):
         pass
     served.connection.close()
     judged = files.read_rows(path)

@@ -13,7 +13,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if TYPE_CHECKING:
     from factorcell.completion.blend import Blend as Blend
     from factorcell.completion.completer import Completer as Completer
-    from factorcell.completion.fuzzy import Forgiving as Forgiving
+    from factorcell.completion.fuzzy import TypoTolerantLookup as TypoTolerantLookup
     from factorcell.completion.online import User as User
     from factorcell.completion.online import learn_one as learn_one
     from factorcell.completion.popularity import History as History
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from factorcell.training.mixture import Mixture as Mixture
     from factorcell.training.mixture import mix as mix
     from factorcell.training.mixture import open_scorer as open_scorer
-    from factorcell.training.per_value import Separate as Separate
+    from factorcell.training.per_value import SeparateRuns as SeparateRuns
     from factorcell.training.per_value import separate as separate
     from factorcell.training.plan import Budget as Budget
     from factorcell.version import __version__ as __version__

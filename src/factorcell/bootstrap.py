@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 DRAWS = 1000
-FEW = 10  # units, below which there is no interval
+MIN_UNITS = 10  # units, below which there is no interval
 MANY = 4000  # units, beyond which they are drawn in so many groups of random ones
 BLOCK = 1 << 22  # counts of units that are held at once
 MIDDLE = (0.025, 0.975)
@@ -31,12 +31,12 @@ class Interval(NamedTuple):
     high: float | None = None
 
     @classmethod
-    def of(cls, row: Mapping[str, Any], name: str) -> "Interval | None":
+    def from_row(cls, row: Mapping[str, Any], name: str) -> "Interval | None":
         """Read the interval that `Interval.row` stored; None if `row` has no such figure."""
         point = row.get(name)
         return None if point is None else cls(point, row.get(f"{name}_low"), row.get(f"{name}_high"))
 
-    def row(self, name: str) -> dict[str, float | None]:
+    def to_row(self, name: str) -> dict[str, float | None]:
         """The figure and its ends as a row of JSON: `name`, `name`_low and `name`_high."""
         return {name: self.point, f"{name}_low": self.low, f"{name}_high": self.high}
 
@@ -47,7 +47,7 @@ class Interval(NamedTuple):
             return 0
         return int(self.low > 0) - int(self.high < 0)
 
-    def told(self, form: str = ".2f", scale: float = 1.0, unit: str = "") -> str:
+    def to_text(self, form: str = ".2f", scale: float = 1.0, unit: str = "") -> str:
         """A difference as people read it: +2.1% [+1.0, +3.2], and that there is none where the interval holds zero.
 
         Nor is there one where both ends are zero as they are shown: rounding alone may lie between equal models.
@@ -60,12 +60,12 @@ class Interval(NamedTuple):
         return f"{point} [{low}, {high}]" + (" no difference" if same else "")
 
 
-def counts(units: int, draws: int = DRAWS, seed: int = 0) -> Floats:
+def resampling_counts(units: int, draws: int = DRAWS, seed: int = 0) -> Floats:
     """How often each unit counts: once in the first line, then as every draw has it (1 + D, U)."""
     return np.concatenate([np.ones((1, units)), *_drawn(units, draws, seed)])
 
 
-def sums(values: Floats, draws: int = DRAWS, seed: int = 0) -> Floats:
+def resampled_sums(values: Floats, draws: int = DRAWS, seed: int = 0) -> Floats:
     """Sums of `values` (U, S) over all units in the first line, then over every draw (1 + D, S)."""
     units = _grouped(values, seed) if len(values) > MANY else values
     with np.errstate(invalid="ignore"):  # a model that got lost has infinite nats
@@ -87,7 +87,7 @@ def _drawn(units: int, draws: int, seed: int) -> Iterator[Floats]:
         yield random.multinomial(units, shares, size=min(step, draws - begin)).astype(np.float64)
 
 
-def ahead(points: Floats, highest: bool, difference: Callable[[int, int], Interval]) -> int | None:
+def clear_winner(points: Floats, highest: bool, difference: Callable[[int, int], Interval]) -> int | None:
     """Which of `points` (M,) is the best, and better than every other one beyond the interval of their `difference`."""
     if len(points) < 2 or not np.isfinite(points).all():
         return None
@@ -96,10 +96,10 @@ def ahead(points: Floats, highest: bool, difference: Callable[[int, int], Interv
     return best if all(difference(best, m).sign == sign for m in range(len(points)) if m != best) else None
 
 
-def middle(points: Floats, units: int | None = None) -> Interval:
+def percentile_interval(points: Floats, units: int | None = None) -> Interval:
     """A figure (1 + D,), itself first, with the middle 95 % of its finite draws; no interval of `FEW` units."""
     drawn = points[1:][np.isfinite(points[1:])]
-    if not len(drawn) or not math.isfinite(points[0]) or (units is not None and units < FEW):
+    if not len(drawn) or not math.isfinite(points[0]) or (units is not None and units < MIN_UNITS):
         return Interval(float(points[0]))
     low, high = np.quantile(drawn, MIDDLE).tolist()
     return Interval(float(points[0]), low, high)

@@ -11,16 +11,16 @@ PROPOSALS = ("rank", "unigram")  # of the tokens that classification samples
 SAMPLERS = ("random", "tpe")
 PRUNERS = ("median", "none")
 PRESETS = ("quick", "good", "best")  # how much work a training is worth
-PARTS = ("embedding", "context", "backbone", "output_bias", "projection")  # of a model, which a fine-tuning moves
-METHODS = ("sample", "greedy", "beam", "stochastic")  # of generation
-ONLINE_OPTIMISERS = ("adagrad", "adadelta", "sgd")
-MEASURES = ("cosine", "distance")  # between embeddings
-SCOPES = ("complete", "learn", "users", "admin")  # of a key of the server
+MODEL_PARTS = ("embedding", "context", "backbone", "output_bias", "projection")  # of a model, which a fine-tuning moves
+GENERATION_METHODS = ("sample", "greedy", "beam", "stochastic")  # of generation
+ONLINE_OPTIMIZERS = ("adagrad", "adadelta", "sgd")
+EMBEDDING_MEASURES = ("cosine", "distance")  # between embeddings
+KEY_SCOPES = ("complete", "learn", "users", "admin")  # of a key of the server
 STORE_VARIABLE = "FACTORCELL_STORE"  # of the environment; all on a machine can read a command line
-STORES = "sqlite:///FILE, postgresql://USER@HOST/DATABASE or redis://HOST:PORT/NUMBER"
+STORE_URLS = "sqlite:///FILE, postgresql://USER@HOST/DATABASE or redis://HOST:PORT/NUMBER"
 
 # Options that follow from the table unless they are said, by section of the config (`training.rules`).
-CHOSEN: dict[str, tuple[str, ...]] = {
+AUTOMATIC_OPTIONS: dict[str, tuple[str, ...]] = {
     "model": ("embedding_size", "context_size", "variable_size", "rank", "dropout_context"),
     "backbone": ("hidden_size", "layer_norm", "dropout_recurrent", "dropout_input", "dropout_output"),
     "training": (
@@ -32,10 +32,10 @@ CHOSEN: dict[str, tuple[str, ...]] = {
 ADVICE_ROWS = 100_000  # of a table that advice reads, drawn at random
 ALTERNATIVES = 1000  # random texts that an audit ranks a canary among
 REPLAY_WINDOW = 9  # places that a point of the curve takes together, as in the thesis (figure 5.2)
-NEAR_VALUES = 10  # values, the most frequent, that stand for all where none is named
+DEFAULT_VALUE_COUNT = 10  # values, the most frequent, that stand for all where none is named
 
 # What few texts want other than many, unless it is said otherwise: an exact loss, small steps, a stop in time.
-GENTLE: dict[str, Any] = {
+SMALL_DATA_DEFAULTS: dict[str, Any] = {
     "epochs": 10.0,
     "learning_rate": 1e-3,
     "token_rate": 1.0,

@@ -15,35 +15,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from factorcell import assignments, inputs
-from factorcell.limits import SEEDS
+from factorcell import assignments, input_files
+from factorcell.limits import MAX_SEED
 from factorcell.limits import UserError as UserError
 from factorcell.limits import check_format as check_format
 from factorcell.limits import choose as choose
 from factorcell.option_fields import (
     ADAPTERS,
-    KINDS,
-    LAYERS,
+    MAX_LAYERS,
+    MAX_SIZE,
+    OPTION_KINDS,
     PREFIX,
-    SIZES,
     RecurrentOptions,
     SoftmaxOptions,
     WordOptions,
     check_fields,
-    drop_rate,
     options_class,
+    rate_option,
 )
 from factorcell.option_fields import EXTENSIBLE as EXTENSIBLE
 from factorcell.option_fields import KindOptions as KindOptions
 from factorcell.option_fields import TokenizerOptions as TokenizerOptions
+from factorcell.option_fields import float_option as float_option
+from factorcell.option_fields import int_option as int_option
 from factorcell.option_fields import option as option
-from factorcell.option_fields import real as real
-from factorcell.option_fields import whole as whole
 
 FORMAT = 1  # of run folders: the number in their config.json
 CONTEXT_LAYERS = ("tanh", "relu", "linear", "none")
-INSIDE = ("low_rank", "low_rank_each")  # softmax biases of few columns, which join the product
-OUTPUT_BIASES = (*INSIDE, "one_hot", "sparse", "hash")
+LOW_RANK_BIASES = ("low_rank", "low_rank_each")  # softmax biases of few columns, which join the product
+OUTPUT_BIASES = (*LOW_RANK_BIASES, "one_hot", "sparse", "hash")
 LOSSES = ("full", "sampled")
 PRECISIONS, DEVICES = ("auto", "float32", "bfloat16"), ("auto", "cpu", "cuda")
 THREADS = 1024  # the most there may be
@@ -80,20 +80,22 @@ class DataConfig:
         "", "column that says who writes: a context that new users learn online, text by text", metavar="COLUMN"
     )
     time: str = option("", "column with the time of writing, whose hour and weekday are context", metavar="COLUMN")
-    max_tokens: int = whole(200, "cut texts after this many tokens", 1, SIZES)
-    min_context_count: int = whole(50, "rarer values of a category are grouped as one unknown value", 1)
-    min_user_count: int = whole(15, "users with fewer texts are grouped as one, whom new users start as", 1)
+    max_tokens: int = int_option(200, "cut texts after this many tokens", 1, MAX_SIZE)
+    min_context_count: int = int_option(50, "rarer values of a category are grouped as one unknown value", 1)
+    min_user_count: int = int_option(15, "users with fewer texts are grouped as one, whom new users start as", 1)
     anonymous: bool = option(
         False, "keep no name of a user: the vectors of users are numbered, and new texts are of unknown ones", rare=True
     )
-    min_text_count: int = whole(
+    min_text_count: int = int_option(
         3, "texts seen less often are not kept as popular completions (with user)", 1, rare=True
     )
-    min_text_users: int = whole(
+    min_text_users: int = int_option(
         3, "texts of fewer people are not kept as popular completions (with user)", 1, rare=True
     )
-    min_context_word: int = whole(5, "a word seen less often in a text context is left out of it", 1, rare=True)
-    max_context_words: int = whole(10_000, "at most this many words of a text context, the most frequent", 1, rare=True)
+    min_context_word: int = int_option(5, "a word seen less often in a text context is left out of it", 1, rare=True)
+    max_context_words: int = int_option(
+        10_000, "at most this many words of a text context, the most frequent", 1, rare=True
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -117,16 +119,16 @@ class ModelConfig:
     output_bias: tuple[str, ...] = option(
         ("low_rank",), "what context changes in the softmax bias (repeatable)", choices=OUTPUT_BIASES
     )
-    embedding_size: int = whole(150, "e, size of a token embedding", 1, SIZES)
-    variable_size: int = whole(16, "size of the embedding of one context variable", 1, SIZES, rare=True)
-    number_size: int = whole(64, "width of the network over the numeric context variables", 1, SIZES, rare=True)
-    number_layers: int = whole(2, "tanh layers of that network; 0: it has none", 0, LAYERS, rare=True)
-    context_size: int = whole(16, "k, size of the joint context vector", 1, SIZES)
+    embedding_size: int = int_option(150, "e, size of a token embedding", 1, MAX_SIZE)
+    variable_size: int = int_option(16, "size of the embedding of one context variable", 1, MAX_SIZE, rare=True)
+    number_size: int = int_option(64, "width of the network over the numeric context variables", 1, MAX_SIZE, rare=True)
+    number_layers: int = int_option(2, "tanh layers of that network; 0: it has none", 0, MAX_LAYERS, rare=True)
+    context_size: int = int_option(16, "k, size of the joint context vector", 1, MAX_SIZE)
     context_layer: str = option(
         "tanh", "what follows the layer that joins variables; none: no such layer", choices=CONTEXT_LAYERS, rare=True
     )
-    rank: int = whole(12, "r, rank of the FactorCell's change of W; 0: no change", 0, SIZES)
-    dropout_context: float = drop_rate(
+    rank: int = int_option(12, "r, rank of the FactorCell's change of W; 0: no change", 0, MAX_SIZE)
+    dropout_context: float = rate_option(
         "rate at which a category is read as the unknown value, so that this one is learned as well", rare=True
     )
 
@@ -138,54 +140,56 @@ class ModelConfig:
 class TrainingConfig:
     """How a model is trained."""
 
-    epochs: float = real(10.0, "passes over the training data", 0, 1_000_000)
-    max_user_texts: int = whole(
+    epochs: float = float_option(10.0, "passes over the training data", 0, 1_000_000)
+    max_user_texts: int = int_option(
         0, "at most this many texts of each user in an epoch, drawn anew for each; 0: all", 0, rare=True
     )
-    min_users: int = whole(
+    min_users: int = int_option(
         0, "learn a token only where so many users wrote it after the same 3 (words: 1); 0: all", 0, rare=True
     )
-    canaries: int = whole(
+    canaries: int = int_option(
         0, "random texts planted for `audit`, which measures what is memorised: to measure only", 0, 100_000, rare=True
     )
-    batch_tokens: int = whole(4000, "tokens in a batch, padding counted", 1)
-    learning_rate: float = real(1e-3, "peak rate of Adam")
-    token_rate: float = real(
+    batch_tokens: int = int_option(4000, "tokens in a batch, padding counted", 1)
+    learning_rate: float = float_option(1e-3, "peak rate of Adam")
+    token_rate: float = float_option(
         1.0, "factor on the rate of what has a row a token: embeddings, adapted softmax biases", rare=True
     )
-    warmup: float = real(0.02, "share of the steps over which the rate rises", 0, 1, rare=True)
+    warmup: float = float_option(0.02, "share of the steps over which the rate rises", 0, 1, rare=True)
     decay: str = option(
         "cosine", "how the rate falls after the warm-up", choices=("cosine", "linear", "none"), rare=True
     )
-    weight_decay: float = real(0.0, "decoupled weight decay of the matrices", rare=True)
-    value_prior: float = real(0.0, "nats a target for a squared unit of values' embeddings, hashed buckets", rare=True)
+    weight_decay: float = float_option(0.0, "decoupled weight decay of the matrices", rare=True)
+    value_prior: float = float_option(
+        0.0, "nats a target for a squared unit of values' embeddings, hashed buckets", rare=True
+    )
     sparse_l1: tuple[str, ...] = option(
         ("1e-6",),
         "l1 penalty of the sparse softmax bias, in nats a target: NUMBER, or NAME=NUMBER of one variable (repeatable)",
         metavar="[NAME=]NUMBER",
         rare=True,
     )
-    clip: float = real(1.0, "largest norm of the gradient; 0: not clipped", rare=True)
+    clip: float = float_option(1.0, "largest norm of the gradient; 0: not clipped", rare=True)
     loss: str = option("full", "softmax of the training loss: full, or sampled for each batch", choices=LOSSES)
-    samples: int = whole(1000, "negative samples of a batch (sampled loss)", 1, rare=True)
-    evaluations: int = whole(10, "evaluations on the development set, evenly over the steps", 1)
-    patience: int = whole(0, "stop after this many evaluations without a better one; 0: never", 0)
-    log_every: int = whole(50, "steps between rows of the log", 1, rare=True)
-    save_every: int = whole(500, "steps between checkpoints", 1, rare=True)
-    seed: int = whole(0, "seed of the weights, the order and the dropout", 0, SEEDS)
-    threads: int = whole(0, "threads of the computation; 0: one per core", 0, THREADS)
+    samples: int = int_option(1000, "negative samples of a batch (sampled loss)", 1, rare=True)
+    evaluations: int = int_option(10, "evaluations on the development set, evenly over the steps", 1)
+    patience: int = int_option(0, "stop after this many evaluations without a better one; 0: never", 0)
+    log_every: int = int_option(50, "steps between rows of the log", 1, rare=True)
+    save_every: int = int_option(500, "steps between checkpoints", 1, rare=True)
+    seed: int = int_option(0, "seed of the weights, the order and the dropout", 0, MAX_SEED)
+    threads: int = int_option(0, "threads of the computation; 0: one per core", 0, THREADS)
     precision: str = option("auto", "numbers in matrix products of training; auto: the faster ones", choices=PRECISIONS)
     device: str = option("auto", "where to compute; auto: a GPU if there is one", choices=DEVICES)
 
     def __post_init__(self) -> None:
         check_fields(self)
         for item in self.sparse_l1:
-            assignments.parsed("sparse_l1", item)
+            assignments.parse_assignment("sparse_l1", item)
 
 
-def kinds_in(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def selected_kinds(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Return the kinds that options by section and name choose."""
-    return {section: sections[section]["kind"] for section in KINDS if "kind" in sections.get(section, {})}
+    return {section: sections[section]["kind"] for section in OPTION_KINDS if "kind" in sections.get(section, {})}
 
 
 def section_types(kinds: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -194,8 +198,8 @@ def section_types(kinds: Mapping[str, str] | None = None) -> dict[str, Any]:
     Raises:
         UserError: A kind does not exist, or two sections have an option of the same name.
     """
-    chosen = {section: next(iter(known)) for section, known in KINDS.items()} | dict(kinds or {})
-    tokenizer, backbone, head = (options_class(section, chosen[section]) for section in KINDS)
+    chosen = {section: next(iter(known)) for section, known in OPTION_KINDS.items()} | dict(kinds or {})
+    tokenizer, backbone, head = (options_class(section, chosen[section]) for section in OPTION_KINDS)
     types: dict[str, Any] = {
         "data": DataConfig,
         "tokenizer": tokenizer,
@@ -263,7 +267,7 @@ class Config:
 
         `tokenizer`, `backbone` and `head` name a kind; another kind than before starts from its own defaults.
         """
-        kinds = {section: str(options.pop(section, self.kinds[section])) for section in KINDS}
+        kinds = {section: str(options.pop(section, self.kinds[section])) for section in OPTION_KINDS}
         types = section_types(kinds)
         values: dict[str, dict[str, Any]] = {section: {} for section in types}
         for name, value in options.items():
@@ -279,7 +283,7 @@ class Config:
     @property
     def kinds(self) -> dict[str, str]:
         """The kind of the tokenizer, the backbone and the head, by section."""
-        return {section: getattr(self, section).kind for section in KINDS}
+        return {section: getattr(self, section).kind for section in OPTION_KINDS}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "config") -> "Config":
@@ -292,7 +296,7 @@ class Config:
                 choose("section", name, names)
                 if not isinstance(content, Mapping):
                     raise UserError(f"{name} must be a table of options, not {content!r:.60}")
-            types = section_types(kinds_in(values))
+            types = section_types(selected_kinds(values))
             return cls(**{name: _section(types[name], name, content) for name, content in values.items()})
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
@@ -309,7 +313,7 @@ class Config:
             lines += [f"{name} = {_toml(value)}" for name, value in values.items()]
         return "\n".join(lines) + "\n"
 
-    def listed(self, names: Iterable[str]) -> str:
+    def format_options(self, names: Iterable[str]) -> str:
         """Return the options of these names with their values in the notation of TOML, in one line."""
         values = {name: value for section in self.to_dict().values() for name, value in section.items()}
         return ", ".join(f"{name} {_toml(values[name])}" for name in names)
@@ -334,7 +338,7 @@ def read_options(path: str | Path) -> dict[str, Any]:
         UserError: The file is not valid or holds an option that does not exist.
     """
     path = Path(path)
-    values = inputs.parsed(path)
+    values = input_files.read_options_file(path)
     if path.suffix == ".json" and isinstance(values, dict):
         check_format(values.pop("format", FORMAT), FORMAT, path)
     Config.from_dict(values, where=str(path))

@@ -43,7 +43,7 @@ def encoded(listed: Listed) -> bytes:
 
 def replacing(listed: Listed, path: Path, digest: str) -> Listed:
     """The manifest for replacing the file `path` by content with this digest."""
-    existing = of(path.read_bytes()) if path.exists() else ""
+    existing = sha256_of(path.read_bytes()) if path.exists() else ""
     valid = (existing,) if existing in listed[path.name] else ()
     return {**listed, path.name: tuple(dict.fromkeys((*valid, digest)))}
 
@@ -54,10 +54,10 @@ def accepts(path: Path, digest: str) -> bool:
     return not accepted or digest in accepted
 
 
-def of(content: bytes) -> str:
+def sha256_of(content: bytes) -> str:
     """The digest of the content of a file."""
     return hashlib.sha256(content).hexdigest()
 
 
 def _of_manifest(files: Any) -> str:
-    return of(json.dumps(files, sort_keys=True).encode())
+    return sha256_of(json.dumps(files, sort_keys=True).encode())

@@ -31,7 +31,7 @@ class Extensions:
     """
 
     def __init__(self, kind: str, own: Sequence[str]) -> None:
-        self.kind, self.own, self.group = kind, tuple(own), f"factorcell.{kind}s"
+        self.kind, self.built_in, self.group = kind, tuple(own), f"factorcell.{kind}s"
         self.registered: dict[str, type] = {}
 
     def choose(self, option: str, name: str) -> str:
@@ -39,13 +39,13 @@ class Extensions:
 
         Only a name that is not known yet has the installed packages asked.
         """
-        if name in self.own or name in self.registered:
+        if name in self.built_in or name in self.registered:
             return name
         try:
-            return choose(option, name, dict.fromkeys((*self.own, *self.registered, *self._offered())))
+            return choose(option, name, dict.fromkeys((*self.built_in, *self.registered, *self._offered())))
         except UserError as error:
             advice = "one of another package is known once that is installed or, in Python, its module is imported"
-            raise error.saying(f"{error.message}; {advice}") from None
+            raise error.with_message(f"{error.message}; {advice}") from None
 
     def register(self, name: str, made: type, check: Callable[[str, type], None]) -> None:
         """Let `name` stand for the class `made`, which `check` has to find right.
@@ -55,7 +55,7 @@ class Extensions:
         """
         if not (isinstance(name, str) and NAME.fullmatch(name)) or name == NONE:
             raise UserError(f"{self.kind} {name!r:.60}: a name must be of lower-case letters, digits and _, not {NONE}")
-        if name in self.own:
+        if name in self.built_in:
             raise UserError(f"{self.kind} {name!r} is one of factorcell's own; it must have another name")
         before = self.registered.get(name, made)
         if _place(before) != _place(made):
@@ -63,7 +63,7 @@ class Extensions:
         check(name, made)
         self.registered[name] = made
 
-    def find(self, name: str, built_in: Mapping[str, type], check: Callable[[str, type], None]) -> Any:
+    def find_class(self, name: str, built_in: Mapping[str, type], check: Callable[[str, type], None]) -> Any:
         """Return the class of a name: one of those that are `built_in`, a registered one, or one of another package.
 
         One of another package is imported, and `check` has to find it right.

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from factorcell import digests, inputs, lock
+from factorcell import digests, input_files, lock
 from factorcell.config import UserError, check_format
 from factorcell.finite import to_json
 
@@ -56,11 +56,13 @@ def write(path: str | Path, content: bytes | str) -> None:
         return
     listed = digests.read(path.parent)
     if path.name in listed:
-        _replace(path.parent / digests.FILE, digests.encoded(digests.replacing(listed, path, digests.of(content))))
+        _replace(
+            path.parent / digests.FILE, digests.encoded(digests.replacing(listed, path, digests.sha256_of(content)))
+        )
     _replace(path, content)
 
 
-def try_path(path: str | Path, folder: bool = False) -> None:
+def check_writable(path: str | Path, folder: bool = False) -> None:
     """`UserError` unless `path` can be written as a file, or made as a `folder`: before the work that it is for.
 
     Nothing remains of the attempt. A device or a pipe is not opened, since its reader would see it end.
@@ -80,7 +82,7 @@ def try_path(path: str | Path, folder: bool = False) -> None:
         raise UserError(f"{path}: cannot be saved ({error.strerror})") from None
 
 
-def list_files(folder: str | Path, names: Iterable[str]) -> None:
+def create_manifest(folder: str | Path, names: Iterable[str]) -> None:
     """Begin the manifest of a new `folder`: files of these `names` will be held against it."""
     _replace(Path(folder, digests.FILE), digests.encoded(dict.fromkeys(names, ())))
 
@@ -89,8 +91,8 @@ def read(path: str | Path) -> bytes:
     """What `path` holds. `UserError` where it cannot be read, or is not what the manifest of its folder lists."""
     path = Path(path)
     for _ in range(2):  # a writer may replace the file and its digest between the two reads
-        content = inputs.content(path)
-        if digests.accepts(path, digests.of(content)):
+        content = input_files.content(path)
+        if digests.accepts(path, digests.sha256_of(content)):
             return content
     raise UserError(f"{path}: altered since it was written (its SHA-256 is not that in {digests.FILE})")
 
@@ -131,14 +133,14 @@ def is_new(folder: str | Path, beginning: Collection[str] = ()) -> bool:
         return True
     if not folder.is_dir():
         return False
-    paths = (path for top in inputs.visible(folder) for path in (top, *top.rglob("*")))
+    paths = (path for top in input_files.list_visible(folder) for path in (top, *top.rglob("*")))
     names = {path.name for path in paths if not path.is_dir()} - {lock.FILE, digests.FILE + PARTIAL}
     if digests.FILE in names:
         names = {name for name in names if not name.endswith(PARTIAL)} - {digests.FILE, *beginning}
     return not names
 
 
-def occupied(folder: str | Path, *, resumable: bool = False) -> UserError:
+def folder_exists_error(folder: str | Path, *, resumable: bool = False) -> UserError:
     """The error about a folder that is not new; whether the same work `resumable` goes on with it."""
     if not resumable:
         return UserError(f"{folder}: exists already; choose another folder")
@@ -149,9 +151,9 @@ def new_folder(folder: str | Path, beginning: Collection[str] = (), *, resumable
     """Make `folder`, empty but for a lock and hidden files; `UserError` (`occupied`) unless it `is_new`."""
     folder = Path(folder)
     if not is_new(folder, beginning):
-        raise occupied(folder, resumable=resumable)
+        raise folder_exists_error(folder, resumable=resumable)
     try:
-        paths = inputs.visible(folder)
+        paths = input_files.list_visible(folder)
         for path in sorted(paths, key=lambda path: path.name.startswith(digests.FILE)):  # the manifest last
             if path.is_dir():
                 shutil.rmtree(path)
@@ -193,7 +195,7 @@ def read_versioned(path: str | Path, newest: int, what: str | Path | None = None
     return content
 
 
-def number(value: Any, path: Path, what: str) -> float:
+def finite_number(value: Any, path: Path, what: str) -> float:
     """A `value` that `path` holds as `what`. `UserError` unless it is a finite number."""
     if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
         raise UserError(f"{path}: {what} is {value!r:.40}; it must be a finite number")

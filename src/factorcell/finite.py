@@ -24,12 +24,12 @@ def is_number(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
 
 
-def shown(value: float | None, form: str) -> str:
+def format_number(value: float | None, form: str) -> str:
     """A number as a line has it; a dash for none, and for one that is not finite."""
     return format(value, form) if is_number(value) else DASH
 
 
-def brief(value: Any) -> str:
+def format_option(value: Any) -> str:
     """The value of an option as a line has it: a number with a point to three digits, all else as it is."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 

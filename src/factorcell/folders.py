@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from factorcell import inputs
+from factorcell import input_files
 from factorcell.limits import UserError
 
 CONFIG = "config.json"  # of a run
@@ -15,7 +15,7 @@ OTHER_MODELS = {
 }
 
 
-def not_a_run(folder: Path, expected: str = "a run folder") -> UserError:
+def not_a_run_error(folder: Path, expected: str = "a run folder") -> UserError:
     """Return the error about a path that is not what is `expected`; it says what is there and which commands accept it.
 
     Args:
@@ -33,6 +33,6 @@ def _content(folder: Path) -> str:
     for name, (model, commands) in OTHER_MODELS.items():
         if (folder / name).is_file():
             return f"the folder of {model}, which {commands} accept"
-    if runs := inputs.visible(folder, f"*/{CONFIG}"):
+    if runs := input_files.list_visible(folder, f"*/{CONFIG}"):
         return f"a folder of runs, such as {runs[0].parent}"
     return f"a folder without {CONFIG}"

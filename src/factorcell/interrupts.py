@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-STOPPED = 130  # the exit code after Ctrl-C
+INTERRUPTED_EXIT_CODE = 130  # the exit code after Ctrl-C
 ASKED = b"\nstopping as soon as all is saved; Ctrl-C again stops at once\n"
 
 
@@ -24,7 +24,7 @@ class Stop:
     """
 
     def __init__(self, aloud: bool = False) -> None:
-        self.asked, self.aloud = False, aloud
+        self.is_requested, self.aloud = False, aloud
         self._before: dict[int, Any] = {}
         self._at_once = False
 
@@ -43,20 +43,20 @@ class Stop:
         self._before = {}
 
     @contextmanager
-    def at_once(self) -> Iterator[None]:
+    def interruptible(self) -> Iterator[None]:
         """A block that may end anywhere: a stop that was asked for raises `Stopped` in it, also before it begins."""
         self._at_once = True
         try:
-            if self.asked:
+            if self.is_requested:
                 raise Stopped
             yield
         finally:
             self._at_once = False
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
-        if self.asked or not self._before:  # of a block that has ended, whose handler somebody has put back
+        if self.is_requested or not self._before:  # of a block that has ended, whose handler somebody has put back
             raise KeyboardInterrupt
-        self.asked = True
+        self.is_requested = True
         if self.aloud:
             os.write(2, ASKED)
         if self._at_once:

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-MANY = 1_000_000_000  # rows, tokens, values: more than any table here has, and 32 bits hold it
-LARGEST = 1e38  # which 32-bit floats hold
+MAX_COUNT = 1_000_000_000  # rows, tokens, values: more than any table here has, and 32 bits hold it
+MAX_FLOAT = 1e38  # which 32-bit floats hold
 SHORT = 100  # a range up to here is shown whole
-SEEDS = 1 << 43  # training multiplies a seed by a million, and 63 bits hold that
-GOES_ON = "to continue anyway"
+MAX_SEED = 1 << 43  # training multiplies a seed by a million, and 63 bits hold that
+CONTINUE_ANYWAY = "to continue anyway"
 
 
 class UserError(ValueError):
@@ -25,7 +25,7 @@ class UserError(ValueError):
     """
 
     def __init__(
-        self, message: str = "", remedies: Iterable[tuple[str, str | bool]] = (), outcome: str = GOES_ON
+        self, message: str = "", remedies: Iterable[tuple[str, str | bool]] = (), outcome: str = CONTINUE_ANYWAY
     ) -> None:
         super().__init__(message)
         self.message, self.remedies, self.outcome = message, tuple(remedies), outcome
@@ -39,7 +39,7 @@ class UserError(ValueError):
         named = [(f"--{name.replace('_', '-')}", value) for name, value in self.remedies]
         return self._with([flag if value is True else f"{flag} {value}" for flag, value in named])
 
-    def saying(self, message: str) -> "UserError":
+    def with_message(self, message: str) -> "UserError":
         """An error of another message with the same remedies."""
         return UserError(message, self.remedies, self.outcome)
 
@@ -53,10 +53,10 @@ def choose(kind: str, name: str, valid: Iterable[str]) -> str:
     if name in names:
         return name
     known = ", ".join(names) or "nothing: there are none"
-    raise UserError(f"unknown {kind} {name!r}{nearest(name, names)}; choose from {known}")
+    raise UserError(f"unknown {kind} {name!r}{nearest_hint(name, names)}; choose from {known}")
 
 
-def nearest(name: str, valid: Iterable[str]) -> str:
+def nearest_hint(name: str, valid: Iterable[str]) -> str:
     """What an error adds about a `name` that is not there: the nearest of those that are, if one is near."""
     near = difflib.get_close_matches(name, list(valid), n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
@@ -81,7 +81,7 @@ class Limits:
     """
 
     low: float
-    high: float = MANY
+    high: float = MAX_COUNT
     whole: bool = True
     above: bool = False
     below: bool = False
@@ -107,7 +107,7 @@ class Limits:
 
 
 # The options that are no fields of the config, by the name that the command line and Python share.
-NUMBERS = {
+NUMBER_LIMITS = {
     "alternatives": Limits(1000, 1_000_000),  # fewer tell no exposure
     "cached": Limits(1),
     "count": Limits(1, 100_000),
@@ -118,7 +118,7 @@ NUMBERS = {
     "frequent": Limits(1),
     "groups": Limits(1),
     "grow": Limits(1, 1_000_000),
-    "l1": Limits(0, LARGEST, whole=False),
+    "l1": Limits(0, MAX_FLOAT, whole=False),
     "length_penalty": Limits(0, 10, whole=False),
     "max_memory": Limits(0, 1_000_000, whole=False, above=True),
     "max_tokens": Limits(1, 1_000_000),
@@ -130,17 +130,17 @@ NUMBERS = {
     "pad": Limits(0, 1 << 20),
     "port": Limits(0, 65_535),
     "rate": Limits(0, 1_000_000, whole=False, above=True),
-    "reach": Limits(0, MANY, whole=False),
+    "reach": Limits(0, MAX_COUNT, whole=False),
     "repeats": Limits(1, 1_000_000),
     "rows": Limits(20),  # fewer say nothing of a column
     "rows_per_user": Limits(1),
     "samples": Limits(0),
-    "seconds": Limits(0, MANY, whole=False),
+    "seconds": Limits(0, MAX_COUNT, whole=False),
     "seed": Limits(0, (1 << 63) - 1),
     "seeds": Limits(1, 1000),
     "share": Limits(0, 1, whole=False),
-    "slips": Limits(0, 2),
-    "temperature": Limits(0, LARGEST, whole=False, above=True),
+    "typos": Limits(0, 2),
+    "temperature": Limits(0, MAX_FLOAT, whole=False, above=True),
     "threads": Limits(0, 1024),
     "top_k": Limits(0),
     "top_p": Limits(0, 1, whole=False, above=True),
@@ -156,4 +156,4 @@ def check(**given: float | None) -> None:
     """`UserError` unless each of the numbers `given`, by its name in `NUMBERS`, is valid; None is not given."""
     for name, value in given.items():
         if value is not None:
-            NUMBERS[name].check(name, value)
+            NUMBER_LIMITS[name].check(name, value)

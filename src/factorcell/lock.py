@@ -17,7 +17,7 @@ FILE = "training.lock"  # stays in the folder: two processes could lock differen
 
 
 @contextmanager
-def writing(folder: Path, say: Callable[[str], None] | None = None) -> Iterator[None]:
+def training_lock(folder: Path, notify: Callable[[str], None] | None = None) -> Iterator[None]:
     """Make this process the only one that trains in `folder`, which is made if need be and removed if it stays empty.
 
     `UserError` names another process that trains there. `say` takes a line where the file system has no locks.
@@ -37,8 +37,8 @@ def writing(folder: Path, say: Callable[[str], None] | None = None) -> Iterator[
             file.seek(0)
             raise UserError(f"{folder}: {file.read(200) or 'another process'} is training there") from None
         except OSError:
-            if say is not None:
-                say(f"{folder}: no locks here, so nothing refuses a second training in this folder")
+            if notify is not None:
+                notify(f"{folder}: no locks here, so nothing refuses a second training in this folder")
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}")
         file.flush()

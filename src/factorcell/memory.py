@@ -6,7 +6,7 @@ from pathlib import Path
 from factorcell import limits
 from factorcell.limits import UserError
 
-VARIABLE = "FACTORCELL_MAX_MEMORY"  # of the environment, in GiB; `--max-memory` sets it for one command
+LIMIT_VARIABLE = "FACTORCELL_MAX_MEMORY"  # of the environment, in GiB; `--max-memory` sets it for one command
 GIB = 1 << 30
 GROUPS, OWN_GROUP, INFO = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"), Path("/proc/meminfo")
 
@@ -17,24 +17,24 @@ def check(wanted: int, what: str) -> None:
     if wanted > most:
         raise UserError(
             f"{what} would take about {shown(wanted)} of memory; {whose} {shown(most)} "
-            f"(--max-memory or {VARIABLE} sets another limit, in GiB)"
+            f"(--max-memory or {LIMIT_VARIABLE} sets another limit, in GiB)"
         )
 
 
 def limit() -> tuple[int, str]:
     """The most bytes to take, and whose limit it is: the user's, or that of the control group and the machine."""
-    given = os.environ.get(VARIABLE, "")
+    given = os.environ.get(LIMIT_VARIABLE, "")
     if given:
         try:
             number = float(given)
         except ValueError:
-            raise UserError(f"{VARIABLE} is {given!r:.60}; it must be a number of GiB") from None
+            raise UserError(f"{LIMIT_VARIABLE} is {given!r:.60}; it must be a number of GiB") from None
         limits.check(max_memory=number)
         return int(number * GIB), "the limit is"
-    return machine(), "this machine has"
+    return machine_memory(), "this machine has"
 
 
-def machine() -> int:
+def machine_memory() -> int:
     """The bytes of memory of this machine, or of its control group where that has fewer."""
     found = [1 << 62]
     for line in _lines(INFO):

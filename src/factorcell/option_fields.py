@@ -12,13 +12,13 @@ from functools import partial
 from typing import Any
 
 from factorcell.extensions import Extensions
-from factorcell.limits import LARGEST, MANY, Limits, UserError, choose
+from factorcell.limits import MAX_COUNT, MAX_FLOAT, Limits, UserError, choose
 
 PREFIX = "prefix"  # reads the context as control codes; the other adapters change weights
 ADAPTERS = ("concat", "scale", "factor", PREFIX)
 CELLS = ("coupled", "lstm", "gru", "tanh", "relu")
 LARGEST_HASH = 1 << 30  # so that the sum of two hashes has 32 bits
-SIZES, LAYERS = 1_000_000, 100  # the largest there may be; memory sets a bound before
+MAX_SIZE, MAX_LAYERS = 1_000_000, 100  # the largest there may be; memory sets a bound before
 
 
 def option(
@@ -38,17 +38,17 @@ def option(
     return dataclasses.field(default=default, metadata=about)
 
 
-def whole(default: int, text: str, low: int, high: int = MANY, *, rare: bool = False) -> Any:
+def int_option(default: int, text: str, low: int, high: int = MAX_COUNT, *, rare: bool = False) -> Any:
     """The field of a whole number from `low` to `high`."""
     return option(default, text, limits=Limits(low, high), rare=rare)
 
 
-def real(default: float, text: str, low: float = 0.0, high: float = LARGEST, *, rare: bool = False) -> Any:
+def float_option(default: float, text: str, low: float = 0.0, high: float = MAX_FLOAT, *, rare: bool = False) -> Any:
     """The field of a number from `low` to `high`."""
     return option(default, text, limits=Limits(low, high, whole=False), rare=rare)
 
 
-def drop_rate(text: str, *, rare: bool = False) -> Any:
+def rate_option(text: str, *, rare: bool = False) -> Any:
     """The field of a share that is dropped: not all, and by default nothing."""
     return option(0.0, text, limits=Limits(0, 1, whole=False, below=True), rare=rare)
 
@@ -75,7 +75,7 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
         if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
             return tuple(value)
         raise UserError(f"{name} is {value!r}; it must be a list of names")
-    if hint is float and type(value) is int and abs(value) <= LARGEST:
+    if hint is float and type(value) is int and abs(value) <= MAX_FLOAT:
         return float(value)
     if type(value) is not hint:
         raise UserError(f"{name} is {value!r:.60}; it must be of type {hint.__name__}")
@@ -100,8 +100,8 @@ class TokenizerOptions(KindOptions):
     """Options that every tokenizer with a vocabulary of counted tokens has."""
 
     lowercase: bool = option(False, "lower-case the text")
-    min_count: int = whole(2, "a token seen less often in training is out of vocabulary", 1)
-    max_vocabulary: int = whole(50_000, "at most this many tokens, the most frequent", 1)
+    min_count: int = int_option(2, "a token seen less often in training is out of vocabulary", 1)
+    max_vocabulary: int = int_option(50_000, "at most this many tokens, the most frequent", 1)
 
 
 @dataclass(frozen=True)
@@ -143,18 +143,18 @@ class RecurrentOptions(KindOptions):
     cell: str = option(
         "coupled", "kind of recurrent layer; coupled: the LSTM of the papers; packages may add names", choices=CELLS
     )
-    layers: int = whole(1, "recurrent layers, each with adapters of its own", 1, LAYERS)
-    hidden_size: int = whole(200, "d, size of the recurrent layer", 1, SIZES)
+    layers: int = int_option(1, "recurrent layers, each with adapters of its own", 1, MAX_LAYERS)
+    hidden_size: int = int_option(200, "d, size of the recurrent layer", 1, MAX_SIZE)
     layer_norm: bool = option(False, "normalise gates and memory over the hidden units (Ba et al. 2016)", rare=True)
     variational: bool = option(
         False, "dropout: one mask a text, and the recurrent one on h (Gal and Ghahramani 2016)", rare=True
     )
-    dropout_recurrent: float = drop_rate(
+    dropout_recurrent: float = rate_option(
         "drop rate of the candidate (Semeniuta et al. 2016); if variational, of h where it is fed back"
     )
-    dropout_input: float = drop_rate("drop rate of the token embeddings")
-    dropout_output: float = drop_rate("drop rate of the hidden states given to the softmax or the next layer")
-    dropout_token: float = drop_rate("rate at which whole input tokens are replaced by zero", rare=True)
+    dropout_input: float = rate_option("drop rate of the token embeddings")
+    dropout_output: float = rate_option("drop rate of the hidden states given to the softmax or the next layer")
+    dropout_token: float = rate_option("rate at which whole input tokens are replaced by zero", rare=True)
 
 
 @dataclass(frozen=True)
@@ -162,14 +162,16 @@ class SoftmaxOptions(KindOptions):
     """A softmax over the token embeddings of the input layer."""
 
     kind: str = "softmax"
-    hash_size: int = whole(1 << 22, "buckets of the hashed softmax bias (the next prime)", 1, LARGEST_HASH, rare=True)
-    bloom_size: int = whole(
+    hash_size: int = int_option(
+        1 << 22, "buckets of the hashed softmax bias (the next prime)", 1, LARGEST_HASH, rare=True
+    )
+    bloom_size: int = int_option(
         1 << 26, "bits of its filter of pairs seen in training; 0: no filter, all pairs", 0, LARGEST_HASH, rare=True
     )
 
 
 # The built-in kinds of each tagged section, the default first; other packages add their own (`EXTENSIBLE`).
-KINDS: dict[str, dict[str, type[KindOptions]]] = {
+OPTION_KINDS: dict[str, dict[str, type[KindOptions]]] = {
     "tokenizer": {"word": WordOptions, "space": SpaceOptions, "char": CharacterOptions, "grapheme": GraphemeOptions},
     "backbone": {"recurrent": RecurrentOptions},
     "head": {"softmax": SoftmaxOptions},
@@ -177,7 +179,7 @@ KINDS: dict[str, dict[str, type[KindOptions]]] = {
 EXTENSIBLE = {
     "adapt": Extensions("adapter", ADAPTERS),
     "cell": Extensions("cell", CELLS),
-    **{section: Extensions(section, tuple(kinds)) for section, kinds in KINDS.items()},
+    **{section: Extensions(section, tuple(kinds)) for section, kinds in OPTION_KINDS.items()},
 }
 KIND_HELP = {
     "tokenizer": "how text becomes tokens: words, parts between spaces, characters or graphemes",
@@ -192,8 +194,8 @@ def options_class(section: str, kind: str) -> type[KindOptions]:
     Raises:
         UserError: No kind of this `section` has this name, neither here nor in an installed package.
     """
-    known = KINDS[section]
-    return known[kind] if kind in known else EXTENSIBLE[section].find(kind, {}, CHECKS[section]).Options
+    known = OPTION_KINDS[section]
+    return known[kind] if kind in known else EXTENSIBLE[section].find_class(kind, {}, KIND_CHECKS[section]).Options
 
 
 def check_kind(name: str, made: Any, base: type[KindOptions] = KindOptions) -> None:
@@ -211,7 +213,7 @@ def check_kind(name: str, made: Any, base: type[KindOptions] = KindOptions) -> N
         raise UserError(f"{name!r}: expected Options.kind to be {name!r} by default, got {options().kind!r}")
 
 
-CHECKS: dict[str, Callable[[str, Any], None]] = {
+KIND_CHECKS: dict[str, Callable[[str, Any], None]] = {
     "tokenizer": partial(check_kind, base=TokenizerOptions),
     "backbone": check_kind,
     "head": check_kind,

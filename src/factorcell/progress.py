@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sized
 from functools import cache
 from typing import Any
 
-from factorcell.visible import visible
+from factorcell.escapes import escape_hidden
 
 FIRST, SELDOM = 5.0, 30.0  # seconds before the first line, and between lines
 
@@ -57,6 +57,6 @@ def _bar() -> Any:
         @property
         def format_dict(self) -> dict[str, Any]:
             drawn = super().format_dict
-            return {**drawn, **{name: visible(drawn[name] or "") for name in ("prefix", "postfix", "unit")}}
+            return {**drawn, **{name: escape_hidden(drawn[name] or "") for name in ("prefix", "postfix", "unit")}}
 
     return Bar

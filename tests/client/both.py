@@ -7,10 +7,10 @@ from typing import Any
 
 import httpx
 
-from factorcell.client import AsyncClient, Client, Patience
+from factorcell.client import AsyncClient, Client, RetryPolicy
 
 KINDS = ("blocking", "asynchronous")
-LONG = Patience(deadline=120, timeout=60)  # the machine of a test may be busy
+LONG = RetryPolicy(deadline=120, timeout=60)  # the machine of a test may be busy
 
 Handler = Callable[[httpx.Request], httpx.Response]
 

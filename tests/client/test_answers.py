@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from factorcell.client import RefusedError, UnexpectedAnswerError, UnreachableError, calls
 from factorcell.service.http import problems
-from factorcell.service.http.messages import Piece
+from factorcell.service.http.messages import TextChunk
 from factorcell.service.http.problems import ProblemError
 
 CALL = calls.generate()
@@ -17,10 +17,10 @@ TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_f
 
 @given(TEXTS, st.data())
 def test_pieces_are_those_that_were_sent(texts: list[str], data: st.DataObject) -> None:
-    sent = [*(Piece(text=text) for text in texts), Piece(text="", done=True)]
+    sent = [*(TextChunk(text=text) for text in texts), TextChunk(text="", done=True)]
     content = b"".join(b"data: " + msgspec.json.encode(one) + b"\n\n" for one in sent)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(content)), max_size=10)))
-    reader, found = calls.Pieces(CALL), list[Piece]()
+    reader, found = calls.Pieces(CALL), list[TextChunk]()
     for begin, end in zip([0, *cuts], [*cuts, len(content)], strict=True):
         found += reader.feed(content[begin:end])
     assert found == sent
@@ -45,7 +45,7 @@ def test_any_bytes_are_an_answer_or_an_error(content: bytes) -> None:
     with pytest.raises(RefusedError) as raised:
         calls.show("ann").answer(httpx.Response(502, content=content))
     error = raised.value
-    assert (error.status, error.type, error.passing, error.begun) == (502, "about:blank", True, True)
+    assert (error.status, error.type, error.is_temporary, error.may_have_run) == (502, "about:blank", True, True)
 
 
 @pytest.mark.parametrize("kind", problems.KINDS)
@@ -57,4 +57,4 @@ def test_every_problem_of_the_server_is_an_error_with_all_of_it(kind: str) -> No
     assert (error.status, error.title, error.detail, error.kind) == (status, title, "because", kind)
     assert (error.type, error.retry_after) == (f"/docs#{kind}", 3.0)
     assert str(error) == f"show: {status} {title}: because"
-    assert error.passing == (status in (429, 503))
+    assert error.is_temporary == (status in (429, 503))

@@ -40,7 +40,7 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "metrics": ((), {}),
 }
 UNDESCRIBED = {("GET", "/healthz"), ("GET", "/metrics")}  # which docs/service.md has
-TAKEN = {one.name: one.takes for one in OPERATIONS}
+TAKEN = {one.name: one.request_type for one in OPERATIONS}
 
 
 def test_every_route_has_a_method(make: Make) -> None:
@@ -59,8 +59,8 @@ def test_every_route_has_a_method(make: Make) -> None:
     wanted = {(method.upper(), path) for path, methods in described.items() for method in methods}
     assert set(found) == wanted | UNDESCRIBED
     for one in OPERATIONS:
-        if one.takes is not None and one.method == "POST":
-            msgspec.json.decode(found[one.method, one.path].content, type=one.takes)
+        if one.request_type is not None and one.method == "POST":
+            msgspec.json.decode(found[one.method, one.path].content, type=one.request_type)
 
 
 @pytest.mark.parametrize("name", ["complete", "accept", "score", "classify", "rescore"])

@@ -15,7 +15,7 @@ from factorcell.client import (
     InvalidRequestError,
     KeyRefusedError,
     NotFoundError,
-    Patience,
+    RetryPolicy,
 )
 from factorcell.config import UserError
 from factorcell.generation.generate import GenerationOptions, stream
@@ -79,7 +79,7 @@ def test_text_is_streamed(client: Any, site: Site) -> None:
 
 
 def test_stream_that_is_left_frees_its_connection(make: Make, url: str) -> None:
-    client = make(url, connections=1, patience=Patience(timeout=10, tries=1))
+    client = make(url, connections=1, patience=RetryPolicy(timeout=10, max_attempts=1))
     for _ in range(3):
         pieces = client.generate(prompt="a", max_tokens=1000)
         assert next(pieces).text
@@ -101,14 +101,14 @@ def test_what_is_wrong_is_said(client: Any, name: str, fields: dict[str, Any], s
     with pytest.raises(InvalidRequestError, match=said) as raised:
         ask(client, name, **fields)
     error = raised.value
-    assert (error.status, error.kind, error.tries) == (422, "invalid", 1)
+    assert (error.status, error.kind, error.attempts) == (422, "invalid", 1)
     assert error.type == "/docs#invalid"
     assert said in error.detail
     assert error.title in str(error)
 
 
 def test_keys(make: Make, service: Service, tmp_path: Path) -> None:
-    key = keys.add(tmp_path / "keys.toml", "shop", ["complete"])
+    key = keys.add_key(tmp_path / "keys.toml", "shop", ["complete"])
     site = Site(service, Settings(deadline=5.0), KeyRing(tmp_path / "keys.toml"))
     with listening(application(site)) as url:
         assert make(url, key).complete(query="a").results

@@ -80,7 +80,7 @@ def test_values_that_json_cannot_have_are_not_sent(value: Any) -> None:
     ):
         with pytest.raises(InvalidArgumentError) as raised:
             ask()
-        assert (raised.value.begun, raised.value.passing, raised.value.tries) == (False, False, 1)
+        assert (raised.value.may_have_run, raised.value.is_temporary, raised.value.attempts) == (False, False, 1)
         assert "abba" not in str(raised.value)
 
 

@@ -7,14 +7,14 @@ from typing import Any
 import httpx
 import pytest
 
-from factorcell.client import BusyError, Patience, ServiceError, UnreachableError, clients, retries
+from factorcell.client import BusyError, RetryPolicy, ServiceError, UnreachableError, clients, retries
 from factorcell.config import UserError
 from factorcell.service.http.site import Site
 from tests.client.both import ask
 from tests.client.conftest import Make
 from tests.service.stores.proxy import Proxy
 
-QUICK = Patience(first=0.01, deadline=120, timeout=60)
+QUICK = RetryPolicy(first_pause=0.01, deadline=120, timeout=60)
 OK = httpx.Response(200, json={"status": "ok"})
 REMOVED = httpx.Response(200, json={"removed": 1})
 
@@ -93,7 +93,7 @@ def test_undo_whose_answer_is_lost_is_not_repeated(make: Make, site: Site, url: 
         site.service.accept("ann", text)
     with losing(url, 1) as (at, _), pytest.raises(UnreachableError) as raised:
         make(at, patience=QUICK).undo("ann")
-    assert (raised.value.tries, raised.value.begun) == (1, True)
+    assert (raised.value.attempts, raised.value.may_have_run) == (1, True)
     kept = site.service.show("ann")
     assert kept is not None
     assert [one.text for one in kept.texts] == ["abba"]
@@ -101,16 +101,16 @@ def test_undo_whose_answer_is_lost_is_not_repeated(make: Make, site: Site, url: 
 
 def test_pauses_double_up_to_the_longest(make: Make, clock: Clock) -> None:
     handler, bodies = scripted(*[busy(503)] * 6)
-    patience = Patience(deadline=1000, tries=6, first=0.5, longest=3)
+    patience = RetryPolicy(deadline=1000, max_attempts=6, first_pause=0.5, max_pause=3)
     with pytest.raises(BusyError, match=r"\(tried 6 times\)") as raised:
         make("http://h", handler=handler, patience=patience).complete(query="a")
     assert clock.slept == [0.5, 1, 2, 3, 3]
-    assert (len(bodies), raised.value.tries, raised.value.kind) == (6, 6, "overloaded")
+    assert (len(bodies), raised.value.attempts, raised.value.kind) == (6, 6, "overloaded")
 
 
 def test_retry_after_is_heeded(make: Make, clock: Clock) -> None:
     handler, _ = scripted(busy(429, "7", "too-many"), busy(503, "2"), httpx.Response(200, json={"results": []}))
-    patience = Patience(first=0.25)
+    patience = RetryPolicy(first_pause=0.25)
     assert make("http://h", handler=handler, patience=patience).complete(query="a").results == []
     assert clock.slept == [7.25, 2.5]
 
@@ -118,8 +118,8 @@ def test_retry_after_is_heeded(make: Make, clock: Clock) -> None:
 def test_nobody_waits_for_what_comes_too_late(make: Make, clock: Clock) -> None:
     handler, bodies = scripted(busy(503, "1"), busy(503, "60"))
     with pytest.raises(BusyError) as raised:
-        make("http://h", handler=handler, patience=Patience(deadline=30)).complete(query="a")
-    assert (raised.value.retry_after, raised.value.tries, len(bodies)) == (60, 2, 2)
+        make("http://h", handler=handler, patience=RetryPolicy(deadline=30)).complete(query="a")
+    assert (raised.value.retry_after, raised.value.attempts, len(bodies)) == (60, 2, 2)
     assert len(clock.slept) == 1
 
 
@@ -173,4 +173,4 @@ def test_text_that_breaks_off_is_not_begun_again(make: Make, clock: Clock) -> No
 )
 def test_what_is_no_patience(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=f"{said} is"):
-        Patience(**wrong)
+        RetryPolicy(**wrong)

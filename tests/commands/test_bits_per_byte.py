@@ -9,7 +9,7 @@ import pytest
 from factorcell import files
 from factorcell.commands.main import main
 from factorcell.model.run import Run
-from tests.small import ROWS, make_letters, make_run
+from tests.small_runs import ROWS, make_letters, make_run
 
 
 @pytest.fixture

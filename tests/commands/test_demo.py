@@ -27,7 +27,7 @@ def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_demo_makes_everything_that_its_page_shows(few: Path) -> None:
     """Four models, ten places, a posterior for each mapped name, ten countries, and a page of them all."""
-    results = demo.make(few / "runs", epochs=1, say=lambda text: None)
+    results = demo.make(few / "runs", epochs=1, notify=lambda text: None)
     assert [model["name"] for model in results["models"]] == ["unadapted", "softmaxbias", "concatcell", "factorcell"]
     assert results["models"][0]["accuracy"] is None
     assert all(0 <= model["accuracy"] <= 1 for model in results["models"][1:])

@@ -16,9 +16,9 @@ from factorcell.data.cache import prepare
 from factorcell.evaluation import embeddings
 from factorcell.evaluation.embeddings import Embeddings
 from factorcell.model.run import Run
-from factorcell.reports.wording import agreed
+from factorcell.reports.wording import agreement_sentence
 from tests.pages import Page
-from tests.small import make_run
+from tests.small_runs import make_run
 
 Row = dict[str, Any]
 
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for parameter in run.model.parameters():
         parameter.data.copy_(parameter.new_tensor(random.normal(size=tuple(parameter.shape)) * 0.5))
     run.save_weights({})
-    known = Embeddings.of(run)
+    known = Embeddings.from_run(run)
     told = [
         {"city": city, "side": KINDS[int(vector[0] > 0)], "height": str(vector[1] * 100), "text": "word1"}
         for city, vector in zip(known.values, known.vectors.tolist(), strict=True)
@@ -68,7 +68,7 @@ def error_of(capsys: pytest.CaptureFixture[str], run: Path, *more: str) -> str:
 
 
 def test_neighbours_equal_those_of_the_function(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    known = Embeddings.of(Run.open(folder / "run"))
+    known = Embeddings.from_run(Run.open(folder / "run"))
     near = rows_of(capsys, folder, "--near", "<city 3>", "<city 5>", "--count", "4")
     assert near == [{"kind": "neighbour", **row} for row in known.neighbours(["<city 3>", "<city 5>"], 4)]
     distant = rows_of(capsys, folder, "--near", "<city 3>", "--measure", "distance")
@@ -91,7 +91,7 @@ def test_words_equal_those_of_the_function(folder: Path, capsys: pytest.CaptureF
     run = Run.open(folder / "run")
 
     def words(*contexts: Row, count: int = 10, frequent: int | None = None) -> list[tuple[str, float]]:
-        found = embeddings.words(run, *contexts, count=count, frequent=frequent)
+        found = embeddings.most_shifted_tokens(run, *contexts, count=count, frequent=frequent)
         return [(row["token"], row["nats"]) for row in found]
 
     def shown(*more: str) -> list[tuple[str, float]]:
@@ -109,7 +109,7 @@ def test_words_equal_those_of_the_function(folder: Path, capsys: pytest.CaptureF
     every = shown("--between", "stars=5", "stars=1", "--context", "city=<city 3>")
     assert every == words(both, {"city": "<city 3>", "stars": "1"})
     assert len(shown("--words", "--count", "1")) == sum(
-        len(words({"city": value}, count=1)) for value in Embeddings.of(run).values[:10]
+        len(words({"city": value}, count=1)) for value in Embeddings.from_run(run).values[:10]
     )
     lines = text_of(capsys, folder, "--between", "stars=5", "stars=1", "--context", "city=<city 3>").splitlines()
     assert lines[1] == "stars=5 against stars=1"
@@ -120,16 +120,16 @@ def test_words_equal_those_of_the_function(folder: Path, capsys: pytest.CaptureF
 
 
 def test_maps_and_predictions(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    known, told = Embeddings.of(Run.open(folder / "run")), folder / "told.jsonl"
+    known, told = Embeddings.from_run(Run.open(folder / "run")), folder / "told.jsonl"
     tables = ["--map", str(told), "--predict", str(told), "--by", "side", "--by", "height"]
     rows = rows_of(capsys, folder, *tables, "--groups", "1")
     side, height = (embeddings.read_column(known, told, name) for name in ("side", "height"))
-    points = embeddings.points(known, side)
+    points = embeddings.map_points(known, side)
     assert [row for row in rows if row["kind"] == "prediction"] == [
-        {"kind": "prediction", **embeddings.predict(known, column)} for column in (side, height)
+        {"kind": "prediction", **embeddings.predict_column(known, column)} for column in (side, height)
     ]
     assert [row for row in rows if row["kind"] == "agreement"] == [
-        {"kind": "agreement", **embeddings.agreement(known, column)} for column in (side, height)
+        {"kind": "agreement", **embeddings.neighbour_agreement(known, column)} for column in (side, height)
     ]
     (ellipse,) = [row for row in rows if row["kind"] == "ellipse"]
     assert ellipse == {"kind": "ellipse", "column": "side", **embeddings.ellipses(points, 1)[0]}
@@ -141,7 +141,7 @@ def test_maps_and_predictions(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert "of nearest neighbours have the same side" in text
     assert "of its nearest neighbour correlate with" in text
     distant = rows_of(capsys, folder, "--map", str(told), "--by", "side", "--measure", "distance")
-    assert distant[-1] == {"kind": "agreement", **embeddings.agreement(known, side, "distance")}
+    assert distant[-1] == {"kind": "agreement", **embeddings.neighbour_agreement(known, side, "distance")}
     others = rows_of(capsys, folder, "--predict", str(told), "--by", "height", "--seed", "1")
     assert [row["kind"] for row in others] == ["prediction"]
     assert others[0]["r2"] != r2["r2"]
@@ -165,8 +165,8 @@ def test_the_page_has_all_that_was_asked_for(folder: Path, capsys: pytest.Captur
         if row["kind"] == "prediction" and "accuracy" in row:
             assert f"{row['accuracy']:.1%} ± {row['deviation'] / 5**0.5:.1%}" in reader.text
         if row["kind"] == "agreement":
-            assert agreed(row) in reader.text
-    shares = embeddings.project(Embeddings.of(Run.open(folder / "run")).vectors)[1]
+            assert agreement_sentence(row) in reader.text
+    shares = embeddings.project_to_plane(Embeddings.from_run(Run.open(folder / "run")).vectors)[1]
     assert f"which hold {shares[0]:.0%} and {shares[1]:.0%} of their variance" in reader.text
     assert "mean height" in reader.text
     ids = re.findall(r'\bid="([^"]+)"', page)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from factorcell import files
-from factorcell.commands.explain import contexts_between, marked
+from factorcell.commands.explain import contexts_between, mark_token
 from factorcell.commands.main import main
 from factorcell.config import UserError
 from factorcell.evaluation.likelihood_ratios import explain
 from factorcell.model.run import Run
-from tests.small import CONTEXT, make_run
+from tests.small_runs import CONTEXT, make_run
 
 TEXTS = ["the sea is cold", "cold sand"]
 FIVE, ONE = {"stars": "5"}, {"stars": "1"}
@@ -63,7 +63,7 @@ def test_standard_input_and_page(
     assert main(command(folder, "-", "--page", str(page))) == 0
     shown = capsys.readouterr()
     (row,) = explain([Run.open(folder / "run")], ["cold sand"], {"stars=5": FIVE, "stars=1": ONE})
-    marks = [marked(token["token"].replace("</s>", "¶"), token["ratio"], False) for token in row["tokens"]]
+    marks = [mark_token(token["token"].replace("</s>", "¶"), token["ratio"], False) for token in row["tokens"]]
     lines = shown.out.splitlines()
     assert " ".join(marks) in lines
     assert f"{row['ratio']:+.2f} nats in all; stars=5 has {row['posterior']['stars=5']:.1%}" in lines
@@ -88,13 +88,13 @@ def test_colours_are_for_terminals(
 
 
 def test_marks_have_three_strengths_on_each_side() -> None:
-    assert [marked("x", ratio, False) for ratio in (0.2, 0.6, 1.2, 2.4)] == ["x", "x⁺", "x⁺⁺", "x⁺⁺⁺"]
-    assert [marked("x", ratio, False) for ratio in (-0.2, -0.6, -1.2, -2.4)] == ["x", "x⁻", "x⁻⁻", "x⁻⁻⁻"]
-    seen = {marked("x", ratio, True) for ratio in (0.6, 1.2, 2.4, -0.6, -1.2, -2.4)}
+    assert [mark_token("x", ratio, False) for ratio in (0.2, 0.6, 1.2, 2.4)] == ["x", "x⁺", "x⁺⁺", "x⁺⁺⁺"]
+    assert [mark_token("x", ratio, False) for ratio in (-0.2, -0.6, -1.2, -2.4)] == ["x", "x⁻", "x⁻⁻", "x⁻⁻⁻"]
+    seen = {mark_token("x", ratio, True) for ratio in (0.6, 1.2, 2.4, -0.6, -1.2, -2.4)}
     assert len(seen) == 6
     assert all(text.endswith("mx\x1b[0m") for text in seen)
     assert sum("\x1b[4;" in text for text in seen) == 3
-    assert marked("x", 0.2, True) == "x"
+    assert mark_token("x", 0.2, True) == "x"
 
 
 def test_more_contexts_than_two(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

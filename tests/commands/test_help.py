@@ -13,10 +13,10 @@ import pytest
 import factorcell
 from factorcell import choices
 from factorcell.commands import main as cli
-from factorcell.commands.main import ALL, GROUPS, Verb, find, main
+from factorcell.commands.main import GROUPS, ROOT_COMMAND, Command, find_commands, main
 from factorcell.completion.online import OPTIMISERS
 from factorcell.config import PAPER_MODELS
-from factorcell.option_fields import KINDS as OPTION_KINDS
+from factorcell.option_fields import OPTION_KINDS as OPTION_KINDS
 from factorcell.training.proximal import PARTS
 from tests import ROOT
 from tests.commands.verbs import LEAVES, parser, paths
@@ -60,7 +60,7 @@ def test_every_help_is_light() -> None:
 
 def test_what_draws_nothing_imports_no_charts() -> None:
     drawing = {"replay"}
-    modules = sorted({verb.module for words in LEAVES for verb in find(words)[-1:]} - drawing)
+    modules = sorted({verb.module for words in LEAVES for verb in find_commands(words)[-1:]} - drawing)
     code = "\n".join(f"import factorcell.commands.{module}" for module in modules)
     assert {"matplotlib", "optuna", "sklearn"}.isdisjoint(heavy_after(code).split())
 
@@ -94,8 +94,8 @@ def test_public_names_are_sorted() -> None:
 
 
 def test_names_of_choices_are_those_of_the_library() -> None:
-    assert tuple(OPTIMISERS) == choices.ONLINE_OPTIMISERS
-    assert tuple(PARTS) == choices.PARTS
+    assert tuple(OPTIMISERS) == choices.ONLINE_OPTIMIZERS
+    assert tuple(PARTS) == choices.MODEL_PARTS
 
 
 def test_grouped_help_has_every_verb_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +105,7 @@ def test_grouped_help_has_every_verb_once(capsys: pytest.CaptureFixture[str]) ->
         title: re.findall(r"^  (\S+)", text, re.MULTILINE) for title, text in zip(parts[::2], parts[1::2], strict=True)
     }
     assert found == {title: [verb.name for verb in verbs] for title, (_, verbs) in GROUPS.items()}
-    names = [verb.name for verb in ALL.kinds]
+    names = [verb.name for verb in ROOT_COMMAND.subcommands]
     assert len(names) == len(set(names))
 
 
@@ -126,7 +126,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_verb_has_its_function() -> None:
     for words in LEAVES:
-        module = importlib.import_module(f"factorcell.commands.{find(words)[-1].module}")
+        module = importlib.import_module(f"factorcell.commands.{find_commands(words)[-1].module}")
         assert callable(getattr(module, "run_" + "_".join(words).replace("-", "_")))
 
 
@@ -163,7 +163,7 @@ def defaults(text: str) -> dict[str, str]:
     ("words", "expected"),
     [
         ("train", {"--adapt": "concat factor", "--rank": "by the table", "--max-tokens": "200", "--tokenizer": "word"}),
-        ("finetune", {"--epochs": str(choices.GENTLE["epochs"]), "--warmup": "as in RUN"}),
+        ("finetune", {"--epochs": str(choices.SMALL_DATA_DEFAULTS["epochs"]), "--warmup": "as in RUN"}),
         ("compare", {"--models": " ".join(PAPER_MODELS), "--seeds": "1"}),
         ("audit", {"--unknown": "group", "--precision": "auto"}),
         ("demo", {"--page": "demo.html"}),
@@ -225,7 +225,7 @@ def completed(line: str, folder: Path, words_before: int = 1) -> list[str]:
 def test_completion(tmp_path: Path) -> None:
     (tmp_path / "runs" / "one").mkdir(parents=True)
     (tmp_path / "rows.csv").write_text("text\n", encoding="utf-8")
-    assert completed("factorcell ", tmp_path) == [verb.name for verb in ALL.kinds]
+    assert completed("factorcell ", tmp_path) == [verb.name for verb in ROOT_COMMAND.subcommands]
     assert completed("factorcell tr", tmp_path) == ["train"]
     assert completed("factorcell baseline ", tmp_path) == [kind.name for kind in cli.KINDS]
     assert completed("factorcell train --epo", tmp_path) == ["--epochs"]
@@ -251,6 +251,6 @@ def test_completion_is_light(tmp_path: Path) -> None:
 
 
 def test_verbs_are_a_tree() -> None:
-    assert find(["baseline", "ngram", "x"])[-1] == cli.KINDS[0]
-    assert find(["sing"]) == [ALL]
-    assert isinstance(find([])[0], Verb)
+    assert find_commands(["baseline", "ngram", "x"])[-1] == cli.KINDS[0]
+    assert find_commands(["sing"]) == [ROOT_COMMAND]
+    assert isinstance(find_commands([])[0], Command)

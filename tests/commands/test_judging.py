@@ -15,7 +15,7 @@ from factorcell.evaluation.classification import classify, classify_points
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.model.run import Run
-from tests.small import ROWS, make_letters, make_run
+from tests.small_runs import ROWS, make_letters, make_run
 
 DIFFERENCE = r"[+-]\d+\.\d% \[[+-]\d+\.\d, [+-]\d+\.\d\]"
 
@@ -56,7 +56,7 @@ def test_the_numbers_of_products_are_said_once_and_last(
     folder: Path, more: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("factorcell.model.run.gain", lambda work, device: 2.0)
+    monkeypatch.setattr("factorcell.model.run.measure_speedup", lambda work, device: 2.0)
     assert main(["evaluate", "cell", "test.jsonl", *more]) == 0
     line = "products of bfloat16 (bfloat16 is 2.0 times as fast here); --precision chooses"
     assert capsys.readouterr().err.splitlines() == [line]
@@ -262,7 +262,7 @@ def test_baselines_take_values_to_judge_by(tmp_path: Path, kind: str, capsys: py
 def test_what_prints_texts_and_words_is_the_same_each_time(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("factorcell.model.run.gain", lambda work, device: 2.0)
+    monkeypatch.setattr("factorcell.model.run.measure_speedup", lambda work, device: 2.0)
     cell, between = str(folder / "cell"), ["--between", "city=Oslo", "city=Nice"]
     asked = {
         "generate": [cell, "--context", "city=Oslo", "--context", "stars=5", "--number", "3", "--seed", "1"],

@@ -24,8 +24,8 @@ def parse(*arguments: str) -> Config:
     parser = Parser("verb", "what it does")
     parser.add_argument("--config", type=Path)
     parser.add_argument("--model")
-    options.add(parser)
-    return Config.from_dict(options.said(parser.parse(arguments)))
+    options.add_config_options(parser)
+    return Config.from_dict(options.specified_options(parser.parse(arguments)))
 
 
 def test_nothing_given_is_the_default() -> None:
@@ -83,7 +83,7 @@ def test_a_rare_value_given_by_hand_is_told(tmp_path: Path, capsys: pytest.Captu
         words = ["generate", str(tmp_path / "run"), "--context", f"city={city}", "--max-tokens", "2", "--number", "3"]
         assert main(words) == 0
         assert capsys.readouterr().err.count("city 'Riga' is read as a rare value") == told
-    options.tell_rare(corpus.schema, {"city": "Rome"}, {"stars": "5"})
+    options.notify_rare_values(corpus.schema, {"city": "Rome"}, {"stars": "5"})
     assert not capsys.readouterr().err
 
 
@@ -113,7 +113,7 @@ def test_every_output_is_tried() -> None:
     for words in LEAVES:
         for action in parser(*words).actions:
             if {"--page", *(["--out"] if words not in training else [])} & {*action.option_strings}:
-                assert getattr(action.type, "func", None) is options.writable, words
+                assert getattr(action.type, "func", None) is options.writable_path, words
 
 
 def test_weights_that_are_read_are_not_tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from factorcell.training import compare as comparing
 from factorcell.training.fit import fit
 from tests.commands.test_main import QUICK, SMALL
 from tests.commands.verbs import parser
-from tests.small import ROWS, make_run
+from tests.small_runs import ROWS, make_run
 
 CONFIG = Config.of(context=["city", "stars"])
 BARE = [{"text": row["text"], "stars": row["stars"]} for row in ROWS]

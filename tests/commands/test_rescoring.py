@@ -11,7 +11,7 @@ from factorcell.commands.main import main
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.evaluation.rescoring.nbest import read_nbest
-from factorcell.evaluation.rescoring.rescore import ScoreWeights, rescore, score, summarise
+from factorcell.evaluation.rescoring.rescore import ScoreWeights, rescore, score_hypotheses, word_error_rates
 from factorcell.model.run import Run
 from factorcell.training.trainer import observe
 
@@ -85,14 +85,14 @@ def test_from_lists_to_rows(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert header.split() == ["value", "utterances", "words", "first", "rescored", "oracle", "gain"]
     assert [line.split()[0] for line in lines] == ["all", "hall", "hall", "hall"]
     assert "nats" in shown.err
-    scored = score(Run.open(folder / "run"), read_nbest(folder / "test.jsonl"))
+    scored = score_hypotheses(Run.open(folder / "run"), read_nbest(folder / "test.jsonl"))
     fitted = ScoreWeights.open(kept)
     rows = rescore(scored, fitted)
     assert files.read_rows(out) == rows
     assert main(command(folder, "--weights", str(kept), "--json", "--by", "hall")) == 0
     first, *summary = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert first == {"weights": dict(fitted.values)}
-    assert summary == summarise(rows, ["hall"])
+    assert summary == word_error_rates(rows, ["hall"])
 
 
 def test_a_weight_of_zero_has_no_minus_sign(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from factorcell.commands import main, serving
-from factorcell.commands.main import find, parser_of
+from factorcell.commands.main import find_commands, make_parser
 from factorcell.completion.blend import Blend
 from factorcell.model.run import Run
 from factorcell.service.http import server
@@ -15,20 +15,20 @@ from factorcell.service.learning import ServedModel
 
 
 def parsed(words: str) -> argparse.Namespace:
-    return parser_of(find(["serve"])).parse(words.split())
+    return make_parser(find_commands(["serve"])).parse(words.split())
 
 
 def test_options_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     served: list[ServerOptions] = []
     monkeypatch.setattr(server, "serve", lambda options, say: served.append(options))
     words = "runs/qac --port 0 --host ::1 --keep 90d --never x+ --workers 3 --deadline-ms 40 --origin https://a.example"
-    serving.run_serve(parsed(f"{words} --keys k.toml --block b.txt --slips 1 --cached 7 --pad 4096 --precision auto"))
+    serving.run_serve(parsed(f"{words} --keys k.toml --block b.txt --typos 1 --cached 7 --pad 4096 --precision auto"))
     (one,) = served
     assert (one.run, one.store) == (Path("runs/qac"), "sqlite:///runs/qac.users.db")
-    assert (one.host, one.port, one.workers, one.slips, one.cached) == ("::1", 0, 3, 1, 7)
+    assert (one.host, one.port, one.workers, one.typos, one.cache_size) == ("::1", 0, 3, 1, 7)
     assert (one.precision, parsed("runs/qac").precision) == ("auto", "float32")
-    assert (one.keys, one.block) == (Path("k.toml"), Path("b.txt"))
-    assert (one.privacy.keep, one.privacy.never) == (90 * 86_400, ("x+",))
+    assert (one.keys, one.block_list) == (Path("k.toml"), Path("b.txt"))
+    assert (one.privacy.retention, one.privacy.withheld_patterns) == (90 * 86_400, ("x+",))
     assert (one.settings.deadline, one.settings.origins, one.settings.pad) == (0.04, ("https://a.example",), 4096)
 
 
@@ -68,4 +68,4 @@ def test_demo_completes_and_tells_people_apart(tmp_path: Path) -> None:
     model = ServedModel(Run.open(tmp_path / "demo"))
     model.probe()
     assert isinstance(model.completer, Blend)
-    assert model.learner.variable.source == "country"
+    assert model.learner.variable.source_column == "country"

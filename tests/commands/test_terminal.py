@@ -16,7 +16,7 @@ def test_classified_values_stand_in_their_order(
     truth = np.array([0, 0, 0, 1, 1, 2])
     posterior = np.log(np.eye(3)[[0, 0, 1, 1, 1, 0]] * 0.8 + 0.1)
     result = Classification(names, posterior, posterior, truth, np.zeros(6, dtype=bool))
-    terminal.judged(result, result.metrics(), as_json=False)
+    terminal.show_classification(result, result.metrics(), as_json=False)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     table, matrix = ([line for line in part if line and line[0] in names] for part in (lines[:-4], lines[-3:]))
     assert [line[0] for line in table] == [line[0] for line in matrix] == expected
@@ -27,12 +27,12 @@ def test_classified_values_stand_in_their_order(
 
 
 def test_a_zero_has_no_minus_sign(capsys: pytest.CaptureFixture[str]) -> None:
-    terminal.table([{"nats": -0.0, "auc": -1e-9, "gain": -1e-9, "least": -0.5}], ["nats", "auc", "gain", "least"])
+    terminal.show_table([{"nats": -0.0, "auc": -1e-9, "gain": -1e-9, "least": -0.5}], ["nats", "auc", "gain", "least"])
     assert capsys.readouterr().out.split()[4:] == ["0.00", "0.0000", "+0.0%", "-0.50"]
 
 
 def test_what_is_no_number_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
-    terminal.table(
+    terminal.show_table(
         [{"value": "Oslo", "recall": float("nan"), "f1": 0.5}, {"value": "Nice", "recall": 1.0}], ["recall", "f1"]
     )
     assert capsys.readouterr().out.split() == ["recall", "f1", "-", "0.5000", "1.0000", "-"]
@@ -50,4 +50,4 @@ def test_what_is_no_number_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None
     ],
 )
 def test_a_probability_has_two_digits_however_small_it_is(value: float, told: str) -> None:
-    assert terminal.probability(value) == told
+    assert terminal.format_probability(value) == told

@@ -13,13 +13,13 @@ from factorcell.service.http import keys
 from factorcell.service.learning import ServedModel
 from factorcell.service.stores.opening import open_store
 from tests.service import runs
-from tests.service.oracle import alone, kept
-from tests.small import make_letters
+from tests.service.oracle import learned_by_library, learned_by_service
+from tests.small_runs import make_letters
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
-    return ServedModel(runs.make(tmp_path_factory.mktemp("served") / "run"))
+    return ServedModel(runs.make_run(tmp_path_factory.mktemp("served") / "run"))
 
 
 @pytest.fixture
@@ -82,7 +82,9 @@ def test_people_travel(url: str, model: ServedModel, tmp_path: Path, capsys: pyt
     assert said(["users", "export", "--store", other], capsys)[0] == lines
     assert "are learned" in said(["users", "migrate", str(model.run.folder), "--store", other], capsys)[1]
     service = Service(model, open_store(other))
-    assert kept(service, "ann") == alone(model, [(text, {"city": "Oslo"}) for text in ("abba", "cab", "abba")])
+    assert learned_by_service(service, "ann") == learned_by_library(
+        model, [(text, {"city": "Oslo"}) for text in ("abba", "cab", "abba")]
+    )
     service.close()
 
 
@@ -105,7 +107,7 @@ def test_the_import_continues_after_a_bad_line(url: str, tmp_path: Path, capsys:
 def test_whoever_is_deleted_meanwhile_is_not_exported(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(users, "every_user", lambda store: iter(("aaa", "ann", "anna", "bob")))
+    monkeypatch.setattr(users, "all_users", lambda store: iter(("aaa", "ann", "anna", "bob")))
     lines, _ = said(["users", "export", "--store", url], capsys)
     assert [json.loads(line)["user"] for line in lines] == ["ann", "bob"]
     assert "nothing is kept" in said(["users", "export", "ann", "anna", "--store", url], capsys, 2)[1]
@@ -159,7 +161,7 @@ def test_people_forget(url: str, model: ServedModel, capsys: pytest.CaptureFixtu
     assert "no such text" in said(["users", "forget", "eve", "abba", "--store", url], capsys)[1]
     service = Service(model, open_store(url))
     assert service.relearn("ann")
-    assert kept(service, "ann") == alone(model, [("cab", {"city": "Oslo"})])
+    assert learned_by_service(service, "ann") == learned_by_library(model, [("cab", {"city": "Oslo"})])
     service.close()
     assert "1 of 2 people are deleted" in said(["users", "delete", "ann", "eve", "--purge", "--store", url], capsys)[1]
     assert said(["users", "list", "--store", url], capsys)[0] == ["bob"]
@@ -169,7 +171,7 @@ def test_key_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     file = tmp_path / "keys.toml"
     words = ["users", "key", "shop", "--keys", str(file), "--scope", "complete", "--rate", "5"]
     (key,), _ = said(words, capsys)
-    (one,) = keys.read(file)
+    (one,) = keys.read_keys(file)
     assert (one.name, one.hash, one.scopes, one.rate) == (
         "shop",
         hashlib.sha256(key.encode()).hexdigest(),

@@ -2,20 +2,20 @@
 
 from collections.abc import Iterator
 
-from factorcell.commands.main import ALL, find, parser_of
+from factorcell.commands.main import ROOT_COMMAND, find_commands, make_parser
 from factorcell.commands.parser import Parser
 
 
 def paths() -> Iterator[list[str]]:
     """The words of every verb and of every kind of one."""
-    for verb in ALL.kinds:
+    for verb in ROOT_COMMAND.subcommands:
         yield [verb.name]
-        yield from ([verb.name, kind.name] for kind in verb.kinds)
+        yield from ([verb.name, kind.name] for kind in verb.subcommands)
 
 
-LEAVES = [words for words in paths() if not find(words)[-1].kinds]
+LEAVES = [words for words in paths() if not find_commands(words)[-1].subcommands]
 
 
 def parser(*words: str) -> Parser:
     """The parser of a verb."""
-    return parser_of(find(words))
+    return make_parser(find_commands(words))

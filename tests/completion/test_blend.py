@@ -15,7 +15,7 @@ from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.search import Suggestion
 from factorcell.config import UserError
 from factorcell.model.run import Run
-from tests.small import make_letters
+from tests.small_runs import make_letters
 
 CITY = {"user": "city", "context": (), "min_user_count": 1}
 POPULAR = Popularity.fit(["abc"] * 5 + ["abba"] * 3 + ["cab"] * 3)
@@ -85,8 +85,8 @@ def test_probabilities_and_parts_add_up() -> None:
     weights = BlendWeights(dict(zip(FEATURES, random.normal(size=len(FEATURES)).tolist(), strict=True)))
     blend, user = Blend(Completer(run), POPULAR, weights), replace(User.new(run), history=History(("abab", "aa")))
     written = blend.type(blend.begin(user), "a")
-    found = blend.merged(blend.candidates("a", blend.completer.suggest(written, 1000), user.history, 1000), 1000)
-    assert blend.suggest(written, 10).suggestions == blend.merged(
+    found = blend.merge(blend.candidates("a", blend.completer.suggest(written, 1000), user.history, 1000), 1000)
+    assert blend.suggest(written, 10).suggestions == blend.merge(
         blend.candidates("a", blend.completer.suggest(written, 10), user.history, 10), 10
     )
     assert sum(math.exp(one.log_probability) for one in found) == pytest.approx(1)
@@ -120,14 +120,14 @@ def test_slips_are_forgiven_by_all_sources() -> None:
     run = make()
     user = replace(User.new(run), history=History(("abccba",)))
     weights = BlendWeights({**dict.fromkeys(FEATURES, 0.0), "popular": 9.0, "own": 9.0})
-    blend = Blend(Completer(run, slips=1), Popularity.fit(["abcc"] * 3 + ["acbb"] * 2, min_count=1), weights)
+    blend = Blend(Completer(run, typos=1), Popularity.fit(["abcc"] * 3 + ["acbb"] * 2, min_count=1), weights)
     found = blend.complete("acb", user, k=10)
-    slips = {one.text: one.slips for one in found}
-    assert (slips["acbb"], slips["abcc"], slips["abccba"]) == (0, 1, 1)
-    assert [one.slips for one in found] == sorted(one.slips for one in found)
-    assert all((one.slips == 0) == one.text.startswith("acb") for one in found)
+    typos = {one.text: one.typos for one in found}
+    assert (typos["acbb"], typos["abcc"], typos["abccba"]) == (0, 1, 1)
+    assert [one.typos for one in found] == sorted(one.typos for one in found)
+    assert all((one.typos == 0) == one.text.startswith("acb") for one in found)
     alone = Blend(Completer(run), blend.popularity).complete("acb", user, k=10)
-    assert {one.slips for one in alone} == {0}
+    assert {one.typos for one in alone} == {0}
 
 
 def test_weights_are_those_that_made_the_choices() -> None:
@@ -160,11 +160,11 @@ def test_weights_are_those_that_made_the_choices() -> None:
 def test_a_run_without_its_files_of_completion_has_default_weights_and_no_popular_texts(tmp_path: Path) -> None:
     run = make()
     run.folder = tmp_path
-    assert BlendWeights.read(tmp_path) == DEFAULT
+    assert BlendWeights.load(tmp_path) == DEFAULT
     BlendWeights({**DEFAULT.values, "own": 5.0}).save(run)
-    assert BlendWeights.read(tmp_path).values["own"] == 5.0
+    assert BlendWeights.load(tmp_path).values["own"] == 5.0
     files.write_json(tmp_path / "blend.json", {"format": 1, "own": 1})
     with pytest.raises(UserError, match="not the weights of a blend"):
-        BlendWeights.read(tmp_path)
+        BlendWeights.load(tmp_path)
     with pytest.raises(UserError, match=r"no popularity\.jsonl; training keeps it with --user"):
-        Popularity.of(run)
+        Popularity.from_run(run)

@@ -19,11 +19,11 @@ from factorcell.completion.online import User, learn_one
 from factorcell.completion.search import PlainEngine, SearchRequest
 from factorcell.config import UserError
 from factorcell.data.canonical import canonical, canonical_prefix
-from factorcell.data.vocabulary import SPECIALS
+from factorcell.data.vocabulary import SPECIAL_TOKENS
 from factorcell.model.run import Run
 from tests.completion.test_search import BOTH, CLOSE, instructions, typed_in, written_out
-from tests.elsewhere import DEVICE, Elsewhere, inference_mode
-from tests.small import make_letters, make_run
+from tests.fake_device import DEVICE, FakeDevice, inference_mode
+from tests.small_runs import make_letters, make_run
 
 USERS = {"user": "city", "context": (), "min_user_count": 1}  # people are cities
 NASTY = {
@@ -78,7 +78,7 @@ def test_the_model_says_how_probable_any_text_is() -> None:
         assert len(found) == 3 + 9 + 27 + 81
         said = completer.log_probabilities("a", [one.text for one in found], who, context)
         assert said == pytest.approx([one.log_probability for one in found], abs=CLOSE)
-        assert Completer(of, slips=1).log_probabilities("a", ["abc"], who, context) == pytest.approx(
+        assert Completer(of, typos=1).log_probabilities("a", ["abc"], who, context) == pytest.approx(
             completer.log_probabilities("a", ["abc"], who, context)
         )
         assert completer.log_probabilities("a", [], who, context) == []
@@ -101,7 +101,7 @@ def test_whatever_is_typed_is_kept_and_gone_on_with(unit: str, typed: str, lower
     for one in found:
         assert one.text.startswith(shown)
         assert one.text != shown
-        assert not any(special in one.text.removeprefix(shown) for special in SPECIALS)
+        assert not any(special in one.text.removeprefix(shown) for special in SPECIAL_TOKENS)
         assert one.text == canonical(one.text)
     # A keystroke at a time comes to the same.
     written = completer.begin()
@@ -122,9 +122,9 @@ def test_one_text_is_suggested_once_however_it_is_cut() -> None:
     assert "🇳🇴" in ours
 
 
-@pytest.mark.parametrize("slips", [0, 1])
-def test_nothing_goes_on_from_what_is_too_long(slips: int) -> None:
-    completer = Completer(make_letters(), slips=slips)
+@pytest.mark.parametrize("typos", [0, 1])
+def test_nothing_goes_on_from_what_is_too_long(typos: int) -> None:
+    completer = Completer(make_letters(), typos=typos)
     start = completer.begin()
     long, short = completer.type(start, "a" * 10_000), completer.type(start, "ab")
     assert completer.suggest_all([long, short, long]) == [
@@ -154,8 +154,8 @@ def test_other_mistakes_are_told(tmp_path: Path) -> None:
 
 
 def test_a_search_has_its_own_time() -> None:
-    for slips in (0, 1):
-        patient, hasty = Completer(make_letters(), slips=slips), Completer(make_letters(), seconds=0.0, slips=slips)
+    for typos in (0, 1):
+        patient, hasty = Completer(make_letters(), typos=typos), Completer(make_letters(), seconds=0.0, typos=typos)
         written = patient.type(patient.begin(), "abc")
         assert patient.suggest(written, deadline=0.0).cut
         assert hasty.suggest(written).cut
@@ -165,21 +165,21 @@ def test_a_search_has_its_own_time() -> None:
 
 
 @pytest.mark.parametrize("model", [{}, {"cell": "gru"}], ids=["compiled", "plain"])
-@pytest.mark.parametrize("slips", [0, 1])
-def test_what_is_not_allowed_makes_room(model: dict[str, Any], slips: int) -> None:
+@pytest.mark.parametrize("typos", [0, 1])
+def test_what_is_not_allowed_makes_room(model: dict[str, Any], typos: int) -> None:
     run = make_letters(seed=2, spread=1.0, **model)
-    plain, strict = Completer(run, slips=slips), Completer(run, slips=slips, allowed=lambda text: "ab" not in text)
+    plain, strict = Completer(run, typos=typos), Completer(run, typos=typos, is_allowed=lambda text: "ab" not in text)
     assert type(plain.engine).__name__ == ("PlainEngine" if model else "CompiledEngine")
     for prefix in ("", "a", "ca"):
         every = plain.complete(prefix, k=400)
-        expected = [one.text for one in every if "ab" not in one.text and not one.slips]
-        found = [one.text for one in strict.complete(prefix, k=6) if not one.slips]
+        expected = [one.text for one in every if "ab" not in one.text and not one.typos]
+        found = [one.text for one in strict.complete(prefix, k=6) if not one.typos]
         assert found == expected[: len(found)]
-        assert len(found) == 6 or slips
+        assert len(found) == 6 or typos
         shown = [one.text for one in strict.complete(prefix, k=6)]
         assert len(shown) == 6
         assert "ab" not in " ".join(shown)
-    assert [one.slips for one in strict.complete("ab")] == [] or slips
+    assert [one.typos for one in strict.complete("ab")] == [] or typos
 
 
 @BOTH
@@ -203,7 +203,7 @@ def test_a_run_on_another_device_completes_alike(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("torch.inference_mode", inference_mode)
     here, there = make_letters(), make_letters()
     ours = Completer(here).complete("ab", context={"city": "Nice"})
-    with Elsewhere():
+    with FakeDevice():
         there.model.to(DEVICE)
         there.model.head.embedding = there.model.embedding
         completer = Completer(there)

@@ -17,12 +17,12 @@ from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import FASTEST, MOST_SEEN, Floats, Learner, LearningRule, User, learn_one
 from factorcell.completion.popularity import History
-from factorcell.completion.replay.streams import read
-from factorcell.completion.texts import LONGEST, checked
+from factorcell.completion.replay.streams import read_streams
+from factorcell.completion.texts import MAX_BYTES, check_text
 from factorcell.config import Notice, UserError
 from factorcell.data.canonical import canonical
 from factorcell.model.run import Run
-from tests.small import make_letters
+from tests.small_runs import make_letters
 
 CITY = {"user": "city", "context": (), "min_user_count": 1}
 VECTOR, STATE = np.array([0.5, -1.0], np.float32), np.array([[0.0, 2.0]], np.float32)
@@ -136,11 +136,11 @@ TEXTS: dict[str, tuple[Any, str | None]] = {
     "NUL": ("a\x00b", None),
     "controls": ("\x1b[2J\r\n\t\x7f\x9b", None),
     "bidirectional": ("a\u202eb\u2066", None),
-    "largest": ("a" * LONGEST, None),
+    "largest": ("a" * MAX_BYTES, None),
     "lone surrogate": ("a\ud800", "not Unicode text (character 2)"),
     "surrogates in a pair": ("\ud83d\ude00", "not Unicode text (character 1)"),
-    "1 MB": ("a" * 1_000_000, f"1,000,000 characters; a text takes at most {LONGEST:,} bytes"),
-    "long in bytes": ("é" * (LONGEST // 2 + 1), f"a text takes at most {LONGEST:,} bytes"),
+    "1 MB": ("a" * 1_000_000, f"1,000,000 characters; a text takes at most {MAX_BYTES:,} bytes"),
+    "long in bytes": ("é" * (MAX_BYTES // 2 + 1), f"a text takes at most {MAX_BYTES:,} bytes"),
     "a number": (5, "5: not a text"),
     "nothing": (None, "None: not a text"),
 }
@@ -149,13 +149,13 @@ TEXTS: dict[str, tuple[Any, str | None]] = {
 def entries(run: Run) -> dict[str, Callable[[str], object]]:
     """Wherever a text goes in."""
     user, completer = User.new(run), Completer(run)
-    completer.most = 2 * LONGEST  # what is too long for the run alone is another line
+    completer.most = 2 * MAX_BYTES  # what is too long for the run alone is another line
 
     def replayed(text: str) -> object:
-        return read([{"text": text, "city": "Oslo", "time": 1}], run.config, user="city")
+        return read_streams([{"text": text, "city": "Oslo", "time": 1}], run.config, user_column="city")
 
     return {
-        "checked": checked,
+        "checked": check_text,
         "learn_one": lambda text: learn_one(run, user, text),
         "Learner.learn": lambda text: Learner(run).learn([user], [text]),
         "History.add": History().add,
@@ -205,7 +205,7 @@ def test_what_is_longer_than_the_run_reads_is_cut_as_in_training() -> None:
 
 @counting
 @given(
-    sizes=st.lists(st.integers(0, LONGEST), max_size=8),
+    sizes=st.lists(st.integers(0, MAX_BYTES), max_size=8),
     letters=st.lists(st.sampled_from(["a", "é", "😀"]), min_size=1, max_size=8),
 )
 def test_a_history_is_bounded_in_bytes(sizes: list[int], letters: list[str]) -> None:
@@ -217,10 +217,10 @@ def test_a_history_is_bounded_in_bytes(sizes: list[int], letters: list[str]) -> 
     kept = len(history.texts)
     assert history.texts == tuple(texts[len(texts) - kept :])
     total = sum(len(text.encode()) for text in history.texts)
-    assert total <= LONGEST
-    assert kept == len(texts) or total + len(texts[-kept - 1].encode()) > LONGEST
+    assert total <= MAX_BYTES
+    assert kept == len(texts) or total + len(texts[-kept - 1].encode()) > MAX_BYTES
     user = replace(GOOD, history=history)
-    assert len(user.to_bytes()) <= LONGEST + 4 * 100 + 32 + 16
+    assert len(user.to_bytes()) <= MAX_BYTES + 4 * 100 + 32 + 16
     assert User.from_bytes(user.to_bytes()).history == history
 
 

@@ -17,7 +17,7 @@ from factorcell.completion.popularity import History
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.model.run import Run
-from tests.small import make_letters
+from tests.small_runs import make_letters
 
 CITY = {"user": "city", "context": (), "min_user_count": 1}
 
@@ -69,7 +69,7 @@ def test_optimisers_are_those_of_pytorch(name: str) -> None:
     user, gradients = learner.new(), list(np.random.default_rng(1).normal(0, 0.2, (6, 2)).astype(np.float32))
     start = user.vector
     for gradient in gradients:
-        user = learner.moved(user, "abc", gradient)
+        user = learner.updated_user(user, "abc", gradient)
     expected = by_hand(name, 0.3, start, gradients)
     assert float(np.linalg.norm(expected)) < learner.longest, "the bound would hide a difference"
     assert user.vector == pytest.approx(expected, rel=1e-5)
@@ -79,14 +79,14 @@ def test_optimisers_are_those_of_pytorch(name: str) -> None:
 @pytest.mark.parametrize(("name", "rate"), [("adagrad", 0.3), ("adadelta", 20.0), ("sgd", 0.05)])
 def test_what_is_written_again_and_again_becomes_likely(name: str, rate: float) -> None:
     run = make(spread=0.6)
-    before = {key: value.clone() for key, value in run.model.kept().items()}
+    before = {key: value.clone() for key, value in run.model.saved_tensors().items()}
     learner = Learner(run, LearningRule(name, rate))
     user, other, nats = learner.new(), learner.new(), []
     for _ in range(25):
         (user,), (now,) = learner.learn([user], ["cab"])
         nats.append(now)
     assert nats[-1] < nats[0] - 0.3
-    assert all(torch.equal(before[key], value) for key, value in run.model.kept().items())
+    assert all(torch.equal(before[key], value) for key, value in run.model.saved_tensors().items())
     assert np.array_equal(other.vector, learner.new().vector)
     mine = Completer(run).complete("c", user, k=3)
     assert mine != Completer(run).complete("c", other, k=3)
@@ -126,7 +126,7 @@ def test_a_vector_stays_bounded_and_survives_nonsense() -> None:
     (user,), _ = learner.learn([learner.new()], ["abc"])
     table = run.model.encoder.tables[0]  # type: ignore[union-attr]
     assert float(np.linalg.norm(user.vector)) == pytest.approx(2 * float(table.detach().norm(dim=1).max()))
-    same = learner.moved(user, "b", np.array([np.nan, 1.0], np.float32))
+    same = learner.updated_user(user, "b", np.array([np.nan, 1.0], np.float32))
     assert np.array_equal(same.vector, user.vector)
     assert (same.seen, same.history.texts) == (2, ("abc", "b"))
 
@@ -139,7 +139,7 @@ def test_a_vector_reaches_as_far_as_the_rule_says(name: str, reach: float) -> No
     user, gradients = learner.new(), [np.array([0.3, -0.2], np.float32)] * 4
     table = run.model.encoder.tables[0]  # type: ignore[union-attr]
     longest = float(table.detach().norm(dim=1).max())
-    (first, *_) = moved = [user := learner.moved(user, "abc", gradient) for gradient in gradients]
+    (first, *_) = moved = [user := learner.updated_user(user, "abc", gradient) for gradient in gradients]
     free = [by_hand(name, 1e3, learner.new().vector, gradients[: count + 1]) for count in range(4)]
     assert np.linalg.norm(free[0]) > 3 * longest
     if reach:
@@ -175,19 +175,19 @@ def test_users_are_what_they_were_after_saving(
 def test_a_rule_is_kept_in_the_run_folder(tmp_path: Path) -> None:
     run = make()
     run.folder = tmp_path
-    assert LearningRule.read(run.folder) == LearningRule("adagrad", 0.1)
+    assert LearningRule.load(run.folder) == LearningRule("adagrad", 0.1)
     LearningRule("adadelta", 5.0, reach=0).save(run)
-    assert LearningRule.read(run.folder) == LearningRule("adadelta", 5.0, 0)
+    assert LearningRule.load(run.folder) == LearningRule("adadelta", 5.0, 0)
     assert Learner(run).longest == float("inf")
     LearningRule("sgd", 0.25).save(run)
-    assert LearningRule.read(run.folder) == LearningRule("sgd", 0.25)
+    assert LearningRule.load(run.folder) == LearningRule("sgd", 0.25)
     user = learn_one(run, User.new(run), "abc")
     (expected,), _ = Learner(run, LearningRule("sgd", 0.25)).learn([User.new(run)], ["abc"])
     assert np.array_equal(user.vector, expected.vector)
     for wrong, message in (({"pace": 1}, "not a rule"), ({"optimiser": "adam"}, "unknown online optimiser 'adam'")):
         (tmp_path / "online.json").write_text(json.dumps({"format": 1, **wrong}))
         with pytest.raises(UserError, match=message):
-            LearningRule.read(run.folder)
+            LearningRule.load(run.folder)
 
 
 def test_mistakes_are_told() -> None:

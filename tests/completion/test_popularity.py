@@ -72,7 +72,7 @@ def test_counts_are_read_back_from_their_file_and_a_damaged_row_is_named(tmp_pat
 @settings(max_examples=100)
 @given(texts=st.lists(st.text("ab", max_size=3), max_size=12), prefix=st.text("ab", max_size=2), k=st.integers(1, 5))
 def test_a_text_of_the_history_weighs_half_after_every_half_life(texts: list[str], prefix: str, k: int) -> None:
-    history = History(half_life=3.0, most=8)
+    history = History(half_life=3.0, max_texts=8)
     for text in texts:
         history = history.add(text)
     kept = texts[-8:]

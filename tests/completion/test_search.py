@@ -15,16 +15,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell.completion.compiled import CompiledEngine, PackedPrefix, engine
+from factorcell.completion.compiled import CompiledEngine, PackedPrefix, new_engine
 from factorcell.completion.search import Ids, PlainEngine, PrefixState, SearchRequest, SearchResult, Stop
 from factorcell.config import OUTPUT_BIASES
 from factorcell.data.context import Context
 from factorcell.data.vocabulary import END, START, UNKNOWN
 from factorcell.model.cells import CELLS
 from factorcell.model.kernels import library
-from factorcell.model.packing import PRODUCTS, PackedModel
+from factorcell.model.packing import PRODUCT_TYPES, PackedModel
 from factorcell.model.run import Run
-from tests.small import inside, make_letters
+from tests.small_runs import as_any, make_letters
 
 CLOSE = 1e-4  # nats: products of 32 bits, in another order
 HERE = library.library()
@@ -83,7 +83,7 @@ def packed_in(
     run: Run, prefix: str, city: str = "Oslo", products: str = "float32"
 ) -> tuple[CompiledEngine, PackedPrefix]:
     """Return the compiled search of a run, and its state for a prefix in a city."""
-    packed = PackedModel.of(run.model, products)
+    packed = PackedModel.from_model(run.model, products)
     assert packed is not None
     compiled = CompiledEngine(run.model, packed)
     with run.scoring():
@@ -164,13 +164,13 @@ def test_typing_on_and_deleting_gives_the_plain_state_of_the_text_read_at_once(
         anew = typed_in(run, text)
     # One product for all hypotheses: no weights for each hypothesis, nothing left in factors.
     assert all(
-        weights.matrix.dim() == 2 and weights.left is None for weights in inside(typed.conditioned.conditions).shifts
+        weights.matrix.dim() == 2 and weights.left is None for weights in as_any(typed.conditioning.conditions).shifts
     )
     assert typed.ids == anew.ids == tuple(run.tokenizer.encode(text))
     assert begun.ids == ()
     for ours, theirs in zip(typed.logs, anew.logs, strict=True):
         assert torch.equal(ours, theirs)
-    for state, other in zip(*(itertools.chain(*inside(one.states)) for one in (typed, anew)), strict=True):
+    for state, other in zip(*(itertools.chain(*as_any(one.states)) for one in (typed, anew)), strict=True):
         assert torch.equal(state.hidden, other.hidden)
         assert torch.equal(state.memory, other.memory)
 
@@ -191,7 +191,7 @@ def test_the_compiled_state_is_the_plain_one_after_typing_on_and_deleting(
         _, anew = packed_in(run, text)
     plain = typed_in(run, text)
     assert typed.ids == anew.ids == plain.ids
-    for ours, theirs, (state,), logs in zip(typed.after, anew.after, inside(plain.states), plain.logs, strict=True):
+    for ours, theirs, (state,), logs in zip(typed.rows, anew.rows, as_any(plain.states), plain.logs, strict=True):
         assert torch.equal(ours, theirs)
         expected = torch.cat([state.hidden[0], state.memory[0], logs[0]])
         torch.testing.assert_close(ours, expected, atol=2e-5, rtol=1e-4)
@@ -205,7 +205,7 @@ def test_a_search_without_room_says_so_and_still_gives_texts_with_their_scores(
 ) -> None:
     run = make_letters(seed=seed, spread=0.8)
     logs = written_out(run, "b", "Oslo", 4)
-    found = found_in(run, "b", k, 4, kind, rows=rows, waiting=waiting, batch=4)
+    found = found_in(run, "b", k, 4, kind, max_rows=rows, max_waiting=waiting, batch=4)
     assert found.rows <= rows
     assert found.cut or same(found, logs, k)
     assert all(abs(logs[one.ids] - one.log_probability) < CLOSE for one in found.completions)
@@ -216,17 +216,17 @@ def test_each_bound_cuts_a_search_and_a_bound_that_is_not_reached_changes_nothin
     run = make_letters(seed=3, spread=0.8)
     whole = found_in(run, "b", 5, 6, kind)
     assert not whole.cut
-    assert found_in(run, "b", 5, 6, kind, rows=whole.rows // 2).cut
-    assert found_in(run, "b", 5, 6, kind, waiting=1).cut
+    assert found_in(run, "b", 5, 6, kind, max_rows=whole.rows // 2).cut
+    assert found_in(run, "b", 5, 6, kind, max_waiting=1).cut
     stop = Stop()
     assert found_in(run, "b", 5, 6, kind, stop=stop) == whole
     stop.set()
     for bound in ({"deadline": 0.0}, {"stop": stop}):
         stopped = found_in(run, "b", 5, 6, kind, **bound)
         assert (stopped.cut, stopped.rows) == (True, 0)
-    kept = next(room for room in range(2, 500) if not found_in(run, "b", 5, 6, kind, waiting=room).cut)
-    assert found_in(run, "b", 5, 6, kind, waiting=kept).completions == whole.completions
-    assert found_in(run, "b", 5, 6, kind, rows=whole.rows, deadline=time.monotonic() + 1e6) == whole
+    kept = next(room for room in range(2, 500) if not found_in(run, "b", 5, 6, kind, max_waiting=room).cut)
+    assert found_in(run, "b", 5, 6, kind, max_waiting=kept).completions == whole.completions
+    assert found_in(run, "b", 5, 6, kind, max_rows=whole.rows, deadline=time.monotonic() + 1e6) == whole
     for most in range(4):
         assert max(len(one.ids) for one in found_in(run, "b", 200, most, kind).completions) == most
 
@@ -237,7 +237,7 @@ def test_only_completions_above_the_least_are_found(kind: str) -> None:
     whole = found_in(run, "b", 9, 6, kind)
     for count in range(10):
         least = whole.completions[count].log_probability if count < 9 else -math.inf
-        found = found_in(run, "b", 9, 6, kind, least=least)
+        found = found_in(run, "b", 9, 6, kind, min_log_prob=least)
         assert found.completions == whole.completions[:count]
         assert not found.cut
         assert found.rows < whole.rows or count >= 8 or kind != "pytorch"
@@ -247,7 +247,7 @@ def test_only_completions_above_the_least_are_found(kind: str) -> None:
 def test_special_tokens_are_never_suggested(kind: str) -> None:
     run = make_letters()
     with torch.no_grad():
-        inside(run.model.head).bias[UNKNOWN] = 20.0
+        as_any(run.model.head).bias[UNKNOWN] = 20.0
     found = found_in(run, "ab", 50, 5, kind)
     assert len(found.completions) == 50
     assert not any({UNKNOWN, START, END} & set(one.ids) for one in found.completions)
@@ -257,17 +257,17 @@ def unlikely_to_end(nats: float = 3) -> Run:
     """A run of many letters, whose texts are long and of like probability."""
     run = make_letters(("abcdefghijklmnop",), seed=1, spread=0.2, data={"max_tokens": 40})
     with torch.no_grad():
-        inside(run.model.head).bias[END] -= nats
+        as_any(run.model.head).bias[END] -= nats
     return run
 
 
 @compiled_here
 def test_of_too_many_that_wait_the_most_probable_stay() -> None:
     run = unlikely_to_end()
-    whole = found_in(run, "a", 10, 12, waiting=10**6)
+    whole = found_in(run, "a", 10, 12, max_waiting=10**6)
     assert not whole.cut
     for room in (100, 1000, 3000):
-        tight = found_in(run, "a", 10, 12, waiting=room)
+        tight = found_in(run, "a", 10, 12, max_waiting=room)
         assert tight.cut == (tight.rows < whole.rows) == (room < 3000)
         assert tight.rows > room / 2
         assert [one.ids for one in tight.completions] == [one.ids for one in whole.completions]
@@ -275,7 +275,9 @@ def test_of_too_many_that_wait_the_most_probable_stay() -> None:
 
 @compiled_here
 def test_time_ends_a_search_that_would_go_on_for_very_long() -> None:
-    stopped = found_in(unlikely_to_end(13), "a", 10, 12, rows=10**6, waiting=10**6, deadline=time.monotonic() + 0.05)
+    stopped = found_in(
+        unlikely_to_end(13), "a", 10, 12, max_rows=10**6, max_waiting=10**6, deadline=time.monotonic() + 0.05
+    )
     assert stopped.cut
     assert 0 < stopped.rows < 10**6
 
@@ -286,7 +288,7 @@ def test_another_thread_ends_a_search_and_none_of_those_in_the_same_call() -> No
     compiled, typed = packed_in(run, "a")
     requests = [SearchRequest(typed, 10, 12, stop=stop), SearchRequest(typed, 10, 1)]
     with ThreadPoolExecutor(1) as pool:
-        searching = pool.submit(compiled.search, requests, rows=10**6, waiting=10**6)
+        searching = pool.submit(compiled.search, requests, max_rows=10**6, max_waiting=10**6)
         time.sleep(0.02)
         stop.set()
         stopped, whole = searching.result()
@@ -297,13 +299,13 @@ def test_another_thread_ends_a_search_and_none_of_those_in_the_same_call() -> No
 
 def test_a_stop_calls_from_any_thread_at_once_where_it_is_set_and_nothing_that_has_ended() -> None:
     stop, called = Stop(), list[str]()
-    with stop.calling(lambda: called.append("ended")):
+    with stop.callback(lambda: called.append("ended")):
         pass
-    with stop.calling(lambda: called.append("first")):
+    with stop.callback(lambda: called.append("first")):
         thread = threading.Thread(target=stop.set)
         thread.start()
         thread.join()
-    with stop.calling(lambda: called.append("second")):
+    with stop.callback(lambda: called.append("second")):
         assert called == ["first", "second"]
 
 
@@ -317,7 +319,7 @@ def test_few_that_are_accepted_are_found_among_many() -> None:
     assert not found.cut
     none = found_in(run, "a", 2, 5, accept=lambda ids: False)
     assert (none.completions, none.cut) == ((), False)
-    assert found_in(run, "a", 2, 5, accept=lambda ids: ids in rarest, rows=30).cut
+    assert found_in(run, "a", 2, 5, accept=lambda ids: ids in rarest, max_rows=30).cut
 
 
 def people(run: Run, products: str = "float32", count: int = 30) -> tuple[CompiledEngine, list[SearchRequest]]:
@@ -333,10 +335,10 @@ def people(run: Run, products: str = "float32", count: int = 30) -> tuple[Compil
 
 
 @compiled_here
-@pytest.mark.parametrize("products", PRODUCTS)
+@pytest.mark.parametrize("products", PRODUCT_TYPES)
 def test_many_requests_are_each_answered_as_alone_bit_for_bit(products: str) -> None:
     compiled, requests = people(make_letters(("abcdef", "fed"), seed=1, spread=0.8), products)
-    before = [torch.cat([*one.typed.after]).clone() for one in requests]
+    before = [torch.cat([*one.prefix_state.rows]).clone() for one in requests]
     alone = [compiled.search([one])[0] for one in requests]
     assert len(set(alone)) > 20
     for threads in (1, 3, 50):
@@ -347,20 +349,20 @@ def test_many_requests_are_each_answered_as_alone_bit_for_bit(products: str) -> 
     for place, result in enumerate(together):
         assert result == alone[place % 7 :: 7]
     for one, was in zip(requests, before, strict=True):
-        assert torch.equal(torch.cat([*one.typed.after]), was)
+        assert torch.equal(torch.cat([*one.prefix_state.rows]), was)
     assert compiled.search([]) == []
 
 
 @compiled_here
-@pytest.mark.parametrize("products", PRODUCTS)
+@pytest.mark.parametrize("products", PRODUCT_TYPES)
 def test_a_model_of_the_real_size_is_searched_as_by_the_plain_search(products: str) -> None:
     letters = ("".join(map(chr, range(48, 48 + 104))),)
     sizes = {"hidden_size": 600, "embedding_size": 24, "rank": 60, "context_size": 40, "variable_size": 40}
     kind: dict[str, Any] = {"layer_norm": True, "adapt": ("factor",), **sizes}
     run = make_letters(letters, data={"max_tokens": 110}, seed=2, spread=0.08, **kind)
     with torch.no_grad():
-        inside(run.model.head).bias[END] += 1.5
-        inside(run.model.head).bias[UNKNOWN] -= 5
+        as_any(run.model.head).bias[END] += 1.5
+        as_any(run.model.head).bias[UNKNOWN] -= 5
         run.model.embedding.mul_(12)
     compiled, typed = packed_in(run, "abc", products=products)
     (found,) = compiled.search([SearchRequest(typed, 10, 5)])
@@ -387,6 +389,6 @@ def test_a_model_of_the_real_size_is_searched_as_by_the_plain_search(products: s
 )
 def test_models_that_cannot_be_packed_have_the_plain_search(model: dict[str, Any], there: bool) -> None:
     run = make_letters(spread=0.8, **model)
-    assert isinstance(engine(run.model, "float32"), CompiledEngine if there else PlainEngine)
+    assert isinstance(new_engine(run.model, "float32"), CompiledEngine if there else PlainEngine)
     run.model.double()
-    assert isinstance(engine(run.model, "float32"), PlainEngine)
+    assert isinstance(new_engine(run.model, "float32"), PlainEngine)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
-from factorcell.completion.fuzzy import Forgiving
+from factorcell.completion.fuzzy import TypoTolerantLookup
 from factorcell.completion.online import Learner, User
 from factorcell.completion.popularity import Popularity
-from factorcell.completion.replay.systems import systems
+from factorcell.completion.replay.systems import open_systems
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
@@ -68,12 +68,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_no_source_suggests_what_too_few_people_wrote(run: Run) -> None:
-    popular, completer, stranger = Popularity.of(run), Completer(run, slips=2), User.new(run)
-    replayed = systems(run.folder, ("mpc", "online", "blend"), user="who")
+    popular, completer, stranger = Popularity.from_run(run), Completer(run, typos=2), User.new(run)
+    replayed = open_systems(run.folder, ("mpc", "online", "blend"), user_column="who")
     asked = 0
     for size in range(len(SECRET) - 3):  # the last digits may be guessed
         prefix = SECRET[:size]
-        found = [*popular.complete(prefix), *Forgiving(popular).complete(prefix)]
+        found = [*popular.complete(prefix), *TypoTolerantLookup(popular).complete(prefix)]
         found += completer.complete(prefix, stranger)
         found += Blend(completer, popular).complete(prefix, stranger)
         for system in replayed.values():
@@ -81,7 +81,7 @@ def test_no_source_suggests_what_too_few_people_wrote(run: Run) -> None:
         asked += len(found)
         assert SECRET not in [one.text for one in found]
     assert asked > 100
-    assert SECRET not in [text for text, *_ in Learner(run).risen(stranger, popular.top(100), 100)]
+    assert SECRET not in [text for text, *_ in Learner(run).largest_gains(stranger, popular.top(100), 100)]
     assert {one.text for one in popular.complete("my p")} == {"my pie is cold", "my pie is hot"}
 
 
@@ -97,7 +97,7 @@ def test_no_file_of_a_run_holds_it_nor_who_wrote_a_text(run: Run) -> None:
 
 def test_an_option_says_how_many_people(tmp_path: Path) -> None:
     run = fit(ROWS, ROWS[:5], config(min_text_users=2), tmp_path / "run")
-    assert TextCounts.open(run.folder / POPULARITY).kept[SECRET] == 45
+    assert TextCounts.open(run.folder / POPULARITY).counts[SECRET] == 45
     assert SECRET.encode() in (run.folder / POPULARITY).read_bytes()
 
 
@@ -159,7 +159,7 @@ def test_counts_are_those_of_plain_sets(
 def test_texts_with_a_token_out_of_vocabulary_are_not_counted() -> None:
     rows = [{"text": text, "who": who} for who in "abc" for text in ("aa", "ab")]
     corpus = prepare(rows, Config.of(tokenizer="char", user="who", min_count=4))
-    assert TextCounts.of_corpus(corpus, 1, 1).kept == {"aa": 3}
+    assert TextCounts.of_corpus(corpus, 1, 1).counts == {"aa": 3}
 
 
 def test_people_may_be_given_beside_texts() -> None:

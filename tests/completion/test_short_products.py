@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell.completion.compiled import CompiledEngine, engine
+from factorcell.completion.compiled import CompiledEngine, new_engine
 from factorcell.completion.completer import Completer
 from factorcell.completion.search import SearchRequest
 from factorcell.model.kernels import library
-from factorcell.model.packing import PRODUCTS, PackedModel
+from factorcell.model.packing import PRODUCT_TYPES, PackedModel
 from tests.completion.test_search import (
     CLOSE,
     MODELS,
@@ -25,7 +25,7 @@ from tests.completion.test_search import (
     people,
     written_out,
 )
-from tests.small import make_letters
+from tests.small_runs import make_letters
 
 pytestmark = compiled_here
 
@@ -42,7 +42,7 @@ def test_what_short_products_find_has_scores_by_floats(
         compiled, typed = packed_in(run, prefix, products="bfloat16")
         _, of_floats = packed_in(run, prefix)
         (found,) = compiled.search([SearchRequest(typed, k, 4)])
-    assert torch.equal(typed.after[-1], of_floats.after[-1])
+    assert torch.equal(typed.rows[-1], of_floats.rows[-1])
     scores = [one.log_probability for one in found.completions]
     assert len(scores) == k
     assert scores == sorted(scores, reverse=True)
@@ -82,8 +82,8 @@ def test_short_numbers_are_for_processors_that_have_them() -> None:
     run = make_letters()
     for variant in VARIANTS:
         with instructions(variant):
-            for products in PRODUCTS:
-                chosen = engine(run.model, products)
+            for products in PRODUCT_TYPES:
+                chosen = new_engine(run.model, products)
                 assert isinstance(chosen, CompiledEngine)
                 assert chosen.packed.layout.products == (products if variant in library.WITH_SHORT else "float32")
 

@@ -11,14 +11,14 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from factorcell.commands.interactive import Menu, talk
+from factorcell.commands.interactive import InteractiveCompleter, read_lines
 from factorcell.commands.main import main
-from factorcell.completion.blend import SOURCES, suggester
+from factorcell.completion.blend import SOURCES, new_suggester
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, User, learn_one
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
-from tests.small import make_letters
+from tests.small_runs import make_letters
 
 
 @pytest.fixture
@@ -38,14 +38,14 @@ def test_what_rose_most_is_what_the_model_says(folder: Path) -> None:
     for _ in range(4):
         user = learn_one(run, user, "abab")
     learner = Learner(run)
-    risen = learner.risen(user, texts, 4)
-    before, after = learner.nats(learner.unknown[None], texts), learner.nats(user.vector[None], texts)
+    risen = learner.largest_gains(user, texts, 4)
+    before, after = learner.nats(learner.unknown_vector[None], texts), learner.nats(user.vector[None], texts)
     rises = dict(zip(texts, before - after, strict=True))
     assert [text for text, _ in risen] == sorted(texts, key=lambda text: -rises[text])
     assert [nats for _, nats in risen] == pytest.approx([rises[text] for text, _ in risen], abs=1e-5)
-    assert learner.risen(user, texts, 2) == risen[:2]
-    assert learner.risen(user, []) == []
-    assert learner.risen(learner.new(), texts)[0][1] == pytest.approx(0, abs=1e-5)
+    assert learner.largest_gains(user, texts, 2) == risen[:2]
+    assert learner.largest_gains(user, []) == []
+    assert learner.largest_gains(learner.new(), texts)[0][1] == pytest.approx(0, abs=1e-5)
 
 
 def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +110,7 @@ def test_probability_is_the_models_whoever_types(folder: Path, capsys: pytest.Ca
         assert shares == sorted(shares, reverse=True)
         assert shares == pytest.approx([np.exp(row["log_probability"]) for row in rows], rel=0.05)
         assert who is None or [line[2] for line in lines] == [row["source"] for row in rows]
-        menu = Menu(run, suggester(run), who, context, 10)
+        menu = InteractiveCompleter(run, new_suggester(run), who, context, 10)
         found = list(menu.get_completions(Document("a"), CompleteEvent()))
         assert [[one.text, *one.display_meta_text.split()] for one in found] == lines
     assert not np.allclose(shares, [row["probability"] for row in rows], atol=0.01)
@@ -118,11 +118,11 @@ def test_probability_is_the_models_whoever_types(folder: Path, capsys: pytest.Ca
 
 def test_lines_in_the_terminal_are_learned(folder: Path) -> None:
     run = Run.open(folder)
-    source = suggester(run)
-    menu = Menu(run, source, User.new(run), {}, 5)
+    source = new_suggester(run)
+    menu = InteractiveCompleter(run, source, User.new(run), {}, 5)
     with create_pipe_input() as keys:
         keys.send_text("acca\rb\r   \rab\x03\x04")  # the third is empty, the fourth is dropped
-        user = talk(menu, input=keys, output=DummyOutput())
+        user = read_lines(menu, input=keys, output=DummyOutput())
     expected = learn_one(run, learn_one(run, User.new(run), "acca"), "b")
     assert user is not None
     assert np.array_equal(user.vector, expected.vector)
@@ -143,13 +143,13 @@ def test_own_texts_come_up_whatever_letters_they_were_written_in(tmp_path: Path)
     run = Run.open(run.folder)
     user = learn_one(run, User.new(run), "Abca")
     for prefix in ("ab", "Ab"):
-        found = suggester(run).complete(prefix, user)
+        found = new_suggester(run).complete(prefix, user)
         assert "history" in next(one.source for one in found if one.text == "abca")
 
 
 def test_no_source_suggests_what_is_not_allowed(folder: Path) -> None:
     run = Run.open(folder)
-    free, strict = suggester(run), suggester(run, allowed=lambda text: "bb" not in text)
+    free, strict = new_suggester(run), new_suggester(run, is_allowed=lambda text: "bb" not in text)
     user = learn_one(run, learn_one(run, User.new(run), "abba"), "abbc")
     found = free.complete("a", user)
     assert {"abba", "abbc"} <= {one.text for one in found}
@@ -161,7 +161,7 @@ def test_no_source_suggests_what_is_not_allowed(folder: Path) -> None:
 
 def test_people_in_many_threads_get_what_each_gets_alone_bit_for_bit(folder: Path) -> None:
     run = Run.open(folder)
-    source = suggester(run)
+    source = new_suggester(run)
     random = np.random.default_rng(0)
     people = [["".join(random.choice(list("abc"), 5)) for _ in range(3)] for _ in range(16)]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from factorcell.completion.completer import Completer
-from factorcell.completion.fuzzy import Forgiving
+from factorcell.completion.fuzzy import TypoTolerantLookup
 from factorcell.completion.online import User, learn_one
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.search import PlainEngine
@@ -17,10 +17,10 @@ from factorcell.data.counts import TextCounts
 from factorcell.service import changes
 from factorcell.service.engine import CompletionRequest, Service
 from factorcell.service.learning import ServedModel
-from factorcell.service.record import KeptText, Record
+from factorcell.service.record import Record, StoredText
 from factorcell.service.stores.opening import open_store
 from tests.service import runs
-from tests.small import make_letters
+from tests.small_runs import make_letters
 
 TEXT = "zebra crossing"
 TWINS = {
@@ -66,26 +66,26 @@ def test_a_prefix_keeps_one_space_at_its_end(prefix: str, expected: str) -> None
 def test_counts_of_twins_are_added(twin: str) -> None:
     texts, users = [TEXT, twin, twin, "other"], ["ann", "bob", "cas", "ann"]
     assert TextCounts.of(texts, 1) == TextCounts({TEXT: 3, "other": 1}, 4)
-    assert TextCounts.of(texts, 3, users, 3).kept == {TEXT: 3}
-    assert TextCounts.of(texts, 3, ["ann", "bob", "ann", "ann"], 3).kept == {}
+    assert TextCounts.of(texts, 3, users, 3).counts == {TEXT: 3}
+    assert TextCounts.of(texts, 3, ["ann", "bob", "ann", "ann"], 3).counts == {}
     data = Config.of(tokenizer="char", user="who", min_count=1)
     rows = [{"text": text, "who": who} for text, who in zip(texts, users, strict=True)]
     for table, kept in ((rows, {TEXT: 3}), ([*rows[:2], rows[1], rows[3]], {})):
-        assert TextCounts.of_corpus(prepare(table, data), 3, 3).kept == kept
+        assert TextCounts.of_corpus(prepare(table, data), 3, 3).counts == kept
 
 
 def test_texts_of_white_space_alone_are_not_counted() -> None:
     blank = ["", " ", "\n", "\u3000\t"]
-    assert TextCounts.of(blank * 3, 1).kept == {}
+    assert TextCounts.of(blank * 3, 1).counts == {}
     rows = [{"text": text, "who": number} for number, text in enumerate(blank * 3)]
-    assert TextCounts.of_corpus(prepare(rows, Config.of(tokenizer="char", user="who", min_count=1)), 1, 1).kept == {}
+    assert TextCounts.of_corpus(prepare(rows, Config.of(tokenizer="char", user="who", min_count=1)), 1, 1).counts == {}
 
 
 @each_twin
 def test_popularity_and_history_know_a_text_once(twin: str) -> None:
     history = History((TEXT, twin)).add(twin)
     assert history.texts == (TEXT,) * 3
-    for source in (Popularity.fit([TEXT, twin, twin], 3), history, Forgiving(history, 1)):
+    for source in (Popularity.fit([TEXT, twin, twin], 3), history, TypoTolerantLookup(history, 1)):
         for prefix in ("", " ", "zebra", twin.rstrip()[:-1], "\tzebra  ", "zebra\n"):
             assert [one.text for one in source.complete(prefix)] == [TEXT], (source, prefix)
         assert source.complete(twin.strip()) == []
@@ -112,8 +112,8 @@ def test_a_user_learns_twins_alike(twin: str) -> None:
 
 
 @pytest.mark.parametrize("unit", ["char", "grapheme"])
-@pytest.mark.parametrize("slips", [0, 1])
-def test_a_model_suggests_no_twins(unit: str, slips: int) -> None:
+@pytest.mark.parametrize("typos", [0, 1])
+def test_a_model_suggests_no_twins(unit: str, typos: int) -> None:
     """A model that writes white space in many ways suggests each text once, in canonical form.
 
     Its most probable spelling counts, and the texts are as many as were asked for.
@@ -121,13 +121,13 @@ def test_a_model_suggests_no_twins(unit: str, slips: int) -> None:
     run = make_letters(
         ("ab", "a b", "b  a", "a\nb", "a\u00a0b "), data={"tokenizer": unit, "max_tokens": 8}, spread=0.8
     )
-    completer = Completer(run, slips=slips)
+    completer = Completer(run, typos=typos)
     for prefix in ("", "a", "a ", "\na  "):
         found = completer.complete(prefix, k=30)
         texts = [one.text for one in found]
         assert len(set(texts)) == len(texts) == 30
         assert texts == [canonical(text) for text in texts]
-        assert all(one.slips or one.text.startswith(canonical_prefix(prefix)) for one in found)
+        assert all(one.typos or one.text.startswith(canonical_prefix(prefix)) for one in found)
         assert found == completer.complete(canonical_prefix(prefix), k=30)
     assert completer.fits("a" + " " * 100)
 
@@ -147,7 +147,7 @@ def test_both_searches_return_the_same_texts() -> None:
 @pytest.fixture
 def service(tmp_path: Path) -> Service:
     """A small model and a file."""
-    made = ServedModel(runs.make(tmp_path / "run"))
+    made = ServedModel(runs.make_run(tmp_path / "run"))
     return Service(made, open_store(f"sqlite:///{tmp_path / 'users.db'}"))
 
 
@@ -166,7 +166,7 @@ def test_a_service_keeps_a_text_in_one_form(service: Service, twin: str) -> None
     assert values is not None
     service.delete("ann")
     service.restore({**values, "texts": [{"text": twin, "time": 1}]})
-    assert service.settle()
+    assert service.wait_for_learning()
     profile = service.show("ann")
     assert profile is not None
     assert [one.text for one in profile.texts] == ["cab a"]
@@ -178,14 +178,14 @@ def test_a_service_keeps_a_text_in_one_form(service: Service, twin: str) -> None
 @each_twin
 def test_every_twin_is_forgotten_at_once(service: Service, twin: str) -> None:
     texts = (TEXT, "other", *TWINS.values())
-    record = changes.changed(
-        Record.new("ann", 1), accepted=len(texts), texts=tuple(KeptText(n, one, 1) for n, one in enumerate(texts, 1))
+    record = changes.replace_fields(
+        Record.new("ann", 1), accepted=len(texts), texts=tuple(StoredText(n, one, 1) for n, one in enumerate(texts, 1))
     )
-    assert [one.text for one in changes.without(record, twin).texts] == ["other"]
+    assert [one.text for one in changes.remove_text(record, twin).texts] == ["other"]
     assert service.store.write(record, None)
     assert service.forget("ann", twin) == len(texts) - 1
     for text in (TEXT, twin):
         service.accept("ann", text)
-    before, after = changes.apply(service.store, "ann", lambda record: changes.without(record, twin), lambda: 0)
+    before, after = changes.apply(service.store, "ann", lambda record: changes.remove_text(record, twin), lambda: 0)
     assert (len(before.texts), [one.text for one in after.texts]) == (3, ["other"])
     service.close()

@@ -11,10 +11,10 @@ import pytest
 
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
-from factorcell.data.canaries import FILE, Canaries, Form, planted
+from factorcell.data.canaries import CANARIES_FILE, Canaries, CanaryForm, plant_canaries
 from factorcell.data.corpus import Corpus
 from factorcell.data.tokenizer import Tokenizer, tokenizer_class
-from factorcell.data.vocabulary import SPECIALS, Vocabulary
+from factorcell.data.vocabulary import SPECIAL_TOKENS, Vocabulary
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 ROWS: list[dict[str, Any]] = [
@@ -39,7 +39,7 @@ def corpus_of(**more: Any) -> tuple[Corpus, Config]:
 
 def tokenizer_of(kind: str, tokens: Iterable[str]) -> Tokenizer:
     options = Config.of(tokenizer=kind).tokenizer
-    return tokenizer_class(kind)(options, Vocabulary([*SPECIALS, *dict.fromkeys(tokens)]))
+    return tokenizer_class(kind)(options, Vocabulary([*SPECIAL_TOKENS, *dict.fromkeys(tokens)]))
 
 
 def lines_of(corpus: Corpus) -> list[list[int]]:
@@ -51,7 +51,7 @@ def test_canaries_are_read_back_as_their_tokens(unit: str) -> None:
     words = ["the", "of", ",", "naïve", "-", "3", "x1", "…", *(f"w{number}" for number in range(60))]
     tokens = [*"eta 0.-7é", *LETTERS[1:4], *LETTERS[5:]] if unit in ("char", "grapheme") else words
     tokenizer = tokenizer_of(unit, tokens)
-    form = Form.of(tokenizer, 200)
+    form = CanaryForm.of(tokenizer, 200)
     drawn = form.draw(300, (1, 2))
     assert len(set(drawn)) == 300
     assert form.space == len(form.alphabet) ** form.length
@@ -64,7 +64,7 @@ def test_canaries_are_read_back_as_their_tokens(unit: str) -> None:
 def test_letters_that_join_are_not_both_drawn_from() -> None:
     for unit, kept in (("char", 1), ("grapheme", 0)):
         tokenizer = tokenizer_of(unit, ["\u1100", "\u1161", *LETTERS])
-        form = Form.of(tokenizer, 200)
+        form = CanaryForm.of(tokenizer, 200)
         assert len({"\u1100", "\u1161"} & set(form.alphabet)) == kept
         for text in form.draw(200, (0,)):
             assert tokenizer.split(tokenizer.join(text)) == list(text)
@@ -72,24 +72,24 @@ def test_letters_that_join_are_not_both_drawn_from() -> None:
 
 def test_a_form_of_few_texts_is_refused() -> None:
     with pytest.raises(UserError, match="are too few"):
-        Form.of(tokenizer_of("char", ["a", "b", "!"]), 200)
+        CanaryForm.of(tokenizer_of("char", ["a", "b", "!"]), 200)
     with pytest.raises(UserError, match="max_tokens"):
-        Form.of(tokenizer_of("char", LETTERS), 3)
+        CanaryForm.of(tokenizer_of("char", LETTERS), 3)
 
 
 @pytest.mark.parametrize("user", ["who", ""])
 def test_each_is_planted_as_often_as_it_says_with_the_context_of_one_text(user: str) -> None:
     corpus, config = corpus_of(user=user, context=CONTEXT)
     canaries = Canaries.draw(corpus, config.data.max_tokens, 20, seed=3)
-    whole = canaries.planted_in(corpus)
-    assert Counter(canaries.times.tolist()) == dict.fromkeys(range(1, 11), 2)
+    whole = canaries.plant(corpus)
+    assert Counter(canaries.repetitions.tolist()) == dict.fromkeys(range(1, 11), 2)
     assert len(whole) == len(corpus) + 110
     assert lines_of(whole)[: len(corpus)] == lines_of(corpus)
     found: dict[tuple[str, ...], list[int]] = {}
     for row, line in enumerate(lines_of(whole)[len(corpus) :], len(corpus)):
         found.setdefault(tuple(whole.tokenizer.decode(line[1:-1])), []).append(row)
     assert {text: len(rows) for text, rows in found.items()} == dict(
-        zip(canaries.texts, canaries.times.tolist(), strict=True)
+        zip(canaries.texts, canaries.repetitions.tolist(), strict=True)
     )
     original = [context_of(corpus, row) for row in range(len(corpus))]
     for rows in found.values():
@@ -107,15 +107,19 @@ def context_of(corpus: Corpus, row: int) -> Any:
 def test_the_file_says_that_nothing_is_real_and_opens_again(tmp_path: Path) -> None:
     corpus, config = corpus_of(context=CONTEXT)
     canaries = Canaries.draw(corpus, config.data.max_tokens, 12, seed=0)
-    canaries.save(tmp_path / FILE)
-    content = json.loads((tmp_path / FILE).read_text(encoding="utf-8"))
+    canaries.save(tmp_path / CANARIES_FILE)
+    content = json.loads((tmp_path / CANARIES_FILE).read_text(encoding="utf-8"))
     assert "None is real" in content["note"]
-    assert "user 1" not in (tmp_path / FILE).read_text(encoding="utf-8")
-    again = Canaries.open(tmp_path / FILE, corpus.tokenizer, corpus.schema)
-    assert (again.form, again.texts, again.times.tolist()) == (canaries.form, canaries.texts, canaries.times.tolist())
-    assert lines_of(again.owners) == lines_of(canaries.owners)
+    assert "user 1" not in (tmp_path / CANARIES_FILE).read_text(encoding="utf-8")
+    again = Canaries.open(tmp_path / CANARIES_FILE, corpus.tokenizer, corpus.schema)
+    assert (again.form, again.texts, again.repetitions.tolist()) == (
+        canaries.form,
+        canaries.texts,
+        canaries.repetitions.tolist(),
+    )
+    assert lines_of(again.corpus) == lines_of(canaries.corpus)
     for row in range(12):
-        assert context_of(again.owners, row)[:-1] == context_of(canaries.owners, row)[:-1]
+        assert context_of(again.corpus, row)[:-1] == context_of(canaries.corpus, row)[:-1]
 
 
 @pytest.mark.parametrize(
@@ -130,15 +134,15 @@ def test_the_file_says_that_nothing_is_real_and_opens_again(tmp_path: Path) -> N
 )
 def test_a_damaged_file_is_named(change: Any, tmp_path: Path) -> None:
     corpus, config = corpus_of()
-    Canaries.draw(corpus, config.data.max_tokens, 3, seed=0).save(tmp_path / FILE)
-    content = json.loads((tmp_path / FILE).read_text(encoding="utf-8"))
+    Canaries.draw(corpus, config.data.max_tokens, 3, seed=0).save(tmp_path / CANARIES_FILE)
+    content = json.loads((tmp_path / CANARIES_FILE).read_text(encoding="utf-8"))
     change(content)
-    (tmp_path / FILE).write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(UserError, match=f"{FILE}: not a file of canaries"):
-        Canaries.open(tmp_path / FILE, corpus.tokenizer, corpus.schema)
+    (tmp_path / CANARIES_FILE).write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(UserError, match=f"{CANARIES_FILE}: not a file of canaries"):
+        Canaries.open(tmp_path / CANARIES_FILE, corpus.tokenizer, corpus.schema)
 
 
 def test_nothing_is_planted_unless_asked_for(tmp_path: Path) -> None:
     corpus, _ = corpus_of()
-    assert planted(corpus, Config(), tmp_path) is corpus
+    assert plant_canaries(corpus, Config(), tmp_path) is corpus
     assert not list(tmp_path.iterdir())

@@ -23,8 +23,8 @@ CHANGED = "changed while it was read; try again when nothing writes to it"
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "CHUNK", 3)
-    monkeypatch.setattr(chunks, "CHUNK", 3)
+    monkeypatch.setattr(tables, "CHUNK_ROWS", 3)
+    monkeypatch.setattr(chunks, "CHUNK_ROWS", 3)
 
 
 def append(path: Path) -> None:

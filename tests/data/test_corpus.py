@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from factorcell import files
 from factorcell.config import Config, Notice, UserError
-from factorcell.data import chunks, entry, tables, tokens
+from factorcell.data import cache_entry, chunks, tables, tokens
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.data.vocabulary import END, START, UNKNOWN
-from tests.small import split
+from tests.small_runs import split
 
 TEXTS = ["the sea is cold", "the sun", "", "sand and sand and sea", "the the the the the the the"]
 ROWS = [{"text": text, "city": city, "lat": lat} for text, city, lat in zip(TEXTS, "ABABC", range(5), strict=True)]
@@ -47,7 +47,7 @@ def test_ids_are_those_of_plain_lists(unit: str) -> None:
     config = Config.of(tokenizer=unit, min_count=2, max_tokens=5)
     corpus = prepare(ROWS, config)
     assert lines_of(corpus) == expected_ids(ROWS, config)
-    assert corpus.targets == sum(len(line) - 1 for line in lines_of(corpus))
+    assert corpus.target_count == sum(len(line) - 1 for line in lines_of(corpus))
     assert corpus.lengths.tolist() == [len(line) - 1 for line in lines_of(corpus)]
 
 
@@ -57,7 +57,9 @@ def test_empty_texts_of_a_file_are_told(tmp_path: Path) -> None:
     for unit, counted in (("word", "2 of 6 texts are"), ("char", "1 of 6 texts is")):
         for _ in range(2):
             with pytest.warns(Notice) as said:
-                corpus = prepare(path, Config.of(tokenizer=unit, max_tokens=1), cache=tmp_path / "cache", report=False)
+                corpus = prepare(
+                    path, Config.of(tokenizer=unit, max_tokens=1), cache=tmp_path / "cache", report_truncation=False
+                )
             assert [str(one.message) for one in said] == [
                 f"{path}: {counted} empty; the end of an empty text is its only target"
             ]
@@ -65,8 +67,8 @@ def test_empty_texts_of_a_file_are_told(tmp_path: Path) -> None:
     files.write_rows(path, [row for row in ROWS if row["text"]])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        prepare(path, CONFIG, cache=tmp_path / "cache", report=False)
-        prepare(rows, CONFIG, report=False)
+        prepare(path, CONFIG, cache=tmp_path / "cache", report_truncation=False)
+        prepare(rows, CONFIG, report_truncation=False)
 
 
 @given(st.lists(st.text(alphabet="ab c", max_size=12), min_size=1, max_size=30), st.integers(1, 6), st.integers(1, 4))
@@ -78,8 +80,8 @@ def test_ids_of_any_texts_are_those_of_plain_lists(texts: list[str], most: int, 
 
 def test_chunks_and_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = prepare(ROWS * 10, CONFIG)
-    monkeypatch.setattr(tables, "CHUNK", 3)
-    monkeypatch.setattr(chunks, "CHUNK", 3)
+    monkeypatch.setattr(tables, "CHUNK_ROWS", 3)
+    monkeypatch.setattr(chunks, "CHUNK_ROWS", 3)
     monkeypatch.setattr(tokens, "STRIDE", 7)
     pieces = prepare(ROWS * 10, CONFIG)
     assert lines_of(whole) == lines_of(pieces)
@@ -125,7 +127,7 @@ def test_epochs_differ_and_padding_is_little() -> None:
     first, second = corpus.batches(2000, 1, 0), corpus.batches(2000, 1, 1)
     assert [rows.tolist() for rows in first] != [rows.tolist() for rows in second]
     padded = sum(len(rows) * int(corpus.lengths[rows].max()) for rows in first)
-    assert corpus.targets / padded > 0.9
+    assert corpus.target_count / padded > 0.9
 
 
 WRITTEN = [{"text": "x" * (place % 9), "who": who} for place, who in enumerate([*"aabacacaabdd" * 9, None, None])]
@@ -161,7 +163,7 @@ def test_joined_corpora_are_one_after_the_other() -> None:
     config = Config.of(context=("lat:number", "text:text"), user="city", min_count=1, min_context_word=1)
     corpus = prepare(ROWS, config)
     first, second = corpus.select(np.array([0, 1, 2])), corpus.select(np.array([3, 4]))
-    whole = first.joined(second)
+    whole = first.concatenate(second)
     assert lines_of(whole) == lines_of(corpus)
     for name in ("tokens", "offsets", "categories", "numbers", "users"):
         assert getattr(whole, name).tolist() == getattr(corpus, name).tolist()
@@ -231,14 +233,14 @@ def test_a_damaged_cache_is_made_again(table: Path, tmp_path: Path) -> None:
 
 
 def test_another_process_may_be_first(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache, save, firsts = tmp_path / "cache", entry.save, list[Corpus]()
+    cache, save, firsts = tmp_path / "cache", cache_entry.save, list[Corpus]()
 
     def late(corpus: Corpus, partial: Path) -> None:
-        monkeypatch.setattr(entry, "save", save)
+        monkeypatch.setattr(cache_entry, "save", save)
         firsts.append(prepare(table, CONFIG, cache=cache))
         save(corpus, partial)
 
-    monkeypatch.setattr(entry, "save", late)
+    monkeypatch.setattr(cache_entry, "save", late)
     assert lines_of(prepare(table, CONFIG, cache=cache)) == lines_of(firsts[0])
     assert len(list(cache.iterdir())) == 1
 

@@ -14,7 +14,7 @@ from factorcell.config import Config, UserError
 from factorcell.data.columns import ContextColumns
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import open_table
-from factorcell.data.text_files import QUOTING
+from factorcell.data.text_files import QUOTING_HELP
 
 COMMAS, TABS = "a .csv is separated by commas", "a .tsv is separated by tabs"
 SEPARATED = [
@@ -30,7 +30,7 @@ SEPARATED = [
     ("t.tsv", "text,city\na,b\n", f"{TABS}, this header seems to be by commas: name the file .csv"),
     ("t.tsv", "text;city\na;b\n", f"{TABS}, this header seems to be by semicolons: save it with tabs"),
 ]
-OPEN = f"the quote that opens a field of this row is not closed; {QUOTING}"
+OPEN = f"the quote that opens a field of this row is not closed; {QUOTING_HELP}"
 SPANS = "the row ends in line 3: are its quotes part of a text?"
 TEXT = "text follows the closing quote of a field"
 QUOTES = [
@@ -91,7 +91,7 @@ def test_a_fault_of_the_header_is_not_got_round(tmp_path: Path) -> None:
 def test_a_misplaced_quote_is_an_error_with_its_line(tmp_path: Path, content: str, said: str) -> None:
     message = fault(tmp_path / "t.csv", content)
     assert said in message
-    assert message.endswith(QUOTING)
+    assert message.endswith(QUOTING_HELP)
 
 
 def strict(content: str, columns: int) -> list[list[str]] | None:

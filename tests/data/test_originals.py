@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.data.canaries import with_texts
+from factorcell.data.canaries import replace_texts
 from factorcell.data.corpus import Corpus
 from factorcell.data.originals import OriginalTexts
 from factorcell.data.tokenizer import new_tokenizer
@@ -35,7 +35,9 @@ texts = st.lists(st.text(max_size=8) | st.sampled_from(list(BYTES)), min_size=1,
 
 
 def read(texts: list[str], unit: str = "char", **options: Any) -> Corpus:
-    return prepare([{"text": text} for text in texts], Config.of(tokenizer=unit, min_count=1, **options), report=False)
+    return prepare(
+        [{"text": text} for text in texts], Config.of(tokenizer=unit, min_count=1, **options), report_truncation=False
+    )
 
 
 def originals_of(corpus: Corpus) -> list[tuple[Any, ...]]:
@@ -63,7 +65,7 @@ def test_selected_and_joined_corpora_have_the_originals_of_their_texts(
 ) -> None:
     corpus = read(texts + more)
     assert originals_of(
-        corpus.select(np.arange(len(texts))).joined(corpus.select(len(texts) + np.arange(len(more))))
+        corpus.select(np.arange(len(texts))).concatenate(corpus.select(len(texts) + np.arange(len(more))))
     ) == (originals_of(corpus))
     rows = data.draw(st.lists(st.integers(0, len(corpus) - 1), max_size=9))
     expected = [originals_of(corpus)[row] for row in rows]
@@ -88,11 +90,11 @@ def test_the_key_is_of_the_original_texts_in_their_order(texts: list[str]) -> No
 
 def test_texts_that_no_table_gave_have_no_originals() -> None:
     corpus = read(["abc", "d"])
-    made = with_texts(corpus, [("a", "b"), ("c",)])
+    made = replace_texts(corpus, [("a", "b"), ("c",)])
     assert made.originals is None
     assert made.select(np.array([1])).originals is None
-    assert corpus.joined(made).originals is None
-    assert made.joined(corpus).originals is None
+    assert corpus.concatenate(made).originals is None
+    assert made.concatenate(corpus).originals is None
 
 
 @given(
@@ -104,7 +106,7 @@ def test_texts_that_no_table_gave_have_no_originals() -> None:
 def test_restorable_texts_are_their_tokens_joined(text: str, unit: str, lowercase: bool, strip: bool) -> None:
     more = {"strip_punctuation": strip} if unit in ("word", "space") else {}
     tokenizer = new_tokenizer(Config.of(tokenizer=unit, lowercase=lowercase, **more))
-    if tokenizer.determines(text):
+    if tokenizer.is_restorable(text):
         assert tokenizer.join(tokenizer.split(text)) == text
 
 
@@ -127,6 +129,6 @@ def test_restorable_texts_are_their_tokens_joined(text: str, unit: str, lowercas
 )
 def test_which_texts_are_restorable(text: str, unit: str, lowercase: bool, expected: bool) -> None:
     tokenizer = new_tokenizer(Config.of(tokenizer=unit, lowercase=lowercase))
-    assert tokenizer.determines(text) is expected
+    assert tokenizer.is_restorable(text) is expected
     assert OriginalTexts.of([text], tokenizer).restorable.tolist() == [expected]
     assert unicodedata.is_normalized("NFC", text) or not expected

@@ -12,7 +12,7 @@ import pytest
 from factorcell import prepare
 from factorcell.config import Config, UserError
 from factorcell.data import chunks
-from factorcell.data.parquet_files import NULL
+from factorcell.data.parquet_files import HIVE_NULL
 from factorcell.data.tables import open_table
 
 ROWS = [
@@ -35,12 +35,12 @@ def read(source: Any, *columns: str) -> list[tuple[Any, ...]]:
 def test_a_partitioned_folder_has_the_rows_of_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(chunks, "CHUNK", 3)
+    monkeypatch.setattr(chunks, "CHUNK_ROWS", 3)
     pq.write_to_dataset(pa.Table.from_pylist(ROWS), tmp_path / "t", partition_cols=["city", "year"])
-    assert (tmp_path / "t" / f"city={NULL}").is_dir()
+    assert (tmp_path / "t" / f"city={HIVE_NULL}").is_dir()
     table = open_table(str(tmp_path / "t"))
     assert set(table.columns) == {"text", "stars", "city", "year"}
-    assert table.rows == len(ROWS)
+    assert table.row_count == len(ROWS)
     expected = [tuple(row[name] for name in columns) for row in ROWS]
     assert sorted(map(repr, read(tmp_path / "t", *columns))) == sorted(map(repr, expected))
 

@@ -24,10 +24,10 @@ from factorcell import (
     stream,
 )
 from factorcell.completion import Learner
-from factorcell.data.rows import has_rows, labels_of, row_of, rows_of
-from factorcell.evaluation.embeddings import shift
+from factorcell.data.rows import category_names, has_rows, to_row, to_rows
+from factorcell.evaluation.embeddings import bias_shift
 from factorcell.evaluation.likelihood_ratios import explain
-from tests.small import make_letters, make_run
+from tests.small_runs import make_letters, make_run
 
 
 class ArrowColumn:
@@ -77,37 +77,37 @@ def run(tmp_path: Path) -> Run:
 
 @tables
 def test_rows_of_any_table(source: Any) -> None:
-    assert [{**row} for row in rows_of(source)] == ROWS
+    assert [{**row} for row in to_rows(source)] == ROWS
     assert has_rows(source)
     with pytest.raises(UserError, match=r"expected one row, got 2|expected a mapping"):
-        row_of(source if not isinstance(source, dict) else pd.DataFrame(COLUMNS))
+        to_row(source if not isinstance(source, dict) else pd.DataFrame(COLUMNS))
 
 
 @empty
 def test_no_rows_in_any_form(source: Any) -> None:
-    assert rows_of(source) == []
+    assert to_rows(source) == []
     assert not has_rows(source)
 
 
 @pytest.mark.parametrize("source", ["Oslo", 3, 2.5, None, ["Oslo"], [3], [None], Path("a.csv")])
 def test_what_is_no_row(source: Any) -> None:
     with pytest.raises(UserError, match="expected a mapping from column to value, got"):
-        row_of(source)
+        to_row(source)
 
 
 @pytest.mark.parametrize("missing", MISSING, ids=repr)
 def test_labels_are_names_or_missing(missing: Any) -> None:
     values = [5, 5.0, "5", np.int64(5), np.float64(5), "5.0", missing]
     for given in (values, tuple(values), pd.Series(values, dtype=object), np.array(values, dtype=object)):
-        assert labels_of(given, "values", 7) == ["5"] * 6 + [None]
+        assert category_names(given, "values", 7) == ["5"] * 6 + [None]
     with pytest.raises(UserError, match="values: expected one for each of 200 texts, got 7"):
-        labels_of(values, "values", 200)
+        category_names(values, "values", 200)
 
 
 @pytest.mark.parametrize("values", ["abc", 5, None, {"a": 1}, b"ab"])
 def test_what_is_no_list_of_values(values: Any) -> None:
     with pytest.raises(UserError, match="distractors: expected a list of values, got"):
-        labels_of(values, "distractors")
+        category_names(values, "distractors")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_what_is_no_list_of_values(values: Any) -> None:
     ids=lambda values: f"{type(values).__module__}.{type(values).__name__}",
 )
 def test_labels_of_columns_of_other_libraries(values: Any) -> None:
-    assert labels_of(values, "values", 3) == ["4.7", None, "b"]
+    assert category_names(values, "values", 3) == ["4.7", None, "b"]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_labels_of_columns_of_other_libraries(values: Any) -> None:
     ],
 )
 def test_labels_of_numbers_of_any_width(make: Any, kind: Any) -> None:
-    assert labels_of(make(np.array([4.7, 5, 0.1], dtype=kind)), "values") == ["4.7", "5", "0.1"]
+    assert category_names(make(np.array([4.7, 5, 0.1], dtype=kind)), "values") == ["4.7", "5", "0.1"]
 
 
 @pytest.mark.parametrize(
@@ -154,13 +154,13 @@ def test_labels_of_numbers_of_any_width(make: Any, kind: Any) -> None:
 )
 def test_what_are_no_labels(values: Any, message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
-        labels_of(values, "values")
+        category_names(values, "values")
 
 
 def test_a_stream_is_read_once_and_used_several_times(run: Run) -> None:
     text = run.tokenizer.tokens[4]
     table = pa.table({"text": [text] * 2, **COLUMNS})
-    assert rows_of(table.to_reader()) == rows_of(table)
+    assert to_rows(table.to_reader()) == to_rows(table)
     contexts = of_cities(table)
     assert list(generate(run, contexts.to_reader())) == list(generate(run, contexts))
     table = table.append_column("lat", [[59.0, 44.0]]).append_column("lon", [[10.0, 7.5]])
@@ -204,7 +204,7 @@ ONE: dict[str, Any] = {"frame": pd.DataFrame([ROW]), "arrow": pa.table({"city": 
 def test_a_context_may_be_a_table_of_one_row(run: Run, row: Any) -> None:
     assert list(generate(run, ROW)) == list(generate(run, [ROW])) == list(generate(run, row))
     assert list(stream(run, row)) == list(stream(run, ROW))
-    assert np.array_equal(shift(run, row), shift(run, ROW))
+    assert np.array_equal(bias_shift(run, row), bias_shift(run, ROW))
     text, other = run.tokenizer.tokens[4], {"city": "Nice"}
     contexts = {"one": row, "two": other}
     assert explain([run], [text], contexts) == explain([run], [text], {"one": ROW, "two": other})

@@ -65,7 +65,7 @@ def test_parquet_keeps_types(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"text": ["a", "b"], "lat": [1.5, None]}), path)
     assert read(path, "text", "lat") == [{"text": "a", "lat": 1.5}, {"text": "b", "lat": None}]
-    assert open_table(path).rows == 2
+    assert open_table(path).row_count == 2
 
 
 def test_tables_in_memory_have_the_same_rows() -> None:
@@ -98,8 +98,8 @@ def test_csv_brings_back_any_text(tmp_path_factory: pytest.TempPathFactory, pair
 
 
 def test_long_tables_come_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "CHUNK", 7)
-    monkeypatch.setattr(chunks, "CHUNK", 7)
+    monkeypatch.setattr(tables, "CHUNK_ROWS", 7)
+    monkeypatch.setattr(chunks, "CHUNK_ROWS", 7)
     rows = [{"text": f"t{index}"} for index in range(50)]
     pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False)
     pd.DataFrame(rows).to_parquet(tmp_path / "t.parquet")
@@ -203,5 +203,5 @@ def test_json_lines_may_lack_keys(rows: list[dict[str, Any]], tmp_path: Path) ->
 def test_lines_are_counted_for_the_bar(tmp_path: Path) -> None:
     for name, content, count in [("t.csv", csv_bytes(), 6), ("t.jsonl", json_bytes(), 4), ("t.csv.gz", b"", None)]:
         (tmp_path / name).write_bytes(content if count else gzip.compress(csv_bytes()))
-        assert open_table(tmp_path / name).lines() == count
-    assert open_table(ROWS).lines() is None
+        assert open_table(tmp_path / name).estimate_rows() == count
+    assert open_table(ROWS).estimate_rows() is None

@@ -17,7 +17,7 @@ TEXTS = ["the sea, the sun", "e\u0301te\u0301 ab\u0327", "abcab", "a  b\tc", "",
 def of_kind(kind: str) -> Tokenizer:
     """The tokenizer of a kind, with the tokens of `TEXTS`."""
     new = new_tokenizer(Config.of(tokenizer=kind, min_count=1))
-    return new.trained(Counter(token for text in TEXTS for token in new.split(text)))
+    return new.train(Counter(token for text in TEXTS for token in new.split(text)))
 
 
 def pairs_of(letters: str) -> Tokenizer:
@@ -47,13 +47,13 @@ def test_what_is_split_may_follow_itself(name: str, text: str, cut: int) -> None
     tokenizer = TOKENIZERS[name]
     tokens = tokenizer.split(text)
     again = tokenizer.split(tokenizer.join(tokens))
-    assert tokenizer.follows(tokens[:cut], tokens[cut:]) == (again == tokens)
+    assert tokenizer.can_follow(tokens[:cut], tokens[cut:]) == (again == tokens)
 
 
 def test_what_would_be_read_otherwise_may_not_follow() -> None:
     characters, graphemes = TOKENIZERS["char"], TOKENIZERS["grapheme"]
-    assert not characters.follows(["e"], ["\u0301"])
-    assert characters.follows(["e"], ["t", "e"])
-    assert not graphemes.follows(["\U0001f1ea"], ["\U0001f1f8"])
-    assert not TOKENIZERS["pairs"].follows(["a"], ["bc"])
-    assert TOKENIZERS["pairs"].follows(["ab"], ["c"])
+    assert not characters.can_follow(["e"], ["\u0301"])
+    assert characters.can_follow(["e"], ["t", "e"])
+    assert not graphemes.can_follow(["\U0001f1ea"], ["\U0001f1f8"])
+    assert not TOKENIZERS["pairs"].can_follow(["a"], ["bc"])
+    assert TOKENIZERS["pairs"].can_follow(["ab"], ["c"])

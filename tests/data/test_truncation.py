@@ -13,9 +13,9 @@ from factorcell import files
 from factorcell.config import Config, Notice
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
-from factorcell.data.tokens import truncated
+from factorcell.data.tokens import truncated_mask
 from factorcell.data.vocabulary import END, START
-from tests.small import split
+from tests.small_runs import split
 
 UNITS = ("word", "space", "char", "grapheme")
 LETTERS = ["a", "é", "e\u0301", " ", "...", "👩‍👩‍👧", "🇳🇴", "ß", " </s> "]  # graphemes of one code point and of several
@@ -40,7 +40,7 @@ def test_truncated_texts_are_those_of_too_many_tokens(unit: str, texts: list[str
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         corpus = prepare([{"text": text} for text in texts], config)
-    assert corpus.truncated.tolist() == truncated(texts, corpus.tokenizer, max_tokens).tolist() == expected
+    assert corpus.truncated.tolist() == truncated_mask(texts, corpus.tokenizer, max_tokens).tolist() == expected
     verb = "is" if sum(expected) == 1 else "are"
     counted = f"the rows given: {sum(expected)} of {len(texts)} texts {verb} cut after {max_tokens} tokens"
     assert [str(one.message).partition(";")[0] for one in caught] == [counted] * any(expected)
@@ -50,7 +50,7 @@ def test_truncated_texts_are_those_of_too_many_tokens(unit: str, texts: list[str
 @given(texts=texts, max_tokens=st.integers(1, 6))
 def test_whole_texts_and_their_cut_ones(unit: str, texts: list[str], max_tokens: int) -> None:
     config, rows = config_of(unit, max_tokens), [{"text": text} for text in texts]
-    cut = prepare(rows, config, report=False)
+    cut = prepare(rows, config, report_truncation=False)
     whole = prepare(rows, config, tokenizer=cut.tokenizer, schema=cut.schema, truncate=False)
     assert not whole.truncated.any()
     assert texts_of(whole) == [[START, *cut.tokenizer.encode(split(text, config)), END] for text in texts]
@@ -81,7 +81,7 @@ def test_a_table_has_one_notice_of_texts_that_are_cut(name: str, tmp_path: Path)
             whole = prepare(source, config, cache=tmp_path / "cache", truncate=False)
             assert whole.lengths.tolist() == [6, 2, 4]
         prepare(source, config_of("word", 6), cache=tmp_path / "cache")
-        prepare(source, config, cache=tmp_path / "cache", report=False)
+        prepare(source, config, cache=tmp_path / "cache", report_truncation=False)
 
 
 def test_a_table_that_is_read_twice_is_reported_once(tmp_path: Path) -> None:

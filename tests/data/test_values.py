@@ -18,7 +18,7 @@ from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.columns import ContextColumns, parse_column
 from factorcell.data.readers import CategoryColumn, NumberColumn
-from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable, bloom_filter, holds
+from factorcell.data.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variable, bloom_filter, may_contain
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, is_missing
 
@@ -156,9 +156,9 @@ def test_rare_values_are_grouped(values: list[str | None], least: int) -> None:
     variable = reader.variable(Config.of(min_context_count=least).data)
     counts = {name: values.count(name) for name in set(values) - {None}}
     kept = sorted((name for name in counts if name and counts[name] >= least), key=lambda n: (-counts[n], str(n)))
-    assert variable.values == (RARE, *kept)
+    assert variable.values == (UNKNOWN_VALUE, *kept)
     assert variable.counts == (sum(counts.values()) - sum(counts[n] for n in kept), *(counts[n] for n in kept))
-    assert variable.rare == len(counts) - len(kept)
+    assert variable.rare_count == len(counts) - len(kept)
     expected = [MISSING if v is None else variable.values.index(v) if v in kept else 0 for v in values]
     assert reader.array(variable).tolist() == expected
 
@@ -211,7 +211,7 @@ def test_another_kind_is_a_hint_for_training_alone() -> None:
 
 
 def schema() -> ContextSchema:
-    city = Variable("city", "category", values=(RARE, "Oslo", "Nice"), counts=(3, 5, 4), rare=2)
+    city = Variable("city", "category", values=(UNKNOWN_VALUE, "Oslo", "Nice"), counts=(3, 5, 4), rare_count=2)
     return ContextSchema((city, Variable("lat", "number", mean=1.0, deviation=2.0)))
 
 
@@ -255,7 +255,7 @@ def test_values_that_training_grouped_are_no_error() -> None:
     )
     assert error.value.as_command().endswith("; --unknown group or --unknown expected to continue anyway")
     (city,) = first.schema.variables
-    bare = ContextSchema((replace(city, grouped=""),))
+    bare = ContextSchema((replace(city, rare_filter=""),))
     with pytest.raises(UserError, match="city 'Nice' was never seen in training or is a rare one"):
         prepare(ROWS, GROUPING, tokenizer=first.tokenizer, schema=bare)
 
@@ -268,8 +268,8 @@ def test_no_message_names_a_user() -> None:
     ) as error:
         prepare([{"text": "a", "city": "Osla"}], config, tokenizer=first.tokenizer, schema=first.schema)
     assert "Oslo" not in str(error.value)
-    assert first.schema.variables[0].grouped
-    assert not prepare(ROWS, config.with_options(anonymous=True)).schema.variables[0].grouped
+    assert first.schema.variables[0].rare_filter
+    assert not prepare(ROWS, config.with_options(anonymous=True)).schema.variables[0].rare_filter
 
 
 @pytest.mark.parametrize("count", [1, 6, 10, 85, 100, 3000])
@@ -277,9 +277,9 @@ def test_a_filter_holds_what_it_was_made_of_and_little_else(count: int) -> None:
     names = [f"name {number}" for number in range(count)]
     bits = bytes.fromhex(bloom_filter(names))
     assert len(bits) <= max(128, 1.5 * count + 1)
-    assert all(holds(bits, name) for name in names)
-    assert sum(holds(bits, f"other {number}") for number in range(10_000)) < 100
-    assert not holds(bytes.fromhex(bloom_filter([])), "name 0")
+    assert all(may_contain(bits, name) for name in names)
+    assert sum(may_contain(bits, f"other {number}") for number in range(10_000)) < 100
+    assert not may_contain(bytes.fromhex(bloom_filter([])), "name 0")
 
 
 def test_missing_columns_and_values() -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from factorcell.config import Config, UserError
 from factorcell.data.tokenizer import load_tokenizer, sentence_case
-from factorcell.data.vocabulary import SPECIALS, UNKNOWN, Vocabulary
-from tests.small import join, split
+from factorcell.data.vocabulary import SPECIAL_TOKENS, UNKNOWN, Vocabulary
+from tests.small_runs import join, split
 
 WORDS = Config.of(tokenizer="word")
 
@@ -92,16 +92,30 @@ def test_sentences_get_their_capitals() -> None:
 
 @given(st.lists(st.text(min_size=1), unique=True))
 def test_files_survive_any_token(tokens: list[str]) -> None:
-    tokens = [token for token in tokens if (token not in SPECIALS and token.isprintable()) or token.isspace()]
-    vocabulary = Vocabulary([*SPECIALS, *tokens, "\\", "\\n", "\n", "\u2028", "\x85"][: 3 + len(tokens)])
+    tokens = [token for token in tokens if (token not in SPECIAL_TOKENS and token.isprintable()) or token.isspace()]
+    vocabulary = Vocabulary([*SPECIAL_TOKENS, *tokens, "\\", "\\n", "\n", "\u2028", "\x85"][: 3 + len(tokens)])
     content = vocabulary.content()
-    assert Vocabulary.of_content(content).tokens == vocabulary.tokens
+    assert Vocabulary.from_content(content).tokens == vocabulary.tokens
     assert len(content.split(b"\n")) == len(vocabulary) + 1
 
 
 def test_awkward_tokens_survive() -> None:
-    tokens = [*SPECIALS, "\n", "\r", "\t", " ", "\\", "\\U0000000a", "\u2028", "\x85", "\x00", "é", "👩‍👧", "\ufeff"]
-    assert Vocabulary.of_content(Vocabulary(tokens).content()).tokens == tokens
+    tokens = [
+        *SPECIAL_TOKENS,
+        "\n",
+        "\r",
+        "\t",
+        " ",
+        "\\",
+        "\\U0000000a",
+        "\u2028",
+        "\x85",
+        "\x00",
+        "é",
+        "👩‍👧",
+        "\ufeff",
+    ]
+    assert Vocabulary.from_content(Vocabulary(tokens).content()).tokens == tokens
 
 
 @given(st.lists(st.sampled_from("abcdefg"), max_size=60), st.integers(1, 4), st.integers(1, 5))
@@ -109,7 +123,7 @@ def test_build_keeps_the_most_frequent(tokens: list[str], least: int, size: int)
     counts = Counter(tokens)
     vocabulary = Vocabulary.build(counts, least, size)
     expected = sorted((t for t in counts if counts[t] >= least), key=lambda t: (-counts[t], t))[:size]
-    assert vocabulary.tokens == [*SPECIALS, *expected]
+    assert vocabulary.tokens == [*SPECIAL_TOKENS, *expected]
 
 
 def test_ids() -> None:

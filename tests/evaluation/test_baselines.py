@@ -17,9 +17,9 @@ from factorcell.config import Config, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.data.vocabulary import START
 from factorcell.evaluation import baselines
-from factorcell.evaluation.baselines import FastText, Linear, naive_bayes, read
+from factorcell.evaluation.baselines import FastText, Linear, naive_bayes, read_train_and_test
 from factorcell.evaluation.ngram import NGram
-from tests.small import CONTEXT, make_run
+from tests.small_runs import CONTEXT, make_run
 
 Dialects = Callable[[int, int], tuple[list[dict[str, str]], float]]
 
@@ -44,7 +44,7 @@ TEST = [
 @pytest.fixture
 def corpora() -> tuple[Corpus, Corpus]:
     """Two values, a rare one (desert), and one that training never saw (swamp)."""
-    return read(TRAIN, TEST, "place", CONFIG)
+    return read_train_and_test(TRAIN, TEST, "place", CONFIG)
 
 
 def texts_of(corpus: Corpus) -> list[tuple[int, ...]]:
@@ -124,14 +124,14 @@ def test_the_linear_model_equals_one_of_dictionaries(
     corpora: tuple[Corpus, Corpus], two_dialects: Dialects, order: int
 ) -> None:
     rows, unseen = two_dialects(150, 1)[0], two_dialects(20, 2)[0]
-    for train, test in (corpora, read(rows, unseen, "dialect", CONFIG)):
+    for train, test in (corpora, read_train_and_test(rows, unseen, "dialect", CONFIG)):
         found = Linear(train, order=order, seed=3)(test)
         np.testing.assert_allclose(found.log_posterior, slow_linear(train, test, order, 3), atol=2e-5)
         np.testing.assert_allclose(found.probabilities.sum(1), 1, atol=1e-9)
 
 
 def test_fasttext_gives_posteriors_and_repeats(two_dialects: Dialects) -> None:
-    train, test = read(
+    train, test = read_train_and_test(
         two_dialects(200, 1)[0], [{"text": "", "dialect": "coast"}, *two_dialects(30, 2)[0]], "dialect", CONFIG
     )
     first, again = (FastText(train, seed=4)(test) for _ in range(2))
@@ -147,9 +147,9 @@ def test_mistakes_of_classifiers(corpora: tuple[Corpus, Corpus], monkeypatch: py
     with pytest.raises(UserError, match="unknown priors 'flat'"):
         naive_bayes(*corpora, priors="flat")
     with pytest.raises(UserError, match="place has fewer than two values with 2 texts or more"):
-        read(TRAIN[:3], TEST, "place", CONFIG)
+        read_train_and_test(TRAIN[:3], TEST, "place", CONFIG)
     with pytest.raises(UserError, match="no column 'city'"):
-        read(TRAIN, TEST, "city", CONFIG)
+        read_train_and_test(TRAIN, TEST, "city", CONFIG)
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
@@ -190,14 +190,14 @@ def test_the_baseline_commands_evaluate_like_a_run(folder: Path, capsys: pytest.
 
 def test_users_and_times_of_a_run_are_not_read(folder: Path) -> None:
     config = CONFIG.with_options(user="dialect", anonymous=True, time="day")
-    train, test = read(folder / "train.jsonl", folder / "test.jsonl", "dialect", config)
+    train, test = read_train_and_test(folder / "train.jsonl", folder / "test.jsonl", "dialect", config)
     assert [variable.name for variable in train.schema.variables] == ["dialect"]
     assert set(test.categories[:, 0].tolist()) == {1, 2}
     table = [{"text": "sun sand"}, {"text": "sun sea"}]
     model = NGram.fit(table, config, folder / "counts", order=2)
     data = model.config.data
     assert (data.user, data.time, data.anonymous) == ("", "", False)
-    assert NGram.open(folder / "counts").prepare(table).targets == 6
+    assert NGram.open(folder / "counts").prepare(table).target_count == 6
 
 
 def test_like_reads_texts_as_a_run_does(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

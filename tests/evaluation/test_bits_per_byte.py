@@ -10,12 +10,12 @@ import pytest
 
 from factorcell.config import UserError
 from factorcell.evaluation import perplexity, text_figures
-from factorcell.evaluation.comparison import Candidate, compared
+from factorcell.evaluation.comparison import ComparedModel, compare_models
 from factorcell.evaluation.ngram import NGram
-from factorcell.evaluation.perplexity import evaluate, evaluated
+from factorcell.evaluation.perplexity import evaluate, evaluate_by_columns
 from factorcell.evaluation.text_figures import TextSums
 from factorcell.model.run import Run
-from tests.small import make_letters, make_run
+from tests.small_runs import make_letters, make_run
 
 LETTERS = ("abc", "cab", "ba", "caf\u00e9", "👩‍👩‍👧", "", "abcabcabcabcabcabc")
 TEXTS = [*LETTERS, "cafe\u0301", "xyz"] * 3
@@ -51,7 +51,7 @@ def test_bits_per_byte_are_those_of_each_text(kind: str, tmp_path: Path) -> None
     assert row["unknown_targets"] == round(row["unknown_share"] * row["targets"]) > 0
     assert row["bits_per_byte_bound"]
     once = run.prepare(rows_of(TEXTS))
-    assert perplexity.summarised(run.nats(once), once) == row
+    assert perplexity.summary_row(run.nats(once), once) == row
 
 
 def test_bytes_are_as_given_in_both_forms_of_unicode() -> None:
@@ -89,16 +89,16 @@ def test_texts_without_originals_have_perplexities_only() -> None:
     run = make_letters()
     corpus = replace(run.prepare(rows_of(["abc"] * 12)), originals=None)
     assert not any(name.startswith("bits") for name in evaluate(run, corpus))
-    assert list(text_figures.of_nats(run.nats(corpus), corpus)) == ["perplexity", "perplexity_known"]
+    assert list(text_figures.figures_from_nats(run.nats(corpus), corpus)) == ["perplexity", "perplexity_known"]
 
 
-def candidate(run: Any, texts: list[str], folder: Path) -> Candidate:
+def candidate(run: Any, texts: list[str], folder: Path) -> ComparedModel:
     """A model with its figures, kept in a folder and read again."""
-    found = evaluated(run, rows_of(texts))
-    text_figures.keep(folder, found.texts)
-    kept = text_figures.read(folder, found.texts["perplexity"].key)
+    found = evaluate_by_columns(run, rows_of(texts))
+    text_figures.save(folder, found.texts)
+    kept = text_figures.load(folder, found.texts["perplexity"].key)
     assert kept["bits_per_byte"].texts == found.texts["bits_per_byte"].texts
-    return Candidate(folder.name, [found.row], [kept])
+    return ComparedModel(folder.name, [found.row], [kept])
 
 
 def two_units(tmp_path: Path) -> dict[str, Run]:
@@ -109,7 +109,7 @@ def two_units(tmp_path: Path) -> dict[str, Run]:
 
 def test_models_of_two_units_are_compared_over_the_texts_that_both_read_whole(tmp_path: Path) -> None:
     runs = two_units(tmp_path)
-    word, char = compared([candidate(run, TEXTS, tmp_path / name) for name, run in runs.items()])
+    word, char = compare_models([candidate(run, TEXTS, tmp_path / name) for name, run in runs.items()])
     both = [text for text in TEXTS if len(text) < 12]
     assert word["bits_per_byte_texts"] == len(TEXTS) > char["bits_per_byte_texts"] == len(both)
     of_word, of_char = (sum(costs) / sum(sizes) for costs, sizes in (bits(run, both) for run in runs.values()))
@@ -124,7 +124,7 @@ def test_models_of_different_texts_are_not_compared(tmp_path: Path) -> None:
     runs = two_units(tmp_path)
     others = {"word": ["abc", "cab"] * 6, "char": ["cab", "abc"] * 6}
     models = [candidate(run, others[name], tmp_path / name) for name, run in runs.items()]
-    assert "bits_per_byte_difference" not in compared(models)[1]
+    assert "bits_per_byte_difference" not in compare_models(models)[1]
     with pytest.raises(UserError, match="expected two models that read the same texts"):
         perplexity.bits_difference(*(model.texts[0]["bits_per_byte"] for model in models))
 
@@ -135,11 +135,11 @@ def test_two_models_without_a_text_that_both_read_whole() -> None:
         for key, above, below in (("a", [1.0, math.nan], [3.0, math.nan]), ("b", [math.nan, 1.0], [math.nan, 3.0]))
     ]
     assert perplexity.bits_difference(*sums) is None
-    models = [Candidate(one.key, [{"bits_per_byte": one.ratio}], [{"bits_per_byte": one}]) for one in sums]
-    assert [row.get("bits_per_byte_difference") for row in compared(models)] == [None, None]
+    models = [ComparedModel(one.key, [{"bits_per_byte": one.ratio}], [{"bits_per_byte": one}]) for one in sums]
+    assert [row.get("bits_per_byte_difference") for row in compare_models(models)] == [None, None]
 
 
-def bounded(name: str, cost: float, bound: bool, key: str = "", trainings: int = 1) -> Candidate:
+def bounded(name: str, cost: float, bound: bool, key: str = "", trainings: int = 1) -> ComparedModel:
     """A model of so many bits per byte in 50 texts of the same table, read in a way of its own unless `key` says."""
     sizes, noise = np.full(50, 10.0), np.random.default_rng(len(name)).normal(0, 0.01, 50)
     costs = [cost + 0.01 * training for training in range(trainings)]
@@ -149,7 +149,7 @@ def bounded(name: str, cost: float, bound: bool, key: str = "", trainings: int =
     figures = [
         {"bits_per_byte": TextSums(key or name, sizes * (one + noise - noise.mean()), sizes, "c")} for one in costs
     ]
-    return Candidate(name, rows, figures)
+    return ComparedModel(name, rows, figures)
 
 
 @pytest.mark.parametrize(
@@ -163,9 +163,9 @@ def bounded(name: str, cost: float, bound: bool, key: str = "", trainings: int =
     ],
 )
 def test_a_lower_bound_is_not_better_than_a_model_that_reads_otherwise(
-    models: list[Candidate], ahead: str | None
+    models: list[ComparedModel], ahead: str | None
 ) -> None:
-    found = compared(models)
+    found = compare_models(models)
     assert [row["model"] for row in found if "bits_per_byte" in row["ahead"]] == ([ahead] if ahead else [])
     bounds = [bool(row["bits_per_byte_bound"]) for row in found]
     assert ["≥" in line for line in str(found).splitlines()[1:3]] == bounds
@@ -174,7 +174,7 @@ def test_a_lower_bound_is_not_better_than_a_model_that_reads_otherwise(
 
 
 def test_several_trainings_have_the_interval_of_their_mean() -> None:
-    (several,) = compared([bounded("char", 2.0, False, trainings=3)])
+    (several,) = compare_models([bounded("char", 2.0, False, trainings=3)])
     assert several["bits_per_byte"] == pytest.approx(2.01)
     assert several["bits_per_byte_deviation"] == pytest.approx(0.01)
     assert several["bits_per_byte_low"] < 2.0
@@ -194,4 +194,4 @@ def test_evaluate_compares_bits_per_byte_with_a_baseline(tmp_path: Path) -> None
     same = evaluate(runs["char"], texts, baseline=make_letters(LETTERS, seed=1))
     assert same["gain"] is not None
     assert same["bits_per_byte_difference"] == pytest.approx(same["bits_per_byte"] - same["bits_per_byte_baseline"])
-    assert "bits_per_byte_difference" not in evaluated(runs["char"], texts, by=["city"]).row
+    assert "bits_per_byte_difference" not in evaluate_by_columns(runs["char"], texts, by=["city"]).row

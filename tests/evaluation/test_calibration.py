@@ -15,21 +15,21 @@ from factorcell.evaluation.bayes_rule import (
     COLDEST,
     HOTTEST,
     Floats,
+    apply_temperature,
     calibration_error,
     fit_temperature,
-    tempered,
     value_nats,
 )
 from factorcell.evaluation.classification import classify, log_likelihoods
-from tests.small import ROWS, make_run
+from tests.small_runs import ROWS, make_run
 
 
 def drawn(texts: int, seed: int, sharpness: float = 1.0) -> tuple[Floats, np.ndarray[tuple[int], np.dtype[np.int64]]]:
     """Log posteriors (texts, 4), and true values drawn from them as they were before they were made sharper."""
     random = np.random.default_rng(seed)
-    logs = tempered(random.normal(0, 2, (texts, 4)), 1.0)
+    logs = apply_temperature(random.normal(0, 2, (texts, 4)), 1.0)
     truth = np.array([random.choice(4, p=np.exp(row) / np.exp(row).sum()) for row in logs])
-    return tempered(logs, 1 / sharpness), truth
+    return apply_temperature(logs, 1 / sharpness), truth
 
 
 @given(st.integers(1, 60), st.integers(0, 1000), st.sampled_from([0.3, 1.0, 4.0]))
@@ -58,7 +58,7 @@ def test_a_fitted_temperature_calibrates_other_texts(sharpness: float) -> None:
     found = fit_temperature(*drawn(8000, 1, sharpness))
     assert found == pytest.approx(sharpness, rel=0.06)
     logs, truth = drawn(8000, 2, sharpness)
-    mended = tempered(logs, found)
+    mended = apply_temperature(logs, found)
     assert calibration_error(np.exp(mended), truth) < 0.02
     assert (mended.argmax(1) == logs.argmax(1)).all()
     if sharpness != 1:
@@ -70,8 +70,8 @@ def test_a_fitted_temperature_calibrates_other_texts(sharpness: float) -> None:
 def test_the_temperature_has_the_fewest_nats_of_all(seed: int) -> None:
     logs, truth = drawn(40, seed, 2.0)
     grid = np.geomspace(COLDEST, HOTTEST, 4001)
-    best = min(value_nats(tempered(logs, one), truth) for one in grid)
-    assert value_nats(tempered(logs, fit_temperature(logs, truth)), truth) <= best + 1e-9
+    best = min(value_nats(apply_temperature(logs, one), truth) for one in grid)
+    assert value_nats(apply_temperature(logs, fit_temperature(logs, truth)), truth) <= best + 1e-9
 
 
 def test_a_temperature_leaves_priors_alone() -> None:
@@ -80,17 +80,19 @@ def test_a_temperature_leaves_priors_alone() -> None:
     evidence = random.normal(0, 2, (8000, 4))
     joint = np.exp(evidence + prior)
     truth = np.array([random.choice(4, p=row / row.sum()) for row in joint])
-    sharp = tempered(3 * evidence + prior, 1.0)
+    sharp = apply_temperature(3 * evidence + prior, 1.0)
     found = fit_temperature(sharp, truth, prior)
     assert found == pytest.approx(3, rel=0.06)
-    mended = tempered(sharp, found, prior)
+    mended = apply_temperature(sharp, found, prior)
     expected = evidence * (3 / found) + prior
     np.testing.assert_allclose(
         np.exp(mended), np.exp(expected) / np.exp(expected).sum(1, keepdims=True), rtol=1e-9, atol=1e-12
     )
     grid = np.geomspace(COLDEST, HOTTEST, 401)
-    assert value_nats(mended, truth) <= min(value_nats(tempered(sharp, one, prior), truth) for one in grid) + 1e-9
-    whole = tempered(sharp, fit_temperature(sharp, truth))
+    assert (
+        value_nats(mended, truth) <= min(value_nats(apply_temperature(sharp, one, prior), truth) for one in grid) + 1e-9
+    )
+    whole = apply_temperature(sharp, fit_temperature(sharp, truth))
     assert value_nats(mended, truth) < value_nats(whole, truth)
     assert (mended.argmax(1) == truth).mean() > (whole.argmax(1) == truth).mean()
 
@@ -99,7 +101,7 @@ def test_a_value_without_a_prior_stays_impossible() -> None:
     prior = np.log(np.array([0.5, 0.25, 0.25]))
     prior[1] = -np.inf
     logs = np.array([[-0.1, -np.inf, -2.3], [-3.0, -np.inf, -0.05]])
-    found = tempered(logs, 2.0, prior)
+    found = apply_temperature(logs, 2.0, prior)
     assert np.isneginf(found[:, 1]).all()
     np.testing.assert_allclose(np.exp(found).sum(1), 1)
     assert math.isfinite(fit_temperature(logs, np.array([0, 2]), prior))
@@ -107,7 +109,7 @@ def test_a_value_without_a_prior_stays_impossible() -> None:
 
 def test_temperatures_of_separable_wrong_and_impossible_values() -> None:
     logs = np.log([[0.9, 0.1], [0.2, 0.8]])
-    assert value_nats(tempered(logs, fit_temperature(logs, np.array([0, 1]))), np.array([0, 1])) < 1e-12
+    assert value_nats(apply_temperature(logs, fit_temperature(logs, np.array([0, 1]))), np.array([0, 1])) < 1e-12
     assert fit_temperature(logs, np.array([1, 0])) == pytest.approx(HOTTEST)
     none = np.zeros(0, np.int64)
     assert fit_temperature(logs[:0], none) == 1.0
@@ -126,7 +128,9 @@ def test_classify_at_the_temperature_of_another_table(tmp_path: Path, capsys: py
     plain, dev = classify(run, ROWS, "city"), classify(run, ROWS[1:4], "city")
     found = classify(run, ROWS, "city", calibrate=tmp_path / "dev.jsonl")
     assert found.temperature == pytest.approx(dev.fitted_temperature(), rel=1e-6)
-    np.testing.assert_allclose(found.log_posterior, tempered(plain.log_posterior, found.temperature), atol=1e-9)
+    np.testing.assert_allclose(
+        found.log_posterior, apply_temperature(plain.log_posterior, found.temperature), atol=1e-9
+    )
     metrics, before = found.metrics(), plain.metrics()
     assert (metrics["accuracy"], metrics["auc"]) == (before["accuracy"], before["auc"])
     for name in ("calibration_error", "value_nats"):

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from factorcell.config import UserError
 from factorcell.evaluation import classification
-from factorcell.evaluation.bayes_rule import judge
-from factorcell.evaluation.classification import classify, classify_points, distances, log_likelihoods
+from factorcell.evaluation.bayes_rule import apply_bayes_rule
+from factorcell.evaluation.classification import classify, classify_points, log_likelihoods, point_distances
 from factorcell.evaluation.statistics import auc
 from factorcell.model.run import Run
-from tests.small import CONTEXT, ROWS, make_run, nats_of
+from tests.small_runs import CONTEXT, ROWS, make_run, nats_of
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_likelihoods_are_those_of_rows_with_the_value_put_in(
 
 def test_classification_is_bayes_rule(run: Run) -> None:
     priors = {"5": 3.0, "1": 1.0}
-    result = classify(run, ROWS, "stars").under(priors)
+    result = classify(run, ROWS, "stars").with_priors(priors)
     assert set(result.names) == {"1", "5"}
     joint = np.array(
         [[priors[s] * math.exp(-sum(nats_of(run, {**row, "stars": s}))) for s in result.names] for row in ROWS]
@@ -131,11 +131,11 @@ def test_points_by_great_circle(run: Run) -> None:
 
 def test_great_circle_of_known_cities(run: Run) -> None:
     paris, london = np.array([[48.8566, 2.3522]]), np.array([[51.5074, -0.1278]])
-    assert distances(paris, london, ("lat", "lon"), run)[0, 0] == pytest.approx(343.6, abs=0.5)
-    poles = distances(np.array([[90.0, 0.0]]), np.array([[-90.0, 50.0]]), ("lat", "lon"), run)
+    assert point_distances(paris, london, ("lat", "lon"), run)[0, 0] == pytest.approx(343.6, abs=0.5)
+    poles = point_distances(np.array([[90.0, 0.0]]), np.array([[-90.0, 50.0]]), ("lat", "lon"), run)
     assert poles[0, 0] == pytest.approx(20015, abs=1)
     deviation = run.schema.variable("lon").deviation
-    plain = distances(np.array([[1.0]]), np.array([[1.0 + deviation]]), ("lon",), run)
+    plain = point_distances(np.array([[1.0]]), np.array([[1.0 + deviation]]), ("lon",), run)
     assert plain[0, 0] == pytest.approx(1.0)
 
 
@@ -154,7 +154,7 @@ def test_auc_is_the_share_of_pairs_in_order(pairs: list[tuple[int, bool]]) -> No
 
 def test_scores_are_z_normalised_perplexities() -> None:
     likelihoods = np.array([[-2.0, -4.0, -6.0], [-1.0, -1.0, -1.0]])
-    result = judge(("a", "b", "c"), likelihoods, np.array([2, 1]), ["a", None])
+    result = apply_bayes_rule(("a", "b", "c"), likelihoods, np.array([2, 1]), ["a", None])
     perplexities = np.exp([1.0, 2.0, 3.0])
     expected = -(perplexities - perplexities.mean()) / perplexities.std()
     np.testing.assert_allclose(result.score[0], expected)
@@ -178,6 +178,6 @@ def test_sampled_likelihoods_compare_as_exact_ones(tmp_path: Path) -> None:
 
 def test_kilometres_are_those_of_great_circles() -> None:
     places = np.array([[48.86, 2.35], [0.0, 0.0]])
-    found = classification.kilometres(places, np.array([[51.51, -0.13], [0.0, 180.0], [48.86, 2.35]]))
+    found = classification.great_circle_distances(places, np.array([[51.51, -0.13], [0.0, 180.0], [48.86, 2.35]]))
     assert found[0, [0, 2]] == pytest.approx([344, 0], abs=2)  # Paris to London
     assert found[1, 1] == pytest.approx(np.pi * classification.EARTH_RADIUS)

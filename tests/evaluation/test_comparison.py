@@ -6,13 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell.evaluation.comparison import Candidate, Comparison, compared
+from factorcell.evaluation.comparison import ComparedModel, Comparison, compare_models
 from factorcell.evaluation.text_figures import TextSums
 
 TARGETS = np.full(50, 10.0)
 
 
-def candidate(name: str, *nats: float, accuracy: float | None = None, noise: float = 0.05, key: str = "a") -> Candidate:
+def candidate(
+    name: str, *nats: float, accuracy: float | None = None, noise: float = 0.05, key: str = "a"
+) -> ComparedModel:
     """A model with a training for each of `nats` a target, its texts around that."""
     random = np.random.default_rng(len(name))
     rows: list[dict[str, Any]] = []
@@ -25,11 +27,11 @@ def candidate(name: str, *nats: float, accuracy: float | None = None, noise: flo
             rows[-1]["accuracy"] = accuracy
             sums["accuracy"] = TextSums(key, (np.arange(50) < 50 * accuracy).astype(float), np.ones(50))
         texts.append(sums)
-    return Candidate(name, rows, texts)
+    return ComparedModel(name, rows, texts)
 
 
 def test_a_model_is_ahead_only_beyond_all_intervals() -> None:
-    found = compared(
+    found = compare_models(
         [candidate("plain", 4.0), candidate("bias", 3.9, accuracy=0.5), candidate("cell", 3.7, accuracy=0.52)]
     )
     plain, bias, cell = found
@@ -51,9 +53,9 @@ def test_a_model_is_ahead_only_beyond_all_intervals() -> None:
 
 
 def test_trainings_that_differ_more_than_models_leave_no_difference() -> None:
-    once = compared([candidate("plain", 4.0), candidate("cell", 3.8)])
+    once = compare_models([candidate("plain", 4.0), candidate("cell", 3.8)])
     assert once[1]["ahead"] == ["perplexity"]
-    several = compared([candidate("plain", 4.0, 3.7, 4.1), candidate("cell", 3.8, 4.0, 3.85)])
+    several = compare_models([candidate("plain", 4.0, 3.7, 4.1), candidate("cell", 3.8, 4.0, 3.85)])
     assert [row["ahead"] for row in several] == [[], []]
     assert several[1]["gain_low"] < 0 < several[1]["gain_high"]
     mean = math.exp((4.0 + 3.7 + 4.1) / 3)
@@ -67,23 +69,25 @@ def test_trainings_that_differ_more_than_models_leave_no_difference() -> None:
 
 
 def test_what_read_other_texts_is_not_compared() -> None:
-    found = compared([candidate("plain", 4.0), candidate("cell", 3.5), candidate("other", 3.0, key="b")])
+    found = compare_models([candidate("plain", 4.0), candidate("cell", 3.5), candidate("other", 3.0, key="b")])
     assert "gain" in found[1]
     assert "gain" not in found[2]
     assert not any(row["ahead"] for row in found)
-    unknown = Candidate("old", candidate("old", 3.0).rows, [{}])
-    assert not any(row["ahead"] for row in compared([candidate("plain", 4.0), candidate("cell", 3.5), unknown]))
-    assert not any("gain" in row for row in compared([unknown, candidate("plain", 4.0), candidate("cell", 3.5)]))
+    unknown = ComparedModel("old", candidate("old", 3.0).rows, [{}])
+    assert not any(row["ahead"] for row in compare_models([candidate("plain", 4.0), candidate("cell", 3.5), unknown]))
+    assert not any("gain" in row for row in compare_models([unknown, candidate("plain", 4.0), candidate("cell", 3.5)]))
 
 
 def test_one_model_has_no_differences() -> None:
-    assert compared([]).rows == []
-    alone = compared([candidate("plain", 4.0)])
+    assert compare_models([]).rows == []
+    alone = compare_models([candidate("plain", 4.0)])
     assert isinstance(alone, Comparison)
     assert alone.titles() == {}
     assert alone.notes() == []
     assert len(alone) == 1
-    lost = Candidate("lost", [{"perplexity": math.inf}], [{"perplexity": TextSums("a", TARGETS * math.inf, TARGETS)}])
-    found = compared([candidate("plain", 4.0), lost])
+    lost = ComparedModel(
+        "lost", [{"perplexity": math.inf}], [{"perplexity": TextSums("a", TARGETS * math.inf, TARGETS)}]
+    )
+    found = compare_models([candidate("plain", 4.0), lost])
     assert not any(row["ahead"] for row in found)
     assert "inf" in str(found)

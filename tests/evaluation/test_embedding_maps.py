@@ -66,7 +66,7 @@ def test_project_keeps_distances_of_what_lies_in_a_plane() -> None:
     random = np.random.default_rng(0)
     flat = random.normal(size=(20, 2)) * (3, 1)
     turn, _ = np.linalg.qr(random.normal(size=(5, 5)))
-    places, shares = embeddings.project(flat @ turn[:2] + 7)
+    places, shares = embeddings.project_to_plane(flat @ turn[:2] + 7)
     assert shares.sum() == pytest.approx(1)
     assert shares[0] > shares[1]
     for one, other in itertools.combinations(range(20), 2):
@@ -76,13 +76,13 @@ def test_project_keeps_distances_of_what_lies_in_a_plane() -> None:
 
 def test_project_finds_the_variances_of_the_covariance_and_the_same_signs() -> None:
     vectors = clouds().vectors
-    places, shares = embeddings.project(vectors)
+    places, shares = embeddings.project_to_plane(vectors)
     values = np.linalg.eigvalsh(np.cov(vectors.T))[::-1]
     np.testing.assert_allclose(places.var(0, ddof=1), values[:2])
     np.testing.assert_allclose(shares, values[:2] / values.sum())
     shuffled = np.random.default_rng(1).permutation(len(vectors))
-    np.testing.assert_allclose(embeddings.project(vectors[shuffled])[0], places[shuffled], atol=1e-9)
-    np.testing.assert_allclose(embeddings.project(vectors + 3)[0], places, atol=1e-9)
+    np.testing.assert_allclose(embeddings.project_to_plane(vectors[shuffled])[0], places[shuffled], atol=1e-9)
+    np.testing.assert_allclose(embeddings.project_to_plane(vectors + 3)[0], places, atol=1e-9)
     axes = np.linalg.lstsq(vectors - vectors.mean(0), places, rcond=None)[0].T  # an axis a row
     assert all(axis[np.abs(axis).argmax()] > 0 for axis in axes)
 
@@ -90,18 +90,18 @@ def test_project_finds_the_variances_of_the_covariance_and_the_same_signs() -> N
 def test_a_map_takes_three_values_and_two_numbers() -> None:
     for shape in ((2, 4), (9, 1)):
         with pytest.raises(UserError, match="a map needs 3 of 2 at least"):
-            embeddings.project(np.ones(shape))
+            embeddings.project_to_plane(np.ones(shape))
 
 
 def test_points_are_those_that_the_column_tells_of() -> None:
     known = clouds((3, 3))
-    places, _ = embeddings.project(known.vectors)
-    rows = embeddings.points(known, ValueColumn("theme", ("a", None, "b", "a", None, "a")))
+    places, _ = embeddings.project_to_plane(known.vectors)
+    rows = embeddings.map_points(known, ValueColumn("theme", ("a", None, "b", "a", None, "a")))
     assert [row["value"] for row in rows] == ["v0", "v2", "v3", "v5"]
     assert [row["group"] for row in rows] == ["a", "b", "a", "a"]
     np.testing.assert_allclose([(row["x"], row["y"]) for row in rows], places[[0, 2, 3, 5]])
     numbers = ValueColumn("stars", numbers=np.array([1.0, 2, math.nan, 4, 5, 6]))
-    assert [row["number"] for row in embeddings.points(known, numbers)] == [1, 2, 4, 5, 6]
+    assert [row["number"] for row in embeddings.map_points(known, numbers)] == [1, 2, 4, 5, 6]
 
 
 def test_an_ellipse_has_the_deviations_of_its_group() -> None:
@@ -132,7 +132,7 @@ def test_an_ellipse_of_gaussian_points_holds_its_share() -> None:
 
 
 def test_ellipses_are_of_the_largest_groups() -> None:
-    rows = embeddings.points(clouds((4, 6, 2, 5)), groups_of((4, 6, 2, 5)))
+    rows = embeddings.map_points(clouds((4, 6, 2, 5)), groups_of((4, 6, 2, 5)))
     assert [row["group"] for row in embeddings.ellipses(rows)] == ["g1", "g3", "g0"]  # two points have no ellipse
     assert [(row["group"], row["count"]) for row in embeddings.ellipses(rows, 2)] == [("g1", 6), ("g3", 5)]
     with pytest.raises(UserError, match="groups is 0"):
@@ -145,7 +145,7 @@ def test_ellipses_are_of_the_largest_groups() -> None:
 @pytest.mark.parametrize("measure", ["cosine", "distance"])
 def test_agreement_against_a_loop(measure: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known, names = clouds(apart=0.5), (*groups_of().names[:-3], None, None, "alone")
-    row = embeddings.agreement(known, ValueColumn("theme", names), measure)
+    row = embeddings.neighbour_agreement(known, ValueColumn("theme", names), measure)
     there = [place for place, name in enumerate(names) if name is not None]
     part = replace(known, values=tuple(known.values[p] for p in there), vectors=known.vectors[there])
     nearest = [part.neighbours([value], 1, measure)[0]["near"] for value in part.values]
@@ -159,54 +159,62 @@ def test_agreement_against_a_loop(measure: str, monkeypatch: pytest.MonkeyPatch)
     assert row["chance"] == pytest.approx(sum(names[a] == names[b] for a, b in pairs) / len(pairs))
     assert (row["values"], row["groups"], row["measure"]) == (26, 4, measure)
     monkeypatch.setattr(embeddings, "AT_ONCE", 60)  # in many parts
-    assert embeddings.agreement(known, ValueColumn("theme", names), measure) == row
+    assert embeddings.neighbour_agreement(known, ValueColumn("theme", names), measure) == row
 
 
 def test_agreement_of_numbers_is_that_of_neighbours() -> None:
     """On a line the nearest neighbour has nearly the same number; of random numbers it tells nothing."""
     line = np.linspace(0, 10, 40)[:, None] * (1.0, 2.0)
     known = Embeddings("place", "place", tuple(map(str, range(40))), np.ones(40, dtype=np.int64), line)
-    row = embeddings.agreement(known, ValueColumn("height", numbers=np.arange(40.0)), "distance")
+    row = embeddings.neighbour_agreement(known, ValueColumn("height", numbers=np.arange(40.0)), "distance")
     assert row["correlation"] > 0.99
     random = np.random.default_rng(0).normal(size=40)
-    assert abs(embeddings.agreement(known, ValueColumn("height", numbers=random), "distance")["correlation"]) < 0.5
-    assert embeddings.agreement(known, ValueColumn("height", numbers=np.ones(40)), "distance")["correlation"] == 0
+    assert (
+        abs(embeddings.neighbour_agreement(known, ValueColumn("height", numbers=random), "distance")["correlation"])
+        < 0.5
+    )
+    assert (
+        embeddings.neighbour_agreement(known, ValueColumn("height", numbers=np.ones(40)), "distance")["correlation"]
+        == 0
+    )
     with pytest.raises(UserError, match="known of 2 values"):
-        embeddings.agreement(clouds((3,)), ValueColumn("theme", ("a", "b", None)))
+        embeddings.neighbour_agreement(clouds((3,)), ValueColumn("theme", ("a", "b", None)))
 
 
 def test_predict_tells_planted_groups_and_not_random_ones() -> None:
     known = clouds((14, 9), width=3)
-    found = embeddings.predict(known, groups_of((14, 9)), seed=3)
+    found = embeddings.predict_column(known, groups_of((14, 9)), seed=3)
     assert found["accuracy"] > 0.9
     assert found["majority"] == pytest.approx(14 / 23)
     assert (found["values"], found["groups"]) == (23, 2)
     assert found["deviation"] >= 0
-    assert embeddings.predict(known, groups_of((14, 9)), seed=3) == found
+    assert embeddings.predict_column(known, groups_of((14, 9)), seed=3) == found
     names = np.random.default_rng(0).permutation(np.array(groups_of((14, 9)).names)).tolist()
-    assert embeddings.predict(known, ValueColumn("theme", tuple(names)))["accuracy"] < 0.8
+    assert embeddings.predict_column(known, ValueColumn("theme", tuple(names)))["accuracy"] < 0.8
 
 
 def test_predict_leaves_out_groups_that_are_not_in_every_fold() -> None:
     known = clouds((10, 10, 3))
-    found = embeddings.predict(known, groups_of((10, 10, 3)))
+    found = embeddings.predict_column(known, groups_of((10, 10, 3)))
     assert (found["values"], found["groups"], found["majority"]) == (20, 2, 0.5)
     with pytest.raises(UserError, match="in groups of at least 5"):
-        embeddings.predict(known, ValueColumn("theme", tuple(f"g{place % 7}" for place in range(23))))
+        embeddings.predict_column(known, ValueColumn("theme", tuple(f"g{place % 7}" for place in range(23))))
     with pytest.raises(UserError, match="that differ"):
-        embeddings.predict(known, ValueColumn("theme", ("a",) * 23))
+        embeddings.predict_column(known, ValueColumn("theme", ("a",) * 23))
 
 
 def test_predict_numbers() -> None:
     known = clouds((20, 20))
     high = ValueColumn("height", numbers=known.vectors[:, 0] * 2 + 1)
-    found = embeddings.predict(known, high)
+    found = embeddings.predict_column(known, high)
     assert found["r2"] > 0.9
     assert found["correlation"] > 0.95
     noise = ValueColumn("height", numbers=np.random.default_rng(0).normal(size=40))
-    assert embeddings.predict(known, noise)["r2"] < 0.2
+    assert embeddings.predict_column(known, noise)["r2"] < 0.2
     with pytest.raises(UserError, match=r"height has 9 values; to predict it takes 10"):
-        embeddings.predict(known, ValueColumn("height", numbers=np.array([*range(9), *[math.nan] * 31], dtype=float)))
+        embeddings.predict_column(
+            known, ValueColumn("height", numbers=np.array([*range(9), *[math.nan] * 31], dtype=float))
+        )
 
 
 def test_predictions_are_those_of_folds_drawn_by_the_seed() -> None:
@@ -217,7 +225,7 @@ def test_predictions_are_those_of_folds_drawn_by_the_seed() -> None:
     folds = model_selection.StratifiedKFold(5, shuffle=True, random_state=4)
     trees = ensemble.GradientBoostingClassifier(random_state=4)
     guessed = model_selection.cross_val_predict(trees, known.vectors, names, cv=folds)
-    found = embeddings.predict(known, groups, seed=4)
+    found = embeddings.predict_column(known, groups, seed=4)
     assert found["accuracy"] == pytest.approx((guessed == names).mean())
     shares = [(guessed == names)[test].mean() for _, test in folds.split(known.vectors, names)]
     assert found["deviation"] == pytest.approx(np.std(shares, ddof=1))
@@ -225,7 +233,7 @@ def test_predictions_are_those_of_folds_drawn_by_the_seed() -> None:
     told = model_selection.cross_val_predict(
         ensemble.GradientBoostingRegressor(random_state=4), known.vectors, numbers, cv=lines
     )
-    row = embeddings.predict(known, ValueColumn("height", numbers=numbers), seed=4)
+    row = embeddings.predict_column(known, ValueColumn("height", numbers=numbers), seed=4)
     assert row["r2"] == pytest.approx(metrics.r2_score(numbers, told))
     assert row["correlation"] == pytest.approx(np.corrcoef(numbers, told)[0, 1])
 
@@ -235,4 +243,4 @@ def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.Monkey
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(UserError, match=r"pip install 'factorcell\[analysis\]'"):
-        embeddings.predict(clouds(), groups_of())
+        embeddings.predict_column(clouds(), groups_of())

@@ -14,7 +14,7 @@ from factorcell.data.vocabulary import START, UNKNOWN
 from factorcell.evaluation import embeddings
 from factorcell.evaluation.embeddings import Embeddings, ValueColumn
 from factorcell.model.run import Run
-from tests.small import inside, make_run
+from tests.small_runs import as_any, make_run
 
 Row = dict[str, Any]
 
@@ -38,7 +38,7 @@ def groups_of(sizes: tuple[int, ...] = (12, 9, 7)) -> ValueColumn:
 def test_embeddings_are_the_rows_of_the_table_without_the_rare_one(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", adapt=["concat"])
     for place, name in enumerate(("city", "stars")):
-        found, variable = Embeddings.of(run, name), run.schema.variable(name)
+        found, variable = Embeddings.from_run(run, name), run.schema.variable(name)
         assert found.values == variable.values[1:]
         assert found.counts.tolist() == list(variable.counts[1:])
         assert run.model.encoder is not None
@@ -47,13 +47,13 @@ def test_embeddings_are_the_rows_of_the_table_without_the_rare_one(tmp_path: Pat
 
 def test_the_variable_is_the_one_that_knows_the_values(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", adapt=["concat"])
-    assert Embeddings.of(run, values=["Oslo"]).variable == "city"
-    assert Embeddings.of(run, values=[5]).variable == "stars"  # type: ignore[list-item]  # a number names a category too
-    assert Embeddings.of(run, "stars", ["Oslo"]).variable == "stars"
+    assert Embeddings.from_run(run, values=["Oslo"]).variable == "city"
+    assert Embeddings.from_run(run, values=[5]).variable == "stars"  # type: ignore[list-item]  # a number names a category too
+    assert Embeddings.from_run(run, "stars", ["Oslo"]).variable == "stars"
     with pytest.raises(UserError, match=r"'Olso' was never seen in training .*did you mean 'Oslo'"):
-        Embeddings.of(run, values=["Olso"]).row("Olso")
+        Embeddings.from_run(run, values=["Olso"]).row("Olso")
     wider = make_run(tmp_path / "wider", context=("stars", "city", "text:category"), adapt=["concat"])
-    assert Embeddings.of(wider).variable == "text"  # with the most values
+    assert Embeddings.from_run(wider).variable == "text"  # with the most values
 
 
 @pytest.mark.parametrize(
@@ -70,14 +70,14 @@ def test_the_variable_is_the_one_that_knows_the_values(tmp_path: Path) -> None:
 )
 def test_a_run_without_embeddings_says_so(tmp_path: Path, model: Row, context: tuple[str, ...], words: str) -> None:
     with pytest.raises(UserError) as error:
-        Embeddings.of(make_run(tmp_path / "run", context=context, **model))
+        Embeddings.from_run(make_run(tmp_path / "run", context=context, **model))
     assert words in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_embeddings_that_only_the_low_rank_bias_reads_are_learned(tmp_path: Path) -> None:
     for name in ("low_rank", "low_rank_each"):
-        assert Embeddings.of(make_run(tmp_path / name, adapt=[], output_bias=[name])).vectors.shape[1] == 2
+        assert Embeddings.from_run(make_run(tmp_path / name, adapt=[], output_bias=[name])).vectors.shape[1] == 2
 
 
 def test_a_value_that_is_not_there_names_the_nearest() -> None:
@@ -89,7 +89,7 @@ def test_a_value_that_is_not_there_names_the_nearest() -> None:
 
 
 def test_people_are_not_named() -> None:
-    known = Embeddings("user", "user", ("ann", "bob"), np.array([3, 2]), np.eye(2), people=True)
+    known = Embeddings("user", "user", ("ann", "bob"), np.array([3, 2]), np.eye(2), are_users=True)
     assert known.row("bob") == 1
     with pytest.raises(UserError, match=r"it knows 2 values$"):
         known.row("an")
@@ -138,19 +138,19 @@ def logs_at_zero(run: Run, row: Row) -> np.ndarray[Any, Any]:
 def test_shift_is_the_difference_of_the_folded_biases(tmp_path: Path, bias: list[str]) -> None:
     run = make_run(tmp_path / "run", adapt=["concat"], output_bias=bias)
     context, against = {"city": "Oslo", "stars": "5"}, {"city": "Nice"}
-    found = embeddings.shift(run, context, against)
+    found = embeddings.bias_shift(run, context, against)
     there = np.arange(len(found)) != START
     expected = logs_at_zero(run, context)[there] - logs_at_zero(run, against)[there]
     np.testing.assert_allclose(found[there], expected, atol=1e-5)
     assert found[START] == 0
     assert abs(found[there]).max() > 0.01
-    np.testing.assert_allclose(embeddings.shift(run, against, context), -found, atol=1e-6)
-    assert not embeddings.shift(run, context, context).any()
+    np.testing.assert_allclose(embeddings.bias_shift(run, against, context), -found, atol=1e-6)
+    assert not embeddings.bias_shift(run, context, context).any()
 
 
 def test_shift_of_the_softmax_bias_model_is_q_c(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", context=("city", "stars"), adapt=[])
-    found = embeddings.shift(run, {"city": "Oslo", "stars": 1}, {"city": "Nice", "stars": 1})
+    found = embeddings.bias_shift(run, {"city": "Oslo", "stars": 1}, {"city": "Nice", "stars": 1})
     encoder = run.model.encoder
     assert encoder is not None
     assert encoder.joint is not None
@@ -160,7 +160,7 @@ def test_shift_of_the_softmax_bias_model_is_q_c(tmp_path: Path) -> None:
             torch.tanh(encoder.joint(torch.cat([encoder.tables[0][city], encoder.tables[1][one]])))
             for city in map(run.schema.variable("city").values.index, ("Oslo", "Nice"))
         )
-        table = inside(run.model.head).adapters["low_rank"].weight
+        table = as_any(run.model.head).adapters["low_rank"].weight
         assert isinstance(table, torch.Tensor)
         shifted = (table @ (c - other)).numpy()
     np.testing.assert_allclose(np.delete(found - found[0], START), np.delete(shifted - shifted[0], START), atol=1e-5)
@@ -168,25 +168,25 @@ def test_shift_of_the_softmax_bias_model_is_q_c(tmp_path: Path) -> None:
 
 def test_words_are_the_ends_of_the_shift(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", adapt=["concat"])
-    nats = dict(zip(run.tokenizer.tokens, embeddings.shift(run, {"city": "Oslo"}).tolist(), strict=True))
+    nats = dict(zip(run.tokenizer.tokens, embeddings.bias_shift(run, {"city": "Oslo"}).tolist(), strict=True))
     del nats[run.tokenizer.tokens[UNKNOWN]], nats[run.tokenizer.tokens[START]]
     order = sorted(nats, key=lambda token: -nats[token])
     assert nats[order[0]] > 0 > nats[order[-2]]
-    found = embeddings.words(run, {"city": "Oslo"}, count=2)
+    found = embeddings.most_shifted_tokens(run, {"city": "Oslo"}, count=2)
     assert [row["token"] for row in found] == [*(t for t in order[:2] if nats[t] > 0), order[-1], order[-2]]
     assert [row["nats"] for row in found] == [nats[row["token"]] for row in found]
-    everything = embeddings.words(run, {"city": "Oslo"}, count=100)
+    everything = embeddings.most_shifted_tokens(run, {"city": "Oslo"}, count=100)
     assert {row["token"] for row in everything} == set(nats)
-    frequent = embeddings.words(run, {"city": "Oslo"}, count=100, frequent=3)
+    frequent = embeddings.most_shifted_tokens(run, {"city": "Oslo"}, count=100, frequent=3)
     assert {row["token"] for row in frequent} == {"</s>", *run.tokenizer.tokens[3:6]}
-    assert embeddings.words(run, {"city": "Oslo"}, {"city": "Oslo"}) == []
+    assert embeddings.most_shifted_tokens(run, {"city": "Oslo"}, {"city": "Oslo"}) == []
 
 
 def test_words_of_a_run_whose_softmax_bias_is_its_own(tmp_path: Path) -> None:
     for place, adapt in enumerate((["concat"], [])):
         model: Row = {"adapt": adapt, "output_bias": []}
         with pytest.raises(UserError, match="no context changes its softmax bias"):
-            embeddings.words(make_run(tmp_path / str(place), **model), {"city": "Oslo"})
+            embeddings.most_shifted_tokens(make_run(tmp_path / str(place), **model), {"city": "Oslo"})
 
 
 # --- a whole training ---

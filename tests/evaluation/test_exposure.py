@@ -11,8 +11,8 @@ import pytest
 from factorcell import audit, files
 from factorcell.commands.main import main
 from factorcell.config import Config, UserError
-from factorcell.data.canaries import FILE, Canaries
-from factorcell.evaluation.exposure import chance, exposure, uniformity
+from factorcell.data.canaries import CANARIES_FILE, Canaries
+from factorcell.evaluation.exposure import chance_exposure, exposure, uniformity_p_value
 from factorcell.model.run import Run
 from factorcell.training.fit import fit
 
@@ -45,8 +45,8 @@ def test_exposure_is_that_of_the_paper() -> None:
     assert exposure(1024, 1023) == 0
     assert exposure(512, 1023) == 1
     assert exposure(math.nan, 1023) is None
-    assert chance(100_000) == pytest.approx(math.log2(math.e), abs=1e-3)
-    assert chance(1) == 0.5
+    assert chance_exposure(100_000) == pytest.approx(math.log2(math.e), abs=1e-3)
+    assert chance_exposure(1) == 0.5
 
 
 @pytest.mark.parametrize("count", [1, 7, 200])
@@ -56,12 +56,12 @@ def test_the_test_is_the_one_sided_one_of_kolmogorov_and_smirnov(count: int) -> 
     for power in (0.5, 1.0, 1.5, 3.0):  # from ranks too high to ranks too low
         ranks = np.ceil(random.random(count) ** power * 1001)
         expected = stats.kstest(ranks / 1001, "uniform", alternative="greater", method="exact").pvalue
-        assert uniformity(ranks, 1000) == pytest.approx(expected, rel=1e-6, abs=1e-12)
+        assert uniformity_p_value(ranks, 1000) == pytest.approx(expected, rel=1e-6, abs=1e-12)
 
 
 def test_by_chance_p_is_rarely_small() -> None:
     random = np.random.default_rng(0)
-    small = np.mean([uniformity(random.integers(1, 1002, 15).astype(float), 1000) < 0.1 for _ in range(2000)])
+    small = np.mean([uniformity_p_value(random.integers(1, 1002, 15).astype(float), 1000) < 0.1 for _ in range(2000)])
     assert small == pytest.approx(0.1, abs=0.02)
 
 
@@ -78,11 +78,11 @@ def test_ranks_are_those_of_texts_scored_by_the_run(run: Run) -> None:
     for table in run.model.encoder.tables:
         table.normal_(0, 4)  # values that differ in all that they make likely
     found = audit(run, ROWS[:10])
-    canaries = Canaries.open(run.folder / FILE, run.tokenizer, run.schema)
+    canaries = Canaries.open(run.folder / CANARIES_FILE, run.tokenizer, run.schema)
     drawn = canaries.form.draw(1000, (0, 0xA17E))
     named = [variable.values for variable in run.schema.categories]
     column = [variable.name for variable in run.schema.categories].index("who")
-    ids = canaries.owners.categories.tolist()
+    ids = canaries.corpus.categories.tolist()
     owners = [(named[column][one[column]], named[1 - column][one[1 - column]]) for one in ids]
     number = next(n for n, owner in enumerate(owners) if owner[0] == "ann")
     readers = {
@@ -149,7 +149,7 @@ def test_the_verb_shows_a_table_or_rows(run: Run, tmp_path: Path, capsys: pytest
     assert main([*words, "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(rows) == 1 + 11 + 20
-    assert "None is real" in (run.folder / FILE).read_text(encoding="utf-8")
+    assert "None is real" in (run.folder / CANARIES_FILE).read_text(encoding="utf-8")
     assert "20 canaries" in (run.folder / "README.md").read_text(encoding="utf-8")
 
 

@@ -12,7 +12,7 @@ from factorcell.config import UserError
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.likelihood_ratios import explain, strength
 from factorcell.model.run import Run
-from tests.small import make_letters, make_run, nats_of
+from tests.small_runs import make_letters, make_run, nats_of
 
 TEXTS = ("the sea is cold", "sun", "", "the kvetching sea", "the sun the sea the sand the cold")
 OSLO, NICE = {"city": "Oslo", "stars": "5"}, {"city": "Nice", "stars": "1"}

@@ -13,12 +13,12 @@ import torch
 from factorcell import files
 from factorcell.commands.main import main
 from factorcell.config import UserError
-from factorcell.data.corpus import target_counts
+from factorcell.data.corpus import target_frequencies
 from factorcell.data.vocabulary import END, START
 from factorcell.evaluation.classification import classify, draw_samples, log_likelihoods
 from factorcell.model.run import UNIGRAMS, Run
 from factorcell.training.fit import fit
-from tests.small import ROWS, make_run
+from tests.small_runs import ROWS, make_run
 
 DRAWS = 6
 
@@ -26,7 +26,7 @@ DRAWS = 6
 def make(folder: Path, **model: Any) -> Run:
     """A run of random weights that keeps the counts of its training texts."""
     run = make_run(folder, **model)
-    run.save_unigrams(target_counts(run.prepare(ROWS)))
+    run.save_unigram_counts(target_frequencies(run.prepare(ROWS)))
     return run
 
 
@@ -37,11 +37,11 @@ def by_hand(run: Run, row: dict[str, Any], negative: list[int], draws: int) -> f
     seen[START], seen[END] = 0, len(ROWS)
     drawn = [1 - (1 - count / sum(seen)) ** draws for count in seen]
     corpus = run.prepare([row])
-    conditioned, state, total = run.model.condition(corpus.context(np.array([0]))), None, 0.0
+    conditioning, state, total = run.model.condition(corpus.context(np.array([0]))), None, 0.0
     ids = corpus.tokens.tolist()
     with torch.no_grad():
         for token, target in itertools.pairwise(ids):
-            logs, state = run.model.step(torch.tensor([token]), conditioned, state)
+            logs, state = run.model.step(torch.tensor([token]), conditioning, state)
             scores = {word: float(logs[0, word]) - np.log(drawn[word]) for word in {target, *negative}}
             total += scores[target] - np.logaddexp.reduce(list(scores.values()))
     return total
@@ -68,7 +68,7 @@ def test_values_are_compared_by_unigram_samples(tmp_path: Path, bias: list[str])
 
 def test_frequent_words_are_drawn_as_often_as_they_were_written(tmp_path: Path) -> None:
     run = make(tmp_path / "run")
-    counts, seen = run.unigrams().double().clamp(min=1), torch.zeros(len(run.tokenizer), dtype=torch.double)
+    counts, seen = run.unigram_counts().double().clamp(min=1), torch.zeros(len(run.tokenizer), dtype=torch.double)
     counts[START] = 0
     for seed in range(1000):
         seen[draw_samples(run, DRAWS, seed, "unigram").tokens] += 1
@@ -87,7 +87,7 @@ def test_training_keeps_the_counts(tmp_path: Path, capsys: pytest.CaptureFixture
     run = fit(ROWS * 3, ROWS, config, tmp_path / "run")
     counts = Counter(word for row in ROWS * 3 for word in run.tokenizer.split(row["text"]))
     expected = {**counts, "</s>": 3 * len(ROWS)}
-    assert dict(zip(run.tokenizer.tokens, run.unigrams().tolist(), strict=True)) == {
+    assert dict(zip(run.tokenizer.tokens, run.unigram_counts().tolist(), strict=True)) == {
         token: expected.get(token, 0) for token in run.tokenizer.tokens
     }
     command = ["classify", str(run.folder), str(tmp_path / "train.jsonl"), "--target", "city", "--samples", "4"]

@@ -13,14 +13,14 @@ import pytest
 from factorcell import files
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
-from factorcell.data.corpus import Corpus, targets
+from factorcell.data.corpus import Corpus, target_ids
 from factorcell.data.tokenizer import Tokenizer
 from factorcell.data.vocabulary import END, START
 from factorcell.evaluation import ngram
-from factorcell.evaluation.ngram import FALLBACK, NGram, discounts
+from factorcell.evaluation.ngram import FALLBACK, NGram, estimate_discounts
 from factorcell.evaluation.perplexity import evaluate, evaluate_by
 from tests import synthetic
-from tests.small import ROWS, make_run
+from tests.small_runs import ROWS, make_run
 
 Gram = tuple[int, ...]
 CONFIG = Config.of(min_count=2)
@@ -113,7 +113,7 @@ def test_nothing_depends_on_how_much_is_looked_up_at_once(
     model = fit(tmp_path / "model", rows, 3)
     corpus = model.prepare([*UNSEEN, *rows])
     nats = model.nats(corpus)
-    assert len(nats) == corpus.targets
+    assert len(nats) == corpus.target_count
     monkeypatch.setattr(ngram, "TOKENS", 1)
     assert len(list(model.blocks(corpus))) == len(corpus)
     np.testing.assert_array_equal(model.nats(corpus), nats)
@@ -135,11 +135,11 @@ def test_texts_that_were_cut_have_no_end(tmp_path: Path) -> None:
 
 def test_discounts_follow_from_counts_of_counts() -> None:
     counts = np.repeat([1, 2, 3, 4, 7], [8, 4, 2, 1, 3])
-    assert discounts(counts) == pytest.approx((0.5, 2 - 3 * 0.5 * 2 / 4, 3 - 4 * 0.5 / 2))
+    assert estimate_discounts(counts) == pytest.approx((0.5, 2 - 3 * 0.5 * 2 / 4, 3 - 4 * 0.5 / 2))
     for missing in (1, 2, 3):
-        assert discounts(counts[counts != missing]) == FALLBACK
-    assert discounts(np.array([], dtype=np.int64)) == FALLBACK
-    assert discounts(np.repeat([1, 2, 3], [3, 1, 9])) == FALLBACK  # that of 2 would be less than nothing
+        assert estimate_discounts(counts[counts != missing]) == FALLBACK
+    assert estimate_discounts(np.array([], dtype=np.int64)) == FALLBACK
+    assert estimate_discounts(np.repeat([1, 2, 3], [3, 1, 9])) == FALLBACK  # that of 2 would be less than nothing
 
 
 def test_perplexity_of_a_markov_chain(
@@ -184,7 +184,7 @@ def test_shares_targets_with_a_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     model = fit(tmp_path / "model", ROWS, 3, run.config, run.tokenizer)
     corpus = run.prepare(ROWS)
-    np.testing.assert_array_equal(targets(corpus), targets(model.prepare(ROWS)))
+    np.testing.assert_array_equal(target_ids(corpus), target_ids(model.prepare(ROWS)))
     rows = evaluate_by(run, corpus, ["all"] * len(ROWS), model)
     assert rows[0]["perplexity_without"] == pytest.approx(evaluate(model, corpus)["perplexity"])
 

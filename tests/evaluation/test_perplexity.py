@@ -21,7 +21,7 @@ from factorcell.evaluation.perplexity import (
 )
 from factorcell.model.run import Run
 from factorcell.model.scoring import Tally
-from tests.small import ROWS, make_run, nats_of
+from tests.small_runs import ROWS, make_run, nats_of
 
 
 @pytest.fixture

@@ -8,7 +8,14 @@ import pytest
 from numpy.typing import NDArray
 
 from factorcell.bootstrap import Interval
-from factorcell.evaluation.statistics import Ratios, correlation, gain, rank_correlation, student, widened
+from factorcell.evaluation.statistics import (
+    Ratios,
+    add_training_variance,
+    correlation,
+    gain_from_nats,
+    rank_correlation,
+    student,
+)
 from factorcell.evaluation.text_figures import TextSums
 
 Floats = NDArray[np.float64]
@@ -40,16 +47,16 @@ def slow(one: Floats, other: Floats, targets: Floats, seed: int, draws: int = 10
 def test_the_gain_is_that_of_a_slow_bootstrap() -> None:
     one, other, targets = texts(30)
     point, drawn = slow(one, other, targets, seed=5)
-    found = Ratios.of([[sums(other, targets)], [sums(one, targets)]], seed=5)
+    found = Ratios.from_sums([[sums(other, targets)], [sums(one, targets)]], seed=5)
     assert found is not None
     low, high = np.quantile(drawn, (0.025, 0.975))
-    assert gain(found.difference(0, 1)) == pytest.approx((point, low, high))
+    assert gain_from_nats(found.difference(0, 1)) == pytest.approx((point, low, high))
 
 
 def test_accuracy_is_of_the_texts_that_are_judged() -> None:
     judged = np.array([1.0] * 20 + [0.0] * 80)
     right = np.array([1.0] * 15 + [0.0] * 85)
-    found = Ratios.of([[sums(right, judged)], [sums(0 * right, judged)]])
+    found = Ratios.from_sums([[sums(right, judged)], [sums(0 * right, judged)]])
     assert found is not None
     assert found.difference(0, 1).point == pytest.approx(0.75)
     assert found.texts == 20
@@ -57,18 +64,18 @@ def test_accuracy_is_of_the_texts_that_are_judged() -> None:
 
 def test_other_texts_are_not_compared() -> None:
     one, other, targets = texts(20)
-    assert Ratios.of([[sums(one, targets)], [sums(other, targets, "b")]]) is None
-    assert Ratios.of([[sums(one, targets)], [sums(other, targets + 1)]]) is None
+    assert Ratios.from_sums([[sums(one, targets)], [sums(other, targets, "b")]]) is None
+    assert Ratios.from_sums([[sums(one, targets)], [sums(other, targets + 1)]]) is None
 
 
 def test_few_texts_have_no_interval() -> None:
     one, _, targets = texts(9)
-    found = Ratios.of([[sums(one + targets, targets)], [sums(one, targets)]])
+    found = Ratios.from_sums([[sums(one + targets, targets)], [sums(one, targets)]])
     assert found is not None
     difference = found.difference(0, 1)
     assert difference.point == pytest.approx(1.0)
     assert difference.low is difference.high is None
-    assert found.ahead(highest=False) is None
+    assert found.best_model(highest=False) is None
 
 
 @pytest.mark.parametrize(("freedom", "t"), [(1, 12.7062), (2, 4.3027), (4, 2.7764), (10, 2.2281), (1000, 1.9623)])
@@ -78,23 +85,23 @@ def test_student_is_that_of_the_tables(freedom: int, t: float) -> None:
 
 def test_trainings_widen_an_interval_as_a_t_test_would() -> None:
     one, other = np.array([1.0, 1.2, 1.4]), np.array([0.5, 0.6, 0.7])
-    found = widened(Interval(0.6, 0.6, 0.6), one, other)
+    found = add_training_variance(Interval(0.6, 0.6, 0.6), one, other)
     half = 2.7764 * math.sqrt((0.04 + 0.01) / 2 * 2 / 3)  # pooled variance, four degrees of freedom
     assert found == pytest.approx((0.6, 0.6 - half, 0.6 + half), rel=1e-4)
-    wide = widened(Interval(0.6, 0.6 - 3.0, 0.6 + 4.0), one, other)
+    wide = add_training_variance(Interval(0.6, 0.6 - 3.0, 0.6 + 4.0), one, other)
     assert wide == pytest.approx((0.6, 0.6 - math.hypot(3, half), 0.6 + math.hypot(4, half)), rel=1e-4)
     texts_alone = Interval(0.6, 0.5, 0.7)
-    assert widened(texts_alone, one[:1], other[:1]) == texts_alone
+    assert add_training_variance(texts_alone, one[:1], other[:1]) == texts_alone
 
 
 def test_what_is_not_by_chance_adds_no_spread() -> None:
     targets, trained = np.full(50, 4.0), (1.0, 1.2, 1.4)
     models = [[sums(targets * level, targets) for level in trained], [sums(targets * 0.6, targets)]]
-    found = Ratios.of(models, exact={1})
+    found = Ratios.from_sums(models, deterministic={1})
     assert found is not None
     half = 4.3027 * 0.2 / math.sqrt(3)
     assert found.difference(0, 1) == pytest.approx((0.6, 0.6 - half, 0.6 + half), rel=1e-4)
-    alone = Ratios.of([models[1], models[1]], exact={0, 1})
+    alone = Ratios.from_sums([models[1], models[1]], deterministic={0, 1})
     assert alone is not None
     assert alone.difference(0, 1) == pytest.approx((0.0, 0.0, 0.0))
 
@@ -106,7 +113,7 @@ def test_the_same_trainings_in_two_ways_spread_by_their_differences() -> None:
         [sums(targets * (level + gain), targets) for level, gain in zip(trained, gains, strict=True)],
         [sums(targets * level, targets) for level in trained],
     ]
-    found = Ratios.of(models)
+    found = Ratios.from_sums(models)
     assert found is not None
     half = 4.3027 * 0.1 / math.sqrt(3)
     assert found.difference(0, 1, paired=True) == pytest.approx((0.2, 0.2 - half, 0.2 + half), rel=1e-4)
@@ -123,10 +130,10 @@ def test_intervals_over_texts_and_trainings_cover_the_true_difference() -> None:
             own = random.normal(0.0, 0.1, 60)
             levels = mean + random.normal(0.0, 0.05, 3)
             models.append([sums(targets * (level + shared + own), targets) for level in levels])
-        found = Ratios.of(models)
+        found = Ratios.from_sums(models)
         assert found is not None
         both = found.difference(1, 0)
-        single = Ratios(found.drawn, tuple(values[:1] for values in found.trained), found.texts).difference(1, 0)
+        single = Ratios(found.resampled, tuple(values[:1] for values in found.trained), found.texts).difference(1, 0)
         held += bool(both.low <= 0.1 <= both.high)  # type: ignore[operator]
         alone += bool(single.low <= 0.1 <= single.high)  # type: ignore[operator]
     assert 0.92 * times <= held

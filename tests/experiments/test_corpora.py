@@ -13,7 +13,7 @@ from pyarrow import parquet as pq
 import corpora
 import study
 from factorcell.config import UserError
-from factorcell.evaluation.comparison import Candidate, compared
+from factorcell.evaluation.comparison import ComparedModel, compare_models
 from factorcell.evaluation.text_figures import TextSums
 
 
@@ -89,17 +89,17 @@ def test_groups_of_texts_say_what_texts_say() -> None:
     random = np.random.default_rng(0)
     below = random.integers(5, 50, size=3000).astype(float)
     first = TextSums("x", below * random.normal(4.0, 0.5, 3000), below)
-    second = TextSums("x", first.above * random.normal(1.01, 0.05, 3000), below)
+    second = TextSums("x", first.numerator * random.normal(1.01, 0.05, 3000), below)
     rows = [study.grouped(sums) for sums in (first, second)]
     assert all(len(row["above"]) == len(row["below"]) == 100 for row in rows)
     few = [study.ungrouped({"sums": {"perplexity": row}})["perplexity"] for row in rows]
     for sums, group in zip((first, second), few, strict=True):
         assert group.ratio == pytest.approx(sums.ratio, rel=1e-7)
-    assert (few[0].below == few[1].below).all()
+    assert (few[0].denominator == few[1].denominator).all()
     whole, small = (
-        compared(
+        compare_models(
             [
-                Candidate(name, [{"perplexity": 1.0}], [{"perplexity": sums}])
+                ComparedModel(name, [{"perplexity": 1.0}], [{"perplexity": sums}])
                 for name, sums in zip("ab", pair, strict=True)
             ]
         )[1]

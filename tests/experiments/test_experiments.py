@@ -20,13 +20,13 @@ import variations
 from factorcell import files
 from factorcell.config import Config
 from factorcell.data.cache import prepare
-from factorcell.data.corpus import Corpus, targets
-from factorcell.data.schema import RARE, ContextSchema, Variable
+from factorcell.data.corpus import Corpus, target_ids
+from factorcell.data.schema import UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.evaluation import baselines
 from factorcell.evaluation.text_figures import TextSums
 from factorcell.model.run import Run
-from factorcell.training.rules import Facts
-from tests.small import make_run
+from factorcell.training.rules import TableFacts
+from tests.small_runs import make_run
 
 PUBLISHED = tomllib.loads((study.HERE / "published.toml").read_text(encoding="utf-8"))
 
@@ -69,7 +69,7 @@ def test_ranks_are_beside_how_many_texts_a_value_has(tmp_path: Path) -> None:
     files.write_json(run.folder / "training.json", {"texts": 18, "targets": 72})
     found = variations.with_sizes(run, {}, lambda run, tables: study.Measured({"accuracy": 0.5, "targets": 7})).row
     assert found == {"accuracy": 0.5, "targets": 7, "trained_targets": 72, "values": 3, "texts_per_value": 4.5}
-    assert Facts.of(corpus, corpus).texts_per_value == 4.5
+    assert TableFacts.of(corpus, corpus).texts_per_value == 4.5
 
 
 @pytest.mark.parametrize("name", GAINS)
@@ -120,8 +120,8 @@ def test_pieces_of_a_turn_fall_into_one_group(tmp_path: Path) -> None:
     for name, sums in made.items():
         turns, counts = np.unique(spoken[name], return_counts=True)
         assert max(counts) > 1
-        assert sums.above.tolist() == ((1.0 + turns) * counts).tolist()
-        assert sums.below.tolist() == counts.tolist()
+        assert sums.numerator.tolist() == ((1.0 + turns) * counts).tolist()
+        assert sums.denominator.tolist() == counts.tolist()
         assert sums.ratio == pytest.approx(figures[name].ratio)
         assert sums.key != figures[name].key  # no row by turns is compared with one by pieces
         grouped = study.grouped(sums)
@@ -206,7 +206,7 @@ def test_classifiers_of_communities_are_judged_as_models_are(tmp_path: Path, mon
     found = thesis_sixteen.detecting(config, made, tmp_path, "subreddit", 1, "bayes").row
     tokenizer = prepare(made["train"], config.with_options(context=())).tokenizer
     own_texts = made["labelled_train"], made["judged"]
-    train, test = baselines.read(*own_texts, "subreddit", config, tokenizer=tokenizer)
+    train, test = baselines.read_train_and_test(*own_texts, "subreddit", config, tokenizer=tokenizer)
     likelihoods = {
         name: np.array([sum(np.log(smoothed(train, name, word)) for word in text) for text in words_of(test)])
         for name in ("red", "blue", "green")
@@ -227,7 +227,7 @@ def test_classifiers_of_communities_are_judged_as_models_are(tmp_path: Path, mon
 
 def words_of(corpus: Corpus) -> list[list[int]]:
     """What each text has to be predicted, its end among it."""
-    return [part.tolist() for part in np.split(targets(corpus), np.cumsum(corpus.lengths)[:-1])]
+    return [part.tolist() for part in np.split(target_ids(corpus), np.cumsum(corpus.lengths)[:-1])]
 
 
 def smoothed(train: Corpus, name: str, word: int) -> float:
@@ -243,7 +243,7 @@ def test_neighbours_by_distance(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", ("city", "stars"))
     assert run.model.encoder is not None
     names = ["hub", "far", "near", "middle", "beyond", "same"]
-    run.schema = ContextSchema((Variable("subreddit", "category", (RARE, *names), (1,) * 7),))
+    run.schema = ContextSchema((Variable("subreddit", "category", (UNKNOWN_VALUE, *names), (1,) * 7),))
     places = torch.tensor([[0.0, 0.0], [0.0, 0.0], [9.0, 0.0], [0.0, -1.0], [-3.0, 0.0], [0.0, 20.0], [0.0, 0.0]])
     run.model.encoder.tables[0] = torch.nn.Parameter(places)
     assert communities.nearest(run, ["hub", "nowhere"]) == {"hub": ["same", "near", "middle", "far"]}

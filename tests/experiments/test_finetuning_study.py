@@ -14,7 +14,7 @@ from corpora import read
 from factorcell.config import Config
 from factorcell.evaluation.perplexity import evaluate
 from factorcell.model.run import Run
-from tests.small import make_run
+from tests.small_runs import make_run
 
 COLUMNS = ("hotel", "city", "rating")
 
@@ -91,5 +91,5 @@ def test_n_grams_of_few_texts_have_the_words_of_all_others(tmp_path: Path, monke
     assert found.row["finetuned"][keys[0]]["texts"] == 2
     one, few = (found.figures[f"{key}, known targets"] for key in keys)
     assert one.ratio < few.ratio < np.log(9)
-    assert one.below.tolist() == [5.0, 5.0], "no word of the hotels is unknown where few texts are counted"
+    assert one.denominator.tolist() == [5.0, 5.0], "no word of the hotels is unknown where few texts are counted"
     assert found.row["finetuned"][keys[0]]["dev"] > found.row["finetuned"][keys[1]]["dev"]

@@ -16,7 +16,7 @@ from factorcell.config import OUTPUT_BIASES, Config
 from factorcell.data.cache import prepare
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
-from tests.small import ROWS, make_run, nats_of
+from tests.small_runs import ROWS, make_run, nats_of
 
 TEXTS = [
     {"text": "the sun", "subreddit": "sea"},
@@ -77,7 +77,7 @@ def test_top_3_accuracy(biases: tuple[str, ...], tmp_path: Path) -> None:
     test = corpora.written(tmp_path / "test.parquet", pa.Table.from_pylist(ROWS))
     found = thesis_sparse.measure(run, {"test": test})
     right = [first_three(run, row) for row in ROWS]
-    assert found.figures["top_3"].above.tolist() == [sum(one) for one in right]
+    assert found.figures["top_3"].numerator.tolist() == [sum(one) for one in right]
     assert found.row["top_3"] == pytest.approx(np.mean(np.concatenate(right)))
     assert 0 < found.row["top_3"] < 1
 
@@ -85,10 +85,10 @@ def test_top_3_accuracy(biases: tuple[str, ...], tmp_path: Path) -> None:
 def first_three(run: Run, row: dict[str, object]) -> list[bool]:
     """Of each target of a text whether it is among the first three, step by step."""
     corpus = run.prepare([row])
-    conditioned, state, found = run.model.condition(corpus.context(np.array([0]))), None, []
+    conditioning, state, found = run.model.condition(corpus.context(np.array([0]))), None, []
     with torch.no_grad():
         for token, target in itertools.pairwise(corpus.tokens.tolist()):
-            logs, state = run.model.step(torch.tensor([token]), conditioned, state)
+            logs, state = run.model.step(torch.tensor([token]), conditioning, state)
             found.append(int((logs[0] > logs[0, target]).sum()) < 3)
     return found
 

@@ -10,7 +10,7 @@ import pytest
 import corpora
 import measures
 from factorcell.evaluation.classification import classify
-from tests.small import make_run
+from tests.small_runs import make_run
 
 
 def test_detection_is_by_perplexities_as_z_scores(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_detection_is_by_perplexities_as_z_scores(tmp_path: Path) -> None:
 def test_values_are_told_by_samples_where_that_is_asked_for(tmp_path: Path) -> None:
     """By draws from unigrams, as printed; else by the whole softmax."""
     run = make_run(tmp_path / "r", ("city", "stars"))
-    run.save_unigrams(np.arange(len(run.tokenizer)))
+    run.save_unigram_counts(np.arange(len(run.tokenizer)))
     values = run.schema.variable("city").values[1:]
     rows = [{"text": text, "city": name, "stars": "1"} for text, name in itertools.product(("sea 1", "a 3"), values)]
     judged = corpora.written(tmp_path / "judged.parquet", pa.Table.from_pylist(rows))
@@ -79,7 +79,7 @@ def test_the_cities_of_the_paper_stand_beside_ours(tmp_path: Path) -> None:
         assert found.row[f"candidates{ending}"] == 6
         assert found.row[f"accuracy{ending}"] == pytest.approx(np.mean(right))
         sums = found.figures[f"accuracy{ending}"]
-        assert sums.above.sum() / sums.below.sum() == pytest.approx(np.mean(right))
+        assert sums.numerator.sum() / sums.denominator.sum() == pytest.approx(np.mean(right))
 
 
 @pytest.mark.filterwarnings("ignore:.*far outside of training")

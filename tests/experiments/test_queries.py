@@ -87,10 +87,10 @@ def test_ranks_are_those_of_all_queries() -> None:
     }
     assert "mrr_after_100" not in found
     for name in ("after", "prefix", "query"):
-        parts = [sums.below.sum() for key, sums in found.items() if key.startswith(f"mrr_{name}_")]
-        assert sum(parts) == (400 if name == "after" else found["mrr_late"].below.sum())
+        parts = [sums.denominator.sum() for key, sums in found.items() if key.startswith(f"mrr_{name}_")]
+        assert sum(parts) == (400 if name == "after" else found["mrr_late"].denominator.sum())
     for name, some in kinds.items():
         wanted = np.mean([1 / row["rank"] if row["rank"] else 0 for row in some])
         assert found[name].ratio == pytest.approx(wanted)
-        assert found[name].below.tolist()[3] == 0
-        assert found[name].below.sum() == len(some)
+        assert found[name].denominator.tolist()[3] == 0
+        assert found[name].denominator.sum() == len(some)

@@ -17,7 +17,7 @@ from factorcell.evaluation.results import find_models
 from factorcell.generation.generate import GenerationOptions
 from factorcell.model.run import Run
 from specificity import COPIED, Judge, ngrams, write
-from tests.small import make_run
+from tests.small_runs import make_run
 
 CONFIG = Config.of(text="review", min_count=2, min_context_count=5, max_tokens=12)
 WORDS = {"1": "awful dirty rude cold", "3": "plain okay average usual", "5": "lovely clean kind warm"}

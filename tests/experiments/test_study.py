@@ -101,7 +101,7 @@ def test_a_finished_row_is_not_made_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert rows[0]["command"] == "python x.py '--a b'"
     for row in rows:
         run = Run.open(tmp_path / "tiny" / row["row"] / "0")
-        best = run.best()
+        best = run.best_evaluation()
         assert best is not None
         assert row["dev"]["perplexity"] == pytest.approx(best["perplexity"], rel=1e-6)
         told = evaluate(run, tmp_path / "tables" / "test-1.parquet")
@@ -122,7 +122,7 @@ def test_parts_of_a_text_are_made_whole_before_texts_are_grouped(tmp_path: Path)
 
     def halves(figures: Figures, tables: corpora.Tables) -> Figures:
         assert "test" in tables
-        return {name: TextSums("w", sums.above[:1], sums.below[:1]) for name, sums in figures.items()}
+        return {name: TextSums("w", sums.numerator[:1], sums.denominator[:1]) for name, sums in figures.items()}
 
     plain = experiment(tmp_path, ROWS)
     assert study.main(plain, given(tmp_path, ["concat"]), ["x.py"]) == 0
@@ -276,11 +276,11 @@ def test_precision_is_that_of_the_processor(
     single = {**ROWS["concat"], "training": {"precision": "float32"}}
     half = {**ROWS["concat"], "training": {"precision": "bfloat16"}}
     tiny = experiment(tmp_path, {**ROWS, "single": single, "half": half})
-    monkeypatch.setattr(precision, "possible", lambda device: has)
+    monkeypatch.setattr(precision, "is_supported", lambda device: has)
     made = {row: tiny.config(study.Training(row, 0), 1).training.precision for row in tiny.rows}
     assert made == {**dict.fromkeys(tiny.rows, wanted), "single": "float32"}
     assert study.main(tiny, given(tmp_path), ["x.py"]) == 0
-    monkeypatch.setattr(precision, "possible", lambda device: not has)
+    monkeypatch.setattr(precision, "is_supported", lambda device: not has)
     monkeypatch.setattr(study, "finish", lambda *_: pytest.fail("trained again"))
     assert study.main(tiny, given(tmp_path), ["x.py"]) == 0
 

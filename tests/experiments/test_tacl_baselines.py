@@ -26,8 +26,8 @@ from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.text_figures import TextSums
 from factorcell.model.run import Run
 from factorcell.training.mixture import Mixture
-from factorcell.training.per_value import Separate
-from tests.small import make_run
+from factorcell.training.per_value import SeparateRuns
+from tests.small_runs import make_run
 
 WORDS = {"world": "a war of words", "sport": "the game of two", "trade": "a share of the war"}
 
@@ -107,13 +107,13 @@ def test_classifiers_are_as_sure_as_suits_dev(made: Path) -> None:
     found, texts = rows(made), {part: made / "tables" / f"agnews_words-{part}-1.parquet" for part in corpora.PARTS}
     assert [found[name, 0].get("exact") for name in ("bayes", "ngram", "linear")] == [True, True, None]
     config = Config.from_dict(found["linear", 1]["config"])
-    train, dev = baselines.read(texts["train"], texts["dev"], "section", config)
-    _, test = baselines.read(texts["train"], texts["test"], "section", config)
+    train, dev = baselines.read_train_and_test(texts["train"], texts["dev"], "section", config)
+    _, test = baselines.read_train_and_test(texts["train"], texts["test"], "section", config)
     model = baselines.Linear(train, seed=1)
-    warm = model(test).at(model(dev).fitted_temperature()).metrics()
+    warm = model(test).at_temperature(model(dev).fitted_temperature()).metrics()
     priors = {"priors": "training"}
     by_rule, held = (baselines.naive_bayes(train, part, **priors)[0] for part in (test, dev))
-    even = by_rule.at(held.fitted_temperature()).metrics()
+    even = by_rule.at_temperature(held.fitted_temperature()).metrics()
     for row, metrics in ((found["linear", 1], warm), (found["bayes", 0], even)):
         for name in ("accuracy", "calibration_error", "value_nats", "temperature"):
             assert row[f"classifier_{name}"] == pytest.approx(metrics[name], rel=1e-5)
@@ -142,7 +142,7 @@ def texts_of(path: Path) -> list[dict[str, str]]:
 def test_a_model_of_each_value_tells_by_its_own_likelihood(made: Path) -> None:
     """The value whose run gives a text the fewest nats, and of the mixture by the weights of that value."""
     found, table = rows(made), made / "tables" / "agnews_words-test-1.parquet"
-    separate = Separate.open(made / "tacl_baselines_agnews" / "separate" / "0")
+    separate = SeparateRuns.open(made / "tacl_baselines_agnews" / "separate" / "0")
     mixture = Mixture.open(made / "tacl_baselines_agnews" / "mixture" / "0")
     truth = corpora.read(table)["section"].to_pylist()
     values = separate.schema.variable("section").values
@@ -190,12 +190,12 @@ def test_only_values_that_are_asked_for_are_told(made: Path) -> None:
     """A value that is likelier but not asked for is no answer, and texts of it are not judged."""
     log = np.log([[0.6, 0.1, 0.3], [0.2, 0.5, 0.3], [0.1, 0.2, 0.7], [0.4, 0.3, 0.3]])
     found = Classification(("x", "y", "z"), log, log, np.array([2, 1, 1, 0]), np.zeros(4, dtype=bool))
-    run = Separate.open(made / "tacl_baselines_agnews" / "separate" / "0")
+    run = SeparateRuns.open(made / "tacl_baselines_agnews" / "separate" / "0")
     corpus = run.prepare(texts(4)[:4])
     among = tacl_baselines.Asked("c", ["z", "y"], ("c",)).among(found, corpus)
     told = tacl_baselines.told(among)
-    assert told.figures["accuracy"].above.tolist() == [1, 1, 0, 0]
-    assert told.figures["accuracy"].below.tolist() == [1, 1, 1, 0]
+    assert told.figures["accuracy"].numerator.tolist() == [1, 1, 0, 0]
+    assert told.figures["accuracy"].denominator.tolist() == [1, 1, 1, 0]
     assert (told.row["accuracy"], told.row["judged"], told.row["candidates"]) == (pytest.approx(2 / 3), 3, 2)
 
 
@@ -323,6 +323,6 @@ def test_a_trained_run_is_read_while_another_row_holds_it(tmp_path: Path) -> Non
     run = make_run(tmp_path / "run", ("city",))
     run.save_weights({})
     files.write_json(run.folder / "training.json", {})
-    with lock.writing(run.folder):
+    with lock.training_lock(run.folder):
         found = tacl_beyond.factorcell(run.config, {}, run.folder)
     assert found.folder == run.folder

@@ -11,8 +11,8 @@ from pyarrow import parquet as pq
 import hotels
 import written
 from corpora import read
-from factorcell.data.schema import RARE, ContextSchema, Variable
-from tests.small import make_run
+from factorcell.data.schema import UNKNOWN_VALUE, ContextSchema, Variable
+from tests.small_runs import make_run
 
 CHAINS = ("Super 8 Boise", "Rose Cottage", "Hyatt Reno", "Comfort Inn")
 
@@ -20,8 +20,8 @@ CHAINS = ("Super 8 Boise", "Rose Cottage", "Hyatt Reno", "Comfort Inn")
 def test_texts_are_wanted_for_every_rating_alike(tmp_path: Path) -> None:
     """As many for each, of whatever hotel, the same at every call; without hotels of ratings alone."""
     run = make_run(tmp_path / "run", ("city", "stars"))
-    ratings = Variable("rating", "category", (RARE, "1", "5"), (1, 1, 1))
-    run.schema = ContextSchema((Variable("hotel", "category", (RARE, *CHAINS), (1,) * 5), ratings))
+    ratings = Variable("rating", "category", (UNKNOWN_VALUE, "1", "5"), (1, 1, 1))
+    run.schema = ContextSchema((Variable("hotel", "category", (UNKNOWN_VALUE, *CHAINS), (1,) * 5), ratings))
     found = written.wanted(run, written.SETS["ratings"], 40)
     assert found == written.wanted(run, written.SETS["imdb"], 40)
     assert Counter(value for _, value in found) == {"1": 20, "5": 20}
@@ -33,7 +33,7 @@ def test_texts_are_wanted_for_every_rating_alike(tmp_path: Path) -> None:
 
 def test_films_are_written_for_every_rating(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", ("city", "stars"))
-    names = (RARE, *"1", "10", "2")
+    names = (UNKNOWN_VALUE, *"1", "10", "2")
     run.schema = ContextSchema((Variable("rating", "category", names, (1,) * 4),))
     found = written.wanted(run, written.SETS["imdb"], 9)
     assert found == [({"rating": value}, value) for value in ("1", "2", "10") for _ in range(3)]
@@ -42,7 +42,7 @@ def test_films_are_written_for_every_rating(tmp_path: Path) -> None:
 def test_hotels_are_written_for_the_class_of_their_chain(tmp_path: Path) -> None:
     """Drawn alike for every model, hotels of no chain left out, five stars, and the class in no context."""
     run = make_run(tmp_path / "run", ("city", "stars"))
-    run.schema = ContextSchema((Variable("hotel", "category", (RARE, *CHAINS), (1,) * 5),))
+    run.schema = ContextSchema((Variable("hotel", "category", (UNKNOWN_VALUE, *CHAINS), (1,) * 5),))
     found = written.wanted(run, written.SETS["hotels"], 300)
     assert found == written.wanted(run, written.SETS["hotels"], 300)
     assert all(set(context) == {"hotel", "rating"} and context["rating"] == "5" for context, _ in found)
@@ -50,14 +50,14 @@ def test_hotels_are_written_for_the_class_of_their_chain(tmp_path: Path) -> None
     counts = Counter(context["hotel"] for context, _ in found)
     assert set(counts) == set(CHAINS) - {"Rose Cottage"}
     assert min(counts.values()) > 70
-    run.schema = ContextSchema((Variable("hotel", "category", (RARE, "Rose Cottage"), (1,) * 2),))
+    run.schema = ContextSchema((Variable("hotel", "category", (UNKNOWN_VALUE, "Rose Cottage"), (1,) * 2),))
     assert written.wanted(run, written.SETS["hotels"], 300) == []
 
 
 def test_texts_are_judged_by_what_they_were_written_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that writes of the sea for one rating and of the sun for the other: what fits, by whom it was wanted."""
     run = make_run(tmp_path / "run", ("stars",), adapt=("concat",), output_bias=("low_rank",))
-    run.schema = ContextSchema((Variable("rating", "category", (RARE, "1", "5"), (1, 9, 9)),))
+    run.schema = ContextSchema((Variable("rating", "category", (UNKNOWN_VALUE, "1", "5"), (1, 9, 9)),))
     words = {"1": "the sea is cold", "5": "sun and sand"}
     rows = [{"text": words[value], "rating": value} for value in "15" for _ in range(60)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
@@ -73,7 +73,7 @@ def test_texts_are_judged_by_what_they_were_written_for(tmp_path: Path, monkeypa
     assert found.row["specificity"] == 0.75
     assert found.row["deviation"] == pytest.approx(1.0)
     assert found.row["real"] == {"accuracy": 1.0, "deviation": 0.0}
-    assert found.figures["specificity"].above.tolist() == [1, 0, 1, 1]
+    assert found.figures["specificity"].numerator.tolist() == [1, 0, 1, 1]
 
 
 def test_the_judge_of_hotels_learns_from_those_of_chains(tmp_path: Path) -> None:

@@ -19,11 +19,11 @@ import pytest
 from factorcell.commands.main import main
 from factorcell.config import Config, Notice, UserError
 from factorcell.data import cache as caching
-from factorcell.data import chunks, entry
+from factorcell.data import cache_entry, chunks
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
 from factorcell.data.tokens import TokenizedTexts
-from tests.kills import forks, killed
+from tests.processes import requires_fork, run_and_kill
 
 CONFIG = Config.of(
     context=("city:category", "lat:number", "said:text", "place:vector"),
@@ -92,7 +92,7 @@ def test_a_table_that_changes_is_never_kept(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(chunks, "CHUNK", 16)
+    monkeypatch.setattr(chunks, "CHUNK_ROWS", 16)
     cache = tmp_path / "cache"
     place, name = (caching, "ContextColumns") if moment == "after its hash" else (TokenizedTexts, "add")
     was = getattr(place, name)
@@ -129,10 +129,10 @@ def test_any_byte_of_an_entry_counts(table: Path, tmp_path: Path) -> None:
             (folder / name).unlink()
             if damaged is not None:
                 (folder / name).write_bytes(damaged)
-            assert entry.load(folder, CONFIG) is None, name
+            assert cache_entry.load(folder, CONFIG) is None, name
             (folder / name).unlink(missing_ok=True)
             (folder / name).write_bytes(whole)
-    assert entry.load(folder, CONFIG) is not None
+    assert cache_entry.load(folder, CONFIG) is not None
     (folder / "tokens.npy").unlink()
     same(prepare(table, CONFIG, cache=cache), expected)
 
@@ -159,7 +159,7 @@ def test_a_cache_that_cannot_be_written_is_one_line_and_no_error(
         fault, tmp_path / "cache"
     )
     if fault == "full":
-        monkeypatch.setattr(entry, "save", no_space)
+        monkeypatch.setattr(cache_entry, "save", no_space)
     elif fault == "no home":
         for name in ("FACTORCELL_CACHE", "XDG_CACHE_HOME"):
             monkeypatch.delenv(name, raising=False)
@@ -211,7 +211,7 @@ def test_entries_are_as_open_to_others_as_other_files(table: Path, tmp_path: Pat
 
 def test_what_a_killed_process_left_goes_after_a_day(table: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    for name, age in (("new", 0), ("old", entry.STALE + 60)):
+    for name, age in (("new", 0), ("old", cache_entry.STALE + 60)):
         (cache / f"{name}.partial").mkdir(parents=True)
         os.utime(cache / f"{name}.partial", (time.time() - age,) * 2)
     prepare(table, CONFIG, cache=cache)
@@ -236,16 +236,16 @@ def fill(table: Path, cache: Path) -> None:
 
 
 @pytest.mark.slow
-@forks
+@requires_fork
 def test_kill_at_any_moment(table: Path, tmp_path: Path) -> None:
     write(table, ROWS * 20)
     expected, chosen = prepare(ROWS * 20, CONFIG), random.Random(0)
     for trial in range(40):
         cache = tmp_path / f"cache {trial}"
-        assert killed(partial(fill, table, cache), chosen.uniform(0, 1))
+        assert run_and_kill(partial(fill, table, cache), chosen.uniform(0, 1))
         begun = sorted(cache.iterdir(), key=lambda path: int(path.name)) if cache.exists() else []
         for folder in begun[-2:]:
             for found in folder.glob("*"):
-                assert found.suffix == ".partial" or entry.load(found, CONFIG) is not None
+                assert found.suffix == ".partial" or cache_entry.load(found, CONFIG) is not None
             same(prepare(table, CONFIG, cache=folder), expected)
             same(prepare(table, CONFIG, cache=folder), expected)

@@ -24,11 +24,11 @@ from starlette.testclient import TestClient
 
 from factorcell import files, limits
 from factorcell.commands import main as cli
-from factorcell.commands.main import Verb
+from factorcell.commands.main import Command
 from factorcell.commands.parser import Parser
 from factorcell.config import section_types
 from factorcell.service.http import server
-from factorcell.service.record import LATEST
+from factorcell.service.record import MAX_TIME
 
 SECONDS = 60  # that a case may take on a busy machine
 NUMBERS = ("nan", "inf", "-inf", "-1", "0", "1e400", str(10**30), "")
@@ -88,16 +88,16 @@ FIELDS = {field.name: field for made in section_types().values() for field in da
 FAST = {"generate", "complete", "report", "train", "users key"}  # verbs whose numbers are tried each time
 
 
-def verbs(path: tuple[Verb, ...] = (cli.ALL,)) -> Iterator[tuple[Verb, ...]]:
+def verbs(path: tuple[Command, ...] = (cli.ROOT_COMMAND,)) -> Iterator[tuple[Command, ...]]:
     """Every verb, after those that it is a kind of."""
-    for verb in path[-1].kinds:
-        yield from verbs((*path, verb)) if verb.kinds else [(*path, verb)]
+    for verb in path[-1].subcommands:
+        yield from verbs((*path, verb)) if verb.subcommands else [(*path, verb)]
 
 
 @cache
 def parsers() -> dict[str, Parser]:
     """The parser of every verb, by its words."""
-    return {" ".join(verb.name for verb in path[1:]): cli.parser_of(path) for path in verbs()}
+    return {" ".join(verb.name for verb in path[1:]): cli.make_parser(path) for path in verbs()}
 
 
 def options(verb: str) -> list[argparse.Action]:
@@ -155,7 +155,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         letters = "--tokenizer char --user user --min-user-count 1"
         for name, more in (("letters", ()), ("audited", ("--canaries=2",))):
             assert cli.main(["train", "train.csv", "--out", name, *letters.split(), *SMALL.split(), *more]) == 0
-        person = {"format": 1, "user": "ann", "paused": False, "texts": [{"text": "cold sea", "time": LATEST}]}
+        person = {"format": 1, "user": "ann", "paused": False, "texts": [{"text": "cold sea", "time": MAX_TIME}]}
         files.write_rows(folder / "people.jsonl", [person])
         assert cli.main(["users", "import", "people.jsonl", *KEPT.split()]) == 0
         assert cli.main(["users", "key", "all", "--keys", "keys.toml", "--scope", "admin"]) == 0
@@ -236,16 +236,16 @@ def test_commands_of_the_service_as_they_stand(world: Path, verb: str, capfd: py
 def test_every_number_has_limits() -> None:
     for verb, parser in parsers().items():
         for action in parser.actions:
-            known = action.dest in limits.NUMBERS or action.dest in FIELDS
+            known = action.dest in limits.NUMBER_LIMITS or action.dest in FIELDS
             assert action.type not in (int, float) or known, f"{verb} {action.dest}"
     for name, field in FIELDS.items():
         assert (field.metadata.get("limits") is not None) == (field.type in (int, float)), name
     assert set(parsers()) == set(COMMANDS) | LONG
 
 
-@pytest.mark.parametrize("name", [*limits.NUMBERS])
+@pytest.mark.parametrize("name", [*limits.NUMBER_LIMITS])
 def test_the_limits_of_a_number(name: str) -> None:
-    own = limits.NUMBERS[name]
+    own = limits.NUMBER_LIMITS[name]
     limits.check(**{name: None})
     for value in (*([] if own.above else [own.low]), own.high):
         limits.check(**{name: int(value) if own.whole else value})

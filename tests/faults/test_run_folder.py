@@ -21,8 +21,8 @@ from factorcell.evaluation.ngram import NGram
 from factorcell.training import search_space
 from factorcell.training.check import check
 from factorcell.training.proximal import StartingPoint
-from tests.every_model import LETTERS, MODELS, make_models
-from tests.small import ROWS
+from tests.model_folders import LETTERS, MODELS, make_models
+from tests.small_runs import ROWS
 
 # Files that scoring does not read.
 UNHEARD = ("training.lock", "training.json", "README.md", "log.jsonl", "results.jsonl", "checkpoint.safetensors")
@@ -35,7 +35,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_models(folder)
     shutil.copytree(folder / "words", folder / "tuned")
     run = Run.open(folder / "tuned")
-    StartingPoint(run.model.kept(), ("backbone",), 0.5).write(folder / "tuned")
+    StartingPoint(run.model.saved_tensors(), ("backbone",), 0.5).write(folder / "tuned")
     for path in (folder / name for name in ("words", "letters", "tuned")):
         run = Run.open(path)
         run.save_weights({"step": 1})
@@ -53,8 +53,8 @@ def answers(folder: Path) -> Any:
     if folder.name == "letters":
         run = Run.open(folder)
         user = learn_one(run, User.new(run), "bake bread")
-        blend = Blend(Completer(run), Popularity.of(run))
-        said += [user.vector.tobytes(), LearningRule.read(run.folder), blend.complete("ba", user, k=3)]
+        blend = Blend(Completer(run), Popularity.from_run(run))
+        said += [user.vector.tobytes(), LearningRule.load(run.folder), blend.complete("ba", user, k=3)]
     if folder.name == "tuned":
         start = StartingPoint.read(folder)
         assert start is not None
@@ -81,7 +81,7 @@ def flip(folder: Path, count: int, seed: int) -> None:
             answers(folder)
         assert str(path) in str(error.value), bit
         assert "\n" not in str(error.value)
-        assert any(str(path) in finding.text for finding in check(folder) if not finding.right), (path, bit)
+        assert any(str(path) in finding.text for finding in check(folder) if not finding.is_valid), (path, bit)
         path.write_bytes(whole)
     assert answers(folder) == expected
 
@@ -103,7 +103,7 @@ def test_many_flipped_bits_are_refused_and_named(name: str, world: Path) -> None
 def test_whole_folders_are_right(world: Path) -> None:
     for name in (*NAMES, "mixture"):
         found = check(world / name)
-        assert [one.text for one in found if not one.right] == []
+        assert [one.text for one in found if not one.is_valid] == []
         said = {one.path.name: one.text for one in found if one.path.parent == world / name}
         assert {text for file, text in said.items() if file.endswith(".json")} == {"as it was written"}
     found = check(world / "mixture")
@@ -120,7 +120,7 @@ def test_folders_without_a_manifest_open(world: Path, tmp_path: Path) -> None:
         path.unlink()
     for name in MODELS:
         found = check(copy / name)
-        assert [one.text for one in found if not one.right] == []
+        assert [one.text for one in found if not one.is_valid] == []
         assert found[0].text.startswith("no digests.json: it was deleted; ")
 
 
@@ -128,11 +128,11 @@ def test_what_else_is_wrong_with_a_folder_is_named(world: Path, tmp_path: Path) 
     copy = Path(shutil.copytree(world / "letters", tmp_path / "letters"))
     (copy / POPULARITY).unlink()
     found = {one.path.name: one for one in check(copy)}
-    assert (found[POPULARITY].right, found[POPULARITY].text) == (True, "deleted since it was written")
-    assert all(one.right for one in found.values())
+    assert (found[POPULARITY].is_valid, found[POPULARITY].text) == (True, "deleted since it was written")
+    assert all(one.is_valid for one in found.values())
     (copy / "results.jsonl").write_text('{"kind": \n{}\n')
     (copy / "vocabulary.txt").unlink()
-    wrong = [one for one in check(copy) if not one.right]
+    wrong = [one for one in check(copy) if not one.is_valid]
     assert [one.path.name for one in wrong] == ["results.jsonl", "letters"]
     assert "results.jsonl line 1" in wrong[0].text
     assert "vocabulary.txt: there is no such file" in wrong[1].text
@@ -159,8 +159,8 @@ MIXTURES: list[Change] = [
     *({"values": "x"}, {"counts": [1.5]}, {"by": 3}),
 ]
 CHANGES: dict[str, tuple[list[Change], Callable[[Path], Any]]] = {
-    "letters/online.json": (RULES, LearningRule.read),
-    "letters/blend.json": (BLENDS, BlendWeights.read),
+    "letters/online.json": (RULES, LearningRule.load),
+    "letters/blend.json": (BLENDS, BlendWeights.load),
     "ngram/ngram.json": (NGRAMS, NGram.open),
     "separate/separate.json": (SEPARATES, open_scorer),
     "mixture/mixture.json": (MIXTURES, open_scorer),
@@ -245,7 +245,7 @@ def test_the_manifest_names_no_place(world: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(world / "words", tmp_path / "renamed"))
     assert answers(copy) == answers(world / "words")
     listed = json.loads((copy / digests.FILE).read_bytes())["files"]
-    assert listed["config.json"] == [digests.of((copy / "config.json").read_bytes())]
+    assert listed["config.json"] == [digests.sha256_of((copy / "config.json").read_bytes())]
 
 
 DEEP = {

@@ -15,7 +15,7 @@ from pyarrow import parquet as pq
 
 from factorcell import Run
 from factorcell.data import content as contents
-from factorcell.data.parquet_files import NULL
+from factorcell.data.parquet_files import HIVE_NULL
 from tests.faults.tables import (
     LINES,
     PACKED,
@@ -150,7 +150,7 @@ FOLDERS: list[tuple[str, dict[str, bytes], Expected]] = [
         {f"city={row['city']}/who={row['who']}/{n}.parquet": parquet([row]) for n, row in enumerate(ROWS)},
         4,
     ),
-    ("Hive without a value", {f"city={NULL}/0.parquet": parquet(without("city"))}, 4),
+    ("Hive without a value", {f"city={HIVE_NULL}/0.parquet": parquet(without("city"))}, 4),
     ("no rows in one", {"0.parquet": parquet(ROWS), "1.parquet": parquet_without_rows()}, 4),
     ("no rows", {"0.parquet": parquet_without_rows()}, "no rows"),
     ("only hidden files", {"_SUCCESS": b"", ".hidden": b""}, "got a folder without files"),
@@ -244,7 +244,7 @@ def test_rows_without_end(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(contents, "ROW", 4096)
+    monkeypatch.setattr(contents, "MAX_ROW_LENGTH", 4096)
     path = tmp_path / f"t{kind}{end}"
     path.write_bytes(PACKED.get(end, bytes)(content))
     judge(path, "train", run, said)

@@ -254,9 +254,9 @@ MOMENTS: list[tuple[Any, str]] = [
 def test_moments_of_a_stream(value: Any, said: str) -> None:
     rows = [{"text": "warm sand", "user": "ann", "t": moment} for moment in (0, value)]
     if said == "in time order":
-        (found,) = streams.read(rows, Config.of(), moment="t")
+        (found,) = streams.read_streams(rows, Config.of(), time_column="t")
         assert len(found.rows) == 2
         return
     with pytest.raises(UserError, match="the rows given row 2: t is ") as error:
-        streams.read(rows, Config.of(), moment="t")
+        streams.read_streams(rows, Config.of(), time_column="t")
     assert said in str(error.value)

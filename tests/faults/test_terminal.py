@@ -11,18 +11,18 @@ from prompt_toolkit.layout.processors import TransformationInput
 
 from factorcell import files
 from factorcell.commands import terminal
-from factorcell.commands.interactive import Menu, Veil
+from factorcell.commands.interactive import HiddenCharacters, InteractiveCompleter
 from factorcell.commands.main import main
-from factorcell.completion.blend import suggester
+from factorcell.completion.blend import new_suggester
 from factorcell.model.run import Run
-from tests.hostile import EVIL, NOT_UTF8, came_through, page_of
+from tests.hostile_texts import HOSTILE_TEXTS, NOT_UTF8, read_exactly, unescaped_characters
 
 COLUMN, OTHER = "ci\x1b[2Jty\u202e", "ki\x9bnd"
-CITIES = [f"Oslo{EVIL['screen']}", f"Nice{EVIL['round']}"]
+CITIES = [f"Oslo{HOSTILE_TEXTS['screen']}", f"Nice{HOSTILE_TEXTS['round']}"]
 WORDS, LETTERS = f"words{NOT_UTF8}", f"letters{NOT_UTF8}"
 LISTS = f"lists{NOT_UTF8}.jsonl"
 TABLE = f"ta\x1bb{NOT_UTF8}le.jsonl"
-SAID = [f"the sea {evil} is cold" for evil in EVIL.values()] + ["sun and sand", "the sun"]
+SAID = [f"the sea {evil} is cold" for evil in HOSTILE_TEXTS.values()] + ["sun and sand", "the sun"]
 SIZES = "--hidden-size 6 --embedding-size 4 --variable-size 2 --context-size 3 --epochs 1 --evaluations 1".split()
 FEW = "--min-count 1 --min-context-count 1 --min-user-count 1 --min-text-count 1 --min-text-users 1 --threads 1".split()
 
@@ -57,7 +57,7 @@ UNTHREADED = ("report", "check", "baseline")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A table whose header, values and texts are hostile, lists of hypotheses, two runs; the folder is named so too."""
-    folder = tmp_path_factory.mktemp("hostile") / f"a{EVIL['screen'].replace('/', '')}\u202e{NOT_UTF8}"
+    folder = tmp_path_factory.mktemp("hostile") / f"a{HOSTILE_TEXTS['screen'].replace('/', '')}\u202e{NOT_UTF8}"
     folder.mkdir()
     rows = [
         {"text": text, COLUMN: city, OTHER: str(number % 2), "at": number}
@@ -65,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     files.write_rows(folder / TABLE, rows)
     told = [{"text": SAID[0], "lm": -1.0}, {"text": SAID[1], "lm": -1.5}]
-    files.write_rows(folder / LISTS, [{"id": f"u{evil}", "hypotheses": told} for evil in EVIL.values()])
+    files.write_rows(folder / LISTS, [{"id": f"u{evil}", "hypotheses": told} for evil in HOSTILE_TEXTS.values()])
     made = {WORDS: ["--context", COLUMN], LETTERS: ["--user", COLUMN, "--tokenizer", "char", "--max-tokens", "60"]}
     for name, more in made.items():
         table = str(folder / TABLE)
@@ -103,10 +103,10 @@ def test_nothing_hostile_reaches_the_terminal(
 ) -> None:
     assert main(filled({**COMMANDS, **SLOW}[name], folder, tmp_path)) == 0, capsys.readouterr().err
     shown = capsys.readouterr()
-    assert not came_through(shown.out + shown.err)
+    assert not unescaped_characters(shown.out + shown.err)
     assert r"\x" in shown.out + shown.err or r"\u" in shown.out + shown.err, "nothing hostile was shown"
     for path in (*tmp_path.rglob("*.html"), *tmp_path.rglob("*.md")):
-        assert not came_through(page_of(path)), path.name
+        assert not unescaped_characters(read_exactly(path)), path.name
 
 
 @pytest.mark.parametrize("name", ["evaluate", "classify", "score", "explain", "complete"])
@@ -118,7 +118,7 @@ def test_rows_are_json_whatever_is_in_them(
 ) -> None:
     assert main([*filled(COMMANDS[name], folder, tmp_path), "--json"]) == 0
     shown = capsys.readouterr().out
-    assert not came_through(shown)
+    assert not unescaped_characters(shown)
     rows = [json.loads(line) for line in shown.splitlines()]
     assert rows
     if name != "evaluate":
@@ -167,7 +167,7 @@ def test_mistakes_are_one_line_whatever_is_in_them(
         code = int(str(error.code))
     shown = capsys.readouterr()
     assert code == 2
-    assert not came_through(shown.out + shown.err)
+    assert not unescaped_characters(shown.out + shown.err)
     (shown.out + shown.err).encode()
     assert shown.err.count("\n") == 1
     assert shown.err.startswith("factorcell")
@@ -175,8 +175,8 @@ def test_mistakes_are_one_line_whatever_is_in_them(
 
 def test_cards_hold_nothing_hostile(folder: Path) -> None:
     for name in (WORDS, LETTERS):
-        card = page_of(folder / name / "README.md")
-        assert not came_through(card)
+        card = read_exactly(folder / name / "README.md")
+        assert not unescaped_characters(card)
         assert r"ci\\x1b\[2Jty\\u202e: category" in card
 
 
@@ -187,7 +187,7 @@ def test_warnings_show_nothing_hostile(capsys: pytest.CaptureFixture[str]) -> No
     before = warnings.showwarning
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        with terminal.warnings_said():
+        with terminal.warnings_as_notices():
             warnings.warn("a\x1b[2J\nb", stacklevel=1)
             logging.getLogger("factorcell.model").warning("%s cannot be loaded", "li\x9bb")
     assert warnings.showwarning is before
@@ -218,10 +218,10 @@ def test_the_menu_and_the_line_show_nothing_hostile(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = Run.open(folder / LETTERS)
-    menu = Menu(run, suggester(run), None, {}, 5)
+    menu = InteractiveCompleter(run, new_suggester(run), None, {}, 5)
     found = list(menu.get_completions(Document("the sea "), CompleteEvent()))
-    assert not [one for one in found if came_through(one.display_text)]
+    assert not [one for one in found if unescaped_characters(one.display_text)]
     fragments = [("class:a", "ab\x1b"), ("", "\u202ecd"), ("class:b", "\n")]
     given = TransformationInput(None, Document(""), 0, lambda place: place, fragments, 80, 1)  # type: ignore[arg-type]
-    drawn = Veil().apply_transformation(given)
+    drawn = HiddenCharacters().apply_transformation(given)
     assert drawn.fragments == [("class:a", "ab\ufffd"), ("", "\ufffdcd"), ("class:b", "\ufffd")]

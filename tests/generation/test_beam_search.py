@@ -8,11 +8,11 @@ import torch
 
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END, UNKNOWN
-from factorcell.generation.beam_search import Beam, beam, stochastic
+from factorcell.generation.beam_search import Beam, search_beam, search_stochastic_beam
 from factorcell.generation.choosing import Constraints, Sampler
-from factorcell.generation.sampling import GeneratedText, WritingTask, generator
-from tests.every_text import best, conditioned, every_text, logs_after, may_follow
-from tests.small import make_letters
+from factorcell.generation.sampling import GeneratedText, WritingTask, random_generator
+from tests.brute_force import best_texts, conditioning, enumerate_texts, may_follow, next_log_probs
+from tests.small_runs import make_letters
 
 RUN = make_letters(spread=1.0)
 CITIES = ("Oslo", "Nice")
@@ -24,7 +24,7 @@ RULES = [
     Constraints(max_tokens=4, stops=((A, C), (B,))),
 ]
 NAMES = ["free", "long", "new", "stop"]
-TASK = WritingTask(RUN.model, conditioned(RUN, ["Oslo"]), torch.tensor([0]), Constraints())
+TASK = WritingTask(RUN.model, conditioning(RUN, ["Oslo"]), torch.tensor([0]), Constraints())
 
 
 def as_counted(text: GeneratedText, rules: Constraints) -> tuple[int, ...]:
@@ -36,48 +36,48 @@ def as_counted(text: GeneratedText, rules: Constraints) -> tuple[int, ...]:
 @pytest.mark.parametrize("rules", RULES, ids=NAMES)
 @pytest.mark.parametrize("length_penalty", [0.0, 0.7, 1.0])
 def test_a_wide_beam_finds_the_best_texts(rules: Constraints, length_penalty: float) -> None:
-    found = beam(
-        WritingTask(RUN.model, conditioned(RUN, CITIES), torch.tensor([1, 0, 1]), rules, prompt=(C,)),
-        Beam(width=300, length_penalty=length_penalty, best=7),
+    found = search_beam(
+        WritingTask(RUN.model, conditioning(RUN, CITIES), torch.tensor([1, 0, 1]), rules, prompt=(C,)),
+        Beam(width=300, length_penalty=length_penalty, num_texts=7),
     )
     for city, texts in zip(("Nice", "Oslo", "Nice"), found, strict=True):
-        wanted = best(every_text(RUN, city, rules, (C,)), length_penalty, 7)
+        wanted = best_texts(enumerate_texts(RUN, city, rules, (C,)), length_penalty, 7)
         assert [as_counted(text, rules) for text in texts] == [tokens for tokens, _ in wanted]
         assert [text.log_probability for text in texts] == pytest.approx([log for _, log in wanted], abs=1e-5)
 
 
 @pytest.mark.parametrize("rules", RULES, ids=NAMES)
 def test_a_stochastic_beam_writes_what_the_rules_allow(rules: Constraints) -> None:
-    context = conditioned(RUN, CITIES)
-    found = stochastic(
+    context = conditioning(RUN, CITIES)
+    found = search_stochastic_beam(
         WritingTask(RUN.model, context, torch.tensor([0, 1]), rules),
-        Beam(length_penalty=1.0, width=4, best=3),
+        Beam(length_penalty=1.0, width=4, num_texts=3),
         Sampler(),
         grow=2,
     )
     for city, texts in zip(CITIES, found, strict=True):
-        everything = every_text(RUN, city, rules)
+        everything = enumerate_texts(RUN, city, rules)
         assert texts
         assert len({text.tokens for text in texts}) == len(texts)
         for text in texts:
             assert text.log_probability == pytest.approx(everything[as_counted(text, rules)], abs=1e-5)
-    found = stochastic(
+    found = search_stochastic_beam(
         WritingTask(RUN.model, context, torch.tensor([0, 1]), rules),
-        Beam(length_penalty=1.0, width=300, best=3),
+        Beam(length_penalty=1.0, width=300, num_texts=3),
         Sampler(3.0),
         grow=300,
     )
     for city, texts in zip(CITIES, found, strict=True):
-        wanted = [tokens for tokens, _ in best(every_text(RUN, city, rules), 1.0, 3)]
+        wanted = [tokens for tokens, _ in best_texts(enumerate_texts(RUN, city, rules), 1.0, 3)]
         assert [as_counted(text, rules) for text in texts] == wanted
 
 
 def test_a_stochastic_beam_is_the_same_beside_any_others() -> None:
-    context, rules = conditioned(RUN, CITIES), Constraints(max_tokens=8, min_tokens=6, no_repeat_ngram=3)
+    context, rules = conditioning(RUN, CITIES), Constraints(max_tokens=8, min_tokens=6, no_repeat_ngram=3)
 
     def texts(numbers: range, seed: int) -> list[tuple[int, ...]]:
         contexts = torch.tensor([number % 2 for number in numbers])
-        found = stochastic(
+        found = search_stochastic_beam(
             WritingTask(RUN.model, context, contexts, rules),
             Beam(width=3, length_penalty=0.5),
             Sampler(),
@@ -99,12 +99,12 @@ def by_hand(city: str, number: int, width: int, grow: int, rules: Constraints) -
 
     A queue holds the `width` likeliest beginnings, and each is grown by what `grow` draws name.
     """
-    draws, done = generator(5, number), dict[tuple[int, ...], float]()
+    draws, done = random_generator(5, number), dict[tuple[int, ...], float]()
     queue: dict[tuple[int, ...], float] = {(): 0.0}
     for _ in range(rules.max_tokens):
         grown: dict[tuple[int, ...], float] = {}
         for (tokens, total), places in zip(queue.items(), draws.random((width, grow)), strict=False):
-            logs = logs_after(RUN, city, tokens).numpy()
+            logs = next_log_probs(RUN, city, tokens).numpy()
             chances = np.exp(logs) * [may_follow(rules, (), tokens, token) for token in range(len(logs))]
             for token in np.searchsorted(chances.cumsum() / chances.sum(), places, side="right").tolist():
                 grown[(*tokens, token)] = total + float(logs[token])
@@ -119,8 +119,8 @@ def test_a_stochastic_beam_is_that_of_the_thesis(width: int, grow: int) -> None:
     rules, numbers = Constraints(max_tokens=5, min_tokens=2), range(20)
     found: dict[float, list[tuple[int, ...]]] = {}
     for penalty in (0.0, 1.0):
-        texts = stochastic(
-            WritingTask(RUN.model, conditioned(RUN, CITIES), torch.tensor([n % 2 for n in numbers]), rules),
+        texts = search_stochastic_beam(
+            WritingTask(RUN.model, conditioning(RUN, CITIES), torch.tensor([n % 2 for n in numbers]), rules),
             Beam(width=width, length_penalty=penalty),
             Sampler(),
             grow=grow,
@@ -129,7 +129,7 @@ def test_a_stochastic_beam_is_that_of_the_thesis(width: int, grow: int) -> None:
         found[penalty] = [as_counted(text, rules) for (text,) in texts]
         for number, (text,) in enumerate(texts):
             reached = by_hand(CITIES[number % 2], number, width, grow, rules)
-            ((expected, log),) = best(reached, penalty, 1)
+            ((expected, log),) = best_texts(reached, penalty, 1)
             assert as_counted(text, rules) == expected
             assert text.log_probability == pytest.approx(log, abs=1e-5)
     assert (found[0.0] == found[1.0]) == (width == 1)
@@ -137,8 +137,10 @@ def test_a_stochastic_beam_is_that_of_the_thesis(width: int, grow: int) -> None:
 
 
 def test_a_search_without_time_gives_the_empty_texts() -> None:
-    task = WritingTask(RUN.model, conditioned(RUN, CITIES), torch.tensor([0, 1]), Constraints(max_tokens=4), deadline=0)
-    for found in (beam(task, Beam()), stochastic(task, Beam(), Sampler())):
+    task = WritingTask(
+        RUN.model, conditioning(RUN, CITIES), torch.tensor([0, 1]), Constraints(max_tokens=4), deadline=0
+    )
+    for found in (search_beam(task, Beam()), search_stochastic_beam(task, Beam(), Sampler())):
         assert found == [[GeneratedText((), 0.0, 0, False)]] * 2
 
 
@@ -146,9 +148,9 @@ def test_a_search_without_time_gives_the_empty_texts() -> None:
     ("make", "words"),
     [
         (lambda: Beam(width=0), "width is 0"),
-        (lambda: Beam(best=0), "number is 0"),
+        (lambda: Beam(num_texts=0), "number is 0"),
         (lambda: Beam(length_penalty=-1.0), "length_penalty"),
-        (lambda: stochastic(TASK, Beam(), Sampler(), grow=0), "grow is 0"),
+        (lambda: search_stochastic_beam(TASK, Beam(), Sampler(), grow=0), "grow is 0"),
     ],
 )
 def test_a_number_out_of_range_is_refused(make: Callable[[], object], words: str) -> None:

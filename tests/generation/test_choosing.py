@@ -10,10 +10,24 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from factorcell.data.vocabulary import START
-from factorcell.generation.choosing import Constraints, Sampler, chosen, drawn, repeated, weights
+from factorcell.generation.choosing import (
+    Constraints,
+    Sampler,
+    choose_tokens,
+    draw_tokens,
+    drawing_weights,
+    repeated_ngrams,
+)
 from factorcell.model.kernels import library
-from factorcell.model.kernels.drawing import Barred, Draws, Likeliest, PackedTable, Wanted, next_tokens
-from tests.every_text import may_follow
+from factorcell.model.kernels.drawing import (
+    ForbiddenTokens,
+    PackedTable,
+    SampleRequest,
+    TokenRequest,
+    TopRequest,
+    next_tokens,
+)
+from tests.brute_force import may_follow
 from tests.model.kernels.test_library import VARIANTS, compiled
 
 CHANCES = [0.5, 0.25, 0.125, 0.0625, 0.0625]
@@ -23,7 +37,7 @@ NO_PLACES = torch.zeros(0, 0)
 
 def candidates(draw: Sampler, logs: Tensor = LOGS) -> list[bool]:
     """Which tokens may be drawn."""
-    return (weights(draw.at(NO_PLACES), logs)[0] > 0).tolist()
+    return (drawing_weights(draw.draws(NO_PLACES), logs)[0] > 0).tolist()
 
 
 @given(
@@ -31,7 +45,7 @@ def candidates(draw: Sampler, logs: Tensor = LOGS) -> list[bool]:
     st.integers(1, 4),
 )
 def test_repetitions_are_found(texts: list[list[int]], n: int) -> None:
-    rows, tokens = repeated(torch.tensor([[START, *text] for text in texts]), n)
+    rows, tokens = repeated_ngrams(torch.tensor([[START, *text] for text in texts]), n)
     found = {(row, token) for row, token in zip(rows.tolist(), tokens.tolist(), strict=True)}
     rules = Constraints(banned=(), no_repeat_ngram=n)
     wanted = {
@@ -49,7 +63,9 @@ def test_draws_fall_where_the_running_sum_says(size: int, seed: int) -> None:
     weight = random.random((3, size)) * (random.random((3, size)) < 0.3)
     weight[:, random.integers(size)] = 0.5
     places = np.concatenate([random.random((3, 6)), np.zeros((3, 1)), np.full((3, 1), 1 - 1e-16)], 1)
-    fall_where_the_running_sum_says(weight, places, drawn(torch.from_numpy(weight).float(), torch.from_numpy(places)))
+    fall_where_the_running_sum_says(
+        weight, places, draw_tokens(torch.from_numpy(weight).float(), torch.from_numpy(places))
+    )
 
 
 def fall_where_the_running_sum_says(weight: Any, places: Any, tokens: Tensor) -> None:
@@ -66,7 +82,7 @@ def fall_where_the_running_sum_says(weight: Any, places: Any, tokens: Tensor) ->
 def test_who_is_among_the_likeliest(size: int, seed: int, share: float) -> None:
     weight = torch.from_numpy(np.random.default_rng(seed).integers(0, 8, size).astype(np.float32))
     weight[0] = 1.0
-    kept = weights(Sampler(top_p=share).at(NO_PLACES), weight[None].log())[0] > 0
+    kept = drawing_weights(Sampler(top_p=share).draws(NO_PLACES), weight[None].log())[0] > 0
     above = torch.stack([weight[weight > own].sum() for own in weight])
     sure = ((above - share * weight.sum()).abs() > 1e-4) & (weight > 0)
     assert ((above < share * weight.sum())[sure] == kept[sure]).all()
@@ -79,7 +95,7 @@ def test_candidates_are_the_likeliest() -> None:
     assert candidates(Sampler(temperature=0.5, top_p=0.74)) == [True, False, False, False, False]
     smallest = Sampler(top_k=1, top_p=5e-324)  # a share of less than one is 0, and no token would hold it
     assert candidates(smallest, torch.tensor([[0.4, 0.3, 0.3]]).log()) == [True, False, False]
-    weight = weights(Sampler(temperature=0.5).at(NO_PLACES), LOGS)[0]
+    weight = drawing_weights(Sampler(temperature=0.5).draws(NO_PLACES), LOGS)[0]
     assert (weight / weight.sum()).tolist() == pytest.approx([x**2 / 0.3359375 for x in CHANCES])
 
 
@@ -92,20 +108,20 @@ def test_compiled_draws_come_as_often_as_the_weights_say(
 ) -> None:
     monkeypatch.setenv("FACTORCELL_KERNEL", variant)
     chances, count = torch.tensor([[0.3, 0.05, 0.15, 0.15, 0.15, 0.0, 0.2]]), 20_000
-    draws = Sampler(1.3, top_k, top_p).at(((torch.arange(count) + 0.5) / count)[None].double())
+    draws = Sampler(1.3, top_k, top_p).draws(((torch.arange(count) + 0.5) / count)[None].double())
     tokens, logs = after(chances.log(), draws)
-    weight = weights(draws, chances.log())[0]
+    weight = drawing_weights(draws, chances.log())[0]
     seen = torch.bincount(tokens[0], minlength=7) / count
     torch.testing.assert_close(seen, weight / weight.sum(), atol=2 / count, rtol=0)
     torch.testing.assert_close(logs, chances.log().gather(1, tokens), atol=1e-6, rtol=0)
 
 
-def after(logits: Tensor, wanted: Wanted, barred: Barred | None = None) -> tuple[Tensor, Tensor]:
+def after(logits: Tensor, wanted: TokenRequest, barred: ForbiddenTokens | None = None) -> tuple[Tensor, Tensor]:
     """What the compiled code takes where the bias is all that there is to the logits (N, V)."""
     table = PackedTable.of(torch.zeros(logits.shape[1], 1))
     none = torch.zeros(0, dtype=torch.long)
     values, context = torch.zeros(len(logits), 1), torch.arange(len(logits))
-    return next_tokens(values, table, logits, context, barred or Barred((), none, none, 0), wanted)
+    return next_tokens(values, table, logits, context, barred or ForbiddenTokens((), none, none, 0), wanted)
 
 
 @compiled
@@ -124,7 +140,7 @@ def test_compiled_choices_are_the_plain_ones(variant: str, data: st.DataObject) 
     count, halved = data.draw(st.integers(1, 9)), data.draw(st.booleans())
     top_k, top_p = data.draw(st.integers(0, 20)), data.draw(st.sampled_from([1.0, 0.9, 0.3]))
     places = torch.rand(texts, count, dtype=torch.double, generator=random)
-    wanted: Wanted = Draws(places, 0.8, top_k, top_p) if data.draw(st.booleans()) else Likeliest(count)
+    wanted: TokenRequest = SampleRequest(places, 0.8, top_k, top_p) if data.draw(st.booleans()) else TopRequest(count)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FACTORCELL_KERNEL", variant)
         patch.setattr(library, "half", lambda: halved)
@@ -138,7 +154,7 @@ def test_compiled_choices_are_the_plain_ones(variant: str, data: st.DataObject) 
         atol=0.2 if halved else 1e-4,
         rtol=0.05 if halved else 1e-5,
     )
-    plain = chosen(wanted, allowed)
+    plain = choose_tokens(wanted, allowed)
     never = allowed.gather(1, plain).isneginf()  # more are wanted than may come
     assert (logs.isneginf() == never).all()
     assert (allowed.gather(1, found).isneginf() <= never).all()
@@ -156,17 +172,21 @@ def test_compiled_draws_fall_where_the_running_sum_says(variant: str, size: int,
     places = np.concatenate([random.random((3, 6)), np.zeros((3, 1)), np.full((3, 1), 1 - 1e-16)], 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FACTORCELL_KERNEL", variant)
-        tokens, _ = after(torch.from_numpy(weight).float().log(), Draws(torch.from_numpy(places)))
+        tokens, _ = after(torch.from_numpy(weight).float().log(), SampleRequest(torch.from_numpy(places)))
     fall_where_the_running_sum_says(weight, places, tokens)
 
 
 @compiled
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("wanted", [Likeliest(2), Draws(torch.full((2, 2), 0.5, dtype=torch.double), 1.0, 2, 0.5)])
-def test_where_all_is_forbidden_the_end_comes(variant: str, wanted: Wanted, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "wanted", [TopRequest(2), SampleRequest(torch.full((2, 2), 0.5, dtype=torch.double), 1.0, 2, 0.5)]
+)
+def test_where_all_is_forbidden_the_end_comes(
+    variant: str, wanted: TokenRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FACTORCELL_KERNEL", variant)
     logits = torch.tensor([[0.1, 0.2, 0.7], [0.1, 0.2, 0.7]]).log()
-    barred = Barred((1,), torch.tensor([0, 0]), torch.tensor([0, 2]), end=2)
+    barred = ForbiddenTokens((1,), torch.tensor([0, 0]), torch.tensor([0, 2]), end=2)
     tokens, logs = after(logits, wanted, barred)
     assert tokens[:, 0].tolist() == [2, 2]
     torch.testing.assert_close(logs[0, 0], torch.tensor(0.7).log())

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from factorcell.choices import METHODS
+from factorcell.choices import GENERATION_METHODS
 from factorcell.commands import main
 from factorcell.config import UserError
 from factorcell.data.tokenizer import sentence_case
-from factorcell.generation.generate import TOGETHER, GenerationOptions, every, generate, stream
+from factorcell.generation.generate import BATCH_SIZES, GenerationOptions, category_values, generate, stream
 from factorcell.model.kernels import library
 from factorcell.model.run import Run
-from tests.small import make_run, split
+from tests.small_runs import make_run, split
 
 CONTEXTS = [{"city": "Oslo", "stars": "5"}, {"city": "Nice", "stars": "1"}, {"city": "Oslo", "stars": "1"}]
 SHORT = GenerationOptions(max_tokens=8)
@@ -34,7 +34,7 @@ def rows(run: Run, contexts: list[dict[str, str]] = CONTEXTS, **options: Any) ->
     return list(generate(run, contexts, **{"options": SHORT, **options}))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", GENERATION_METHODS)
 def test_rows_say_what_the_model_says_of_their_texts(run: Run, method: str) -> None:
     number = 1 if method == "greedy" else 3
     found = rows(run, number=number, options=GenerationOptions(method, max_tokens=8, width=5))
@@ -55,7 +55,7 @@ def test_texts_are_the_same_in_any_batch(run: Run, method: str, monkeypatch: pyt
     options = GenerationOptions(method, max_tokens=6, width=6, grow=2)
     whole = rows(run, number=4, options=options)
     for together in (1, 2):
-        monkeypatch.setitem(TOGETHER, method, together)
+        monkeypatch.setitem(BATCH_SIZES, method, together)
         for first in (0, 1, 5, 8, 12):
             part = rows(run, number=4, options=options, first=first)
             assert [(row["number"], row["text"]) for row in part] == [
@@ -92,7 +92,7 @@ def test_a_stream_computes_in_the_precision_of_the_run_and_its_caller_does_not(
     text = ""
     for piece in stream(run, CONTEXTS[0], options=SHORT):
         text += piece
-        assert not library.halved(run.device)
+        assert not library.autocasts_to_bfloat16(run.device)
         assert not torch.is_inference_mode_enabled()
     assert text == row["text"]
 
@@ -117,12 +117,12 @@ def test_no_time(run: Run) -> None:
 
 
 def test_values_of_a_column_are_sorted_and_only_a_category_has_some(run: Run, tmp_path: Path) -> None:
-    assert every(run.schema, "stars") == ["1", "5"]
-    assert every(run.schema, "city") == ["Nice", "Oslo"]
+    assert category_values(run.schema, "stars") == ["1", "5"]
+    assert category_values(run.schema, "city") == ["Nice", "Oslo"]
     with pytest.raises(UserError, match="did you mean 'stars'"):
-        every(run.schema, "star")
+        category_values(run.schema, "star")
     with pytest.raises(UserError, match="lat is a number"):
-        every(make_run(tmp_path / "run").schema, "lat")
+        category_values(make_run(tmp_path / "run").schema, "lat")
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import torch
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END, UNKNOWN
 from factorcell.generation.choosing import Constraints, Sampler
-from factorcell.generation.sampling import GeneratedText, WritingTask, drawing, greedy, steps, write
-from tests.every_text import conditioned, every_text
-from tests.small import make_letters, make_run
+from factorcell.generation.sampling import GeneratedText, WritingTask, collect_texts, generate_steps, greedy, sampled
+from tests.brute_force import conditioning, enumerate_texts
+from tests.small_runs import make_letters, make_run
 
 RUN = make_letters(spread=1.0)
 FREE = Constraints(max_tokens=3)
@@ -31,10 +31,12 @@ def sample(
     prompt: tuple[int, ...] = (),
 ) -> list[GeneratedText]:
     """Texts of Oslo and Nice by turns."""
-    choice = drawing(draw or Sampler(), count, rules.max_tokens, seed, first)
+    choice = sampled(draw or Sampler(), count, rules.max_tokens, seed, first)
     contexts = (torch.arange(count) + first) % 2
-    chosen = steps(WritingTask(RUN.model, conditioned(RUN, ["Oslo", "Nice"]), contexts, rules, prompt=prompt), choice)
-    return write(count, chosen, rules)
+    chosen = generate_steps(
+        WritingTask(RUN.model, conditioning(RUN, ["Oslo", "Nice"]), contexts, rules, prompt=prompt), choice
+    )
+    return collect_texts(count, chosen, rules)
 
 
 def as_drawn(text: GeneratedText, rules: Constraints = FREE) -> tuple[int, ...]:
@@ -67,7 +69,7 @@ def chi_square(counts: Counter[Any], chances: dict[Any, float]) -> tuple[float, 
 def test_whole_texts_have_their_probabilities(rules: Constraints) -> None:
     texts = sample(6000, rules)
     for place, city in enumerate(("Oslo", "Nice")):
-        chances = {text: np.exp(log) for text, log in every_text(RUN, city, rules, renormalised=True).items()}
+        chances = {text: np.exp(log) for text, log in enumerate_texts(RUN, city, rules, renormalised=True).items()}
         assert sum(chances.values()) == pytest.approx(1)
         drawn_ones = Counter(as_drawn(text, rules) for text in texts[place::2])
         assert set(drawn_ones) <= set(chances)
@@ -77,7 +79,7 @@ def test_whole_texts_have_their_probabilities(rules: Constraints) -> None:
 
 def test_log_probabilities_are_those_of_the_model() -> None:
     rules = Constraints(max_tokens=4, min_tokens=1, no_repeat_ngram=2)
-    everything = {city: every_text(RUN, city, Constraints(max_tokens=4)) for city in ("Oslo", "Nice")}
+    everything = {city: enumerate_texts(RUN, city, Constraints(max_tokens=4)) for city in ("Oslo", "Nice")}
     for number, text in enumerate(sample(60, rules, Sampler(temperature=2.0, top_k=3))):
         wanted = everything[("Oslo", "Nice")[number % 2]][as_drawn(text)]
         assert text.log_probability == pytest.approx(wanted, abs=1e-5)
@@ -98,11 +100,13 @@ def test_a_text_is_the_same_beside_any_others(draw: Sampler) -> None:
 
 def test_greedy_takes_the_likeliest_token() -> None:
     rules, contexts = Constraints(max_tokens=6), torch.tensor([0, 1])
-    texts = write(2, steps(WritingTask(RUN.model, conditioned(RUN, ["Oslo", "Nice"]), contexts, rules), greedy), rules)
+    texts = collect_texts(
+        2, generate_steps(WritingTask(RUN.model, conditioning(RUN, ["Oslo", "Nice"]), contexts, rules), greedy), rules
+    )
     for text, city in zip(texts, ("Oslo", "Nice"), strict=True):
-        chances = every_text(RUN, city, Constraints(max_tokens=len(as_drawn(text))))
+        chances = enumerate_texts(RUN, city, Constraints(max_tokens=len(as_drawn(text))))
         for length in range(1, len(as_drawn(text)) + 1):
-            begun = every_text(RUN, city, Constraints(max_tokens=length))
+            begun = enumerate_texts(RUN, city, Constraints(max_tokens=length))
             siblings = {other: log for other, log in begun.items() if other[:-1] == as_drawn(text)[: length - 1]}
             assert max(siblings, key=siblings.__getitem__) == as_drawn(text)[:length]
         assert text.log_probability == pytest.approx(chances[as_drawn(text)], abs=1e-5)
@@ -117,7 +121,7 @@ def test_greedy_takes_the_likeliest_token() -> None:
 
 def test_a_prompt_is_read_first() -> None:
     rules, prompt = Constraints(max_tokens=2, no_repeat_ngram=2), (A, B, A)
-    chances = {t: np.exp(log) for t, log in every_text(RUN, "Oslo", rules, prompt, renormalised=True).items()}
+    chances = {t: np.exp(log) for t, log in enumerate_texts(RUN, "Oslo", rules, prompt, renormalised=True).items()}
     texts = sample(4000, rules, prompt=prompt)[::2]
     assert all(text.tokens[:1] != (B,) for text in texts)
     statistic, freedom = chi_square(Counter(as_drawn(text) for text in texts), chances)
@@ -125,9 +129,9 @@ def test_a_prompt_is_read_first() -> None:
 
 
 def test_no_step_is_begun_without_time() -> None:
-    context, contexts = conditioned(RUN, ["Oslo", "Nice"]), torch.tensor([0, 1, 0])
-    chosen = steps(WritingTask(RUN.model, context, contexts, FREE, deadline=0), drawing(Sampler(), 3, 3))
-    assert write(3, chosen, FREE) == [GeneratedText((), 0.0, 0, False)] * 3
+    context, contexts = conditioning(RUN, ["Oslo", "Nice"]), torch.tensor([0, 1, 0])
+    chosen = generate_steps(WritingTask(RUN.model, context, contexts, FREE, deadline=0), sampled(Sampler(), 3, 3))
+    assert collect_texts(3, chosen, FREE) == [GeneratedText((), 0.0, 0, False)] * 3
 
 
 def test_where_all_is_forbidden_the_text_ends() -> None:
@@ -155,10 +159,12 @@ def test_what_cannot_be_is_refused(make: Callable[[], object], words: str) -> No
 @pytest.mark.parametrize("model", [{}, {"layers": 2, "cell": "lstm"}, {"adapt": ("prefix",)}])
 def test_every_kind_of_model_writes(tmp_path: Path, model: dict[str, Any]) -> None:
     run = make_run(tmp_path / "run", ("city",), **model)
-    context = conditioned(run, ["Oslo", "Nice"])
+    context = conditioning(run, ["Oslo", "Nice"])
     rules = Constraints(max_tokens=9)
-    texts = write(
-        6, steps(WritingTask(run.model, context, torch.tensor([0, 1] * 3), rules), drawing(Sampler(), 6, 9)), rules
+    texts = collect_texts(
+        6,
+        generate_steps(WritingTask(run.model, context, torch.tensor([0, 1] * 3), rules), sampled(Sampler(), 6, 9)),
+        rules,
     )
     rows = [
         {"text": " ".join(run.tokenizer.decode(t.tokens)), "city": ("Oslo", "Nice")[i % 2]} for i, t in enumerate(texts)

@@ -113,7 +113,7 @@ def test_shifts_of_several_adapters_are_combined() -> None:
     assert once.bias is not None
     expected = Shift(2 * once.left, once.right, 2 * once.bias, once.scale**2)
     torch.testing.assert_close(linear(x, twice), linear(x, expected))
-    assert twice.adapted_numbers() == R * (D + G) * 2 + G * 2
+    assert twice.values_per_context() == R * (D + G) * 2 + G * 2
 
 
 def test_a_given_weight_is_the_initial_one_and_adapters_that_need_a_rank_are_omitted_without_one() -> None:

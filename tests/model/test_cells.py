@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from factorcell.model.adapters import ADAPTERS
 from factorcell.model.backbone import BackboneSizes
-from factorcell.model.cells import CELLS, Cell, State
+from factorcell.model.cells import CELLS, Cell, CellState
 from factorcell.option_fields import ADAPTERS as NAMES
 from factorcell.option_fields import CELLS as KINDS
 from factorcell.option_fields import RecurrentOptions
@@ -135,7 +135,7 @@ def test_cells_are_those_of_the_library(kind: str) -> None:
             own["bias_hh_l0"][H : 2 * H] = 1.0
     h = torch.linspace(-1, 1, B * H, dtype=torch.double).view(B, H)
     m = torch.cos(h) if kind == "lstm" else h[:, :0]
-    hidden, last = cell(x, cell.linear.condition(torch.zeros(B, K)), State(h, m))
+    hidden, last = cell(x, cell.linear.condition(torch.zeros(B, K)), CellState(h, m))
     if kind == "lstm":
         expected, (_, after) = theirs(x, (h[None], m[None]))
         torch.testing.assert_close(last.memory, after[0])
@@ -146,7 +146,7 @@ def test_cells_are_those_of_the_library(kind: str) -> None:
 
 def test_one_mask_a_text_is_on_all_that_is_fed_back(monkeypatch: pytest.MonkeyPatch) -> None:
     feed = torch.tensor(np.random.default_rng(0).integers(0, 2, (B, H)) * 2.0)
-    monkeypatch.setattr("factorcell.model.cells.mask", lambda shape, rate, like: feed.reshape(shape))
+    monkeypatch.setattr("factorcell.model.cells.dropout_mask", lambda shape, rate, like: feed.reshape(shape))
     for kind, adapt in itertools.product(KINDS, COMBINATIONS):
         cell, (x, c) = make_cell(adapt, 0.5, kind, variational=True), inputs()
         expected = slow(cell, x, c, adapt, kind, feed.numpy())

@@ -9,11 +9,11 @@ import torch
 from factorcell.config import Config
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch
-from factorcell.data.schema import RARE, ContextSchema, Variable
+from factorcell.data.schema import UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.vocabulary import END, START
 from factorcell.model.language_model import LanguageModel
 from factorcell.option_fields import ADAPTERS, CELLS
-from tests.small import inside
+from tests.small_runs import as_any
 
 V, B = 6, 3
 SIZE: dict[str, Any] = {
@@ -25,7 +25,10 @@ SIZE: dict[str, Any] = {
     "rank": 2,
 }
 SCHEMA = ContextSchema(
-    (Variable("city", "category", values=(RARE, "a", "b"), counts=(1, 3, 4)), Variable("lat", "number", mean=1.0))
+    (
+        Variable("city", "category", values=(UNKNOWN_VALUE, "a", "b"), counts=(1, 3, 4)),
+        Variable("lat", "number", mean=1.0),
+    )
 )
 COMBINATIONS = [names for count in range(len(ADAPTERS) + 1) for names in itertools.combinations(ADAPTERS, count)]
 
@@ -71,12 +74,12 @@ def test_every_way_gives_the_same(cell: str, layer_norm: bool, layers: int) -> N
         with torch.no_grad():
             nats, once = model(given), model.condition(given.context)
             folded = model.fold(once)
-            assert all(shift.left is shift.scale is None for shift in inside(folded.conditions).shifts)
+            assert all(shift.left is shift.scale is None for shift in as_any(folded.conditions).shifts)
             torch.testing.assert_close(model(given, folded), nats)
-            for conditioned in (once, folded):
+            for conditioning in (once, folded):
                 states = None
                 for step in range(given.tokens.shape[1] - 1):
-                    logs, states = model.step(given.tokens[:, step], conditioned, states)
+                    logs, states = model.step(given.tokens[:, step], conditioning, states)
                     chosen = -logs.gather(1, given.tokens[:, step + 1, None])[:, 0]
                     torch.testing.assert_close(torch.where(given.mask()[:, step], chosen, 0.0), nats[:, step])
             for row in range(B):

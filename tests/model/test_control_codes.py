@@ -12,12 +12,12 @@ from torch import Tensor
 from factorcell.config import Config
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch
-from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
+from factorcell.data.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.vocabulary import END, START
 from factorcell.model.encoder import Prefix
 from factorcell.model.language_model import LanguageModel
 from factorcell.option_fields import CELLS
-from tests.small import inside
+from tests.small_runs import as_any
 
 V = 7
 SIZE: dict[str, Any] = {
@@ -28,8 +28,8 @@ SIZE: dict[str, Any] = {
     "number_size": 3,
     "rank": 2,
 }
-CITY = Variable("city", "category", values=(RARE, "a", "b"), counts=(1, 3, 4))
-STARS = Variable("stars", "category", values=(RARE, "1"), counts=(2, 6))
+CITY = Variable("city", "category", values=(UNKNOWN_VALUE, "a", "b"), counts=(1, 3, 4))
+STARS = Variable("stars", "category", values=(UNKNOWN_VALUE, "1"), counts=(2, 6))
 LAT, LON = (Variable(name, "number", mean=10.0, deviation=4.0) for name in ("lat", "lon"))
 SCHEMA = ContextSchema((CITY, LAT, STARS, LON))
 CONTEXT = Context(
@@ -86,7 +86,7 @@ def codes(model: LanguageModel) -> Tensor:
 
 def spoken(model: LanguageModel, text: int) -> Tensor:
     prefix = codes(model)[text]
-    options, adapt = inside(model.backbone).options, model.config.adapt[:-1]
+    options, adapt = as_any(model.backbone).options, model.config.adapt[:-1]
     config = Config(model=replace(model.config, adapt=adapt), backbone=options)
     plain = LanguageModel(config, V + len(prefix), SCHEMA).double()
     state: dict[str, Tensor] = dict(model.named_parameters())
@@ -167,8 +167,8 @@ def test_a_prefix_alone_needs_no_context_vector() -> None:
 def test_codes_are_dropped_as_tokens_are() -> None:
     model, given = make("coupled", 1, (), dropout_input=0.5), batch()
     with torch.no_grad():
-        still = [inside(model.condition(given.context).start)[0].hidden for _ in range(2)]
+        still = [as_any(model.condition(given.context).start)[0].hidden for _ in range(2)]
         model.train()
-        dropped = [inside(model.condition(given.context).start)[0].hidden for _ in range(2)]
+        dropped = [as_any(model.condition(given.context).start)[0].hidden for _ in range(2)]
     assert torch.equal(*still)
     assert not torch.equal(*dropped)

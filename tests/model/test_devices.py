@@ -13,14 +13,14 @@ from torch import Tensor
 from factorcell.config import LOSSES, OUTPUT_BIASES, Config
 from factorcell.data.cache import prepare
 from factorcell.evaluation.classification import log_likelihoods
-from factorcell.generation.beam_search import Beam, beam
+from factorcell.generation.beam_search import Beam, search_beam
 from factorcell.generation.choosing import Constraints, Sampler
-from factorcell.generation.sampling import WritingTask, drawing, steps, write
+from factorcell.generation.sampling import WritingTask, collect_texts, generate_steps, sampled
 from factorcell.model.run import Run
 from factorcell.training.trainer import Row, Trainer
 from tests.data.test_columns import CONTEXT, rows_of_all_kinds
-from tests.elsewhere import DEVICE, Elsewhere, inference_mode
-from tests.small import ROWS, inside, make_run
+from tests.fake_device import DEVICE, FakeDevice, inference_mode
+from tests.small_runs import ROWS, as_any, make_run
 
 MISSING: dict[str, Any] = {"text": "sun and sea", "city": None, "stars": None, "lat": None, "lon": None}
 
@@ -33,7 +33,7 @@ def moved(run: Run) -> Run:
 
 
 def test_a_device_that_is_not_there_finds_what_is_mixed_up() -> None:
-    with Elsewhere():
+    with FakeDevice():
         there = torch.arange(3.0, device=DEVICE)
         assert (there * 2 + torch.tensor(1.0)).cpu().tolist() == [1.0, 3.0, 5.0]
         with pytest.raises(RuntimeError, match="two devices"):
@@ -59,20 +59,21 @@ def test_scores_are_those_of_the_processor(
 
     def results() -> list[Any]:
         context = corpus.context(np.array([0, 1, 10])).to(run.device)
-        conditioned, which, rules = (
+        conditioning, which, rules = (
             run.model.condition(context),
             torch.arange(3, device=run.device),
             Constraints(max_tokens=5),
         )
-        chosen = steps(WritingTask(run.model, conditioned, which, rules), drawing(Sampler(), 3, 5))
+        chosen = generate_steps(WritingTask(run.model, conditioning, which, rules), sampled(Sampler(), 3, 5))
         found = [
-            [one.tokens for one in own] for own in beam(WritingTask(run.model, conditioned, which, rules), Beam(best=2))
+            [one.tokens for one in own]
+            for own in search_beam(WritingTask(run.model, conditioning, which, rules), Beam(num_texts=2))
         ]
-        texts = found, [text.tokens for text in write(3, chosen, rules)]
+        texts = found, [text.tokens for text in collect_texts(3, chosen, rules)]
         return [run.nats(corpus), log_likelihoods(run, corpus, some), log_likelihoods(run, corpus, points), texts]
 
     expected = results()
-    with Elsewhere():
+    with FakeDevice():
         moved(run)
         found = results()
     for a, b in zip(found[:3], expected[:3], strict=True):
@@ -94,11 +95,11 @@ def test_every_kind_of_context_goes_along(tmp_path: Path, monkeypatch: pytest.Mo
         some, which = batch.context.select(torch.tensor([6, 1, 6]).to(run.device)).distinct()
         cities = [{"city": "a"}, {"city": "b"}]
         with torch.no_grad():
-            vectors = inside(run.model.condition(some).head).features
+            vectors = as_any(run.model.condition(some).head).features
         return [run.nats(corpus), log_likelihoods(run, corpus, cities), vectors.cpu(), which.cpu()]
 
     expected = [np.asarray(result) for result in results()]
-    with Elsewhere():
+    with FakeDevice():
         moved(run)
         found = [np.asarray(result) for result in results()]
     for a, b in zip(found, expected, strict=True):
@@ -125,7 +126,7 @@ def test_training_is_that_of_the_processor(loss: str, tmp_path: Path, monkeypatc
         torch.manual_seed(0)
         run = make_run(tmp_path / str(device), training=how, **drop)
         corpus = run.prepare([*ROWS, MISSING], unknown="expected")
-        with Elsewhere() if device == DEVICE else nullcontext():
+        with FakeDevice() if device == DEVICE else nullcontext():
             monkeypatch.setattr(Run, "to", lambda run, device: moved(run) if device == DEVICE else run)
             monkeypatch.setattr("factorcell.training.trainer.find_device", lambda _, device=device: device)
             trainer = Trainer(run, corpus, corpus)

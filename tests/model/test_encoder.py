@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from factorcell.config import DataConfig, ModelConfig, UserError
 from factorcell.data.context import Bags, Context
 from factorcell.data.readers import NumberColumn, TextColumn
-from factorcell.data.schema import HARMONICS, MISSING, RARE, ContextSchema, Variable
+from factorcell.data.schema import HARMONICS, MISSING, UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.model.encoder import ContextEncoder, NumberInputs, WordBag
 
 CONFIG = ModelConfig(variable_size=3, number_size=4, context_size=5)
-CITY = Variable("city", "category", values=(RARE, "a", "b"), counts=(2, 3, 5), rare=2, least=50)
-STARS = Variable("stars", "category", values=(RARE, "1"), counts=(0, 10))
+CITY = Variable("city", "category", values=(UNKNOWN_VALUE, "a", "b"), counts=(2, 3, 5), rare_count=2, min_count=50)
+STARS = Variable("stars", "category", values=(UNKNOWN_VALUE, "1"), counts=(0, 10))
 LAT = Variable("lat", "number", mean=10.0, deviation=4.0, low=0.0, high=20.0)
 YEAR = Variable("year", "number", mean=2000.0, deviation=5.0)
 SCHEMA = ContextSchema((CITY, LAT, STARS, YEAR))
@@ -221,7 +221,7 @@ def test_schemas_of_every_kind_survive_json() -> None:
     assert ContextSchema.from_dict(json.loads(json.dumps(EVERY.to_dict()))) == EVERY
     with pytest.raises(UserError, match="unknown kind of context variable 'txt' \\(did you mean 'text'"):
         ContextSchema.from_dict({"variables": [{"name": "x", "kind": "txt"}]})
-    assert [v.source for v in EVERY.variables] == ["title", "lat", "city", "at", "topic", "year", "stars"]
+    assert [v.source_column for v in EVERY.variables] == ["title", "lat", "city", "at", "topic", "year", "stars"]
     assert HOUR.describe() == "at.hour: hour, period 24, mean 3"
     assert TITLE.describe() == "title: text, 3 words"
     assert TOPIC.describe() == "topic: vector of 2 numbers"

@@ -17,20 +17,20 @@ from torch import Tensor
 from factorcell.config import OUTPUT_BIASES, Config, UserError
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch
-from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
+from factorcell.data.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.vocabulary import END, START
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.output import Proposal, Samples
 from factorcell.option_fields import ADAPTERS
 from tests.model import oracles
 from tests.model.oracles import Array
-from tests.small import inside, place
+from tests.small_runs import as_any, hash_bucket
 
 V, SIZE = 6, {"embedding_size": 3, "hidden_size": 4, "context_size": 3, "variable_size": 2, "number_size": 3, "rank": 2}
 SIZE |= {"hash_size": 11, "bloom_size": 300}  # so few buckets that pairs collide
 SEEN = [(0, 1, 3), (0, 2, 3), (0, 2, 4), (0, 0, 5), (1, 0, 0), (1, 1, END)]  # pairs: variable, value, token
-CITY = Variable("city", "category", values=(RARE, "a", "b"), counts=(1, 3, 4))
-STARS = Variable("stars", "category", values=(RARE, "1"), counts=(2, 6))
+CITY = Variable("city", "category", values=(UNKNOWN_VALUE, "a", "b"), counts=(1, 3, 4))
+STARS = Variable("stars", "category", values=(UNKNOWN_VALUE, "1"), counts=(2, 6))
 LAT = Variable("lat", "number", mean=10.0, deviation=4.0)
 SCHEMAS = {
     "nothing": ContextSchema(),
@@ -56,11 +56,11 @@ def make(
     options: dict[str, Any] = {**SIZE, **switches}
     config = Config.of(adapt=adapt, output_bias=bias, layers=layers, **options)
     model = LanguageModel(config, V, schema).double()
-    if inside(model.head).hashed is not None:
+    if as_any(model.head).hashed is not None:
         for column, value, token in SEEN:
             categories = np.full((1, len(schema.categories)), MISSING)
             categories[0, column] = value
-            inside(model.head).hashed.observe(np.array([token]), categories)
+            as_any(model.head).hashed.observe(np.array([token]), categories)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.6)
@@ -88,7 +88,7 @@ class Slow:
 
     def __init__(self, model: LanguageModel, schema: ContextSchema, context: Context, row: int) -> None:
         self.p = {name: value.detach().double().numpy() for name, value in model.named_parameters()}
-        self.config, self.options = model.config, inside(model.backbone).options
+        self.config, self.options = model.config, as_any(model.backbone).options
         self.schema, self.rows = schema, context.categories[row].tolist()
         self.numbers = context.numbers[row].tolist()
         self.context = None if model.encoder is None else self.encode()
@@ -163,7 +163,9 @@ class Slow:
     def hashed(self, column: int, value: int, token: int) -> float:
         """Thesis, equations 3.4 and 3.5, with a set in place of the Bloom filter."""
         buckets = self.p["head.hashed.weight"][:, 0]
-        return float(buckets[place(column, value, token, len(buckets))]) if (column, value, token) in SEEN else 0.0
+        return (
+            float(buckets[hash_bucket(column, value, token, len(buckets))]) if (column, value, token) in SEEN else 0.0
+        )
 
     def read(self, x: Array, states: list[Array]) -> list[Array]:
         """TACL, equations 8 and 9: h and m (2, H) of each layer after one more input."""
@@ -233,7 +235,7 @@ def test_every_combination_is_the_equations(
     with torch.no_grad():
         np.testing.assert_allclose(model(given).numpy(), expected, atol=1e-9)
     every = Samples(torch.tensor([token for token in range(V) if token != START]), torch.zeros(V, dtype=torch.double))
-    np.testing.assert_allclose(model.sampled(given, every).detach().numpy(), expected, atol=1e-9)
+    np.testing.assert_allclose(model.sampled_nats(given, every).detach().numpy(), expected, atol=1e-9)
 
 
 @pytest.mark.parametrize("bias", BIASES)
@@ -246,7 +248,7 @@ def test_the_sampled_loss_is_its_definition(adapt: tuple[str, ...], bias: tuple[
         slow = Slow(model, SCHEMAS["both"], given.context, row)
         expected[row, : len(text)] = slow.sampled(list(text), chosen, inclusion)
     samples = Samples(torch.tensor(chosen), torch.tensor(inclusion, dtype=torch.double).log())
-    np.testing.assert_allclose(model.sampled(given, samples).detach().numpy(), expected, atol=1e-9)
+    np.testing.assert_allclose(model.sampled_nats(given, samples).detach().numpy(), expected, atol=1e-9)
 
 
 @pytest.mark.parametrize("bias", BIASES)
@@ -284,7 +286,7 @@ def test_gradients_of_all_parameters_by_finite_differences(loss: str, schema: st
             self.model = model
 
         def forward(self) -> Tensor:
-            nats: Tensor = model(given) if loss == "exact" else model.sampled(given, samples)
+            nats: Tensor = model(given) if loss == "exact" else model.sampled_nats(given, samples)
             return nats.sum(1)
 
     whole = Loss()
@@ -302,7 +304,7 @@ def test_a_batch_that_samples_nothing_but_the_target_is_finite() -> None:
     model, given = make(SCHEMAS["both"], ADAPTERS, OUTPUT_BIASES), batch(SCHEMAS["both"])
     only = Batch(given.tokens[:1, :2], torch.tensor([1]), given.context.select(torch.tensor([0])), torch.tensor([0]))
     samples = Samples(only.tokens[0, 1:], torch.zeros(V, dtype=torch.double))
-    nats = model.sampled(only, samples)
+    nats = model.sampled_nats(only, samples)
     torch.autograd.backward(nats.sum())
     assert float(nats.detach()) == 0
     assert all(bool((p.grad == 0).all()) for p in model.parameters() if p.grad is not None)

@@ -15,11 +15,11 @@ from factorcell.data.cache import prepare
 from factorcell.data.schema import ContextSchema
 from factorcell.evaluation.classification import classify, classify_points, log_likelihoods
 from factorcell.evaluation.perplexity import evaluate, evaluate_by
-from factorcell.model.model_card import text as card_of
+from factorcell.model.model_card import render as card_of
 from factorcell.model.run import Run
 from factorcell.training.fit import fit
 from tests.data.test_columns import CONTEXT, rows_of_all_kinds
-from tests.small import nats_of
+from tests.small_runs import nats_of
 
 EVERY = ("city", "lat:number", *CONTEXT)
 ROWS = [{**row, "at": row["at"].isoformat()} for row in rows_of_all_kinds(12)]
@@ -147,7 +147,7 @@ def test_every_kind_trains_and_opens_again(tmp_path: Path) -> None:
     given = DATA.with_options(**small)
     path = jsonl(ROWS, tmp_path / "rows.jsonl")
     said: list[str] = []
-    run = fit(path, path, given, tmp_path / "run", say=said.append)
+    run = fit(path, path, given, tmp_path / "run", notify=said.append)
     assert "at.weekday: weekday, period 7, mean" in "\n".join(said)
     assert "title: text, 4 words" in said
     assert "topic: vector of 3 numbers" in said

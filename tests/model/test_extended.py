@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell.completion.compiled import CompiledEngine, engine
+from factorcell.completion.compiled import CompiledEngine, new_engine
 from factorcell.completion.completer import Completer
 from factorcell.config import EXTENSIBLE, Config
 from factorcell.data.schema import ContextSchema
@@ -18,13 +18,13 @@ from factorcell.model.adapters import register_adapter
 from factorcell.model.cells import register_cell
 from factorcell.model.kernels import library
 from factorcell.model.language_model import LanguageModel
-from factorcell.model.model_card import text as card
+from factorcell.model.model_card import render as card
 from factorcell.model.run import Run
-from tests import stranger
+from tests import adapter_plugins
 from tests.completion import test_online
 from tests.model import oracles, test_cells, test_combinations, test_sizes
 from tests.model.oracles import Adapted, Array, Norm, Parameters, sigmoid
-from tests.small import ROWS, make_letters, make_run
+from tests.small_runs import ROWS, make_letters, make_run
 
 FACTORS = ("scale", "factor")
 
@@ -62,36 +62,40 @@ def leaky(given: Array, product: Array, h: Array, m: Array, norm: Norm) -> tuple
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     for more in EXTENSIBLE.values():
         monkeypatch.setattr(more, "registered", {})
-    for name, adapter in stranger.ADAPTERS.items():
+    for name, adapter in adapter_plugins.ADAPTERS.items():
         register_adapter(name, adapter)
-    for name, cell in stranger.CELLS.items():
+    for name, cell in adapter_plugins.CELLS.items():
         register_cell(name, cell)
     for function in (bottleneck, everything):
         monkeypatch.setitem(oracles.ADAPTERS, function.__name__, function)
     for step in (minimal, leaky):
         monkeypatch.setitem(oracles.CELLS, step.__name__, step)
-    mixed = [names for count in (1, 2, 4) for names in itertools.combinations((*stranger.ADAPTERS, *FACTORS), count)]
+    mixed = [
+        names for count in (1, 2, 4) for names in itertools.combinations((*adapter_plugins.ADAPTERS, *FACTORS), count)
+    ]
     monkeypatch.setattr(test_cells, "COMBINATIONS", mixed)
     monkeypatch.setattr(test_combinations, "COMBINATIONS", mixed[-1:])
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])
-@pytest.mark.parametrize("cell", ["coupled", *stranger.CELLS])
+@pytest.mark.parametrize("cell", ["coupled", *adapter_plugins.CELLS])
 def test_they_are_their_equations(cell: str, layer_norm: bool) -> None:
     test_cells.test_forward_is_the_equations(cell, layer_norm)
     test_cells.test_step_by_step_is_all_at_once(("everything", "bottleneck"), cell)
 
 
-@pytest.mark.parametrize("cell", ["coupled", *stranger.CELLS])
+@pytest.mark.parametrize("cell", ["coupled", *adapter_plugins.CELLS])
 def test_gradients_are_those_of_finite_differences(cell: str) -> None:
     test_cells.test_gradients_by_finite_differences(("everything", "bottleneck"), cell)
     test_combinations.test_every_way_gives_the_same(cell, layer_norm=True, layers=2)
 
 
-@pytest.mark.parametrize("cell", stranger.CELLS)
+@pytest.mark.parametrize("cell", adapter_plugins.CELLS)
 def test_sizes_are_known_before_a_model_is_made(cell: str) -> None:
     for rank in (2, 0):
-        test_sizes.test_shapes_are_those_of_the_model({"cell": cell, "adapt": tuple(stranger.ADAPTERS), "rank": rank})
+        test_sizes.test_shapes_are_those_of_the_model(
+            {"cell": cell, "adapt": tuple(adapter_plugins.ADAPTERS), "rank": rank}
+        )
     config = Config.of(adapt=["everything", "bottleneck"], rank=0)
     model = LanguageModel(config, 10, ContextSchema(test_sizes.VARIABLES))
     assert {name.split(".")[5] for name in model.state_dict() if ".adapters." in name and "cells" in name} == {
@@ -115,7 +119,7 @@ def test_compiled_code_takes_what_it_can(
 ) -> None:
     run = make_letters(**options)
     corpus = run.prepare([{"text": text, "city": city} for text in ("abc", "b") for city in ("Oslo", "Nice")])
-    assert isinstance(engine(run.model, "float32"), CompiledEngine) == searched
+    assert isinstance(new_engine(run.model, "float32"), CompiledEngine) == searched
     batch, found = corpus.batch(np.arange(4)), []
     for kernel in (None, "off"):
         if kernel:

@@ -18,10 +18,10 @@ from factorcell.completion.online import User, learn_one
 from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.model.kernels.library import usable
 from factorcell.model.run import Run
-from tests import kills
+from tests import processes
 from tests.service import runs
 
-pytestmark = kills.forks
+pytestmark = processes.requires_fork
 SECONDS = 120  # a busy machine may take this long; a child that waits for missing threads never ends
 ROWS = [{"text": text, "city": "Oslo", "who": "ann"} for text in ("abba cab", "ba", "acca b")] * 30
 
@@ -38,7 +38,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    return runs.make(tmp_path / "run", hidden_size=256, embedding_size=128, context_size=64)
+    return runs.make_run(tmp_path / "run", hidden_size=256, embedding_size=128, context_size=64)
 
 
 @pytest.fixture(autouse=True)
@@ -85,12 +85,12 @@ def test_child_computes_the_same(run: Run, kernels: str, work: Callable[[Run], A
 
     def in_child_of_child() -> None:
         again()
-        assert kills.ended(kills.begun(again)) == 0
+        assert processes.wait_for_exit(processes.start_process(again)) == 0
 
-    assert kills.ended(kills.begun(again)) == 0
+    assert processes.wait_for_exit(processes.start_process(again)) == 0
     assert work(run) == expected
     assert torch.get_num_threads() == 2
-    assert kills.ended(kills.begun(in_child_of_child)) == 0
+    assert processes.wait_for_exit(processes.start_process(in_child_of_child)) == 0
 
 
 def test_child_of_another_thread(run: Run) -> None:
@@ -102,7 +102,7 @@ def test_child_of_another_thread(run: Run) -> None:
 
     def fork() -> None:
         score(run)  # this thread has threads of its own to compute on
-        status.append(kills.ended(kills.begun(again)))
+        status.append(processes.wait_for_exit(processes.start_process(again)))
 
     thread = Thread(target=fork)
     thread.start()

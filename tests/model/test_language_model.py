@@ -13,11 +13,11 @@ from factorcell.config import OUTPUT_BIASES, Config
 from factorcell.data.context import Context
 from factorcell.data.vocabulary import START
 from factorcell.model import language_model
-from factorcell.model.dropout import mask
+from factorcell.model.dropout import dropout_mask
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run
 from factorcell.option_fields import ADAPTERS
-from tests.small import CONTEXT, ROWS, inside, make_run
+from tests.small_runs import CONTEXT, ROWS, as_any, make_run
 
 
 def tiny(tmp_path: Path, **model: Any) -> Run:
@@ -41,8 +41,8 @@ def test_texts_are_read_in_parts(
 ) -> None:
     run = tiny(tmp_path, **model)
     batch = run.prepare(ROWS).batch(np.arange(5))
-    conditioned = run.model.condition(batch.context)
-    whole, read = run.model(batch, conditioned).detach(), run.model.backbone.forward
+    conditioning = run.model.condition(batch.context)
+    whole, read = run.model(batch, conditioning).detach(), run.model.backbone.forward
     monkeypatch.setattr(language_model, "STEPS", steps)
     sizes = []
 
@@ -52,10 +52,10 @@ def test_texts_are_read_in_parts(
 
     monkeypatch.setattr(run.model.backbone, "forward", counted)
     with torch.no_grad():
-        torch.testing.assert_close(run.model(batch, conditioned), whole)
+        torch.testing.assert_close(run.model(batch, conditioning), whole)
     assert max(sizes) <= steps
     sizes.clear()
-    run.model(batch, conditioned).sum().backward()
+    run.model(batch, conditioning).sum().backward()
     assert max(sizes) == batch.tokens.shape[1] - 1
 
 
@@ -87,7 +87,7 @@ def test_masks_are_of_each_step_or_of_the_text(
 
     def recorded(shape: tuple[int, ...], rate: float, like: torch.Tensor) -> torch.Tensor:
         shapes.append(shape)
-        return mask(shape, rate, like)
+        return dropout_mask(shape, rate, like)
 
     for module in ("cells", "dropout"):
         monkeypatch.setattr(f"factorcell.model.{module}.mask", recorded)
@@ -133,13 +133,13 @@ def test_in_one_context_it_is_an_unadapted_model(adapt: tuple[str, ...], tmp_pat
         shared = {name: value for name, value in model.state_dict().items() if name in bare.state_dict()}
         bare.load_state_dict(shared)
         for cell, whole, shift in zip(
-            inside(bare.backbone).cells, inside(model.backbone).cells, inside(only.conditions).shifts, strict=True
+            as_any(bare.backbone).cells, as_any(model.backbone).cells, as_any(only.conditions).shifts, strict=True
         ):
             cell.linear.weight.copy_(shift.matrix[0] if shift.matrix.dim() == 3 else shift.matrix)
             cell.linear.bias.copy_(whole.linear.shifted_bias(shift).expand(1, -1)[0])
-        inside(bare.head).bias.copy_(inside(only.head).bias[0].nan_to_num(neginf=0.0))
+        as_any(bare.head).bias.copy_(as_any(only.head).bias[0].nan_to_num(neginf=0.0))
         batch = corpus.batch(np.arange(len(corpus)))
         every = torch.zeros(len(corpus), dtype=torch.long)
         start = only.select(every).start
-        conditioned = replace(bare.condition(batch.context), start=start)
-        torch.testing.assert_close(bare(batch, conditioned), model(batch), rtol=1e-4, atol=1e-4)
+        conditioning = replace(bare.condition(batch.context), start=start)
+        torch.testing.assert_close(bare(batch, conditioning), model(batch), rtol=1e-4, atol=1e-4)

@@ -8,11 +8,11 @@ import pytest
 
 from factorcell.config import Config
 from factorcell.evaluation import results
-from factorcell.evaluation.perplexity import evaluated
+from factorcell.evaluation.perplexity import evaluate_by_columns
 from factorcell.model import model_card
 from factorcell.model.run import Run
 from factorcell.training.fit import fit
-from tests.small import CONTEXT, ROWS
+from tests.small_runs import CONTEXT, ROWS
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_card_has_the_numbers_reached(run: Run) -> None:
-    found = evaluated(run, ROWS * 2, by=["city"])
-    assert results.note(run, results.evaluation_row(run, ROWS * 2, found), found.texts) is None
+    found = evaluate_by_columns(run, ROWS * 2, by=["city"])
+    assert results.save_result(run, results.evaluation_row(run, ROWS * 2, found), found.texts) is None
     result = found.row
     text = (run.folder / "README.md").read_text(encoding="utf-8")
     best = min(row["perplexity"] for row in run.log() if row["split"] == "dev")
@@ -39,11 +39,11 @@ def test_card_has_the_numbers_reached(run: Run) -> None:
     (kept,) = {row["bits_per_byte"] for row in run.log() if row["split"] == "dev" and row["perplexity"] == best}
     assert f"| development | bits per byte | at least {kept:.4g} |" in text
     assert kept == pytest.approx(result["bits_per_byte"], rel=1e-5)  # of the same rows
-    assert text == model_card.text(run)
+    assert text == model_card.render(run)
 
 
 def test_the_example_on_the_card_runs(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    found = re.search(r"```python\n(.*?)\n```", model_card.text(run), re.DOTALL)
+    found = re.search(r"```python\n(.*?)\n```", model_card.render(run), re.DOTALL)
     assert found
     source = found[1].splitlines()
     source[-1] = f"print({source[-1]})"
@@ -52,7 +52,7 @@ def test_the_example_on_the_card_runs(run: Run, capsys: pytest.CaptureFixture[st
 
 
 def test_the_example_has_numbers_for_people(run: Run) -> None:
-    assert "'lat': 53.26, 'lon': 9.2}" in model_card.text(run)
+    assert "'lat': 53.26, 'lon': 9.2}" in model_card.render(run)
 
 
 HOSTILE = [
@@ -81,22 +81,22 @@ HOSTILE = [
 def test_nothing_in_a_value_is_markdown(text: str) -> None:
     markdown = pytest.importorskip("markdown_it").MarkdownIt("gfm-like", {"html": True, "linkify": False})
     for before, tag in (("# ", "heading"), ("- ", "list_item"), ("| a |\n|---|\n| ", "table")):
-        tokens = markdown.parse(before + model_card.plain(text))
+        tokens = markdown.parse(before + model_card.escape_markdown(text))
         inline = [token for token in tokens if token.type == "inline"][-1]
         assert {child.type for child in inline.children} <= {"text", "text_special"}, before
         assert "".join(child.content for child in inline.children) == text.strip()
         assert any(token.type.startswith(tag) for token in tokens)
-    (inline,) = (token for token in markdown.parse(f"from {model_card.code(text)}") if token.type == "inline")
+    (inline,) = (token for token in markdown.parse(f"from {model_card.code_span(text)}") if token.type == "inline")
     assert [child.type for child in inline.children] == ["text", "code_inline"]
     assert inline.children[1].content.strip() == text.strip()
 
 
 @pytest.mark.parametrize("text", ["http://a.b/c", "HTTPS://a.b", "www.a.b", "ann@a.b", "see http://a.b"])
 def test_no_value_becomes_a_link_by_itself(text: str) -> None:
-    assert not re.search(r"\w://|www\.|\w@", model_card.plain(text), re.IGNORECASE)
+    assert not re.search(r"\w://|www\.|\w@", model_card.escape_markdown(text), re.IGNORECASE)
 
 
 def test_a_card_with_fences_in_its_values_shows_its_example(run: Run) -> None:
     run.schema = replace(run.schema, variables=(replace(run.schema.variables[0], name="a```\nb", column="a```\nb"),))
-    text = model_card.text(run)
+    text = model_card.render(run)
     assert text.count("\n````python\n") == text.count("\n````\n") == 1

@@ -7,22 +7,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from factorcell.config import INSIDE, OUTPUT_BIASES, ModelConfig
+from factorcell.config import LOW_RANK_BIASES, OUTPUT_BIASES, ModelConfig
 from factorcell.data.context import Context
-from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
+from factorcell.data.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.tokenizer import CharacterTokenizer
 from factorcell.data.vocabulary import SPECIAL_IDS, START
 from factorcell.model.head import HeadSizes
 from factorcell.model.output import ContextBias, Proposal, Samples, SoftmaxHead
 from factorcell.model.output_bias import TABLES
 from factorcell.option_fields import CharacterOptions, SoftmaxOptions
-from tests.small import place
+from tests.small_runs import hash_bucket
 
 V, E, H, K, B, T = 9, 3, 4, 5, 4, 3
 SCHEMA = ContextSchema(
     (
-        Variable("city", "category", values=(RARE, "a", "b"), counts=(1, 3, 4)),
-        Variable("stars", "category", values=(RARE, "1"), counts=(0, 8)),
+        Variable("city", "category", values=(UNKNOWN_VALUE, "a", "b"), counts=(1, 3, 4)),
+        Variable("stars", "category", values=(UNKNOWN_VALUE, "1"), counts=(0, 8)),
         Variable("lat", "number"),
     )
 )
@@ -55,7 +55,7 @@ def slow_bias(output: SoftmaxHead, g: dict[str, Any], text: int, token: int) -> 
     total, rows = 0.0, g["context"].categories[text].tolist()
     for name, adapter in output.adapters.items():
         row = adapter.get_parameter("weight")[token].tolist()
-        if name in INSIDE:
+        if name in LOW_RANK_BIASES:
             features = g["vector"][text] if name == "low_rank" else torch.cat([part[text] for part in g["parts"]])
             total += sum(a * b for a, b in zip(features.tolist(), row, strict=True))
             continue
@@ -65,7 +65,7 @@ def slow_bias(output: SoftmaxHead, g: dict[str, Any], text: int, token: int) -> 
     if output.hashed is not None:
         buckets = output.hashed.weight[:, 0].tolist()
         for column, variable in enumerate(SCHEMA.categories):
-            places = [place(column, value, token, len(buckets)) for value in range(len(variable.values))]
+            places = [hash_bucket(column, value, token, len(buckets)) for value in range(len(variable.values))]
             total += expected(variable, [buckets[index] for index in places], rows[column])
     return total
 
@@ -91,7 +91,7 @@ def context_bias(output: SoftmaxHead, g: dict[str, Any]) -> ContextBias:
 
 
 def sampled_nats(output: SoftmaxHead, samples: Samples, g: dict[str, Any]) -> Tensor:
-    reads = output.reads(g["targets"], samples, g["context"].categories)
+    reads = output.sampled_rows(g["targets"], samples, g["context"].categories)
     picked = [[table[rows] for table in tables] for rows, tables in zip(reads.rows, output.row_tables(), strict=True)]
     rows = torch.tensor([[reads.used.tolist().index(token) for token in line] for line in g["targets"].tolist()])
     return output.sampled_nats(g["hidden"], rows, context_bias(output, g), samples, reads, picked)
@@ -139,7 +139,7 @@ def test_proposal_includes_tokens_as_often_as_it_says() -> None:
 
 
 def test_a_proposal_by_rank_prefers_what_comes_first() -> None:
-    tokenizer = CharacterTokenizer(CharacterOptions(min_count=1)).trained({chr(97 + n): 1 for n in range(47)})
+    tokenizer = CharacterTokenizer(CharacterOptions(min_count=1)).train({chr(97 + n): 1 for n in range(47)})
     proposal = Proposal.by_rank(tokenizer, 20)
     assert float(proposal.probability[START]) == 0
     others = torch.cat([proposal.probability[:START], proposal.probability[START + 1 :]])

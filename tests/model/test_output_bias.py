@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from factorcell.assignments import numbers
+from factorcell.assignments import variable_numbers
 from factorcell.config import Config, ModelConfig, UserError
 from factorcell.data.context import Context
-from factorcell.data.schema import MISSING, RARE, ContextSchema, Variable
+from factorcell.data.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.data.vocabulary import SPECIAL_IDS
 from factorcell.model import output_bias
 from factorcell.model.head import HeadSizes
@@ -22,11 +22,11 @@ from factorcell.model.output_bias import HashBias, OneHotBias, _prime
 from factorcell.model.run import Run
 from factorcell.option_fields import SoftmaxOptions
 from factorcell.training.loop import train
-from tests.small import ROWS, inside, make_run
+from tests.small_runs import ROWS, as_any, make_run
 
 V = 30
-CITY = Variable("city", "category", values=(RARE, "a", "b", "c"), counts=(1, 3, 4, 2))
-STARS = Variable("stars", "category", values=(RARE, "1"), counts=(0, 8))
+CITY = Variable("city", "category", values=(UNKNOWN_VALUE, "a", "b", "c"), counts=(1, 3, 4, 2))
+STARS = Variable("stars", "category", values=(UNKNOWN_VALUE, "1"), counts=(0, 8))
 SCHEMA = ContextSchema((CITY, STARS))
 SIZES = HeadSizes(4, ModelConfig(), SCHEMA, (), SPECIAL_IDS)
 
@@ -74,7 +74,7 @@ def test_a_table_large_enough_is_one_hot() -> None:
 
 
 def test_a_missing_value_of_a_single_category_is_that_category() -> None:
-    only = ContextSchema((Variable("x", "category", values=(RARE, "a"), counts=(0, 5)),))
+    only = ContextSchema((Variable("x", "category", values=(UNKNOWN_VALUE, "a"), counts=(0, 5)),))
     bias = hashed(17, schema=only)
     torch.testing.assert_close(values(bias, torch.tensor([[MISSING]])), values(bias, torch.tensor([[1]])))
 
@@ -167,18 +167,18 @@ def test_coefficients_that_are_not_zero_are_counted() -> None:
     torch.nn.init.normal_(bias.weight)
     with torch.no_grad():
         bias.weight[::2] = 0
-    assert bias.counts() == [
+    assert bias.count_nonzero() == [
         {"variable": "city", "coefficients": V * 4, "nonzero": V // 2 * 4},
         {"variable": "stars", "coefficients": V * 2, "nonzero": V // 2 * 2},
     ]
 
 
 def test_penalties_of_variables() -> None:
-    assert numbers("l1", ("0.5",), ["a", "b"]) == [0.5, 0.5]
-    assert numbers("l1", ("0.5", "b=0.1"), ["a", "b"]) == [0.5, 0.1]
-    assert numbers("l1", ("b=0.1",), ["a", "b"]) == [0.0, 0.1]
+    assert variable_numbers("l1", ("0.5",), ["a", "b"]) == [0.5, 0.5]
+    assert variable_numbers("l1", ("0.5", "b=0.1"), ["a", "b"]) == [0.5, 0.1]
+    assert variable_numbers("l1", ("b=0.1",), ["a", "b"]) == [0.0, 0.1]
     with pytest.raises(UserError, match=r"unknown variable in sparse_l1 'ci' \(did you mean 'city'\?\)"):
-        numbers("sparse_l1", ("ci=1",), ["city"])
+        variable_numbers("sparse_l1", ("ci=1",), ["city"])
     with pytest.raises(UserError, match="hash_size is 2000000000; it must be at most 1073741824"):
         Config.of(hash_size=2_000_000_000)
 
@@ -187,7 +187,7 @@ def test_penalties_of_variables() -> None:
 def test_training_and_opening(loss: str, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", training={"loss": loss, "samples": 5, "epochs": 6}, output_bias=["hash"], adapt=[])
     corpus = run.prepare(ROWS)
-    hashed = inside(run.model.head).hashed
+    hashed = as_any(run.model.head).hashed
     before, bits = hashed.weight.detach().clone(), hashed.bits.clone()
     assert bits.any()
     hashed.bits.zero_()
@@ -196,7 +196,7 @@ def test_training_and_opening(loss: str, tmp_path: Path) -> None:
     assert torch.equal(hashed.bits, bits)
     assert not torch.equal(hashed.weight, before)
     again = Run.open(tmp_path / "run")
-    assert torch.equal(inside(again.model.head).hashed.bits, bits)
+    assert torch.equal(as_any(again.model.head).hashed.bits, bits)
     np.testing.assert_array_equal(again.nats(corpus), run.nats(corpus))
     nats = [row["nats"] for row in again.score([{**ROWS[0], "city": city} for city in ("Oslo", "Nice")])]
     assert nats[0] != nats[1]

@@ -11,7 +11,7 @@ from factorcell.model.backbone import register_backbone
 from factorcell.model.kernels import library
 from factorcell.model.packing import PackedModel
 from tests.plugins import Growing
-from tests.small import make_letters
+from tests.small_runs import make_letters
 
 compiled = pytest.mark.skipif(library.library() is None, reason="no compiled kernels here")
 
@@ -36,10 +36,10 @@ class Odd(Adapter):
 @compiled
 def test_a_model_is_packed_by_what_its_adapters_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(adapters.ADAPTERS, "concat", Odd)
-    assert PackedModel.of(make_letters(adapt=["concat"]).model) is None
+    assert PackedModel.from_model(make_letters(adapt=["concat"]).model) is None
     monkeypatch.setattr(Odd, "change", "low rank")
     model = make_letters(adapt=["concat", "factor"]).model
-    packed = PackedModel.of(model)
+    packed = PackedModel.from_model(model)
     assert packed is not None
     assert packed.layout.rank == 3 + model.config.rank
 
@@ -60,12 +60,12 @@ def test_a_model_is_packed_by_what_its_adapters_change(monkeypatch: pytest.Monke
 )
 def test_what_is_packed(options: dict[str, object], taken: bool) -> None:
     model = make_letters(**options).model  # type: ignore[arg-type]
-    assert (PackedModel.of(model) is not None) == taken
-    assert PackedModel.of(model.to(torch.float64)) is None
+    assert (PackedModel.from_model(model) is not None) == taken
+    assert PackedModel.from_model(model.to(torch.float64)) is None
 
 
 @compiled
 def test_another_backbone_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EXTENSIBLE["backbone"], "registered", {})
     register_backbone("growing", Growing)
-    assert PackedModel.of(make_letters(backbone="growing").model) is None
+    assert PackedModel.from_model(make_letters(backbone="growing").model) is None

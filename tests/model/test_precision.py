@@ -9,9 +9,9 @@ import torch
 from factorcell.commands.main import main
 from factorcell.model import precision
 from factorcell.model.kernels import library
-from factorcell.model.precision import possible  # itself, which no test replaces
+from factorcell.model.precision import is_supported  # itself, which no test replaces
 from factorcell.model.run import Run
-from tests.small import CONTEXT, ROWS, make_run
+from tests.small_runs import CONTEXT, ROWS, make_run
 
 CPU = torch.device("cpu")
 
@@ -36,7 +36,7 @@ def trained(folder: Path) -> None:
 
 @pytest.fixture
 def there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "possible", lambda device: True)
+    monkeypatch.setattr(precision, "is_supported", lambda device: True)
 
 
 @pytest.mark.usefixtures("there")
@@ -45,34 +45,34 @@ def there(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_faster_one_is_taken(single: float, half: float, chosen: str) -> None:
     work = Work(single, half)
-    gain = precision.gain(work, CPU, work.clock)
+    gain = precision.measure_speedup(work, CPU, work.clock)
     assert gain == pytest.approx(single / half)
-    assert precision.chosen(gain) == chosen
+    assert precision.choose_precision(gain) == chosen
     assert work.done == ["float32", "bfloat16"] * (1 + precision.TIMES)
-    (line,) = precision.told(gain)
+    (line,) = precision.describe_speedup(gain)
     assert chosen in line.split(":")[0]
     assert f"{gain:.1f} times" in line
 
 
 def test_nothing_is_tried_where_it_is_not_possible() -> None:
     work = Work(1.0, 0.1)
-    assert precision.gain(work, CPU, work.clock) == 1.0
+    assert precision.measure_speedup(work, CPU, work.clock) == 1.0
     assert not work.done
-    assert precision.told(1.0) == []
+    assert precision.describe_speedup(1.0) == []
 
 
 @pytest.mark.usefixtures("there")
 def test_little_work_stays_with_floats() -> None:
     work = Work(precision.LITTLE / 2, precision.LITTLE / 20)
-    assert precision.gain(work, CPU, work.clock) == 1.0
+    assert precision.measure_speedup(work, CPU, work.clock) == 1.0
 
 
 @pytest.mark.parametrize("kernel", ["off", "triton", "plain", ""])
 def test_a_processor_needs_the_instructions(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FACTORCELL_KERNEL", kernel)
-    assert possible(CPU) == (library.variant() in library.WITH_SHORT)
+    assert is_supported(CPU) == (library.variant() in library.WITH_SHORT)
     if kernel:
-        assert not possible(CPU)
+        assert not is_supported(CPU)
 
 
 @pytest.mark.parametrize(("gain", "chosen"), [(2.0, "bfloat16"), (0.6, "float32")])
@@ -88,12 +88,12 @@ def test_a_run_scores_by_the_faster_one(
             tried.append(name)
         return gain
 
-    monkeypatch.setattr("factorcell.model.run.gain", measured)
+    monkeypatch.setattr("factorcell.model.run.measure_speedup", measured)
     run = Run.open(tmp_path / "run", precision="auto")
-    assert (run.precision, run.gain, tried) == (chosen, gain, ["float32", "bfloat16"])
+    assert (run.precision, run.bfloat16_speedup, tried) == (chosen, gain, ["float32", "bfloat16"])
     said = Run.open(tmp_path / "run", precision=chosen)
     assert (run.nats(run.prepare(ROWS)) == said.nats(said.prepare(ROWS))).all()
-    assert said.gain == 1.0
+    assert said.bfloat16_speedup == 1.0
     assert len(tried) == 2
 
 
@@ -103,7 +103,7 @@ def test_models_that_are_compared_have_one_precision(
     trained(tmp_path / "run")
     trained(tmp_path / "other")
     gains, opened = iter([2.0, 0.5]), list[str]()
-    monkeypatch.setattr("factorcell.model.run.gain", lambda work, device: next(gains))
+    monkeypatch.setattr("factorcell.model.run.measure_speedup", lambda work, device: next(gains))
     real = Run.open.__func__  # type: ignore[attr-defined]
 
     def noted(cls: type[Run], *given: Any, **options: Any) -> Run:

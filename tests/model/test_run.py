@@ -8,10 +8,10 @@ import pytest
 
 from factorcell import files
 from factorcell.config import UserError
-from factorcell.data.corpus import target_offsets, targets
+from factorcell.data.corpus import target_ids, target_offsets
 from factorcell.data.vocabulary import END, START
 from factorcell.model.run import Run
-from tests.small import ROWS, make_letters, make_run
+from tests.small_runs import ROWS, make_letters, make_run
 
 
 def test_opens_without_its_data_and_scores_the_same(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_no_rows_have_no_scores_and_a_run_says_what_it_is(tmp_path: Path) -> Non
 
 def test_targets_are_all_tokens_but_the_start(tmp_path: Path) -> None:
     corpus = make_run(tmp_path / "run").prepare(ROWS)
-    flat, starts = targets(corpus), target_offsets(corpus)
+    flat, starts = target_ids(corpus), target_offsets(corpus)
     assert START not in flat
     for row in range(len(corpus)):
         ids = corpus.tokens[corpus.offsets[row] : corpus.offsets[row + 1]]

@@ -15,7 +15,7 @@ from factorcell.model import sizes
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run
 from factorcell.option_fields import ADAPTERS, CELLS
-from tests.small import make_run
+from tests.small_runs import make_run
 
 NUMBERS = (0.0,) * 6
 VARIABLES = (
@@ -45,10 +45,10 @@ def test_shapes_are_those_of_the_model(kind: dict[str, Any]) -> None:
     config = Config.of(**{**SMALL, "hash_size": 50, "bloom_size": 500, **kind})
     for variables in SCHEMAS:
         model, before = LanguageModel(config, 60, schema := ContextSchema(variables)), torch.get_rng_state()
-        found = sizes.shapes(config, 60, schema)
+        found = sizes.tensor_shapes(config, 60, schema)
         assert torch.equal(torch.get_rng_state(), before)
-        assert found == {name: tuple(tensor.shape) for name, tensor in model.kept().items()}
-        assert sizes.parameters(found) == model.parameter_count()
+        assert found == {name: tuple(tensor.shape) for name, tensor in model.saved_tensors().items()}
+        assert sizes.parameter_count(found) == model.parameter_count()
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def test_sizes_that_overflow(tmp_path: Path) -> None:
 def test_the_limit_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(tmp_path / "run").save_weights({})
     Run.open(tmp_path / "run")
-    monkeypatch.setenv(memory.VARIABLE, "1e-6")
+    monkeypatch.setenv(memory.LIMIT_VARIABLE, "1e-6")
     with pytest.raises(
         UserError, match=r"a model of .* parameters would take about 0 MiB of memory; the limit is 0 MiB"
     ):
         Run.open(tmp_path / "run")
     for wrong in ("much", "nan", "-1", "0"):
-        monkeypatch.setenv(memory.VARIABLE, wrong)
+        monkeypatch.setenv(memory.LIMIT_VARIABLE, wrong)
         with pytest.raises(UserError, match=r"FACTORCELL_MAX_MEMORY is|max_memory is"):
             memory.limit()
 
@@ -111,7 +111,7 @@ def test_memory_of_a_control_group(
     monkeypatch.setattr(memory, "GROUPS", tmp_path)
     monkeypatch.setattr(memory, "OWN_GROUP", tmp_path / "group")
     monkeypatch.setattr(memory, "INFO", tmp_path / "info")
-    assert memory.machine() == expected
+    assert memory.machine_memory() == expected
 
 
 def test_a_config_that_is_not_of_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

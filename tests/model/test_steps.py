@@ -79,9 +79,9 @@ def test_a_rate_of_zero_logs_the_exact_loss(tmp_path: Path) -> None:
     rows = list(train(run, corpus, corpus))
     losses = [row for row in rows if row["split"] == "train"]
     counts = np.diff([0, *(row["tokens"] for row in losses)])
-    assert losses[-1]["tokens"] == corpus.targets
+    assert losses[-1]["tokens"] == corpus.target_count
     assert len(losses) == math.ceil(rows[-1]["steps"] / 2)
-    mean = sum(row["loss"] * count for row, count in zip(losses, counts, strict=True)) / corpus.targets
+    mean = sum(row["loss"] * count for row, count in zip(losses, counts, strict=True)) / corpus.target_count
     assert mean == pytest.approx(float(run.nats(corpus).astype(np.float64).mean()), rel=1e-5)
     assert rows[-1]["perplexity"] == pytest.approx(math.exp(mean), rel=1e-5)
 

@@ -78,7 +78,10 @@ def test_learning_curves_draw_the_development_rows(x: str, end: float, label: st
     lines = [line for line in axes.lines if len(np.asarray(line.get_xdata())) == 10]
     assert [np.asarray(line.get_xdata())[-1] for line in lines] == pytest.approx([end, end])
     assert [np.asarray(line.get_ydata())[-1] for line in lines] == pytest.approx([10, 8], rel=1e-3)
-    assert [line.get_color() for line in lines] == [charts.COLOURS["unadapted"], charts.COLOURS["factorcell"]]
+    assert [line.get_color() for line in lines] == [
+        charts.MODEL_COLOURS["unadapted"],
+        charts.MODEL_COLOURS["factorcell"],
+    ]
     assert {"Unadapted  10", "FactorCell  8"} <= set(texts_inside(figure))
     assert label in axes.get_xlabel()
 
@@ -98,7 +101,7 @@ def test_best_and_last_perplexities_are_in_the_picture() -> None:
 def test_colours_are_the_papers_or_distinct() -> None:
     names = ["factorcell", "one", "two", "unadapted", "three"]
     palette = charts.colours(names)
-    assert palette["factorcell"] == charts.COLOURS["factorcell"]
+    assert palette["factorcell"] == charts.MODEL_COLOURS["factorcell"]
     assert len(set(palette.values())) == len(names)
 
 
@@ -132,7 +135,7 @@ def test_bars_without_a_significant_gain_are_grey() -> None:
     ends = [(0.1, 0.3), (-0.3, -0.1), (-0.1, 0.2), (None, None)]
     rows = [{**row, "gain_low": low, "gain_high": high} for row, (low, high) in zip(gain_rows(4), ends, strict=True)]
     bars = [bar for bar in charts.gains_by_value(rows).axes[0].patches if isinstance(bar, Rectangle)]
-    assert [to_hex(bar.get_facecolor()) for bar in bars] == [charts.ACCENT, charts.LOSS, charts.MUTED, charts.MUTED]
+    assert [to_hex(bar.get_facecolor()) for bar in bars] == [charts.ACCENT, charts.CONTRAST, charts.MUTED, charts.MUTED]
 
 
 def test_confusion_matrix_shows_shares_of_rows() -> None:

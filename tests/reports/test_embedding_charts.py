@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 
 from factorcell.evaluation import embeddings
-from factorcell.reports.charts import ACCENT, LOSS, MUTED, OTHERS, svg
+from factorcell.reports.charts import ACCENT, CONTRAST, EXTRA_COLOURS, MUTED, svg
 from factorcell.reports.embeddings import boosted_words, map_of_groups, map_of_numbers
 from tests.evaluation.test_embeddings import clouds, groups_of
 from tests.pages import texts_inside
@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 def rows_of(sizes: tuple[int, ...], apart: float = 5.0) -> list[Row]:
     """Points of groups on their map."""
-    return embeddings.points(clouds(sizes, apart, width=len(sizes) + 1), groups_of(sizes))
+    return embeddings.map_points(clouds(sizes, apart, width=len(sizes) + 1), groups_of(sizes))
 
 
 def outlines(figure: Figure) -> list[Ellipse]:
@@ -42,7 +42,7 @@ def test_ellipses_lie_where_their_rows_say() -> None:
         assert tuple(np.asarray(shape.get_center())) == (row["x"], row["y"])
         assert (shape.get_width(), shape.get_height()) == (2 * row["wide"], 2 * row["high"])
         assert shape.get_angle() == row["angle"]
-    assert [to_hex(shape.get_edgecolor()) for shape in outlines(figure)] == list(OTHERS[:3])
+    assert [to_hex(shape.get_edgecolor()) for shape in outlines(figure)] == list(EXTRA_COLOURS[:3])
     assert not figure.axes[0].collections
 
 
@@ -68,7 +68,7 @@ def test_points_have_the_colour_of_their_group_and_others_are_grey() -> None:
     drawn: Any = dots(map_of_groups(rows, embeddings.ellipses(rows, 1), dots=True))
     colours = [to_hex(colour) for colour in drawn.get_facecolor()]
     places = [tuple(place) for place in np.asarray(drawn.get_offsets()).tolist()]
-    expected = {(row["x"], row["y"]): OTHERS[0] if row["group"] == "g0" else MUTED for row in rows}
+    expected = {(row["x"], row["y"]): EXTRA_COLOURS[0] if row["group"] == "g0" else MUTED for row in rows}
     assert dict(zip(places, colours, strict=True)) == expected
 
 
@@ -119,5 +119,5 @@ def test_bars_of_words() -> None:
     assert {"sea", "␣", "◌\u0331", "+2.50", "+0.50", "−1.25", "city=Nice"} <= set(texts_inside(figure))
     bars: Any = figure.axes[0].patches
     assert [bar.get_width() for bar in bars] == list(nats.values())
-    assert [to_hex(bar.get_facecolor()) for bar in bars] == [ACCENT, ACCENT, ACCENT, LOSS]
+    assert [to_hex(bar.get_facecolor()) for bar in bars] == [ACCENT, ACCENT, ACCENT, CONTRAST]
     assert texts_inside(boosted_words([], "nothing")) == ["nothing"]

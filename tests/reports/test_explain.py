@@ -10,9 +10,16 @@ from hypothesis import strategies as st
 from matplotlib.lines import Line2D
 
 from factorcell.reports import charts, explain
-from factorcell.reports.charts import OTHERS
-from factorcell.reports.explain import COLUMNS, FIRST, SECOND, explanation, running_posterior, text_lines
-from factorcell.reports.wording import readable
+from factorcell.reports.charts import EXTRA_COLOURS
+from factorcell.reports.explain import (
+    FIRST_COLOUR,
+    LINE_WIDTH,
+    SECOND_COLOUR,
+    break_lines,
+    explanation_page,
+    running_posterior,
+)
+from factorcell.reports.wording import readable_token
 from tests.pages import Page, texts_inside
 
 Row = dict[str, Any]
@@ -37,7 +44,7 @@ ROW = row(token("<b>lovely</b>", 2.25), token("room", 0.1), token("kvetch", -0.6
 
 
 def test_tokens_have_their_nats_shades_and_bars() -> None:
-    page = explanation("factorcell", [ROW])
+    page = explanation_page("factorcell", [ROW])
     text = Page(page).text
     assert "What FactorCell hears" in text
     spans = re.findall(r'<span style="([^"]*)" title="([^"]*)">(.*?)</span>', page)
@@ -63,36 +70,38 @@ def strongest(page: str) -> list[list[str]]:
 
 
 def test_strongest_tokens_of_both_contexts_stand_with_what_was_before_them() -> None:
-    first, second = strongest(explanation("run", [ROW]))
+    first, second = strongest(explanation_page("run", [ROW]))
     lovely = "&lt;b&gt;lovely&lt;/b&gt;"
     assert first == [lovely, "–", "1", "2.25", "room", lovely, "1", "0.10"]
     assert second[:4] == ["¶", f"{lovely} room kvetch", "1", "1.50"]
     many = [token(f"w{index}", index + 1.0) for index in range(20)]
-    cells, _ = strongest(explanation("run", [row(*many)]))
+    cells, _ = strongest(explanation_page("run", [row(*many)]))
     assert cells[::4] == [f"w{index}" for index in range(19, 19 - explain.STRONGEST, -1)]
     assert cells[1] == "… w15 w16 w17 w18"
 
 
 def test_tokens_of_few_nats_are_not_called_strong() -> None:
-    page = explanation("run", [row(token("loud", -2.0), token("low", -0.04), token("faint", 0.02), token("</s>", 0.0))])
+    page = explanation_page(
+        "run", [row(token("loud", -2.0), token("low", -0.04), token("faint", 0.02), token("</s>", 0.0))]
+    )
     assert strongest(page) == [[], ["loud", "1", "2.00"]]
     assert page.count("No token of 0.1 nats.") == 1
 
 
 def test_the_page_of_an_ensemble_says_that_figures_are_means() -> None:
-    assert "means of the log likelihoods of 3 runs" in Page(explanation("run", [ROW], 3)).text
-    assert "means of" not in Page(explanation("run", [ROW])).text
+    assert "means of the log likelihoods of 3 runs" in Page(explanation_page("run", [ROW], 3)).text
+    assert "means of" not in Page(explanation_page("run", [ROW])).text
 
 
 def test_several_models_and_many_contexts() -> None:
-    page = explanation("run", [{**ROW, "model": "one"}, {**ROW, "model": "<two>"}])
+    page = explanation_page("run", [{**ROW, "model": "one"}, {**ROW, "model": "<two>"}])
     assert "<h3>one</h3>" in page
     assert "<h3>&lt;two&gt;</h3>" in page
     assert "1 text, read given rating=5 and rating=<1>." in Page(page).text
     names = ["FR", "DE", "ES"]
     posterior = dict.fromkeys(names, 1 / 3)
     tokens = [{**ROW["tokens"][1], "nats": dict.fromkeys(names, 2.5), "posterior": posterior}]
-    text = Page(explanation("run", [{**ROW, "posterior": posterior, "tokens": tokens}])).text
+    text = Page(explanation_page("run", [{**ROW, "posterior": posterior, "tokens": tokens}])).text
     assert "read given FR, DE and ES" in text
     assert "Token by token" not in text
     assert "2.500" in text
@@ -100,19 +109,19 @@ def test_several_models_and_many_contexts() -> None:
 
 @given(st.lists(st.text(min_size=1, max_size=70), max_size=80), st.sampled_from(["word", "char"]))
 def test_lines_hold_every_token_once_and_apart(texts: list[str], unit: str) -> None:
-    lines = text_lines({"tokens": [{"token": text} for text in texts], "unit": unit})
+    lines = break_lines({"tokens": [{"token": text} for text in texts], "unit": unit})
     assert [number for line in lines for number, *_ in line] == list(range(len(texts)))
     for line in lines:
         places = [place for _, place, _ in line]
         assert places == sorted(places)
-        assert 0 < places[0] <= places[-1] < COLUMNS
+        assert 0 < places[0] <= places[-1] < LINE_WIDTH
 
 
 def test_wide_letters_take_two_columns_and_accents_none() -> None:
-    ((*_,),) = (line := text_lines({"tokens": [{"token": text} for text in ("日本", "e\u0301", "a")], "unit": "word"}))
+    ((*_,),) = (line := break_lines({"tokens": [{"token": text} for text in ("日本", "e\u0301", "a")], "unit": "word"}))
     assert [place for _, place, _ in line[0]] == [2.0, 5.5, 7.5]
-    assert readable("</s>") == "¶"
-    assert readable("a\nb") == "a b"
+    assert readable_token("</s>") == "¶"
+    assert readable_token("a\nb") == "a b"
 
 
 def ys(line: Line2D) -> list[float]:
@@ -135,7 +144,7 @@ def test_a_posterior_runs_from_the_prior_over_all_lines() -> None:
         assert one[0] == pytest.approx(1 / 8)
         assert two[0] == one[-1]
         assert np.allclose([*one[1:], *two[1:]], shares[:, index])
-    coloured = [line for line in first.lines[:8] if line.get_color() in OTHERS]
+    coloured = [line for line in first.lines[:8] if line.get_color() in EXTRA_COLOURS]
     assert len({(line.get_color(), str(vars(line)["_unscaled_dash_pattern"])) for line in coloured}) == 6
 
 
@@ -146,7 +155,7 @@ def test_posteriors_of_two_contexts_have_the_colours_of_the_ratios() -> None:
         "posterior": {"a": 1, "b": 0},
     }
     figure = running_posterior([{**pair, "model": "factorcell"}, {**pair, "model": "concatcell"}])
-    assert [line.get_color() for line in figure.axes[0].lines[:2]] == [FIRST, SECOND]
+    assert [line.get_color() for line in figure.axes[0].lines[:2]] == [FIRST_COLOUR, SECOND_COLOUR]
     assert {"FactorCell", "ConcatCell"} <= set(texts_inside(figure))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from factorcell.completion.replay.summary import summarise
 from factorcell.reports import replay
-from factorcell.reports.charts import COLOURS, titled
+from factorcell.reports.charts import MODEL_COLOURS, display_name
 from tests.completion.replay.test_summary import find, invented, row
 from tests.pages import Page, texts_inside
 
@@ -51,7 +51,7 @@ def test_one_system_one_colour(summary: Row) -> None:
     second = replay.improvement_by_queries_seen(summary["curve"], systems, "<two>")
     third = replay.mrr_by_length(rows_by(summary, "prefix_length", "query_length"), systems)
     dots = [line.get_color() for line in first.axes[0].lines if line.get_marker() == "o"]
-    assert dots[0] == COLOURS["factorcell"]
+    assert dots[0] == MODEL_COLOURS["factorcell"]
     assert [line.get_color() for line in third.axes[0].lines] == dots
     assert [line.get_color() for line in second.axes[0].lines][:2] == [dots[0], dots[2]]
 
@@ -88,13 +88,13 @@ def test_mrr_by_length(summary: Row) -> None:
 
 def test_a_group_that_is_missing_leaves_a_gap_in_no_line() -> None:
     summary = summarise([row("one", "ann", 0, None), row("one", "ben", 4, None, prefix_length=60)], "one", draws=3)
-    page = replay.page("rows", summary)
+    page = replay.replay_page("rows", summary)
     assert page.count("<svg") == 2  # nobody to compare with, and few users: no curve
     assert "nan" not in re.sub(r"<svg.*?</svg>", "", page, flags=re.DOTALL).lower()
 
 
 def test_table_has_all_figures(summary: Row) -> None:
-    rows, columns = replay.table(summary)
+    rows, columns = replay.replay_table(summary)
     assert columns[:3] == ["system", "MRR", "success at 1"]
     first, base, mpc = rows
     found = find(summary, "factorcell")
@@ -113,7 +113,7 @@ def test_what_is_better_than_all_others_is_marked() -> None:
         for position in range(3):
             figures = {"nats": 20.0 + user, "targets": 10}
             rows += [row("first", f"u{user}", position, 1, **figures), row("third", f"u{user}", position, 3, **figures)]
-    page = replay.page("test", summarise(rows, "third", draws=50))
+    page = replay.replay_page("test", summarise(rows, "third", draws=50))
     marked = re.findall(r'class="num best">([^<]*)<', page)
     assert marked.count("1.000* [1.000, 1.000]") >= 2  # over queries and over users
     assert not [mark for mark in marked if mark.startswith(("0.333", "2", "3"))]
@@ -122,7 +122,7 @@ def test_what_is_better_than_all_others_is_marked() -> None:
 
 
 def test_page_is_whole_and_has_every_figure(summary: Row) -> None:
-    content = replay.page("<test>.parquet", summary)
+    content = replay.replay_page("<test>.parquet", summary)
     page = Page(content)
     assert "Completing <test>.parquet" in page.text
     assert f"{summary['queries']:,} queries of 30 users" in page.text
@@ -133,4 +133,4 @@ def test_page_is_whole_and_has_every_figure(summary: Row) -> None:
         assert re.search(rf"{found[figure]:{form}}\*? {re.escape(interval)}", page.text)
     for one in rows_by(summary, "query_length", "queries_seen", "prefix_length", "prefix"):
         assert re.search(rf"{one['mrr']:.3f}\*? \[{one['mrr_low']:.3f}, {one['mrr_high']:.3f}\]", page.text)
-    assert titled("factorcell") in page.text
+    assert display_name("factorcell") in page.text

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from factorcell.evaluation.text_figures import TextSums
-from factorcell.model.kept_results import Gains
+from factorcell.model.saved_results import GainTable
 from factorcell.reports import demo, elements, runs
 from tests.pages import Page, requests
 from tests.service.page.conftest import browser  # noqa: F401
@@ -105,8 +105,8 @@ def two_runs() -> list[dict[str, Any]]:
             "texts": {"perplexity": text_sums(math.log(72.0))},
             "cautions": [f"{HOSTILE} stopped"],
             "by": [
-                Gains("dev.csv", "city", None, rows),
-                Gains("dev.csv", "rating", None, [{"value": "5", "count": 3, "perplexity": 6.5, "gain": None}]),
+                GainTable("dev.csv", "city", None, rows),
+                GainTable("dev.csv", "rating", None, [{"value": "5", "count": 3, "perplexity": 6.5, "gain": None}]),
             ],
             "classification": {
                 "target": "rating",
@@ -129,11 +129,11 @@ def test_pages_are_whole_and_request_nothing(pages: dict[str, str], name: str) -
     page = Page(pages[name])
     assert requests(page, pages[name]) == []
     ids = {attributes["id"] for _, attributes in page.tags if "id" in attributes}
-    links = {str(a.get("xlink:href") or a.get("href"))[1:] for a in page.named("use")}
+    links = {str(a.get("xlink:href") or a.get("href"))[1:] for a in page.attributes_of("use")}
     assert links | set(re.findall(r"url\(#([^)]*)\)", pages[name])) <= ids
-    assert all(image.get("alt") for image in page.named("img"))
-    assert all(image.get("aria-label") for image in page.named("svg"))
-    assert not page.named("script")
+    assert all(image.get("alt") for image in page.attributes_of("img"))
+    assert all(image.get("aria-label") for image in page.attributes_of("svg"))
+    assert not page.attributes_of("script")
     assert HOSTILE.split()[-1] in page.text
 
 
@@ -162,7 +162,7 @@ def test_demo_page_has_the_results(pages: dict[str, str]) -> None:
         "most probable near 36° N 136° E, 111 km from the true place",
     ):
         assert words in page.text, words
-    assert len(page.named("img")) == 2
+    assert len(page.attributes_of("img")) == 2
 
 
 def test_run_report_sets_runs_side_by_side(pages: dict[str, str]) -> None:
@@ -176,7 +176,7 @@ def test_run_report_sets_runs_side_by_side(pages: dict[str, str]) -> None:
     assert "model.rank" not in head  # the same in both
     assert "model.rank" in folded
     page = Page(content)
-    assert len(page.named("svg")) == 4  # two learning curves, gains by city, confusion
+    assert len(page.attributes_of("svg")) == 4  # two learning curves, gains by city, confusion
     assert "rating: category, 5 values, none rare" in page.text
 
 
@@ -195,7 +195,7 @@ def test_trainings_of_one_model_share_a_row() -> None:
     assert f"{mean:.2f} ± {np.std([70.0, 76.0, 83.0], ddof=1):.2f}" in page.text
     assert "runs/a-seed-0, runs/a-seed-1, runs/a-seed-2" in page.text
     assert "no difference" in page.text
-    assert not [cell for cell in page.named("td") if "best" in str(cell.get("class"))]
+    assert not [cell for cell in page.attributes_of("td") if "best" in str(cell.get("class"))]
     assert "4 runs side by side" in page.text
 
 
@@ -205,7 +205,7 @@ def test_run_report_of_bare_runs() -> None:
     assert "runs/a" in page.text
     for nothing in ("ide by side", "Learning curves", "Context", "Options"):
         assert nothing not in page.text
-    assert not page.named("svg")
+    assert not page.attributes_of("svg")
     told = Page(runs.run_report([{**run, "schema": ["rating: category, 5 values"], "config": {"data": {"text": "t"}}}]))
     assert "Context" in told.text
     assert "Options" in told.text
@@ -227,7 +227,7 @@ def test_every_figure_names_its_table_and_its_baseline() -> None:
     run = {
         **adapted,
         "evaluation": {**adapted["evaluation"], "table": "ht.parquet", **gain},
-        "by": [Gains("ht.csv", "rating", None, rows), Gains("ht.parquet", "rating", "ngram", rows)],
+        "by": [GainTable("ht.csv", "rating", None, rows), GainTable("ht.parquet", "rating", "ngram", rows)],
         "classification": {**adapted["classification"], "table": "other.csv"},
     }
     content = runs.run_report([run])
@@ -243,7 +243,7 @@ def test_every_figure_names_its_table_and_its_baseline() -> None:
     heads = re.findall(r"<th[^>]*>([^<]*)</th>", content)
     assert heads[:5] == ["model", "folder", "perplexity of", "accuracy of", "gain"]
     assert {"ht.parquet", "rating, other.csv"} <= set(re.findall(r"<td>([^<]*)</td>", content))
-    labels = {str(attributes["aria-label"]) for attributes in page.named("svg")}
+    labels = {str(attributes["aria-label"]) for attributes in page.attributes_of("svg")}
     assert {"Gain over itself without context by rating, ht.csv", "Gain over ngram by rating, ht.parquet"} <= labels
     both = Page(runs.run_report([{**plain, "evaluation": {**plain["evaluation"], "table": "ht.parquet"}}, run]))
     assert "gain over hotels unadapted" in both.text

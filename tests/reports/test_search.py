@@ -124,7 +124,7 @@ def test_the_page_is_whole_and_orders_the_options() -> None:
     rows[5]["params"]["decay"] = HOSTILE
     first = next(row for row in rows if row["state"] == "complete")
     first["ahead"] = ["perplexity"]
-    content = search.page(HOSTILE, rows, HOSTILE, LOGS)
+    content = search.search_page(HOSTILE, rows, HOSTILE, LOGS)
     page = Page(content)
     assert requests(page, content) == []
     assert HOSTILE in page.text
@@ -136,17 +136,17 @@ def test_the_page_is_whole_and_orders_the_options() -> None:
 
 
 def test_pages_of_few_trials() -> None:
-    assert "0 trials" in search.page("s", [], None, ())
-    assert "No trial is complete yet" in search.page("s", trial_rows(1), None, ())
-    plain = search.page("s", trial_rows(9, accuracy=False), None, ())
+    assert "0 trials" in search.search_page("s", [], None, ())
+    assert "No trial is complete yet" in search.search_page("s", trial_rows(1), None, ())
+    plain = search.search_page("s", trial_rows(9, accuracy=False), None, ())
     assert 'id="options-' in plain
     assert 'id="accuracy-' not in plain
     fixed = [{**row, "params": {}} for row in trial_rows(9)]
-    assert 'id="options-' not in search.page("s", fixed, "t", ())
+    assert 'id="options-' not in search.search_page("s", fixed, "t", ())
 
 
 def test_the_table_for_the_terminal_is_flat() -> None:
-    rows, columns = search.table(trial_rows(4))
+    rows, columns = search.search_table(trial_rows(4))
     assert columns[:4] == ["number", "state", "model", "perplexity"]
     assert {"hidden_size", "learning_rate", "rank", "decay"} <= set(columns)
     assert rows[1]["learning_rate"] == f"{trial_rows(4)[1]['params']['learning_rate']:.3g}"

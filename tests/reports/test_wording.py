@@ -39,5 +39,7 @@ def test_other_values_have_none(names: list[str]) -> None:
 
 def test_advice_names_what_to_type() -> None:
     """A name that a shell would take apart is quoted."""
-    told = [wording.advised({"advice": advice, "column": "my city"}) for advice in ("use", "softmax bias", "leave out")]
+    told = [
+        wording.advice_text({"advice": advice, "column": "my city"}) for advice in ("use", "softmax bias", "leave out")
+    ]
     assert told == ["use (--context 'my city')", "softmax bias (--context 'my city' --model softmaxbias)", "leave out"]

@@ -15,7 +15,7 @@ from tests.service import runs
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[ServedModel, ServedModel]:
     folder = tmp_path_factory.mktemp("models")
-    first, second = (ServedModel(runs.make(folder / str(seed), seed)) for seed in (0, 1))
+    first, second = (ServedModel(runs.make_run(folder / str(seed), seed)) for seed in (0, 1))
     return first, second
 
 

@@ -12,7 +12,7 @@ from factorcell.service.http import server
 
 @contextmanager
 def listening(app: ASGIApp) -> Iterator[str]:
-    with server.bound("127.0.0.1", 0) as port:
+    with server.bind_socket("127.0.0.1", 0) as port:
         serving = server.uvicorn_server(app)
         thread = threading.Thread(target=serving.run, args=([port],))
         thread.start()

@@ -7,7 +7,7 @@ from factorcell.service.engine import Service
 from factorcell.service.learning import ServedModel
 
 
-def alone(model: ServedModel, texts: list[Any]) -> bytes:
+def learned_by_library(model: ServedModel, texts: list[Any]) -> bytes:
     user = model.learner.new()
     for text in texts:
         text, context = text if isinstance(text, tuple) else (text, {})
@@ -15,7 +15,7 @@ def alone(model: ServedModel, texts: list[Any]) -> bytes:
     return user.to_bytes()
 
 
-def kept(service: Service, user: str) -> bytes:
+def learned_by_service(service: Service, user: str) -> bytes:
     record = service.store.read(user)
     known = service.model.user(record)
     assert known is not None
@@ -23,6 +23,6 @@ def kept(service: Service, user: str) -> bytes:
     return known.to_bytes()
 
 
-def words(seed: int, count: int) -> list[str]:
+def random_texts(seed: int, count: int) -> list[str]:
     draw = random.Random(seed)
     return [" ".join("".join(draw.choices("abc ", k=draw.randint(1, 9))).split()) or "a" for _ in range(count)]

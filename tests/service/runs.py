@@ -15,7 +15,7 @@ WRITERS = ("ann", "bob")
 POPULAR = {"abc": 5, "abba": 3, "cab": 4, "acca b": 3}
 
 
-def make(folder: Path, seed: int = 0, **model: Any) -> Run:
+def make_run(folder: Path, seed: int = 0, **model: Any) -> Run:
     sizes = {"embedding_size": 4, "hidden_size": 5, "rank": 2, "context_size": 3, "variable_size": 2}
     reads = {"context": ("city",), "user": "who", "tokenizer": "char", "min_user_count": 1, "min_context_count": 1}
     config = Config.of(**{**reads, "min_count": 1, "max_tokens": 14, **sizes, **model})

@@ -2,13 +2,13 @@
 
 import threading
 
-from factorcell.service.recent import Recent
+from factorcell.service.lru_cache import LRUCache
 from factorcell.service.record import StoreError
 from factorcell.service.relearning import Relearner
 
 
 def test_who_was_not_asked_for_longest_goes_first() -> None:
-    recent: Recent[str, int] = Recent(2)
+    recent: LRUCache[str, int] = LRUCache(2)
     for number, key in enumerate("abab"):
         recent.put(key, number)
     assert recent.get("a") == 2
@@ -31,13 +31,13 @@ def test_each_who_waits_is_learned_once_and_an_error_stops_nobody() -> None:
             raise StoreError("out of order")
 
     relearner = Relearner(learn)
-    assert relearner.settle(0)
+    assert relearner.wait_until_idle(0)
     relearner.add("ann")
     assert begun.wait(10)
     for user in ("bob", "bob", "ann", "eve"):  # ann anew: she may have changed since it began
         relearner.add(user)
-    assert not relearner.settle(0.01)
+    assert not relearner.wait_until_idle(0.01)
     go_on.set()
-    assert relearner.settle(10)
+    assert relearner.wait_until_idle(10)
     assert learned == ["ann", "bob", "ann", "eve"]
     relearner.close()

@@ -96,7 +96,7 @@ def test_a_file_has_a_phrase_a_line(tmp_path: Path) -> None:
 
 
 def test_lists_stay_full(model: ServedModel, tmp_path: Path) -> None:
-    strict = ServedModel(Run.open(model.run.folder), allowed=BlockList(["abba", "abc", "acca b", "cacc"]))
+    strict = ServedModel(Run.open(model.run.folder), is_allowed=BlockList(["abba", "abc", "acca b", "cacc"]))
     assert strict.identity == model.identity, "what is learned does not depend on it"
     services = [Service(one, open_store(f"sqlite:///{tmp_path / 'users.db'}")) for one in (strict, model)]
     for text in ("abba", "a abc", "cacc"):
@@ -104,7 +104,7 @@ def test_lists_stay_full(model: ServedModel, tmp_path: Path) -> None:
     for query in ("", "a", "ca"):
         found, free = (one.complete(CompletionRequest(query, "ann", limit=8)).results for one in services)
         assert len(found) == len(free) == 8
-        assert [one.text for one in found if not strict.allowed(one.text)] == []  # type: ignore[misc]
+        assert [one.text for one in found if not strict.is_allowed(one.text)] == []  # type: ignore[misc]
         assert found != free or query == "ca"
     found = services[0].complete(CompletionRequest("abba ", "ann")).results
     assert found == []

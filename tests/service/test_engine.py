@@ -18,10 +18,10 @@ from factorcell.service.engine import CompletionRequest, Service
 from factorcell.service.learning import ServedModel
 from factorcell.service.privacy import Privacy
 from factorcell.service.record import Record, StoreError
-from factorcell.service.stores import attended
+from factorcell.service.stores import circuit_breaker
 from factorcell.service.stores.opening import open_store
-from tests.service.oracle import alone, kept
-from tests.small import make_letters
+from tests.service.oracle import learned_by_library, learned_by_service
+from tests.small_runs import make_letters
 
 Opened = Callable[..., Service]
 
@@ -84,8 +84,12 @@ def test_texts_are_learned_in_order_and_in_their_contexts(service: Service, mode
         text, context = text if isinstance(text, tuple) else (text, None)
         accepted = service.accept("ann", text, context=context)
         assert accepted.outcome == "learned"
-    assert kept(service, "ann") == alone(model, [t if isinstance(t, tuple) else (t, {}) for t in texts])
-    assert kept(service, "ann") != alone(model, [t[0] if isinstance(t, tuple) else t for t in texts])
+    assert learned_by_service(service, "ann") == learned_by_library(
+        model, [t if isinstance(t, tuple) else (t, {}) for t in texts]
+    )
+    assert learned_by_service(service, "ann") != learned_by_library(
+        model, [t[0] if isinstance(t, tuple) else t for t in texts]
+    )
     profile = service.show("ann")
     assert profile is not None
     assert [text.number for text in profile.texts] == [1, 2, 3, 4]
@@ -121,10 +125,10 @@ def test_a_key_is_applied_once_even_after_a_restart(opened: Opened, model: Serve
     second = opened()
     again = second.accept("ann", "abc", key="k1")
     assert (again.outcome, again.number) == ("repeated", 1)
-    assert kept(second, "ann") == alone(model, ["abc"])
+    assert learned_by_service(second, "ann") == learned_by_library(model, ["abc"])
     assert second.forget("ann", "abc") == 1
     assert second.accept("ann", "abc", key="k1").outcome == "repeated"
-    assert kept(second, "ann") == alone(model, [])
+    assert learned_by_service(second, "ann") == learned_by_library(model, [])
     assert [second.accept("ann", "abc").outcome for _ in range(2)] == ["learned"] * 2, "without a key each counts"
 
 
@@ -138,12 +142,12 @@ def test_forgetting_is_never_having_learned(service: Service, model: ServedModel
     profile = service.show("ann")
     assert profile is not None
     assert [one.text for one in profile.texts] == without
-    assert service.settle()
-    assert kept(service, "ann") == alone(model, without)
+    assert service.wait_for_learning()
+    assert learned_by_service(service, "ann") == learned_by_library(model, without)
     found = service.complete(CompletionRequest(text[:-1], "ann")).results
     assert text not in {one.text for one in found if "history" in one.source}
     service.accept("ann", "acc")
-    assert kept(service, "ann") == alone(model, [*without, "acc"])
+    assert learned_by_service(service, "ann") == learned_by_library(model, [*without, "acc"])
     assert service.forget("ann", "never there") == 0
     assert service.forget("nobody", "a") == 0
     assert service.store.users() == ["ann"]
@@ -154,11 +158,11 @@ def test_undo_takes_back_the_newest(service: Service, model: ServedModel) -> Non
         service.accept("ann", text)
     for left in (["ab", "cab"], ["ab"], []):
         assert service.undo("ann") == 1
-        assert service.settle()
-        assert kept(service, "ann") == alone(model, left)
+        assert service.wait_for_learning()
+        assert learned_by_service(service, "ann") == learned_by_library(model, left)
     assert service.undo("ann") == 0
     service.accept("ann", "b")
-    assert kept(service, "ann") == alone(model, ["b"])
+    assert learned_by_service(service, "ann") == learned_by_library(model, ["b"])
 
 
 def test_paused_nothing_is_kept(service: Service, model: ServedModel) -> None:
@@ -169,14 +173,14 @@ def test_paused_nothing_is_kept(service: Service, model: ServedModel) -> None:
     profile = service.show("bob")
     assert profile is not None
     assert profile.paused
-    assert kept(service, "ann") == alone(model, ["ab"])
+    assert learned_by_service(service, "ann") == learned_by_library(model, ["ab"])
     service.pause("ann", False)
     assert service.accept("ann", "cab", key="k").outcome == "learned"
-    assert kept(service, "ann") == alone(model, ["ab", "cab"])
+    assert learned_by_service(service, "ann") == learned_by_library(model, ["ab", "cab"])
 
 
 def test_nothing_is_kept_of_what_is_private_or_looks_secret(opened: Opened) -> None:
-    service = opened(privacy=Privacy(never=("x+",)))
+    service = opened(privacy=Privacy(withheld_patterns=("x+",)))
     withheld = service.accept("ann", "ann@example.org")
     assert (withheld.outcome, withheld.why) == ("withheld", "an e-mail address")
     assert service.accept("ann", "bxx").why == "a pattern"
@@ -199,21 +203,21 @@ def test_deleted_is_never_there(service: Service, model: ServedModel) -> None:
     assert (service.show("ann"), service.export("ann")) == (None, None)
     assert service.complete(CompletionRequest("ab", "ann")) == service.complete(CompletionRequest("ab"))
     assert service.accept("ann", "c", key="k").outcome == "learned"
-    assert kept(service, "ann") == alone(model, ["c"])
+    assert learned_by_service(service, "ann") == learned_by_library(model, ["c"])
 
 
 def test_exported_and_restored_somebody_is_the_same(service: Service) -> None:
     for text, context in (("ab", None), ("cab", {"city": "Oslo"})):
         service.accept("ann", text, context=context)
     service.pause("ann")
-    before, values = kept(service, "ann"), service.export("ann")
+    before, values = learned_by_service(service, "ann"), service.export("ann")
     values = msgspec.json.decode(msgspec.json.encode(values))
     with pytest.raises(UserError, match="somebody of that id is kept already"):
         service.restore(values)
     service.delete("ann")
     assert service.restore(values) == "ann"
-    assert service.settle()
-    assert kept(service, "ann") == before
+    assert service.wait_for_learning()
+    assert learned_by_service(service, "ann") == before
     assert service.export("ann") == values
 
 
@@ -224,7 +228,7 @@ def test_a_new_model_learns_everybody_again(opened: Opened, models: tuple[Served
         service.accept("ann", text)
     service._relearner.close()
     service._relearner.add = lambda user: None  # type: ignore[method-assign]
-    service.use(new)
+    service.replace_model(new)
     other = opened(new)
     assert new.identity != old.identity
     unknown = replace(new.learner.new(), history=History(tuple(texts)))
@@ -235,18 +239,22 @@ def test_a_new_model_learns_everybody_again(opened: Opened, models: tuple[Served
     assert not profile.learned
     waiting = other.accept("ann", "b")
     assert waiting.outcome == "kept"
-    assert other.settle()
-    assert kept(other, "ann") == alone(new, [*texts, "b"])
+    assert other.wait_for_learning()
+    assert learned_by_service(other, "ann") == learned_by_library(new, [*texts, "b"])
     assert other.accept("ann", "c").outcome == "learned"
     back = opened(old)
     assert back.relearn("ann")
-    assert kept(back, "ann") == alone(old, [*texts, "b", "c"]), "the old model goes on from what it knew"
-    assert kept(other, "ann") == alone(new, [*texts, "b", "c"]), "and the new one has not lost what it knows"
+    assert learned_by_service(back, "ann") == learned_by_library(old, [*texts, "b", "c"]), (
+        "the old model goes on from what it knew"
+    )
+    assert learned_by_service(other, "ann") == learned_by_library(new, [*texts, "b", "c"]), (
+        "and the new one has not lost what it knows"
+    )
 
 
 def test_texts_that_are_too_old_leave_no_trace(opened: Opened, model: ServedModel) -> None:
     now = 1_000_000.0
-    service = opened(privacy=Privacy(keep=100), clock=lambda: now)
+    service = opened(privacy=Privacy(retention=100), clock=lambda: now)
     lived = [(0, "ann", "ab"), (50, "ann", "cab"), (60, "ann", "b"), (0, "bob", "ab"), (55, "eve", "c")]
     for after, user, text in lived:
         now = 1_000_000.0 + after
@@ -255,8 +263,8 @@ def test_texts_that_are_too_old_leave_no_trace(opened: Opened, model: ServedMode
     assert service.expire() == 0
     now = 1_000_000.0 + 120
     assert service.expire() == 2
-    assert service.settle()
-    assert kept(service, "ann") == alone(model, ["cab", "b"])
+    assert service.wait_for_learning()
+    assert learned_by_service(service, "ann") == learned_by_library(model, ["cab", "b"])
     assert service.store.users() == ["ann", "eve", "zoe"]
     now += 1000
     assert service.expire() == 3
@@ -265,7 +273,7 @@ def test_texts_that_are_too_old_leave_no_trace(opened: Opened, model: ServedMode
 
 
 def test_the_newest_texts_are_kept(opened: Opened) -> None:
-    service = opened(privacy=Privacy(most=3))
+    service = opened(privacy=Privacy(max_texts=3))
     for text in ("a", "b", "ab", "ba"):
         service.accept("ann", text)
     profile = service.show("ann")
@@ -273,7 +281,7 @@ def test_the_newest_texts_are_kept(opened: Opened) -> None:
     assert [one.text for one in profile.texts] == ["b", "ab", "ba"]
     assert (profile.accepted, profile.learned) == (4, True)
     assert service.forget("ann", "a") == 0
-    assert service.settle()
+    assert service.wait_for_learning()
     known = service.model.user(service.store.read("ann"))
     assert known is not None
     assert known.seen == 3, "a text that is no longer kept is forgotten too"
@@ -305,8 +313,8 @@ def test_without_the_store_there_are_suggestions_for_nobody(opened: Opened, monk
     service = opened()
     service.accept("ann", "abbab")
     own, nobody = (service.complete(CompletionRequest("ab", user)) for user in ("ann", None))
-    monkeypatch.setattr(attended, "RETRY", 0.05)
-    monkeypatch.setattr(attended, "CHECK", 0.0)
+    monkeypatch.setattr(circuit_breaker, "RETRY", 0.05)
+    monkeypatch.setattr(circuit_breaker, "CHECK", 0.0)
     store = failing(service)
     store.failing = True
     found = service.complete(CompletionRequest("ab", "ann"))
@@ -344,7 +352,7 @@ def test_another_persons_record_is_never_served(service: Service) -> None:
 
 
 def test_the_cache_is_bounded_and_never_stale(opened: Opened) -> None:
-    service, other = opened(cached=2), opened()
+    service, other = opened(cache_size=2), opened()
     for user in ("ann", "bob", "eve"):
         service.accept(user, "abbab")
         service.complete(CompletionRequest("ab", user))

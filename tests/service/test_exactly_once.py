@@ -8,13 +8,13 @@ import pytest
 
 from factorcell.service.engine import CompletionRequest, Service
 from factorcell.service.learning import ServedModel
-from tests.service.oracle import alone, kept, words
+from tests.service.oracle import learned_by_library, learned_by_service, random_texts
 
 Opened = Callable[..., Service]
 
 
 def test_sixty_four_writers_lose_nothing(opened: Opened, model: ServedModel) -> None:
-    services, texts = [opened(), opened()], words(1, 64)
+    services, texts = [opened(), opened()], random_texts(1, 64)
 
     def write(number: int) -> None:
         for attempt in range(2):
@@ -27,14 +27,14 @@ def test_sixty_four_writers_lose_nothing(opened: Opened, model: ServedModel) -> 
     assert profile is not None
     assert sorted(one.text for one in profile.texts) == sorted(texts)
     assert [one.number for one in profile.texts] == list(range(1, 65))
-    assert kept(services[1], "ann") == alone(model, [one.text for one in profile.texts])
+    assert learned_by_service(services[1], "ann") == learned_by_library(model, [one.text for one in profile.texts])
 
 
 @pytest.mark.parametrize("requests", [200, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_interleaved_people_are_as_alone(opened: Opened, model: ServedModel, requests: int) -> None:
-    services, people = [opened(), opened(cached=20)], [f"user {number}" for number in range(100)]
+    services, people = [opened(), opened(cache_size=20)], [f"user {number}" for number in range(100)]
     draw = random.Random(requests)
-    turns = [(draw.choice(people), text) for text in words(2, requests)]
+    turns = [(draw.choice(people), text) for text in random_texts(2, requests)]
 
     def turn(number: int) -> None:
         (user, text), service = turns[number], services[number % 2]
@@ -52,4 +52,4 @@ def test_interleaved_people_are_as_alone(opened: Opened, model: ServedModel, req
         assert profile is not None
         texts = [one.text for one in profile.texts]
         assert sorted(texts) == sorted(text for who, text in turns if who == user)
-        assert kept(services[0], user) == alone(model, texts)
+        assert learned_by_service(services[0], user) == learned_by_library(model, texts)

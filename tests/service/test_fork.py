@@ -10,9 +10,9 @@ from factorcell.service.engine import CompletionRequest, Service
 from factorcell.service.learning import ServedModel
 from factorcell.service.privacy import Privacy
 from factorcell.service.stores.opening import open_store
-from tests import kills
+from tests import processes
 
-pytestmark = kills.forks
+pytestmark = processes.requires_fork
 SECONDS = 60
 
 
@@ -37,8 +37,8 @@ def test_service_of_the_parent(service: Service) -> None:
                 ask()
         service.close()
 
-    service.privacy = Privacy(keep=1_000_000)
-    assert kills.ended(kills.begun(child)) == 0
+    service.privacy = Privacy(retention=1_000_000)
+    assert processes.wait_for_exit(processes.start_process(child)) == 0
     assert service.accept("ann", "cab").number == 2
     assert service.complete(CompletionRequest("a", user="ann")).degraded is None
 
@@ -52,10 +52,10 @@ def test_service_of_the_child(service: Service, model: ServedModel, tmp_path: Pa
         assert own.complete(CompletionRequest("a", user="ann")).degraded is None
         assert own.accept("ann", "cab").outcome == "learned"
         assert own.undo("ann") == 1
-        assert own.settle(SECONDS)
+        assert own.wait_for_learning(SECONDS)
         own.close()
 
-    assert kills.ended(kills.begun(child)) == 0
+    assert processes.wait_for_exit(processes.start_process(child)) == 0
     kept = service.show("ann")
     assert kept is not None
     assert [one.text for one in kept.texts] == ["abba"]

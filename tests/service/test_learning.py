@@ -13,12 +13,12 @@ from factorcell.service.engine import CompletionRequest, Service
 from factorcell.service.learning import ServedModel
 from factorcell.service.record import Record
 from tests.service import runs
-from tests.service.oracle import alone, kept
-from tests.small import make_letters
+from tests.service.oracle import learned_by_library, learned_by_service
+from tests.small_runs import make_letters
 
 
 def test_who_learns_otherwise_is_another_model(tmp_path: Path) -> None:
-    run = runs.make(tmp_path / "run")
+    run = runs.make_run(tmp_path / "run")
     found = [ServedModel(run).identity]
     for rule in (LearningRule(), LearningRule(rate=0.2), LearningRule(reach=0), LearningRule(reach=1.5)):
         rule.save(run)
@@ -45,15 +45,15 @@ def test_a_model_that_learns_nobody_holds_up_no_other(
     nobodys.save_weights({})
     service = opened(models[0])
     service.accept("ann", "abba")
-    service.use(ServedModel(Run.open(nobodys.folder)))
+    service.replace_model(ServedModel(Run.open(nobodys.folder)))
     assert service.complete(CompletionRequest("ab", "ann")).results
     with pytest.raises(UserError, match="does not tell people apart"):
         service.accept("ann", "abc")
     assert service.relearn("ann")
-    service.use(models[1])
+    service.replace_model(models[1])
     service.complete(CompletionRequest("ab", "ann"))
-    assert service.settle()
-    assert kept(service, "ann") == alone(models[1], ["abba"])
+    assert service.wait_for_learning()
+    assert learned_by_service(service, "ann") == learned_by_library(models[1], ["abba"])
 
 
 def test_boolean_and_number_are_different_contexts(

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from factorcell.config import UserError
-from factorcell.service.privacy import MOST_BYTES, Privacy, duration
-from factorcell.service.record import KeptText
+from factorcell.service.privacy import MAX_USER_BYTES, Privacy, parse_duration
+from factorcell.service.record import StoredText
 
 WITHHELD = {
     "an e-mail address": [
@@ -67,18 +67,18 @@ PLAIN = [
     "donaudampfschifffahrtsgesellschaft",
     "\x00\n\t \u202e",
 ]
-RULES = Privacy(never=("(?i)zeus",))
+RULES = Privacy(withheld_patterns=("(?i)zeus",))
 
 
 @pytest.mark.parametrize(("reason", "text"), [(why, text) for why, texts in WITHHELD.items() for text in texts])
 def test_what_looks_secret_is_withheld(reason: str, text: str) -> None:
-    assert RULES.withholds(text) == reason
-    assert RULES.withholds("bread", {"city": "Oslo", "place": text, "stars": 4111111111111111}) == reason
+    assert RULES.withhold_reason(text) == reason
+    assert RULES.withhold_reason("bread", {"city": "Oslo", "place": text, "stars": 4111111111111111}) == reason
 
 
 @pytest.mark.parametrize("text", PLAIN, ids=ascii)
 def test_what_people_type_is_not(text: str) -> None:
-    assert RULES.withholds(text) is None
+    assert RULES.withhold_reason(text) is None
 
 
 @pytest.mark.parametrize(
@@ -104,13 +104,13 @@ def test_what_people_type_is_not(text: str) -> None:
 )
 def test_no_text_takes_long(text: str) -> None:
     begun = time.process_time()
-    RULES.withholds(text)
+    RULES.withhold_reason(text)
     assert time.process_time() - begun < 2
 
 
 def test_a_pattern_that_never_ends_withholds() -> None:
     begun = time.perf_counter()
-    assert Privacy(never=("(a|aa)+$",)).withholds("a" * 60 + "b") == "a pattern"
+    assert Privacy(withheld_patterns=("(a|aa)+$",)).withhold_reason("a" * 60 + "b") == "a pattern"
     assert time.perf_counter() - begun < 5
 
 
@@ -121,23 +121,23 @@ def test_rules_that_make_no_sense_are_refused(values: dict[str, Any]) -> None:
 
 
 def test_the_newest_that_fit_are_kept() -> None:
-    texts = tuple(KeptText(number, "é" * 10, number) for number in range(10))
-    assert Privacy(most=3).fitting(texts) == texts[-3:]
-    assert Privacy().fitting(texts) == texts
-    assert Privacy(keep=5).fresh(texts, 10) == texts[5:]
-    assert Privacy().fresh(texts, 10**9) == texts
-    large = tuple(KeptText(number, "é" * (MOST_BYTES // 8), 0) for number in range(10))
-    assert Privacy().fitting(large) == large[-4:]
+    texts = tuple(StoredText(number, "é" * 10, number) for number in range(10))
+    assert Privacy(max_texts=3).newest(texts) == texts[-3:]
+    assert Privacy().newest(texts) == texts
+    assert Privacy(retention=5).without_expired(texts, 10) == texts[5:]
+    assert Privacy().without_expired(texts, 10**9) == texts
+    large = tuple(StoredText(number, "é" * (MAX_USER_BYTES // 8), 0) for number in range(10))
+    assert Privacy().newest(large) == large[-4:]
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90d", 7_776_000), ("12h", 43_200), ("30m", 1800), ("1s", 1), ("2w", 1_209_600)]
 )
 def test_times(text: str, seconds: int) -> None:
-    assert duration(text) == seconds
+    assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "d", "90", "-1d", "1.5d", "0d", "1y", "٣d", "1" * 20 + "d", " 1d"])
 def test_times_that_are_none(text: str) -> None:
     with pytest.raises(UserError, match="such as 90d"):
-        duration(text)
+        parse_duration(text)

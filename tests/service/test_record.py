@@ -8,19 +8,22 @@ import pytest
 
 from factorcell.config import UserError
 from factorcell.service.record import (
-    MOST_KEYS,
-    MOST_STATES,
+    MAX_KEYS,
+    MAX_STATES,
     DamagedRecordError,
-    KeptText,
     LearnedState,
     Record,
+    StoredText,
+    check_key,
     checked_context,
     checked_id,
-    checked_key,
     decoded_id,
 )
 
-TEXTS = (KeptText(1, "how to ba", 10, {"city": "Oslo", "stars": 5, "lat": 59.5}), KeptText(3, "é\x00 \U0001f600", 7))
+TEXTS = (
+    StoredText(1, "how to ba", 10, {"city": "Oslo", "stars": 5, "lat": 59.5}),
+    StoredText(3, "é\x00 \U0001f600", 7),
+)
 FULL = msgspec.structs.replace(
     Record.new("Ann 1", 5),
     accepted=3,
@@ -86,16 +89,16 @@ def test_ids_of_a_store_that_are_not_utf8(content: bytes) -> None:
 
 def test_keys_and_states_are_bounded() -> None:
     person = Record.new("Ann", 0)
-    for number in range(MOST_KEYS + 5):
+    for number in range(MAX_KEYS + 5):
         person = msgspec.structs.replace(person, keys=person.with_key(f"k{number}", number))
-    assert len(person.keys) == MOST_KEYS
+    assert len(person.keys) == MAX_KEYS
     assert (person.number_of("k4"), person.number_of("k5")) == (None, 5)
-    for number in range(MOST_STATES + 1):
+    for number in range(MAX_STATES + 1):
         state = LearnedState(bytes([number]) * 16, 1, b"")
         person = msgspec.structs.replace(person, states=person.with_state(state))
-    assert [state.model[0] for state in person.states] == list(range(1, MOST_STATES + 1))
+    assert [state.model[0] for state in person.states] == list(range(1, MAX_STATES + 1))
     again = LearnedState(bytes([1]) * 16, 2, b"")
-    assert [(state.model[0], state.through) for state in person.with_state(again)] == [(2, 1), (1, 2)]
+    assert [(state.model[0], state.last_number) for state in person.with_state(again)] == [(2, 1), (1, 2)]
 
 
 def test_a_key_is_kept_as_a_digest() -> None:
@@ -117,7 +120,7 @@ def test_ids_may_be_any_printable_text(user: str) -> None:
 @pytest.mark.parametrize("key", ["", "k" * 257, 5])
 def test_keys_that_are_none_are_refused(key: Any) -> None:
     with pytest.raises(UserError, match="an idempotency key has 1 to 256 characters"):
-        checked_key(key)
+        check_key(key)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +133,7 @@ def test_contexts_that_cannot_be_kept_are_refused(value: Any) -> None:
 
 def test_contexts_come_back_as_they_were() -> None:
     context = {"city": "Oslo", "stars": 5, "lat": 1e14, "member": True, "new": False}
-    person = msgspec.structs.replace(FULL, texts=(KeptText(1, "a", 0, checked_context(context)),))
+    person = msgspec.structs.replace(FULL, texts=(StoredText(1, "a", 0, checked_context(context)),))
     found = Record.from_bytes(person.to_bytes(), "Ann 1").texts[0].context
     assert [(name, value, type(value)) for name, value in found.items()] == [
         (name, value, type(value)) for name, value in context.items()

@@ -7,9 +7,9 @@ import pytest
 
 from factorcell import Completer, User, learn_one
 from factorcell.config import Config, UserError
-from factorcell.data.schema import RARE
+from factorcell.data.schema import UNKNOWN_VALUE
 from factorcell.evaluation import results
-from factorcell.evaluation.perplexity import evaluated
+from factorcell.evaluation.perplexity import evaluate_by_columns
 from factorcell.model.run import Run
 from factorcell.training.fit import fit
 
@@ -29,9 +29,9 @@ def trained(folder: Path, **data: Any) -> Run:
     made = Config.of(**{**DATA, "max_tokens": 20, **data, **MODEL, **training})
     rows = [*ROWS, *({**row, "text": "abcdefghijklmnopqrstuvwxyz"} for row in ROWS)]
     run = fit(rows, ROWS[:4], made, folder)
-    found = evaluated(run, ROWS, by=["who", "place"], unknown="group")
-    results.note(run, results.evaluation_row(run, ROWS, found), found.texts)
-    results.told_apart(run, ROWS, "who")
+    found = evaluate_by_columns(run, ROWS, by=["who", "place"], unknown="group")
+    results.save_result(run, results.evaluation_row(run, ROWS, found), found.texts)
+    results.classify_and_save(run, ROWS, "who")
     return Run.open(folder)
 
 
@@ -54,7 +54,7 @@ def test_no_file_of_the_folder_names_a_user(anonymous: Run, tmp_path: Path) -> N
 
 
 def test_an_anonymous_run_reads_every_name_as_the_unknown_user(anonymous: Run) -> None:
-    assert anonymous.schema.variable("who").values == (RARE, "<1>", "<2>")
+    assert anonymous.schema.variable("who").values == (UNKNOWN_VALUE, "<1>", "<2>")
     assert anonymous.schema.variable("place").values[1:] == ("Graz", "Wien")
 
     def nats(who: str) -> float:

@@ -18,7 +18,7 @@ from factorcell.model.run import LISTED
 from factorcell.training.check import check
 from factorcell.training.fit import fit
 from factorcell.training.trainer import Trainer
-from tests.kills import forks, killed
+from tests.processes import requires_fork, run_and_kill
 from tests.training.test_resume import same
 
 ROWS = [{"text": text, "who": who} for who in ("ann", "bob") for text in ("bake bread", "ball", "bat and ball") * 3]
@@ -64,7 +64,7 @@ def ends_the_same(folder: Path, whole: Path) -> None:
         assert ours.exists() == theirs.exists(), name
         assert not ours.exists() or ours.read_bytes() == theirs.read_bytes(), name
     assert {path.name for path in folder.iterdir()} == {path.name for path in whole.iterdir()}
-    assert [one.text for one in check(folder) if not one.right] == []
+    assert [one.text for one in check(folder) if not one.is_valid] == []
 
 
 @pytest.fixture(scope="module")
@@ -169,10 +169,10 @@ def test_a_second_training_in_a_folder_is_refused(whole: Path, tmp_path: Path) -
     pytest.importorskip("fcntl")
     folder = Path(shutil.copytree(whole, tmp_path / "run"))
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with lock.writing(folder):
+    with lock.training_lock(folder):
         with pytest.raises(UserError, match=rf"run: process {os.getpid()} on .* is training there"):
             go(folder, resume=True)
-        with lock.writing(tmp_path / "new"), pytest.raises(UserError, match="is training there"):
+        with lock.training_lock(tmp_path / "new"), pytest.raises(UserError, match="is training there"):
             go(tmp_path / "new")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     go(folder, resume=True)
@@ -200,8 +200,10 @@ def dies_often(attempt: Callable[[Path], bool], count: int, whole: Path, tmp_pat
 
 
 @pytest.mark.slow
-@forks
+@requires_fork
 def test_a_training_killed_at_any_write_ends_the_same(whole: Path, tmp_path: Path) -> None:
     draw = random.Random(5)
-    for kills in dies_often(lambda folder: killed(partial(dies_at, draw.randrange(70), folder)), 120, whole, tmp_path):
+    for kills in dies_often(
+        lambda folder: run_and_kill(partial(dies_at, draw.randrange(70), folder)), 120, whole, tmp_path
+    ):
         assert kills >= 0

@@ -10,13 +10,13 @@ import pytest
 from factorcell import files
 from factorcell.config import Config, UserError
 from factorcell.evaluation import perplexity, text_figures
-from factorcell.evaluation.ngram import USUAL, NGram, count
-from factorcell.model.run import Run, facts
+from factorcell.evaluation.ngram import USUAL, NGram, count_ngrams
+from factorcell.model.run import Run, training_facts
 from factorcell.reports.runs import report_page
 from factorcell.training.compare import compare
-from factorcell.training.fit import HELD_OUT, read
+from factorcell.training.fit import HELD_OUT, read_corpora
 from factorcell.training.plan import Plan
-from tests.small import ROWS
+from tests.small_runs import ROWS
 
 CONFIG = Config.of(
     context=["city"],
@@ -45,7 +45,7 @@ def compared(folder: Path, ngram: bool = False, **more: Any) -> Any:
 def test_chosen_options_are_reported_once(tmp_path: Path) -> None:
     said: list[str] = []
     made = Plan(CONFIG, ("rank", "epochs"))
-    compare(TRAIN, ROWS, HELD, made, tmp_path, models=MODELS, say=said.append)
+    compare(TRAIN, ROWS, HELD, made, tmp_path, models=MODELS, notify=said.append)
     chosen, more = (line for line in said if line.startswith("chosen, "))
     assert chosen == "chosen, model: rank 2"
     assert more.startswith("chosen, training: epochs 2")
@@ -105,10 +105,10 @@ def test_the_last_row_is_an_n_gram_model_of_the_same_training_texts(tmp_path: Pa
     found = compare(TRAIN, None, HELD, CONFIG, tmp_path, models=MODELS)
     first, _, row = found
     run, model = Run.open(tmp_path / "unadapted"), NGram.open(tmp_path / "ngram")
-    corpus, _ = read(TRAIN, None, CONFIG, progress=False)
+    corpus, _ = read_corpora(TRAIN, None, CONFIG, progress=False)
     assert len(corpus) == len(TRAIN) - round(len(TRAIN) * HELD_OUT)
     assert model.tokenizer.tokens == run.tokenizer.tokens
-    for ours, counted in zip(model.grams, count(corpus, len(model.grams)), strict=True):
+    for ours, counted in zip(model.grams, count_ngrams(corpus, len(model.grams)), strict=True):
         assert np.array_equal(ours.counts, counted.counts)
     assert (row["model"], row["trainings"], len(model.grams)) == ("ngram", 1, USUAL)
     assert row["perplexity"] == pytest.approx(perplexity.evaluate(model, HELD)["perplexity"])
@@ -125,13 +125,13 @@ def test_a_training_keeps_the_nats_of_its_development_texts(tmp_path: Path) -> N
     compared(tmp_path)
     for name in MODELS:
         run = Run.open(tmp_path / name)
-        key = facts(run.folder)["development_key"]
-        found, corpus = text_figures.read(run.folder, key), run.prepare(ROWS)
-        for figure, sums in text_figures.of_nats(run.nats(corpus), corpus).items():
+        key = training_facts(run.folder)["development_key"]
+        found, corpus = text_figures.load(run.folder, key), run.prepare(ROWS)
+        for figure, sums in text_figures.figures_from_nats(run.nats(corpus), corpus).items():
             assert sums.key == key
-            np.testing.assert_allclose(found[figure].above, sums.above, rtol=1e-5)
-            assert found[figure].below.tolist() == sums.below.tolist()
-        assert (facts(run.folder)["context"] is None) == (name == "unadapted")
+            np.testing.assert_allclose(found[figure].numerator, sums.numerator, rtol=1e-5)
+            assert found[figure].denominator.tolist() == sums.denominator.tolist()
+        assert (training_facts(run.folder)["context"] is None) == (name == "unadapted")
 
 
 @pytest.mark.parametrize("seeds", [0, -1, 1001])

@@ -11,7 +11,7 @@ from factorcell.config import Config, UserError
 from factorcell.model.run import Run
 from factorcell.training.fit import fit
 from factorcell.training.trainer import Trainer
-from tests import small, synthetic
+from tests import small_runs, synthetic
 
 TIMES = ("seconds", "tokens_per_second")
 
@@ -138,7 +138,7 @@ def test_a_fine_tuning_from_another_start_is_not_resumed(old: Run, tmp_path: Pat
         begin(old, folder)
     changed = Run.open(old.folder)
     with torch.no_grad():
-        small.inside(changed.model.head).bias[4] += 1
+        small_runs.as_any(changed.model.head).bias[4] += 1
     with pytest.raises(UserError, match="begun from other weights"):
         begin(changed, folder, resume=True)
     (folder / "start.safetensors").unlink()
@@ -156,6 +156,6 @@ def test_invalid_parts_and_penalties_are_refused_before_anything_is_written(old:
         with pytest.raises(UserError, match=message):
             begin(old, tmp_path / "run", **more)
     assert not (tmp_path / "run").exists()
-    random = small.make_run(tmp_path / "plain", adapt=(), output_bias=())
+    random = small_runs.make_run(tmp_path / "plain", adapt=(), output_bias=())
     with pytest.raises(UserError, match="no part 'context'"):
-        finetune(random, small.ROWS, small.ROWS, tmp_path / "run", parts=["context"])
+        finetune(random, small_runs.ROWS, small_runs.ROWS, tmp_path / "run", parts=["context"])

@@ -50,7 +50,9 @@ def perplexities(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     nats = np.stack([chains.nats(row["text"]) for row in dev_rows])
     own = nats[np.arange(len(nats)), [NAMES.index(row["dialect"]) for row in dev_rows]]
     mixture = np.log(2) - np.logaddexp(-nats[:, 0], -nats[:, 1])
-    found = {name: float(np.exp(part.sum() / dev.targets)) for name, part in (("truth", own), ("mixture", mixture))}
+    found = {
+        name: float(np.exp(part.sum() / dev.target_count)) for name, part in (("truth", own), ("mixture", mixture))
+    }
     for name in MODELS:
         run = Run.create(folder / name, config(name), corpus.tokenizer, corpus.schema)
         found[name] = list(train(run, corpus, dev))[-1]["perplexity"]

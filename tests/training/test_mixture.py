@@ -17,7 +17,7 @@ from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation.ngram import NGram
 from factorcell.model.run import Run
 from factorcell.training.mixture import Mixture, fit_weights, mix, mixed_nats, open_scorer
-from tests import small
+from tests import small_runs
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -81,8 +81,8 @@ def test_weights_of_degenerate_mixtures() -> None:
 
 def make_runs(folder: Path) -> list[Run]:
     """Three runs with random weights and one vocabulary, whose contexts differ."""
-    contexts: list[tuple[str, ...]] = [("stars", "lon:number"), small.CONTEXT, ("lat:number",)]
-    runs = [small.make_run(folder / f"run{number}", context) for number, context in enumerate(contexts)]
+    contexts: list[tuple[str, ...]] = [("stars", "lon:number"), small_runs.CONTEXT, ("lat:number",)]
+    runs = [small_runs.make_run(folder / f"run{number}", context) for number, context in enumerate(contexts)]
     for run in runs:
         run.save_weights({})
     return runs
@@ -95,22 +95,22 @@ def runs(tmp_path: Path) -> list[Run]:
 
 def by_hand(runs: list[Run], row: dict[str, Any], weights: Array) -> Array:
     """The nats of one text: each run's probabilities step by step, weighed and added."""
-    parts = [np.exp(-np.array(small.nats_of(run, row))) for run in runs]
+    parts = [np.exp(-np.array(small_runs.nats_of(run, row))) for run in runs]
     return np.asarray(-np.log(np.tensordot(weights, parts, 1)))
 
 
 def test_nats_are_those_of_the_mixed_probabilities(runs: list[Run], tmp_path: Path) -> None:
-    mixed, rows = mix(runs, small.ROWS, tmp_path / "mix", by="city")
+    mixed, rows = mix(runs, small_runs.ROWS, tmp_path / "mix", by="city")
     assert [row["value"] for row in rows] == ["all texts", "Oslo", "Nice"]
-    corpus = mixed.prepare(small.ROWS)
+    corpus = mixed.prepare(small_runs.ROWS)
     expected: list[float] = []
-    for row in small.ROWS:
+    for row in small_runs.ROWS:
         number = 1 + ("Oslo", "Nice").index(row["city"])
         expected += by_hand(runs, row, mixed.weights[number]).tolist()
     assert np.allclose(mixed.nats(corpus), expected, atol=1e-5)
     assert np.allclose(mixed.weights.sum(axis=1), 1)
     assert not np.allclose(mixed.weights[1], mixed.weights[2], atol=1e-3)
-    other = {**small.ROWS[0], "city": "Bergen"}
+    other = {**small_runs.ROWS[0], "city": "Bergen"}
     unseen = mixed.prepare([other], unknown="group")
     assert np.allclose(mixed.nats(unseen), by_hand_unseen(runs, other, mixed.weights[0]), atol=1e-5)
 
@@ -122,23 +122,23 @@ def by_hand_unseen(runs: list[Run], row: dict[str, Any], weights: Array) -> Arra
 
 
 def test_mixed_probabilities_of_all_next_tokens_sum_to_one(runs: list[Run], tmp_path: Path) -> None:
-    mixed, _ = mix(runs, small.ROWS, tmp_path / "mix")
+    mixed, _ = mix(runs, small_runs.ROWS, tmp_path / "mix")
     total = 0.0
     for token in ("", *mixed.tokenizer.tokens[3:]):  # the text ends after "sun", or goes on
-        row = {**small.ROWS[0], "text": f"sun {token}".strip()}
+        row = {**small_runs.ROWS[0], "text": f"sun {token}".strip()}
         total += float(np.exp(-mixed.nats(mixed.prepare([row]))[1]))
-    row = {**small.ROWS[0], "text": "sun neverseen"}
+    row = {**small_runs.ROWS[0], "text": "sun neverseen"}
     total += float(np.exp(-mixed.nats(mixed.prepare([row]))[1]))
     assert total == pytest.approx(1, abs=1e-5)
 
 
 def test_rows_have_the_perplexities_of_the_mixture_and_its_models(runs: list[Run], tmp_path: Path) -> None:
-    mixed, rows = mix(runs, small.ROWS, tmp_path / "mix", by="stars")
+    mixed, rows = mix(runs, small_runs.ROWS, tmp_path / "mix", by="stars")
     assert sum(row["targets"] for row in rows[1:]) == rows[0]["targets"]
     for number, run in enumerate(runs):
-        nats = run.nats(run.prepare(small.ROWS))
+        nats = run.nats(run.prepare(small_runs.ROWS))
         assert rows[0]["alone"][number] == pytest.approx(float(np.exp(nats.mean())), rel=1e-5)
-    plain, (row,) = mix(runs, small.ROWS, tmp_path / "plain")
+    plain, (row,) = mix(runs, small_runs.ROWS, tmp_path / "plain")
     assert row["perplexity"] <= min(row["alone"]) + 1e-6
     assert rows[0]["perplexity"] < row["perplexity"], "weights of their own for each value"
     assert np.allclose(plain.weights[0], mixed.weights[0])
@@ -148,34 +148,36 @@ def test_rows_have_the_perplexities_of_the_mixture_and_its_models(runs: list[Run
 def test_a_mixture_uses_the_precision_of_its_first_run(
     runs: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts = NGram.fit(small.ROWS, runs[0].config, tmp_path / "counts", tokenizer=runs[0].tokenizer)
-    mix(runs, small.ROWS, tmp_path / "mix")
-    monkeypatch.setattr("factorcell.model.run.gain", lambda work, device: 2.0)
+    counts = NGram.fit(small_runs.ROWS, runs[0].config, tmp_path / "counts", tokenizer=runs[0].tokenizer)
+    mix(runs, small_runs.ROWS, tmp_path / "mix")
+    monkeypatch.setattr("factorcell.model.run.measure_speedup", lambda work, device: 2.0)
     opened = Mixture.open(tmp_path / "mix", precision="auto")
-    assert (opened.precision, opened.gain) == ("bfloat16", 2.0)
+    assert (opened.precision, opened.bfloat16_speedup) == ("bfloat16", 2.0)
     assert {model.precision for model in opened.models if isinstance(model, Run)} == {"bfloat16"}
     said = Mixture.open(tmp_path / "mix", precision="float32")
-    assert (said.precision, said.gain) == ("float32", 1.0)
+    assert (said.precision, said.bfloat16_speedup) == ("float32", 1.0)
     behind = Mixture(tmp_path, [counts, *opened.models], None, np.full((1, 3), 1 / 3))
-    assert (behind.precision, behind.gain) == ("bfloat16", 2.0)
+    assert (behind.precision, behind.bfloat16_speedup) == ("bfloat16", 2.0)
     alone = Mixture(tmp_path, [counts], None, np.ones((1, 1)))
-    assert (alone.precision, alone.gain) == ("float32", 1.0)
+    assert (alone.precision, alone.bfloat16_speedup) == ("float32", 1.0)
 
 
 def test_a_saved_mixture_moves_with_its_runs(tmp_path: Path) -> None:
     runs = make_runs(tmp_path / "a")
-    mixed, _ = mix(runs, small.ROWS, tmp_path / "a" / "mix", by="city")
-    expected = mixed.nats(mixed.prepare(small.ROWS))
+    mixed, _ = mix(runs, small_runs.ROWS, tmp_path / "a" / "mix", by="city")
+    expected = mixed.nats(mixed.prepare(small_runs.ROWS))
     shutil.move(tmp_path / "a", tmp_path / "b")
     opened = open_scorer(tmp_path / "b" / "mix")
     assert isinstance(opened, Mixture)
-    assert np.array_equal(opened.nats(opened.prepare(small.ROWS)), expected)
-    twice, _ = mix([opened, open_scorer(tmp_path / "b" / "run2")], small.ROWS, tmp_path / "b" / "twice", by="stars")
+    assert np.array_equal(opened.nats(opened.prepare(small_runs.ROWS)), expected)
+    twice, _ = mix(
+        [opened, open_scorer(tmp_path / "b" / "run2")], small_runs.ROWS, tmp_path / "b" / "twice", by="stars"
+    )
     again = open_scorer(tmp_path / "b" / "twice")
-    corpus = again.prepare(small.ROWS)
+    corpus = again.prepare(small_runs.ROWS)
     assert np.array_equal(again.nats(corpus), twice.nats(corpus))
-    inner = opened.nats(opened.prepare(small.ROWS))
-    plain = runs[2].nats(runs[2].prepare(small.ROWS))
+    inner = opened.nats(opened.prepare(small_runs.ROWS))
+    plain = runs[2].nats(runs[2].prepare(small_runs.ROWS))
     weights = np.repeat(twice.weights[corpus.categories[:, 0]], corpus.lengths, axis=0)
     assert np.allclose(twice.nats(corpus), mixed_nats(np.stack([inner, plain], 1).astype(float), weights), atol=1e-5)
     assert not list(Path(tmp_path / "b" / "mix").glob("*.safetensors"))
@@ -187,20 +189,20 @@ def test_models_that_cannot_be_mixed_are_refused(runs: list[Run], tmp_path: Path
     other = type(tokenizer)(tokenizer.options, Vocabulary([*tokenizer.tokens[:-1], "other"]))
     strange = Run(tmp_path / "strange", runs[2].config, other, runs[2].schema)
     with pytest.raises(UserError, match=r"run0 and .*strange have different vocabularies: they cannot be mixed"):
-        mix([runs[0], strange], small.ROWS, tmp_path / "mix")
+        mix([runs[0], strange], small_runs.ROWS, tmp_path / "mix")
     data = dataclasses.replace(runs[2].config.data, max_tokens=4)
     shorter = Run(
         tmp_path / "shorter", dataclasses.replace(runs[2].config, data=data), runs[2].tokenizer, runs[2].schema
     )
     with pytest.raises(UserError, match=r"run0 and .*shorter read the same texts differently"):
-        mix([runs[0], shorter], small.ROWS, tmp_path / "mix")
+        mix([runs[0], shorter], small_runs.ROWS, tmp_path / "mix")
     with pytest.raises(UserError, match="no column 'town'"):
-        mix(runs, small.ROWS, tmp_path / "mix", by="town")
+        mix(runs, small_runs.ROWS, tmp_path / "mix", by="town")
     with pytest.raises(UserError, match="at least one model"):
-        mix([], small.ROWS, tmp_path / "mix")
+        mix([], small_runs.ROWS, tmp_path / "mix")
     assert not (tmp_path / "mix").exists()
     with pytest.raises(UserError, match="run0: exists already"):
-        mix(runs, small.ROWS, runs[0].folder)
+        mix(runs, small_runs.ROWS, runs[0].folder)
     with pytest.raises(UserError, match="nothing: expected a run folder, got a path that does not exist"):
         open_scorer(tmp_path / "nothing")
 
@@ -222,4 +224,4 @@ def test_each_model_reads_its_own_context_columns(tmp_path: Path) -> None:
         runs.append(run)
     mixture = Mixture(tmp_path / "mix", runs, None, np.full((1, 4), 0.25))
     alone = np.stack([run.nats(run.prepare(rows)) for run in runs], axis=1)
-    np.testing.assert_allclose(mixture.parts(mixture.prepare(rows)), alone, rtol=1e-6)
+    np.testing.assert_allclose(mixture.model_nats(mixture.prepare(rows)), alone, rtol=1e-6)

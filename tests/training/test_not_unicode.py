@@ -47,7 +47,7 @@ def test_lone_surrogates_are_stored_and_read(run: Run) -> None:
     assert run.config.data.context == (COLUMN,)
     assert VALUE in run.schema.variable(COLUMN).values
     assert "\ud800" in run.tokenizer.tokens
-    assert [finding for finding in check(run.folder) if not finding.right] == []
+    assert [finding for finding in check(run.folder) if not finding.is_valid] == []
 
 
 def test_a_run_with_lone_surrogates_can_be_used(run: Run) -> None:
@@ -62,4 +62,4 @@ def test_a_run_with_lone_surrogates_can_be_used(run: Run) -> None:
 
 
 def test_a_text_with_lone_surrogates_is_not_popular(run: Run) -> None:
-    assert sorted(Popularity.of(run).top(9)) == ["cold sand", "warm sand"]
+    assert sorted(Popularity.from_run(run).top(9)) == ["cold sand", "warm sand"]

@@ -12,7 +12,7 @@ from factorcell.config import Config, UserError
 from factorcell.evaluation.perplexity import evaluate_by
 from factorcell.model.run import Run
 from factorcell.training.mixture import open_scorer
-from factorcell.training.per_value import Separate, separate
+from factorcell.training.per_value import SeparateRuns, separate
 from factorcell.training.trainer import Trainer
 from tests import synthetic
 
@@ -34,12 +34,12 @@ def texts(rows: int, seed: int) -> Rows:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Separate:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> SeparateRuns:
     folder = tmp_path_factory.mktemp("separate") / "runs"
     return separate(texts(300, 1), texts(60, 2), config(), folder, by="dialect")
 
 
-def test_each_text_has_the_nats_of_the_run_of_its_value(trained: Separate) -> None:
+def test_each_text_has_the_nats_of_the_run_of_its_value(trained: SeparateRuns) -> None:
     rows: Rows = [*texts(40, 3), {"text": "ash fir", "dialect": "island"}]
     corpus = trained.prepare(rows, unknown="group")
     whole, begin = trained.nats(corpus), 0
@@ -59,7 +59,7 @@ def test_each_text_has_the_nats_of_the_run_of_its_value(trained: Separate) -> No
     assert len(trained.prepare(rows[:-1])) == len(rows) - 1  # the rare one is no error
 
 
-def test_separate_runs_know_their_dialects(trained: Separate) -> None:
+def test_separate_runs_know_their_dialects(trained: SeparateRuns) -> None:
     rows: Rows = synthetic.two_dialects(200, 4)[0]
     corpus = trained.prepare(rows)
     for row in evaluate_by(trained, corpus, [str(row["dialect"]) for row in rows]):
@@ -67,11 +67,11 @@ def test_separate_runs_know_their_dialects(trained: Separate) -> None:
         shared = evaluate(trained.runs[0], trained.prepare([r for r in rows if r["dialect"] == row["value"]]))
         assert row["perplexity_without"] == pytest.approx(shared["perplexity"], rel=1e-5)
     opened = open_scorer(trained.folder)
-    assert isinstance(opened, Separate)
+    assert isinstance(opened, SeparateRuns)
     assert np.array_equal(opened.nats(corpus), trained.nats(corpus))
 
 
-def test_the_folder_of_separate_runs_lists_their_values(trained: Separate) -> None:
+def test_the_folder_of_separate_runs_lists_their_values(trained: SeparateRuns) -> None:
     kept = files.read_json(trained.folder / "separate.json")
     assert kept["by"] == "dialect"
     assert kept["values"] == list(trained.schema.variables[0].values)
@@ -82,7 +82,7 @@ def test_the_folder_of_separate_runs_lists_their_values(trained: Separate) -> No
 
 
 def test_separate_training_resumes_at_the_run_that_was_stopped(
-    trained: Separate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: SeparateRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original, folder = Trainer.step, tmp_path / "runs"
 
@@ -112,7 +112,7 @@ def test_separate_training_resumes_at_the_run_that_was_stopped(
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-def test_a_refused_resume_leaves_the_folder_as_it_was(trained: Separate) -> None:
+def test_a_refused_resume_leaves_the_folder_as_it_was(trained: SeparateRuns) -> None:
     before = {path: path.read_bytes() for path in trained.folder.rglob("*") if path.is_file()}
     changes = (
         ({"town": "coast"}, "town", "by = 'dialect', not 'town'"),
@@ -131,7 +131,7 @@ def test_a_refused_resume_leaves_the_folder_as_it_was(trained: Separate) -> None
 def test_texts_are_held_out_for_a_value_without_development_texts(tmp_path: Path) -> None:
     dev = [row for row in texts(60, 2) if row["dialect"] == "coast"]
     said: list[str] = []
-    made = separate(texts(300, 1), dev, config(epochs=1), tmp_path / "runs", by="dialect", say=said.append)
+    made = separate(texts(300, 1), dev, config(epochs=1), tmp_path / "runs", by="dialect", notify=said.append)
     held = [int(line.split("; ")[1].split()[0]) for line in said if "held for development" in line]
     names, counts = made.schema.variables[0].values, made.schema.variables[0].counts
     hills = names.index("hills")

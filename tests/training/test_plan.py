@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 import torch
 
-from factorcell.choices import CHOSEN
+from factorcell.choices import AUTOMATIC_OPTIONS
 from factorcell.config import Config, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.model import precision as precisions
 from factorcell.model.language_model import LanguageModel
-from factorcell.model.run import Run, facts, read_config
+from factorcell.model.run import Run, read_config, training_facts
 from factorcell.training import fit as fitting
 from factorcell.training import plan as plans
 from factorcell.training import rules
 from factorcell.training.compare import compare
 from factorcell.training.fit import fit
 from factorcell.training.per_value import separate
-from factorcell.training.plan import Budget, Plan, Speed, plan, resumed, unsaid
+from factorcell.training.plan import Budget, Plan, Speed, plan, resumed_plan, unspecified_options
 from factorcell.training.trainer import Trainer
-from tests.small import ROWS, inside
+from tests.small_runs import ROWS, as_any
 
 SAID: dict[str, Any] = {
     "data": {"context": ["city"], "min_context_count": 1},
@@ -35,7 +35,7 @@ SAID: dict[str, Any] = {
 
 def read(said: dict[str, Any] = SAID) -> tuple[Corpus, Corpus]:
     """The texts of the small table, held out as well."""
-    return fitting.read(ROWS, ROWS, Config.from_dict(said), progress=False)
+    return fitting.read_corpora(ROWS, ROWS, Config.from_dict(said), progress=False)
 
 
 @pytest.fixture(autouse=True)
@@ -69,14 +69,17 @@ class Clock:
 
 def test_options_that_are_set_are_not_chosen() -> None:
     made = plan(SAID, *read())
-    assert made.config.listed(("hidden_size", "embedding_size", "threads")) == (
+    assert made.config.format_options(("hidden_size", "embedding_size", "threads")) == (
         "hidden_size 6, embedding_size 5, threads 1"
     )
-    assert set(made.chosen) == {name for names in CHOSEN.values() for name in names} - {"hidden_size", "embedding_size"}
+    assert set(made.chosen) == {name for names in AUTOMATIC_OPTIONS.values() for name in names} - {
+        "hidden_size",
+        "embedding_size",
+    }
     defaults = Config().to_dict()
-    said = {section: {name: defaults[section][name] for name in names} for section, names in CHOSEN.items()}
+    said = {section: {name: defaults[section][name] for name in names} for section, names in AUTOMATIC_OPTIONS.items()}
     assert plan({**SAID, **said}, *read()).chosen == ()
-    assert Config().listed(made.chosen) != made.config.listed(made.chosen)
+    assert Config().format_options(made.chosen) != made.config.format_options(made.chosen)
 
 
 def test_a_config_sets_all_options() -> None:
@@ -96,7 +99,7 @@ def _gaining(monkeypatch: pytest.MonkeyPatch, gain: float) -> list[str]:
             tried.append(name)
         return gain
 
-    monkeypatch.setattr(precisions, "gain", measured)
+    monkeypatch.setattr(precisions, "measure_speedup", measured)
     return tried
 
 
@@ -111,7 +114,7 @@ def test_the_faster_precision_is_measured_and_kept_when_resuming(
     assert made.config.training.precision == precision
     assert made.gain == gain
     assert tried == ["float32", "bfloat16"]
-    assert any("bfloat16 is" in line for line in made.lines()) == (gain != 1.0)
+    assert any("bfloat16 is" in line for line in made.notices()) == (gain != 1.0)
     run = fit(ROWS, ROWS, asked, tmp_path / "run")
     assert run.config.training.precision == read_config(tmp_path / "run").training.precision == precision
     _gaining(monkeypatch, 3.0 - gain)
@@ -121,7 +124,7 @@ def test_the_faster_precision_is_measured_and_kept_when_resuming(
 @pytest.mark.parametrize("minutes", [0.5, 2.0, 60.0])
 def test_a_schedule_ends_in_time(minutes: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clock = Clock(monkeypatch, 7.0, 0.2)
-    monkeypatch.setattr(rules, "MOST", 12.0)
+    monkeypatch.setattr(rules, "MAX_PASSES", 12.0)
     said = {**SAID, "training": {"batch_tokens": 8}}
     corpus, held = read(said)
     made = plan(said, corpus, held, Budget(minutes))
@@ -148,21 +151,21 @@ def test_measuring_changes_no_result_and_writes_no_file(tmp_path: Path, monkeypa
 def test_chosen_options_are_reported_and_kept_in_the_run_folder(tmp_path: Path) -> None:
     lines: list[str] = []
     said = {**SAID, "training": {"epochs": 1.0, "batch_tokens": 20}}
-    run = fit(ROWS, ROWS, said, tmp_path / "run", say=lines.append)
+    run = fit(ROWS, ROWS, said, tmp_path / "run", notify=lines.append)
     assert lines[0].startswith("chosen, model: context_size 8,")
     assert lines[1].startswith("chosen, backbone: layer_norm false, dropout_recurrent ")
     assert lines[2].startswith("chosen, training: learning_rate ")
     assert "epochs" not in lines[2]
     assert lines[2].endswith("; say --context-size or another to choose otherwise")
     assert lines[3].startswith("1 passes, which take about ")
-    assert facts(run.folder)["chosen"] == list(unsaid(said))
+    assert training_facts(run.folder)["chosen"] == list(unspecified_options(said))
     assert "- chosen by the table: `context_size 8" in (run.folder / "README.md").read_text("utf-8")
-    assert "chosen" not in facts(fit(ROWS, ROWS, run.config, tmp_path / "plain").folder)
+    assert "chosen" not in training_facts(fit(ROWS, ROWS, run.config, tmp_path / "plain").folder)
 
 
 def test_a_resumed_training_keeps_the_chosen_options(tmp_path: Path) -> None:
     run = fit(ROWS, ROWS, SAID, tmp_path / "run", budget=Budget(preset="quick"))
-    assert resumed(SAID, run.config).config == run.config
+    assert resumed_plan(SAID, run.config).config == run.config
     again = fit(ROWS, ROWS, SAID, tmp_path / "run", resume=True)
     assert again.config == run.config
     other = {**SAID, "training": {"learning_rate": 0.5}}
@@ -179,7 +182,11 @@ def test_compared_models_have_the_same_options(tmp_path: Path) -> None:
     first, second = (Run.open(tmp_path / "c" / name) for name in models)
     assert dataclasses.replace(first.config.training) == second.config.training
     assert first.config.with_model("factorcell").model == second.config.model
-    assert facts(first.folder)["chosen"] == facts(second.folder)["chosen"] == list(unsaid(SAID))
+    assert (
+        training_facts(first.folder)["chosen"]
+        == training_facts(second.folder)["chosen"]
+        == list(unspecified_options(SAID))
+    )
 
 
 def test_separate_runs_have_options_by_the_texts_of_their_value(tmp_path: Path) -> None:
@@ -212,17 +219,20 @@ def test_options_fit_the_passes_that_the_minutes_allow(
 
     So much is forgotten as suits 4.85, and nobody makes more passes than the table deserves.
     """
-    facts = rules.Facts(1_000_000, 5000, letters=False)
+    facts = rules.TableFacts(1_000_000, 5000, is_character_level=False)
     seconds = {150: 12.0, 200: 15.0, 300: 30.0}  # of a pass, by the size
 
     def speed(config: Config, *_: Any) -> Speed:
-        return Speed(seconds[inside(config.backbone).hidden_size], 1, 0.0)
+        return Speed(seconds[as_any(config.backbone).hidden_size], 1, 0.0)
 
-    monkeypatch.setattr(rules.Facts, "of", lambda *_: facts)
-    monkeypatch.setattr(plans, "speed", speed)
+    monkeypatch.setattr(rules.TableFacts, "of", lambda *_: facts)
+    monkeypatch.setattr(plans, "measure_speed", speed)
     made = plan({"training": {"precision": "float32"}}, *read(), Budget(minutes)).config
     assert made.training.epochs == pytest.approx(passes)
-    assert made.listed(("hidden_size", "dropout_recurrent")) == f"hidden_size {hidden}, dropout_recurrent {dropout}"
+    assert (
+        made.format_options(("hidden_size", "dropout_recurrent"))
+        == f"hidden_size {hidden}, dropout_recurrent {dropout}"
+    )
 
 
 def test_a_loss_that_is_not_finite_is_reported_by_the_training_only(
@@ -246,7 +256,7 @@ def test_a_table_with_few_steps_can_be_measured(monkeypatch: pytest.MonkeyPatch)
             asked.append(name)
         return 1.0
 
-    monkeypatch.setattr(precisions, "gain", slow)
+    monkeypatch.setattr(precisions, "measure_speedup", slow)
     said = {**SAID, "training": {"loss": "sampled", "samples": 4, "batch_tokens": 4000}}
     assert plan(said, *read(said)).config.training.precision == "float32"
     assert len(asked) == 18

@@ -11,7 +11,7 @@ from torch import Tensor
 from factorcell.data.corpus import Corpus
 from factorcell.model.run import Run
 from factorcell.training.trainer import Trainer
-from tests import small
+from tests import small_runs
 
 ENOUGH = {"epochs": 200, "batch_tokens": 10_000, "learning_rate": 0.1, "decay": "linear", "clip": 0.0}
 SELDOM = {"evaluations": 1, "log_every": 1000, "save_every": 1000}
@@ -20,7 +20,7 @@ SELDOM = {"evaluations": 1, "log_every": 1000, "save_every": 1000}
 def of_values_alone(folder: Path, prior: float, rows: list[dict[str, Any]], **model: Any) -> tuple[Run, Corpus]:
     """A run of which nothing but embeddings of values, or hashed buckets, has moved, as far as it goes."""
     model = {"adapt": ("concat",), "output_bias": (), **model}
-    run = small.make_run(folder, ("city", "stars"), {**ENOUGH, **SELDOM, "value_prior": prior}, **model)
+    run = small_runs.make_run(folder, ("city", "stars"), {**ENOUGH, **SELDOM, "value_prior": prior}, **model)
     for name, parameter in run.model.named_parameters():
         parameter.requires_grad_(name.startswith(("encoder.tables", "head.hashed")))
     corpus = run.prepare(rows)
@@ -33,7 +33,7 @@ def of_values_alone(folder: Path, prior: float, rows: list[dict[str, Any]], **mo
 def gradients(run: Run, corpus: Corpus, tables: list[Tensor]) -> list[Tensor]:
     """Those of the mean nats of all texts."""
     run.model.zero_grad()
-    (run.model(corpus.batch(np.arange(len(corpus)))).sum() / corpus.targets).backward()
+    (run.model(corpus.batch(np.arange(len(corpus)))).sum() / corpus.target_count).backward()
     return [table.grad for table in tables if table.grad is not None]
 
 
@@ -41,11 +41,11 @@ def gradients(run: Run, corpus: Corpus, tables: list[Tensor]) -> list[Tensor]:
 def test_a_training_ends_where_gradients_of_prior_and_nats_cancel(
     prior: float, bias: tuple[str, ...], tmp_path: Path
 ) -> None:
-    run, corpus = of_values_alone(tmp_path / "run", prior, small.ROWS, output_bias=bias)
+    run, corpus = of_values_alone(tmp_path / "run", prior, small_runs.ROWS, output_bias=bias)
     assert run.model.encoder is not None
     tables = list(run.model.encoder.tables)
     if bias:
-        tables.append(small.inside(run.model.head).hashed.weight)
+        tables.append(small_runs.as_any(run.model.head).hashed.weight)
     found = gradients(run, corpus, tables)
     assert len(found) == len(tables)
     for gradient, table in zip(found, tables, strict=True):

@@ -17,9 +17,9 @@ from factorcell.model.run import Run
 from factorcell.option_fields import ADAPTERS
 from factorcell.training import proximal
 from factorcell.training.loop import train
-from factorcell.training.proximal import PARTS, StartingPoint, part_of, parts_named
+from factorcell.training.proximal import PARTS, StartingPoint, part_of, select_parts
 from factorcell.training.trainer import Trainer
-from tests import small
+from tests import small_runs
 
 
 def values_of(model: LanguageModel) -> dict[str, Tensor]:
@@ -29,7 +29,7 @@ def values_of(model: LanguageModel) -> dict[str, Tensor]:
 
 def begin(folder: Path, parts: tuple[str, ...], l1: float, model: dict[str, Any], **training: Any) -> Run:
     """A run with random weights in `folder`, to be fine-tuned from them."""
-    run = small.make_run(folder, training=training, **model)
+    run = small_runs.make_run(folder, training=training, **model)
     StartingPoint(values_of(run.model), parts, l1).write(folder)
     return run
 
@@ -40,7 +40,7 @@ def begin(folder: Path, parts: tuple[str, ...], l1: float, model: dict[str, Any]
 def test_every_parameter_has_a_part(
     adapt: tuple[str, ...], output_bias: tuple[str, ...], layer_norm: bool, tmp_path: Path
 ) -> None:
-    model = small.make_run(tmp_path / "run", adapt=adapt, output_bias=output_bias, layer_norm=layer_norm).model
+    model = small_runs.make_run(tmp_path / "run", adapt=adapt, output_bias=output_bias, layer_norm=layer_norm).model
     found = {name: part_of(name) for name, _ in model.named_parameters()}
     assert set(found.values()) == set(PARTS) - (set() if adapt or output_bias else {"context"})
     assert found["embedding"] == "embedding"
@@ -50,23 +50,23 @@ def test_every_parameter_has_a_part(
     assert ("context" in cells.values()) == (bool(adapt) and adapt != ("prefix",))
     assert {found[name] for name in found if "bias" in name and name.startswith("head.")} == {"output_bias"}
     assert found["head.projection"] == "projection"
-    assert parts_named(model, ["all"]) == tuple(part for part in PARTS if part in found.values())
+    assert select_parts(model, ["all"]) == tuple(part for part in PARTS if part in found.values())
 
 
 def test_unknown_parts_are_refused(tmp_path: Path) -> None:
-    model = small.make_run(tmp_path / "run", adapt=(), output_bias=()).model
+    model = small_runs.make_run(tmp_path / "run", adapt=(), output_bias=()).model
     with pytest.raises(UserError, match=r"unknown part 'output-bias' .did you mean 'output_bias'.*backbone"):
-        parts_named(model, ["output-bias"])
+        select_parts(model, ["output-bias"])
     with pytest.raises(UserError, match="has no part 'context'; it has embedding, backbone, output_bias, projection"):
-        parts_named(model, ["backbone", "context"])
-    assert parts_named(model, ["output_bias", "backbone", "output_bias"]) == ("backbone", "output_bias")
+        select_parts(model, ["backbone", "context"])
+    assert select_parts(model, ["output_bias", "backbone", "output_bias"]) == ("backbone", "output_bias")
 
 
 def test_the_proximal_step_minimizes_penalty_and_distance(tmp_path: Path) -> None:
-    model = small.make_run(tmp_path / "run", adapt=(), output_bias=()).model
+    model = small_runs.make_run(tmp_path / "run", adapt=(), output_bias=()).model
     start, l1, rate = StartingPoint(values_of(model), ("output_bias",), 0.3), 0.3, 0.02
     start.place(model)
-    bias = small.inside(model.head).bias
+    bias = small_runs.as_any(model.head).bias
     optimiser = torch.optim.AdamW([bias], lr=rate, weight_decay=0.0)
     for step in range(4):  # gradients from far under to far over the penalty
         bias.grad = torch.linspace(-1, 1, len(bias)) * (1 + step / 4)
@@ -85,7 +85,7 @@ def test_the_proximal_step_minimizes_penalty_and_distance(tmp_path: Path) -> Non
 
 
 def full_batch(run: Run) -> Corpus:
-    return run.prepare(small.ROWS)
+    return run.prepare(small_runs.ROWS)
 
 
 def test_the_penalised_loss_is_minimal_at_the_end(tmp_path: Path) -> None:
@@ -103,8 +103,8 @@ def test_the_penalised_loss_is_minimal_at_the_end(tmp_path: Path) -> None:
         trainer.step(batch)
     assert trainer.start is not None
     run.model.zero_grad()
-    (run.model(corpus.batch(np.arange(len(corpus)))).sum() / corpus.targets).backward()
-    bias = small.inside(run.model.head).bias
+    (run.model(corpus.batch(np.arange(len(corpus)))).sum() / corpus.target_count).backward()
+    bias = small_runs.as_any(run.model.head).bias
     gradient, way = bias.grad, bias.detach() - trainer.start.values["head.bias"]
     moved = way != 0
     assert torch.allclose(gradient[moved], -l1 * way[moved].sign(), atol=3e-4)
@@ -120,7 +120,7 @@ def test_a_large_penalty_keeps_every_value_at_its_start(tmp_path: Path) -> None:
         for batch in trainer.batches():
             trainer.step(batch)
         assert trainer.start is not None
-        rows = trainer.start.moved(run.model)
+        rows = trainer.start.count_moved(run.model)
         assert [row["part"] for row in rows] == list(PARTS)
         assert sum(row["values"] for row in rows) == run.model.parameter_count()
         counted = {name: int((value != before[name]).sum()) for name, value in run.model.named_parameters()}
@@ -172,7 +172,9 @@ def test_the_log_of_a_fine_tuning_begins_with_the_perplexity_of_its_start(tmp_pa
     options = {"learning_rate": 2.0, "decay": "none", "clip": 0.0, "epochs": 4, "batch_tokens": 40, "evaluations": 4}
     run = begin(tmp_path / "run", tuple(PARTS), 0.0, {}, **options)
     before, corpus = values_of(run.model), full_batch(run)
-    perplexity = math.exp(sum(itertools.chain(*(small.nats_of(run, row) for row in small.ROWS))) / corpus.targets)
+    perplexity = math.exp(
+        sum(itertools.chain(*(small_runs.nats_of(run, row) for row in small_runs.ROWS))) / corpus.target_count
+    )
     rows = list(train(run, corpus, corpus))
     assert (rows[0]["split"], rows[0]["step"]) == ("dev", 0)
     assert rows[0]["perplexity"] == pytest.approx(perplexity, rel=1e-5)

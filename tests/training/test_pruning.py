@@ -15,12 +15,12 @@ from tests.training.test_search import CONFIG, searched
 
 def test_pruned_trials_stop_early_and_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ranges: search_space.Space = {"learning_rate": (1e-2, 1e-9)}
-    config = search_space.configured(CONFIG, {"evaluations": 4, "epochs": 3, "warmup": 0})
+    config = search_space.with_drawn_options(CONFIG, {"evaluations": 4, "epochs": 3, "warmup": 0})
     rows = searched(tmp_path / "median", 8, ranges=ranges, pruner="median", config=config)
     pruned = [row for row in rows if row["state"] == "pruned"]
     assert pruned
     assert all(row["number"] >= 5 and row["params"]["learning_rate"] == 1e-9 for row in pruned)
-    study, _ = search.opened(tmp_path / "median", "none")
+    study, _ = search.open_study(tmp_path / "median", "none")
     for row, trial in zip(rows, study.trials, strict=True):
         run = Run.open(tmp_path / "median" / row["folder"])
         reported = {number: log["perplexity"] for number, log in enumerate(dev_rows(run), start=1)}
@@ -30,7 +30,7 @@ def test_pruned_trials_stop_early_and_can_be_used(tmp_path: Path, monkeypatch: p
     everything = optuna.pruners.ThresholdPruner(upper=1.0)
     monkeypatch.setattr(optuna.pruners, "MedianPruner", lambda: everything)
     for evaluations, state in ((1, "complete"), (2, "pruned")):
-        config = search_space.configured(CONFIG, {"evaluations": evaluations})
+        config = search_space.with_drawn_options(CONFIG, {"evaluations": evaluations})
         assert searched(tmp_path / state, 1, config=config, pruner="median")[0]["state"] == state
 
 
@@ -38,12 +38,12 @@ def test_a_pruned_trial_keeps_its_best_weights(tmp_path: Path, monkeypatch: pyte
     finished: list[tuple[float, float]] = []
 
     def finish(run: Run, corpus: Any, held: Any, *more: Any, **kept: Any) -> None:
-        finished.append((float(run.nats(held).mean()), np.log((run.best() or {})["perplexity"])))
-        fitting.finish(run, corpus, held, *more, **kept)
+        finished.append((float(run.nats(held).mean()), np.log((run.best_evaluation() or {})["perplexity"])))
+        fitting.write_training_facts(run, corpus, held, *more, **kept)
 
-    monkeypatch.setattr(search, "finish", finish)
+    monkeypatch.setattr(search, "write_training_facts", finish)
     monkeypatch.setattr(search.Search, "_hopeless", lambda self, trial, row, config: row["perplexity"] > row["best"])
-    config = search_space.configured(CONFIG, {"evaluations": 6, "epochs": 6})
+    config = search_space.with_drawn_options(CONFIG, {"evaluations": 6, "epochs": 6})
     (row,) = searched(tmp_path, 1, ranges={"learning_rate": (0.1,)}, config=config)
     ((ours, best),) = finished
     assert row["state"] == "pruned"

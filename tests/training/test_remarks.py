@@ -6,7 +6,7 @@ import pytest
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.data.corpus import Corpus
-from factorcell.training.fit import remarks
+from factorcell.training.fit import data_warnings
 
 TEXTS = ["a red room", "a blue room", "the red door", "the blue door"]
 
@@ -20,36 +20,36 @@ def corpora(texts: list[str], dev: list[str], unit: str = "word", least: int = 2
 
 
 def test_good_tables_have_no_remarks() -> None:
-    assert list(remarks(*corpora(TEXTS, TEXTS[:2]))) == []
+    assert list(data_warnings(*corpora(TEXTS, TEXTS[:2]))) == []
 
 
 def test_development_texts_equal_to_the_training_texts_are_remarked_on() -> None:
-    (line,) = remarks(*corpora(TEXTS, TEXTS))
+    (line,) = data_warnings(*corpora(TEXTS, TEXTS))
     assert line.startswith("the development texts are the training texts")
 
 
 @pytest.mark.parametrize(("unit", "said"), [("word", 1), ("space", 1), ("char", 0)])
 def test_many_unknown_words_are_remarked_on(unit: str, said: int) -> None:
-    found = list(remarks(*corpora(TEXTS, ["a oder moor"], unit)))
+    found = list(data_warnings(*corpora(TEXTS, ["a oder moor"], unit)))
     assert len(found) == said
     assert all(line.startswith("50% of the development targets are out of vocabulary") for line in found)
 
 
 def test_a_column_of_rare_values_is_remarked_on() -> None:
-    (line,) = remarks(*corpora(TEXTS, TEXTS[:2], least=3))
+    (line,) = data_warnings(*corpora(TEXTS, TEXTS[:2], least=3))
     assert line == "city says nothing: no value has 3 texts, the minimum (--min-context-count or --min-user-count)"
-    assert list(remarks(*corpora([*TEXTS, TEXTS[0]], TEXTS[:2], least=3))) == []
+    assert list(data_warnings(*corpora([*TEXTS, TEXTS[0]], TEXTS[:2], least=3))) == []
 
 
 @pytest.mark.parametrize(("largest", "said"), [(400.0, 1), (9.0, 0), (-400.0, 0)])
 def test_outliers_of_numbers_are_remarked_on(largest: float, said: int) -> None:
     rows = [{"text": "a red room", "size": largest if i == 7 else i % 10 / 4} for i in range(400)]
     corpus = prepare(rows, Config.of(context=("size:number",), min_count=1))
-    found = list(remarks(corpus, corpus.select(np.arange(3))))
+    found = list(data_warnings(corpus, corpus.select(np.arange(3))))
     assert len(found) == said
     assert all(line.startswith("size: a few values are far larger than all others, up to 400 where") for line in found)
 
 
 def test_a_column_with_one_value_is_remarked_on() -> None:
-    (line,) = remarks(*corpora(TEXTS[:1], TEXTS[2:3], "char", least=1))
+    (line,) = data_warnings(*corpora(TEXTS[:1], TEXTS[2:3], "char", least=1))
     assert line == "city says nothing: all texts have 'Oslo', or no value"

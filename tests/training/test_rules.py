@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factorcell.choices import CHOSEN, GENTLE, PRESETS
+from factorcell.choices import AUTOMATIC_OPTIONS, PRESETS, SMALL_DATA_DEFAULTS
 from factorcell.config import Config
 from factorcell.data.cache import prepare
 from factorcell.training import rules
-from factorcell.training.rules import Facts
-from tests.small import CONTEXT, ROWS
+from factorcell.training.rules import TableFacts
+from tests.small_runs import CONTEXT, ROWS
 
 TABLES = st.builds(
-    Facts,
+    TableFacts,
     targets=st.integers(1, 10**10),
     vocabulary=st.integers(3, 10**6),
     letters=st.booleans(),
@@ -26,29 +26,29 @@ TABLES = st.builds(
 
 @settings(deadline=None)
 @given(TABLES, st.sampled_from(PRESETS))
-def test_every_table_has_valid_options(facts: Facts, preset: str) -> None:
-    found = rules.options(facts, rules.passes(facts, preset))
+def test_every_table_has_valid_options(facts: TableFacts, preset: str) -> None:
+    found = rules.default_options(facts, rules.default_passes(facts, preset))
     config = Config.from_dict(found).to_dict()
-    for section, names in CHOSEN.items():
+    for section, names in AUTOMATIC_OPTIONS.items():
         assert set(found[section]) <= set(names)
         assert set(names) - set(found[section]) <= {"samples"}  # which an exact loss has none of
         assert {name: config[section][name] for name in found[section]} == found[section]
 
 
 @given(TABLES)
-def test_larger_tables_get_fewer_passes(facts: Facts) -> None:
-    more = Facts(**{**vars(facts), "targets": facts.targets * 10})
+def test_larger_tables_get_fewer_passes(facts: TableFacts) -> None:
+    more = TableFacts(**{**vars(facts), "targets": facts.targets * 10})
     for preset in PRESETS:
-        assert rules.passes(more, preset) <= rules.passes(facts, preset)
-        assert rules.passes(more, preset) * more.targets >= rules.passes(facts, preset) * facts.targets
-    seen = [rules.passes(facts, preset) for preset in PRESETS]
+        assert rules.default_passes(more, preset) <= rules.default_passes(facts, preset)
+        assert rules.default_passes(more, preset) * more.targets >= rules.default_passes(facts, preset) * facts.targets
+    seen = [rules.default_passes(facts, preset) for preset in PRESETS]
     assert seen == sorted(seen)
 
 
 @pytest.mark.parametrize("letters", [False, True])
 def test_models_grow_with_the_number_of_targets_seen(letters: bool) -> None:
-    facts = Facts(20_000, 10_000, letters)
-    options = [rules.options(facts, passes) for passes in (0.1, 1, 10, 100, 1000, 10_000)]
+    facts = TableFacts(20_000, 10_000, letters)
+    options = [rules.default_options(facts, passes) for passes in (0.1, 1, 10, 100, 1000, 10_000)]
     found = [{**each["model"], **each["backbone"]} for each in options]
     for less, more in itertools.pairwise(found):
         for name in ("embedding_size", "hidden_size", "dropout_recurrent", "dropout_output"):
@@ -56,28 +56,34 @@ def test_models_grow_with_the_number_of_targets_seen(letters: bool) -> None:
 
 
 def test_small_tables_get_small_batches() -> None:
-    tables = [Facts(targets, 20, letters=False) for targets in (1000, 12_000, 50_000, 10**6)]
-    assert [rules.options(facts, 12.0)["training"]["batch_tokens"] for facts in tables] == [100, 240, 1000, 1000]
-    assert rules.options(tables[1], 0.5)["training"]["batch_tokens"] == 240
-    assert rules.options(Facts(6000, 80, letters=True), 40.0)["training"]["batch_tokens"] == 400
+    tables = [TableFacts(targets, 20, is_character_level=False) for targets in (1000, 12_000, 50_000, 10**6)]
+    assert [rules.default_options(facts, 12.0)["training"]["batch_tokens"] for facts in tables] == [
+        100,
+        240,
+        1000,
+        1000,
+    ]
+    assert rules.default_options(tables[1], 0.5)["training"]["batch_tokens"] == 240
+    assert rules.default_options(TableFacts(6000, 80, is_character_level=True), 40.0)["training"]["batch_tokens"] == 400
 
 
 def test_facts_are_those_of_the_table() -> None:
     data = Config.of(context=CONTEXT, min_count=1, min_context_count=1)
     corpus = prepare(ROWS, data)
     held = prepare(ROWS[:2], data, tokenizer=corpus.tokenizer, schema=corpus.schema)
-    facts = Facts.of(corpus, held)
-    assert (facts.vocabulary, facts.letters) == (len(corpus.tokenizer), False)
+    facts = TableFacts.of(corpus, held)
+    assert (facts.vocabulary, facts.is_character_level) == (len(corpus.tokenizer), False)
     assert facts.targets == sum(len(str(row["text"]).split()) + 1 for row in ROWS)
-    assert facts.held == sum(len(str(row["text"]).split()) + 1 for row in ROWS[:2])
+    assert facts.dev_targets == sum(len(str(row["text"]).split()) + 1 for row in ROWS[:2])
     assert facts.values == 3  # two and the unknown one
     assert facts.texts_per_value == pytest.approx(10 / 3)
-    assert Facts.of(prepare(ROWS, Config.of(tokenizer="char")), held).letters
+    assert TableFacts.of(prepare(ROWS, Config.of(tokenizer="char")), held).is_character_level
 
 
 def test_batches_of_a_fine_tuning_are_small_for_few_texts() -> None:
     sizes = [
-        rules.batch_tokens(targets, GENTLE["epochs"], rules.GENTLE_STEPS, 2000) for targets in (10, 1000, 10_000, 10**6)
+        rules.batch_tokens(targets, SMALL_DATA_DEFAULTS["epochs"], rules.GENTLE_STEPS, 2000)
+        for targets in (10, 1000, 10_000, 10**6)
     ]
     assert sizes == [100, 100, 333, 2000]
     assert rules.batch_tokens(10**6, 1.0, rules.GENTLE_STEPS, 50) == 50

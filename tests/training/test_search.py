@@ -26,8 +26,8 @@ from factorcell.training import search, search_space
 from factorcell.training.fit import fit
 from factorcell.training.loop import train
 from tests import ROOT
-from tests.kills import forks, killed
-from tests.small import CONTEXT, ROWS, make_run
+from tests.processes import requires_fork, run_and_kill
+from tests.small_runs import CONTEXT, ROWS, make_run
 
 CONFIG = Config.of(
     context=CONTEXT,
@@ -65,15 +65,15 @@ def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_every_trial_is_a_run_and_the_best_is_a_recipe(tmp_path: Path) -> None:
-    rows = searched(tmp_path / "s", 4, models=CLASSES, target="city", page=trials.page)
+    rows = searched(tmp_path / "s", 4, models=CLASSES, target="city", page=trials.search_page)
     assert files.read_rows(tmp_path / "s" / "trials.jsonl") == rows
     assert [row["number"] for row in rows] == [0, 1, 2, 3]
     assert {row["model"] for row in rows} == set(CLASSES)
     for row in rows:
         run = Run.open(tmp_path / "s" / row["folder"])
-        best = run.best()
+        best = run.best_evaluation()
         assert best is not None
-        assert run.config == search_space.configured(CONFIG, {"model": row["model"], **row["params"]})
+        assert run.config == search_space.with_drawn_options(CONFIG, {"model": row["model"], **row["params"]})
         assert (row["state"], row["perplexity"]) == ("complete", best["perplexity"])
         assert row["perplexity"] == min(r["perplexity"] for r in run.log() if r["split"] == "dev")
         assert row["perplexity_known"] == best["perplexity_known"]
@@ -82,11 +82,11 @@ def test_every_trial_is_a_run_and_the_best_is_a_recipe(tmp_path: Path) -> None:
         if "accuracy" in row:
             assert row["accuracy"] == classify(run, ROWS[:5], "city").metrics()["accuracy"]
             assert "accuracy of city" in (run.folder / "README.md").read_text(encoding="utf-8")
-    first = search.ranked(rows)[0]
+    first = search.rank_trials(rows)[0]
     assert first["perplexity"] == min(row["perplexity"] for row in rows)
     recipe = Config.load(tmp_path / "s" / "best.toml")
     assert recipe == Run.open(tmp_path / "s" / first["folder"]).config
-    again = fit(ROWS, ROWS[:5], recipe, tmp_path / "again").best()
+    again = fit(ROWS, ROWS[:5], recipe, tmp_path / "again").best_evaluation()
     assert again is not None
     assert again["perplexity"] == first["perplexity"]
     assert "<svg" in (tmp_path / "s" / "study.html").read_text(encoding="utf-8")
@@ -100,7 +100,7 @@ def test_draws_follow_from_the_seed_and_not_from_the_process(tmp_path: Path) -> 
     assert timeless(steps) == timeless(whole)
     assert {row["model"] for row in whole} == {"factorcell"}, "the class of the config, where none is drawn"
     assert len({json.dumps(row["params"]) for row in whole}) == 4
-    other = searched(tmp_path / "other", 2, config=search_space.configured(CONFIG, {"seed": 1}))
+    other = searched(tmp_path / "other", 2, config=search_space.with_drawn_options(CONFIG, {"seed": 1}))
     assert all(mine["params"] != its["params"] for mine, its in zip(whole, other, strict=False))
 
 
@@ -109,7 +109,7 @@ def test_tpe_learns_from_earlier_trials(tmp_path: Path) -> None:
     for kind in ("random", "tpe"):
         study = optuna.create_study()
         for number in range(40):
-            study.sampler = search.sampler(kind, 1, number)
+            study.sampler = search.trial_sampler(kind, 1, number)
             trial = study.ask()
             study.tell(trial, (trial.suggest_float("x", 0, 1) - 0.7) ** 2)
         far[kind] = [abs(trial.params["x"] - 0.7) for trial in study.trials]
@@ -125,7 +125,7 @@ def test_tpe_learns_from_earlier_trials(tmp_path: Path) -> None:
 
 
 def test_a_stopped_search_resumes_its_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = search_space.configured(CONFIG, {"dropout_input": 0.2, "save_every": 1, "log_every": 1})
+    config = search_space.with_drawn_options(CONFIG, {"dropout_input": 0.2, "save_every": 1, "log_every": 1})
     whole = searched(tmp_path / "whole", 3, config=config)
     steps: list[tuple[str, list[int]]] = []
 
@@ -140,7 +140,7 @@ def test_a_stopped_search_resumes_its_trial(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr("factorcell.training.search.train", stopping)
     with pytest.raises(KeyboardInterrupt):
-        searched(tmp_path / "stopped", 3, config=config, page=trials.page)
+        searched(tmp_path / "stopped", 3, config=config, page=trials.search_page)
     kept = files.read_rows(tmp_path / "stopped" / "trials.jsonl")
     assert [row["state"] for row in kept] == ["complete", "running"]
     assert (tmp_path / "stopped" / "study.html").exists()
@@ -204,10 +204,10 @@ def die_in_a_trial(folder: Path) -> None:
     searched(folder, 6)
 
 
-@forks
+@requires_fork
 def test_a_killed_trial_is_resumed(tmp_path: Path) -> None:
-    assert killed(partial(die_in_a_trial, tmp_path / "killed"))
-    study, _ = search.opened(tmp_path / "killed", "none")
+    assert run_and_kill(partial(die_in_a_trial, tmp_path / "killed"))
+    study, _ = search.open_study(tmp_path / "killed", "none")
     assert [trial.state.name for trial in study.trials] == ["RUNNING"]
     assert timeless(searched(tmp_path / "killed", 2)) == timeless(searched(tmp_path / "whole", 2))
     assert not list((tmp_path / "killed").glob("trial-*.lock"))
@@ -215,8 +215,8 @@ def test_a_killed_trial_is_resumed(tmp_path: Path) -> None:
 
 def begun_search(folder: Path) -> search.Search:
     """A search of one trial that has not claimed it."""
-    study, guard = search.opened(folder, "none")
-    texts = fitting.read(ROWS, ROWS[:5], CONFIG, progress=False)
+    study, guard = search.open_study(folder, "none")
+    texts = fitting.read_corpora(ROWS, ROWS[:5], CONFIG, progress=False)
     options = search.SearchOptions(trials=1, ranges=RANGES)
     return search.Search(study, guard, lambda _: texts, ROWS, None, CONFIG, folder, options)
 
@@ -253,20 +253,20 @@ def test_a_trial_killed_before_its_first_checkpoint_starts_anew(tmp_path: Path) 
 
 
 def test_a_trial_that_diverges_fails_and_the_search_continues(tmp_path: Path) -> None:
-    rows = searched(tmp_path / "s", 6, ranges={"learning_rate": (1e38, 1e-2)}, page=trials.page)
+    rows = searched(tmp_path / "s", 6, ranges={"learning_rate": (1e38, 1e-2)}, page=trials.search_page)
     states = {row["params"]["learning_rate"]: row["state"] for row in rows}
     assert states == {1e38: "failed", 1e-2: "complete"}
     for row in rows:
         assert ("is not finite" in row.get("error", "")) == (row["state"] == "failed")
-    assert search.ranked(rows)[0]["state"] == "complete"
-    assert "failed" in search.trial_line(next(row for row in rows if row["state"] == "failed"))
+    assert search.rank_trials(rows)[0]["state"] == "complete"
+    assert "failed" in search.describe_trial(next(row for row in rows if row["state"] == "failed"))
     page = (tmp_path / "s" / "study.html").read_text(encoding="utf-8")
     assert "failed" in page
 
 
 def test_an_unexpected_error_fails_its_trial_and_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("factorcell.training.search.finish", lambda *given, **more: 1 / 0)
+        patch.setattr("factorcell.training.search.write_training_facts", lambda *given, **more: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             searched(tmp_path, 2)
     assert [row["state"] for row in searched(tmp_path, 2)] == ["failed", "complete"]
@@ -275,7 +275,7 @@ def test_an_unexpected_error_fails_its_trial_and_is_raised(tmp_path: Path, monke
 def test_a_search_with_other_options_is_not_resumed(tmp_path: Path) -> None:
     rows = searched(tmp_path / "s", 1)
     mistakes: list[tuple[dict[str, Any], str]] = [
-        ({"config": search_space.configured(CONFIG, {"epochs": 4})}, "training.epochs = 3.0, not 4.0"),
+        ({"config": search_space.with_drawn_options(CONFIG, {"epochs": 4})}, "training.epochs = 3.0, not 4.0"),
         ({"ranges": {**RANGES, "rank": (1, 2)}}, r"range of rank = .*'high': 8.*, not \[1, 2\]"),
         ({"ranges": {}}, "range of hidden_size = .*, not None"),
         ({"target": "city"}, "target = None, not 'city'"),
@@ -287,7 +287,7 @@ def test_a_search_with_other_options_is_not_resumed(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="begun with texts = 10, not 9"):
         search.search(ROWS[1:], ROWS[:5], CONFIG, tmp_path / "s", search.SearchOptions(ranges=RANGES))
     assert files.read_rows(tmp_path / "s" / "trials.jsonl") == rows
-    threads = search_space.configured(CONFIG, {"threads": 2})
+    threads = search_space.with_drawn_options(CONFIG, {"threads": 2})
     assert len(searched(tmp_path / "s", 2, config=threads, sampler="tpe", pruner="median")) == 2
 
 
@@ -324,7 +324,7 @@ def test_invalid_searches_are_refused_before_training(tmp_path: Path, monkeypatc
 def test_rows_are_ranked_by_state_and_perplexity() -> None:
     states = [("failed", 1.0), ("pruned", 2.0), ("complete", 9.0), ("running", None), ("complete", 8.0)]
     rows = [{"number": n, "state": state, "perplexity": p} for n, (state, p) in enumerate(states)]
-    assert [row["number"] for row in search.ranked(rows)] == [4, 2, 1, 0, 3]
+    assert [row["number"] for row in search.rank_trials(rows)] == [4, 2, 1, 0, 3]
 
 
 def trial(folder: Path, number: int) -> dict[str, Any]:
@@ -332,8 +332,8 @@ def trial(folder: Path, number: int) -> dict[str, Any]:
     torch.manual_seed(0)
     run: Run = make_run(folder / f"trial-{number}", ("city",))
     corpus = run.prepare(ROWS * 2)
-    texts = text_figures.of_nats(run.nats(corpus) + 0.3 * number, corpus)
-    text_figures.keep(run.folder, texts)
+    texts = text_figures.figures_from_nats(run.nats(corpus) + 0.3 * number, corpus)
+    text_figures.save(run.folder, texts)
     files.write_json(run.folder / "training.json", {"development_key": texts["perplexity"].key})
     perplexity = 2.718281828459045 ** texts["perplexity"].ratio
     return {"number": number, "state": "complete", "perplexity": perplexity, "folder": run.folder.name}
@@ -342,7 +342,7 @@ def trial(folder: Path, number: int) -> dict[str, Any]:
 def test_trials_are_compared_with_the_best(tmp_path: Path) -> None:
     rows = [trial(tmp_path, number) for number in (2, 0, 1)]
     failed = {"number": 3, "state": "failed", "perplexity": None, "folder": "trial-3"}
-    found = search.compared([*rows, failed], tmp_path)
+    found = search.compare_trials([*rows, failed], tmp_path)
     assert [row["number"] for row in found] == [2, 0, 1, 3]
     assert [row["ahead"] for row in found] == [[], ["perplexity"], [], []]
     best = min(rows, key=lambda row: float(row["perplexity"]))["perplexity"]

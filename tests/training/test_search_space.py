@@ -11,7 +11,7 @@ from factorcell.data.cache import prepare
 from factorcell.model.language_model import LanguageModel
 from factorcell.training import search_space
 from factorcell.training.search_space import Range
-from tests.small import CONTEXT, ROWS
+from tests.small_runs import CONTEXT, ROWS
 
 CONFIG = Config.of(context=CONTEXT, min_count=1, min_context_count=1)
 EVERYTHING: search_space.Space = {
@@ -57,11 +57,11 @@ def test_read_ranges_and_choices(tmp_path: Path) -> None:
     )
     read = search_space.read(path)
     assert read == {"seed": (1, 2), "layer_norm": (False, True), "decay": ("none",), "rank": Range(4, 64, log=True)}
-    joined = search_space.ranges(path, {"hidden_size"})
+    joined = search_space.load_space(path, {"hidden_size"})
     assert joined == {**{k: v for k, v in search_space.DEFAULT.items() if k != "hidden_size"}, **read}
-    assert search_space.ranges(None, ()) == search_space.DEFAULT
+    assert search_space.load_space(None, ()) == search_space.DEFAULT
     with pytest.raises(UserError, match=r"rank is given as an option and in .*space.toml"):
-        search_space.ranges(path, {"rank"})
+        search_space.load_space(path, {"rank"})
 
 
 @pytest.mark.parametrize(
@@ -120,10 +120,10 @@ def test_draws_lie_in_the_space_and_determine_the_config() -> None:
     for number in range(40):
         config, trial = drawn(number, EVERYTHING, models)
         params = trial.params
-        assert search_space.configured(CONFIG, params) == config
-        assert search_space.configured(CONFIG, dict(reversed(params.items()))) == config
+        assert search_space.with_drawn_options(CONFIG, params) == config
+        assert search_space.with_drawn_options(CONFIG, dict(reversed(params.items()))) == config
         seen.add(params["model"])
-        assert set(params) - {"model"} == {name for name in EVERYTHING if search_space.matters(name, config)}
+        assert set(params) - {"model"} == {name for name in EVERYTHING if search_space.has_effect(name, config)}
         for name, value in params.items():
             if name == "model":
                 continue
@@ -144,7 +144,7 @@ def test_draws_lie_in_the_space_and_determine_the_config() -> None:
 def test_an_option_is_drawn_only_if_it_changes_the_model(model: str, bias: str, context: tuple[str, ...]) -> None:
     config = dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, context=context)).with_model(model)
     if config.model.output_bias:
-        config = search_space.configured(config, {"output_bias": bias})
+        config = search_space.with_drawn_options(config, {"output_bias": bias})
     corpus = prepare(ROWS, config)
 
     def shapes(changes: Config) -> dict[str, tuple[int, ...]]:
@@ -152,9 +152,9 @@ def test_an_option_is_drawn_only_if_it_changes_the_model(model: str, bias: str, 
         return {name: tuple(parameter.shape) for name, parameter in built.named_parameters()}
 
     for name in ("rank", *search_space.CONTEXT_SIZES, "hidden_size", "embedding_size"):
-        first, second = (shapes(search_space.configured(config, {name: value})) for value in (3, 5))
+        first, second = (shapes(search_space.with_drawn_options(config, {name: value})) for value in (3, 5))
         if name in search_space.CONTEXT_SIZES and model == "softmaxbias" and bias == "one_hot":
             first = second  # the encoder is built there, but nothing reads its vector
-        assert search_space.matters(name, config) == (first != second), name
-    assert search_space.matters("output_bias", config) == bool(context and config.model.output_bias)
-    assert search_space.matters("learning_rate", config)
+        assert search_space.has_effect(name, config) == (first != second), name
+    assert search_space.has_effect("output_bias", config) == bool(context and config.model.output_bias)
+    assert search_space.has_effect("learning_rate", config)

@@ -11,7 +11,7 @@ from factorcell.model.run import Run
 from factorcell.training.fit import fit
 from factorcell.training.proximal import sparse_bias_of
 from factorcell.training.trainer import Trainer
-from tests import small
+from tests import small_runs
 
 CITIES, WORDS, FAVOURITE = ("a", "b", "c", "d"), 60, "w7"
 SMALL = {"embedding_size": 8, "adapt": [], "output_bias": ["sparse"]}
@@ -77,15 +77,15 @@ def test_the_penalised_loss_is_minimal_at_the_end(tmp_path: Path) -> None:
     options = {"epochs": 600, "batch_tokens": 10_000, "learning_rate": 0.05, "decay": "linear", "clip": 0.0}
     options |= {"evaluations": 1, "log_every": 1000, "save_every": 1000, "sparse_l1": ["0.001", "stars=0.004"]}
     torch.manual_seed(0)
-    run = small.make_run(tmp_path / "run", training=options, adapt=(), output_bias=("sparse",))
-    corpus = run.prepare(small.ROWS)
+    run = small_runs.make_run(tmp_path / "run", training=options, adapt=(), output_bias=("sparse",))
+    corpus = run.prepare(small_runs.ROWS)
     trainer = Trainer(run, corpus, corpus)
     for batch in trainer.batches():
         trainer.step(batch)
     bias = sparse_bias_of(run)
     assert bias is not None
     run.model.zero_grad()
-    (run.model(corpus.batch(np.arange(len(corpus)))).sum() / corpus.targets).backward()
+    (run.model(corpus.batch(np.arange(len(corpus)))).sum() / corpus.target_count).backward()
     gradient, weight = bias.weight.grad, bias.weight.detach()
     assert gradient is not None
     l1 = torch.tensor([0.001] * 3 + [0.004] * 3).expand_as(weight)
@@ -100,8 +100,8 @@ def test_penalized_tables_are_dense_with_a_sampled_loss(tmp_path: Path) -> None:
     left = []
     for l1 in ("10", "0"):
         options = {"loss": "sampled", "samples": 5, "epochs": 3, "batch_tokens": 40, "sparse_l1": [l1]}
-        run = small.make_run(tmp_path / l1, training=options, output_bias=("low_rank", "sparse"))
-        trainer = Trainer(run, run.prepare(small.ROWS), run.prepare(small.ROWS))
+        run = small_runs.make_run(tmp_path / l1, training=options, output_bias=("low_rank", "sparse"))
+        trainer = Trainer(run, run.prepare(small_runs.ROWS), run.prepare(small_runs.ROWS))
         bias = sparse_bias_of(run)
         assert bias is not None
         with torch.no_grad():

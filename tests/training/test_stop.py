@@ -131,7 +131,7 @@ def test_signal_handlers_of_others_are_kept() -> None:
     with second:
         first.__exit__()
         signal.raise_signal(signal.SIGINT)
-        assert (first.asked, second.asked) == (False, True)
+        assert (first.is_requested, second.is_requested) == (False, True)
     with pytest.raises(KeyboardInterrupt):  # the handler of the first is back, which has ended
         signal.raise_signal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.default_int_handler)

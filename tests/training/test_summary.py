@@ -8,9 +8,9 @@ import pytest
 from factorcell import files
 from factorcell.commands.main import main
 from factorcell.config import Config
-from factorcell.evaluation.cautions import cautions
 from factorcell.evaluation.perplexity import only_unknown_users
-from factorcell.model.run import Run, facts
+from factorcell.evaluation.run_warnings import find_warnings
+from factorcell.model.run import Run, training_facts
 from factorcell.training.fit import fit, summary
 
 Rows = list[dict[str, Any]]
@@ -43,14 +43,14 @@ def trained(folder: Path, dev: Rows, **data: Any) -> Run:
 
 def test_the_summary_says_that_development_users_are_unknown(tmp_path: Path) -> None:
     new = trained(tmp_path / "new", [*by("carl"), *by("rare")])
-    assert facts(new.folder)["context"]["strangers"]
+    assert training_facts(new.folder)["context"]["strangers"]
     assert summary(new).endswith(f"minutes; {LEARN.format(new.folder)}")
     assert GAIN not in summary(new)
-    assert not [line for line in cautions([new]) if "gains nothing" in line]
+    assert not [line for line in find_warnings([new]) if "gains nothing" in line]
     both = trained(tmp_path / "both", by("carl"), context=("city",))
     assert f" {GAIN}; {LEARN.format(both.folder)}" in summary(both)
     known = trained(tmp_path / "known", [*by("carl"), by("ann")[0]])
-    assert "strangers" not in facts(known.folder)["context"]
+    assert "strangers" not in training_facts(known.folder)["context"]
     assert GAIN in summary(known)
     assert "tune-online" not in summary(known)
 
@@ -62,7 +62,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_only_a_positive_gain_is_compared_with_an_unadapted_run(known: Run) -> None:
-    before = facts(known.folder)
+    before = training_facts(known.folder)
     for gain, less in ((0.02, True), (-0.02, False), (0.0, False)):
         context = {"texts": 16, "gain": gain, "gain_low": gain - 0.01, "gain_high": gain + 0.01}
         files.write_json(known.folder / "training.json", {**before, "context": context})

@@ -10,11 +10,11 @@ import torch
 
 from factorcell.config import Config, TrainingConfig
 from factorcell.data.cache import prepare
-from factorcell.data.corpus import Corpus, target_counts
+from factorcell.data.corpus import Corpus, target_frequencies
 from factorcell.model.run import Run
-from factorcell.training.loop import due, train
+from factorcell.training.loop import is_due, train
 from factorcell.training.trainer import Trainer, learning_rate
-from tests.small import inside
+from tests.small_runs import as_any
 
 Dialects = Callable[[int, int], tuple[list[dict[str, str]], float]]
 
@@ -64,7 +64,7 @@ def test_the_best_weights_are_kept_and_patience_ends(tmp_path: Path, few: Any) -
 
 @pytest.mark.parametrize(("steps", "times"), [(1, 1), (5, 3), (10, 10), (3, 7), (1001, 10), (12, 4)])
 def test_evaluations_are_evenly_spread_and_the_last_is_at_the_end(steps: int, times: int) -> None:
-    when = [step for step in range(1, steps + 1) if due(step, steps, times)]
+    when = [step for step in range(1, steps + 1) if is_due(step, steps, times)]
     assert len(when) == min(steps, times)
     assert when[-1] == steps
     gaps = [b - a for a, b in zip([0, *when], when, strict=False)]
@@ -85,11 +85,11 @@ def test_learning_rates_rise_linearly_and_fall_by_the_schedule() -> None:
 
 def test_training_starts_at_the_unigram_frequencies(tmp_path: Path, few: Any) -> None:
     run, corpus, dev = make(tmp_path / "run", *few)
-    counts = target_counts(corpus)
-    assert counts.sum() == corpus.targets
+    counts = target_frequencies(corpus)
+    assert counts.sum() == corpus.target_count
     Trainer(run, corpus, dev)
     expected = np.log((counts + 1) / (counts + 1).sum())
-    np.testing.assert_allclose(inside(run.model.head).bias.detach().numpy(), expected, rtol=1e-5)
+    np.testing.assert_allclose(as_any(run.model.head).bias.detach().numpy(), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("loss", "layer_norm"), [("full", False), ("sampled", True)])
@@ -113,10 +113,10 @@ def test_bfloat16_products_learn_alike(loss: str, layer_norm: bool, tmp_path: Pa
 def test_context_dropout_trains_the_unknown_value(tmp_path: Path, few: Any) -> None:
     _, corpus, _ = made = make(tmp_path / "run", *few, epochs=3, model={"dropout_context": 0.25})
     context = corpus.context(np.arange(300))
-    forgotten = [context.forgetting(0.25, (0, step)).categories for step in range(40)]
+    forgotten = [context.drop_categories(0.25, (0, step)).categories for step in range(40)]
     share = float(torch.stack(forgotten).eq(0).float().mean())
     assert share == pytest.approx(0.25, abs=0.02)
-    assert torch.equal(forgotten[3], context.forgetting(0.25, (0, 3)).categories)
+    assert torch.equal(forgotten[3], context.drop_categories(0.25, (0, 3)).categories)
     assert not torch.equal(forgotten[3], forgotten[4])
     kept = forgotten[0] != 0
     assert torch.equal(forgotten[0][kept], context.categories[kept])

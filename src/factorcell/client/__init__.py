@@ -14,8 +14,8 @@ from factorcell.client.errors import (
     UnexpectedAnswerError,
     UnreachableError,
 )
-from factorcell.client.retries import Patience
-from factorcell.service.http.messages import ContextText, Export, GivenText, Hypothesis, HypothesisList, Piece
+from factorcell.client.retries import RetryPolicy
+from factorcell.service.http.messages import ContextText, Export, ExportedText, Hypothesis, HypothesisList, TextChunk
 
 __all__ = [
     "AsyncClient",
@@ -24,18 +24,18 @@ __all__ = [
     "ConflictError",
     "ContextText",
     "Export",
+    "ExportedText",
     "FailedError",
-    "GivenText",
     "Hypothesis",
     "HypothesisList",
     "InvalidArgumentError",
     "InvalidRequestError",
     "KeyRefusedError",
     "NotFoundError",
-    "Patience",
-    "Piece",
     "RefusedError",
+    "RetryPolicy",
     "ServiceError",
+    "TextChunk",
     "UnexpectedAnswerError",
     "UnreachableError",
 ]

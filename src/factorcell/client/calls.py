@@ -25,7 +25,7 @@ from factorcell.client.errors import (
     UnreachableError,
 )
 from factorcell.service.http import messages
-from factorcell.service.http.messages import Context, Export, Piece, Problem
+from factorcell.service.http.messages import Context, Export, Problem, TextChunk
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -77,10 +77,10 @@ class Pieces:
     Only line feeds end lines: other separators of lines, such as U+2028, are part of the JSON.
     """
 
-    def __init__(self, call: Call[Piece]) -> None:
+    def __init__(self, call: Call[TextChunk]) -> None:
         self.call, self._rest, self._done = call, b"", False
 
-    def feed(self, content: bytes) -> Iterator[Piece]:
+    def feed(self, content: bytes) -> Iterator[TextChunk]:
         """Yield the pieces that are complete now."""
         *lines, self._rest = (self._rest + content).split(b"\n")
         for line in lines:
@@ -149,7 +149,9 @@ classify = _posts(
 rescore = _posts(
     "rescore", messages.RescoreRequest, messages.RescoreAnswer, "Choose from the lists of a recogniser, in context."
 )
-generate = _posts("generate", messages.GenerateRequest, Piece, "Write a text piece by piece; the last piece is `done`.")
+generate = _posts(
+    "generate", messages.GenerateRequest, TextChunk, "Write a text piece by piece; the last piece is `done`."
+)
 
 
 show = _about("show", "GET", "", messages.ProfileAnswer, "Return everything that is kept of a user.")

@@ -11,9 +11,9 @@ import httpx
 from factorcell.client import calls
 from factorcell.client.calls import Call, Pieces
 from factorcell.client.errors import ServiceError
-from factorcell.client.retries import Attempts, Patience
+from factorcell.client.retries import Attempts, RetryPolicy
 from factorcell.config import UserError
-from factorcell.service.http.messages import Piece
+from factorcell.service.http.messages import TextChunk
 from factorcell.version import __version__
 
 P = ParamSpec("P")
@@ -60,14 +60,19 @@ class _Operations(Generic[H]):
     metrics = _Operation(calls.metrics)
 
     def __init__(
-        self, url: str = DEFAULT_URL, key: str | None = None, *, patience: Patience | None = None, http: H | None = None
+        self,
+        url: str = DEFAULT_URL,
+        key: str | None = None,
+        *,
+        retry_policy: RetryPolicy | None = None,
+        http: H | None = None,
     ) -> None:
         """Check the arguments.
 
         Args:
             url: The address of the service, which may have a path.
             key: A key of the service.
-            patience: How long the client waits, and how often it tries.
+            retry_policy: How long the client waits, and how often it tries.
             http: Your own connections, with proxies or certificates; you close them.
 
         Raises:
@@ -82,7 +87,7 @@ class _Operations(Generic[H]):
             raise fault
         self._http: H = http or self._connect()
         self._closes = http is None
-        self.patience, self._url = patience or Patience(), str(parts).rstrip("/") + "/"
+        self.patience, self._url = retry_policy or RetryPolicy(), str(parts).rstrip("/") + "/"
         self._headers = {"User-Agent": f"factorcell/{__version__}", "Content-Type": "application/json"}
         if key is not None:
             if not (key.isascii() and key.isprintable()):
@@ -101,7 +106,7 @@ class Client(_Operations[httpx.Client]):
 
     _connect = httpx.Client
 
-    def generate(self, **fields: Any) -> Generator[Piece, None, None]:
+    def generate(self, **fields: Any) -> Generator[TextChunk, None, None]:
         """Yield the pieces of a text as they are written; the fields are those of `GenerateRequest`."""
         return self._stream(calls.generate(**fields))
 
@@ -113,7 +118,7 @@ class Client(_Operations[httpx.Client]):
             except (httpx.RequestError, ServiceError) as error:
                 sleep(attempts.pause(error))
 
-    def _stream(self, call: Call[Piece]) -> Generator[Piece, None, None]:
+    def _stream(self, call: Call[TextChunk]) -> Generator[TextChunk, None, None]:
         attempts = Attempts(call, self.patience)
         while True:
             try:
@@ -147,7 +152,7 @@ class AsyncClient(_Operations[httpx.AsyncClient]):
 
     _connect = httpx.AsyncClient
 
-    def generate(self, **fields: Any) -> AsyncGenerator[Piece, None]:
+    def generate(self, **fields: Any) -> AsyncGenerator[TextChunk, None]:
         """Yield the pieces of a text as they are written; the fields are those of `GenerateRequest`."""
         return self._stream(calls.generate(**fields))
 
@@ -159,7 +164,7 @@ class AsyncClient(_Operations[httpx.AsyncClient]):
             except (httpx.RequestError, ServiceError) as error:
                 await async_sleep(attempts.pause(error))
 
-    async def _stream(self, call: Call[Piece]) -> AsyncGenerator[Piece, None]:
+    async def _stream(self, call: Call[TextChunk]) -> AsyncGenerator[TextChunk, None]:
         attempts = Attempts(call, self.patience)
         while True:
             try:

@@ -9,32 +9,32 @@ UNBEGUN = ("too-many", "overloaded")  # problems of requests that were refused b
 class ServiceError(Exception):
     """Why the call `asked` has no answer, after how many `tries`."""
 
-    tries = 1
-    passing = False  # whether the same call may succeed later
-    begun = True  # whether the service may have done what it was asked
+    attempts = 1
+    is_temporary = False  # whether the same call may succeed later
+    may_have_run = True  # whether the service may have done what it was asked
 
     def __init__(self, asked: str, message: str) -> None:
         super().__init__(asked, message)
-        self.asked, self.message = asked, message
+        self.operation, self.message = asked, message
 
     def __str__(self) -> str:
-        return f"{self.asked}: {self.message}" + (f" (tried {self.tries} times)" if self.tries > 1 else "")
+        return f"{self.operation}: {self.message}" + (f" (tried {self.attempts} times)" if self.attempts > 1 else "")
 
 
 class InvalidArgumentError(ServiceError):
     """An argument has a type or a value that JSON cannot have: nothing was sent."""
 
-    begun = False
+    may_have_run = False
 
 
 class UnreachableError(ServiceError):
-    """No answer came, or not all of it; `begun`: whether the request may have arrived."""
+    """No answer came, or not all of it; `may_have_run`: whether the request may have arrived."""
 
-    passing = True
+    is_temporary = True
 
-    def __init__(self, asked: str, message: str, begun: bool = True) -> None:
+    def __init__(self, asked: str, message: str, may_have_run: bool = True) -> None:
         super().__init__(asked, message)
-        self.begun = begun
+        self.may_have_run = may_have_run
 
 
 class UnexpectedAnswerError(ServiceError):
@@ -57,8 +57,8 @@ class RefusedError(ServiceError):
         super().__init__(asked, f"{problem.status} {problem.title}" + (f": {problem.detail}" if problem.detail else ""))
         self.status, self.title, self.detail, self.type = problem.status, problem.title, problem.detail, problem.type
         self.kind, self.retry_after = problem.type.partition("#")[2], retry_after
-        self.passing = problem.status in PASSING
-        self.begun = problem.status >= 500 and self.kind not in UNBEGUN
+        self.is_temporary = problem.status in PASSING
+        self.may_have_run = problem.status >= 500 and self.kind not in UNBEGUN
 
 
 class InvalidRequestError(RefusedError):

@@ -10,15 +10,15 @@ from factorcell.evaluation.ngram import NGram
 
 def run_baseline_ngram(given: argparse.Namespace) -> None:
     """`factorcell baseline ngram`."""
-    config, tokenizer = results.reading(given.like, given.config, given.text)
+    config, tokenizer = results.reading_options(given.like, given.config, given.text)
     model = NGram.fit(given.train, config, given.out, order=given.order, tokenizer=tokenizer, progress=True)
-    terminal.say(f"{given.out}: {' + '.join(f'{len(table.keys):,}' for table in model.grams)} n-grams")
+    terminal.notify(f"{given.out}: {' + '.join(f'{len(table.keys):,}' for table in model.grams)} n-grams")
 
 
 def run_baseline_bayes(given: argparse.Namespace) -> None:
     """`factorcell baseline bayes`."""
     result, tally = baselines.naive_bayes(*_read(given), priors=given.priors)
-    terminal.judged(result, {**result.metrics(), "perplexity": tally.perplexity}, given.json)
+    terminal.show_classification(result, {**result.metrics(), "perplexity": tally.perplexity}, given.json)
 
 
 def run_baseline_linear(given: argparse.Namespace) -> None:
@@ -34,9 +34,11 @@ def run_baseline_fasttext(given: argparse.Namespace) -> None:
 def _judge(kind: type[baselines.Linear] | type[baselines.FastText], given: argparse.Namespace) -> None:
     train, test = _read(given)
     result = kind(train, order=given.order, seed=given.seed, progress=True)(test)
-    terminal.judged(result, result.metrics(), given.json)
+    terminal.show_classification(result, result.metrics(), given.json)
 
 
 def _read(given: argparse.Namespace) -> tuple[Corpus, Corpus]:
-    config, tokenizer = results.reading(given.like, given.config, given.text)
-    return baselines.read(given.train, given.test, given.target, config, tokenizer=tokenizer, progress=True)
+    config, tokenizer = results.reading_options(given.like, given.config, given.text)
+    return baselines.read_train_and_test(
+        given.train, given.test, given.target, config, tokenizer=tokenizer, progress=True
+    )

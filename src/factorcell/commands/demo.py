@@ -21,11 +21,11 @@ from factorcell import files
 from factorcell.commands import terminal
 from factorcell.config import PAPER_MODELS
 from factorcell.evaluation import text_figures
-from factorcell.evaluation.bayes_rule import Classification, judged_texts
-from factorcell.evaluation.cautions import cautions
+from factorcell.evaluation.bayes_rule import Classification, text_accuracies
 from factorcell.evaluation.classification import classify_points, log_likelihoods
-from factorcell.evaluation.comparison import Candidate, compared
-from factorcell.evaluation.perplexity import summarised
+from factorcell.evaluation.comparison import ComparedModel, compare_models
+from factorcell.evaluation.perplexity import summary_row
+from factorcell.evaluation.run_warnings import find_warnings
 from factorcell.generation.generate import GenerationOptions, generate
 from factorcell.model.run import Run
 from factorcell.training.compare import common_plan
@@ -63,14 +63,14 @@ def run_demo(given: argparse.Namespace) -> None:
     """`factorcell demo`."""
     from factorcell.reports.demo import demo_page
 
-    results = make(given.out, epochs=given.epochs, say=terminal.say)
+    results = make(given.out, epochs=given.epochs, notify=terminal.notify)
     terminal.show("")
-    terminal.table(results["models"], ("name", "perplexity", "accuracy", "parameters", "minutes"))
+    terminal.show_table(results["models"], ("name", "perplexity", "accuracy", "parameters", "minutes"))
     terminal.show("")
     for place in results["names"]:
         terminal.show(f"{place['place']:>14}  {', '.join(place['samples'])}")
     files.write(given.page, demo_page(results))
-    terminal.say("", f"{results['minutes']:.1f} minutes in all. Open {given.page} in a browser.")
+    terminal.notify("", f"{results['minutes']:.1f} minutes in all. Open {given.page} in a browser.")
 
 
 def table(part: str) -> Path:
@@ -78,31 +78,31 @@ def table(part: str) -> Path:
     return Path(str(resources.files("factorcell") / "assets" / f"placenames-{part}.parquet"))
 
 
-def make(folder: Path, *, epochs: float | None = None, say: Callable[[str], None]) -> Row:
+def make(folder: Path, *, epochs: float | None = None, notify: Callable[[str], None]) -> Row:
     """Train and judge the four models in `folder`; the results that `report.demo_page` shows."""
     began = time.perf_counter()
     said, budget = SAID, Budget(MINUTES)
     if epochs is not None:
         said, budget = {**SAID, "training": {"epochs": epochs}}, Budget()
-    made = common_plan(table("train"), table("dev"), said, folder, budget, models=PAPER_MODELS, say=say)
+    made = common_plan(table("train"), table("dev"), said, folder, budget, models=PAPER_MODELS, notify=notify)
     places = _rows("train")
     models, curves, runs, earlier = [], [], {}, 0.0
     for name in PAPER_MODELS:
-        say(f"{name} -> {folder / name}")
+        notify(f"{name} -> {folder / name}")
         earlier += _trained(folder / name)
-        run = fit(table("train"), table("dev"), made.of(name), folder / name, resume=True, say=say)
+        run = fit(table("train"), table("dev"), made.for_model(name), folder / name, resume=True, notify=notify)
         models.append(_judge(run, places))
         curves += [{**row, "model": name} for row in run.log() if row["split"] == "dev"]
         runs[name] = run
-    say("drawing the maps")
+    notify("drawing the maps")
     final = runs["factorcell"]
     countries, confusion = _countries(final, places)
     return {
         "minutes": earlier + (time.perf_counter() - began) / 60,
         "machine": f"{os.cpu_count()} processor cores ({platform.machine()})",
         "texts": len(places),
-        "models": [{**row, "name": row["model"], "title": row["model"]} for row in compared(models)],
-        "cautions": cautions([final]),
+        "models": [{**row, "name": row["model"], "title": row["model"]} for row in compare_models(models)],
+        "cautions": find_warnings([final]),
         "curves": curves,
         "names": _invent(final, {row["text"] for row in places}),
         "maps": _maps(final, places),
@@ -132,18 +132,18 @@ def _centres(places: list[Row]) -> dict[str, dict[str, float]]:
     return centres
 
 
-def _judge(run: Run, places: list[Row]) -> Candidate:
+def _judge(run: Run, places: list[Row]) -> ComparedModel:
     """Perplexity on the names held out, and how often a name goes to its country."""
     corpus = run.prepare(table("dev"))
     nats = run.nats(corpus)
-    texts = text_figures.of_nats(nats, corpus)
-    row = {key: value for key, value in summarised(nats, corpus).items() if key.startswith("perplexity")}
+    texts = text_figures.figures_from_nats(nats, corpus)
+    row = {key: value for key, value in summary_row(nats, corpus).items() if key.startswith("perplexity")}
     row["parameters"] = run.model.parameter_count()
-    row |= {"minutes": run.minutes(), "accuracy": None}
+    row |= {"minutes": run.training_minutes(), "accuracy": None}
     if run.model.adapted:
         found = _classified(run, places)
-        row["accuracy"], texts["accuracy"] = found.metrics()["accuracy"], judged_texts(found)
-    return Candidate(run.folder.name, [row], [texts])
+        row["accuracy"], texts["accuracy"] = found.metrics()["accuracy"], text_accuracies(found)
+    return ComparedModel(run.folder.name, [row], [texts])
 
 
 def _classified(run: Run, places: list[Row]) -> Classification:

@@ -6,14 +6,14 @@ from itertools import zip_longest
 from typing import Any
 
 from factorcell import files
-from factorcell.choices import NEAR_VALUES
+from factorcell.choices import DEFAULT_VALUE_COUNT
 from factorcell.commands import options, terminal
 from factorcell.config import UserError
 from factorcell.evaluation import embeddings
-from factorcell.evaluation.cautions import cautions
 from factorcell.evaluation.embeddings import Embeddings
+from factorcell.evaluation.run_warnings import find_warnings
 from factorcell.model.run import Run
-from factorcell.reports.wording import agreed, sign
+from factorcell.reports.wording import agreement_sentence, visible_token
 
 Row = dict[str, Any]
 
@@ -22,15 +22,15 @@ def run_contexts(given: argparse.Namespace) -> None:
     """`factorcell contexts`."""
     if bool(given.by) != bool(given.map or given.predict):
         raise UserError("--by COLUMN says what to --map TABLE or to --predict TABLE by; neither goes without the other")
-    run = options.opened(Run.open, given.run, given)
-    context = options.context(given.context)
+    run = options.open_on_device(Run.open, given.run, given)
+    context = options.parse_context(given.context)
     other = given.between or given.map or given.predict or (given.words and context)
     pairs: list[tuple[dict[str, str], dict[str, str]]] = [(context, {})] if given.words and context else []
     found: Row = {"variable": "", "values": 0, "neighbours": [], "words": [], "maps": [], "predictions": []}
-    found["cautions"] = cautions([run])
+    found["cautions"] = find_warnings([run])
     if given.near or given.map or given.predict or not other:
-        known = Embeddings.of(run, given.variable, given.near)
-        near = given.near or (() if other else known.values[:NEAR_VALUES])
+        known = Embeddings.from_run(run, given.variable, given.near)
+        near = given.near or (() if other else known.values[:DEFAULT_VALUE_COUNT])
         found |= {"variable": known.variable, "values": len(known.values)}
         found["neighbours"] = known.neighbours(near, given.count, given.measure)
         for name in given.by:
@@ -38,27 +38,29 @@ def run_contexts(given: argparse.Namespace) -> None:
                 found["maps"].append(_map(known, name, given))
             if given.predict:
                 column = embeddings.read_column(known, given.predict, name)
-                found["predictions"].append(embeddings.predict(known, column, seed=given.seed, progress=True))
+                found["predictions"].append(embeddings.predict_column(known, column, seed=given.seed, progress=True))
         if given.words and near:
             pairs = [({known.source: value, **context}, {}) for value in near]
     if given.between:
-        first, second = (options.context(text.split(";"), "--between") for text in given.between)
+        first, second = (options.parse_context(text.split(";"), "--between") for text in given.between)
         pairs.append(({**context, **first}, {**context, **second}))
-    options.tell_rare(run.schema, *(context for pair in pairs for context in pair))
+    options.notify_rare_values(run.schema, *(context for pair in pairs for context in pair))
     found["words"] = [_words(run, context, against, given) for context, against in pairs]
     if given.page:
         from factorcell.reports import embeddings as report
 
-        files.write(given.page, report.page(run.folder.name, found))
+        files.write(given.page, report.embeddings_page(run.folder.name, found))
     if given.json:
-        terminal.lines(_rows(found))
+        terminal.show_json(_rows(found))
     else:
         _show(found, given)
-    terminal.say(*found["cautions"])
+    terminal.notify(*found["cautions"])
 
 
 def _words(run: Run, context: Mapping[str, str], against: Mapping[str, str], given: argparse.Namespace) -> Row:
-    rows = embeddings.words(run, context, against, count=given.count, frequent=given.frequent, unknown=given.unknown)
+    rows = embeddings.most_shifted_tokens(
+        run, context, against, count=given.count, frequent=given.frequent, unknown=given.unknown
+    )
     different = {name: value for name, value in context.items() if against.get(name) != value}
     other = {name: value for name, value in against.items() if name in different}
     names = [", ".join(f"{name}={value}" for name, value in one.items()) for one in (different, other)]
@@ -70,13 +72,13 @@ def _words(run: Run, context: Mapping[str, str], against: Mapping[str, str], giv
 
 def _map(known: Embeddings, name: str, given: argparse.Namespace) -> Row:
     column = embeddings.read_column(known, given.map, name)
-    points = embeddings.points(known, column)
+    points = embeddings.map_points(known, column)
     return {
         "column": column.name,
         "points": points,
         "ellipses": None if column.numbers is not None else embeddings.ellipses(points, given.groups),
-        "agreement": embeddings.agreement(known, column, given.measure),
-        "shares": embeddings.project(known.vectors)[1].tolist(),
+        "agreement": embeddings.neighbour_agreement(known, column, given.measure),
+        "shares": embeddings.project_to_plane(known.vectors)[1].tolist(),
         "dots": given.points,
     }
 
@@ -101,9 +103,9 @@ def _show(found: Row, given: argparse.Namespace) -> None:
         terminal.show("", f"{entry['context']} against {entry['against']}")
         _show_words(entry["rows"])
     for entry in found["maps"]:
-        terminal.show("", agreed(entry["agreement"]))
+        terminal.show("", agreement_sentence(entry["agreement"]))
         if entry["ellipses"]:
-            terminal.table(entry["ellipses"], ("group", "count", "x", "y", "wide", "high"))
+            terminal.show_table(entry["ellipses"], ("group", "count", "x", "y", "wide", "high"))
     for row in found["predictions"]:
         of = f"{row['column']} from the embedding of {row['variable']} ({row['values']:,} values)"
         if "accuracy" in row:
@@ -111,7 +113,7 @@ def _show(found: Row, given: argparse.Namespace) -> None:
         else:
             terminal.show("", f"{of}: R² {row['r2']:z.3f}, correlation {row['correlation']:z.3f}")
     if given.page:
-        terminal.say(f"the page: {given.page}")
+        terminal.notify(f"the page: {given.page}")
 
 
 def _show_neighbours(found: Row, measure: str) -> None:
@@ -123,7 +125,7 @@ def _show_neighbours(found: Row, measure: str) -> None:
     of = values[0] if len(values) == 1 else f"{len(values):,} of {found['values']:,} values"
     terminal.show(terminal.bold(f"{found['variable']}: what is nearest to {of} by {measure}"))
     if len(values) == 1:
-        terminal.table(rows, ("near", "count", measure))
+        terminal.show_table(rows, ("near", "count", measure))
         return
     width = max(map(len, values))
     for value in values:
@@ -136,8 +138,8 @@ def _show_words(rows: Sequence[Row]) -> None:
     if not rows:
         terminal.show("no token is raised or lowered")
         return
-    cells = [(sign(row["token"]), f"{row['nats']:+.2f}") for row in rows]
+    cells = [(visible_token(row["token"]), f"{row['nats']:+.2f}") for row in rows]
     raised = [cell for cell, row in zip(cells, rows, strict=True) if row["nats"] > 0]
     lines = zip_longest(raised, cells[len(raised) :], fillvalue=(None, None))
     columns = ("raised", "nats", "lowered", "nats ")
-    terminal.table([dict(zip(columns, (*left, *right), strict=True)) for left, right in lines], columns)
+    terminal.show_table([dict(zip(columns, (*left, *right), strict=True)) for left, right in lines], columns)

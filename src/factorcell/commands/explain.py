@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import files, inputs
+from factorcell import files, input_files
 from factorcell.commands import options, streams, terminal
 from factorcell.config import UserError
 from factorcell.data.tables import FORMATS
-from factorcell.evaluation.cautions import cautions
-from factorcell.evaluation.likelihood_ratios import column_texts, context_text, explain, strength
+from factorcell.evaluation.likelihood_ratios import context_text, explain, read_texts, strength
+from factorcell.evaluation.run_warnings import find_warnings
 from factorcell.model.run import Run
-from factorcell.reports.wording import readable
+from factorcell.reports.wording import readable_token
 
 # Background and foreground of the 256 colours of a terminal, from weak to strong; the second context is underlined too.
 BLUES = ((153, 16), (75, 16), (26, 231))
@@ -25,14 +25,14 @@ Row = dict[str, Any]
 
 def run_explain(given: argparse.Namespace) -> None:
     """`factorcell explain`."""
-    contexts = contexts_between(given.between, options.context(given.context))
+    contexts = contexts_between(given.between, options.parse_context(given.context))
     runs, others = (
-        [options.opened(Run.open, folder, given) for folder in folders]
+        [options.open_on_device(Run.open, folder, given) for folder in folders]
         for folders in ((given.run, *given.ensemble), given.beside)
     )
     texts = _texts(given, runs[0].config.data.text)
-    doubts = cautions([*runs, *others])
-    options.tell_rare(runs[0].schema, *contexts.values())
+    doubts = find_warnings([*runs, *others])
+    options.notify_rare_values(runs[0].schema, *contexts.values())
     name = given.run.name + (f" and {len(given.ensemble)} more" if given.ensemble else "")
     rows = explain(runs, texts, contexts, unknown=given.unknown)
     if others:
@@ -43,22 +43,22 @@ def run_explain(given: argparse.Namespace) -> None:
             ]
         rows.sort(key=lambda row: texts.index(row["text"]))
     if given.page:
-        from factorcell.reports.explain import explanation
+        from factorcell.reports.explain import explanation_page
 
-        files.write(given.page, explanation(name, rows, len(runs), doubts))
-        terminal.say(f"the page: {given.page}")
+        files.write(given.page, explanation_page(name, rows, len(runs), doubts))
+        terminal.notify(f"the page: {given.page}")
     if given.json:
-        terminal.lines(rows)
+        terminal.show_json(rows)
     else:
         _show(rows, list(contexts))
-    terminal.say(*doubts)
+    terminal.notify(*doubts)
 
 
 def contexts_between(between: Sequence[str], shared: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Return the contexts of `--between`, `NAME=VALUE` or several with semicolons, by name; `shared` is in all."""
     contexts = {}
     for text in between:
-        own = options.context(re.split(r";\s*(?=[^;=]+=)", text), "--between")
+        own = options.parse_context(re.split(r";\s*(?=[^;=]+=)", text), "--between")
         if both := set(own) & set(shared):
             raise UserError(f"{', '.join(sorted(both))} is given by --between and by --context")
         if context_text(own) in contexts:
@@ -76,8 +76,8 @@ def _texts(given: argparse.Namespace, column: str) -> list[str]:
     if given.text:
         return list(dict.fromkeys(given.text))
     if Path(given.file).suffix.lower() in FORMATS:
-        return list(dict.fromkeys(column_texts(given.file, column)))
-    content = streams.decoded(sys.stdin.buffer.read()) if given.file == "-" else inputs.text(given.file)
+        return list(dict.fromkeys(read_texts(given.file, column)))
+    content = streams.decode(sys.stdin.buffer.read()) if given.file == "-" else input_files.read_text(given.file)
     texts = list(dict.fromkeys(line.strip() for line in content.splitlines() if line.strip()))
     if not texts:
         raise UserError(f"{given.file}: there is no text in it")
@@ -85,28 +85,31 @@ def _texts(given: argparse.Namespace, column: str) -> list[str]:
 
 
 def _show(rows: Sequence[Row], between: Sequence[str]) -> None:
-    colour = terminal.colours(sys.stdout)
+    colour = terminal.has_colours(sys.stdout)
     if len(between) == 2:
-        first, second = (marked(name, sign * 9.0, colour) for name, sign in zip(between, (1, -1), strict=True))
-        terminal.show(terminal.joined("", ["likelier given ", first, ", given ", second, "; ¶ is the end"]))
+        first, second = (mark_token(name, sign * 9.0, colour) for name, sign in zip(between, (1, -1), strict=True))
+        terminal.show(terminal.join("", ["likelier given ", first, ", given ", second, "; ¶ is the end"]))
     for row in rows:
         terminal.show("", *([row["model"]] if "model" in row else []))
         if len(between) == 2:
             gap = " " if row["unit"] in ("word", "space") else ""
-            marks = [marked(readable(token["token"]), token["ratio"], colour) for token in row["tokens"]]
-            terminal.show(terminal.joined(gap, marks))
+            marks = [mark_token(readable_token(token["token"]), token["ratio"], colour) for token in row["tokens"]]
+            terminal.show(terminal.join(gap, marks))
             terminal.show(f"{row['ratio']:+z.2f} nats in all; {between[0]} has {row['posterior'][between[0]]:.1%}")
-            if strange := [readable(token["token"]) for token in row["tokens"] if not token["known"]]:
+            if strange := [readable_token(token["token"]) for token in row["tokens"] if not token["known"]]:
                 terminal.show(f"read as unknown: {', '.join(dict.fromkeys(strange))}")
         else:
             shares = [
-                {"token": readable(token["token"]), **{name: f"{token['posterior'][name]:.1%}" for name in between}}
+                {
+                    "token": readable_token(token["token"]),
+                    **{name: f"{token['posterior'][name]:.1%}" for name in between},
+                }
                 for token in row["tokens"]
             ]
-            terminal.table(shares, ("token", *between))
+            terminal.show_table(shares, ("token", *between))
 
 
-def marked(text: str, ratio: float, colour: bool) -> str:
+def mark_token(text: str, ratio: float, colour: bool) -> str:
     """Return a text coloured by its ratio, blue or underlined orange, or followed by up to three raised signs."""
     power = strength(ratio)
     if not power:

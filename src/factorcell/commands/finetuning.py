@@ -4,8 +4,8 @@ import argparse
 from typing import Any
 
 from factorcell.commands import options, terminal
-from factorcell.finite import shown
-from factorcell.model.run import Run, facts
+from factorcell.finite import format_number
+from factorcell.model.run import Run, training_facts
 from factorcell.training.finetuning import finetune
 from factorcell.training.fit import summary
 from factorcell.training.mixture import mix, open_scorer
@@ -18,8 +18,8 @@ Row = dict[str, Any]
 def run_finetune(given: argparse.Namespace) -> None:
     """`factorcell finetune`."""
     old = Run.open(given.run)
-    own = options.said(given)["training"]
-    options.threads(own.get("threads", old.config.training.threads))
+    own = options.specified_options(given)["training"]
+    options.set_threads(own.get("threads", old.config.training.threads))
     run = finetune(
         old,
         given.table,
@@ -30,32 +30,36 @@ def run_finetune(given: argparse.Namespace) -> None:
         training=own,
         unknown=given.unknown,
         resume=given.resume,
-        say=terminal.say,
+        notify=terminal.notify,
     )
-    terminal.say(f"{run.folder}: {summary(run)}; it was {shown(run.log()[0]['perplexity'], '.2f')} before")
-    terminal.table(facts(run.folder)["finetuned"]["moved"], ("part", "values", "moved"))
+    terminal.notify(f"{run.folder}: {summary(run)}; it was {format_number(run.log()[0]['perplexity'], '.2f')} before")
+    terminal.show_table(training_facts(run.folder)["finetuned"]["moved"], ("part", "values", "moved"))
 
 
 def run_separate(given: argparse.Namespace) -> None:
     """`factorcell separate`."""
-    said, budget = options.asked(given)
-    separate(given.train, given.dev, said, given.out, by=given.by, budget=budget, resume=given.resume, say=terminal.say)
-    terminal.say(f"to score texts, each by the run of its value: factorcell evaluate {given.out} TABLE --by {given.by}")
+    said, budget = options.training_request(given)
+    separate(
+        given.train, given.dev, said, given.out, by=given.by, budget=budget, resume=given.resume, notify=terminal.notify
+    )
+    terminal.notify(
+        f"to score texts, each by the run of its value: factorcell evaluate {given.out} TABLE --by {given.by}"
+    )
 
 
 def run_mix(given: argparse.Namespace) -> None:
     """`factorcell mix`."""
-    models = [options.opened(open_scorer, path, given) for path in given.runs]
+    models = [options.open_on_device(open_scorer, path, given) for path in given.runs]
     _, rows = mix(models, given.dev, given.out, by=given.by, unknown=given.unknown)
     if given.json:
-        return terminal.lines(rows)
+        return terminal.show_json(rows)
     numbers = [str(number) for number in range(1, len(models) + 1)]
     for number, path in zip(numbers, given.runs, strict=True):
         terminal.show(f"{number}: {path}")
     terminal.show("", "weights")
-    terminal.table([_numbered(row, "weights") for row in rows], ("value", "targets", *numbers))
+    terminal.show_table([_numbered(row, "weights") for row in rows], ("value", "targets", *numbers))
     terminal.show("", "perplexity alone and mixed")
-    terminal.table([_numbered(row, "alone") for row in rows], ("value", *numbers, "perplexity"))
+    terminal.show_table([_numbered(row, "alone") for row in rows], ("value", *numbers, "perplexity"))
     return None
 
 

@@ -8,13 +8,13 @@ from typing import Any
 from factorcell import files
 from factorcell.commands import options, terminal
 from factorcell.config import UserError
-from factorcell.evaluation.cautions import cautions
+from factorcell.evaluation.run_warnings import find_warnings
 from factorcell.generation.generate import (
     GenerationOptions,
-    every,
+    category_values,
+    count_resumable_rows,
     generate,
-    origin,
-    resumed,
+    provenance,
     stream,
     unknown_tokens,
 )
@@ -46,24 +46,24 @@ def writing_options(given: argparse.Namespace) -> GenerationOptions:
 
 def run_generate(given: argparse.Namespace) -> None:
     """`factorcell generate`."""
-    run = options.opened(Run.open, given.run, given)
+    run = options.open_on_device(Run.open, given.run, given)
     _generate(run, given)
-    named = {*options.context(given.context), *given.each}
+    named = {*options.parse_context(given.context), *given.each}
     if named and not run.model.adapted:
-        terminal.say(f"{run.folder} is not adapted: it writes alike in every context")
+        terminal.notify(f"{run.folder} is not adapted: it writes alike in every context")
     elif run.model.adapted and (others := [name for name in run.schema.columns() if name not in named]):
-        terminal.say(f"not given, and so as expected of all texts: {', '.join(others)}")
-    terminal.say(*cautions([run]))
+        terminal.notify(f"not given, and so as expected of all texts: {', '.join(others)}")
+    terminal.notify(*find_warnings([run]))
 
 
 def _generate(run: Run, given: argparse.Namespace) -> None:
     how = writing_options(given)
-    contexts = expand(run, options.context(given.context), given.each)
-    options.tell_rare(run.schema, *contexts)
+    contexts = expand(run, options.parse_context(given.context), given.each)
+    options.notify_rare_values(run.schema, *contexts)
     _tell_unknown(run, given.prompt)
     if given.stream:
         return _stream(run, contexts, how, given)
-    count, done = len(contexts) * given.number, _done(given, origin(run, how, given.prompt), contexts)
+    count, done = len(contexts) * given.number, _done(given, provenance(run, how, given.prompt), contexts)
     rows = generate(
         run,
         contexts,
@@ -84,9 +84,9 @@ def _generate(run: Run, given: argparse.Namespace) -> None:
             written += 1
             bar.update()
     if written < count:
-        terminal.say(f"{written:,} of {count:,} texts: the time was up")
+        terminal.notify(f"{written:,} of {count:,} texts: the time was up")
     if given.out:
-        terminal.say(f"{given.out}: {written:,} texts")
+        terminal.notify(f"{given.out}: {written:,} texts")
     return None
 
 
@@ -97,7 +97,7 @@ def _tell_unknown(run: Run, prompt: str) -> None:
         for word, near in unknown_tokens(run, prompt).items()
     ]
     if words:
-        terminal.say(f"--prompt: not in the vocabulary of {run.folder}, and read as unknown: {', '.join(words)}")
+        terminal.notify(f"--prompt: not in the vocabulary of {run.folder}, and read as unknown: {', '.join(words)}")
 
 
 def expand(run: Run, context: dict[str, str], each: Sequence[str]) -> list[dict[str, str]]:
@@ -105,7 +105,7 @@ def expand(run: Run, context: dict[str, str], each: Sequence[str]) -> list[dict[
     for name in each:
         if name in context:
             raise UserError(f"--each {name}, but --context gives its value too")
-    values = [every(run.schema, name) for name in each]
+    values = [category_values(run.schema, name) for name in each]
     for name, known in zip(each, values, strict=True):
         if not known:
             raise UserError(f"--each {name}: expected a column with values in training, got one without any")
@@ -118,7 +118,7 @@ def _done(given: argparse.Namespace, about: Row, contexts: Sequence[Row]) -> int
         return 0
     if not given.resume:
         raise UserError(f"{given.out}: exists already; choose another file, or --resume to go on with it")
-    return resumed(given.out, about, contexts, given.number)
+    return count_resumable_rows(given.out, about, contexts, given.number)
 
 
 def _stream(run: Run, contexts: Sequence[Row], how: GenerationOptions, given: argparse.Namespace) -> None:
@@ -127,14 +127,14 @@ def _stream(run: Run, contexts: Sequence[Row], how: GenerationOptions, given: ar
     pieces = stream(run, contexts[0], options=how, prompt=given.prompt, case=given.case, unknown=given.unknown)
     before = ""
     for piece in pieces:
-        terminal.piece(piece, before)
+        terminal.show_part(piece, before)
         before = piece
     return terminal.show("")
 
 
 def _show(row: Row, given: argparse.Namespace) -> None:
     if given.json:
-        return terminal.lines([row])
+        return terminal.show_json([row])
     named = ", ".join(f"{name} {value}" for name, value in row["context"].items())
     mark = "" if row["ended"] else " ..."
-    return terminal.fields(*filter(None, (named,)), row["text"] + mark)
+    return terminal.show_fields(*filter(None, (named,)), row["text"] + mark)

@@ -18,13 +18,13 @@ from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer as RunCompleter
 from factorcell.completion.online import User, learn_one
 from factorcell.config import UserError
+from factorcell.escapes import HIDDEN, escape_hidden
 from factorcell.model.run import Run
-from factorcell.visible import HIDDEN, visible
 
 VEIL = "\N{REPLACEMENT CHARACTER}"
 
 
-class Menu(Completer):
+class InteractiveCompleter(Completer):
     """Somebody at the terminal: what is typed is kept from one key to the next, who types from one line to the next."""
 
     def __init__(
@@ -41,18 +41,18 @@ class Menu(Completer):
         except UserError:
             return
         for one in found:
-            share, begin = screen.probability(math.exp(one.log_probability)), -len(document.text)
+            share, begin = screen.format_probability(math.exp(one.log_probability)), -len(document.text)
             said = f"{share} {one.source}" if one.parts else share
-            yield Completion(one.text, start_position=begin, display=visible(one.text), display_meta=said)
+            yield Completion(one.text, start_position=begin, display=escape_hidden(one.text), display_meta=said)
 
-    def enter(self, line: str) -> None:
+    def learn_line(self, line: str) -> None:
         """Learn a line, and begin anew."""
         if self.user is not None:
             self.user = learn_one(self.run, self.user, line)
         self.written = self.suggester.begin(self.user, self.context)
 
 
-class Veil(Processor):
+class HiddenCharacters(Processor):
     """What stands on the line that is typed, with a sign for each character that `visible` would write out."""
 
     def apply_transformation(self, given: TransformationInput) -> Transformation:
@@ -63,10 +63,14 @@ class Veil(Processor):
         return Transformation([(part[0], line[begin:end], *part[2:]) for part, (begin, end) in parts])
 
 
-def talk(menu: Menu, **terminal: Any) -> User | None:
+def read_lines(menu: InteractiveCompleter, **terminal: Any) -> User | None:
     """Read lines until the input ends; the user after all of them. `terminal`: an `input` and `output` of its own."""
     session: PromptSession[str] = PromptSession(
-        completer=menu, complete_while_typing=True, complete_in_thread=True, input_processors=[Veil()], **terminal
+        completer=menu,
+        complete_while_typing=True,
+        complete_in_thread=True,
+        input_processors=[HiddenCharacters()],
+        **terminal,
     )
     while True:
         try:
@@ -77,6 +81,6 @@ def talk(menu: Menu, **terminal: Any) -> User | None:
             continue
         try:
             if line.strip():
-                menu.enter(line)
+                menu.learn_line(line)
         except UserError as error:
-            screen.say(str(error))
+            screen.notify(str(error))

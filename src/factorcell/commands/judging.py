@@ -8,11 +8,11 @@ from factorcell import files
 from factorcell.commands import options, terminal
 from factorcell.config import UserError
 from factorcell.evaluation import results
-from factorcell.evaluation.bayes_rule import Classification, judged_texts
-from factorcell.evaluation.cautions import unfinished, unknown_users
+from factorcell.evaluation.bayes_rule import Classification, text_accuracies
 from factorcell.evaluation.classification import classify, classify_points
-from factorcell.evaluation.comparison import AT_LEAST, BOUND, figure, told_difference
-from factorcell.evaluation.perplexity import evaluated
+from factorcell.evaluation.comparison import LOWER_BOUND_MARK, LOWER_BOUND_NOTE, format_difference, format_figure
+from factorcell.evaluation.perplexity import evaluate_by_columns
+from factorcell.evaluation.run_warnings import training_warnings, unknown_users_notice
 from factorcell.evaluation.text_figures import Figures
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
@@ -25,17 +25,17 @@ Row = dict[str, Any]
 
 def run_evaluate(given: argparse.Namespace) -> None:
     """`factorcell evaluate`."""
-    run = options.opened(open_scorer, given.run, given)
-    baseline = given.baseline and options.opened(open_scorer, given.baseline, given)
-    found = evaluated(run, given.table, by=given.by, baseline=baseline, unknown=given.unknown)
+    run = options.open_on_device(open_scorer, given.run, given)
+    baseline = given.baseline and options.open_on_device(open_scorer, given.baseline, given)
+    found = evaluate_by_columns(run, given.table, by=given.by, baseline=baseline, unknown=given.unknown)
     kept = results.evaluation_row(run, given.table, found)
     row = kept["evaluation"]
     if given.json:
-        terminal.lines([row, *(dict(line, by=name) for name in given.by for line in found.by[name])])
+        terminal.show_json([row, *(dict(line, by=name) for name in given.by for line in found.by[name])])
     else:
         _show(run, row, found.by, given, baseline)
     _note(run, kept, found.texts)
-    terminal.say(*unfinished(one for one in (run, baseline) if isinstance(one, Run)))
+    terminal.notify(*training_warnings(one for one in (run, baseline) if isinstance(one, Run)))
 
 
 def _show(
@@ -49,19 +49,19 @@ def _show(
         f"{whole['perplexity_known']:.2f} without out-of-vocabulary ones",
         *_bits(whole),
     )
-    if gain := told_difference("gain", whole):
+    if gain := format_difference("gain", whole):
         less = " (over an unadapted run it is less: --baseline RUN)" if not baseline and whole["gain"] > 0 else ""
         terminal.show(f"{over}, {whole['perplexity_without']:.2f}: {gain}{less}")
         if whole.get("strangers"):
-            terminal.show(unknown_users(run, "text"))
-    if difference := told_difference("bits_per_byte_difference", whole):
+            terminal.show(unknown_users_notice(run, "text"))
+    if difference := format_difference("bits_per_byte_difference", whole):
         bound = "at least " if whole["bits_per_byte_baseline_bound"] else ""
         terminal.show(f"bits per byte above {other_model}, {bound}{whole['bits_per_byte_baseline']:.3f}: {difference}")
     for name in given.by:
         terminal.show("", f"by {name}; {over}")
         other = "baseline" if baseline else "without_context"
-        lines = [{**row, other: row["perplexity_without"], "gain": told_difference("gain", row)} for row in by[name]]
-        terminal.table(lines, ("value", "count", "targets", "perplexity", other, "gain"))
+        lines = [{**row, other: row["perplexity_without"], "gain": format_difference("gain", row)} for row in by[name]]
+        terminal.show_table(lines, ("value", "count", "targets", "perplexity", other, "gain"))
 
 
 def _bits(whole: Row) -> list[str]:
@@ -69,20 +69,23 @@ def _bits(whole: Row) -> list[str]:
         return []
     cut = whole["bits_per_byte_texts"] < whole["texts"]
     texts = f", of the {whole['bits_per_byte_texts']:,} texts that were read whole" if cut else ""
-    lines = [f"bits per byte {figure({**whole, 'ahead': ()}, 'bits_per_byte', '.3f')}{texts}"]
+    lines = [f"bits per byte {format_figure({**whole, 'ahead': ()}, 'bits_per_byte', '.3f')}{texts}"]
     if whole["bits_per_byte_bound"]:
-        lines.append(f"{AT_LEAST} is a lower bound: {BOUND}; {whole['unknown_targets']:,} targets out of vocabulary")
+        lines.append(
+            f"{LOWER_BOUND_MARK} is a lower bound: {LOWER_BOUND_NOTE}; "
+            f"{whole['unknown_targets']:,} targets out of vocabulary"
+        )
     return lines
 
 
 def _note(run: Scorer, row: Row, texts: Figures) -> None:
-    if line := results.note(run, row, texts):
-        terminal.say(line)
+    if line := results.save_result(run, row, texts):
+        terminal.notify(line)
 
 
 def run_classify(given: argparse.Namespace) -> None:
     """`factorcell classify`."""
-    run = options.opened(Run.open, given.run, given)
+    run = options.open_on_device(Run.open, given.run, given)
     if (given.target is None) == (given.points is None):
         raise UserError("give either --target COLUMN or --points TABLE")
     if given.points and given.calibrate:
@@ -105,23 +108,23 @@ def _report(run: Run, result: Classification, given: argparse.Namespace) -> None
     """Print and save the predictions, and the metrics if any text can be judged."""
     metrics = result.metrics()
     rows = [{**row, "row": row["row"] + 1} for row in result.rows()]
-    if result.labelled:
-        terminal.judged(result, metrics, given.json)
+    if result.has_labels:
+        terminal.show_classification(result, metrics, given.json)
     elif given.json:
-        terminal.lines(rows)
+        terminal.show_json(rows)
     elif not given.out:
         _show_predictions(rows)
     if given.out:
         files.write_rows(given.out, rows)
-    if result.labelled:
-        row = results.classified(run, given.table, given.target, result, metrics, given.samples)
-        _note(run, row, {"accuracy": judged_texts(result)})
+    if result.has_labels:
+        row = results.classification_row(run, given.table, given.target, result, metrics, given.samples)
+        _note(run, row, {"accuracy": text_accuracies(result)})
     else:
         into = f" into {given.out}" if given.out else ""
         other = "a value among the candidates" if metrics.get("left_out_other") else "a value"
         texts = "1 text" if len(result.truth) == 1 else f"{len(result.truth):,} texts"
-        terminal.say(f"{texts} classified{into}; none has {other} to judge by")
-    terminal.say(*unfinished([run]))
+        terminal.notify(f"{texts} classified{into}; none has {other} to judge by")
+    terminal.notify(*training_warnings([run]))
 
 
 def _show_predictions(rows: Sequence[Row]) -> None:
@@ -133,21 +136,23 @@ def _show_predictions(rows: Sequence[Row]) -> None:
         }
         for row in rows[:SHOWN]
     ]
-    terminal.table(shown, ("row", "predicted", "probability"))
+    terminal.show_table(shown, ("row", "predicted", "probability"))
     if len(rows) > SHOWN:
-        terminal.say(f"these are the first {SHOWN}; --out FILE keeps all, with the probability of every value")
+        terminal.notify(f"these are the first {SHOWN}; --out FILE keeps all, with the probability of every value")
 
 
 def run_score(given: argparse.Namespace) -> None:
     """`factorcell score`."""
-    rows = options.opened(Run.open, given.run, given).score(given.table, tokens=given.tokens, unknown=given.unknown)
+    rows = options.open_on_device(Run.open, given.run, given).score(
+        given.table, tokens=given.tokens, unknown=given.unknown
+    )
     rows = [{**row, "row": row["row"] + 1} for row in rows]
     if given.json:
-        return terminal.lines(rows)
-    terminal.fields("row", "nats", "targets", "perplexity", *(["token"] if given.tokens else []))
+        return terminal.show_json(rows)
+    terminal.show_fields("row", "nats", "targets", "perplexity", *(["token"] if given.tokens else []))
     for row in rows:
         number, empty = f"{row['row']}", [""] if given.tokens else []
-        terminal.fields(number, f"{row['nats']:z.4f}", f"{row['targets']}", f"{row['perplexity']:.4f}", *empty)
+        terminal.show_fields(number, f"{row['nats']:z.4f}", f"{row['targets']}", f"{row['perplexity']:.4f}", *empty)
         for token in row.get("tokens", ()):
-            terminal.fields(number, f"{token['nats']:z.4f}", "", "", token["token"])
+            terminal.show_fields(number, f"{token['nats']:z.4f}", "", "", token["token"])
     return None

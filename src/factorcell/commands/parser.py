@@ -41,7 +41,7 @@ class Parser:
     """
 
     def __init__(self, prog: str, text: str, kinds: Mapping[str, str] | None = None) -> None:
-        self.prog, self.text, self.kinds = prog, text, kinds or {}
+        self.prog, self.summary, self.kinds = prog, text, kinds or {}
         self.optional, self.positional = _OneLine(prog), _OneLine(prog)
         self.sections: dict[str, list[argparse.Action]] = {"": [], "options": []}
 
@@ -75,7 +75,7 @@ class Parser:
         """The names of all options."""
         return ["--help", *(name for action in self.actions for name in action.option_strings)]
 
-    def joined(self) -> argparse.ArgumentParser:
+    def to_argparse(self) -> argparse.ArgumentParser:
         """One argparse parser of all arguments."""
         return argparse.ArgumentParser(self.prog, add_help=False, parents=[self.positional, self.optional])
 
@@ -83,18 +83,18 @@ class Parser:
         """Parse the words of a command; an unknown option is reported before other mistakes."""
         before = list(itertools.takewhile("--".__ne__, words))
         if {"-h", "--help"}.intersection(before):
-            terminal.manual(self.format_help())
+            terminal.show_help(self.format_help())
             sys.exit(0)
         for word in before:
             name = word.partition("=")[0]
             if name.startswith("--") and " " not in word and name not in self.options:
-                fail(self.prog, f"unknown option {name}{limits.nearest(name, self.options)}")
+                fail(self.prog, f"unknown option {name}{limits.nearest_hint(name, self.options)}")
         given, rest = self.optional.parse_known_args(before)
         given, rest = self.positional.parse_known_args([*rest, *words[len(before) :]], given)
         if rest:
             fail(self.prog, f"unknown argument {rest[0]!r}")
         for action in self.actions:
-            if action.type in (int, float) and action.dest in limits.NUMBERS:  # the config checks its own
+            if action.type in (int, float) and action.dest in limits.NUMBER_LIMITS:  # the config checks its own
                 limits.check(**{action.dest: getattr(given, action.dest, None)})
         return given
 
@@ -103,8 +103,8 @@ class Parser:
         required = self.sections[""]
         usage = f"usage: {self.prog} [options] {' '.join(map(_placeholder, required))}".rstrip()
         titles = sorted(self.sections, key=lambda title: title == RARE)
-        blocks = [listed(title, map(_row, self.sections[title])) for title in titles if self.sections[title]]
-        return "\n\n".join([usage, textwrap.fill(self.text, width()), *blocks])
+        blocks = [format_list(title, map(_row, self.sections[title])) for title in titles if self.sections[title]]
+        return "\n\n".join([usage, textwrap.fill(self.summary, width()), *blocks])
 
 
 class _OneLine(argparse.ArgumentParser):
@@ -122,7 +122,7 @@ def width() -> int:
     return min(WIDEST, shutil.get_terminal_size().columns) - 2
 
 
-def listed(title: str, rows: Iterable[tuple[str, str]], left: int = LEFT) -> str:
+def format_list(title: str, rows: Iterable[tuple[str, str]], left: int = LEFT) -> str:
     """Names and what they mean, under a heading; a name that is wider than `left` columns has a line of its own."""
     lines = [terminal.bold(title)] if title else []
     for name, text in rows:
@@ -136,7 +136,7 @@ def listed(title: str, rows: Iterable[tuple[str, str]], left: int = LEFT) -> str
 
 def fail(prog: str, message: str) -> NoReturn:
     """End with exit code 2 and one line on standard error."""
-    terminal.say(f"{prog}: {message}; see {prog} --help")
+    terminal.notify(f"{prog}: {message}; see {prog} --help")
     sys.exit(2)
 
 
@@ -145,7 +145,7 @@ def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
 
     def check(text: str) -> str:
         if text not in choices:
-            near = limits.nearest(text, choices)
+            near = limits.nearest_hint(text, choices)
             raise argparse.ArgumentTypeError(f"unknown {text!r}{near}, expected one of {', '.join(choices)}")
         return text
 

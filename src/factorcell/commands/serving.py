@@ -25,10 +25,10 @@ def run_serve(given: argparse.Namespace) -> None:
     try:
         from factorcell.service.http import server
         from factorcell.service.http.site import Settings
-        from factorcell.service.privacy import Privacy, duration
+        from factorcell.service.privacy import Privacy, parse_duration
     except ModuleNotFoundError as error:
         raise UserError(f"serving needs {error.name}: pip install 'factorcell[serve]'") from None
-    keep = None if given.keep is None else duration(given.keep)
+    keep = None if given.keep is None else parse_duration(given.keep)
     hint = given.hint or (DEMO_HINT if given.run == DEMO else "")
     beside = f"sqlite:///{given.run.with_name(given.run.name + '.users.db')}"
     options = server.ServerOptions(
@@ -38,16 +38,16 @@ def run_serve(given: argparse.Namespace) -> None:
         host=given.host,
         port=given.port,
         workers=given.workers,
-        slips=given.slips,
+        typos=given.typos,
         precision=given.precision,
-        block=given.block,
+        block_list=given.block,
         privacy=Privacy(tuple(given.never), keep),
-        cached=given.cached,
+        cache_size=given.cached,
         settings=Settings(given.deadline_ms / 1000, origins=tuple(given.origin), pad=given.pad, hint=hint),
     )
     if given.run == DEMO and not (DEMO / "weights.safetensors").exists():
         make_demo(DEMO)
-    server.serve(options, terminal.say)
+    server.serve(options, terminal.notify)
 
 
 def make_demo(folder: Path, epochs: float | None = None) -> None:
@@ -59,5 +59,5 @@ def make_demo(folder: Path, epochs: float | None = None) -> None:
     said, budget = DEMO_SAID, Budget(DEMO_MINUTES)
     if epochs is not None:
         said, budget = {**DEMO_SAID, "training": {"epochs": epochs}}, Budget()
-    terminal.say(f"training on place names of the world in {folder}, which takes a minute or two, this once")
-    fit(table("train"), table("dev"), said, folder, budget=budget, resume=True, say=terminal.say)
+    terminal.notify(f"training on place names of the world in {folder}, which takes a minute or two, this once")
+    fit(table("train"), table("dev"), said, folder, budget=budget, resume=True, notify=terminal.notify)

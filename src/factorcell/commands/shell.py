@@ -21,16 +21,16 @@ def complete() -> NoReturn:
     """Write what may follow on the line, and end."""
     begin = int(os.environ["_ARGCOMPLETE"])  # where the words after the command start
     *_, words, _ = split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))
-    path = main.find(words[begin:])
+    path = main.find_commands(words[begin:])
     os.environ["_ARGCOMPLETE"] = str(begin + len(path) - 1)  # the last word that is known stands for the command
-    if path[-1].kinds:
-        parser = Parser(path[-1].name, path[-1].text)
-        parser.add_argument("verb", choices=[verb.name for verb in path[-1].kinds])
+    if path[-1].subcommands:
+        parser = Parser(path[-1].name, path[-1].summary)
+        parser.add_argument("verb", choices=[verb.name for verb in path[-1].subcommands])
     else:
-        parser = main.parser_of(path)
+        parser = main.make_parser(path)
     for action in parser.actions:
         action.completer = _completer(str(action.metavar or ""), action.type)  # type: ignore[attr-defined]
-    argcomplete.autocomplete(parser.joined())
+    argcomplete.autocomplete(parser.to_argparse())
     raise AssertionError("argcomplete ends the process")
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 from contextlib import suppress
 
-from factorcell import inputs
+from factorcell import input_files
 from factorcell.config import UserError
 from factorcell.finite import to_json
 
@@ -32,7 +32,7 @@ def prepare() -> None:
         raise UserError("standard output is closed: results would be lost")
 
 
-def as_json(row: object) -> str:
+def to_json_line(row: object) -> str:
     """One line of JSON, null where a number is not finite; what standard output cannot hold is escaped."""
     line = to_json(row)
     try:
@@ -42,12 +42,12 @@ def as_json(row: object) -> str:
     return line
 
 
-def decoded(content: bytes, where: str = STANDARD_INPUT) -> str:
+def decode(content: bytes, where: str = STANDARD_INPUT) -> str:
     """Decode standard input or one line of it, without a byte order mark; `UserError` if it is not text."""
-    return inputs.decoded(content, where, sys.stdin.encoding)
+    return input_files.decode(content, where, sys.stdin.encoding)
 
 
-def abandon() -> None:
+def discard_output() -> None:
     """Drop what standard output did not take, which Python would try again at the end."""
     with suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
@@ -55,7 +55,7 @@ def abandon() -> None:
         os.close(null)
 
 
-def system_error(error: OSError) -> str:
+def describe_os_error(error: OSError) -> str:
     """What the system refused, in one line."""
     if error.filename is not None:
         return f"{error.filename}: {error.strerror}"

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from factorcell.commands import streams
-from factorcell.visible import aligned, visible, visible_json
+from factorcell.escapes import align_columns, escape_hidden, escape_hidden_json
 
 if TYPE_CHECKING:
     from factorcell.evaluation.bayes_rule import Classification
@@ -23,7 +23,7 @@ LEAST = 1e-300  # about the least probability that a float keeps in full
 Row = dict[str, Any]
 
 
-def colours(stream: TextIO) -> bool:
+def has_colours(stream: TextIO) -> bool:
     """Whether to colour what is written to `stream`: as NO_COLOR or FORCE_COLOR say, otherwise on a terminal."""
     if os.environ.get("NO_COLOR"):
         return False
@@ -38,17 +38,17 @@ class Styled(str):
 
 def coloured(text: str, codes: str) -> Styled:
     """`text` in the colours of the `codes` (SGR, such as "1" for bold)."""
-    return Styled(f"\x1b[{codes}m{visible(text)}\x1b[0m")
+    return Styled(f"\x1b[{codes}m{escape_hidden(text)}\x1b[0m")
 
 
-def joined(gap: str, parts: Sequence[str]) -> Styled:
+def join(gap: str, parts: Sequence[str]) -> Styled:
     """Texts, styled or not, in one line."""
-    return Styled(visible(gap).join(map(_safe, parts)))
+    return Styled(escape_hidden(gap).join(map(_safe, parts)))
 
 
 def bold(text: str) -> str:
     """A heading."""
-    return coloured(text, "1") if colours(sys.stdout) else text
+    return coloured(text, "1") if has_colours(sys.stdout) else text
 
 
 def show(*lines: str) -> None:
@@ -57,35 +57,35 @@ def show(*lines: str) -> None:
         print(_safe(line))
 
 
-def fields(*cells: str) -> None:
+def show_fields(*cells: str) -> None:
     """A line of the result with tabs between its cells."""
     print("\t".join(map(_safe, cells)))
 
 
-def piece(text: str, before: str = "") -> None:
+def show_part(text: str, before: str = "") -> None:
     """A part of a line of the result, shown at once; `before` is the part before it."""
-    print(visible(before + text)[len(visible(before)) :], end="", flush=True)
+    print(escape_hidden(before + text)[len(escape_hidden(before)) :], end="", flush=True)
 
 
-def manual(text: str) -> None:
+def show_help(text: str) -> None:
     """Print help, which has no text of the user."""
     print(text)
 
 
-def say(*lines: str) -> None:
+def notify(*lines: str) -> None:
     """Lines to standard error, where they do not mix with results."""
     for line in lines:
         print(_safe(line), file=sys.stderr, flush=True)
 
 
-def lines(rows: Sequence[Row]) -> None:
+def show_json(rows: Sequence[Row]) -> None:
     """Rows as lines of JSON, in which what is not visible is escaped."""
     for row in rows:
-        print(visible_json(streams.as_json(row)))
+        print(escape_hidden_json(streams.to_json_line(row)))
 
 
 def _safe(text: str) -> str:
-    return text if isinstance(text, Styled) else visible(text)
+    return text if isinstance(text, Styled) else escape_hidden(text)
 
 
 class Log(logging.Handler):
@@ -93,15 +93,15 @@ class Log(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler`."""
-        say(record.getMessage())
+        notify(record.getMessage())
 
 
 @contextmanager
-def warnings_said() -> Iterator[None]:
+def warnings_as_notices() -> Iterator[None]:
     """Write warnings and log records to standard error like all other messages."""
     log, handler, shown = logging.getLogger("factorcell"), Log(logging.WARNING), warnings.showwarning
     log.addHandler(handler)
-    warnings.showwarning = lambda message, category, *_: say(f"{category.__name__}: {message}")
+    warnings.showwarning = lambda message, category, *_: notify(f"{category.__name__}: {message}")
     try:
         yield
     finally:
@@ -109,14 +109,14 @@ def warnings_said() -> Iterator[None]:
         log.removeHandler(handler)
 
 
-def table(rows: Sequence[Row], columns: Sequence[str]) -> None:
+def show_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
     """Rows as an aligned table; columns that no row has are left out."""
     columns = [name for name in columns if any(row.get(name) is not None for row in rows)]
     if not columns:
         return
     cells = [[name.replace("_", " ") for name in columns]]
     cells += [[_cell(name, row.get(name)) for name in columns] for row in rows]
-    show(*aligned(cells))
+    show(*align_columns(cells))
 
 
 def _cell(name: str, value: Any) -> str:
@@ -129,26 +129,26 @@ def _cell(name: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def probability(value: float) -> str:
+def format_probability(value: float) -> str:
     """A probability to two digits, however small it is: 0.34, 0.0022, 3.1e-07."""
     return f"{value:#.2g}" if value >= LEAST else f"<{LEAST:g}"
 
 
 def matrix(names: Sequence[str], counts: Sequence[Sequence[int]]) -> None:
     """A confusion matrix under the first letters of its names."""
-    names = [visible(name) for name in names]
+    names = [escape_hidden(name) for name in names]
     width = max(8, *(len(name[:16]) for name in names))
     show(" " * width + "".join(f"  {name[:8]:>8}" for name in names))
     for name, line in zip(names, counts, strict=True):
         show(f"{name[:16]:<{width}}" + "".join(f"  {count:>8,}" for count in line))
 
 
-def judged(result: "Classification", metrics: Row, as_json: bool) -> None:
+def show_classification(result: "Classification", metrics: Row, as_json: bool) -> None:
     """What a classifier reached on texts that can be judged."""
     from factorcell.reports.wording import natural_order
 
     if as_json:
-        return lines([metrics])
+        return show_json([metrics])
     texts = f"{metrics['texts']:,} texts judged, {metrics['left_out']:,} left out"
     figures = f"accuracy {metrics['accuracy']:.4f}, macro F1 {metrics['macro_f1']:.4f}, mean AUC {metrics['auc']:.4f}"
     show(f"{figures} ({texts})")
@@ -167,7 +167,7 @@ def judged(result: "Classification", metrics: Row, as_json: bool) -> None:
     order = natural_order(result.names) or list(range(len(result.names)))
     places = {result.names[place]: rank for rank, place in enumerate(order)}
     rows = sorted(metrics["values"], key=lambda row: places[row["value"]])
-    table(rows, ("value", "count", "precision", "recall", "f1", "auc"))
+    show_table(rows, ("value", "count", "precision", "recall", "f1", "auc"))
     if len(result.names) <= 12:
         show("", "confusion (true down, predicted across)")
         counts = result.confusion()[order][:, order].tolist()

@@ -7,23 +7,23 @@ from factorcell.commands import options, terminal
 from factorcell.config import UserError
 from factorcell.training import search, search_space
 from factorcell.training.check import check
-from factorcell.training.compare import NGRAM, compare, trainings
+from factorcell.training.compare import NGRAM, compare, training_plans
 from factorcell.training.fit import fit, summary
-from factorcell.training.plan import Plan, said_config
+from factorcell.training.plan import Plan, config_with_defaults
 
 
 def run_train(given: argparse.Namespace) -> None:
     """`factorcell train`."""
-    said, budget = options.asked(given)
-    run = fit(given.train, given.dev, said, given.out, budget=budget, resume=given.resume, say=terminal.say)
-    terminal.say(f"{run.folder}: {summary(run)}")
+    said, budget = options.training_request(given)
+    run = fit(given.train, given.dev, said, given.out, budget=budget, resume=given.resume, notify=terminal.notify)
+    terminal.notify(f"{run.folder}: {summary(run)}")
 
 
 def run_compare(given: argparse.Namespace) -> None:
     """`factorcell compare`."""
     from factorcell.reports.runs import report_page
 
-    said, budget = options.asked(given)
+    said, budget = options.training_request(given)
     found = compare(
         given.train,
         given.dev,
@@ -36,23 +36,23 @@ def run_compare(given: argparse.Namespace) -> None:
         seeds=given.seeds,
         ngram=given.ngram,
         resume=given.resume,
-        say=terminal.say,
+        notify=terminal.notify,
     )
-    terminal.table(*found.table())
-    terminal.say(*found.notes())
+    terminal.show_table(*found.table())
+    terminal.notify(*found.notes())
     page = given.out / "report.html"
-    made = Plan(said_config(said))
-    folders = [path for model in given.models for path, _ in trainings(given.out, made, model, given.seeds)]
+    made = Plan(config_with_defaults(said))
+    folders = [path for model in given.models for path, _ in training_plans(given.out, made, model, given.seeds)]
     folders += [given.out / NGRAM] if given.ngram else []
     files.write(page, report_page(folders))
-    terminal.say(f"the page: {page}")
+    terminal.notify(f"the page: {page}")
 
 
 def run_tune(given: argparse.Namespace) -> None:
     """`factorcell tune`."""
     from factorcell.reports import search as trials
 
-    said, budget = options.asked(given)
+    said, budget = options.training_request(given)
     if given.models and (hasattr(given, "adapt") or hasattr(given, "output_bias")):
         raise UserError("give either --models or --adapt and --output-bias")
     asked = {name for name in vars(given) if name in search_space.SECTIONS}
@@ -64,28 +64,28 @@ def run_tune(given: argparse.Namespace) -> None:
         search.SearchOptions(
             trials=given.trials,
             models=given.models,
-            ranges=search_space.ranges(given.space, asked),
+            ranges=search_space.load_space(given.space, asked),
             target=given.target,
             sampler=given.sampler,
             pruner=given.pruner,
             budget=budget,
         ),
-        say=terminal.say,
-        page=trials.page,
+        notify=terminal.notify,
+        page=trials.search_page,
     )
-    terminal.table(*trials.table(rows[:10]))
-    terminal.say(f"the page: {given.out / 'study.html'}; the best options: {given.out / 'best.toml'}")
+    terminal.show_table(*trials.search_table(rows[:10]))
+    terminal.notify(f"the page: {given.out / 'study.html'}; the best options: {given.out / 'best.toml'}")
 
 
 def run_check(given: argparse.Namespace) -> None:
     """`factorcell check`."""
     found = check(given.run)
     if given.json:
-        terminal.lines([{"path": str(one.path), "right": one.right, "text": one.text} for one in found])
+        terminal.show_json([{"path": str(one.path), "right": one.is_valid, "text": one.text} for one in found])
     else:
         for one in found:
-            terminal.show(f"ok     {one.path}: {one.text}" if one.right else f"WRONG  {one.text}")
-    if wrong := sum(not one.right for one in found):
+            terminal.show(f"ok     {one.path}: {one.text}" if one.is_valid else f"WRONG  {one.text}")
+    if wrong := sum(not one.is_valid for one in found):
         raise UserError(f"{given.run}: {wrong} of {len(found)} findings {'is' if wrong == 1 else 'are'} wrong")
 
 
@@ -94,4 +94,4 @@ def run_report(given: argparse.Namespace) -> None:
     from factorcell.reports.runs import report_page
 
     files.write(given.out, report_page(given.runs))
-    terminal.say(f"the page: {given.out}")
+    terminal.notify(f"the page: {given.out}")

@@ -6,9 +6,9 @@ from factorcell.lazy import lazy
 
 if TYPE_CHECKING:
     from factorcell.completion.blend import Blend as Blend
-    from factorcell.completion.blend import suggester as suggester
+    from factorcell.completion.blend import new_suggester as new_suggester
     from factorcell.completion.completer import Completer as Completer
-    from factorcell.completion.fuzzy import Forgiving as Forgiving
+    from factorcell.completion.fuzzy import TypoTolerantLookup as TypoTolerantLookup
     from factorcell.completion.online import Learner as Learner
     from factorcell.completion.online import LearningRule as LearningRule
     from factorcell.completion.online import User as User

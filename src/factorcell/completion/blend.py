@@ -20,11 +20,11 @@ import torch
 from numpy.typing import NDArray
 
 from factorcell import files, limits
-from factorcell.completion.completer import Allowed, Completer, Suggestions, TypedText
-from factorcell.completion.fuzzy import Forgiving
-from factorcell.completion.online import User, tells_apart
+from factorcell.completion.completer import Completer, Suggestions, TextFilter, TypedText
+from factorcell.completion.fuzzy import TypoTolerantLookup
+from factorcell.completion.online import User, distinguishes_users
 from factorcell.completion.popularity import History, Popularity
-from factorcell.completion.search import Stop, Suggestion, in_rounds, sizes
+from factorcell.completion.search import Stop, Suggestion, merge_rounds, round_sizes
 from factorcell.config import UserError
 from factorcell.data.counts import POPULARITY
 from factorcell.model.run import Run
@@ -51,7 +51,7 @@ class Candidate:
 
     text: str
     features: tuple[float, ...]
-    slips: int = 0
+    typos: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class BlendWeights:
     values: Mapping[str, float]
 
     @classmethod
-    def read(cls, folder: str | Path) -> "BlendWeights":
+    def load(cls, folder: str | Path) -> "BlendWeights":
         """Read the weights of a run folder, where `tune-online` put them, or return the default.
 
         Raises:
@@ -73,7 +73,7 @@ class BlendWeights:
         values = files.read_versioned(path, FORMAT)
         if set(values) != set(FEATURES):
             raise UserError(f"{path}: not the weights of a blend; tune-online makes them anew")
-        return cls({name: files.number(values[name], path, f"the weight of {name!r}") for name in FEATURES})
+        return cls({name: files.finite_number(values[name], path, f"the weight of {name!r}") for name in FEATURES})
 
     def save(self, run: Run) -> None:
         """Store the weights in the folder of `run`."""
@@ -131,17 +131,17 @@ class Blend:
     ) -> None:
         """Blend `completer`, `popularity` if there is one, and the history of the user who types.
 
-        The default weights are those of the run. All sources forgive the slips that the completer forgives.
+        The default weights are those of the run. All sources forgive the typos that the completer forgives.
         """
         self.completer, self.popularity = completer, popularity
         self.popular = self._forgiving(popularity) if popularity else None
-        self.weights = weights or BlendWeights.read(completer.run.folder)
+        self.weights = weights or BlendWeights.load(completer.run.folder)
         self.type, self.fits = completer.type, completer.fits
         self.log_probabilities = completer.log_probabilities
 
     def begin(self, user: User | None = None, context: Mapping[str, Any] | None = None) -> TypedText:
         """Return the state before anything is typed, as `Completer.begin`, by a user of allowed texts only."""
-        allowed = self.completer.allowed
+        allowed = self.completer.is_allowed
         if user is not None and allowed is not None:
             user = replace(user, history=replace(user.history, texts=tuple(filter(allowed, user.history.texts))))
         return self.completer.begin(user, context)
@@ -163,21 +163,21 @@ class Blend:
         """
         limits.check(count=k)
         user = written.user
-        model = self.completer.suggest(written, k if user is None else sizes(k)[-1], deadline, stop)
+        model = self.completer.suggest(written, k if user is None else round_sizes(k)[-1], deadline, stop)
         if user is None:
             return model
 
         def best(size: int) -> list[Suggestion]:
-            return self.merged(self.candidates(written.text, model, user.history, size), size)
+            return self.merge(self.candidates(written.text, model, user.history, size), size)
 
-        return replace(model, suggestions=in_rounds(best, k))
+        return replace(model, suggestions=merge_rounds(best, k))
 
     def candidates(self, prefix: str, model: Suggestions, history: History, k: int) -> list[Candidate]:
         """Return what the `model` and the other sources propose, at most `k` each, every text once."""
         likeliest = model.suggestions[:k]
         popular = [] if self.popular is None else self.popular.complete(prefix, k)
         own = self._forgiving(history).complete(prefix, k)
-        texts = {one.text: one.slips for one in (*likeliest, *popular, *own)}
+        texts = {one.text: one.typos for one in (*likeliest, *popular, *own)}
         last = {text: age for age, text in reversed(list(enumerate(reversed(history.texts))))}
         likely, shares, owned = (
             {one.text: one.log_probability for one in found} for found in (likeliest, popular, own)
@@ -193,13 +193,15 @@ class Blend:
             of_own = (1.0, owned[text], math.log1p(last[text]), typed) if text in owned else (0.0,) * 4
             return of_model + of_popularity + of_own
 
-        return [Candidate(text, features(text), slips) for text, slips in texts.items()]
+        return [Candidate(text, features(text), typos) for text, typos in texts.items()]
 
-    def _forgiving(self, counted: Popularity | History) -> Popularity | History | Forgiving:
-        return Forgiving(counted, self.completer.slips) if self.completer.slips.most else counted
+    def _forgiving(self, counted: Popularity | History) -> Popularity | History | TypoTolerantLookup:
+        return (
+            TypoTolerantLookup(counted, self.completer.typo_costs) if self.completer.typo_costs.max_typos else counted
+        )
 
-    def merged(self, candidates: Sequence[Candidate], k: int) -> list[Suggestion]:
-        """Return the best `k` candidates with their probabilities among all, those with slips after all others."""
+    def merge(self, candidates: Sequence[Candidate], k: int) -> list[Suggestion]:
+        """Return the best `k` candidates with their probabilities among all, those with typos after all others."""
         if not candidates:
             return []
         terms = np.array([one.features for one in candidates]) * self.weights.array
@@ -208,32 +210,32 @@ class Blend:
         at = np.cumsum([0, *(len(features) for features in SOURCES.values())])
         parts = np.add.reduceat(terms, at[:-1], axis=1)
         best = sorted(range(len(logs)), key=lambda row: (-logs[row], candidates[row].text))[:k]
-        best.sort(key=lambda row: candidates[row].slips > 0)
+        best.sort(key=lambda row: candidates[row].typos > 0)
         return [
             Suggestion(
                 candidates[row].text,
                 float(logs[row]),
                 "+".join(name for name, place in zip(SOURCES, at, strict=False) if candidates[row].features[place]),
-                candidates[row].slips,
+                candidates[row].typos,
                 parts=dict(zip(SOURCES, parts[row].tolist(), strict=True)),
             )
             for row in best
         ]
 
 
-def suggester(
+def new_suggester(
     run: Run,
     *,
     unknown: str = "error",
     seconds: float | None = None,
-    slips: int = 0,
-    allowed: Allowed | None = None,
+    typos: int = 0,
+    is_allowed: TextFilter | None = None,
 ) -> Completer | Blend:
     """Return the blend of `run` if it tells users apart and keeps popular texts, otherwise its completer.
 
     The options are those of `Completer`; no source suggests a text that is not `allowed`.
     """
-    completer = Completer(run, unknown=unknown, seconds=seconds, slips=slips, allowed=allowed)
-    if tells_apart(run) and (run.folder / POPULARITY).exists():
-        return Blend(completer, Popularity.of(run, allowed))
+    completer = Completer(run, unknown=unknown, seconds=seconds, typos=typos, is_allowed=is_allowed)
+    if distinguishes_users(run) and (run.folder / POPULARITY).exists():
+        return Blend(completer, Popularity.from_run(run, is_allowed))
     return completer

@@ -22,22 +22,22 @@ from torch import Tensor
 
 from factorcell.completion.search import (
     GROWTH,
-    ROWS,
-    WAITING,
+    MAX_ROWS,
+    MAX_WAITING,
     Completion,
     Ids,
     PlainEngine,
     SearchRequest,
     SearchResult,
     Stop,
-    shared,
+    common_prefix_length,
 )
 from factorcell.data.context import Context
 from factorcell.model.kernels import library
 from factorcell.model.kernels.signatures import REQUEST, SEARCH
 from factorcell.model.language_model import LanguageModel
-from factorcell.model.packing import PRODUCTS, PackedContext, PackedModel
-from factorcell.model.precision import SINGLE
+from factorcell.model.packing import PRODUCT_TYPES, PackedContext, PackedModel
+from factorcell.model.precision import FLOAT32
 
 BATCH = 16  # hypotheses expanded at once, at first
 # Nats by which the errors of short products differ from text to text, at most but for one search in a hundred.
@@ -53,28 +53,28 @@ class PackedPrefix:
 
     context: PackedContext
     ids: Ids
-    after: tuple[Tensor, ...]
+    rows: tuple[Tensor, ...]
 
 
 class CompiledEngine:
     """Types and searches in compiled code, with a `model` that can be `packed`."""
 
     def __init__(self, model: LanguageModel, packed: PackedModel) -> None:
-        library.keep_memory()
+        library.retain_freed_memory()
         self.model, self.packed = model, packed
 
     def begin(self, context: Context, override: Mapping[str, Tensor] | None = None) -> PackedPrefix:
         """Return the state before anything is typed, in one context; `override` as in `LanguageModel.condition`."""
         with torch.autocast("cpu", enabled=False):  # what is computed once is computed by floats
             packed = self.packed.context(self.model, self.model.condition(context, override))
-        start = torch.zeros(self.packed.layout.after)
+        start = torch.zeros(self.packed.layout.state_values)
         return PackedPrefix(packed, (), self._follow(packed, start, [self.packed.specials.start]))
 
     def type(self, typed: PackedPrefix, ids: Sequence[int]) -> PackedPrefix:
         """Return the state for `ids`, reusing the common prefix and running the model on the rest."""
-        kept = shared(typed.ids, ids)
-        more = self._follow(typed.context, typed.after[kept], ids[kept:])
-        return PackedPrefix(typed.context, tuple(ids), (*typed.after[: kept + 1], *more))
+        kept = common_prefix_length(typed.ids, ids)
+        more = self._follow(typed.context, typed.rows[kept], ids[kept:])
+        return PackedPrefix(typed.context, tuple(ids), (*typed.rows[: kept + 1], *more))
 
     def search(
         self,
@@ -83,8 +83,8 @@ class CompiledEngine:
         threads: int = 1,
         *,
         batch: int = BATCH,
-        rows: int = ROWS,
-        waiting: int = WAITING,
+        max_rows: int = MAX_ROWS,
+        max_waiting: int = MAX_WAITING,
     ) -> list[SearchResult]:
         """Return the completions of each request, as `PlainEngine.search`, each found by one of `threads`.
 
@@ -92,14 +92,16 @@ class CompiledEngine:
         start.
         """
         left = math.inf if deadline is None else deadline - time.monotonic()
-        calls = {place: _Call(self.packed, one, one.k, left, rows, waiting) for place, one in enumerate(requests)}
+        calls = {
+            place: _Call(self.packed, one, one.k, left, max_rows, max_waiting) for place, one in enumerate(requests)
+        }
         found: dict[int, SearchResult] = {}
         while calls:
             stops = [call.wanted.stop for call in calls.values()]
             _run(self.packed, [call.request for call in calls.values()], threads, batch, stops=stops)
             found |= {place: call.result(found.get(place)) for place, call in calls.items()}
             calls = {place: more for place, call in calls.items() if (more := call.again(found[place])) is not None}
-        return [_above(one.least, found[place]) for place, one in enumerate(requests)]
+        return [_above(one.min_log_prob, found[place]) for place, one in enumerate(requests)]
 
     def _follow(self, context: PackedContext, start: Tensor, tokens: Sequence[int]) -> tuple[Tensor, ...]:
         """Return rows (2H + V) after each of `tokens`, the first of which follows `start` (2H + V)."""
@@ -119,16 +121,16 @@ class _Call:
         self, packed: PackedModel, wanted: SearchRequest, k: int, seconds: float, rows: int, waiting: int
     ) -> None:
         self.packed, self.wanted, self.k, self.rows, self.waiting = packed, wanted, k, rows, waiting
-        counts = (k, wanted.most, int(wanted.accept(())), rows, waiting, 0, 0)
+        counts = (k, wanted.max_tokens, int(wanted.accept(())), rows, waiting, 0, 0)
         room = min(k, rows + 1)  # each of those expanded ends once, and what is typed
         REQUEST.sizes(counts)
         self.arrays = {
             "scores": torch.empty(room, dtype=torch.double),
             "lengths": torch.empty(room, dtype=torch.int32),
-            "tokens": torch.empty(room, wanted.most, dtype=torch.int32),
+            "tokens": torch.empty(room, wanted.max_tokens, dtype=torch.int32),
         }
-        arrays = {**self.arrays, "start": wanted.typed.after[-1]}
-        addresses = _addresses(packed, wanted.typed.context, counts, room, arrays, "a search")
+        arrays = {**self.arrays, "start": wanted.prefix_state.rows[-1]}
+        addresses = _addresses(packed, wanted.prefix_state.context, counts, room, arrays, "a search")
         self.request = REQUEST.structure(seconds, 0.0, *counts, *addresses)
 
     def result(self, before: SearchResult | None) -> SearchResult:
@@ -138,7 +140,7 @@ class _Call:
         forms: dict[Hashable, Completion] = {}
         for one in sorted(every, key=lambda one: (-one.log_probability, one.ids)):
             if self.wanted.accept(one.ids):
-                forms.setdefault(self.wanted.form(one.ids), one)
+                forms.setdefault(self.wanted.duplicate_key(one.ids), one)
         best = list(forms.values())[: self.wanted.k]
         expanded = self.request.expanded + (before.rows if before else 0)
         if before and len(before.completions) > len(best):
@@ -158,12 +160,12 @@ def _above(least: float, found: SearchResult) -> SearchResult:
     return replace(found, completions=tuple(one for one in found.completions if one.log_probability > least))
 
 
-def engine(model: LanguageModel, products: str) -> CompiledEngine | PlainEngine:
+def new_engine(model: LanguageModel, products: str) -> CompiledEngine | PlainEngine:
     """Return the compiled search of `model` where there is one, with `products` of that precision, or the plain one.
 
     Short numbers are multiplied where the processor has instructions for them, and floats elsewhere.
     """
-    packed = PackedModel.of(model, products if library.short() else SINGLE)
+    packed = PackedModel.from_model(model, products if library.has_bfloat16() else FLOAT32)
     return PlainEngine(model) if packed is None else CompiledEngine(model, packed)
 
 
@@ -183,7 +185,7 @@ def _addresses(
     layout = packed.layout
     if context.layout != layout:
         raise ValueError(f"request: the context is packed for {context.layout}; valid is {layout}")
-    letters = ("K", room), ("V", layout.size), ("S", layout.after)
+    letters = ("K", room), ("V", layout.vocabulary_size), ("S", layout.state_values)
     return [*context.addresses, *REQUEST.addresses(REQUEST.expected(counts, letters), arrays, case)]
 
 
@@ -200,12 +202,12 @@ def _run(
     layout, array = packed.layout, (REQUEST.structure * len(requests))(*requests)
     numbers = (
         len(requests),
-        *layout.numbers,
+        *layout.dimensions,
         packed.specials.end,
         min(threads, len(requests)),
         batch,
         GROWTH,
-        PRODUCTS.index(layout.products),
+        PRODUCT_TYPES.index(layout.products),
         0,
     )
     SEARCH.sizes(numbers)
@@ -213,7 +215,7 @@ def _run(
     with ExitStack() as stack:
         for place, stop in enumerate(stops):
             if stop is not None:
-                stack.enter_context(stop.calling(partial(setattr, array[place], "seconds", 0.0)))
+                stack.enter_context(stop.callback(partial(setattr, array[place], "seconds", 0.0)))
         library.call("search", arguments, library.VARIANTS.index(layout.variant), following)
     for request, done in zip(requests, array, strict=True):
         for name in ("seconds", "lost", "count", "expanded"):

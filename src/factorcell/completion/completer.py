@@ -29,31 +29,31 @@ from factorcell.completion.search import (
     SearchRequest,
     Stop,
     Suggestion,
-    in_rounds,
-    sizes,
+    merge_rounds,
+    round_sizes,
 )
-from factorcell.completion.texts import checked, clean_prefix
-from factorcell.completion.typos import Correction, Slips, best, join, meant
+from factorcell.completion.texts import check_text, clean_prefix
+from factorcell.completion.typos import Correction, TypoCosts, find_corrections, merge_corrections, most_probable
 from factorcell.config import UserError
 from factorcell.data.canonical import canonical
 from factorcell.data.context import Context
 from factorcell.model.run import Run
 
-Allowed = Callable[[str], bool]  # whether a text may be suggested
+TextFilter = Callable[[str], bool]  # whether a text may be suggested
 
 
 @dataclass(frozen=True)
 class TypedText:
     """Text typed so far, tokenized, with the search state for that prefix.
 
-    `user`: who types, or None for an unknown user. `plain`: the state of the plain search, where slips are
+    `user`: who types, or None for an unknown user. `plain`: the state of the plain search, where typos are
     looked for.
     """
 
     tokens: tuple[str, ...]
-    typed: Any
+    prefix_state: Any
     user: User | None = None
-    plain: PrefixState | None = None
+    plain_state: PrefixState | None = None
 
     @property
     def text(self) -> str:
@@ -79,8 +79,8 @@ class Completer:
         *,
         unknown: str = "error",
         seconds: float | None = None,
-        slips: int | Slips = 0,
-        allowed: Allowed | None = None,
+        typos: int | TypoCosts = 0,
+        is_allowed: TextFilter | None = None,
     ) -> None:
         """Prepare the weights of `run` as they are now; a run that is trained further needs a new completer.
 
@@ -88,8 +88,8 @@ class Completer:
             run: The run; its tokenizer must be one of characters, such as `char` or `grapheme`.
             unknown: How context values that training never saw are read, as in `Run.prepare`.
             seconds: Bound of each search, in seconds.
-            slips: Typing errors to forgive: 0, 1, 2, or their costs.
-            allowed: Only texts for which it is True are suggested, as many as without it.
+            typos: Typing errors to forgive: 0, 1, 2, or their costs.
+            is_allowed: Only texts for which it is True are suggested, as many as without it.
 
         Raises:
             UserError: The run has another tokenizer, or a number is out of range.
@@ -100,10 +100,10 @@ class Completer:
             expected = f"expected a tokenizer of characters, got {run.config.tokenizer.kind}"
             raise UserError(f"{run.folder}: completion: {expected}; train with --tokenizer char")
         self.run, self.unknown, self.seconds = run, unknown, seconds
-        self.slips, self.allowed, self.tokenizer = Slips.of(slips), allowed, run.tokenizer
+        self.typo_costs, self.is_allowed, self.tokenizer = TypoCosts.of(typos), is_allowed, run.tokenizer
         self.most = data.max_tokens - 1  # a longer text was cut in training: it has no end
         self.plain = PlainEngine(run.model)
-        self.engine = compiled.engine(run.model, run.precision)
+        self.engine = compiled.new_engine(run.model, run.precision)
 
     def complete(
         self, prefix: str, user: User | None = None, context: Mapping[str, Any] | None = None, k: int = 10
@@ -124,7 +124,7 @@ class Completer:
         vector = self._vector(user)
         given = self._context({} if context is None else context)
         with self.run.scoring():
-            plain = self.plain.begin(given, vector) if self.slips.most else None
+            plain = self.plain.begin(given, vector) if self.typo_costs.max_typos else None
             return TypedText((), self.engine.begin(given, vector), user, plain)
 
     def _vector(self, user: User | None) -> dict[str, torch.Tensor]:
@@ -146,8 +146,8 @@ class Completer:
         tokens = self._tokens(text)
         with self.run.scoring():
             ids = self.tokenizer.encode(tokens[: self.most])
-            plain = None if written.plain is None else self.plain.type(written.plain, ids)
-            return TypedText(tokens, self.engine.type(written.typed, ids), written.user, plain)
+            plain = None if written.plain_state is None else self.plain.type(written.plain_state, ids)
+            return TypedText(tokens, self.engine.type(written.prefix_state, ids), written.user, plain)
 
     def fits(self, prefix: str) -> bool:
         """Return whether a prefix is no longer than the texts that the run completes."""
@@ -156,7 +156,7 @@ class Completer:
     def suggest(
         self, written: TypedText, k: int = 10, deadline: float | None = None, stop: Stop | None = None
     ) -> Suggestions:
-        """Return the `k` most probable texts that continue what is written, or a correction where slips are forgiven.
+        """Return the `k` most probable texts that continue what is written, or a correction where typos are forgiven.
 
         Those that continue what is written come first. There are none for a prefix longer than the run's texts.
         The search ends at the `deadline` (`time.monotonic()`), by default after the completer's `seconds`, or when
@@ -173,7 +173,7 @@ class Completer:
         """
         if not texts:
             return []
-        texts = [canonical(checked(text)) for text in texts]
+        texts = [canonical(check_text(text)) for text in texts]
         tokens, parts = self._tokens(prefix), [self._tokens(text) for text in texts]
         corpus = self.run.read(texts, [{} if context is None else context] * len(texts), unknown=self.unknown)
         vectors = {name: vector.expand(len(texts), -1) for name, vector in self._vector(user).items()}
@@ -198,7 +198,7 @@ class Completer:
             deadline = time.monotonic() + self.seconds
         fitting = [one for one in written if len(one.tokens) <= self.most]
         with self.run.scoring():
-            if self.slips.most:
+            if self.typo_costs.max_typos:
                 found = [self._forgive(one, k, deadline, stop) for one in fitting]
             else:
                 found = self._search(fitting, [self._request(one, k, stop=stop) for one in fitting], deadline, threads)
@@ -223,14 +223,14 @@ class Completer:
     ) -> SearchRequest:
         def accept(ids: Ids) -> bool:
             """The text goes on, may be shown, and read again would be the same tokens: no two ways to write one."""
-            if len(ids) < added or not self.tokenizer.follows(written.tokens, self.tokenizer.decode(ids)):
+            if len(ids) < added or not self.tokenizer.can_follow(written.tokens, self.tokenizer.decode(ids)):
                 return False
             text = form(ids)
             goes_on = text.startswith(written.text) and text != written.text if added else bool(text)
-            return goes_on and (self.allowed is None or self.allowed(text))
+            return goes_on and (self.is_allowed is None or self.is_allowed(text))
 
         form = partial(self._text, written)
-        return SearchRequest(written.typed, k, self.most - len(written.tokens), accept, least, stop, form)
+        return SearchRequest(written.prefix_state, k, self.most - len(written.tokens), accept, least, stop, form)
 
     def _text(self, written: TypedText, ids: Ids) -> str:
         """Return the canonical form of what is written with `ids` after it."""
@@ -238,27 +238,29 @@ class Completer:
 
     def _forgive(self, written: TypedText, k: int, deadline: float | None, stop: Stop | None) -> Suggestions:
         """Spend half of the time on texts that continue what is written, the rest on what may have been meant."""
-        if not self.slips.within(len(written.tokens)) or written.plain is None:
+        if not self.typo_costs.max_typos_for(len(written.tokens)) or written.plain_state is None:
             return self._search([written], [self._request(written, k, stop=stop)], deadline)[0]
-        most = sizes(k)[-1]
+        most = round_sizes(k)[-1]
 
         def finish(one: Correction, least: float) -> list[Suggestion]:
-            if one.ended:
+            if one.is_whole_text:
                 whole = canonical(self.tokenizer.join(one.tokens))
-                shown = bool(whole) and self.tokenizer.follows(one.tokens, ())
-                shown = shown and (self.allowed is None or self.allowed(whole))
+                shown = bool(whole) and self.tokenizer.can_follow(one.tokens, ())
+                shown = shown and (self.is_allowed is None or self.is_allowed(whole))
                 return [Suggestion(whole, 0.0, "model")] if shown else []
-            other = TypedText(one.tokens, self.engine.type(written.typed, self.tokenizer.encode(one.tokens)))
+            other = TypedText(one.tokens, self.engine.type(written.prefix_state, self.tokenizer.encode(one.tokens)))
             parts.extend(self._search([other], [self._request(other, most, 0, least, stop)], deadline))
             return parts[-1].suggestions
 
         half = None if deadline is None else (time.monotonic() + deadline) / 2
         parts = self._search([written], [self._request(written, most, stop=stop)], half)
-        longest, plain = self.most, written.plain
-        meanings = meant(self.run, written.tokens, plain, self.slips, longest=longest, deadline=deadline, stop=stop)
-        found = join(parts[0].suggestions, meanings, finish, most)
+        longest, plain = self.most, written.plain_state
+        meanings = find_corrections(
+            self.run, written.tokens, plain, self.typo_costs, max_tokens=longest, deadline=deadline, stop=stop
+        )
+        found = merge_corrections(parts[0].suggestions, meanings, finish, most)
         rows = meanings.rows + sum(part.rows for part in parts)
-        return Suggestions(in_rounds(partial(best, found), k), rows, any(part.cut for part in parts))
+        return Suggestions(merge_rounds(partial(most_probable, found), k), rows, any(part.cut for part in parts))
 
     def _tokens(self, text: str) -> tuple[str, ...]:
-        return tuple(self.tokenizer.split(self.tokenizer.as_read(clean_prefix(text))))
+        return tuple(self.tokenizer.split(self.tokenizer.normalize_fully(clean_prefix(text))))

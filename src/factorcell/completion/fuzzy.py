@@ -7,21 +7,21 @@ import numpy as np
 
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.search import Suggestion
-from factorcell.completion.typos import Band, Flags, Pattern, SlipCounts, Slips, Whole
+from factorcell.completion.typos import Band, Flags, Ints, Pattern, TypoCosts, TypoCounts
 from factorcell.data.canonical import canonical_prefix
 
-Ranges = tuple[Whole, Whole, SlipCounts, Flags]  # where they begin and end, slips, whether the first letter is another
+Ranges = tuple[Ints, Ints, TypoCounts, Flags]  # where they begin and end, typos, whether the first letter is another
 
 
-class Forgiving:
+class TypoTolerantLookup:
     """Completion from counted texts whose beginning may differ from what is typed by a few typing errors.
 
     It is an implicit trie: the texts in alphabetical order, and the places where neighbours begin to differ. So the
     children of a range of texts with one beginning are the parts into which these places cut it.
     """
 
-    def __init__(self, counted: Popularity | History, slips: int | Slips = 2) -> None:
-        self.counted, self.slips = counted, Slips.of(slips)
+    def __init__(self, counted: Popularity | History, typos: int | TypoCosts = 2) -> None:
+        self.counted, self.typos = counted, TypoCosts.of(typos)
         shares = counted.shares()
         self.texts = sorted(shares)
         self.logs = np.log([shares[text] for text in self.texts])
@@ -38,20 +38,20 @@ class Forgiving:
         """Return the `k` best that begin with `prefix`, then the best corrections: log share less cost."""
         exact = self.counted.complete(prefix, k)
         prefix = canonical_prefix(prefix)
-        if len(exact) == k or not self.texts or not self.slips.within(len(prefix)):
+        if len(exact) == k or not self.texts or not self.typos.max_typos_for(len(prefix)):
             return exact
         found = self._walk(prefix)
         begins, ends, counts, strange = (np.concatenate(parts) for parts in zip(*found, strict=True))
         rows, sizes = _ranges(begins, ends), ends - begins
-        scores = self.logs[rows] - np.repeat(self.slips.costs(counts, strange), sizes)
-        slips = np.repeat(counts, sizes)
+        scores = self.logs[rows] - np.repeat(self.typos.costs(counts, strange), sizes)
+        typos = np.repeat(counts, sizes)
         best = np.lexsort((rows, -scores))[: k - len(exact)]
         return exact + [
             Suggestion(self.texts[row], score, self.counted.source, count)
-            for row, score, count in zip(rows[best].tolist(), scores[best].tolist(), slips[best].tolist(), strict=True)
+            for row, score, count in zip(rows[best].tolist(), scores[best].tolist(), typos[best].tolist(), strict=True)
         ]
 
-    def _shared(self) -> Whole:
+    def _shared(self) -> Ints:
         """(N,) How many characters each text shares with the one before it, by alphabet; -1 for the first."""
         shared, alike, depth = np.zeros(len(self.texts), dtype=np.int64), np.arange(1, len(self.texts)), 0
         shared[:1] = -1
@@ -63,33 +63,35 @@ class Forgiving:
         return shared
 
     def _walk(self, prefix: str) -> list[Ranges]:
-        """Disjoint ranges of the texts that `prefix` may mean, their slips, whether their first letter is another."""
-        most = self.slips.within(len(prefix))
+        """Disjoint ranges of the texts that `prefix` may mean, their typos, whether their first letter is another."""
+        most = self.typos.max_typos_for(len(prefix))
         points = np.array([ord(letter) for letter in prefix], dtype=np.int64)
         letters = np.searchsorted(self.alphabet, points)
         known = np.isin(points, self.alphabet)
         pattern = Pattern(np.where(known, letters, len(self.alphabet)).tolist(), most)
         band, found = pattern.start(), list[Ranges]()
 
-        def note(which: Flags, begins: Whole, ends: Whole, band: Band) -> None:
-            which = which & (band.best >= 1) & (band.best <= most)
-            found.append((begins[which], ends[which], band.best[which], band.strange[which]))
+        def note(which: Flags, begins: Ints, ends: Ints, band: Band) -> None:
+            which = which & (band.complete_typos >= 1) & (band.complete_typos <= most)
+            found.append((begins[which], ends[which], band.complete_typos[which], band.first_token_differs[which]))
 
         begins, ends = np.zeros(1, dtype=np.int64), np.array([len(self.texts)])  # the texts that are not settled
         for length in range(1, len(prefix) + most + 1):
             parents, begins, ends = self._children(begins, ends, length - 1)
             over = self.lengths[begins] < length  # a text of its own: it ends
-            note(over, begins, begins + 1, band.keep(parents))
+            note(over, begins, begins + 1, band.select(parents))
             parents, begins, ends = parents[~over], begins[~over], ends[~over]
-            band = pattern.read(band, parents, self.letters[self.begins[begins] + length - 1].astype(np.int64), length)
+            band = pattern.extend(
+                band, parents, self.letters[self.begins[begins] + length - 1].astype(np.int64), length
+            )
             settled = band.settled
             note(settled, begins, ends, band)
-            band, begins, ends = band.keep(np.flatnonzero(~settled)), begins[~settled], ends[~settled]
+            band, begins, ends = band.select(np.flatnonzero(~settled)), begins[~settled], ends[~settled]
             if not begins.size:
                 break
         return found
 
-    def _children(self, begins: Whole, ends: Whole, depth: int) -> tuple[Whole, Whole, Whole]:
+    def _children(self, begins: Ints, ends: Ints, depth: int) -> tuple[Ints, Ints, Ints]:
         """Parents and ranges of what ranges (M,) of texts with one beginning of `depth` letters fall into."""
         cuts = self.cuts[self.levels[depth] : self.levels[depth + 1]]
         low, high = np.searchsorted(cuts, begins, side="right"), np.searchsorted(cuts, ends)
@@ -99,8 +101,8 @@ class Forgiving:
         return parents, starts, stops
 
 
-def _ranges(begins: Whole, ends: Whole) -> Whole:
+def _ranges(begins: Ints, ends: Ints) -> Ints:
     """All whole numbers of some ranges, one range after the other."""
     sizes = ends - begins
-    ranges: Whole = np.arange(sizes.sum()) + np.repeat(begins - np.cumsum(sizes) + sizes, sizes)
+    ranges: Ints = np.arange(sizes.sum()) + np.repeat(begins - np.cumsum(sizes) + sizes, sizes)
     return ranges

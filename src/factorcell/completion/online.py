@@ -29,9 +29,9 @@ from factorcell.completion.popularity import History
 from factorcell.completion.texts import SHOWN, clean_text
 from factorcell.config import UserError, check_format, choose
 from factorcell.data.cache import report_truncated
-from factorcell.data.rows import Row, rows_of
+from factorcell.data.rows import Row, to_rows
 from factorcell.data.schema import Variable
-from factorcell.data.tokens import truncated
+from factorcell.data.tokens import truncated_mask
 from factorcell.model.run import FINGERPRINT, Run
 
 Floats = NDArray[np.float32]
@@ -43,7 +43,7 @@ USER_FORMAT = 1  # of the bytes of a user
 MARK = b"fcu"  # which they begin with
 HEAD, CHECK = struct.Struct(f"<3sB{FINGERPRINT}sHHI"), struct.Struct("<I")
 MOST_NUMBERS, MOST_SEEN = (1 << 16) - 1, (1 << 32) - 1  # of a vector, and texts that are counted
-AT_ONCE = 200  # texts that are compared at once
+BATCH_SIZE = 200  # texts that are compared at once
 DECAY, TINY = 0.95, 1e-6
 FASTEST = 1e9  # the highest rate: a step at it is a finite float, and no vector is so long
 
@@ -89,10 +89,10 @@ class LearningRule:
         number = isinstance(self.rate, int | float) and not isinstance(self.rate, bool)
         if not number or not 0 <= self.rate <= FASTEST:
             raise UserError(f"the online rate is {self.rate!r:.40}; it must be a number from 0 to {FASTEST:g}")
-        limits.NUMBERS["reach"].check("the online reach", self.reach)
+        limits.NUMBER_LIMITS["reach"].check("the online reach", self.reach)
 
     @classmethod
-    def read(cls, folder: str | Path) -> "LearningRule":
+    def load(cls, folder: str | Path) -> "LearningRule":
         """Read the rule of a run folder, where `tune-online` put it, or return the default.
 
         Raises:
@@ -217,22 +217,22 @@ class Learner:
         Raises:
             UserError: The run does not tell users apart.
         """
-        self.run, self.rule, self.variable = run, rule or LearningRule.read(run.folder), user_variable(run)
-        self.unseen = unknown
-        self.columns = run.schema.columns(without=self.variable.source)  # of the contexts of a text
+        self.run, self.rule, self.variable = run, rule or LearningRule.load(run.folder), user_variable(run)
+        self.unknown_policy = unknown
+        self.columns = run.schema.columns(without=self.variable.source_column)  # of the contexts of a text
         self.rows, self.update = OPTIMISERS[self.rule.optimiser]
         column = run.schema.categories.index(self.variable)
         encoder = run.model.encoder
         assert encoder is not None
         table = encoder.tables[column].detach().cpu().numpy()
-        self.unknown: Floats = table[0].copy()
+        self.unknown_vector: Floats = table[0].copy()
         self.packed = run.model.backbone.pack()
         self.longest = self.rule.reach * float(np.linalg.norm(table, axis=1).max()) if self.rule.reach else math.inf
 
     def new(self) -> User:
         """Return a new user."""
-        state = np.zeros((self.rows, len(self.unknown)), np.float32)
-        return User(self.unknown, state, fingerprint=self.run.fingerprint)
+        state = np.zeros((self.rows, len(self.unknown_vector)), np.float32)
+        return User(self.unknown_vector, state, fingerprint=self.run.fingerprint)
 
     def learn(
         self, users: Sequence[User], texts: Sequence[str], contexts: Sequence[Mapping[str, Any]] | None = None
@@ -251,7 +251,7 @@ class Learner:
             UserError: A text, a context or a user is not valid; then no user is learned.
         """
         texts = [clean_text(text) for text in texts]
-        rows: list[Row] = [{}] * len(texts) if contexts is None else rows_of(contexts)
+        rows: list[Row] = [{}] * len(texts) if contexts is None else to_rows(contexts)
         if not len(users) == len(texts) == len(rows):
             counts = f"{len(users):,} users, {len(texts):,} texts and {len(rows):,} contexts"
             raise UserError(f"learning: expected a text and a context for each user, got {counts}")
@@ -259,7 +259,7 @@ class Learner:
             return [], np.zeros(0)
         for user in users:
             user.check(self.run)
-            if user.state.shape != (self.rows, len(self.unknown)):
+            if user.state.shape != (self.rows, len(self.unknown_vector)):
                 raise UserError(
                     f"a user with {len(user.state)} rows of state; {self.run.folder} learns by {self.rule.optimiser}, "
                     f"which has {self.rows}"
@@ -267,7 +267,7 @@ class Learner:
         vectors = np.stack([user.vector for user in users])
         nats, gradients = self.gradients(vectors, texts, rows)
         pairs = zip(users, texts, gradients, strict=True)
-        return [self.moved(user, text, gradient) for user, text, gradient in pairs], nats
+        return [self.updated_user(user, text, gradient) for user, text, gradient in pairs], nats
 
     def gradients(
         self, vectors: Floats, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]]
@@ -287,28 +287,28 @@ class Learner:
             own = torch.tensor(vectors, device=self.run.device).expand(len(texts), -1)
             return self._nats(own, texts, contexts or [{}] * len(texts)).double().cpu().numpy()
 
-    def risen(self, user: User, texts: Sequence[str], count: int = 5) -> list[tuple[str, float]]:
+    def largest_gains(self, user: User, texts: Sequence[str], count: int = 5) -> list[tuple[str, float]]:
         """Return the `count` texts whose log probability rose most since `user` was new, and by how many nats.
 
         References:
             Thesis 2018, tables 5.3 to 5.5.
         """
         user.check(self.run)
-        parts = [texts[at : at + AT_ONCE] for at in range(0, len(texts), AT_ONCE)]
-        gained = [self.nats(self.unknown[None], part) - self.nats(user.vector[None], part) for part in parts]
+        parts = [texts[at : at + BATCH_SIZE] for at in range(0, len(texts), BATCH_SIZE)]
+        gained = [self.nats(self.unknown_vector[None], part) - self.nats(user.vector[None], part) for part in parts]
         rises = np.concatenate(gained) if gained else np.zeros(0)
         return [(texts[row], float(rises[row])) for row in np.argsort(-rises, kind="stable")[:count]]
 
     def _nats(self, own: torch.Tensor, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]]) -> torch.Tensor:
-        batch = self.run.batch(self.run.read(texts, contexts, unknown=self.unseen), np.arange(len(texts)))
-        conditioned = self.run.model.condition(batch.context, {self.variable.name: own}, self.packed)
-        nats: torch.Tensor = self.run.model(batch, conditioned)
+        batch = self.run.batch(self.run.read(texts, contexts, unknown=self.unknown_policy), np.arange(len(texts)))
+        conditioning = self.run.model.condition(batch.context, {self.variable.name: own}, self.packed)
+        nats: torch.Tensor = self.run.model(batch, conditioning)
         return nats.sum(1)
 
-    def moved(self, user: User, text: str, gradient: Floats) -> User:
+    def updated_user(self, user: User, text: str, gradient: Floats) -> User:
         """Return the user after a `text` with that gradient; `UserError` if a number would not be finite."""
         known = user.fingerprint or self.run.fingerprint  # whoever learns from a run is its user from then on
-        history = replace(user.history, texts=(*user.history.texts, self.run.tokenizer.as_read(text)))
+        history = replace(user.history, texts=(*user.history.texts, self.run.tokenizer.normalize_fully(text)))
         seen: dict[str, Any] = {"seen": user.seen + 1, "history": history, "fingerprint": known}
         if not np.isfinite(gradient).all():
             return replace(user, **seen)  # a text that the model cannot read without overflow teaches nothing
@@ -338,17 +338,17 @@ def learn_one(run: Run, user: User, text: str, context: Mapping[str, Any] | None
         UserError: The text, the context or the user is not valid.
     """
     (after,), _ = Learner(run).learn([user], [text], None if context is None else [context])
-    report_cut(run, text)
+    report_truncation(run, text)
     return after
 
 
-def report_cut(run: Run, text: str) -> None:
+def report_truncation(run: Run, text: str) -> None:
     """Give a `Notice` if a text that is learned is cut after `max_tokens` tokens, as in training."""
     limit = run.config.data.max_tokens
-    report_truncated(truncated([text], run.tokenizer, limit), "the text learned", limit)
+    report_truncated(truncated_mask([text], run.tokenizer, limit), "the text learned", limit)
 
 
-def tells_apart(run: Run) -> bool:
+def distinguishes_users(run: Run) -> bool:
     """Return whether the run tells users apart, and its model is adapted to them."""
     return bool(run.config.data.user) and run.model.encoder is not None
 

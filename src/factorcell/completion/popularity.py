@@ -24,9 +24,9 @@ class Popularity:
     source: ClassVar[str] = "popularity"
 
     def __init__(self, counted: TextCounts) -> None:
-        self.total, self.texts = counted.total, sorted(counted.kept)
-        rule.size("\n".join(self.texts), "the counted texts")
-        self.counts = np.array([counted.kept[text] for text in self.texts], dtype=np.int64)
+        self.total, self.texts = counted.total, sorted(counted.counts)
+        rule.byte_length("\n".join(self.texts), "the counted texts")
+        self.counts = np.array([counted.counts[text] for text in self.texts], dtype=np.int64)
         # Ranks by popularity, 0 the most popular, ties by alphabet.
         self.ranks = np.empty(len(self.texts), dtype=np.int32)
         self.ranks[np.argsort(-self.counts, kind="stable")] = np.arange(len(self.texts), dtype=np.int32)
@@ -43,16 +43,16 @@ class Popularity:
         return cls(TextCounts.of(queries, min_count, users, min_users))
 
     @classmethod
-    def of(cls, run: Run, allowed: Callable[[str], bool] | None = None) -> "Popularity":
+    def from_run(cls, run: Run, is_allowed: Callable[[str], bool] | None = None) -> "Popularity":
         """Read the popular training texts of `run`, only those that are `allowed`.
 
         Raises:
             UserError: The run has none: only runs that tell users apart keep them.
         """
-        return cls.read(run.folder, allowed)
+        return cls.load(run.folder, is_allowed)
 
     @classmethod
-    def read(cls, folder: Path, allowed: Callable[[str], bool] | None = None) -> "Popularity":
+    def load(cls, folder: Path, is_allowed: Callable[[str], bool] | None = None) -> "Popularity":
         """Read the popular training texts of a run folder, as `of`."""
         path = folder / POPULARITY
         if not path.exists():
@@ -60,8 +60,10 @@ class Popularity:
                 f"{folder}: no {POPULARITY}; training keeps it with --user COLUMN and --tokenizer char or grapheme"
             )
         counted = TextCounts.open(path)
-        if allowed is not None:
-            counted = replace(counted, kept={text: count for text, count in counted.kept.items() if allowed(text)})
+        if is_allowed is not None:
+            counted = replace(
+                counted, counts={text: count for text, count in counted.counts.items() if is_allowed(text)}
+            )
         return cls(counted)
 
     def __len__(self) -> int:
@@ -103,14 +105,14 @@ class History:
 
     texts: tuple[str, ...] = ()
     half_life: float = 20.0
-    most: int = 100  # texts that are remembered
+    max_texts: int = 100  # texts that are remembered
 
     source: ClassVar[str] = "history"
 
     def __post_init__(self) -> None:
-        kept, room = list[str](), rule.LONGEST
-        for text in map(canonical, reversed(self.texts[-self.most :])):
-            room -= rule.size(text, "history")
+        kept, room = list[str](), rule.MAX_BYTES
+        for text in map(canonical, reversed(self.texts[-self.max_texts :])):
+            room -= rule.byte_length(text, "history")
             if room < 0:
                 break
             kept.append(text)

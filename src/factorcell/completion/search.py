@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factorcell.data.context import Context
-from factorcell.limits import NUMBERS
-from factorcell.model.backbone import Reserve, State
-from factorcell.model.language_model import Conditioned, LanguageModel
+from factorcell.limits import NUMBER_LIMITS
+from factorcell.model.backbone import BackboneState, StateBuffer
+from factorcell.model.language_model import Conditioning, LanguageModel
 
 Ids = tuple[int, ...]  # tokens of a completion: after what is typed, before the end token
 Floats = NDArray[np.float64]
@@ -35,43 +35,43 @@ Whole = NDArray[np.int64]
 
 BATCH = 12  # hypotheses expanded at once, at first: a small batch expands few in vain, a large one takes fewer steps
 GROWTH = 4  # a batch grows by one for so many rows, so that a long search has large ones and wastes a share at most
-ROWS = 10_000  # hypotheses that one search expands at most
-WAITING = 10_000  # hypotheses that wait at most
-PROPOSED = 10  # texts that a source proposes at least: as many as when the weights of a blend are fitted
-MOST = int(NUMBERS["count"].high)
+MAX_ROWS = 10_000  # hypotheses that one search expands at most
+MAX_WAITING = 10_000  # hypotheses that wait at most
+MIN_PROPOSALS = 10  # texts that a source proposes at least: as many as when the weights of a blend are fitted
+MAX_COUNT = int(NUMBER_LIMITS["count"].high)
 
 
 @dataclass(frozen=True)
 class Suggestion:
     """A whole text, its log probability by its `source` given what is typed, and that source.
 
-    `slips` counts the typing errors that it assumes; without any it begins with what is typed. `parts` holds what each
+    `typos` counts the typing errors that it assumes; without any it begins with what is typed. `parts` holds what each
     source of a blend adds to the score; `source` then names all that propose the text, such as `model+history`.
     """
 
     text: str
     log_probability: float
     source: str
-    slips: int = 0
+    typos: int = 0
     parts: Mapping[str, float] = field(default_factory=dict)
 
 
-def sizes(k: int) -> list[int]:
+def round_sizes(k: int) -> list[int]:
     """Return the sizes of the rounds for `k` texts: 10, 20, 40, up to the first that is not below `k`."""
-    rounds = [PROPOSED]
+    rounds = [MIN_PROPOSALS]
     while rounds[-1] < k:
-        rounds.append(min(2 * rounds[-1], MOST))
+        rounds.append(min(2 * rounds[-1], MAX_COUNT))
     return rounds
 
 
-def in_rounds(best: Callable[[int], Iterable[Suggestion]], k: int) -> list[Suggestion]:
+def merge_rounds(best: Callable[[int], Iterable[Suggestion]], k: int) -> list[Suggestion]:
     """Return the first `k` texts of all rounds, so that a longer list begins with the shorter one.
 
     The texts that a source proposes affect the probabilities of all others. So each round, which is `best(size)`, only
     appends what is new in it, with no higher probability than a text before it.
     """
     kept: dict[str, Suggestion] = {}
-    for size in sizes(k):
+    for size in round_sizes(k):
         least = min((one.log_probability for one in kept.values()), default=0.0)
         for one in best(size):
             kept.setdefault(one.text, replace(one, log_probability=min(one.log_probability, least)))
@@ -114,7 +114,7 @@ class Stop:
                 call()
 
     @contextmanager
-    def calling(self, call: Callable[[], object]) -> Iterator[None]:
+    def callback(self, call: Callable[[], object]) -> Iterator[None]:
         """Within it, `call` is called when this is set, at once if it is set already."""
         with self._lock:
             self._calls.append(call)
@@ -135,26 +135,26 @@ class SearchRequest:
     completions with the same `form` only the most probable is returned.
     """
 
-    typed: Any
+    prefix_state: Any
     k: int
-    most: int
+    max_tokens: int
     accept: Callable[[Ids], bool] = lambda ids: True
-    least: float = -math.inf
+    min_log_prob: float = -math.inf
     stop: Stop | None = None
-    form: Callable[[Ids], Hashable] = lambda ids: ids
+    duplicate_key: Callable[[Ids], Hashable] = lambda ids: ids
 
 
 @dataclass(frozen=True)
 class PrefixState:
     """What is typed, and what the model holds after the start token and each token; log probabilities are (1, V)."""
 
-    conditioned: Conditioned  # of one context, folded
+    conditioning: Conditioning  # of one context, folded
     ids: Ids
-    states: tuple[State, ...]
+    states: tuple[BackboneState, ...]
     logs: tuple[Tensor, ...]
 
 
-def shared(ids: Sequence[int], others: Sequence[int]) -> int:
+def common_prefix_length(ids: Sequence[int], others: Sequence[int]) -> int:
     """Return the number of tokens with which both begin."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, others, strict=False)))
 
@@ -167,19 +167,19 @@ class PlainEngine:
 
     def begin(self, context: Context, override: Mapping[str, Tensor] | None = None) -> PrefixState:
         """Return the state before anything is typed, in one context; `override` as in `LanguageModel.condition`."""
-        conditioned = self.model.fold(self.model.condition(context, override), shared=True)
-        logs, state = self.model.step(_tokens(self.model, [self.model.specials.start]), conditioned)
-        return PrefixState(conditioned, (), (state,), (logs,))
+        conditioning = self.model.fold(self.model.condition(context, override), shared=True)
+        logs, state = self.model.step(_tokens(self.model, [self.model.specials.start]), conditioning)
+        return PrefixState(conditioning, (), (state,), (logs,))
 
     def type(self, typed: PrefixState, ids: Sequence[int]) -> PrefixState:
         """Return the state for `ids`, reusing the common prefix and running the model on the rest."""
-        kept = shared(typed.ids, ids)
+        kept = common_prefix_length(typed.ids, ids)
         states, logs = list(typed.states[: kept + 1]), list(typed.logs[: kept + 1])
         for token in ids[kept:]:
-            log, state = self.model.step(_tokens(self.model, [token]), typed.conditioned, states[-1])
+            log, state = self.model.step(_tokens(self.model, [token]), typed.conditioning, states[-1])
             states.append(state)
             logs.append(log)
-        return PrefixState(typed.conditioned, tuple(ids), tuple(states), tuple(logs))
+        return PrefixState(typed.conditioning, tuple(ids), tuple(states), tuple(logs))
 
     def search(
         self,
@@ -188,15 +188,15 @@ class PlainEngine:
         threads: int = 1,
         *,
         batch: int = BATCH,
-        rows: int = ROWS,
-        waiting: int = WAITING,
+        max_rows: int = MAX_ROWS,
+        max_waiting: int = MAX_WAITING,
     ) -> list[SearchResult]:
         """Return the completions of each request, one request after the other, whatever the `threads`.
 
         A result is exact unless it is `cut`: at the `deadline` (`time.monotonic()`) or when it is stopped, after `rows`
         of the model, or where more than `waiting` hypotheses would have had to wait, it has the best so far.
         """
-        return [self._search(one, deadline, batch, rows, waiting) for one in requests]
+        return [self._search(one, deadline, batch, max_rows, max_waiting) for one in requests]
 
     def _search(
         self, request: SearchRequest, deadline: float | None, batch: int, rows: int, waiting: int
@@ -210,7 +210,9 @@ class PlainEngine:
                 break
             scores, parents, tokens = frontier.take(room)
             before = frontier.states.select(torch.from_numpy(parents).to(self.model.device))
-            logs, state = self.model.step(_tokens(self.model, tokens.tolist()), request.typed.conditioned, before)
+            logs, state = self.model.step(
+                _tokens(self.model, tokens.tolist()), request.prefix_state.conditioning, before
+            )
             frontier.add(scores, parents, tokens, logs, state)
         return frontier.result()
 
@@ -223,11 +225,11 @@ class _Frontier:
     """
 
     def __init__(self, model: LanguageModel, request: SearchRequest, rows: int, waiting: int) -> None:
-        self.request, self.waiting, typed = request, waiting, request.typed
+        self.request, self.waiting, typed = request, waiting, request.prefix_state
         self.size, self.count, self.specials = model.vocabulary_size, 0, model.specials
         self.parents, self.tokens, self.depths = (np.zeros(rows + 1, dtype=np.int64) for _ in range(3))
         self.depths[0] = -1  # what is typed becomes 0, as a child of itself
-        self.states: Reserve = typed.states[-1].reserve(rows + 1)
+        self.states: StateBuffer = typed.states[-1].reserve(rows + 1)
         self.scores, self.codes = np.zeros(0), np.zeros(0, dtype=np.int64)
         self.ended: list[tuple[float, Ids]] = []  # a heap: the worst first
         self.forms: dict[Hashable, tuple[float, Ids]] = {}  # those of `ended`, by their form
@@ -243,7 +245,7 @@ class _Frontier:
     @property
     def least(self) -> float:
         """The score that a hypothesis must exceed: the k-th best of those that have ended, or the requested one."""
-        return self.ended[0][0] if len(self.ended) == self.request.k else self.request.least
+        return self.ended[0][0] if len(self.ended) == self.request.k else self.request.min_log_prob
 
     def take(self, most: int) -> tuple[Floats, Whole, Whole]:
         """Remove the best `most` that wait, and return their scores, parents and tokens."""
@@ -252,7 +254,7 @@ class _Frontier:
         self._keep(np.delete(np.arange(len(self.scores)), chosen))
         return scores, codes // self.size, codes % self.size
 
-    def add(self, scores: Floats, parents: Whole, tokens: Whole, logs: Tensor, state: State) -> None:
+    def add(self, scores: Floats, parents: Whole, tokens: Whole, logs: Tensor, state: BackboneState) -> None:
         """Add hypotheses (B,) that were expanded, with `logs` (B, V) and the `state` after them."""
         numbers = np.arange(self.count, self.count + len(scores))
         self.count += len(scores)
@@ -263,7 +265,7 @@ class _Frontier:
         for number, score in zip(numbers.tolist(), totals[:, self.specials.end].tolist(), strict=True):
             self._end(number, score)
         totals[:, self.specials.end] = -math.inf
-        totals[self.depths[numbers] >= self.request.most] = -math.inf
+        totals[self.depths[numbers] >= self.request.max_tokens] = -math.inf
         row, token = np.nonzero(totals > self.least)
         self.scores = np.concatenate([self.scores, totals[row, token]])
         self.codes = np.concatenate([self.codes, numbers[row] * self.size + token])
@@ -286,14 +288,14 @@ class _Frontier:
         """Note that an expanded hypothesis may end, if that is among the best k so far."""
         if score <= self.least or not self.request.accept(ids := self._ids(number)):
             return
-        form = self.request.form(ids)
+        form = self.request.duplicate_key(ids)
         if twin := self.forms.get(form):
             if (-score, ids) > (-twin[0], twin[1]):
                 return
             self.ended.remove(twin)
             heapq.heapify(self.ended)
         elif len(self.ended) == self.request.k:
-            del self.forms[self.request.form(heapq.heappop(self.ended)[1])]
+            del self.forms[self.request.duplicate_key(heapq.heappop(self.ended)[1])]
         self.forms[form] = score, ids
         heapq.heappush(self.ended, (score, ids))
 

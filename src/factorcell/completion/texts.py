@@ -8,30 +8,32 @@ normalisation are one text: `clean_text` gives the form in which it is learned, 
 from factorcell.config import UserError
 from factorcell.data.canonical import canonical, canonical_prefix
 
-LONGEST = 1 << 16  # bytes in UTF-8 of one text, and of all texts of a history together
+MAX_BYTES = 1 << 16  # bytes in UTF-8 of one text, and of all texts of a history together
 SHOWN = 50  # characters of a text in a message
 
 
-def checked(text: str, what: str = "text") -> str:
+def check_text(text: str, what: str = "text") -> str:
     """Return `text`, or raise a `UserError` (which calls it `what`) if it is not Unicode text or too long."""
     if not isinstance(text, str):
         raise UserError(f"{what} {text!r:.{SHOWN}}: not a text")
-    if len(text) > LONGEST or size(text, what) > LONGEST:
-        raise UserError(f"{what} {text[:SHOWN]!a}...: {len(text):,} characters; a text takes at most {LONGEST:,} bytes")
+    if len(text) > MAX_BYTES or byte_length(text, what) > MAX_BYTES:
+        raise UserError(
+            f"{what} {text[:SHOWN]!a}...: {len(text):,} characters; a text takes at most {MAX_BYTES:,} bytes"
+        )
     return text
 
 
 def clean_text(text: str, what: str = "text") -> str:
     """Return the canonical form of a whole text; `UserError` as `checked`."""
-    return canonical(checked(text, what))
+    return canonical(check_text(text, what))
 
 
 def clean_prefix(text: str, what: str = "prefix") -> str:
     """Return the canonical form of a prefix; `UserError` as `checked`."""
-    return canonical_prefix(checked(text, what))
+    return canonical_prefix(check_text(text, what))
 
 
-def size(text: str, what: str = "text") -> int:
+def byte_length(text: str, what: str = "text") -> int:
     """Return the number of bytes of a text in UTF-8, or raise a `UserError` if it is not Unicode text."""
     try:
         return len(text.encode())

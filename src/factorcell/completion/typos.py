@@ -1,17 +1,17 @@
-"""Typing errors (slips): the texts y whose beginning x' may have been meant by what is typed, x.
+"""Typing errors (typos): the texts y whose beginning x' may have been meant by what is typed, x.
 
-    log p(y | x) = log p(y) - cost(x', x) - log Z        cost = slips(x', x) SLIP, and FIRST if the first tokens differ
+    log p(y | x) = log p(y) - cost(x', x) - log Z        cost = typos(x', x) SLIP, and FIRST if the first tokens differ
 
-A slip is a token too many, one too few, a wrong one, or two neighbours in the wrong order; slips(x', x) is the optimal
+A slip is a token too many, one too few, a wrong one, or two neighbours in the wrong order; typos(x', x) is the optimal
 string alignment distance (Damerau 1964), that of a text the least of all its beginnings. With j tokens of x', i of x
 
     d(j, i) = min( d(j-1, i-1) + [x'_j != x_i],  d(j-1, i) + 1,  d(j, i-1) + 1,
                    d(j-2, i-2) + 1  where x'_j = x_{i-1} and x'_{j-1} = x_i )
 
-of which only |i - j| <= D is ever within D slips: a band. A beginning is settled once all texts that go on from it have
-as many slips. Settled beginnings part the texts, so that no text comes twice.
+of which only |i - j| <= D is ever within D typos: a band. A beginning is settled once all texts that go on from it have
+as many typos. Settled beginnings part the texts, so that no text comes twice.
 
-Shapes: M beginnings, D slips at most, W = 2 D + 1 places of the band, V vocabulary, B hypotheses.
+Shapes: M beginnings, D typos at most, W = 2 D + 1 places of the band, V vocabulary, B hypotheses.
 """
 
 import heapq
@@ -29,74 +29,80 @@ from factorcell.completion.search import PrefixState, Stop, Suggestion
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.run import Run
 
-Whole = NDArray[np.int64]
-SlipCounts = NDArray[np.int8]
+Ints = NDArray[np.int64]
+TypoCounts = NDArray[np.int8]
 Logs = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-SLIP = 9.0  # nats that a slip costs: one keystroke in a hundred is a slip, in one of some eighty ways
-FIRST = 2.0  # nats more where the first token is another: people look at what they begin with
+TYPO_COST = 9.0  # nats that a slip costs: one keystroke in a hundred is a slip, in one of some eighty ways
+FIRST_TOKEN_COST = 2.0  # nats more where the first token is another: people look at what they begin with
 ONE, TWO = 3, 6  # tokens that must be typed for one slip, for two
 ROWS = 600  # hypotheses put through the model, to find what may have been meant
 BEST = 6  # beginnings from which the search goes on
 
 
 @dataclass(frozen=True)
-class Slips:
-    """How many slips are forgiven at `most` (0, 1 or 2), and the nats that they `cost`.
+class TypoCosts:
+    """How many typos are forgiven at `most` (0, 1 or 2), and the nats that they `cost`.
 
     Of a model's texts: `rows` hypotheses are read to find what may have been meant, of which the `best` are finished.
     """
 
-    most: int = 2
-    cost: float = SLIP
-    first: float = FIRST
-    rows: int = ROWS
-    best: int = BEST
+    max_typos: int = 2
+    cost: float = TYPO_COST
+    first_token_cost: float = FIRST_TOKEN_COST
+    max_rows: int = ROWS
+    max_corrections: int = BEST
 
     def __post_init__(self) -> None:
-        limits.check(slips=self.most)
+        limits.check(typos=self.max_typos)
 
     @classmethod
-    def of(cls, slips: "int | Slips") -> "Slips":
-        return slips if isinstance(slips, Slips) else cls(slips)
+    def of(cls, typos: "int | TypoCosts") -> "TypoCosts":
+        return typos if isinstance(typos, TypoCosts) else cls(typos)
 
-    def within(self, length: int) -> int:
-        """Return how many slips are forgiven in `length` typed tokens."""
-        return min(self.most, int(length >= ONE) + int(length >= TWO))
+    def max_typos_for(self, length: int) -> int:
+        """Return how many typos are forgiven in `length` typed tokens."""
+        return min(self.max_typos, int(length >= ONE) + int(length >= TWO))
 
-    def costs(self, counts: SlipCounts, strange: Flags) -> Logs:
-        """Return the nats (M,) that slips cost; where `strange`, the first token is another."""
-        return counts * self.cost + strange * self.first
+    def costs(self, counts: TypoCounts, strange: Flags) -> Logs:
+        """Return the nats (M,) that typos cost; where `strange`, the first token is another."""
+        return counts * self.cost + strange * self.first_token_cost
 
 
 @dataclass(frozen=True)
 class Band:
-    """What is known of M beginnings of one length: a row of d(j, i) and the row before, least slips and first tokens.
+    """What is known of M beginnings of one length: a row of d(j, i) and the row before, least typos and first tokens.
 
-    `now` and `before` (M, W), more than D as D + 1; `last` (M,) tokens; `best` (M,) the fewest slips of any beginning
+    `now` and `before` (M, W), more than D as D + 1; `last` (M,) tokens; `best` (M,) the fewest typos of any beginning
     that matches all that is typed; `strange` (M,): the first token is not the typed one.
     """
 
-    now: SlipCounts
-    before: SlipCounts
-    last: Whole
-    best: SlipCounts
-    strange: Flags
+    now: TypoCounts
+    before: TypoCounts
+    last: Ints
+    complete_typos: TypoCounts
+    first_token_differs: Flags
 
-    def keep(self, which: Whole) -> "Band":
-        return Band(self.now[which], self.before[which], self.last[which], self.best[which], self.strange[which])
+    def select(self, which: Ints) -> "Band":
+        return Band(
+            self.now[which],
+            self.before[which],
+            self.last[which],
+            self.complete_typos[which],
+            self.first_token_differs[which],
+        )
 
     @property
-    def fewest(self) -> SlipCounts:
-        """A bound (M,): the fewest slips that a text which goes on from here can have."""
-        fewest: SlipCounts = np.minimum(self.now.min(1), self.best)
+    def min_typos(self) -> TypoCounts:
+        """A bound (M,): the fewest typos that a text which goes on from here can have."""
+        fewest: TypoCounts = np.minimum(self.now.min(1), self.complete_typos)
         return fewest
 
     @property
     def settled(self) -> Flags:
-        """(M,) Whether all texts that go on have `best` slips; more than D is no match at all."""
-        settled: Flags = self.now.min(1) >= self.best
+        """(M,) Whether all texts that go on have `best` typos; more than D is no match at all."""
+        settled: Flags = self.now.min(1) >= self.complete_typos
         return settled
 
 
@@ -112,9 +118,9 @@ class Pattern:
         row = np.where(self._outside(0), self.most + 1, np.abs(self.offsets)).astype(np.int8)[None]
         return Band(row, np.full_like(row, self.most + 1), np.array([-2]), self._whole(row, 0), np.zeros(1, bool))
 
-    def read(self, band: Band, parents: Whole, tokens: Whole, length: int) -> Band:
+    def extend(self, band: Band, parents: Ints, tokens: Ints, length: int) -> Band:
         """Return the band of `parents` (M,) of `band`, each with one more of `tokens` (M,): `length` tokens in all."""
-        old, most = band.keep(parents), self.most
+        old, most = band.select(parents), self.most
         here, earlier = self._typed(length), self._typed(length - 1)
         row = old.now + (tokens[:, None] != here)
         row[:, :-1] = np.minimum(row[:, :-1], old.now[:, 1:] + 1)
@@ -125,14 +131,14 @@ class Pattern:
             row[:, place] = np.minimum(row[:, place], row[:, place - 1] + 1)
         row[:, self._outside(length)] = most + 1
         row = np.minimum(row, most + 1).astype(np.int8)
-        strange = tokens != self.padded[1] if length == 1 else old.strange
-        return Band(row, old.now, tokens, np.minimum(old.best, self._whole(row, length)), strange)
+        strange = tokens != self.padded[1] if length == 1 else old.first_token_differs
+        return Band(row, old.now, tokens, np.minimum(old.complete_typos, self._whole(row, length)), strange)
 
-    def near(self, length: int) -> Whole:
+    def near(self, length: int) -> Ints:
         """Return the typed tokens that the last one of `length` may match."""
         return np.unique(self._typed(length)[~self._outside(length) & (length + self.offsets > 0)])
 
-    def _typed(self, length: int) -> Whole:
+    def _typed(self, length: int) -> Ints:
         """(W,) The typed token of each place of the band, -1 where there is none."""
         return self.padded[np.clip(length + self.offsets, 0, self.length + 1)]
 
@@ -140,23 +146,23 @@ class Pattern:
         places = length + self.offsets
         return (places < 0) | (places > self.length)
 
-    def _whole(self, row: SlipCounts, length: int) -> SlipCounts:
-        """Slips (M,) where all that is typed is matched here."""
+    def _whole(self, row: TypoCounts, length: int) -> TypoCounts:
+        """TypoCosts (M,) where all that is typed is matched here."""
         place = self.length - length + self.most
         return row[:, place] if 0 <= place < row.shape[1] else np.full(len(row), self.most + 1, dtype=np.int8)
 
 
 @dataclass(frozen=True)
 class Correction:
-    """A beginning x' of `tokens` that may have been meant, by so many `slips`: `log_probability` is log p(x') - cost.
+    """A beginning x' of `tokens` that may have been meant, by so many `typos`: `log_probability` is log p(x') - cost.
 
     `ended`: it is meant as a whole text, and its end is in the log probability.
     """
 
     tokens: tuple[str, ...]
-    slips: int
+    typos: int
     log_probability: float
-    ended: bool
+    is_whole_text: bool
 
 
 @dataclass(frozen=True)
@@ -166,42 +172,42 @@ class Corrections:
     `typed` is the log probability of what is typed as it stands, `rows` what was put through the model.
     """
 
-    best: tuple[Correction, ...]
-    mass: float
-    typed: float
+    corrections: tuple[Correction, ...]
+    log_total: float
+    typed_log_probability: float
     rows: int
 
 
-def meant(
+def find_corrections(
     run: Run,
     tokens: Sequence[str],
     typed: PrefixState,
-    slips: Slips,
+    typos: TypoCosts,
     *,
-    longest: int,
+    max_tokens: int,
     deadline: float | None = None,
     stop: Stop | None = None,
 ) -> Corrections:
     """Return settled beginnings of at most `longest` tokens with a slip at least that may be meant by `tokens`.
 
-    A beam search expands the most probable hypotheses of each length, `slips.rows` in all, until time is up.
+    A beam search expands the most probable hypotheses of each length, `typos.rows` in all, until time is up.
     A token that is not in the vocabulary may be meant near where it was typed; the model reads it as the unknown token.
     """
     model, tokenizer = run.model, run.tokenizer
     end = math.inf if deadline is None else deadline
     as_typed = sum(float(logs[0, token]) for logs, token in zip(typed.logs, typed.ids, strict=False))
-    most = slips.within(len(tokens))
+    most = typos.max_typos_for(len(tokens))
     if not most:
         return Corrections((), -math.inf, as_typed, 0)
     known = set(tokenizer.tokens)
     names = [*tokenizer.tokens, *dict.fromkeys(token for token in tokens if token not in known)]
     numbers = {name: number for number, name in enumerate(names) if number not in model.specials}
-    beam = _Beam(model, typed, Pattern([numbers[token] for token in tokens], most), slips)
-    width = slips.rows // (len(tokens) + most)
-    for length in range(1, min(len(tokens) + most, longest) + 1):
+    beam = _Beam(model, typed, Pattern([numbers[token] for token in tokens], most), typos)
+    width = typos.max_rows // (len(tokens) + most)
+    for length in range(1, min(len(tokens) + most, max_tokens) + 1):
         if not width or time.monotonic() >= end or (stop and stop.is_set) or not beam.grow(length, width):
             break
-    chosen = heapq.nlargest(slips.best, beam.found, key=lambda one: one[0])
+    chosen = heapq.nlargest(typos.max_corrections, beam.found, key=lambda one: one[0])
     texts = (Correction(tuple(names[token] for token in ids), count, log, ended) for log, ids, count, ended in chosen)
     return Corrections(tuple(texts), beam.mass, as_typed, beam.rows)
 
@@ -209,12 +215,12 @@ def meant(
 class _Beam:
     """Hypotheses of one length: their tokens (numbers of V and more are unknown ones), bands and log probabilities.
 
-    `found` are the best that match: log probability less cost, tokens, slips, whether the text ends.
+    `found` are the best that match: log probability less cost, tokens, typos, whether the text ends.
     """
 
-    def __init__(self, model: LanguageModel, typed: PrefixState, pattern: Pattern, slips: Slips) -> None:
-        self.model, self.conditioned = model, typed.conditioned
-        self.pattern, self.slips = pattern, slips
+    def __init__(self, model: LanguageModel, typed: PrefixState, pattern: Pattern, typos: TypoCosts) -> None:
+        self.model, self.conditioning = model, typed.conditioning
+        self.pattern, self.typos = pattern, typos
         self.ids: list[tuple[int, ...]] = [()]
         self.band, self.scores = pattern.start(), np.zeros(1)
         self.logs, self.state = typed.logs[0], typed.states[0]
@@ -225,26 +231,26 @@ class _Beam:
         """Put the best `width` of `length` tokens through the model; whether there are any."""
         parents, tokens, logs = self._children(self.pattern.near(length), width)
         scores = self.scores[parents] + logs
-        band = self.pattern.read(self.band, parents, tokens, length)
+        band = self.pattern.extend(self.band, parents, tokens, length)
         texts = [(*self.ids[parent], token) for parent, token in zip(parents.tolist(), tokens.tolist(), strict=True)]
         self._note(band, scores, band.settled, texts, ended=False)
-        bounds = scores - self.slips.costs(band.fewest, band.strange)
+        bounds = scores - self.typos.costs(band.min_typos, band.first_token_differs)
         going = np.flatnonzero(~band.settled)
         going = going[np.argsort(-bounds[going], kind="stable")[:width]]
         if not going.size:
             return False
-        self.band, self.scores, self.ids = band.keep(going), scores[going], [texts[row] for row in going]
+        self.band, self.scores, self.ids = band.select(going), scores[going], [texts[row] for row in going]
         device, size = self.model.device, self.model.vocabulary_size
         before = torch.from_numpy(parents[going]).to(device)
         read = torch.from_numpy(np.where(tokens[going] < size, tokens[going], self.model.specials.unknown)).to(device)
         state = self.state.select(before)
-        self.logs, self.state = self.model.step(read, self.conditioned, state)
+        self.logs, self.state = self.model.step(read, self.conditioning, state)
         self.rows += len(going)
         ends = self.scores + self.logs[:, self.model.specials.end].cpu().double().numpy()
         self._note(self.band, ends, ~self.band.settled, self.ids, ended=True)
         return True
 
-    def _children(self, near: Whole, width: int) -> tuple[Whole, Whole, Logs]:
+    def _children(self, near: Ints, width: int) -> tuple[Ints, Ints, Logs]:
         """Parents, tokens and log probabilities of what may come next: typed tokens, and of all others the best.
 
         One wrong token is as good a match as another, so that of a parent's more than `width` are never kept.
@@ -261,42 +267,42 @@ class _Beam:
         return parents, tokens, logs[parents, np.where(tokens < size, tokens, specials.unknown)]
 
     def _note(self, band: Band, scores: Logs, which: Flags, texts: Sequence[tuple[int, ...]], *, ended: bool) -> None:
-        """Take in `which` of the beginnings match with slips: the mass of all, the best themselves."""
-        rows = np.flatnonzero(which & (band.best >= 1) & (band.best <= self.pattern.most))
-        values = scores[rows] - self.slips.costs(band.best[rows], band.strange[rows])
+        """Take in `which` of the beginnings match with typos: the mass of all, the best themselves."""
+        rows = np.flatnonzero(which & (band.complete_typos >= 1) & (band.complete_typos <= self.pattern.most))
+        values = scores[rows] - self.typos.costs(band.complete_typos[rows], band.first_token_differs[rows])
         self.mass = float(np.logaddexp.reduce(values, initial=self.mass))
-        for place in np.argsort(-values, kind="stable")[: self.slips.best].tolist():
+        for place in np.argsort(-values, kind="stable")[: self.typos.max_corrections].tolist():
             row = int(rows[place])
-            self.found.append((float(values[place]), texts[row], int(band.best[row]), ended))
+            self.found.append((float(values[place]), texts[row], int(band.complete_typos[row]), ended))
 
 
-def join(
+def merge_corrections(
     exact: Iterable[Suggestion],
     meanings: Corrections,
     finish: Callable[[Correction, float], Iterable[Suggestion]],
     k: int,
 ) -> list[Suggestion]:
-    """Return the `k` most probable texts where slips are possible, those of `exact` first.
+    """Return the `k` most probable texts where typos are possible, those of `exact` first.
 
     `finish` returns the best texts of a beginning whose log probabilities, given that beginning, are above a number.
     The log probabilities of the result are given what is typed.
     """
-    every = float(np.logaddexp(meanings.typed, meanings.mass))
-    as_typed = meanings.typed - every
+    every = float(np.logaddexp(meanings.typed_log_probability, meanings.log_total))
+    as_typed = meanings.typed_log_probability - every
     kept = [replace(text, log_probability=text.log_probability + as_typed) for text in exact]
-    for one in meanings.best:
+    for one in meanings.corrections:
         share, least = one.log_probability - every, kept[-1].log_probability if len(kept) == k else -math.inf
         if share <= least:
             break  # nothing that goes on from here, or from what is less probable, is better
         found = finish(one, least - share)
-        slipped = [replace(text, log_probability=text.log_probability + share, slips=one.slips) for text in found]
-        distinct: dict[str, Suggestion] = {}  # each text with the fewest slips
-        for text in sorted([*kept, *slipped], key=lambda text: (text.slips, -text.log_probability)):
+        slipped = [replace(text, log_probability=text.log_probability + share, typos=one.typos) for text in found]
+        distinct: dict[str, Suggestion] = {}  # each text with the fewest typos
+        for text in sorted([*kept, *slipped], key=lambda text: (text.typos, -text.log_probability)):
             distinct.setdefault(text.text, text)
         kept = heapq.nlargest(k, distinct.values(), key=lambda text: text.log_probability)
-    return best(kept, k)
+    return most_probable(kept, k)
 
 
-def best(texts: Iterable[Suggestion], k: int) -> list[Suggestion]:
-    """Return the `k` most probable texts, those without slips first."""
-    return sorted(heapq.nlargest(k, texts, key=lambda text: text.log_probability), key=lambda text: text.slips > 0)
+def most_probable(texts: Iterable[Suggestion], k: int) -> list[Suggestion]:
+    """Return the `k` most probable texts, those without typos first."""
+    return sorted(heapq.nlargest(k, texts, key=lambda text: text.log_probability), key=lambda text: text.typos > 0)

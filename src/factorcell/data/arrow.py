@@ -9,13 +9,13 @@ import pyarrow as pa
 from pyarrow import compute as pc
 
 from factorcell.config import UserError
-from factorcell.data.values import widened
+from factorcell.data.values import to_float64
 
 PANDAS = ("pandas.period", "pandas.interval", b"pandas.period", b"pandas.interval")  # types of columns
 BEYOND = (ValueError, OverflowError, TypeError, pa.ArrowException)  # of a value that Python has no form for
 
 
-def plain(batches: Iterable[pa.RecordBatch], where: str) -> Iterator[dict[str, list[Any]]]:
+def to_python_values(batches: Iterable[pa.RecordBatch], where: str) -> Iterator[dict[str, list[Any]]]:
     """Yield each non-empty batch as a dict from column to values.
 
     Binary columns become text, numbers of 16 or 32 bits are `widened`, and the class numbers of a Hugging Face data set
@@ -80,7 +80,7 @@ def _values(column: pa.Array) -> list[Any]:
         values = _values(column.dictionary)
         return [None if place is None else values[place] for place in column.indices.to_pylist()]
     if pa.types.is_float16(kind):
-        return [None if value is None else widened(np.float16(value)) for value in column.to_pylist()]
+        return [None if value is None else to_float64(np.float16(value)) for value in column.to_pylist()]
     if pa.types.is_float32(kind):  # Arrow, too, writes the shortest text of a number
         whole = pc.equal(pc.floor(column), column)
         column = pc.if_else(whole, column.cast(pa.float64()), column.cast(pa.string()).cast(pa.float64()))

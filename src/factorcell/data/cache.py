@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.config import Config, Notice, UserError
-from factorcell.data import entry
+from factorcell.data import cache_entry
 from factorcell.data.chunks import Table
 from factorcell.data.columns import ContextColumns
 from factorcell.data.corpus import Corpus
@@ -42,7 +42,7 @@ def prepare(
     cache: str | Path | None = None,
     progress: bool = False,
     truncate: bool = True,
-    report: bool = True,
+    report_truncation: bool = True,
 ) -> Corpus:
     """Read `source` (a path, rows, or a table) as `config` says.
 
@@ -58,7 +58,7 @@ def prepare(
     reading = new_tokenizer(config) if tokenizer is None else tokenizer
     config = replace(config, tokenizer=reading.options)
     if schema is None and data.text not in table.columns:
-        raise table.lacks(data.text, (("text", "COLUMN"),), "says which one has the texts")
+        raise table.missing_column_error(data.text, (("text", "COLUMN"),), "says which one has the texts")
 
     def read(folder: Path | None) -> Corpus:
         columns = ContextColumns(table, data, schema, unknown, optional)
@@ -76,7 +76,7 @@ def prepare(
         digest = hashlib.blake2b(table.digest(), digest_size=16)
         digest.update(json.dumps(how, sort_keys=True).encode())
         try:
-            corpus = entry.opened(Path(cache or cache_folder()) / digest.hexdigest(), read, config)
+            corpus = cache_entry.load_or_create(Path(cache or cache_folder()) / digest.hexdigest(), read, config)
         except OSError as error:
             why = f"{error.filename or 'the cache'}: {error.strerror or error}"
             _notice(f"the cache cannot be written ({why}); {table.name} is kept in memory")
@@ -86,7 +86,7 @@ def prepare(
     ):
         of = f"{empty:,} of {len(corpus):,} texts {'is' if empty == 1 else 'are'} empty"
         _notice(f"{table.name}: {of}; the end of an empty text is its only target")
-    if report:
+    if report_truncation:
         report_truncated(corpus.truncated, table.name, data.max_tokens)
     if schema is not None:
         _report_far(corpus, table.name)
@@ -134,7 +134,7 @@ def cache_folder() -> Path:
 def _read(table: Table, name: str, texts: TokenizedTexts, columns: ContextColumns, progress: bool) -> None:
     """Read all chunks of a table, whose texts are in the column `name`, into `texts` and `columns`."""
     done = 0
-    total = table.rows or (table.lines() if progress else None)
+    total = table.row_count or (table.estimate_rows() if progress else None)
     with progress_bar(total=total, desc="reading", unit="rows", unit_scale=True, show=progress) as bar:
         for chunk in table.chunks([name, *columns.names]):
             rows = chunk[name]

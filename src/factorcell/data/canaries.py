@@ -22,13 +22,13 @@ from factorcell.data.corpus import Corpus, context_fields
 from factorcell.data.schema import MISSING, ContextSchema
 from factorcell.data.tokenizer import Tokenizer
 
-FILE = "canaries.json"  # in a run folder: what was planted
+CANARIES_FILE = "canaries.json"  # in a run folder: what was planted
 FORMAT = 1  # of the file
 NOTE = (
     "Random texts that were planted among the training texts to measure what the model memorises. "
     "None is real, and this run is for measuring only."
 )
-TIMES = 10  # the most often that a canary is repeated
+MAX_REPETITIONS = 10  # the most often that a canary is repeated
 LENGTH, CHARACTERS = 5, 10  # tokens of a canary, and of one of characters
 WORDS, LETTERS = 500, 36  # the most words or characters that are drawn from
 LEAST_SPACE = 10**6  # texts of a form, so that a random one is found by chance by nobody
@@ -38,14 +38,14 @@ Whole = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Form:
+class CanaryForm:
     """The form of canaries: `length` tokens, each drawn uniformly from `alphabet`."""
 
     alphabet: tuple[str, ...]
     length: int
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, max_tokens: int) -> "Form":
+    def of(cls, tokenizer: Tokenizer, max_tokens: int) -> "CanaryForm":
         """The form for a model that reads texts with `tokenizer`: its most frequent letters, digits or words.
 
         `UserError` where they make too few texts for a canary to be random.
@@ -96,28 +96,36 @@ class Canaries:
     `owners`: a corpus of N rows with the contexts; row n has the text of canary n.
     """
 
-    form: Form
+    form: CanaryForm
     texts: tuple[tuple[str, ...], ...]
-    times: Whole
-    owners: Corpus
+    repetitions: Whole
+    corpus: Corpus
 
     @classmethod
     def draw(cls, corpus: Corpus, max_tokens: int, count: int, seed: int) -> "Canaries":
         """`count` canaries, each with the context of a random text of `corpus`; repetitions are balanced."""
-        form = Form.of(corpus.tokenizer, max_tokens)
+        form = CanaryForm.of(corpus.tokenizer, max_tokens)
         texts = form.draw(count, (seed, 0xCA9A, 0))
         rows = np.random.default_rng((seed, 0xCA9A, 1)).choice(len(corpus), count, replace=count > len(corpus))
-        return cls(form, tuple(texts), np.arange(count) % TIMES + 1, with_texts(corpus.select(rows), texts))
+        return cls(
+            form, tuple(texts), np.arange(count) % MAX_REPETITIONS + 1, replace_texts(corpus.select(rows), texts)
+        )
 
-    def planted_in(self, corpus: Corpus) -> Corpus:
+    def plant(self, corpus: Corpus) -> Corpus:
         """`corpus` and, after its texts, every canary as often as it is repeated."""
-        return corpus.joined(self.owners.select(np.repeat(np.arange(len(self.texts)), self.times)))
+        return corpus.concatenate(self.corpus.select(np.repeat(np.arange(len(self.texts)), self.repetitions)))
 
     def save(self, path: Path) -> None:
         """JSON: a note that none of it is real, the form, the canaries as tokens, and their contexts as ids."""
         form = {"alphabet": self.form.alphabet, "length": self.form.length, "space": self.form.space}
-        contexts = {name: array.tolist() for name, array in self.owners.context_arrays().items()}
-        content = {"note": NOTE, "form": form, "texts": self.texts, "times": self.times.tolist(), "contexts": contexts}
+        contexts = {name: array.tolist() for name, array in self.corpus.context_arrays().items()}
+        content = {
+            "note": NOTE,
+            "form": form,
+            "texts": self.texts,
+            "times": self.repetitions.tolist(),
+            "contexts": contexts,
+        }
         files.write_versioned(path, content, FORMAT)
 
     @classmethod
@@ -125,7 +133,7 @@ class Canaries:
         """What `save` wrote, of a run with this tokenizer and schema; `UserError` where it is damaged."""
         content = files.read_versioned(path, FORMAT)
         try:
-            form = Form(tuple(content["form"]["alphabet"]), int(content["form"]["length"]))
+            form = CanaryForm(tuple(content["form"]["alphabet"]), int(content["form"]["length"]))
             texts = tuple(tuple(map(str, text)) for text in content["texts"])
             times = np.array(content["times"], np.int64)
             arrays = {
@@ -139,22 +147,22 @@ class Canaries:
                 raise ValueError("the contexts are of another schema")
             if (owners.categories >= counts).any() or (owners.categories < MISSING).any():
                 raise ValueError("a category is out of range")
-            return cls(form, texts, times, with_texts(owners, texts))
+            return cls(form, texts, times, replace_texts(owners, texts))
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise UserError(f"{path}: not a file of canaries ({error!r})") from None
 
 
-def planted(corpus: Corpus, config: Config, folder: Path) -> Corpus:
+def plant_canaries(corpus: Corpus, config: Config, folder: Path) -> Corpus:
     """The texts that a run of `config` trains on: `corpus`, with canaries if asked for, which `folder` then keeps."""
     training = config.training
     if not training.canaries:
         return corpus
     canaries = Canaries.draw(corpus, config.data.max_tokens, training.canaries, training.seed)
-    canaries.save(folder / FILE)
-    return canaries.planted_in(corpus)
+    canaries.save(folder / CANARIES_FILE)
+    return canaries.plant(corpus)
 
 
-def with_texts(corpus: Corpus, texts: Sequence[Sequence[str]]) -> Corpus:
+def replace_texts(corpus: Corpus, texts: Sequence[Sequence[str]]) -> Corpus:
     """The contexts of `corpus` with other `texts`, a text of known tokens for each row."""
     specials, encode = corpus.tokenizer.specials, corpus.tokenizer.encode
     lines = [[specials.start, *encode(text), specials.end] for text in texts]

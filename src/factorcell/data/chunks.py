@@ -11,10 +11,10 @@ from itertools import islice
 from typing import Any
 
 from factorcell.config import UserError
-from factorcell.limits import GOES_ON, nearest
-from factorcell.visible import visible
+from factorcell.escapes import escape_hidden
+from factorcell.limits import CONTINUE_ANYWAY, nearest_hint
 
-CHUNK = 8192
+CHUNK_ROWS = 8192
 SHOWN = 20  # names of columns that an error lists
 
 Chunk = dict[str, list[Any]]
@@ -37,9 +37,9 @@ class Table:
     columns: tuple[str, ...]
     read: Callable[[tuple[str, ...]], Iterator[Chunk]]
     digest: Callable[[], bytes] | None = None
-    rows: int | None = None
-    fault: str = ""
-    lines: Callable[[], int | None] = lambda: None
+    row_count: int | None = None
+    header_hint: str = ""
+    estimate_rows: Callable[[], int | None] = lambda: None
 
     def __post_init__(self) -> None:
         if not self.columns:
@@ -53,7 +53,7 @@ class Table:
         missing = set(columns).difference(self.columns)
         for name in columns:
             if name in missing:
-                raise self.lacks(name)
+                raise self.missing_column_error(name)
         empty = True
         for chunk in self.read(tuple(dict.fromkeys(columns))):
             empty = False
@@ -61,16 +61,18 @@ class Table:
         if empty:
             raise UserError(f"{self.name}: no rows")
 
-    def lacks(self, column: str, remedies: Iterable[tuple[str, str]] = (), outcome: str = GOES_ON) -> UserError:
+    def missing_column_error(
+        self, column: str, remedies: Iterable[tuple[str, str]] = (), outcome: str = CONTINUE_ANYWAY
+    ) -> UserError:
         """The error about a `column` that is missing; a fault of the header has no `remedies`."""
-        hint = "" if self.fault else nearest(column, self.columns)
+        hint = "" if self.header_hint else nearest_hint(column, self.columns)
         if "," in column and set(column.split(",")) <= set(self.columns):
             hint = " (name each column by itself)"
-        message = f"{self.name}: no column {column!r}{hint}; it has {listed(self.columns)}{self.fault}"
-        return UserError(message, () if self.fault else remedies, outcome)
+        message = f"{self.name}: no column {column!r}{hint}; it has {format_names(self.columns)}{self.header_hint}"
+        return UserError(message, () if self.header_hint else remedies, outcome)
 
 
-def listed(names: Collection[str]) -> str:
+def format_names(names: Collection[str]) -> str:
     """`names` as an error shows them: the first few, and how many there are."""
-    shown = ", ".join(f"{visible(name):.60}" for name in islice(names, SHOWN))
+    shown = ", ".join(f"{escape_hidden(name):.60}" for name in islice(names, SHOWN))
     return shown + (f", ... ({len(names):,} in all)" if len(names) > SHOWN else "")

@@ -11,9 +11,9 @@ from factorcell.choices import UNKNOWN_POLICIES
 from factorcell.config import DataConfig, Notice, UserError, choose
 from factorcell.data.chunks import Table
 from factorcell.data.readers import CategoryColumn, Column, NumberColumn, Ragged, TextColumn, VectorColumn
-from factorcell.data.schema import KINDS, PERIODS, TIMES, ContextSchema, Variable
+from factorcell.data.schema import COLUMN_KINDS, PERIODS, TIME_KINDS, ContextSchema, Variable
 from factorcell.data.tables import open_table
-from factorcell.data.values import is_missing, quoted, to_number
+from factorcell.data.values import is_missing, short_repr, to_number
 
 GUESS_ROWS = 100_000  # a kind is guessed from this many rows at most
 FEW = 20  # at most this many whole numbers are taken for the names of categories, such as ratings
@@ -41,13 +41,13 @@ class ContextColumns:
         self.config, self.schema = config, schema
         self.readers = list[Column]()
         for variable in _new_variables(table, config) if schema is None else schema.variables:
-            column, policy = variable.source, "expected" if variable.name in optional else unknown
+            column, policy = variable.source_column, "expected" if variable.name in optional else unknown
             if schema is None:
                 policy = "error"
             elif policy == "error" and config.anonymous and column == config.user:
                 policy = "group"  # no name was kept, so all users are unknown
             if column not in table.columns and policy != "expected":
-                raise table.lacks(column, (("unknown", "expected"),))
+                raise table.missing_column_error(column, (("unknown", "expected"),))
             reader = READERS.get(variable.kind, NumberColumn)(variable, table.name, policy, known=schema is not None)
             if isinstance(reader, CategoryColumn):
                 reader.private = column == config.user
@@ -70,7 +70,7 @@ class ContextColumns:
             if isinstance(reader, CategoryColumn) and reader.private:
                 users = reader.provisional()
                 if self.config.anonymous:
-                    schema = schema.without_names([variable.name])
+                    schema = schema.anonymize([variable.name])
         return {
             "schema": schema,
             "categories": np.ascontiguousarray(np.array(categories, np.int32).reshape(-1, rows).T),
@@ -87,7 +87,7 @@ def parse_column(text: str) -> tuple[str, str | None, float]:
     if not colon:
         return text, None, 0.0
     kind, equals, period = given.partition("=")
-    choose("kind of context column", kind, KINDS)
+    choose("kind of context column", kind, COLUMN_KINDS)
     if kind != "cyclic":
         if equals:
             raise UserError(f"context column {text!r}: only cyclic takes a period")
@@ -98,7 +98,7 @@ def parse_column(text: str) -> tuple[str, str | None, float]:
     return name, kind, number
 
 
-def must_have(source: Any, config: DataConfig) -> None:
+def check_columns(source: Any, config: DataConfig) -> None:
     """`UserError` if a table lacks the text or a context column of training: at once, before anything is read.
 
     For callers who offer no policy for what is missing.
@@ -106,7 +106,7 @@ def must_have(source: Any, config: DataConfig) -> None:
     table = open_table(source)
     for name in (config.text, *(parse_column(text)[0] for text in config.columns)):
         if name not in table.columns:
-            lacking = table.lacks(name)
+            lacking = table.missing_column_error(name)
             every = "it must have every context column of training"
             raise lacking if name == config.text else UserError(f"{lacking.message}; {every}")
 
@@ -118,8 +118,8 @@ def _new_variables(table: Table, config: DataConfig) -> list[Variable]:
     names = []
     for column, kind, _ in wanted:
         if column not in table.columns:
-            raise table.lacks(column)
-        names.append(f"{column}.{kind}" if kind in TIMES or (kind and columns.count(column) > 1) else column)
+            raise table.missing_column_error(column)
+        names.append(f"{column}.{kind}" if kind in TIME_KINDS or (kind and columns.count(column) > 1) else column)
         if names.count(names[-1]) > 1 or (kind is None and columns.count(column) > 1):
             added = column in (config.user, config.time)
             need = "--user or --time adds it already" if added else "each time needs a kind of its own"
@@ -160,6 +160,6 @@ def _guess(table: Table, names: list[str]) -> dict[str, str]:
             row, value = odd[0]
             more = f", like {len(odd) - 1:,} other values" if len(odd) > 1 else ""
             read = f"all else are numbers, so {name} is read as a category; say {name}:number or {name}:category"
-            what = f"{table.name} row {row}: {name} is {quoted(value)}, no number{more}; {read}"
+            what = f"{table.name} row {row}: {name} is {short_repr(value)}, no number{more}; {read}"
             warnings.warn(Notice(what), stacklevel=2)
     return kinds

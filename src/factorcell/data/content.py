@@ -19,7 +19,7 @@ import pyarrow as pa
 from factorcell.config import UserError
 
 BLOCK = 1 << 20  # bytes read at once
-ROW = 1 << 24  # characters of the longest line of a text file, and of the longest row of a CSV file
+MAX_ROW_LENGTH = 1 << 24  # characters of the longest line of a text file, and of the longest row of a CSV file
 ARROW = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # what Arrow calls what it unpacks
 COMPRESSIONS = (*ARROW, ".xz")
 UTF16 = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
@@ -85,9 +85,9 @@ class Content:
                     raise UserError(f"{self.path}: UTF-32; convert it to UTF-8")
                 if start.startswith(UTF16) or (len(start) > 1 and start[:2].count(0) == 1):
                     raise UserError(f"{self.path}: UTF-16; convert it to UTF-8")
-                for number, line in enumerate(iter(partial(text.readline, ROW + 1), ""), 1):
-                    if len(line) > ROW:
-                        raise UserError(f"{self.path} line {number}: longer than {ROW:,} characters")
+                for number, line in enumerate(iter(partial(text.readline, MAX_ROW_LENGTH + 1), ""), 1):
+                    if len(line) > MAX_ROW_LENGTH:
+                        raise UserError(f"{self.path} line {number}: longer than {MAX_ROW_LENGTH:,} characters")
                     yield line
         except UnicodeDecodeError:
             raise self._not_utf8() from None
@@ -97,7 +97,7 @@ class Content:
     def _not_utf8(self) -> UserError:
         """The error about the first line that is not UTF-8."""
         with self.unpacked() as stream:
-            for number, line in enumerate(iter(partial(stream.readline, 4 * ROW), b""), 1):
+            for number, line in enumerate(iter(partial(stream.readline, 4 * MAX_ROW_LENGTH), b""), 1):
                 try:
                     line.decode()
                 except UnicodeDecodeError as error:

@@ -69,7 +69,7 @@ class Context:
             tuple(bags.select(rows) for bags in self.bags),
         )
 
-    def forgetting(self, rate: float, key: Sequence[int]) -> "Context":
+    def drop_categories(self, rate: float, key: Sequence[int]) -> "Context":
         """The same contexts, each category the unknown value with probability `rate`; drawn by `key`."""
         kept = np.random.default_rng(key).random(tuple(self.categories.shape)) >= rate
         return replace(self, categories=self.categories * torch.from_numpy(kept).to(self.categories.device))

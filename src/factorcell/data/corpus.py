@@ -74,7 +74,7 @@ class Corpus:
         return len(self.offsets) - 1
 
     @property
-    def targets(self) -> int:
+    def target_count(self) -> int:
         """The number of predicted tokens: all but the start tokens."""
         return len(self.tokens) - len(self)
 
@@ -125,7 +125,7 @@ class Corpus:
         )
 
     def batches(
-        self, batch_tokens: int, seed: int | None = None, epoch: int = 0, most: int = 0
+        self, batch_tokens: int, seed: int | None = None, epoch: int = 0, max_user_texts: int = 0
     ) -> list[NDArray[np.int64]]:
         """Rows of every batch: rows x longest text within `batch_tokens`, unless one text alone is longer.
 
@@ -137,8 +137,8 @@ class Corpus:
             return list(_cut(np.argsort(lengths, kind="stable"), lengths, batch_tokens))
         random = np.random.default_rng((seed, epoch))
         rows = random.permutation(len(self))
-        if most:
-            rows = rows[_place_in_group(self.users[rows]) < most]
+        if max_user_texts:
+            rows = rows[_place_in_group(self.users[rows]) < max_user_texts]
         size = max(1, int(POOL * batch_tokens / max(1.0, float(lengths.mean()))))
         batches: list[NDArray[np.int64]] = []
         for begin in range(0, len(rows), size):
@@ -161,13 +161,13 @@ class Corpus:
             originals=self.originals and self.originals.select(rows),
         )
 
-    def joined(self, other: "Corpus") -> "Corpus":
+    def concatenate(self, other: "Corpus") -> "Corpus":
         """The texts of this corpus and then those of `other`, which has the same vocabulary, schema and columns."""
         originals = None
         if self.originals is not None and other.originals is not None:
             originals = OriginalTexts.concatenated([self.originals, other.originals])
         vectors, bags = zip(self.vectors, other.vectors, strict=True), zip(self.bags, other.bags, strict=True)
-        tokens, offsets = Ragged(self.tokens, self.offsets).joined(Ragged(other.tokens, other.offsets))
+        tokens, offsets = Ragged(self.tokens, self.offsets).concatenate(Ragged(other.tokens, other.offsets))
         return replace(
             self,
             tokens=tokens,
@@ -175,7 +175,7 @@ class Corpus:
             categories=np.concatenate([self.categories, other.categories]),
             numbers=np.concatenate([self.numbers, other.numbers]),
             vectors=tuple(np.concatenate(pair) for pair in vectors),
-            bags=tuple(ours.joined(theirs) for ours, theirs in bags),
+            bags=tuple(ours.concatenate(theirs) for ours, theirs in bags),
             users=np.concatenate([self.users, other.users]),
             originals=originals,
         )
@@ -240,30 +240,30 @@ def target_offsets(corpus: Corpus) -> NDArray[np.int64]:
     return offsets
 
 
-def targets(corpus: Corpus) -> NDArray[np.int64]:
+def target_ids(corpus: Corpus) -> NDArray[np.int64]:
     """The ids of all targets of `corpus`, text after text: every token but the start tokens."""
     keep = np.ones(len(corpus.tokens), dtype=bool)
     keep[np.asarray(corpus.offsets[:-1])] = False
     return np.asarray(corpus.tokens)[keep].astype(np.int64)
 
 
-def target_counts(corpus: Corpus, at_least: int = 0) -> NDArray[np.int64]:
+def target_frequencies(corpus: Corpus, min_count: int = 0) -> NDArray[np.int64]:
     """How often each token of the vocabulary is a target (V,), or `at_least`; the start token never is."""
     counts = np.zeros(len(corpus.tokenizer), dtype=np.int64)
     for begin in range(0, len(corpus.tokens), 1 << 24):
         counts += np.bincount(corpus.tokens[begin : begin + (1 << 24)], minlength=len(counts))
-    counts = np.maximum(counts, at_least)
+    counts = np.maximum(counts, min_count)
     counts[corpus.tokenizer.specials.start] = 0
     return counts
 
 
-def known_targets(corpus: Corpus) -> NDArray[np.bool_]:
+def is_known_target(corpus: Corpus) -> NDArray[np.bool_]:
     """Which targets of `corpus` are in the vocabulary, text after text."""
-    known: NDArray[np.bool_] = targets(corpus) != corpus.tokenizer.specials.unknown
+    known: NDArray[np.bool_] = target_ids(corpus) != corpus.tokenizer.specials.unknown
     return known
 
 
-def longer(hashes: NDArray[np.uint64], tokens: NDArray[np.uint64], shift: int = 29) -> NDArray[np.uint64]:
+def extend_hashes(hashes: NDArray[np.uint64], tokens: NDArray[np.uint64], shift: int = 29) -> NDArray[np.uint64]:
     """64-bit hashes of n-grams that go on with `tokens`, from the `hashes` of what stands before them (0: nothing)."""
     keys = (hashes ^ tokens) * MULTIPLIER
     return keys ^ (keys >> np.uint64(shift))

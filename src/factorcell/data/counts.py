@@ -20,8 +20,8 @@ from factorcell import files
 from factorcell.config import UserError
 from factorcell.data.canonical import canonical
 from factorcell.data.corpus import Corpus
-from factorcell.data.rows import labels_of, values_of
-from factorcell.data.values import quoted
+from factorcell.data.rows import category_names, to_values
+from factorcell.data.values import short_repr
 
 POPULARITY = "popularity.jsonl"  # in a run folder: the counted texts of training
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -34,7 +34,7 @@ class TextCounts:
     Each was written by at least `min_users` people; 0 where people were not told apart.
     """
 
-    kept: Mapping[str, int]
+    counts: Mapping[str, int]
     total: int
     min_users: int = 0
 
@@ -54,15 +54,15 @@ class TextCounts:
         Raises:
             UserError: A text is not a string, a user has no name, or there are not as many users as texts.
         """
-        listed, forms = values_of(texts, "texts"), list[str]()
+        listed, forms = to_values(texts, "texts"), list[str]()
         counts, writers = Counter[str](), defaultdict[str, set[str]](set)
         for row, text in enumerate(listed, 1):
             if not isinstance(text, str):
-                raise UserError(f"text {row}: expected a string, got {quoted(text)}")
+                raise UserError(f"text {row}: expected a string, got {short_repr(text)}")
             forms.append(canonical(text))
         counts.update(forms)
         if users is not None:
-            for text, name in zip(forms, labels_of(users, "users", len(listed)), strict=True):
+            for text, name in zip(forms, category_names(users, "users", len(listed)), strict=True):
                 writers[text] |= {name} if name is not None else set()
         least = 0 if users is None else min_users
         enough = (text for text in counts if counts[text] >= min_count and len(writers[text]) >= least)
@@ -86,7 +86,7 @@ class TextCounts:
 
         digests = np.fromiter(map(hash, map(text_of, range(len(corpus)))), np.int64, len(corpus))
         _, first, which, counts = np.unique(digests, return_index=True, return_inverse=True, return_counts=True)
-        people = people_of(which, corpus.users, len(first))
+        people = count_users(which, corpus.users, len(first))
         enough = np.flatnonzero((counts >= min_count) & (people >= min_users))
         kept = {text_of(row): count for row, count in zip(first[enough].tolist(), counts[enough].tolist(), strict=True)}
         kept.pop("", None)
@@ -94,7 +94,7 @@ class TextCounts:
 
     def save(self, path: Path) -> None:
         """A row of JSON for every text, by alphabet, after one with the total."""
-        rows = ({"text": text, "count": count} for text, count in sorted(self.kept.items()))
+        rows = ({"text": text, "count": count} for text, count in sorted(self.counts.items()))
         files.write_rows(path, [{"total": self.total, "min_text_users": self.min_users}, *rows])
 
     @classmethod
@@ -108,7 +108,7 @@ class TextCounts:
             raise UserError(f"{path}: not a file of counted texts ({error!r})") from None
 
 
-def people_of(which: NDArray[Any], writers: NDArray[np.int32], texts: int) -> NDArray[np.int64]:
+def count_users(which: NDArray[Any], writers: NDArray[np.int32], texts: int) -> NDArray[np.int64]:
     """Return how many people wrote each text (texts,), by the text and the writer of each row; writer 0 is nobody."""
     named = writers > 0
     pairs = np.unique(which[named].astype(np.int64) << 32 | writers[named])

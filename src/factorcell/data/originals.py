@@ -31,7 +31,7 @@ class OriginalTexts(NamedTuple):
         return cls(
             np.array([len(content) for content in contents], np.int64),
             np.frombuffer(digests, "<u8").astype(np.uint64),
-            np.array([tokenizer.determines(text) for text in texts], np.bool_),
+            np.array([tokenizer.is_restorable(text) for text in texts], np.bool_),
         )
 
     @classmethod

@@ -18,11 +18,11 @@ from pyarrow import parquet as pq
 from factorcell import memory
 from factorcell.config import UserError
 from factorcell.data import chunks
-from factorcell.data.arrow import one_line, plain
-from factorcell.data.chunks import Chunk, Table, UnknownKindError, listed
+from factorcell.data.arrow import one_line, to_python_values
+from factorcell.data.chunks import Chunk, Table, UnknownKindError, format_names
 from factorcell.data.content import Content
 
-NULL = "__HIVE_DEFAULT_PARTITION__"  # how Hive, Spark and DuckDB write a partition of missing values
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"  # how Hive, Spark and DuckDB write a partition of missing values
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class ParquetFile:
         """Read the named columns in chunks; those of the partition repeat their value."""
         stored = [name for name in columns if name not in self.partition]
         if not stored:
-            for begin in range(0, self.rows, chunks.CHUNK):
-                size = min(chunks.CHUNK, self.rows - begin)
+            for begin in range(0, self.rows, chunks.CHUNK_ROWS):
+                size = min(chunks.CHUNK_ROWS, self.rows - begin)
                 yield {name: [self.partition[name]] * size for name in columns}
             return
         for chunk in self._stored(stored):
@@ -60,7 +60,7 @@ class ParquetFile:
         try:
             with self.content.open() as raw, pq.ParquetFile(raw) as file:
                 _check_memory(file, columns, str(path))
-                yield from plain(file.iter_batches(chunks.CHUNK, columns=columns), str(path))
+                yield from to_python_values(file.iter_batches(chunks.CHUNK_ROWS, columns=columns), str(path))
         except (pa.ArrowInvalid, OSError) as error:
             raise UserError(f"{path}: damaged ({one_line(error)})") from None
 
@@ -85,7 +85,7 @@ def parquet_folder(folder: Path) -> Table:
     keys = tuple(files[0].partition)
     for file in files:
         if tuple(file.partition) != keys:
-            expected, got = (listed(names) or "none" for names in (keys, tuple(file.partition)))
+            expected, got = (format_names(names) or "none" for names in (keys, tuple(file.partition)))
             raise UserError(f"{file.content.path}: expected folders with the partition keys {expected}, got {got}")
 
     def read(columns: tuple[str, ...]) -> Iterator[Chunk]:
@@ -93,7 +93,7 @@ def parquet_folder(folder: Path) -> Table:
             known = (*file.columns, *keys)
             for name in columns:
                 if name not in known:
-                    raise UserError(f"{file.content.path}: no column {name!r}; it has {listed(known)}")
+                    raise UserError(f"{file.content.path}: no column {name!r}; it has {format_names(known)}")
         for file in files:
             yield from file.read(columns)
 
@@ -143,4 +143,4 @@ def _partition(path: Path, folder: Path) -> dict[str, str | None]:
         json.dumps(names, ensure_ascii=False).encode()
     except UnicodeError:
         raise UserError(f"{path}: expected partition folders named in UTF-8") from None
-    return {key: None if value == NULL else value for key, value in names.items()}
+    return {key: None if value == HIVE_NULL else value for key, value in names.items()}

@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell.config import DataConfig, UserError
-from factorcell.data.schema import MISSING, RARE, Variable, bloom_filter, holds, waves
+from factorcell.data.schema import MISSING, UNKNOWN_VALUE, Variable, bloom_filter, may_contain, waves
 from factorcell.data.tokenizer import WordTokenizer
 from factorcell.data.values import (
-    LARGEST,
+    MAX_FLOAT32,
     category_name,
+    category_name_or_none,
     is_missing,
-    name_or_none,
-    quoted,
+    short_repr,
     to_hour,
     to_number,
     to_weekday,
@@ -47,7 +47,7 @@ class Ragged(NamedTuple):
         index = np.repeat(self.offsets[rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
         return Ragged(self.values[index], offsets)
 
-    def joined(self, other: "Ragged") -> "Ragged":
+    def concatenate(self, other: "Ragged") -> "Ragged":
         """These lists and then those of `other`."""
         values = np.concatenate([self.values, other.values]).astype(self.values.dtype)
         return Ragged(values, np.concatenate([self.offsets, other.offsets[1:] + self.offsets[-1]]))
@@ -58,7 +58,13 @@ class Column:
 
     def __init__(self, variable: Variable, where: str, unknown: str = "error", *, known: bool = False) -> None:
         """Read the column of a `variable` in the table `where`; `known` if training has read it before."""
-        self.of, self.column, self.where, self.unknown, self.known = variable, variable.source, where, unknown, known
+        self.of, self.column, self.where, self.unknown, self.known = (
+            variable,
+            variable.source_column,
+            where,
+            unknown,
+            known,
+        )
         self.rows = list[NDArray[Any]]()
 
     def add(self, values: list[Any], before: int) -> None:
@@ -121,7 +127,7 @@ class CategoryColumn(Column):
         for row, value in enumerate(values, before + 1):
             try:
                 hash(value)
-                name_or_none(value)
+                category_name_or_none(value)
             except UserError as error:
                 return UserError(f"{self.where} row {row}: {self.column}: {error.message}")
             except TypeError:
@@ -134,14 +140,14 @@ class CategoryColumn(Column):
         least = config.min_user_count if self.column == config.user else config.min_context_count
         counts = np.bincount(self.provisional(), minlength=len(self.names) + 1)[1:].tolist()
         named = sorted(zip(self.names, counts, strict=True), key=lambda pair: (-pair[1], pair[0]))
-        kept = {name: count for name, count in named if count >= least and name != RARE}
+        kept = {name: count for name, count in named if count >= least and name != UNKNOWN_VALUE}
         return replace(
             self.of,
-            values=(RARE, *kept),
+            values=(UNKNOWN_VALUE, *kept),
             counts=(sum(counts) - sum(kept.values()), *kept.values()),
-            rare=len(named) - len(kept),
-            least=least,
-            grouped=bloom_filter([name for name in self.names if name not in kept]),
+            rare_count=len(named) - len(kept),
+            min_count=least,
+            rare_filter=bloom_filter([name for name in self.names if name not in kept]),
         )
 
     def provisional(self) -> NDArray[np.int32]:
@@ -152,8 +158,8 @@ class CategoryColumn(Column):
         """Return the ids of all rows in `variable`; `UserError` of values never seen, if they are one."""
         rows, index = self.provisional(), {name: row for row, name in enumerate(variable.values)}
         if self.known and self.unknown == "error":
-            grouped, valid = bytes.fromhex(variable.grouped), set(variable.values[1:])
-            if never := [name for name in self.names if name not in valid and not holds(grouped, name)]:
+            grouped, valid = bytes.fromhex(variable.rare_filter), set(variable.values[1:])
+            if never := [name for name in self.names if name not in valid and not may_contain(grouped, name)]:
                 raise self._never_seen(never, rows, variable)
         other = MISSING if self.unknown == "expected" else 0
         final = [MISSING, *(index.get(name, other) for name in self.names)]
@@ -165,7 +171,7 @@ class CategoryColumn(Column):
         row, count = int(np.flatnonzero(rows == ids[0])[0]) + 1, int(np.isin(rows, ids).sum())
         what = f"{len(names):,} such values" if len(names) > 1 else "this value"
         more = f" ({what} in {count:,} of {len(rows):,} rows)" if count > 1 else ""
-        rare = " or is a rare one" if variable.rare and not variable.grouped else ""
+        rare = " or is a rare one" if variable.rare_count and not variable.rare_filter else ""
         values = variable.values[1:]
         near = [] if self.private else difflib.get_close_matches(names[0], values, n=3) or values[:5]
         listed = f" ({', '.join(near)}{', ...' if len(values) > len(near) else ''})" if near else ""
@@ -199,7 +205,7 @@ class NumberColumn(Column):
             if number is None and not is_missing(value):
                 new = not self.known and self.of.kind == "number"  # a run cannot change the kind of a column
                 hint = f" (a category? say {self.column}:category)" if new else ""
-                raise self.error(row, f"is {quoted(value)}, {wrong}{hint}")
+                raise self.error(row, f"is {short_repr(value)}, {wrong}{hint}")
         array = np.array([math.nan if number is None else number for number in numbers])
         self.rows.append(array % self.of.period if self.of.period else array)
 
@@ -240,7 +246,7 @@ class TextColumn(Column):
         flat: list[int] = []
         for row, value in enumerate(values, before + 1):
             if not isinstance(value, str) and not is_missing(value):
-                raise self.error(row, f"is {quoted(value)}, not a text")
+                raise self.error(row, f"is {short_repr(value)}, not a text")
             words = self.split(value) if isinstance(value, str) else []
             flat.extend(map(self.ids.__getitem__, words))
             self.sizes.append(len(words))
@@ -284,7 +290,7 @@ class VectorColumn(Column):
             vector = None if missing else to_vector(value)
             if vector is None and not (missing and self.unknown == "expected"):
                 wrong = "not a list of numbers"
-                raise self.error(row, f"is {EMPTY.format(wrong) if missing else f'{quoted(value)}, {wrong}'}")
+                raise self.error(row, f"is {EMPTY.format(wrong) if missing else f'{short_repr(value)}, {wrong}'}")
             if vector is not None:
                 size = size or len(vector)
                 if len(vector) != size:
@@ -310,4 +316,4 @@ def to_vector(value: Any) -> NDArray[np.float32] | None:
     if array.ndim != 1 or not array.size or array.dtype.kind not in "iuf":
         return None
     wide = array.astype(np.float64)
-    return wide.astype(np.float32) if (np.abs(wide) <= LARGEST).all() else None
+    return wide.astype(np.float32) if (np.abs(wide) <= MAX_FLOAT32).all() else None

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from factorcell.config import UserError
 from factorcell.data.chunks import UnknownKindError
 from factorcell.data.tables import is_column, open_table, plain_list
-from factorcell.data.values import name_or_none, quoted
+from factorcell.data.values import category_name_or_none, short_repr
 
 Row = Mapping[str, Any]
 V = TypeVar("V")
@@ -24,10 +24,10 @@ def has_rows(source: Any) -> bool:
     return next(table.read(table.columns[:1]), None) is not None
 
 
-def rows_of(source: Any) -> list[Row]:
+def to_rows(source: Any) -> list[Row]:
     """Return the rows of anything that `open_table` reads; a row of a list may itself be a table with one row."""
     if isinstance(source, (list, tuple)):
-        return [row_of(one) for one in source]
+        return [to_row(one) for one in source]
     if isinstance(source, Mapping) and not source:
         return [source]
     if hasattr(source, "__len__") and not isinstance(source, (str, Mapping)) and not len(source):
@@ -37,56 +37,56 @@ def rows_of(source: Any) -> list[Row]:
     return [dict(zip(chunk, values, strict=True)) for chunk in chunks for values in zip(*chunk.values(), strict=True)]
 
 
-def row_of(source: Any) -> Row:
+def to_row(source: Any) -> Row:
     """Return one row, column -> value, from a mapping or a table with one row."""
     if isinstance(source, Mapping):
         return source
     if source is None or isinstance(source, (str, Path, int, float, list, tuple)):
-        raise UserError(f"context: expected a mapping from column to value, got {quoted(source)}")
-    rows = rows_of(source)
+        raise UserError(f"context: expected a mapping from column to value, got {short_repr(source)}")
+    rows = to_rows(source)
     if len(rows) != 1:
         raise UserError(f"context: expected one row, got {len(rows):,}")
     return rows[0]
 
 
-def names_of(values: Any, what: str) -> list[str]:
+def distinct_category_names(values: Any, what: str) -> list[str]:
     """Return the names of category values, each once; `what` names the argument in a `UserError`."""
-    names = labels_of(values, what)
+    names = category_names(values, what)
     if None in names:
         raise UserError(f"{what}: expected values of a category, got a missing one")
     return list(dict.fromkeys(name for name in names if name is not None))
 
 
-def by_name(entries: Mapping[Any, V], what: str) -> dict[str, V]:
+def key_by_category_name(entries: Mapping[Any, V], what: str) -> dict[str, V]:
     """Return a mapping by the category names of its keys; `UserError` if a key is missing or two have one name."""
-    names = names_of(entries.keys(), what)
+    names = distinct_category_names(entries.keys(), what)
     if len(names) < len(entries):
         raise UserError(f"{what}: expected each value once, got {len(entries):,} keys for {len(names):,} values")
     return dict(zip(names, entries.values(), strict=True))
 
 
-def labels_of(values: Any, what: str, count: int | None = None) -> list[str | None]:
+def category_names(values: Any, what: str, count: int | None = None) -> list[str | None]:
     """Return the category name of each value, None where missing; `UserError` unless there are `count` of them."""
     labels = list[str | None]()
-    for number, value in enumerate(values_of(values, what), 1):
+    for number, value in enumerate(to_values(values, what), 1):
         try:
-            labels.append(name_or_none(value))
+            labels.append(category_name_or_none(value))
         except UserError as error:
-            raise error.saying(f"{what}: value {number}: {error.message}") from None
+            raise error.with_message(f"{what}: value {number}: {error.message}") from None
     if count is not None and len(labels) != count:
         raise UserError(f"{what}: expected one for each of {count:,} texts, got {len(labels):,}")
     return labels
 
 
-def values_of(values: Any, what: str) -> list[Any]:
+def to_values(values: Any, what: str) -> list[Any]:
     """Return the values of a list, an array or a column as Python objects; `what` names the argument in a `UserError`.
 
     A string, a mapping and a table are errors, although Python iterates over their characters, keys and columns.
     """
     is_table = hasattr(values, "columns") or hasattr(values, "column_names")
     if isinstance(values, (str, bytes, Mapping)) or is_table or not (isinstance(values, Iterable) or is_column(values)):
-        raise UserError(f"{what}: expected a list of values, got {quoted(values)}")
+        raise UserError(f"{what}: expected a list of values, got {short_repr(values)}")
     listed = plain_list(values) if is_column(values) else list(values)
     if not isinstance(listed, list):  # an array without dimensions
-        raise UserError(f"{what}: expected a list of values, got {quoted(values)}")
+        raise UserError(f"{what}: expected a list of values, got {short_repr(values)}")
     return listed

@@ -19,11 +19,13 @@ from typing import Any
 from factorcell import files
 from factorcell.config import UserError, choose
 
-RARE = "<unknown>"  # row 0 of every category: all rare values, and values never seen where the caller allows them
+UNKNOWN_VALUE = (
+    "<unknown>"  # row 0 of every category: all rare values, and values never seen where the caller allows them
+)
 MISSING = -1
-TIMES = ("hour", "weekday", "yearday")  # what of a time is read: several may be read of one column
+TIME_KINDS = ("hour", "weekday", "yearday")  # what of a time is read: several may be read of one column
 PERIODS = {"hour": 24.0, "weekday": 7.0, "yearday": 365.25, "longitude": 360.0}
-KINDS = ("category", "number", *PERIODS, "cyclic", "text", "vector")
+COLUMN_KINDS = ("category", "number", *PERIODS, "cyclic", "text", "vector")
 HARMONICS = 3  # waves of a periodic number: with three, any function of the seven days of a week is linear in them
 BITS = 12  # of a Bloom filter, for each value
 PROBES = 7  # of every filter, also of those that are kept
@@ -45,7 +47,7 @@ class Variable:
     kind: str
     values: tuple[str, ...] = ()
     counts: tuple[int, ...] = ()
-    rare: int = 0
+    rare_count: int = 0
     mean: float = 0.0
     deviation: float = 1.0
     low: float = 0.0
@@ -55,16 +57,16 @@ class Variable:
     means: tuple[float, ...] = ()
     deviations: tuple[float, ...] = ()
     shares: tuple[float, ...] = ()
-    least: int = 0
-    grouped: str = ""
+    min_count: int = 0
+    rare_filter: str = ""
 
     @property
-    def source(self) -> str:
+    def source_column(self) -> str:
         """The column that it is read from."""
         return self.column or self.name
 
     @property
-    def counted(self) -> dict[str, float]:
+    def counts_by_value(self) -> dict[str, float]:
         """How often training has each value of a category."""
         return dict(zip(self.values, map(float, self.counts), strict=True))
 
@@ -83,7 +85,11 @@ class Variable:
             return f"{self.name}: text, {len(self.values):,} words"
         if self.kind == "vector":
             return f"{self.name}: vector of {len(self.means):,} numbers"
-        rare = f", and {self.rare:,} rare ones (under {self.least} texts) grouped" if self.rare else ", none rare"
+        rare = (
+            f", and {self.rare_count:,} rare ones (under {self.min_count} texts) grouped"
+            if self.rare_count
+            else ", none rare"
+        )
         return f"{self.name}: category, {len(self.values) - 1:,} values{rare}"
 
 
@@ -100,7 +106,9 @@ class ContextSchema:
 
     def columns(self, without: str = "") -> list[str]:
         """The columns that the variables are read from, each once, but for `without`."""
-        return [name for name in dict.fromkeys(variable.source for variable in self.variables) if name != without]
+        return [
+            name for name in dict.fromkeys(variable.source_column for variable in self.variables) if name != without
+        ]
 
     @property
     def numbers(self) -> tuple[Variable, ...]:
@@ -122,7 +130,7 @@ class ContextSchema:
         choose("context variable", name, [variable.name for variable in self.variables])
         return next(variable for variable in self.variables if variable.name == name)
 
-    def without_names(self, names: Collection[str]) -> "ContextSchema":
+    def anonymize(self, names: Collection[str]) -> "ContextSchema":
         """The same, but that the values of the categories `names` are numbered, `<1>` the most frequent.
 
         No name can be found out from a number, and nothing of rare ones is kept; a table that is read by this schema
@@ -130,7 +138,9 @@ class ContextSchema:
         """
         return ContextSchema(
             tuple(
-                replace(v, values=(RARE, *(f"<{number}>" for number in range(1, len(v.values)))), grouped="")
+                replace(
+                    v, values=(UNKNOWN_VALUE, *(f"<{number}>" for number in range(1, len(v.values)))), rare_filter=""
+                )
                 if v.name in names and v.kind == "category"
                 else v
                 for v in self.variables
@@ -172,8 +182,8 @@ def _check(variable: Variable) -> None:
     for name, hint in typing.get_type_hints(Variable).items():
         if not _is_of(getattr(variable, name), hint):
             raise UserError(f"not a context schema ({name} of {variable.name!r:.60} is of another type)")
-    choose("kind of context variable", variable.kind, KINDS)
-    counts = (variable.rare, variable.least, variable.period, *variable.counts, *variable.shares)
+    choose("kind of context variable", variable.kind, COLUMN_KINDS)
+    counts = (variable.rare_count, variable.min_count, variable.period, *variable.counts, *variable.shares)
     parallel = {"category": ("values", "counts"), "text": ("values", "shares")}  # fields of one length
     first, second = parallel.get(variable.kind, ("means", "deviations"))
     if min(counts) < 0 or min(variable.deviation, *variable.deviations, 1) <= 0:
@@ -205,7 +215,7 @@ def bloom_filter(names: Collection[str]) -> str:
     return bits.hex()
 
 
-def holds(bits: bytes, name: str) -> bool:
+def may_contain(bits: bytes, name: str) -> bool:
     """Whether `name` is among the names of a filter, whose hexadecimal digits stand for `bits`, or passes for one."""
     return bool(bits) and all(bits[place // 8] >> place % 8 & 1 for place in _places(name, 8 * len(bits)))
 

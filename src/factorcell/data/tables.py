@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow as pa
 
 from factorcell.config import UserError
-from factorcell.data.arrow import one_line, plain
-from factorcell.data.chunks import CHUNK, Chunk, Table, UnknownKindError
+from factorcell.data.arrow import one_line, to_python_values
+from factorcell.data.chunks import CHUNK_ROWS, Chunk, Table, UnknownKindError
 from factorcell.data.content import COMPRESSIONS, Content
 from factorcell.data.parquet_files import parquet_folder, parquet_table
 from factorcell.data.text_files import csv_table, json_table
-from factorcell.data.values import is_missing, widened
-from factorcell.visible import visible
+from factorcell.data.values import is_missing, to_float64
+from factorcell.escapes import escape_hidden
 
 FORMATS: dict[str, Callable[[Content], Table]] = {
     ".csv": csv_table,
@@ -23,8 +23,10 @@ FORMATS: dict[str, Callable[[Content], Table]] = {
     ".jsonl": json_table,
     ".parquet": parquet_table,
 }
-GIVEN = "the columns given"  # the name of a table of columns, in errors
-READ: WeakKeyDictionary[pa.RecordBatchReader, pa.Table] = WeakKeyDictionary()  # streams, which can be read only once
+COLUMNS_IN_MEMORY = "the columns given"  # the name of a table of columns, in errors
+READ_STREAMS: WeakKeyDictionary[pa.RecordBatchReader, pa.Table] = (
+    WeakKeyDictionary()
+)  # streams, which can be read only once
 NARROW: dict[str, Any] = {"float16": np.float16, "halffloat": np.float16, "float32": np.float32, "float": np.float32}
 
 
@@ -78,10 +80,10 @@ def _sliced(name: str, columns: Sequence[str], rows: int, part: Callable[[str, s
     """A table of so many rows, of which `part` returns the values of a column in a slice."""
 
     def read(names: tuple[str, ...]) -> Iterator[Chunk]:
-        for begin in range(0, rows, CHUNK):
-            yield {name: part(name, slice(begin, begin + CHUNK)) for name in names}
+        for begin in range(0, rows, CHUNK_ROWS):
+            yield {name: part(name, slice(begin, begin + CHUNK_ROWS)) for name in names}
 
-    return Table(name, tuple(columns), read, rows=rows)
+    return Table(name, tuple(columns), read, row_count=rows)
 
 
 def _from_rows(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -97,27 +99,31 @@ def _from_columns(columns: Mapping[str, Sequence[Any]]) -> Table:
     rows = max(sizes.values())
     for name, size in sizes.items():
         if size != rows:
-            raise UserError(f"{GIVEN}: {name} has {size} rows, another has {rows}")
-    return _sliced(GIVEN, tuple(columns), rows, lambda name, at: list(columns[name][at]))
+            raise UserError(f"{COLUMNS_IN_MEMORY}: {name} has {size} rows, another has {rows}")
+    return _sliced(COLUMNS_IN_MEMORY, tuple(columns), rows, lambda name, at: list(columns[name][at]))
 
 
 def _from_arrow(table: pa.Table) -> Table:
     name = "the table given"
 
     def read(names: tuple[str, ...]) -> Iterator[Chunk]:
-        return plain(table.select(list(names)).to_batches(max_chunksize=CHUNK), name)
+        return to_python_values(table.select(list(names)).to_batches(max_chunksize=CHUNK_ROWS), name)
 
-    return Table(name, tuple(table.column_names), read, rows=table.num_rows)
+    return Table(name, tuple(table.column_names), read, row_count=table.num_rows)
 
 
 def _from_capsule(source: Any) -> Table:
     """A table of anything with the Arrow PyCapsule interface: polars, DuckDB, Arrow streams, and so on."""
     try:
-        table = READ[source] if isinstance(source, pa.RecordBatchReader) and source in READ else pa.table(source)
+        table = (
+            READ_STREAMS[source]
+            if isinstance(source, pa.RecordBatchReader) and source in READ_STREAMS
+            else pa.table(source)
+        )
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise UserError(f"expected a table, got {type(source).__name__} ({one_line(error)})") from None
     if isinstance(source, pa.RecordBatchReader):
-        READ[source] = table
+        READ_STREAMS[source] = table
     return _from_arrow(table)
 
 
@@ -141,7 +147,7 @@ def plain_list(values: Any) -> list[Any]:
         return list(values)
     if _is_capsule(values) and not hasattr(values, "iloc"):
         column = pa.chunked_array(values if hasattr(values, "__arrow_c_stream__") else [pa.array(values)])
-        chunks = plain(pa.table({"value": column}).to_batches(max_chunksize=CHUNK), GIVEN)
+        chunks = to_python_values(pa.table({"value": column}).to_batches(max_chunksize=CHUNK_ROWS), COLUMNS_IN_MEMORY)
         return [value for chunk in chunks for value in chunk["value"]]
     if hasattr(values, "sparse"):
         values = values.sparse.to_dense()
@@ -152,7 +158,7 @@ def plain_list(values: Any) -> list[Any]:
         return [names[code] if code >= 0 else None for code in categorical.codes.tolist()]
     narrow = NARROW.get(kind.removesuffix("[pyarrow]"))
     if narrow is not None and values.ndim == 1:
-        return [None if is_missing(value) else widened(narrow(value)) for value in values]
+        return [None if is_missing(value) else to_float64(narrow(value)) for value in values]
     if isinstance(values, np.ndarray) and values.dtype.kind == "M" and values.ndim == 1:
         return list(values)  # `tolist` makes numbers of nanoseconds
     listed: list[Any] = values.tolist()
@@ -165,6 +171,6 @@ def _is_capsule(source: Any) -> bool:
     return hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__")
 
 
-def name_of(source: Any) -> str:
+def table_name(source: Any) -> str:
     """A table as results name it: its file without the folder, with what cannot be seen escaped, or "rows"."""
-    return visible(Path(source).name) if isinstance(source, (str, Path)) else "rows"
+    return escape_hidden(Path(source).name) if isinstance(source, (str, Path)) else "rows"

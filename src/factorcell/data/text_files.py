@@ -8,15 +8,15 @@ from typing import Any
 
 from factorcell.config import Notice, UserError
 from factorcell.data import chunks, content
-from factorcell.data.chunks import Chunk, Table, listed
+from factorcell.data.chunks import Chunk, Table, format_names
 from factorcell.data.content import Content
-from factorcell.visible import visible
+from factorcell.escapes import escape_hidden
 
 ENDINGS = {",": ".csv", "\t": ".tsv"}
 SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
-QUOTING = 'put the whole field in quotes and write each quote inside it as ""'
+QUOTING_HELP = 'put the whole field in quotes and write each quote inside it as ""'
 
-csv.field_size_limit(max(csv.field_size_limit(), content.ROW))  # `CsvRows` limits rows, and so their fields
+csv.field_size_limit(max(csv.field_size_limit(), content.MAX_ROW_LENGTH))  # `CsvRows` limits rows, and so their fields
 
 
 def chunked(rows: Iterable[tuple[int, Sequence[Any]]], columns: Sequence[str]) -> Iterator[Chunk]:
@@ -25,7 +25,7 @@ def chunked(rows: Iterable[tuple[int, Sequence[Any]]], columns: Sequence[str]) -
     for length, row in rows:
         part.append(row)
         total += length
-        if len(part) == chunks.CHUNK or total > content.ROW:
+        if len(part) == chunks.CHUNK_ROWS or total > content.MAX_ROW_LENGTH:
             yield dict(zip(columns, map(list, zip(*part, strict=True)), strict=True))
             part, total = [], 0
     if part:
@@ -46,9 +46,9 @@ class CsvRows:
         for line in self.file.lines(""):
             self.lines.append(line)
             self.length += len(line)
-            if self.length > content.ROW:
-                why = f"a quote that opens a field may not be closed: {QUOTING}"
-                raise self.error(f"a row is longer than {content.ROW:,} characters; {why}")
+            if self.length > content.MAX_ROW_LENGTH:
+                why = f"a quote that opens a field may not be closed: {QUOTING_HELP}"
+                raise self.error(f"a row is longer than {content.MAX_ROW_LENGTH:,} characters; {why}")
             yield line
 
     def __iter__(self) -> Iterator[list[str]]:
@@ -62,11 +62,11 @@ class CsvRows:
                 self.length = 0
         except csv.Error as error:
             if "expected after" not in str(error):
-                raise self.error(f"the quote that opens a field of this row is not closed; {QUOTING}") from None
+                raise self.error(f"the quote that opens a field of this row is not closed; {QUOTING_HELP}") from None
             where = f" of a row that begins in line {self.first}" if len(self.lines) > 1 else ""
             self.first += len(self.lines) - 1
-            text = visible(self.lines[-1].strip())
-            raise self.error(f"text follows the closing quote of a field{where} ({text:.40}); {QUOTING}") from None
+            text = escape_hidden(self.lines[-1].strip())
+            raise self.error(f"text follows the closing quote of a field{where} ({text:.40}); {QUOTING_HELP}") from None
 
     def error(self, message: str) -> UserError:
         """Return an error about the row that was read last."""
@@ -97,8 +97,8 @@ def csv_table(file: Content) -> Table:
                 continue  # an empty line is a text without a token only where a row is nothing but its text
             if len(row or [""]) != len(names):
                 last = source.first + len(source.lines) - 1
-                why = f"; the row ends in line {last}: are its quotes part of a text? {QUOTING}"
-                what = f"expected {len(names)} columns ({listed(names)}), got {len(row)}"
+                why = f"; the row ends in line {last}: are its quotes part of a text? {QUOTING_HELP}"
+                what = f"expected {len(names)} columns ({format_names(names)}), got {len(row)}"
                 raise source.error(what + why * (last > source.first))
             if len(source.lines) > 1 and not texts:
                 swallowed.append(source.first)
@@ -106,14 +106,16 @@ def csv_table(file: Content) -> Table:
             yield source.length, [row[place] for place in wanted] if row else [""]
         if swallowed and not texts and len(names) > 1 and not notices:  # a table is read several times
             more = f", like {len(swallowed) - 1:,} other fields" if len(swallowed) > 1 else ""
-            what = f"a quoted field spans lines that look like rows{more}; if its quotes are text, {QUOTING}"
+            what = f"a quoted field spans lines that look like rows{more}; if its quotes are text, {QUOTING_HELP}"
             notices.add(what)
             warnings.warn(Notice(f"{path} line {swallowed[0]}: {what}"), stacklevel=2)
 
     def read(columns: tuple[str, ...]) -> Iterator[Chunk]:
         return chunked(rows(columns), columns)
 
-    return Table(str(path), names, read, file.digest, fault=_fault(names, delimiter), lines=file.line_count)
+    return Table(
+        str(path), names, read, file.digest, header_hint=_fault(names, delimiter), estimate_rows=file.line_count
+    )
 
 
 def _header(file: Content, delimiter: str) -> tuple[str, ...]:
@@ -152,7 +154,7 @@ def json_table(file: Content) -> Table:
         return chunked(((length, [row.get(name) for name in columns]) for length, row in lines()), columns)
 
     columns = tuple(dict.fromkeys(key for _, row in lines() for key in row))
-    return Table(str(file.path), columns, read, file.digest, lines=file.line_count)
+    return Table(str(file.path), columns, read, file.digest, estimate_rows=file.line_count)
 
 
 def _json_row(line: str, where: str) -> dict[str, Any]:

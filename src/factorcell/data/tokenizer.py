@@ -17,10 +17,10 @@ import regex
 
 from factorcell import files
 from factorcell.config import Config, UserError
-from factorcell.data.vocabulary import SPECIAL_IDS, SPECIALS, Specials, Vocabulary
+from factorcell.data.vocabulary import SPECIAL_IDS, SPECIAL_TOKENS, Specials, Vocabulary
 from factorcell.option_fields import (
-    CHECKS,
     EXTENSIBLE,
+    KIND_CHECKS,
     CharacterOptions,
     GraphemeOptions,
     SpaceOptions,
@@ -55,7 +55,7 @@ class Tokenizer:
     is_character_level: ClassVar[bool] = False  # tokens are so short that a cut text ends at the end of a token
 
     def __init__(self, options: Any, vocabulary: Vocabulary | None = None) -> None:
-        self.options, self._vocabulary = options, vocabulary or Vocabulary(SPECIALS)
+        self.options, self._vocabulary = options, vocabulary or Vocabulary(SPECIAL_TOKENS)
 
     def __len__(self) -> int:
         """Return the number of tokens, special tokens included."""
@@ -88,7 +88,7 @@ class Tokenizer:
         names = self.tokens
         return [names[index] for index in ids]
 
-    def trained(self, counts: Mapping[str, int]) -> Self:
+    def train(self, counts: Mapping[str, int]) -> Self:
         """Return a tokenizer with a vocabulary from `counts`, how often training has each token of `split`."""
         options = self.options
         return type(self)(options, Vocabulary.build(counts, options.min_count, options.max_vocabulary))
@@ -100,22 +100,22 @@ class Tokenizer:
     @classmethod
     def from_contents(cls, options: Any, contents: Mapping[str, bytes]) -> Self:
         """Return the tokenizer with these options that `contents` describes; `ValueError` if it is damaged."""
-        return cls(options, Vocabulary.of_content(contents[cls.FILES[0]]))
+        return cls(options, Vocabulary.from_content(contents[cls.FILES[0]]))
 
-    def normalized(self, text: str) -> str:
+    def normalize(self, text: str) -> str:
         """Return `text` as it is before it is split: NFC, in lower case if the options say so."""
         text = unicodedata.normalize("NFC", text)
         return text.lower() if self.options.lowercase else text
 
-    def as_read(self, text: str) -> str:
+    def normalize_fully(self, text: str) -> str:
         """Return `text` normalized until that changes nothing: lower-casing can leave letters that NFC would join."""
-        return self.normalized(self.normalized(text))
+        return self.normalize(self.normalize(text))
 
-    def determines(self, text: str) -> bool:
+    def is_restorable(self, text: str) -> bool:
         """Return whether the tokens of `text`, none of them out of vocabulary, determine the text exactly."""
         return self.join(self.split(text)) == text
 
-    def follows(self, tokens: Sequence[str], more: Sequence[str]) -> bool:
+    def can_follow(self, tokens: Sequence[str], more: Sequence[str]) -> bool:
         """Return whether `more` may follow `tokens`, whose last may be cut: joined and split they are the same tokens.
 
         No text can then be written in two ways.
@@ -136,7 +136,7 @@ class WordTokenizer(Tokenizer):
 
     def split(self, text: str) -> list[str]:
         """Return the words and marks of a text."""
-        return self._kept([match.group() for match in WORD.finditer(self.normalized(text))])
+        return self._kept([match.group() for match in WORD.finditer(self.normalize(text))])
 
     def _kept(self, tokens: list[str]) -> list[str]:
         if self.options.strip_punctuation:
@@ -153,7 +153,7 @@ class WordTokenizer(Tokenizer):
             open_before = bool(OPENING.fullmatch(token)) or (token == QUOTE and quoted)
         return text
 
-    def determines(self, text: str) -> bool:
+    def is_restorable(self, text: str) -> bool:
         """Return false: words do not keep white space."""
         return False
 
@@ -165,15 +165,15 @@ class SpaceTokenizer(WordTokenizer):
 
     def split(self, text: str) -> list[str]:
         """Return the parts of a text between white space."""
-        return self._kept(self.normalized(text).split())
+        return self._kept(self.normalize(text).split())
 
     def join(self, tokens: Sequence[str]) -> str:
         """Return the tokens with a space between them."""
         return " ".join(tokens)
 
-    def determines(self, text: str) -> bool:
+    def is_restorable(self, text: str) -> bool:
         """Return whether `text` has single spaces and no token of it is dropped or changed."""
-        unchanged = self.normalized(text) == text == " ".join(text.split())
+        unchanged = self.normalize(text) == text == " ".join(text.split())
         return unchanged and not self.options.strip_punctuation
 
 
@@ -183,13 +183,13 @@ class CharacterTokenizer(Tokenizer):
     Options: ClassVar[type[TokenizerOptions]] = CharacterOptions
     is_character_level = True
 
-    def determines(self, text: str) -> bool:
+    def is_restorable(self, text: str) -> bool:
         """Return whether normalization leaves `text` as it is."""
-        return self.normalized(text) == text
+        return self.normalize(text) == text
 
     def split(self, text: str) -> list[str]:
         """Return the code points of a text."""
-        return list(self.normalized(text))
+        return list(self.normalize(text))
 
     def join(self, tokens: Sequence[str]) -> str:
         """Return the tokens one after the other."""
@@ -203,7 +203,7 @@ class GraphemeTokenizer(CharacterTokenizer):
 
     def split(self, text: str) -> list[str]:
         """Return the grapheme clusters of a text."""
-        return list(GRAPHEME.findall(self.normalized(text)))
+        return list(GRAPHEME.findall(self.normalize(text)))
 
 
 TOKENIZERS: dict[str, type[Tokenizer]] = {
@@ -214,18 +214,18 @@ TOKENIZERS: dict[str, type[Tokenizer]] = {
 }
 
 
-def register_tokenizer(name: str, made: type[Tokenizer]) -> None:
+def register_tokenizer(name: str, cls: type[Tokenizer]) -> None:
     """Make `made` the tokenizer of the kind `name`, in this process.
 
     Raises:
         UserError: The name is taken, or the class has no `Options` of this kind.
     """
-    EXTENSIBLE["tokenizer"].register(name, made, CHECKS["tokenizer"])
+    EXTENSIBLE["tokenizer"].register(name, cls, KIND_CHECKS["tokenizer"])
 
 
 def tokenizer_class(kind: str) -> type[Tokenizer]:
     """Return the tokenizer of a kind: a built-in one, a registered one, or one of an installed package."""
-    found: type[Tokenizer] = EXTENSIBLE["tokenizer"].find(kind, TOKENIZERS, CHECKS["tokenizer"])
+    found: type[Tokenizer] = EXTENSIBLE["tokenizer"].find_class(kind, TOKENIZERS, KIND_CHECKS["tokenizer"])
     return found
 
 

@@ -62,7 +62,7 @@ class TokenizedTexts:
 
         If `train` is true, the tokenizer gets its vocabulary from these texts.
         """
-        tokenizer = self.tokenizer.trained(self._counts()) if train else self.tokenizer
+        tokenizer = self.tokenizer.train(self._counts()) if train else self.tokenizer
         final = np.array([*tokenizer.specials, *tokenizer.encode(self.ids)], dtype=np.uint32)
         offsets = np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
         size, kind = int(offsets[-1]), np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32
@@ -96,7 +96,7 @@ class TokenizedTexts:
         return dict(zip(self.ids, counts[END + 1 :].tolist(), strict=True))
 
 
-def truncated(texts: Iterable[str], tokenizer: Tokenizer, max_tokens: int) -> NDArray[np.bool_]:
+def truncated_mask(texts: Iterable[str], tokenizer: Tokenizer, max_tokens: int) -> NDArray[np.bool_]:
     """Return which texts have `max_tokens` tokens or more and are cut as `TokenizedTexts` does; others none.
 
     Their type is checked where they are read.

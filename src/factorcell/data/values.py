@@ -18,7 +18,7 @@ import numpy as np
 
 from factorcell.config import UserError
 
-LARGEST = float(np.finfo(np.float32).max)
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
 WHOLE = re.compile(r"(-?\d+)\.0+")  # a whole number written with a point
 BOOLEANS = {"True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}  # as pandas and R write them
 
@@ -56,7 +56,7 @@ def _text(value: Any) -> str:
         try:
             return value.decode()
         except UnicodeDecodeError:
-            raise UserError(f"expected text, got bytes that are not UTF-8: {quoted(value)}") from None
+            raise UserError(f"expected text, got bytes that are not UTF-8: {short_repr(value)}") from None
     if isinstance(value, (float, np.floating)):
         # NumPy writes the shortest text of its own precision
         return str(int(value)) if value.is_integer() else str(value)
@@ -64,12 +64,12 @@ def _text(value: Any) -> str:
         digits = f"{value:f}"
         return digits.rstrip("0").rstrip(".") if "." in digits else digits
     if isinstance(value, (list, tuple, dict, set, np.ndarray)):
-        raise UserError(f"expected a single value, got {quoted(value)}")
+        raise UserError(f"expected a single value, got {short_repr(value)}")
     moment = to_time(value)
     return str(value) if moment is None else moment.isoformat()
 
 
-def widened(value: np.floating[Any]) -> float:
+def to_float64(value: np.floating[Any]) -> float:
     """Return the number of 64 bits that a narrower one is written as: 4.7 for 4.7 in 32 bits, not 4.699999809265137.
 
     Whole numbers, which may be identifiers, stay exactly what they are.
@@ -93,12 +93,12 @@ def is_missing(value: Any) -> bool:
     return isinstance(value, bytes) and not value
 
 
-def name_or_none(value: Any) -> str | None:
+def category_name_or_none(value: Any) -> str | None:
     """Return the name of a category, or None for a missing value."""
     return None if is_missing(value) else category_name(value)
 
 
-def quoted(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """A value as an error shows it: in one line, cut where it is long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else text[:57] + "..."
@@ -115,7 +115,7 @@ def to_number(value: Any) -> float | None:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return number if abs(number) <= LARGEST else None
+    return number if abs(number) <= MAX_FLOAT32 else None
 
 
 def to_time(value: Any) -> date | time | None:

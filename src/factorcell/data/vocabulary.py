@@ -18,15 +18,15 @@ class Specials(NamedTuple):
 
 SPECIAL_IDS = Specials()
 UNKNOWN, START, END = SPECIAL_IDS
-SPECIALS = ("<unk>", "<s>", "</s>")
+SPECIAL_TOKENS = ("<unk>", "<s>", "</s>")
 
 
 class Vocabulary:
     """The tokens of a model; ids 0, 1 and 2 are the unknown token, the start and the end of a text."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
-        if tuple(tokens[:3]) != SPECIALS:
-            raise UserError(f"a vocabulary begins with {' '.join(SPECIALS)}, not {' '.join(tokens[:3])!r}")
+        if tuple(tokens[:3]) != SPECIAL_TOKENS:
+            raise UserError(f"a vocabulary begins with {' '.join(SPECIAL_TOKENS)}, not {' '.join(tokens[:3])!r}")
         self.tokens = list(tokens)
         self.ids = {token: index for index, token in enumerate(self.tokens) if index > END}
         if len(self.ids) != len(self.tokens) - 3:
@@ -42,16 +42,16 @@ class Vocabulary:
     @classmethod
     def build(cls, counts: Mapping[str, int], min_count: int, max_size: int) -> "Vocabulary":
         """The at most `max_size` most frequent tokens seen at least `min_count` times, most frequent first."""
-        kept = [token for token, count in counts.items() if count >= min_count and token not in SPECIALS]
+        kept = [token for token, count in counts.items() if count >= min_count and token not in SPECIAL_TOKENS]
         kept.sort(key=lambda token: (-counts[token], token))
-        return cls([*SPECIALS, *kept[:max_size]])
+        return cls([*SPECIAL_TOKENS, *kept[:max_size]])
 
     def content(self) -> bytes:
         """A text file, one token per line; white space and backslashes inside a token are escaped."""
         return "".join(_escape(token) + "\n" for token in self.tokens).encode()
 
     @classmethod
-    def of_content(cls, content: bytes) -> "Vocabulary":
+    def from_content(cls, content: bytes) -> "Vocabulary":
         """Return the vocabulary that has this `content`; `ValueError` if it is damaged."""
         lines = content.decode().split("\n")[:-1]
         return cls([regex.sub(r"\\U([0-9a-f]{8})", lambda found: chr(int(found[1], 16)), line) for line in lines])

@@ -22,11 +22,11 @@ from factorcell import limits
 from factorcell.choices import PRIORS
 from factorcell.config import Config, UserError, choose
 from factorcell.data.cache import prepare
-from factorcell.data.columns import must_have
-from factorcell.data.corpus import Corpus, longer, target_offsets, targets
-from factorcell.data.tables import name_of
+from factorcell.data.columns import check_columns
+from factorcell.data.corpus import Corpus, extend_hashes, target_ids, target_offsets
+from factorcell.data.tables import table_name
 from factorcell.data.tokenizer import Tokenizer
-from factorcell.evaluation.bayes_rule import Classification, judge
+from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule
 from factorcell.model.scoring import Tally
 from factorcell.progress import progress_bar
 
@@ -44,7 +44,7 @@ def with_target(config: Config, target: str) -> Config:
     return Config(data=data, tokenizer=config.tokenizer)
 
 
-def read(
+def read_train_and_test(
     source: Any,
     table: Any,
     target: str,
@@ -58,7 +58,7 @@ def read(
     `UserError` if training has fewer than two frequent values, or no test text has one of them.
     """
     config = with_target(config, target)
-    must_have(table, config.data)
+    check_columns(table, config.data)
     train = prepare(source, config, tokenizer=tokenizer, progress=progress)
     if len(train.schema.variable(target).values) < 3:
         raise UserError(
@@ -67,7 +67,7 @@ def read(
     test = prepare(table, config, tokenizer=train.tokenizer, schema=train.schema, unknown="group")
     if not (_labels(test) >= 0).any():
         nothing = "there is nothing to judge a classifier by"
-        raise UserError(f"{name_of(table)}: no text has a value of {target} that training has; {nothing}")
+        raise UserError(f"{table_name(table)}: no text has a value of {target} that training has; {nothing}")
     return train, test
 
 
@@ -79,11 +79,11 @@ def naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uniform") -> tupl
     choose("priors", priors, PRIORS)
     names, labels, size = _names(train), _labels(train), len(train.tokenizer)
     values = np.repeat(labels, train.lengths)
-    flat = (values * size + targets(train))[values >= 0]
+    flat = (values * size + target_ids(train))[values >= 0]
     counts = np.bincount(flat, minlength=len(names) * size).reshape(len(names), size) + SMOOTHING
     counts[:, train.tokenizer.specials.start] = 0  # it is never predicted
     logs = np.log(np.where(counts > 0, counts, 1.0)).T - np.log(counts.sum(1))
-    likelihoods, wanted, starts = np.zeros((len(test), len(names))), targets(test), target_offsets(test)
+    likelihoods, wanted, starts = np.zeros((len(test), len(names))), target_ids(test), target_offsets(test)
     for rows in np.array_split(np.arange(len(test)), 1 + len(wanted) * len(names) // CELLS):
         part = slice(starts[rows[0]], starts[rows[-1] + 1])
         likelihoods[rows] = np.add.reduceat(logs[wanted[part]], starts[rows] - part.start)
@@ -92,8 +92,8 @@ def naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uniform") -> tupl
     tally = Tally(-float(likelihoods[judged, truth[judged]].sum()), int(test.lengths[judged].sum()))
     named = [names[label] if label >= 0 else None for label in truth]
     frequencies = dict(zip(names, np.bincount(labels[labels >= 0]).tolist(), strict=True))
-    result = judge(names, likelihoods, test.lengths, named, truncated=test.truncated)
-    return result.under(frequencies) if priors == "training" else result, tally
+    result = apply_bayes_rule(names, likelihoods, test.lengths, named, truncated=test.truncated)
+    return result.with_priors(frequencies) if priors == "training" else result, tally
 
 
 class Linear:
@@ -145,7 +145,7 @@ class _Bags:
         found, texts = [], []
         for length in range(1, order + 1):
             hashed[1:] = hashed[:-1]
-            hashed = longer(hashed, tokens + np.uint64(length), shift=32)
+            hashed = extend_hashes(hashed, tokens + np.uint64(length), shift=32)
             inside = place >= length - 1
             found.append((hashed[inside] % np.uint64(buckets)).astype(np.int64))
             texts.append(text[inside])

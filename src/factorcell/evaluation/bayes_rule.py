@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from factorcell.config import UserError
 from factorcell.evaluation.statistics import auc
-from factorcell.evaluation.text_figures import TextSums, of_right
+from factorcell.evaluation.text_figures import TextSums, accuracy_sums
 
 BINS = 15  # of the confidence, of equal width (Guo et al. 2017)
 COLDEST, HOTTEST = 0.01, 100.0  # range of temperatures
@@ -66,7 +66,7 @@ class Classification:
         return np.exp(self.log_posterior)
 
     @property
-    def labelled(self) -> bool:
+    def has_labels(self) -> bool:
         """Whether any text has the value of a candidate."""
         return bool((self.truth >= 0).any())
 
@@ -83,19 +83,19 @@ class Classification:
             rows.append({"row": row, "predicted": self.names[best], "true": true, **cut, "probabilities": named})
         return rows
 
-    def under(self, priors: Mapping[str, float]) -> "Classification":
+    def with_priors(self, priors: Mapping[str, float]) -> "Classification":
         """Return the classification with other priors; this one must have a uniform prior and temperature 1."""
         if self.log_prior is not None or self.posterior_at_1 is not None:
             raise UserError("priors: expected a classification with a uniform prior and temperature 1, got another")
         weights = np.array([priors[name] for name in self.names])
         with np.errstate(divide="ignore"):
             log_prior = np.log(weights / weights.sum())
-        posterior = tempered(self.log_posterior + log_prior, 1.0)
+        posterior = apply_temperature(self.log_posterior + log_prior, 1.0)
         return replace(self, log_posterior=posterior, log_prior=log_prior)
 
-    def at(self, temperature: float) -> "Classification":
+    def at_temperature(self, temperature: float) -> "Classification":
         """Return the classification with the evidence of the texts at a temperature."""
-        posterior = tempered(self.log_posterior, temperature, self.log_prior)
+        posterior = apply_temperature(self.log_posterior, temperature, self.log_prior)
         return replace(self, log_posterior=posterior, temperature=temperature, posterior_at_1=self.log_posterior)
 
     def fitted_temperature(self) -> float:
@@ -162,7 +162,7 @@ class Classification:
         return row
 
 
-def judge(
+def apply_bayes_rule(
     names: Sequence[str],
     likelihoods: Floats,
     lengths: NDArray[np.int64],
@@ -179,12 +179,14 @@ def judge(
     index = {name: number for number, name in enumerate(names)}
     which = np.array([-1 if name is None else index.get(name, -1) for name in truth], dtype=np.int64)
     distractor = np.isin(np.array(truth, dtype=object), list(distractors))
-    return Classification(tuple(names), tempered(likelihoods, 1.0), score, which, distractor, truncated=truncated)
+    return Classification(
+        tuple(names), apply_temperature(likelihoods, 1.0), score, which, distractor, truncated=truncated
+    )
 
 
-def judged_texts(result: Classification) -> TextSums:
+def text_accuracies(result: Classification) -> TextSums:
     """Return what every text adds to the accuracy."""
-    return of_right(result.key, result.predicted == result.truth, result.truth >= 0)
+    return accuracy_sums(result.key, result.predicted == result.truth, result.truth >= 0)
 
 
 def z_scores(values: Floats) -> Floats:
@@ -218,7 +220,7 @@ def value_nats(log_posterior: Floats, truth: NDArray[np.int64]) -> float:
     return float(-log_posterior[np.arange(len(truth)), truth].mean()) if len(truth) else math.nan
 
 
-def tempered(log_posterior: Floats, temperature: float, log_prior: Floats | None = None) -> Floats:
+def apply_temperature(log_posterior: Floats, temperature: float, log_prior: Floats | None = None) -> Floats:
     """Return `log_posterior` (B, K) with the evidence divided by a temperature, and the priors (K,) as they are."""
     prior = _finite(log_prior)
     flat = (log_posterior - prior) / temperature + prior
@@ -239,7 +241,7 @@ def fit_temperature(log_posterior: Floats, truth: NDArray[np.int64], log_prior: 
     known = np.where(np.isneginf(evidence), 0.0, evidence)  # an impossible value has no share in the mean
 
     def slope(inverse: float) -> float:
-        shares = np.exp(tempered(log_posterior, 1 / inverse, log_prior))
+        shares = np.exp(apply_temperature(log_posterior, 1 / inverse, log_prior))
         return float(((shares * known).sum(1) - own).mean())
 
     low, high = 1 / HOTTEST, 1 / COLDEST

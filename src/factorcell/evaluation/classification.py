@@ -23,23 +23,23 @@ from torch import Tensor
 from factorcell import limits, memory
 from factorcell.choices import PRIORS, PROPOSALS
 from factorcell.config import DataConfig, UserError, choose
-from factorcell.data.chunks import listed
+from factorcell.data.chunks import format_names
 from factorcell.data.context import Context
 from factorcell.data.corpus import Batch, Corpus
-from factorcell.data.rows import by_name, labels_of, names_of
+from factorcell.data.rows import category_names, distinct_category_names, key_by_category_name
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import open_table
-from factorcell.data.values import category_name, name_or_none, to_number
-from factorcell.evaluation.bayes_rule import Classification, judge
-from factorcell.evaluation.text_figures import key_of
-from factorcell.model.language_model import Conditioned
+from factorcell.data.values import category_name, category_name_or_none, to_number
+from factorcell.evaluation.bayes_rule import Classification, apply_bayes_rule
+from factorcell.evaluation.text_figures import texts_digest
+from factorcell.model.language_model import Conditioning
 from factorcell.model.output import Proposal, Samples
 from factorcell.model.run import TOKENS, Run
 from factorcell.progress import progress_bar
 
 Row = dict[str, Any]
 Floats = NDArray[np.float64]
-ACCURACY = "an accuracy is of texts that have a value"  # why a table must have them
+ACCURACY_REASON = "an accuracy is of texts that have a value"  # why a table must have them
 EARTH_RADIUS = 6371.0088  # km
 
 
@@ -103,7 +103,7 @@ def draw_samples(run: Run, count: int, seed: int = 0, proposal: str = "rank") ->
     """Draw `count` tokens with replacement; `UserError` if "unigram" is asked of a run without saved counts."""
     memory.check(24 * count, f"{count:,} samples")  # bytes of each
     if proposal == "unigram":
-        counts = run.unigrams().clamp(min=1)  # a token that was never a target counts as seen once
+        counts = run.unigram_counts().clamp(min=1)  # a token that was never a target counts as seen once
         counts[run.tokenizer.specials.start] = 0
         by = Proposal(counts, count, run.device)
     else:
@@ -117,7 +117,7 @@ def _candidate_nats(
     run: Run,
     batch: Batch,
     columns: list[tuple[Tensor, Tensor]],
-    prepared: Conditioned | None,
+    prepared: Conditioning | None,
     samples: Samples | None,
 ) -> Floats:
     """Return the nats (B, K) of a batch under each of K candidates, read as one batch of B x K texts."""
@@ -130,7 +130,7 @@ def _candidate_nats(
     repeated = torch.arange(texts, device=run.device).repeat_interleave(count)
     wide = Batch(batch.tokens[repeated], batch.lengths[repeated], contexts, batch.rows[repeated])
     chosen = prepared.select(which)
-    nats = run.model(wide, chosen) if samples is None else run.model.sampled(wide, samples, conditioned=chosen)
+    nats = run.model(wide, chosen) if samples is None else run.model.sampled_nats(wide, samples, conditioning=chosen)
     summed: Floats = nats.double().sum(1).view(texts, count).cpu().numpy()
     return summed
 
@@ -216,24 +216,26 @@ def classify(
     """
     if run.schema.variable(target) in run.schema.numbers:
         raise UserError(f"{target} is a number; classify it among named points (--points)")
-    variable = category(run.schema, target)
-    names = names_of(values, "values") or list(variable.values[1:])
-    distractors = names_of(distractors, "distractors")
+    variable = category_variable(run.schema, target)
+    names = distinct_category_names(values, "values") or list(variable.values[1:])
+    distractors = distinct_category_names(distractors, "distractors")
     for name in names:
         _choose_value(run, variable, name, variable.values[1:])
     if len({*names, *distractors}) < 2:
         raise UserError(f"{target} has {'one value' if names else 'no value'} here: there is nothing to tell apart")
     if calibrate is not None:
-        must_tell(calibrate, variable, names, run.config.data, "a temperature is fitted by the values that texts have")
+        require_labels(
+            calibrate, variable, names, run.config.data, "a temperature is fitted by the values that texts have"
+        )
     choose("priors", priors, PRIORS)
-    trained = variable.counted
+    trained = variable.counts_by_value
     how: Any = {"samples": samples, "seed": seed, "proposal": proposal, "progress": progress}
     judged = [_judged(run, source, target, names, distractors, unknown, how)]
     judged += [] if calibrate is None else [_judged(run, calibrate, target, names, (), unknown, how)]
 
     def under(weights: Mapping[str, float] | None) -> Classification:
-        result, *held = (one if weights is None else one.under(weights) for one in judged)
-        return result.at(held[0].fitted_temperature()) if held else result
+        result, *held = (one if weights is None else one.with_priors(weights) for one in judged)
+        return result.at_temperature(held[0].fitted_temperature()) if held else result
 
     if priors == "training":
         return under(trained)
@@ -251,41 +253,41 @@ def _judged(
     how: Mapping[str, Any],
 ) -> Classification:
     corpus = run.prepare(source, unknown=unknown, optional=(target,), progress=how["progress"])
-    column = run.schema.variable(target).source
+    column = run.schema.variable(target).source_column
     truth = _names(source, column) if column in open_table(source).columns else [None] * len(corpus)
     likelihoods = log_likelihoods(run, corpus, [{target: name} for name in names], **how)
     missing = np.array([name is None for name in truth], dtype=bool)
-    result = judge(names, likelihoods, corpus.lengths, truth, distractors, corpus.truncated)
-    return replace(result, missing=missing, key=key_of(corpus, target, *names))
+    result = apply_bayes_rule(names, likelihoods, corpus.lengths, truth, distractors, corpus.truncated)
+    return replace(result, missing=missing, key=texts_digest(corpus, target, *names))
 
 
 def _choose_value(run: Run, variable: Variable, name: str, valid: Sequence[str]) -> None:
     """Raise a `UserError` unless `name` is one of the `valid` values, which are not listed if they are users."""
-    if variable.source != run.config.data.user:
+    if variable.source_column != run.config.data.user:
         choose(f"value of {variable.name}", name, valid)
     elif name not in valid:
         raise UserError(f"unknown value of {variable.name} {name!r}; it knows {len(variable.values) - 1:,} values")
 
 
-def category(schema: ContextSchema, target: str) -> Variable:
+def category_variable(schema: ContextSchema, target: str) -> Variable:
     variable = schema.variable(target)
     if variable.kind != "category":
         raise UserError(f"{target} is a {variable.kind}; only the values of a category can be told apart")
     return variable
 
 
-def must_tell(source: Any, variable: Variable, names: Sequence[str], config: DataConfig, why: str) -> None:
+def require_labels(source: Any, variable: Variable, names: Sequence[str], config: DataConfig, reason: str) -> None:
     """Raise a `UserError` with the reason `why` unless a text of `source` has one of the values `names`."""
     table = open_table(source)
-    if variable.source not in table.columns:
-        raise UserError(f"{table.lacks(variable.source).message}; {why}")
-    if set(names).isdisjoint(_names(source, variable.source)):
-        values = f"any of {len(names):,} users" if variable.source == config.user else listed(names)
-        raise UserError(f"{table.name}: no text has a value of {variable.name} to choose among ({values}); {why}")
+    if variable.source_column not in table.columns:
+        raise UserError(f"{table.missing_column_error(variable.source_column).message}; {reason}")
+    if set(names).isdisjoint(_names(source, variable.source_column)):
+        values = f"any of {len(names):,} users" if variable.source_column == config.user else format_names(names)
+        raise UserError(f"{table.name}: no text has a value of {variable.name} to choose among ({values}); {reason}")
 
 
 def _names(source: Any, column: str) -> list[str | None]:
-    return [name_or_none(value) for chunk in open_table(source).chunks([column]) for value in chunk[column]]
+    return [category_name_or_none(value) for chunk in open_table(source).chunks([column]) for value in chunk[column]]
 
 
 def classify_points(
@@ -327,7 +329,7 @@ def classify_points(
     limits.check(within=within)
     if not points:
         raise UserError("no points to choose from")
-    points = by_name(points, "points")
+    points = key_by_category_name(points, "points")
     variables = tuple(next(iter(points.values())))
     for name in variables:
         choose("numeric context variable", name, [variable.name for variable in run.schema.numbers])
@@ -335,7 +337,7 @@ def classify_points(
         if set(point) != set(variables):
             raise UserError(f"point {name!r}: expected {', '.join(variables)}, got {', '.join(point) or 'nothing'}")
     corpus = run.prepare(source, unknown=unknown, optional=variables, progress=progress)
-    truth = None if truth is None else labels_of(truth, "truth", len(corpus))
+    truth = None if truth is None else category_names(truth, "truth", len(corpus))
     names, candidates = list(points), list(points.values())
     likelihoods = log_likelihoods(
         run, corpus, candidates, samples=samples, seed=seed, proposal=proposal, progress=progress
@@ -344,17 +346,17 @@ def classify_points(
         index = [run.schema.numbers.index(run.schema.variable(name)) for name in variables]
         texts = corpus.numbers[:, index].astype(np.float64)
         places = np.array([[float(point[variable]) for variable in variables] for point in candidates])
-        distance = distances(texts, places, variables, run)
+        distance = point_distances(texts, places, variables, run)
         nearest = distance.argmin(1)
         truth = [names[near] if far <= within else None for near, far in zip(nearest, distance.min(1), strict=True)]
-    result = judge(names, likelihoods, corpus.lengths, truth, truncated=corpus.truncated)
-    return replace(result, key=key_of(corpus, *names))
+    result = apply_bayes_rule(names, likelihoods, corpus.lengths, truth, truncated=corpus.truncated)
+    return replace(result, key=texts_digest(corpus, *names))
 
 
-def distances(texts: Floats, points: Floats, variables: Sequence[str], run: Run) -> Floats:
+def point_distances(texts: Floats, points: Floats, variables: Sequence[str], run: Run) -> Floats:
     """Return the distances (B, K) of `texts` (B, N) from `points` (K, N); km if they are latitude and longitude."""
     if [name[:3].lower() for name in variables] == ["lat", "lon"]:
-        return kilometres(texts, points)
+        return great_circle_distances(texts, points)
     used = [run.schema.variable(name) for name in variables]
     period = np.array([variable.period or math.inf for variable in used])
     gap = np.abs(texts[:, None] - points[None]) % period
@@ -363,7 +365,7 @@ def distances(texts: Floats, points: Floats, variables: Sequence[str], run: Run)
     return total
 
 
-def kilometres(first: Floats, second: Floats) -> Floats:
+def great_circle_distances(first: Floats, second: Floats) -> Floats:
     """Return the great-circle distances (B, K) of places `first` (B, 2) and `second` (K, 2), degrees north and east."""
     a, b = np.radians(first)[:, None], np.radians(second)[None]
     half = np.sin((a - b) / 2) ** 2

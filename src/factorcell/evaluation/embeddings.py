@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factorcell import limits
-from factorcell.choices import MEASURES
-from factorcell.config import INSIDE, UserError, choose
+from factorcell.choices import EMBEDDING_MEASURES
+from factorcell.config import LOW_RANK_BIASES, UserError, choose
 from factorcell.data.columns import parse_column
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, is_missing, to_number
-from factorcell.limits import nearest
-from factorcell.model.adapters import shifting
+from factorcell.limits import nearest_hint
+from factorcell.model.adapters import weight_adapters
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
 
@@ -51,10 +51,10 @@ class Embeddings:
     values: tuple[str, ...]
     counts: NDArray[np.int64]
     vectors: Floats
-    people: bool = False
+    are_users: bool = False
 
     @classmethod
-    def of(cls, run: Run, variable: str = "", values: Sequence[str] = ()) -> "Embeddings":
+    def from_run(cls, run: Run, variable: str = "", values: Sequence[str] = ()) -> "Embeddings":
         """Return the embeddings of `variable`, or else of the variable that knows most of `values`, or has most values.
 
         `UserError` if the run has no embeddings of categories.
@@ -74,11 +74,11 @@ class Embeddings:
         )
         return cls(
             best.name,
-            best.source,
+            best.source_column,
             best.values[1:],
             np.array(best.counts[1:], dtype=np.int64),
             run.model.encoder.tables[categories.index(best)].detach().double().cpu().numpy()[1:],
-            best.source == run.config.data.user,
+            best.source_column == run.config.data.user,
         )
 
     def row(self, value: object) -> int:
@@ -86,7 +86,7 @@ class Embeddings:
         name = category_name(value)
         if name in self.values:
             return self.values.index(name)
-        hint = "" if self.people else nearest(name, self.values)
+        hint = "" if self.are_users else nearest_hint(name, self.values)
         raise UserError(
             f"{self.variable} {name!r} was never seen in training or is a rare value{hint}; "
             f"it knows {len(self.values):,} values"
@@ -94,7 +94,7 @@ class Embeddings:
 
     def neighbours(self, values: Sequence[object], count: int = 10, measure: str = "cosine") -> list[Row]:
         """Return the `count` nearest values of each of `values`: rows of value, near, count, and the measure."""
-        choose("measure", measure, MEASURES)
+        choose("measure", measure, EMBEDDING_MEASURES)
         limits.check(count=count)
         rows = np.array([self.row(value) for value in values], dtype=np.int64)
         found: list[Row] = []
@@ -108,7 +108,7 @@ class Embeddings:
 def _learned(run: Run) -> bool:
     """Return whether anything reads the embeddings: biases of single values have coefficients instead."""
     config = run.config.model
-    return bool(shifting(config) or set(config.output_bias) & set(INSIDE))
+    return bool(weight_adapters(config) or set(config.output_bias) & set(LOW_RANK_BIASES))
 
 
 def _why_not(run: Run) -> str:
@@ -127,7 +127,7 @@ def _nearness(some: Floats, every: Floats, measure: str) -> Floats:
     return -np.sqrt(np.maximum(squares, 0.0))
 
 
-def shift(
+def bias_shift(
     run: Run, context: Mapping[str, Any], against: Mapping[str, Any] | None = None, *, unknown: str = "error"
 ) -> Floats:
     """Return by how many nats (V,) a context raises each token in the softmax bias over the context `against`.
@@ -148,7 +148,7 @@ def shift(
     return np.where(possible, np.where(possible, logs[0], 0.0) - np.where(possible, logs[1], 0.0), 0.0)
 
 
-def words(
+def most_shifted_tokens(
     run: Run,
     context: Mapping[str, Any],
     against: Mapping[str, Any] | None = None,
@@ -163,7 +163,7 @@ def words(
     `frequent` considers only that many most frequent tokens, since the bias of rare ones is little trained.
     """
     limits.check(count=count, frequent=frequent)
-    nats = shift(run, context, against, unknown=unknown)
+    nats = bias_shift(run, context, against, unknown=unknown)
     specials = run.tokenizer.specials
     nats[specials.unknown] = 0.0
     order = np.argsort(-nats[: None if frequent is None else frequent + len(specials)], kind="stable").tolist()
@@ -222,7 +222,7 @@ def _mean(entries: Counter[str]) -> float | None:
     return sum((number or 0.0) * count for number, count in numbers) / entries.total()
 
 
-def project(vectors: Floats) -> tuple[Floats, Floats]:
+def project_to_plane(vectors: Floats) -> tuple[Floats, Floats]:
     """Return points (N, 2) on the first two principal axes of vectors (N, k), and their shares (2,) of the variance.
 
     The largest component of an axis is positive, so that the same vectors give the same map.
@@ -236,9 +236,9 @@ def project(vectors: Floats) -> tuple[Floats, Floats]:
     return centred @ axes.T, squares[:2] / max(float(squares.sum()), 1e-300)
 
 
-def points(embeddings: Embeddings, column: ValueColumn) -> list[Row]:
+def map_points(embeddings: Embeddings, column: ValueColumn) -> list[Row]:
     """Return a row for each value that the column knows, on the map of all: value, count, x, y, and group or number."""
-    places, _ = project(embeddings.vectors)
+    places, _ = project_to_plane(embeddings.vectors)
     rows: list[Row] = []
     for place in column.known.tolist():
         x, y = places[place].tolist()
@@ -267,13 +267,13 @@ def ellipses(rows: Sequence[Row], groups: int = 8) -> list[Row]:
     return found
 
 
-def agreement(embeddings: Embeddings, column: ValueColumn, measure: str = "cosine") -> Row:
+def neighbour_agreement(embeddings: Embeddings, column: ValueColumn, measure: str = "cosine") -> Row:
     """Return how well a value and its nearest neighbour agree in the column.
 
     The row has column, values (their number) and measure; for groups how often both have the `same` one, and the same
     for any two values, `chance`; for numbers their `correlation`.
     """
-    choose("measure", measure, MEASURES)
+    choose("measure", measure, EMBEDDING_MEASURES)
     known = column.known
     if len(known) < LEAST:
         raise UserError(f"{column.name} is known of {len(known)} values; neighbours take {LEAST} at least")
@@ -296,7 +296,7 @@ def _correlation(one: Floats, other: Floats) -> float:
     return float(np.corrcoef(one, other)[0, 1]) if np.ptp(one) and np.ptp(other) else 0.0
 
 
-def predict(embeddings: Embeddings, column: ValueColumn, *, seed: int = 0, progress: bool = False) -> Row:
+def predict_column(embeddings: Embeddings, column: ValueColumn, *, seed: int = 0, progress: bool = False) -> Row:
     """Predict the column from the embedding by gradient-boosted trees, in `FOLDS`-fold cross-validation.
 
     The row has column, variable, values and folds; for groups (those of at least `FOLDS` values) their number,

@@ -25,22 +25,22 @@ from factorcell import limits
 from factorcell.choices import ALTERNATIVES
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
-from factorcell.completion.online import User, tells_apart
+from factorcell.completion.online import User, distinguishes_users
 from factorcell.completion.popularity import Popularity
 from factorcell.completion.search import Suggestion
 from factorcell.config import UserError
-from factorcell.data.canaries import FILE, TIMES, Canaries, with_texts
+from factorcell.data.canaries import CANARIES_FILE, MAX_REPETITIONS, Canaries, replace_texts
 from factorcell.data.counts import POPULARITY
-from factorcell.data.tables import name_of
+from factorcell.data.tables import table_name
 from factorcell.evaluation import perplexity
-from factorcell.evaluation.statistics import INTERVAL
+from factorcell.evaluation.statistics import NORMAL_QUANTILE
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
 
 READERS = ("stranger", "others", "owner")
 SOURCES = ("model", "popularity", "blend")
 SUGGESTIONS = 10  # completions that a canary is looked for in
-LEVEL = 0.01  # of the test
+SIGNIFICANCE_LEVEL = 0.01  # of the test
 
 Row = dict[str, Any]
 Floats = NDArray[np.float64]
@@ -76,9 +76,9 @@ def audit(
     """
     run = run if isinstance(run, Run) else Run.open(run)
     limits.check(alternatives=alternatives, seed=seed)
-    if not (run.folder / FILE).exists():
-        raise UserError(f"{run.folder}: no {FILE}; train a run with --canaries N to audit it")
-    canaries = Canaries.open(run.folder / FILE, run.tokenizer, run.schema)
+    if not (run.folder / CANARIES_FILE).exists():
+        raise UserError(f"{run.folder}: no {CANARIES_FILE}; train a run with --canaries N to audit it")
+    canaries = Canaries.open(run.folder / CANARIES_FILE, run.tokenizer, run.schema)
     ranks = _ranks(run, canaries, alternatives, seed, progress)
     found = _suggested(run, canaries, progress)
     rows = [
@@ -88,15 +88,17 @@ def audit(
             **{reader: exposure(ranks[reader][number], alternatives) for reader in READERS},
             **found[number],
         }
-        for number, (text, times) in enumerate(zip(canaries.texts, canaries.times, strict=True))
+        for number, (text, times) in enumerate(zip(canaries.texts, canaries.repetitions, strict=True))
     ]
     groups = [("all", list(range(len(rows))))]
-    groups += [(str(times), np.flatnonzero(canaries.times == times).tolist()) for times in range(1, TIMES + 1)]
+    groups += [
+        (str(times), np.flatnonzero(canaries.repetitions == times).tolist()) for times in range(1, MAX_REPETITIONS + 1)
+    ]
     return {
-        "texts": {"table": name_of(table), **perplexity.evaluate(run, table, unknown=unknown)},
+        "texts": {"table": table_name(table), **perplexity.evaluate(run, table, unknown=unknown)},
         "exposure": [_summed(name, rows, members, alternatives) for name, members in groups if members],
         "canaries": rows,
-        "chance": chance(alternatives),
+        "chance": chance_exposure(alternatives),
         "most": math.log2(alternatives + 1),
     }
 
@@ -106,12 +108,12 @@ def exposure(rank: float, alternatives: int) -> float | None:
     return None if math.isnan(rank) else math.log2((alternatives + 1) / rank)
 
 
-def chance(alternatives: int) -> float:
+def chance_exposure(alternatives: int) -> float:
     """Return the mean exposure of uniform ranks, in bits: about log2 e."""
     return float(np.log2((alternatives + 1) / np.arange(1, alternatives + 2)).mean())
 
 
-def uniformity(ranks: Floats, alternatives: int) -> float:
+def uniformity_p_value(ranks: Floats, alternatives: int) -> float:
     """Return the p of the exact one-sided Kolmogorov-Smirnov test that ranks are uniform (Birnbaum and Tingey 1951).
 
     p = d sum_{j <= n (1 - d)} C(n, j) (d + j / n)^(j - 1) (1 - d - j / n)^(n - j), where d is the largest excess of the
@@ -132,20 +134,22 @@ def uniformity(ranks: Floats, alternatives: int) -> float:
 
 def _ranks(run: Run, canaries: Canaries, alternatives: int, seed: int, progress: bool) -> dict[str, Floats]:
     """Return the rank (N,) of every canary for each reader, 1 the most likely; NaN if there is no such reader."""
-    count, owners, user = len(canaries.texts), canaries.owners, run.config.data.user
+    count, owners, user = len(canaries.texts), canaries.corpus, run.config.data.user
     texts = [*canaries.texts, *canaries.form.draw(alternatives, (seed, 0xA17E))]
-    column = next((n for n, variable in enumerate(run.schema.categories) if user and variable.source == user), None)
+    column = next(
+        (n for n, variable in enumerate(run.schema.categories) if user and variable.source_column == user), None
+    )
     if column is None:
         strangers = owners.without_context(owners.schema)
     else:
         strangers = replace(owners, categories=owners.categories.copy())
         strangers.categories[:, column] = 0
-    both = owners.joined(strangers)
+    both = owners.concatenate(strangers)
     which = both.context(np.arange(2 * count)).distinct()[1].numpy()
     rows = [int(np.flatnonzero(which == context)[0]) for context in range(which.max() + 1)]
     lines = []
     for row in progress_bar(rows, desc="exposure", unit="contexts", show=progress):
-        corpus = with_texts(both.select(np.full(len(texts), row)), texts)
+        corpus = replace_texts(both.select(np.full(len(texts), row)), texts)
         lines.append(run.nats(corpus).astype(np.float64).reshape(len(texts), -1).sum(1))
     nats = np.stack(lines)  # (C, N + A)
     persons = which[:count] + 1 if column is None else owners.categories[:, column]
@@ -169,12 +173,12 @@ def _suggested(run: Run, canaries: Canaries, progress: bool) -> list[Row]:
     """Return which sources suggest each canary to a stranger who typed its first half; nothing for runs of words."""
     if not run.tokenizer.is_character_level:
         return [{} for _ in canaries.texts]
-    completer, user = Completer(run, unknown="group"), User.new(run) if tells_apart(run) else None
+    completer, user = Completer(run, unknown="group"), User.new(run) if distinguishes_users(run) else None
     sources: dict[str, Callable[[str], Sequence[Suggestion]]] = {
         "model": lambda prefix: completer.complete(prefix, user, k=SUGGESTIONS)
     }
     if (run.folder / POPULARITY).exists():
-        popularity = Popularity.of(run)
+        popularity = Popularity.from_run(run)
         sources["popularity"] = lambda prefix: popularity.complete(prefix, SUGGESTIONS)
         if user is not None:
             blend = Blend(completer, popularity)
@@ -193,15 +197,15 @@ def _summed(name: str, rows: Sequence[Row], members: Sequence[int], alternatives
     for reader in READERS:
         found = np.array([row[reader] for row in chosen if row[reader] is not None])
         if len(found):
-            wide = INTERVAL * float(found.std(ddof=1)) / math.sqrt(len(found)) if len(found) > 1 else math.nan
-            mean, p = float(found.mean()), uniformity((alternatives + 1) / 2**found, alternatives)
+            wide = NORMAL_QUANTILE * float(found.std(ddof=1)) / math.sqrt(len(found)) if len(found) > 1 else math.nan
+            mean, p = float(found.mean()), uniformity_p_value((alternatives + 1) / 2**found, alternatives)
             summary |= {
                 reader: mean,
                 f"{reader}_low": mean - wide,
                 f"{reader}_high": mean + wide,
                 f"{reader}_largest": float(found.max()),
                 f"{reader}_p": p,
-                f"{reader}_at_chance": p >= LEVEL,
+                f"{reader}_at_chance": p >= SIGNIFICANCE_LEVEL,
             }
     for source in SOURCES:
         if source in chosen[0]:

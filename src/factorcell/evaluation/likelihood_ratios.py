@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from factorcell.config import UserError
 from factorcell.data.corpus import Corpus, target_offsets
-from factorcell.data.rows import row_of
+from factorcell.data.rows import to_row
 from factorcell.data.tables import open_table
-from factorcell.evaluation.text_figures import key_of
+from factorcell.evaluation.text_figures import texts_digest
 from factorcell.model.run import Run
 
 STRENGTHS = (0.5, 1.0, 2.0)  # nats from which a ratio is weak, clear or strong
@@ -40,7 +40,7 @@ def explain(
     where the first context is likelier. Raises a `UserError` for runs with different tokens, and for contexts that are
     the same or not valid.
     """
-    contexts = {name: row_of(context) for name, context in contexts.items()}
+    contexts = {name: to_row(context) for name, context in contexts.items()}
     _check(runs, texts, list(contexts.values()))
     names = list(contexts)
     nats, corpus = _nats(runs, texts, list(contexts.values()), unknown)
@@ -82,8 +82,8 @@ def _nats(
     total, key = None, ""
     for run in runs:
         corpora = [run.read(texts, [context] * len(texts), unknown=unknown, truncate=False) for context in contexts]
-        key = key_of(corpora[0]) if total is None else key
-        if key_of(corpora[0]) != key:
+        key = texts_digest(corpora[0]) if total is None else key
+        if texts_digest(corpora[0]) != key:
             raise UserError(f"{run.folder} and {runs[0].folder} read these texts differently: they cannot be averaged")
         own = np.stack([run.nats(corpus).astype(np.float64) for corpus in corpora])
         total = own if total is None else total + own
@@ -103,7 +103,7 @@ def _check(runs: Sequence[Run], texts: Sequence[str], contexts: Sequence[Setting
             raise UserError(f"the contexts are the same ({context_text(one)}): there is nothing to compare")
 
 
-def column_texts(source: Any, column: str) -> list[str]:
+def read_texts(source: Any, column: str) -> list[str]:
     return [text for chunk in open_table(source).chunks([column]) for text in chunk[column]]
 
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from factorcell import files, limits, lock
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
-from factorcell.data.corpus import Corpus, targets
+from factorcell.data.corpus import Corpus, target_ids
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import Tokenizer, load_tokenizer, new_tokenizer
 from factorcell.progress import progress_bar
@@ -56,7 +56,7 @@ class Level:
     """
 
     def __init__(self, grams: NGramCounts, histories: int, size: int) -> None:
-        self.size, self.discounts = size, discounts(grams.counts)
+        self.size, self.discounts = size, estimate_discounts(grams.counts)
         taken = np.array([0.0, *self.discounts])[np.minimum(grams.counts, 3)]
         history = grams.keys // size
         total = np.bincount(history, grams.counts, histories)
@@ -80,7 +80,7 @@ class Level:
         return rows, np.arange(len(rows)) + np.repeat(begin - np.cumsum(count) + count, count)
 
 
-def discounts(counts: Ids) -> tuple[float, ...]:
+def estimate_discounts(counts: Ids) -> tuple[float, ...]:
     """Estimate D of counts 1, 2, and 3 or more from the numbers of n-grams with counts 1 to 4; else `FALLBACK`."""
     ones, twos, threes, fours = np.bincount(np.minimum(counts, 5), minlength=6)[1:5].tolist()
     if not (ones and twos and threes):
@@ -90,11 +90,11 @@ def discounts(counts: Ids) -> tuple[float, ...]:
     return found if min(found) > 0 else FALLBACK
 
 
-def count(corpus: Corpus, order: int, progress: bool = False) -> list[NGramCounts]:
+def count_ngrams(corpus: Corpus, order: int, progress: bool = False) -> list[NGramCounts]:
     """Return the Kneser-Ney counts of orders 1 to `order`, or to the longest text."""
     size, tokens, begins = len(corpus.tokenizer), corpus.tokens.astype(np.int64), corpus.offsets[:-1]
     keys = [np.arange(size)]
-    counts = [np.bincount(targets(corpus), minlength=size)]
+    counts = [np.bincount(target_ids(corpus), minlength=size)]
     ids = tokens  # of the n-gram that ends here; -1 where it would reach into the text before
     for _ in progress_bar(range(1, order), desc="counting", unit="orders", show=progress):
         history = _before(ids, begins)
@@ -155,16 +155,16 @@ class NGram:
         if order is None:
             order = USUAL_OF_CHARACTERS if reading.is_character_level else USUAL
         limits.check(order=order)
-        with lock.writing(folder):
+        with lock.training_lock(folder):
             files.new_folder(folder, (TABLES, *reading.FILES))
             read = isinstance(source, Corpus)
             corpus = source if read else prepare(source, config, tokenizer=tokenizer, progress=progress)
-            model = cls(folder, config, corpus.tokenizer, count(corpus, order, progress))
+            model = cls(folder, config, corpus.tokenizer, count_ngrams(corpus, order, progress))
             model._save()
         return model
 
     def _save(self) -> None:
-        files.list_files(self.folder, (FILE, *self.tokenizer.FILES))
+        files.create_manifest(self.folder, (FILE, *self.tokenizer.FILES))
         tensors = {}
         for order, table in enumerate(self.grams, 1):
             tensors[f"keys{order}"] = torch.from_numpy(table.keys)

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from factorcell.bootstrap import Interval
 from factorcell.config import UserError
-from factorcell.data.corpus import Corpus, known_targets
-from factorcell.data.rows import labels_of
+from factorcell.data.corpus import Corpus, is_known_target
+from factorcell.data.rows import category_names
 from factorcell.data.tables import open_table
-from factorcell.data.values import is_missing, name_or_none, to_number
+from factorcell.data.values import category_name_or_none, is_missing, to_number
 from factorcell.evaluation import statistics, text_figures
 from factorcell.evaluation.statistics import Ratios
 from factorcell.evaluation.text_figures import Figures, TextSums
@@ -60,10 +60,10 @@ def evaluate(run: Scorer, source: Any, *, baseline: Scorer | None = None, unknow
     Raises:
         UserError: The baseline reads other texts.
     """
-    return evaluated(run, source, baseline=baseline, unknown=unknown).row
+    return evaluate_by_columns(run, source, baseline=baseline, unknown=unknown).row
 
 
-def evaluated(
+def evaluate_by_columns(
     run: Scorer,
     source: Any,
     *,
@@ -81,14 +81,14 @@ def evaluated(
     columns = {column: column_groups(source, column) for column in by}
     corpus = source if isinstance(source, Corpus) else run.prepare(source, unknown=unknown)
     nats = run.nats(corpus)
-    texts, row, groups = text_figures.of_nats(nats, corpus), summarised(nats, corpus), dict[str, list[Row]]()
+    texts, row, groups = text_figures.figures_from_nats(nats, corpus), summary_row(nats, corpus), dict[str, list[Row]]()
     if baseline is not None and baseline.tokenizer.tokens != run.tokenizer.tokens:
         other = baseline.prepare(source, unknown=unknown)
-        row |= _bits_above(texts, text_figures.of_nats(baseline.nats(other), other), other, baseline)
+        row |= _bits_above(texts, text_figures.figures_from_nats(baseline.nats(other), other), other, baseline)
     elif by or baseline is not None:
         figures = _baseline_figures(run, baseline, corpus, source, unknown)
         ours, plain = texts["perplexity"], figures["perplexity"]
-        row |= gain(ours, plain).row("gain")
+        row |= gain(ours, plain).to_row("gain")
         row |= {"perplexity_without": _perplexity(plain), "over": None if baseline is None else baseline.folder.name}
         row |= {} if baseline is None else _bits_above(texts, figures, corpus, baseline)
         row |= {"strangers": True} if only_unknown_users(run, corpus) else {}
@@ -96,9 +96,9 @@ def evaluated(
     return Evaluation(row, groups, texts)
 
 
-def summarised(nats: NDArray[Any], corpus: Corpus) -> Row:
+def summary_row(nats: NDArray[Any], corpus: Corpus) -> Row:
     """Return the row of `evaluate` from the nats of all targets of `corpus`."""
-    nats, known = nats.astype(np.float64), known_targets(corpus)
+    nats, known = nats.astype(np.float64), is_known_target(corpus)
     return {
         "texts": len(corpus),
         "truncated": int(corpus.truncated.sum()),
@@ -107,7 +107,7 @@ def summarised(nats: NDArray[Any], corpus: Corpus) -> Row:
         "unknown_share": float(1 - known.mean()),
         "perplexity": Tally(float(nats.sum()), len(nats)).perplexity,
         "perplexity_known": Tally(float(nats[known].sum()), int(known.sum())).perplexity,
-        **_bits_per_byte(text_figures.per_text(nats, corpus), corpus),
+        **_bits_per_byte(text_figures.sum_per_text(nats, corpus), corpus),
     }
 
 
@@ -116,10 +116,10 @@ def _bits_per_byte(nats: NDArray[np.float64], corpus: Corpus) -> Row:
     sums = text_figures.bits_per_byte("", nats, corpus)
     if sums is None:
         return {}
-    counted = sums.counted
-    ratios = Ratios.of([[sums]]) if sums.below[counted].any() else None
-    figure = ratios.interval(0).row(BITS) if ratios else dict.fromkeys(Interval(0.0).row(BITS))
-    bound = bool((text_figures.lower_bounds(corpus) & counted).any())
+    counted = sums.is_included
+    ratios = Ratios.from_sums([[sums]]) if sums.denominator[counted].any() else None
+    figure = ratios.interval(0).to_row(BITS) if ratios else dict.fromkeys(Interval(0.0).to_row(BITS))
+    bound = bool((text_figures.has_lower_bound(corpus) & counted).any())
     return {**figure, f"{BITS}_bound": bound, f"{BITS}_texts": int(counted.sum())}
 
 
@@ -139,16 +139,16 @@ def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[Any], baseline: Sc
     Raises:
         UserError: There is not one value per text, or the vocabularies differ.
     """
-    names = [label or MISSING_GROUP for label in labels_of(values, "values", len(corpus))]
+    names = [label or MISSING_GROUP for label in category_names(values, "values", len(corpus))]
     if baseline is not None:
         check_vocabularies(run, baseline)
-    ours, plain = text_figures.of_nats(run.nats(corpus), corpus), without_context(baseline or run, corpus)
+    ours, plain = text_figures.figures_from_nats(run.nats(corpus), corpus), without_context(baseline or run, corpus)
     return gains(ours["perplexity"], plain["perplexity"], names)
 
 
 def without_context(model: Scorer, corpus: Corpus) -> Figures:
     """Return what every text costs `model` in the expected context."""
-    return text_figures.of_nats(model.nats(corpus.without_context(model.schema)), corpus)
+    return text_figures.figures_from_nats(model.nats(corpus.without_context(model.schema)), corpus)
 
 
 def check_vocabularies(run: Scorer, baseline: Scorer) -> None:
@@ -163,9 +163,9 @@ def _baseline_figures(run: Scorer, baseline: Scorer | None, corpus: Corpus, sour
     if not (isinstance(baseline, Run) and baseline.model.adapted):
         return without_context(baseline or run, corpus)
     own = baseline.prepare(source, unknown=unknown)
-    if text_figures.key_of(own) != text_figures.key_of(corpus):
+    if text_figures.texts_digest(own) != text_figures.texts_digest(corpus):
         raise UserError(f"{baseline.folder} and {run.folder} read these texts differently: no gain can be computed")
-    return text_figures.of_nats(baseline.nats(own), own)
+    return text_figures.figures_from_nats(baseline.nats(own), own)
 
 
 def gains(ours: TextSums, plain: TextSums, values: Sequence[str]) -> list[Row]:
@@ -176,21 +176,21 @@ def gains(ours: TextSums, plain: TextSums, values: Sequence[str]) -> list[Row]:
     rows = []
     for value, members in groups.items():
         own, other = (sums.select(np.array(members)) for sums in (ours, plain))
-        row: Row = {"value": value, "count": len(members), "targets": int(own.below.sum())}
+        row: Row = {"value": value, "count": len(members), "targets": int(own.denominator.sum())}
         row |= {"perplexity": _perplexity(own), "perplexity_without": _perplexity(other)}
-        rows.append({**row, **gain(own, other).row("gain")})
+        rows.append({**row, **gain(own, other).to_row("gain")})
     return sorted(rows, key=lambda row: (-row["count"], row["value"]))
 
 
 def _perplexity(sums: TextSums) -> float:
-    return Tally(float(sums.above.sum()), int(sums.below.sum())).perplexity
+    return Tally(float(sums.numerator.sum()), int(sums.denominator.sum())).perplexity
 
 
 def gain(ours: TextSums, plain: TextSums) -> Interval:
     """Return the relative reduction of the perplexity of the same texts from `plain` to `ours`."""
-    both = Ratios.of([[plain], [ours]])
+    both = Ratios.from_sums([[plain], [ours]])
     assert both is not None  # they are of the same texts
-    return statistics.gain(both.difference(0, 1))
+    return statistics.gain_from_nats(both.difference(0, 1))
 
 
 def bits_difference(ours: TextSums, other: TextSums) -> Interval | None:
@@ -200,7 +200,7 @@ def bits_difference(ours: TextSums, other: TextSums) -> Interval | None:
     """
     if ours.texts != other.texts:
         raise UserError("bits per byte: expected two models that read the same texts, got different original texts")
-    both = Ratios.of([[ours], [other]])
+    both = Ratios.from_sums([[ours], [other]])
     return None if both is None else both.difference(0, 1)
 
 
@@ -210,9 +210,9 @@ def _bits_above(ours: Figures, other: Figures, corpus: Corpus, baseline: Scorer)
     if difference is None:
         return {}
     return {
-        **difference.row(f"{BITS}_difference"),
+        **difference.to_row(f"{BITS}_difference"),
         f"{BITS}_baseline": other[BITS].ratio,
-        f"{BITS}_baseline_bound": bool((text_figures.lower_bounds(corpus) & other[BITS].counted).any()),
+        f"{BITS}_baseline_bound": bool((text_figures.has_lower_bound(corpus) & other[BITS].is_included).any()),
         f"{BITS}_over": baseline.folder.name,
     }
 
@@ -229,7 +229,7 @@ def only_unknown_users(run: Scorer, corpus: Corpus) -> bool:
 
 
 def text_tallies(run: Scorer, corpus: Corpus) -> list[Tally]:
-    sums = text_figures.per_text(run.nats(corpus), corpus)
+    sums = text_figures.sum_per_text(run.nats(corpus), corpus)
     return [Tally(float(total), int(count)) for total, count in zip(sums, corpus.lengths, strict=True)]
 
 
@@ -245,7 +245,7 @@ def value_groups(values: Sequence[Any]) -> list[str]:
     """
     numbers = {row: to_number(value) for row, value in enumerate(values) if not is_missing(value)}
     if None in numbers.values() or len(set(numbers.values())) <= 4 * RANGES:
-        return [name_or_none(value) or MISSING_GROUP for value in values]
+        return [category_name_or_none(value) or MISSING_GROUP for value in values]
     array = np.array(list(numbers.values()), dtype=np.float64)
     edges = np.unique(np.quantile(array, np.linspace(0, 1, RANGES + 1)))
     which = np.clip(np.searchsorted(edges, array, side="right") - 1, 0, len(edges) - 2)

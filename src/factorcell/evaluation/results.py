@@ -4,19 +4,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from factorcell import inputs
+from factorcell import input_files
 from factorcell.config import Config, UserError
-from factorcell.data.tables import name_of, open_table
+from factorcell.data.tables import open_table, table_name
 from factorcell.data.tokenizer import Tokenizer
 from factorcell.data.values import category_name, to_number
 from factorcell.evaluation import ngram, text_figures
-from factorcell.evaluation.bayes_rule import Classification, judged_texts
+from factorcell.evaluation.bayes_rule import Classification, text_accuracies
 from factorcell.evaluation.classification import classify
 from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.perplexity import Evaluation
 from factorcell.evaluation.text_figures import Figures
-from factorcell.folders import not_a_run
-from factorcell.model import kept_results, model_card
+from factorcell.folders import not_a_run_error
+from factorcell.model import model_card, saved_results
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
 
@@ -35,15 +35,15 @@ def find_models(folders: Sequence[Path], *names: str) -> list[Path]:
     found: list[Path] = []
     for folder in folders:
         patterns = [f"*/{name}" for name in ("weights.safetensors", *names)]
-        inside = sorted(path.parent for pattern in patterns for path in inputs.visible(folder, pattern))
+        inside = sorted(path.parent for pattern in patterns for path in input_files.list_visible(folder, pattern))
         models = [folder] if any((folder / name).is_file() for name in ("config.json", *names)) else inside
         if not models:
-            raise not_a_run(folder, "a trained run or a folder of trained runs")
+            raise not_a_run_error(folder, "a trained run or a folder of trained runs")
         found += models
     return list(dict.fromkeys(found))
 
 
-def reading(like: Path | None, config: Path | None, text: str | None = None) -> tuple[Config, Tokenizer | None]:
+def reading_options(like: Path | None, config: Path | None, text: str | None = None) -> tuple[Config, Tokenizer | None]:
     """Return how the model in `like` reads texts, with its tokenizer, or how the file `config` says, without one.
 
     `text` replaces the name of the column of texts.
@@ -57,7 +57,7 @@ def reading(like: Path | None, config: Path | None, text: str | None = None) -> 
     return (reading if text is None else reading.with_options(text=text)), tokenizer
 
 
-def note(run: Scorer, row: Mapping[str, Any], texts: Figures | None = None) -> str | None:
+def save_result(run: Scorer, row: Mapping[str, Any], texts: Figures | None = None) -> str | None:
     """Save a result in the folder of the model, for its card and for reports; return a line if that is not possible.
 
     `texts` is what every text adds to the figures. Results of an anonymous run do not name users.
@@ -65,8 +65,8 @@ def note(run: Scorer, row: Mapping[str, Any], texts: Figures | None = None) -> s
     if "by" in row and isinstance(run, Run) and run.config.data.anonymous:
         row = {**row, "by": {column: rows for column, rows in row["by"].items() if column != run.config.data.user}}
     try:
-        text_figures.keep(run.folder, texts or {})
-        kept_results.keep(run.folder, row)
+        text_figures.save(run.folder, texts or {})
+        saved_results.append(run.folder, row)
         if isinstance(run, Run):
             model_card.write(run)
     except UserError as error:
@@ -75,40 +75,48 @@ def note(run: Scorer, row: Mapping[str, Any], texts: Figures | None = None) -> s
 
 
 def evaluation_row(run: Scorer, table: Any, found: Evaluation) -> Row:
-    row = {"table": name_of(table), **found.row, "texts_key": found.texts["perplexity"].key, **computed(run)}
+    row = {"table": table_name(table), **found.row, "texts_key": found.texts["perplexity"].key, **precision_fields(run)}
     return {"kind": "evaluate", "evaluation": row, "by": found.by}
 
 
-def told_apart(run: Run, table: Any, target: str) -> tuple[Row, Figures]:
+def classify_and_save(run: Run, table: Any, target: str) -> tuple[Row, Figures]:
     """Classify texts by the variable `target`; return the metrics and what each text adds, and save both in the run.
 
     Nothing is saved if no text has a value.
     """
     result = classify(run, table, target, unknown="group")
     metrics = result.metrics()
-    texts = {"accuracy": judged_texts(result)}
-    if result.labelled:
-        note(run, classified(run, table, target, result, metrics), texts)
+    texts = {"accuracy": text_accuracies(result)}
+    if result.has_labels:
+        save_result(run, classification_row(run, table, target, result, metrics), texts)
     return metrics, texts
 
 
-def classified(run: Run, table: Any, target: str | None, result: Classification, metrics: Row, samples: int = 0) -> Row:
+def classification_row(
+    run: Run, table: Any, target: str | None, result: Classification, metrics: Row, samples: int = 0
+) -> Row:
     confusion = {"labels": list(result.names), "counts": result.confusion().tolist()}
-    about = {"kind": "classify", "table": name_of(table), "target": target, "texts_key": result.key, **computed(run)}
+    about = {
+        "kind": "classify",
+        "table": table_name(table),
+        "target": target,
+        "texts_key": result.key,
+        **precision_fields(run),
+    }
     how = {"priors": "uniform" if result.log_prior is None else "training", "samples": samples}
     return {**about, **how, **metrics, "confusion": confusion}
 
 
-def computed(model: Scorer) -> Row:
+def precision_fields(model: Scorer) -> Row:
     """Return the precision of a model's matrix products, which decides the last digits of its figures."""
     return {"precision": model.precision} if hasattr(model, "precision") else {}
 
 
-def kept_texts(folder: Path, key: str | None) -> Figures:
+def saved_text_figures(folder: Path, key: str | None) -> Figures:
     """Return the saved figures of the texts of `key`, and those of the last classification."""
-    rows = [row for row in kept_results.read(folder) if row["kind"] == "classify"]
+    rows = [row for row in saved_results.read(folder) if row["kind"] == "classify"]
     judged = rows[-1].get("texts_key") if rows else None
-    return {**text_figures.read(folder, key), **text_figures.read(folder, judged)}
+    return {**text_figures.load(folder, key), **text_figures.load(folder, judged)}
 
 
 def read_points(path: str | Path) -> dict[str, dict[str, float]]:

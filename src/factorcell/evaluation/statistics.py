@@ -30,7 +30,7 @@ from factorcell.evaluation.text_figures import TextSums
 Row = dict[str, Any]
 
 LEVEL = 0.95  # of intervals
-INTERVAL = NormalDist().inv_cdf((1 + LEVEL) / 2)  # half an interval, in standard deviations
+NORMAL_QUANTILE = NormalDist().inv_cdf((1 + LEVEL) / 2)  # half an interval, in standard deviations
 
 Floats = NDArray[np.float64]
 
@@ -42,35 +42,41 @@ class Ratios:
     `trained` has the figure of each training of each model (none for a deterministic model), `texts` their number.
     """
 
-    drawn: Floats
+    resampled: Floats
     trained: tuple[Floats, ...]
     texts: int
 
     @classmethod
-    def of(cls, models: Sequence[Sequence[TextSums]], seed: int = 0, exact: Container[int] = ()) -> "Ratios | None":
+    def from_sums(
+        cls, models: Sequence[Sequence[TextSums]], seed: int = 0, deterministic: Container[int] = ()
+    ) -> "Ratios | None":
         """Compute the figure of models, each given by its trainings; None unless all are of the same texts.
 
         Texts that one of the models omits are omitted from all. The models at the places `exact` are deterministic.
         """
         every = [sums for trainings in models for sums in trainings]
-        if not all(models) or len({(sums.texts, len(sums.below)) for sums in every}) > 1:
+        if not all(models) or len({(sums.texts, len(sums.denominator)) for sums in every}) > 1:
             return None
-        counted = np.logical_and.reduce([sums.counted for sums in every])
-        below = every[0].below[counted]
-        if not len(below) or not all(np.array_equal(sums.below[counted], below) for sums in every):
+        counted = np.logical_and.reduce([sums.is_included for sums in every])
+        below = every[0].denominator[counted]
+        if not len(below) or not all(np.array_equal(sums.denominator[counted], below) for sums in every):
             return None
-        above = [np.mean([sums.above[counted] for sums in trainings], axis=0) for trainings in models]
-        drawn = bootstrap.sums(np.stack([below, *above], axis=1), seed=seed)
+        above = [np.mean([sums.numerator[counted] for sums in trainings], axis=0) for trainings in models]
+        drawn = bootstrap.resampled_sums(np.stack([below, *above], axis=1), seed=seed)
         with np.errstate(invalid="ignore", divide="ignore"):
             trained = tuple(
-                np.array([sums.above[counted].sum() / below.sum() for sums in trainings if place not in exact])
+                np.array(
+                    [sums.numerator[counted].sum() / below.sum() for sums in trainings if place not in deterministic]
+                )
                 for place, trainings in enumerate(models)
             )
             return cls(drawn[:, 1:] / drawn[:, :1], trained, int(np.count_nonzero(below)))
 
     def interval(self, model: int) -> Interval:
         """Return the figure of `model`, with the interval over texts and over its trainings."""
-        return widened(bootstrap.middle(self.drawn[:, model], self.texts), self.trained[model], np.zeros(0))
+        return add_training_variance(
+            bootstrap.percentile_interval(self.resampled[:, model], self.texts), self.trained[model], np.zeros(0)
+        )
 
     def difference(self, one: int, other: int, paired: bool = False) -> Interval:
         """Return how far model `one` lies above model `other`.
@@ -78,16 +84,16 @@ class Ratios:
         If `paired`, the trainings of both models correspond, and only the spread of their differences counts.
         """
         with np.errstate(invalid="ignore"):
-            interval = bootstrap.middle(self.drawn[:, one] - self.drawn[:, other], self.texts)
+            interval = bootstrap.percentile_interval(self.resampled[:, one] - self.resampled[:, other], self.texts)
         first, second = self.trained[one], self.trained[other]
-        return widened(interval, *((first - second, second[:0]) if paired else (first, second)))
+        return add_training_variance(interval, *((first - second, second[:0]) if paired else (first, second)))
 
-    def ahead(self, highest: bool) -> int | None:
+    def best_model(self, highest: bool) -> int | None:
         """Return the model that is better than every other beyond their intervals, or None."""
-        return bootstrap.ahead(self.drawn[0], highest, self.difference)
+        return bootstrap.clear_winner(self.resampled[0], highest, self.difference)
 
 
-def widened(interval: Interval, one: Floats, other: Floats) -> Interval:
+def add_training_variance(interval: Interval, one: Floats, other: Floats) -> Interval:
     """Add the spread of the trainings of both models to an interval over texts."""
     if interval.low is None or interval.high is None:
         return interval
@@ -112,7 +118,7 @@ def student(freedom: int) -> float:
     return float(math.sqrt(freedom) * np.tan(np.interp(LEVEL * mass[-1], mass, angles)))
 
 
-def gain(nats: Interval) -> Interval:
+def gain_from_nats(nats: Interval) -> Interval:
     """Return the relative reduction of a perplexity from the reduction in nats per target."""
     with np.errstate(over="ignore"):  # a model that diverged
         point, *ends = (None if value is None else float(-np.expm1(-value)) for value in nats)
@@ -135,7 +141,7 @@ def correlation(first: Sequence[float], second: Sequence[float]) -> Row:
         return {"r": r, "low": None, "high": None, "n": count}
     if abs(r) > 1 - 1e-12:
         return {"r": r, "low": r, "high": r, "n": count}
-    wide = INTERVAL / math.sqrt(count - 3)
+    wide = NORMAL_QUANTILE / math.sqrt(count - 3)
     return {"r": r, "low": math.tanh(math.atanh(r) - wide), "high": math.tanh(math.atanh(r) + wide), "n": count}
 
 

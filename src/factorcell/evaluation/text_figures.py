@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from factorcell import files
 from factorcell.config import UserError
-from factorcell.data.corpus import Corpus, known_targets, target_offsets
+from factorcell.data.corpus import Corpus, is_known_target, target_offsets
 
 Floats = NDArray[np.float64]
 
@@ -34,13 +34,13 @@ class TextSums(NamedTuple):
     """
 
     key: str
-    above: Floats
-    below: Floats
+    numerator: Floats
+    denominator: Floats
     originals: str = ""
 
     def select(self, rows: NDArray[np.int64]) -> "TextSums":
         originals = self.originals and f"{self.originals} some"
-        return TextSums(f"{self.key} some", self.above[rows], self.below[rows], originals)
+        return TextSums(f"{self.key} some", self.numerator[rows], self.denominator[rows], originals)
 
     @property
     def texts(self) -> str:
@@ -48,21 +48,21 @@ class TextSums(NamedTuple):
         return self.originals or self.key
 
     @property
-    def counted(self) -> NDArray[np.bool_]:
+    def is_included(self) -> NDArray[np.bool_]:
         """The texts that are not omitted (N,)."""
-        return ~np.isnan(self.below)
+        return ~np.isnan(self.denominator)
 
     @property
     def ratio(self) -> float:
         """The figure of all texts, or its logarithm if it is a perplexity."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            return float(self.above[self.counted].sum() / self.below[self.counted].sum())
+            return float(self.numerator[self.is_included].sum() / self.denominator[self.is_included].sum())
 
 
 Figures = dict[str, TextSums]
 
 
-def key_of(corpus: Corpus, *question: str) -> str:
+def texts_digest(corpus: Corpus, *question: str) -> str:
     """Return a digest of the texts of a corpus, its vocabulary, and the `question` that a figure answers."""
     digest = hashlib.sha256(json.dumps([corpus.tokenizer.tokens, question]).encode())
     for array in (corpus.tokens, corpus.offsets):
@@ -70,18 +70,20 @@ def key_of(corpus: Corpus, *question: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def per_text(values: NDArray[np.generic], corpus: Corpus) -> Floats:
+def sum_per_text(values: NDArray[np.generic], corpus: Corpus) -> Floats:
     """Return the sums (N,) over each text of the `values` of its targets."""
     sums: Floats = np.add.reduceat(np.append(values.astype(np.float64), 0.0), target_offsets(corpus)[:-1])
     return sums
 
 
-def of_nats(nats: NDArray[np.generic], corpus: Corpus) -> Figures:
+def figures_from_nats(nats: NDArray[np.generic], corpus: Corpus) -> Figures:
     """Return both perplexities and the bits per byte from the nats of all targets of `corpus`."""
-    known, key, sums = known_targets(corpus), key_of(corpus), per_text(nats, corpus)
+    known, key, sums = is_known_target(corpus), texts_digest(corpus), sum_per_text(nats, corpus)
     figures = {
         "perplexity": TextSums(key, sums, corpus.lengths.astype(np.float64)),
-        "perplexity_known": TextSums(key, per_text(np.where(known, nats, 0.0), corpus), per_text(known, corpus)),
+        "perplexity_known": TextSums(
+            key, sum_per_text(np.where(known, nats, 0.0), corpus), sum_per_text(known, corpus)
+        ),
     }
     bits = bits_per_byte(key, sums, corpus)
     return figures if bits is None else {**figures, "bits_per_byte": bits}
@@ -99,31 +101,31 @@ def bits_per_byte(key: str, nats: Floats, corpus: Corpus) -> TextSums | None:
     return TextSums(key, bits, sizes, corpus.originals.key)
 
 
-def lower_bounds(corpus: Corpus) -> NDArray[np.bool_]:
+def has_lower_bound(corpus: Corpus) -> NDArray[np.bool_]:
     """Return for which texts (N,) of `corpus` the bits are only a lower bound: their tokens do not determine them."""
-    unknown = per_text(~known_targets(corpus), corpus) > 0
+    unknown = sum_per_text(~is_known_target(corpus), corpus) > 0
     return unknown if corpus.originals is None else unknown | ~corpus.originals.restorable
 
 
-def of_right(key: str, right: NDArray[np.bool_], judged: NDArray[np.bool_]) -> TextSums:
+def accuracy_sums(key: str, right: NDArray[np.bool_], judged: NDArray[np.bool_]) -> TextSums:
     """Return an accuracy from which texts (N,) were `judged`, and which are `right`."""
     return TextSums(key, (right & judged).astype(np.float64), judged.astype(np.float64))
 
 
-def keep(folder: Path, figures: Mapping[str, TextSums]) -> None:
+def save(folder: Path, figures: Mapping[str, TextSums]) -> None:
     """Save figures in the `folder` of their model, next to others of the same texts."""
     for key in {sums.key for sums in figures.values()}:
-        kept = {**read(folder, key), **{name: sums for name, sums in figures.items() if sums.key == key}}
+        kept = {**load(folder, key), **{name: sums for name, sums in figures.items() if sums.key == key}}
         tensors = {
             f"{name} {part}": torch.tensor(getattr(sums, part))
             for name, sums in kept.items()
-            for part in ("above", "below")
+            for part in ("numerator", "denominator")
         }
         originals = {name: sums.originals for name, sums in kept.items() if sums.originals}
         files.save_tensors(_path(folder, key), tensors, {"key": key, "originals": originals})
 
 
-def read(folder: Path, key: str | None) -> Figures:
+def load(folder: Path, key: str | None) -> Figures:
     """Return the figures that `keep` saved of the texts of this key, if any."""
     if key is None or not key.isalnum() or not _path(folder, key).exists():
         return {}
@@ -134,8 +136,8 @@ def read(folder: Path, key: str | None) -> Figures:
         return {
             name: TextSums(
                 key,
-                above=tensors[f"{name} above"].double().numpy(),
-                below=tensors[f"{name} below"].double().numpy(),
+                numerator=tensors[f"{name} numerator"].double().numpy(),
+                denominator=tensors[f"{name} denominator"].double().numpy(),
                 originals=originals.get(name, ""),
             )
             for name in names

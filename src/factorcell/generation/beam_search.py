@@ -18,10 +18,10 @@ from torch import Tensor
 
 from factorcell import limits
 from factorcell.generation.choosing import Sampler
-from factorcell.generation.sampling import GeneratedText, WritingTask, generator, written
-from factorcell.model.kernels.drawing import Likeliest, Wanted
+from factorcell.generation.sampling import GeneratedText, WritingTask, finished_text, random_generator
+from factorcell.model.kernels.drawing import TokenRequest, TopRequest
 
-Grow = Callable[[Sequence[int], int], Wanted]  # texts that go on, beginnings of each -> tokens to grow each by
+Grow = Callable[[Sequence[int], int], TokenRequest]  # texts that go on, beginnings of each -> tokens to grow each by
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Beam:
 
     width: int = 8
     length_penalty: float = 0.0
-    best: int = 1
+    num_texts: int = 1
 
     def __post_init__(self) -> None:
-        limits.check(width=self.width, number=self.best, length_penalty=self.length_penalty)
+        limits.check(width=self.width, number=self.num_texts, length_penalty=self.length_penalty)
 
 
 @dataclass
@@ -56,12 +56,12 @@ class _Finished:
             del self.texts[self.best :]
 
 
-def beam(task: WritingTask, beam: Beam) -> list[list[GeneratedText]]:
+def search_beam(task: WritingTask, beam: Beam) -> list[list[GeneratedText]]:
     """Return the best texts of each context of `task` (B,), best first, by the likeliest beginnings."""
-    return _search(task, beam, lambda texts, across: Likeliest(beam.width + 1))  # one more: the end leaves the beam
+    return _search(task, beam, lambda texts, across: TopRequest(beam.width + 1))  # one more: the end leaves the beam
 
 
-def stochastic(
+def search_stochastic_beam(
     task: WritingTask, beam: Beam, sampler: Sampler, *, grow: int = 8, seed: int = 0, first: int = 0
 ) -> list[list[GeneratedText]]:
     """Search as `beam`, but grow each beginning by `grow` tokens that are drawn; of equal ones one counts.
@@ -69,39 +69,39 @@ def stochastic(
     The draws of a text depend on `seed` and its number, counted from `first`.
     """
     limits.check(grow=grow, seed=seed)
-    generators = [generator(seed, first + text) for text in range(len(task.contexts))]
+    generators = [random_generator(seed, first + text) for text in range(len(task.contexts))]
 
-    def grown(texts: Sequence[int], across: int) -> Wanted:
+    def grown(texts: Sequence[int], across: int) -> TokenRequest:
         places = [generators[text].random((beam.width, grow))[:across] for text in texts]  # as many in every step
-        return sampler.at(torch.from_numpy(np.concatenate(places)).to(task.contexts.device))
+        return sampler.draws(torch.from_numpy(np.concatenate(places)).to(task.contexts.device))
 
     return _search(task, beam, grown)
 
 
 def _search(task: WritingTask, beam: Beam, grow: Grow) -> list[list[GeneratedText]]:
     rules, contexts = task.rules, task.contexts
-    finished = [_Finished(beam.best) for _ in contexts]
+    finished = [_Finished(beam.num_texts) for _ in contexts]
 
     def hand_over(texts: Sequence[int], tokens: Tensor, scores: Tensor) -> None:
         """Finish the texts `tokens` (B, K, t) whose score (B, K) is finite."""
         for place, k in (~torch.isneginf(scores)).nonzero().tolist():
-            text = written(tokens[place, k].tolist(), float(scores[place, k]), rules)
+            text = finished_text(tokens[place, k].tolist(), float(scores[place, k]), rules)
             finished[texts[place]].add(text.log_probability / max(1, text.targets) ** beam.length_penalty, text)
 
     front, texts = task.begin(), list(range(len(contexts)))
     scores = torch.zeros(len(contexts), 1, dtype=torch.double, device=contexts.device)  # log p (B, K)
     for step in range(rules.max_tokens):
-        if task.late or not texts:
+        if task.is_late or not texts:
             break
         states, tokens, logs = task.choose(front, grow(texts, scores.shape[1]), step)
         total = (scores.view(-1, 1) + _once(tokens, logs.double())).view(len(scores), -1)
         flat = tokens.view(len(scores), -1)
         kept = total.masked_fill(flat == rules.end, -torch.inf).topk(min(beam.width, total.shape[1]), dim=1)
-        ends = total.masked_fill(flat != rules.end, -torch.inf).topk(min(beam.best, total.shape[1]), dim=1)
+        ends = total.masked_fill(flat != rules.end, -torch.inf).topk(min(beam.num_texts, total.shape[1]), dim=1)
         before = front
         for scored in (ends, kept):
             front = before.children(tokens, scored.indices, states)
-            done = (front.tokens[:, -1] == rules.end) | rules.stopped(front.tokens, step + 1)
+            done = (front.tokens[:, -1] == rules.end) | rules.ends_with_stop(front.tokens, step + 1)
             done = done.view(scored.values.shape)
             hand_over(texts, _apart(front.tokens[:, -step - 1 :], done), scored.values.masked_fill(~done, -torch.inf))
         scores = kept.values.masked_fill(done, -torch.inf)

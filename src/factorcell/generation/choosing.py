@@ -16,7 +16,7 @@ from torch import Tensor
 from factorcell import limits
 from factorcell.config import UserError
 from factorcell.data.vocabulary import Specials
-from factorcell.model.kernels.drawing import Barred, Draws, Likeliest, Wanted
+from factorcell.model.kernels.drawing import ForbiddenTokens, SampleRequest, TokenRequest, TopRequest
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Constraints:
         if self.banned:
             logs.index_fill_(1, tokens.new_tensor(self.banned), -torch.inf)
         if self.no_repeat_ngram:
-            texts, again = repeated(tokens, self.no_repeat_ngram)
+            texts, again = repeated_ngrams(tokens, self.no_repeat_ngram)
             logs[texts, again] = -torch.inf
         ends = logs[:, self.end].clone()
         if written < self.min_tokens:
@@ -57,13 +57,13 @@ class Constraints:
         logs[stuck, self.end] = ends[stuck].clamp(min=torch.finfo(logs.dtype).min)
         return logs
 
-    def barred(self, tokens: Tensor, written: int) -> Barred:
+    def barred(self, tokens: Tensor, written: int) -> ForbiddenTokens:
         """Return what `forbid` forbids, as the compiled code takes it."""
         none = tokens.new_zeros(0)
-        texts, again = repeated(tokens, self.no_repeat_ngram) if self.no_repeat_ngram else (none, none)
-        return Barred((*self.banned, *[self.end] * (written < self.min_tokens)), texts, again, self.end)
+        texts, again = repeated_ngrams(tokens, self.no_repeat_ngram) if self.no_repeat_ngram else (none, none)
+        return ForbiddenTokens((*self.banned, *[self.end] * (written < self.min_tokens)), texts, again, self.end)
 
-    def stopped(self, tokens: Tensor, written: int) -> Tensor:
+    def ends_with_stop(self, tokens: Tensor, written: int) -> Tensor:
         """Return which of `tokens` (N, t) end with a stop (N,) that is not part of the prompt."""
         found = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
         for stop in self.stops:
@@ -72,7 +72,7 @@ class Constraints:
         return found
 
 
-def repeated(tokens: Tensor, n: int) -> tuple[Tensor, Tensor]:
+def repeated_ngrams(tokens: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """Return texts and tokens that would repeat an n-gram of `tokens` (N, t), the start token excluded."""
     tokens = tokens[:, 1:]
     places = tokens.shape[1] - n + 1
@@ -97,18 +97,18 @@ class Sampler:
     def __post_init__(self) -> None:
         limits.check(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
 
-    def at(self, places: Tensor) -> Draws:
-        return Draws(places, self.temperature, self.top_k, self.top_p)
+    def draws(self, places: Tensor) -> SampleRequest:
+        return SampleRequest(places, self.temperature, self.top_k, self.top_p)
 
 
-def chosen(wanted: Wanted, logs: Tensor) -> Tensor:
+def choose_tokens(wanted: TokenRequest, logs: Tensor) -> Tensor:
     """Return the tokens (N, S) that are wanted by log probabilities (N, V), -inf where forbidden."""
-    if isinstance(wanted, Likeliest):
+    if isinstance(wanted, TopRequest):
         return logs.topk(min(wanted.count, logs.shape[1]), dim=1).indices
-    return drawn(weights(wanted, logs), wanted.places)
+    return draw_tokens(drawing_weights(wanted, logs), wanted.places)
 
 
-def weights(draws: Draws, logs: Tensor) -> Tensor:
+def drawing_weights(draws: SampleRequest, logs: Tensor) -> Tensor:
     """Return the weights (N, V) to draw by for log probabilities (N, V): 0 for excluded tokens."""
     if draws.temperature != 1:
         smallest = torch.finfo(logs.dtype).tiny  # what is smaller might be 0, and 0 / 0 is not a number
@@ -125,7 +125,7 @@ def weights(draws: Draws, logs: Tensor) -> Tensor:
     return found.masked_fill(found < largest.gather(1, (count - 1).clamp(min=0)), 0.0)
 
 
-def drawn(weights: Tensor, places: Tensor) -> Tensor:
+def draw_tokens(weights: Tensor, places: Tensor) -> Tensor:
     """Return the tokens (N, S) at the `places` (N, S) in [0, 1) of the running sum of `weights` (N, V)."""
     sums = weights.cumsum(1, dtype=torch.double)
     last = (sums < sums[:, -1:]).sum(1, keepdim=True)  # the last token with a weight: sums are rounded

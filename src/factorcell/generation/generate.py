@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from factorcell import files, limits, memory
-from factorcell.choices import METHODS
+from factorcell.choices import GENERATION_METHODS
 from factorcell.config import UserError, choose
-from factorcell.data.rows import rows_of
+from factorcell.data.rows import to_rows
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import sentence_case
 from factorcell.generation import beam_search
@@ -32,18 +32,18 @@ from factorcell.generation.sampling import (
     Choice,
     GeneratedText,
     WritingTask,
-    drawing,
+    collect_texts,
+    generate_steps,
     greedy,
-    steps,
-    write,
+    sampled,
 )
 from factorcell.model import sizes
-from factorcell.model.language_model import Conditioned
-from factorcell.model.precision import SINGLE
+from factorcell.model.language_model import Conditioning
+from factorcell.model.precision import FLOAT32
 from factorcell.model.run import Run
 
 DRAWN = ("sample", "stochastic")  # those whose draws can be sharpened
-TOGETHER = {"sample": 128, "greedy": 128, "beam": 16, "stochastic": 8}  # contexts written at once
+BATCH_SIZES = {"sample": 128, "greedy": 128, "beam": 16, "stochastic": 8}  # contexts written at once
 NARROW, WIDE = 8, 120  # beginnings of a beam, and of a stochastic one (thesis 2018, section 6.3.1)
 
 
@@ -73,7 +73,7 @@ class GenerationOptions:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        choose("method", self.method, METHODS)
+        choose("method", self.method, GENERATION_METHODS)
         limits.check(
             seed=self.seed,
             width=self.width,
@@ -91,17 +91,17 @@ class GenerationOptions:
     def sampler(self) -> Sampler:
         return Sampler(self.temperature, self.top_k, self.top_p)
 
-    def beam(self, texts: int) -> tuple[int, int]:
+    def beam_sizes(self, texts: int) -> tuple[int, int]:
         """Return the beginnings held for `texts` texts of a context, and the tokens by which each is grown."""
         width = self.width or (WIDE if self.method == "stochastic" else NARROW)
         wide = {"beam": max(texts, width), "stochastic": width}.get(self.method, 1)
         return wide, self.grow if self.method == "stochastic" else wide
 
-    def rules(self, run: Run) -> Constraints:
+    def constraints(self, run: Run) -> Constraints:
         """Return the constraints in token ids; `UserError` for a word that is not in the vocabulary."""
         specials = run.tokenizer.specials
-        banned = {specials.unknown, *(token for word in self.banned for token in known(run, word, "banned"))}
-        stops = tuple(known(run, text, "a stop") for text in self.stops)
+        banned = {specials.unknown, *(token for word in self.banned for token in known_tokens(run, word, "banned"))}
+        stops = tuple(known_tokens(run, text, "a stop") for text in self.stops)
         return Constraints(
             self.max_tokens, self.min_tokens, tuple(sorted(banned)), self.no_repeat_ngram, stops, specials.end
         )
@@ -110,7 +110,7 @@ class GenerationOptions:
 DEFAULT = GenerationOptions()
 
 
-def known(run: Run, text: str, what: str) -> tuple[int, ...]:
+def known_tokens(run: Run, text: str, what: str) -> tuple[int, ...]:
     """Return the tokens of `text`; a `UserError` names a word that is not in the vocabulary, and the nearest ones."""
     tokens = run.tokenizer.split(text)
     for token, near in unknown_tokens(run, text).items():
@@ -129,15 +129,15 @@ def unknown_tokens(run: Run, text: str) -> dict[str, list[str]]:
     return {token: difflib.get_close_matches(token, run.tokenizer.tokens, n=3) for token in names}
 
 
-def every(schema: ContextSchema, column: str) -> list[str]:
+def category_values(schema: ContextSchema, column: str) -> list[str]:
     """Return the values of a categorical context column, `in_order`."""
     variable = schema.variable(column)
     if variable.kind != "category":
         raise UserError(f"{column} is a {variable.kind}: only a category has a list of values")
-    return in_order(variable.values[1:])
+    return sort_values(variable.values[1:])
 
 
-def in_order(values: Sequence[str]) -> list[str]:
+def sort_values(values: Sequence[str]) -> list[str]:
     """Sort values as numbers if all are numbers, otherwise as words."""
     try:
         return sorted(values, key=float)
@@ -176,25 +176,25 @@ def generate(
         UserError: A number, a context or a word of the options is not valid.
     """
     limits.check(number=number)
-    contexts = rows_of(contexts)
+    contexts = to_rows(contexts)
     if options.method == "greedy" and number > 1:
         raise UserError(f"{number} greedy texts of a context would be the same; choose sample, stochastic or beam")
-    rules, deadline = options.rules(run), options.deadline()
-    prompted, about = run.tokenizer.split(prompt), origin(run, options, prompt)
+    rules, deadline = options.constraints(run), options.deadline()
+    prompted, about = run.tokenizer.split(prompt), provenance(run, options, prompt)
     size = number if options.method == "beam" else 1  # texts that are searched for together
-    each, together = number // size, TOGETHER[options.method]
+    each, together = number // size, BATCH_SIZES[options.method]
     jobs = len(contexts) * each
     for start in range(first // size, jobs, together):
         if time.monotonic() >= deadline:
             return
         places = [job // each for job in range(start, min(jobs, start + together))]
-        width, across = options.beam(size)
+        width, across = options.beam_sizes(size)
         wanted = sizes.beam_bytes(run.model, len(places), width, across, options.max_tokens)
         memory.check(wanted, f"{len(places):,} times {width:,} beginnings of texts")
-        conditioned, which = condition(run, contexts, places, unknown)
+        conditioning, which = condition_contexts(run, contexts, places, unknown)
         with run.scoring():
             ids = run.tokenizer.encode(prompted)
-            task = WritingTask(run.model, conditioned, which, rules, ids, deadline)
+            task = WritingTask(run.model, conditioning, which, rules, ids, deadline)
             found = _written(task, options, size, start)
         for job, (place, texts) in enumerate(zip(places, found, strict=True), start):
             for index, text in enumerate(texts):
@@ -211,7 +211,7 @@ def generate(
                     }
 
 
-def origin(run: Run, options: GenerationOptions, prompt: str = "") -> files.Row:
+def provenance(run: Run, options: GenerationOptions, prompt: str = "") -> files.Row:
     """Return the run and the options that are not the default, as every row of `generate` has them.
 
     The precision is one of them, since the same seed draws other texts in another precision.
@@ -223,11 +223,11 @@ def origin(run: Run, options: GenerationOptions, prompt: str = "") -> files.Row:
     }
     chosen = {name: list(value) if isinstance(value, tuple) else value for name, value in chosen.items()}
     chosen |= {"prompt": prompt} if prompt else {}
-    chosen |= {"precision": run.precision} if run.precision != SINGLE else {}
+    chosen |= {"precision": run.precision} if run.precision != FLOAT32 else {}
     return {"run": run.folder.name, "options": chosen}
 
 
-def resumed(file: Path, about: files.Row, contexts: Sequence[Mapping[str, Any]], number: int) -> int:
+def count_resumable_rows(file: Path, about: files.Row, contexts: Sequence[Mapping[str, Any]], number: int) -> int:
     """Return the number of rows in `file`, of `number` texts for each of `contexts`; remove a last line that was cut.
 
     Raises:
@@ -257,10 +257,10 @@ def stream(
     """Yield one text in pieces as it is drawn, the prompt first; joined, they are the first text of `generate`."""
     if options.method not in ("sample", "greedy"):
         raise UserError(f"a text by {options.method} is not written from left to right; choose sample or greedy")
-    conditioned, which = condition(run, [context], [0], unknown)
-    rules, tokens, shown = options.rules(run), run.tokenizer.split(prompt), ""
-    task = WritingTask(run.model, conditioned, which, rules, run.tokenizer.encode(tokens), options.deadline())
-    written = steps(task, _choice(options, 1, 0))
+    conditioning, which = condition_contexts(run, [context], [0], unknown)
+    rules, tokens, shown = options.constraints(run), run.tokenizer.split(prompt), ""
+    task = WritingTask(run.model, conditioning, which, rules, run.tokenizer.encode(tokens), options.deadline())
+    written = generate_steps(task, _choice(options, 1, 0))
     while True:
         text = _readable(run, tokens, case)
         if len(text) > len(shown):
@@ -274,33 +274,35 @@ def stream(
             tokens = [*tokens, *run.tokenizer.decode(step.tokens.tolist())]
 
 
-def condition(
+def condition_contexts(
     run: Run, contexts: Sequence[Mapping[str, Any]], places: Sequence[int], unknown: str = "error"
-) -> tuple[Conditioned, Tensor]:
+) -> tuple[Conditioning, Tensor]:
     """Return the conditions of the contexts at `places`, each once, biases summed; and the row of each place."""
     distinct, which = np.unique(np.asarray(places, dtype=np.int64), return_inverse=True)
     corpus = run.read([""] * len(distinct), [contexts[place] for place in distinct], unknown=unknown)
     with run.scoring():
-        conditioned = run.model.condition(corpus.context(np.arange(len(distinct))).to(run.device))
-        conditioned = replace(conditioned, head=run.model.head.fold(conditioned.head))
-    return conditioned, torch.from_numpy(which).to(run.device)
+        conditioning = run.model.condition(corpus.context(np.arange(len(distinct))).to(run.device))
+        conditioning = replace(conditioning, head=run.model.head.fold(conditioning.head))
+    return conditioning, torch.from_numpy(which).to(run.device)
 
 
 def _written(task: WritingTask, options: GenerationOptions, size: int, first: int) -> list[list[GeneratedText]]:
     """Return `size` texts for each context of `task`, of which the first has the number `first`."""
-    beam = Beam(options.beam(size)[0], options.length_penalty, size)
+    beam = Beam(options.beam_sizes(size)[0], options.length_penalty, size)
     if options.method == "beam":
-        return beam_search.beam(task, beam)
+        return beam_search.search_beam(task, beam)
     if options.method == "stochastic":
-        return beam_search.stochastic(task, beam, options.sampler(), grow=options.grow, seed=options.seed, first=first)
-    chosen = steps(task, _choice(options, len(task.contexts), first))
-    return [[text] for text in write(len(task.contexts), chosen, task.rules)]
+        return beam_search.search_stochastic_beam(
+            task, beam, options.sampler(), grow=options.grow, seed=options.seed, first=first
+        )
+    chosen = generate_steps(task, _choice(options, len(task.contexts), first))
+    return [[text] for text in collect_texts(len(task.contexts), chosen, task.rules)]
 
 
 def _choice(options: GenerationOptions, count: int, first: int) -> Choice:
     if options.method == "greedy":
         return greedy
-    return drawing(options.sampler(), count, options.max_tokens, options.seed, first)
+    return sampled(options.sampler(), count, options.max_tokens, options.seed, first)
 
 
 def _readable(run: Run, tokens: Sequence[str], case: bool) -> str:

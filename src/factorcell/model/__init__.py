@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from factorcell.model.backbone import Backbone as Backbone
     from factorcell.model.backbone import BackboneSizes as BackboneSizes
     from factorcell.model.backbone import Footprint as Footprint
-    from factorcell.model.cells import Kind as Kind
-    from factorcell.model.cells import State as State
+    from factorcell.model.cells import CellState as CellState
+    from factorcell.model.cells import RecurrentStep as RecurrentStep
     from factorcell.model.head import Head as Head
     from factorcell.model.head import HeadSizes as HeadSizes
     from factorcell.model.language_model import LanguageModel as LanguageModel
@@ -28,7 +28,7 @@ __getattr__, __dir__, __all__ = lazy(
         "adapted_linear": ("AdaptedLinear",),
         "adapters": ("Adapter", "LayerSizes", "Shift"),
         "backbone": ("Backbone", "BackboneSizes", "Footprint"),
-        "cells": ("Kind", "State"),
+        "cells": ("RecurrentStep", "CellState"),
         "head": ("Head", "HeadSizes"),
         "language_model": ("LanguageModel",),
         "run": ("Run",),

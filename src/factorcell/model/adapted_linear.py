@@ -66,7 +66,9 @@ class AdaptedLinear(nn.Module):
         )
         self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
         found = {name: find_adapter(name) for name in adapt}
-        self.adapters = nn.ModuleDict({name: made(sizes) for name, made in found.items() if rank or not made.ranked})
+        self.adapters = nn.ModuleDict(
+            {name: made(sizes) for name, made in found.items() if rank or not made.needs_rank}
+        )
 
     def condition(self, vector: Tensor) -> Shift:
         """Compute the change of this map in B contexts, `vector` (B, K), as the combined shift of all adapters."""

@@ -62,7 +62,7 @@ class Shift:
             self.matrix if self.matrix is None or self.matrix.dim() == 2 else self.matrix[rows],
         )
 
-    def adapted_numbers(self) -> int:
+    def values_per_context(self) -> int:
         """Return how many numbers one context sets."""
         return sum(part[0].numel() for part in (self.left, self.right, self.bias, self.scale) if part is not None)
 
@@ -85,7 +85,7 @@ class Adapter(nn.Module):
     omitted where the rank is 0.
     """
 
-    ranked: ClassVar[bool] = False
+    needs_rank: ClassVar[bool] = False
 
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Scale(Adapter):
 class Factor(Adapter):
     """FactorCell: a rank-R change of W by two basis tensors, (K, D, R) and (K, R, O) (TACL 2018, equation 3)."""
 
-    ranked = True
+    needs_rank = True
 
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__(sizes)
@@ -155,13 +155,13 @@ def register_adapter(name: str, adapter: type[Adapter]) -> None:
 
 def find_adapter(name: str) -> type[Adapter]:
     """Return the built-in or registered adapter called `name`, or that of an installed package."""
-    found: type[Adapter] = EXTENSIBLE["adapt"].find(name, ADAPTERS, _check)
+    found: type[Adapter] = EXTENSIBLE["adapt"].find_class(name, ADAPTERS, _check)
     return found
 
 
-def shifting(config: ModelConfig) -> tuple[str, ...]:
+def weight_adapters(config: ModelConfig) -> tuple[str, ...]:
     """Return the adapters of a config that change weights: no prefix, and none that needs a rank if the rank is 0."""
-    return tuple(name for name in config.adapt if name != PREFIX and (config.rank or not find_adapter(name).ranked))
+    return tuple(name for name in config.adapt if name != PREFIX and (config.rank or not find_adapter(name).needs_rank))
 
 
 def _check(name: str, adapter: type[Adapter]) -> None:

@@ -1,9 +1,9 @@
 """The plug point for backbones: what reads embedded tokens and returns the vectors that predict the next token.
 
-A backbone turns embedded tokens into vectors; each vector follows from the tokens up to its own alone. `Conditions`
-(everything that a context determines in the backbone) and `State` (what it keeps of the tokens that a text has so far)
-are opaque: no code outside a backbone reads them, so that the hidden state of a recurrent layer and the cache of an
-attention layer fit behind the same calls.
+A backbone turns embedded tokens into vectors; each vector follows from the tokens up to its own alone.
+`Conditions` (everything that a context determines in the backbone) and `BackboneState` (what it keeps of tokens read
+so far) are opaque: no code outside a backbone reads them, so that the hidden state of a recurrent layer and the cache
+of an attention layer fit behind the same calls.
 
 Shapes: B contexts, N texts, T steps, E size of a token embedding, H size of a vector that predicts, K context.
 """
@@ -25,7 +25,7 @@ class Conditions(Protocol):
         ...
 
 
-class Reserve(Protocol):
+class StateBuffer(Protocol):
     """Space for the states of many texts, which arrive a few at a time."""
 
     def put(self, first: int, state: Any) -> None:
@@ -37,14 +37,14 @@ class Reserve(Protocol):
         ...
 
 
-class State(Conditions, Protocol):
+class BackboneState(Conditions, Protocol):
     """What a backbone keeps of N texts after their tokens so far; texts may differ in length."""
 
     def cat(self, others: Sequence[Self]) -> Self:
         """Return the state of these texts and of those of `others`, in that order."""
         ...
 
-    def reserve(self, rows: int) -> Reserve:
+    def reserve(self, rows: int) -> StateBuffer:
         """Return empty space for `rows` states of this kind."""
         ...
 
@@ -73,7 +73,7 @@ class Footprint:
     Attributes:
         token: For each token of a training batch, gradients included.
         text: For each text of a training batch, in addition.
-        state: Of the `State` of one text.
+        state: Of the `BackboneState` of one text.
         conditions: Of the `Conditions` of one context.
     """
 
@@ -109,7 +109,7 @@ class Backbone(nn.Module):
         raise NotImplementedError
 
     def start(self, conditions: Any, count: int) -> Any:
-        """Return the `State` of `count` texts before their first token."""
+        """Return the `BackboneState` of `count` texts before their first token."""
         raise NotImplementedError
 
     def forward(self, inputs: Tensor, conditions: Any, state: Any, lengths: Tensor | None = None) -> tuple[Tensor, Any]:
@@ -137,10 +137,10 @@ class Backbone(nn.Module):
         return None
 
 
-def register_backbone(name: str, made: type[Backbone]) -> None:
+def register_backbone(name: str, backbone: type[Backbone]) -> None:
     """Make `made` the backbone of the kind `name`, in this process.
 
     Raises:
         UserError: The name is taken, or the class has no `Options` of this kind.
     """
-    EXTENSIBLE["backbone"].register(name, made, check_kind)
+    EXTENSIBLE["backbone"].register(name, backbone, check_kind)

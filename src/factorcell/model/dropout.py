@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 
-def dropped(values: Tensor, rate: float, together: bool, *, whole: bool = False) -> Tensor:
+def apply_dropout(values: Tensor, rate: float, together: bool, *, whole: bool = False) -> Tensor:
     """`values` (B, T, .) times a dropout mask: a number each, or one that all steps of a text have `together`.
 
     With `whole` vectors are dropped as wholes, and what is kept is not scaled.
@@ -14,11 +14,11 @@ def dropped(values: Tensor, rate: float, together: bool, *, whole: bool = False)
         return values
     batch, steps, width = values.shape
     if whole:
-        return values * mask((batch, steps, 1), rate, values) * (1 - rate)
-    return values * mask((batch, 1 if together else steps, width), rate, values)
+        return values * dropout_mask((batch, steps, 1), rate, values) * (1 - rate)
+    return values * dropout_mask((batch, 1 if together else steps, width), rate, values)
 
 
-def mask(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
+def dropout_mask(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
     """0 with probability `rate`, else 1 / (1 - rate), of the type of `like`; seeded from PyTorch's random state."""
     if like.device.type != "cpu":
         return like.new_empty(shape).bernoulli_(1 - rate).div_(1 - rate)

@@ -28,10 +28,10 @@ class HeadSizes:
         specials: The ids of special tokens. The start token is never predicted.
     """
 
-    vectors: int
+    vector_size: int
     model: ModelConfig
     schema: ContextSchema
-    parts: tuple[int, ...]
+    variable_sizes: tuple[int, ...]
     specials: Specials
 
 
@@ -50,7 +50,7 @@ class Head(nn.Module):
     def __init__(self, options: Any, embedding: nn.Parameter, sizes: HeadSizes) -> None:
         super().__init__()
 
-    def begin(self, logs: Tensor) -> None:
+    def initialize(self, logs: Tensor) -> None:
         """Start training from the log probabilities (V,) of the tokens; by default without them."""
 
     def observe(self, tokens: Any, categories: Any) -> None:
@@ -76,7 +76,7 @@ class Head(nn.Module):
         """Return the tables of which a sampled loss reads few rows, in groups of equal rows; by default none."""
         return []
 
-    def reads(self, tokens: Tensor, samples: Any, categories: Tensor) -> Any:
+    def sampled_rows(self, tokens: Tensor, samples: Any, categories: Tensor) -> Any:
         """Return which rows of the tables a step with a sampled loss reads.
 
         Raises:
@@ -95,10 +95,10 @@ class Head(nn.Module):
         return None
 
 
-def register_head(name: str, made: type[Head]) -> None:
+def register_head(name: str, head: type[Head]) -> None:
     """Make `made` the head of the kind `name`, in this process.
 
     Raises:
         UserError: The name is taken, or the class has no `Options` of this kind.
     """
-    EXTENSIBLE["head"].register(name, made, check_kind)
+    EXTENSIBLE["head"].register(name, head, check_kind)

@@ -19,13 +19,13 @@ from factorcell.data.context import Context
 from factorcell.data.corpus import Batch
 from factorcell.data.schema import ContextSchema
 from factorcell.data.vocabulary import SPECIAL_IDS, Specials
-from factorcell.model.adapters import shifting
-from factorcell.model.backbone import Backbone, BackboneSizes, Conditions, State
+from factorcell.model.adapters import weight_adapters
+from factorcell.model.backbone import Backbone, BackboneSizes, BackboneState, Conditions
 from factorcell.model.devices import compute_on_one_thread_after_fork
 from factorcell.model.encoder import ContextEncoder, Prefix
 from factorcell.model.head import Head, HeadSizes
 from factorcell.model.initial import normal
-from factorcell.model.output import Picked, Reads, Samples, SoftmaxHead
+from factorcell.model.output import RowValues, SampledRows, Samples, SoftmaxHead
 from factorcell.model.recurrent import RecurrentBackbone
 from factorcell.option_fields import EXTENSIBLE, PREFIX, check_kind
 
@@ -36,7 +36,7 @@ HEADS: dict[str, type[Head]] = {"softmax": SoftmaxHead}
 
 
 @dataclass(frozen=True)
-class Conditioned:
+class Conditioning:
     """Everything that B contexts determine.
 
     Attributes:
@@ -46,17 +46,17 @@ class Conditioned:
     """
 
     conditions: Conditions
-    start: State
+    start: BackboneState
     head: Conditions
 
-    def select(self, rows: Tensor) -> "Conditioned":
+    def select(self, rows: Tensor) -> "Conditioning":
         """The conditions of `rows` (B',), repeated where a row is named twice."""
-        return Conditioned(self.conditions.select(rows), self.start.select(rows), self.head.select(rows))
+        return Conditioning(self.conditions.select(rows), self.start.select(rows), self.head.select(rows))
 
 
 def head_class(kind: str) -> type[Head]:
     """Return the head of a kind: a built-in one, a registered one, or one of an installed package."""
-    found: type[Head] = EXTENSIBLE["head"].find(kind, HEADS, check_kind)
+    found: type[Head] = EXTENSIBLE["head"].find_class(kind, HEADS, check_kind)
     return found
 
 
@@ -77,7 +77,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         model = config.model
         self.config, self.specials = model, specials
-        shifts = shifting(model) if schema.variables else ()
+        shifts = weight_adapters(model) if schema.variables else ()
         encoded = bool(schema.variables and (shifts or model.output_bias))
         self.encoder = ContextEncoder(model, schema) if encoded else None
         self.prefix = Prefix(schema, model.embedding_size) if schema.variables and PREFIX in model.adapt else None
@@ -85,7 +85,7 @@ class LanguageModel(nn.Module):
         self.embedding = nn.Parameter(normal((vocabulary_size, model.embedding_size), model.embedding_size**-0.5))
         context_size = model.context_size if self.encoder else 0
         sizes = BackboneSizes(model.embedding_size, context_size, shifts, model.rank)
-        made = EXTENSIBLE["backbone"].find(config.backbone.kind, BACKBONES, check_kind)
+        made = EXTENSIBLE["backbone"].find_class(config.backbone.kind, BACKBONES, check_kind)
         self.backbone: Backbone = made(config.backbone, sizes)
         biased = schema if self.encoder else ContextSchema()
         parts = tuple(self.encoder.sizes) if self.encoder else ()
@@ -105,8 +105,8 @@ class LanguageModel(nn.Module):
 
     def condition(
         self, context: Context, override: Mapping[str, Tensor] | None = None, packed: Any = None
-    ) -> Conditioned:
-        """The `Conditioned` of B contexts; `override` gives embeddings (B, k) of categorical variables by name.
+    ) -> Conditioning:
+        """The `Conditioning` of B contexts; `override` gives embeddings (B, k) of categorical variables by name.
 
         `packed`: what `backbone.pack` made of the weights as they are now, to read few texts many times.
         """
@@ -118,64 +118,66 @@ class LanguageModel(nn.Module):
         start = self.backbone.start(conditions, len(context))
         if self.prefix is not None:
             _, start = self.backbone(self.prefix(context), conditions, start)
-        return Conditioned(conditions, start, self.head.condition(vector, parts, context))
+        return Conditioning(conditions, start, self.head.condition(vector, parts, context))
 
-    def fold(self, conditioned: Conditioned, shared: bool = False) -> Conditioned:
+    def fold(self, conditioning: Conditioning, shared: bool = False) -> Conditioning:
         """Return the same conditions with every change of a weight multiplied out, for many tokens per context.
 
         If `shared` there is one context, in which any number of texts are read.
         """
-        conditions = self.backbone.fold(conditioned.conditions, shared)
-        return Conditioned(conditions, conditioned.start, self.head.fold(conditioned.head))
+        conditions = self.backbone.fold(conditioning.conditions, shared)
+        return Conditioning(conditions, conditioning.start, self.head.fold(conditioning.head))
 
-    def forward(self, batch: Batch, conditioned: Conditioned | None = None) -> Tensor:
+    def forward(self, batch: Batch, conditioning: Conditioning | None = None) -> Tensor:
         """Exact nats (B, T) of all targets of `batch`, zero on padding.
 
         Without a gradient, the memory that this takes does not grow with T beyond `STEPS`.
         """
-        conditioned = conditioned or self.condition(batch.context)
+        conditioning = conditioning or self.condition(batch.context)
         steps = batch.tokens.shape[1] - 1
         size = steps if torch.is_grad_enabled() else STEPS
-        state, parts = conditioned.start, []
+        state, parts = conditioning.start, []
         for begin in range(0, steps, size):
             tokens, lengths = batch.tokens[:, begin : begin + size + 1], (batch.lengths - begin).clamp(0, size)
             inputs = F.embedding(tokens[:, :-1], self.embedding)
-            vectors, state = self.backbone(inputs, conditioned.conditions, state, lengths)
-            parts.append(self.head.nats(vectors, tokens[:, 1:], conditioned.head))
+            vectors, state = self.backbone(inputs, conditioning.conditions, state, lengths)
+            parts.append(self.head.nats(vectors, tokens[:, 1:], conditioning.head))
         return torch.cat(parts, 1).masked_fill(~batch.mask(), 0.0)
 
-    def sampled(
+    def sampled_nats(
         self,
         batch: Batch,
         samples: Samples,
-        reads: Reads | None = None,
-        picked: Picked | None = None,
-        conditioned: Conditioned | None = None,
+        reads: SampledRows | None = None,
+        picked: RowValues | None = None,
+        conditioning: Conditioning | None = None,
     ) -> Tensor:
         """Nats (B, T) against `samples` only, zero on padding: a loss for training, not a measure.
 
         Only the rows in `reads` of tables with a row per token (or bucket) are read, once. `picked` are the values of
         these rows, if the caller has read them; gradients then have their size.
         """
-        conditioned = conditioned or self.condition(batch.context)
-        reads = reads or self.head.reads(batch.tokens, samples, batch.context.categories)
+        conditioning = conditioning or self.condition(batch.context)
+        reads = reads or self.head.sampled_rows(batch.tokens, samples, batch.context.categories)
         picked = picked or [
             [F.embedding(rows, table) for table in tables]
             for rows, tables in zip(reads.rows, self.head.row_tables(), strict=True)
         ]
         rows = torch.searchsorted(reads.used, batch.tokens)
         inputs = F.embedding(rows[:, :-1], picked[0][0])
-        vectors, _ = self.backbone(inputs, conditioned.conditions, conditioned.start, batch.lengths)
-        nats = self.head.sampled_nats(vectors, rows[:, 1:], conditioned.head, samples, reads, picked)
+        vectors, _ = self.backbone(inputs, conditioning.conditions, conditioning.start, batch.lengths)
+        nats = self.head.sampled_nats(vectors, rows[:, 1:], conditioning.head, samples, reads, picked)
         return nats.masked_fill(~batch.mask(), 0.0)
 
-    def step(self, token: Tensor, conditioned: Conditioned, state: State | None = None) -> tuple[Tensor, State]:
+    def step(
+        self, token: Tensor, conditioning: Conditioning, state: BackboneState | None = None
+    ) -> tuple[Tensor, BackboneState]:
         """`token` (B,) and a state (none: before the start token) -> log probabilities (B, V) of the next, state."""
-        before = conditioned.start if state is None else state
-        vectors, after = self.backbone.step(self.embedding[token], conditioned.conditions, before)
-        return self.head.log_probabilities(vectors, conditioned.head), after
+        before = conditioning.start if state is None else state
+        vectors, after = self.backbone.step(self.embedding[token], conditioning.conditions, before)
+        return self.head.log_probabilities(vectors, conditioning.head), after
 
-    def kept(self) -> dict[str, Tensor]:
+    def saved_tensors(self) -> dict[str, Tensor]:
         """What a run folder keeps: parameters, and what a hashed bias has seen in training."""
         state = self.state_dict()
         return {**dict(self.named_parameters()), **{name: b for name, b in self.named_buffers() if name in state}}

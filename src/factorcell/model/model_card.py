@@ -5,12 +5,12 @@ from dataclasses import asdict
 from typing import Any
 
 from factorcell import files
-from factorcell.data.schema import TIMES, Variable
-from factorcell.finite import is_number, shown
-from factorcell.model import kept_results
-from factorcell.model.kept_results import Figure
-from factorcell.model.run import Run, facts
-from factorcell.visible import visible
+from factorcell.data.schema import TIME_KINDS, Variable
+from factorcell.escapes import escape_hidden
+from factorcell.finite import format_number, is_number
+from factorcell.model import saved_results
+from factorcell.model.run import Run, training_facts
+from factorcell.model.saved_results import Measurement
 
 MARKS = re.compile(r"[\\`*_\[\]|~#$@>]|^[-+=]")  # what begins something in Markdown
 ENDS = re.compile(r"^\d+[.)]|\w:(?=//)|www\.", re.IGNORECASE)  # what makes a list or a link by its last character
@@ -18,12 +18,19 @@ ENDS = re.compile(r"^\d+[.)]|\w:(?=//)|www\.", re.IGNORECASE)  # what makes a li
 
 def write(run: Run) -> None:
     """Write README.md into the run folder, from what the folder holds."""
-    files.write(run.folder / "README.md", text(run))
+    files.write(run.folder / "README.md", render(run))
 
 
-def text(run: Run) -> str:
+def render(run: Run) -> str:
     """The card as Markdown."""
-    parts = [f"# {plain(run.folder.name)}", _model(run), "## Trained on", _training(run), "## Results", _results(run)]
+    parts = [
+        f"# {escape_markdown(run.folder.name)}",
+        _model(run),
+        "## Trained on",
+        _training(run),
+        "## Results",
+        _results(run),
+    ]
     parts += ["## Use", _use(run)]
     return "\n\n".join(parts) + "\n"
 
@@ -42,25 +49,27 @@ def _model(run: Run) -> str:
 
 
 def _training(run: Run) -> str:
-    trained = facts(run.folder)
+    trained = training_facts(run.folder)
     lines = []
     if trained:
-        lines.append(f"- {trained['texts']:,} texts, {trained['targets']:,} targets, from {code(trained['source'])}")
+        lines.append(
+            f"- {trained['texts']:,} texts, {trained['targets']:,} targets, from {code_span(trained['source'])}"
+        )
     if chosen := trained.get("chosen"):
-        lines.append(f"- chosen by the table: {code(run.config.listed(chosen))}")
+        lines.append(f"- chosen by the table: {code_span(run.config.format_options(chosen))}")
     if tuned := trained.get("finetuned"):
         moved = ", ".join(
-            f"{row['moved']:,} of {row['values']:,} values of {plain(row['part'])}" for row in tuned["moved"]
+            f"{row['moved']:,} of {row['values']:,} values of {escape_markdown(row['part'])}" for row in tuned["moved"]
         )
-        lines.append(f"- fine-tuned from {code(tuned['from'])} (l1 {tuned['l1']:g}): {moved} moved")
+        lines.append(f"- fine-tuned from {code_span(tuned['from'])} (l1 {tuned['l1']:g}): {moved} moved")
     for row in trained.get("sparse_bias", ()):
         share = row["nonzero"] / max(1, row["coefficients"])
-        counted = f"{row['nonzero']:,} of {row['coefficients']:,} coefficients of {plain(row['variable'])}"
+        counted = f"{row['nonzero']:,} of {row['coefficients']:,} coefficients of {escape_markdown(row['variable'])}"
         lines.append(f"- sparse softmax bias: {counted} are not zero ({share:.2%})")
     lines.append(
         f"- vocabulary of {len(run.tokenizer):,} tokens (seen at least {run.config.tokenizer.min_count} times)"
     )
-    lines += [f"- {plain(variable.describe())}" for variable in run.schema.variables]
+    lines += [f"- {escape_markdown(variable.describe())}" for variable in run.schema.variables]
     if run.config.training.canaries:
         lines.append(f"- with {run.config.training.canaries:,} canaries, random texts: a run for measuring only")
     log = run.log()
@@ -74,42 +83,42 @@ def _training(run: Run) -> str:
 
 
 def _results(run: Run) -> str:
-    best = run.best()
+    best = run.best_evaluation()
     lines = ["| table | measure | value |", "|---|---|---|"]
     if best:
-        lines.append(f"| development | perplexity | {shown(best['perplexity'], '.2f')} |")
-        lines.append(f"| development | perplexity, known targets | {shown(best['perplexity_known'], '.2f')} |")
+        lines.append(f"| development | perplexity | {format_number(best['perplexity'], '.2f')} |")
+        lines.append(f"| development | perplexity, known targets | {format_number(best['perplexity_known'], '.2f')} |")
         if is_number(bits := best.get("bits_per_byte")):
             bound = bool(best.get("bits_per_byte_bound"))
-            figure = Figure("development", "bits per byte", bits, bound=bound)
+            figure = Measurement("development", "bits per byte", bits, bound=bound)
             lines.append(f"| development | {figure.measure} | {_figure(figure)} |")
-    for figure in kept_results.figures(kept_results.read(run.folder)):
-        lines.append(f"| {plain(figure.table)} | {plain(figure.measure)} | {_figure(figure)} |")
+    for figure in saved_results.latest_measurements(saved_results.read(run.folder)):
+        lines.append(f"| {escape_markdown(figure.table)} | {escape_markdown(figure.measure)} | {_figure(figure)} |")
     return "\n".join(lines)
 
 
-def _figure(figure: Figure) -> str:
+def _figure(figure: Measurement) -> str:
     interval = "" if figure.low is None or figure.high is None else f" ({figure.low:.4g} to {figure.high:.4g})"
     return f"{'at least ' if figure.bound else ''}{figure.value:.4g}{interval}"
 
 
 def _use(run: Run) -> str:
     data = run.config.data
-    row = {data.text: "..."} | {v.source: _example(v) for v in run.schema.variables}
+    row = {data.text: "..."} | {v.source_column: _example(v) for v in run.schema.variables}
     source = f"from factorcell import Run\n\nRun.open({str(run.folder)!r}).score({row!r})"
     fence = "`" * max(3, 1 + _ticks(source))
     return f"{fence}python\n{source}\n{fence}"
 
 
-def plain(value: object) -> str:
+def escape_markdown(value: object) -> str:
     """Text of a table or a person as Markdown shows it: nothing in it is Markdown, HTML or a link."""
-    text = MARKS.sub(r"\\\g<0>", visible(str(value)).strip())
+    text = MARKS.sub(r"\\\g<0>", escape_hidden(str(value)).strip())
     return ENDS.sub(lambda found: found[0][:-1] + "\\" + found[0][-1], text).replace("&", "&amp;").replace("<", "&lt;")
 
 
-def code(value: object) -> str:
+def code_span(value: object) -> str:
     """The same as code in a line."""
-    text = visible(str(value))
+    text = escape_hidden(str(value))
     fence = "`" * (1 + _ticks(text))
     edge = " " if text[:1] in "` " or text[-1:] in "` " else ""
     return f"{fence}{edge}{text}{edge}{fence}"
@@ -124,6 +133,6 @@ def _example(variable: Variable) -> Any:
         return [round(mean, 3) for mean in variable.means]
     if variable.kind == "text":
         return variable.values[0]
-    if variable.kind in TIMES:
+    if variable.kind in TIME_KINDS:
         return "2026-11-21T15:55"
     return variable.values[1] if variable.values[1:] else float(f"{variable.mean:.4g}")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from factorcell.config import INSIDE
+from factorcell.config import LOW_RANK_BIASES
 from factorcell.data.context import Context
 from factorcell.data.tokenizer import Tokenizer
 from factorcell.model.head import Head, HeadSizes
@@ -82,7 +82,7 @@ class ContextBias:
 
 
 @dataclass(frozen=True)
-class Reads:
+class SampledRows:
     """The rows `used` (U,), ascending, of the token tables that a sampled step reads, and hashed `pairs` (B, U)."""
 
     used: Tensor
@@ -95,7 +95,7 @@ class Reads:
 
 
 # Values of the rows that a step reads: (U, .) of each token table, (M, 1) of the hash table.
-Picked = list[list[Tensor]]
+RowValues = list[list[Tensor]]
 
 
 class SoftmaxHead(Head):
@@ -110,7 +110,7 @@ class SoftmaxHead(Head):
         super().__init__(options, embedding, sizes)
         size, embedding_size = embedding.shape
         self.embedding = embedding
-        self.projection = nn.Parameter(normal((sizes.vectors, embedding_size), sizes.vectors**-0.5))
+        self.projection = nn.Parameter(normal((sizes.vector_size, embedding_size), sizes.vector_size**-0.5))
         self.bias = nn.Parameter(torch.zeros(size))
         names = sizes.model.output_bias if sizes.schema.variables else ()
         self.adapters = nn.ModuleDict({name: TABLES[name](size, sizes) for name in names if name in TABLES})
@@ -120,7 +120,7 @@ class SoftmaxHead(Head):
         never[sizes.specials.start] = -torch.inf  # a text starts once: the start token is never predicted
         self.register_buffer("never", never, persistent=False)
 
-    def begin(self, logs: Tensor) -> None:
+    def initialize(self, logs: Tensor) -> None:
         """Start from the log probabilities (V,) of the tokens."""
         self.bias.copy_(logs)
 
@@ -133,7 +133,7 @@ class SoftmaxHead(Head):
         """Sum all biases (B, V) of each context, which pays if many tokens share it."""
         bias = (self.bias + self.never).expand(len(context_bias.features), -1)
         for name, part, weight in self._parts(context_bias.features, self.tables()):
-            if name in INSIDE:
+            if name in LOW_RANK_BIASES:
                 bias = torch.addmm(bias, part, weight.T)
         apart = self._apart(context_bias, self.tables(), self._pairs(context_bias))
         return ContextBias(context_bias.features, context_bias.categories, bias if apart is None else bias + apart)
@@ -152,10 +152,10 @@ class SoftmaxHead(Head):
         by_token = cast(list[nn.Parameter], self.tables())
         return [by_token] if self.hashed is None else [by_token, [self.hashed.weight]]
 
-    def reads(self, tokens: Tensor, samples: Samples, categories: Tensor) -> Reads:
+    def sampled_rows(self, tokens: Tensor, samples: Samples, categories: Tensor) -> SampledRows:
         """Return the rows that a step on texts `tokens` (B, T + 1) with `categories` (B, C) reads."""
         used = torch.unique(torch.cat([tokens.flatten(), samples.tokens]))
-        return Reads(used, None if self.hashed is None else self.hashed.pairs(categories, used))
+        return SampledRows(used, None if self.hashed is None else self.hashed.pairs(categories, used))
 
     def pack(self) -> PackedTable | None:
         """The token embeddings as `drawing.next_tokens` reads them; None where there is no compiled code."""
@@ -171,7 +171,7 @@ class SoftmaxHead(Head):
         tables = self.tables()
         values, table = self._product(hidden, context_bias.features, tables)
         bias = self.bias + self.never
-        if self.hashed is None and all(name in INSIDE for name in self.adapters):
+        if self.hashed is None and all(name in LOW_RANK_BIASES for name in self.adapters):
             return softmax.nats(values.flatten(0, 1), table, bias, targets.flatten()).view(targets.shape)
         parts = []
         at_once = max(1, BIASES_AT_ONCE // len(self.embedding))
@@ -182,7 +182,13 @@ class SoftmaxHead(Head):
         return torch.cat(parts).view(targets.shape)
 
     def sampled_nats(
-        self, hidden: Tensor, targets: Tensor, context_bias: ContextBias, samples: Samples, reads: Reads, picked: Picked
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        context_bias: ContextBias,
+        samples: Samples,
+        reads: SampledRows,
+        picked: RowValues,
     ) -> Tensor:
         """Nats (B, T) against `samples` only. `picked`: the rows that `reads` names; `targets` are places in `used`."""
         values, table = self._product(hidden, context_bias.features, picked[0])
@@ -200,7 +206,7 @@ class SoftmaxHead(Head):
 
     def _product(self, hidden: Tensor, features: Tensor, tables: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """[P h, f] (B, T, E + F) and [E, Q] (U, E + F), of the biases inside the product."""
-        inside = [(part, rows) for name, part, rows in self._parts(features, tables) if name in INSIDE]
+        inside = [(part, rows) for name, part, rows in self._parts(features, tables) if name in LOW_RANK_BIASES]
         if not inside:
             return hidden @ self.projection, tables[0]
         wide = [part[:, None].expand(-1, hidden.shape[1], -1) for part, _ in inside]
@@ -210,7 +216,11 @@ class SoftmaxHead(Head):
         self, context_bias: ContextBias, tables: Sequence[Tensor], pairs: Pairs | None, hashed: Tensor | None = None
     ) -> Tensor | None:
         """The sum (B, U) of the biases outside the product, None where there is none; `hashed`: values of `pairs`."""
-        terms = [part @ rows.T for name, part, rows in self._parts(context_bias.features, tables) if name not in INSIDE]
+        terms = [
+            part @ rows.T
+            for name, part, rows in self._parts(context_bias.features, tables)
+            if name not in LOW_RANK_BIASES
+        ]
         if pairs is not None and self.hashed is not None:
             terms.append(pairs.biases(F.embedding(pairs.buckets, self.hashed.weight) if hashed is None else hashed))
         return torch.stack(terms).sum(0) if len(terms) > 1 else terms[0] if terms else None

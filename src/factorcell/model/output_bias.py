@@ -54,7 +54,7 @@ class LowRankEachBias(nn.Module):
 
     def __init__(self, vocabulary_size: int, sizes: HeadSizes) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(vocabulary_size, sum(sizes.parts)))
+        self.weight = nn.Parameter(torch.zeros(vocabulary_size, sum(sizes.variable_sizes)))
 
     def forward(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> Tensor:
         """Features (B, F): the embeddings of all variables."""
@@ -70,12 +70,12 @@ class OneHotBias(nn.Module):
         columns = sum(len(variable.values) for variable in self.schema.categories)
         self.weight = nn.Parameter(torch.zeros(vocabulary_size, columns))
 
-    def columns(self, numbers: Sequence[float]) -> Tensor:
+    def per_column(self, numbers: Sequence[float]) -> Tensor:
         """A number of each categorical variable -> the same for each column of the table (F,)."""
         each = zip(numbers, self.schema.categories, strict=True)
         return torch.tensor([number for number, variable in each for _ in variable.values])
 
-    def counts(self) -> list[dict[str, Any]]:
+    def count_nonzero(self) -> list[dict[str, Any]]:
         """Count the `coefficients` of each categorical `variable`, and how many of them are `nonzero`."""
         nonzero = (self.weight.detach() != 0).sum(0)
         parts = torch.split(nonzero, [len(variable.values) for variable in self.schema.categories])

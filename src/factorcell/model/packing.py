@@ -18,45 +18,45 @@ from factorcell.model.adapters import Shift
 from factorcell.model.kernels import library
 from factorcell.model.kernels.signature import Signature
 from factorcell.model.kernels.signatures import CONTEXT, MODEL
-from factorcell.model.language_model import Conditioned, LanguageModel
+from factorcell.model.language_model import Conditioning, LanguageModel
 from factorcell.model.output import SoftmaxHead
 from factorcell.model.recurrent import RecurrentBackbone, RecurrentConditions
 
 PANEL = 3  # vectors of columns of a packed matrix
-PRODUCTS = ("float32", "bfloat16")  # by which hypotheses are found, by the numbers of native/kernels.h
+PRODUCT_TYPES = ("float32", "bfloat16")  # by which hypotheses are found, by the numbers of native/kernels.h
 
 
 @dataclass(frozen=True)
 class Layout:
     """The sizes V, E, H and R, the instruction set and the products, which decide the shapes of packed arrays."""
 
-    size: int
-    width: int
+    vocabulary_size: int
+    embedding_size: int
     hidden: int
     rank: int
     variant: str
     products: str
 
     @property
-    def short(self) -> bool:
+    def is_bfloat16(self) -> bool:
         """Whether products are of bfloat16 numbers."""
         return self.products == "bfloat16"
 
     @property
-    def after(self) -> int:
+    def state_values(self) -> int:
         """Numbers of what is after a token: h, m, and the log probabilities of the next."""
-        return 2 * self.hidden + self.size
+        return 2 * self.hidden + self.vocabulary_size
 
     @property
-    def numbers(self) -> tuple[int, int, int, int]:
+    def dimensions(self) -> tuple[int, int, int, int]:
         """V, E, H and R."""
-        return self.size, self.width, self.hidden, self.rank
+        return self.vocabulary_size, self.embedding_size, self.hidden, self.rank
 
     def letters(self) -> tuple[tuple[str, int], ...]:
         """The letters of `signatures.MODEL` and `signatures.CONTEXT`, and what they stand for."""
         lanes = library.LANES[self.variant]
         panel, gates = PANEL * lanes, PANEL * (self.hidden + -self.hidden % lanes)
-        columns = {"V": self.size, "E": self.width, "G": gates, "R": self.rank}
+        columns = {"V": self.vocabulary_size, "E": self.embedding_size, "G": gates, "R": self.rank}
         words = {"sH": -(-self.hidden // 2), "wR": -(-self.rank // 2)}
         panels = {f"p{letter}": -(-count // panel) for letter, count in columns.items()}
         others = {"P": panel, "H": self.hidden, "W": panels["pV"] * panel}
@@ -78,7 +78,7 @@ class PackedContext(Checked):
     """The packed weights of one context."""
 
     def __init__(self, layout: Layout, arrays: Mapping[str, Tensor]) -> None:
-        ranks = ["a rank"] * (layout.rank > 0) + ["a short rank"] * (layout.rank > 0 and layout.short)
+        ranks = ["a rank"] * (layout.rank > 0) + ["a short rank"] * (layout.rank > 0 and layout.is_bfloat16)
         super().__init__(layout, arrays, CONTEXT, "a context", *ranks)
 
 
@@ -89,11 +89,11 @@ class PackedModel(Checked):
     """
 
     def __init__(self, layout: Layout, arrays: Mapping[str, Tensor], specials: Specials) -> None:
-        super().__init__(layout, arrays, MODEL, "a model", *["short products"] * layout.short)
+        super().__init__(layout, arrays, MODEL, "a model", *["short products"] * layout.is_bfloat16)
         self.specials = specials
 
     @classmethod
-    def of(cls, model: LanguageModel, products: str = "float32") -> "PackedModel | None":
+    def from_model(cls, model: LanguageModel, products: str = "float32") -> "PackedModel | None":
         """The weights as they are now, for the instruction set that is chosen now.
 
         None where `model` has more than the compiled search: it takes one coupled layer on the processor without
@@ -122,23 +122,23 @@ class PackedModel(Checked):
         size, width = embedding.shape
         return cls(Layout(size, width, cell.hidden_size, rank, variant, products), arrays, model.specials)
 
-    def context(self, model: LanguageModel, conditioned: Conditioned) -> PackedContext:
+    def context(self, model: LanguageModel, conditioning: Conditioning) -> PackedContext:
         """Pack what one context changes in `model`."""
-        layout, (shift,) = self.layout, cast(RecurrentConditions, conditioned.conditions).shifts
+        layout, (shift,) = self.layout, cast(RecurrentConditions, conditioning.conditions).shifts
         linear = cast(RecurrentBackbone, model.backbone).layers[0].linear
         lanes = library.LANES[layout.variant]
-        bias = model.head.fold(conditioned.head).bias
+        bias = model.head.fold(conditioning.head).bias
         assert bias is not None
         arrays = {
             "gate_bias": _gates(cast(Tensor, linear.shifted_bias(shift)).view(1, -1), lanes)[0],
-            "bias": F.pad(bias[0], (0, -layout.size % (PANEL * lanes)), value=-math.inf),
+            "bias": F.pad(bias[0], (0, -layout.vocabulary_size % (PANEL * lanes)), value=-math.inf),
         }
         if shift.left is not None and shift.right is not None:
-            inputs, left = shift.left[0].split_with_sizes([layout.width, layout.hidden])
+            inputs, left = shift.left[0].split_with_sizes([layout.embedding_size, layout.hidden])
             right = _gates(shift.right[0], lanes)
             factors = {"left_inputs": inputs, "left": left, "right": right}
             arrays |= {name: _packed(factor, lanes) for name, factor in factors.items()}
-            if layout.short:
+            if layout.is_bfloat16:
                 arrays |= {"short_left": _halved(left, lanes), "short_right": _halved(right, lanes)}
         return PackedContext(layout, arrays)
 

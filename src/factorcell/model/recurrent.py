@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from factorcell.model.adapters import Shift
 from factorcell.model.backbone import Backbone, BackboneSizes, Footprint
-from factorcell.model.cells import Cell, State
-from factorcell.model.dropout import dropped
-from factorcell.model.kernels.recurrence import Packed
+from factorcell.model.cells import Cell, CellState
+from factorcell.model.dropout import apply_dropout
+from factorcell.model.kernels.recurrence import PackedWeight
 from factorcell.option_fields import RecurrentOptions
 
 
-class RecurrentState(tuple[State, ...]):
+class RecurrentState(tuple[CellState, ...]):
     """The state of N texts in each layer."""
 
     def select(self, rows: Tensor) -> "RecurrentState":
@@ -27,13 +27,13 @@ class RecurrentState(tuple[State, ...]):
     def cat(self, others: Sequence["RecurrentState"]) -> "RecurrentState":
         layers = zip(self, *others, strict=True)
         return RecurrentState(
-            State(torch.cat([one.hidden for one in layer]), torch.cat([one.memory for one in layer]))
+            CellState(torch.cat([one.hidden for one in layer]), torch.cat([one.memory for one in layer]))
             for layer in layers
         )
 
     def reserve(self, rows: int) -> "RecurrentReserve":
         return RecurrentReserve(
-            State(*(part.new_empty(rows, part.shape[1]) for part in (state.hidden, state.memory))) for state in self
+            CellState(*(part.new_empty(rows, part.shape[1]) for part in (state.hidden, state.memory))) for state in self
         )
 
 
@@ -51,7 +51,7 @@ class RecurrentConditions:
     """The shifts of each layer in B contexts, and its `packed` hidden weights, if the caller has them."""
 
     shifts: tuple[Shift, ...]
-    packed: tuple[Packed | None, ...]
+    packed: tuple[PackedWeight | None, ...]
 
     def select(self, rows: Tensor) -> "RecurrentConditions":
         return RecurrentConditions(tuple(shift.select(rows) for shift in self.shifts), self.packed)
@@ -73,14 +73,14 @@ class RecurrentBackbone(Backbone):
         """The cells, from the one that reads the tokens on."""
         return cast(Sequence[Cell], self.cells)
 
-    def condition(self, vector: Tensor, packed: tuple[Packed | None, ...] | None = None) -> RecurrentConditions:
+    def condition(self, vector: Tensor, packed: tuple[PackedWeight | None, ...] | None = None) -> RecurrentConditions:
         shifts = tuple(cell.linear.condition(vector) for cell in self.layers)
         return RecurrentConditions(shifts, packed or (None,) * len(shifts))
 
     def adapted_share(self) -> float:
         vector = self.layers[0].linear.weight.new_zeros(1, self.sizes.context)
         whole = sum(cell.linear.weight.numel() + cell.linear.weight.shape[1] for cell in self.layers)
-        return sum(shift.adapted_numbers() for shift in self.condition(vector).shifts) / whole
+        return sum(shift.values_per_context() for shift in self.condition(vector).shifts) / whole
 
     def fold(self, conditions: RecurrentConditions, shared: bool = False) -> RecurrentConditions:
         layers = zip(self.layers, conditions.shifts, strict=True)
@@ -94,13 +94,13 @@ class RecurrentBackbone(Backbone):
     ) -> tuple[Tensor, RecurrentState]:
         values, after, options = inputs, [], self.options
         if self.training:
-            values = dropped(values, options.dropout_token, False, whole=True)
-            values = dropped(values, options.dropout_input, options.variational)
+            values = apply_dropout(values, options.dropout_token, False, whole=True)
+            values = apply_dropout(values, options.dropout_input, options.variational)
         rate = options.dropout_output if self.training else 0.0
         layers = zip(self.layers, conditions.shifts, state, conditions.packed, strict=True)
         for cell, shift, before, packed in layers:
             values, last = cell(values, shift, before, lengths, packed)
-            values = dropped(values, rate, options.variational)
+            values = apply_dropout(values, rate, options.variational)
             after.append(last)
         return values, RecurrentState(after)
 
@@ -125,5 +125,5 @@ class RecurrentBackbone(Backbone):
             conditions=factors * (sizes.inputs + 4 * options.hidden_size),
         )
 
-    def pack(self) -> tuple[Packed | None, ...]:
+    def pack(self) -> tuple[PackedWeight | None, ...]:
         return tuple(cell.packed() for cell in self.layers)

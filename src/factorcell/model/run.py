@@ -21,14 +21,14 @@ from factorcell.config import FORMAT, PRECISIONS, Config, UserError, choose
 from factorcell.data.cache import prepare
 from factorcell.data.chunks import UnknownKindError
 from factorcell.data.corpus import Batch, Corpus, target_offsets
-from factorcell.data.rows import has_rows, rows_of
+from factorcell.data.rows import has_rows, to_rows
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_files
 from factorcell.model import sizes
 from factorcell.model.devices import find_device
 from factorcell.model.kernels import library
 from factorcell.model.language_model import LanguageModel
-from factorcell.model.precision import AUTO, chosen, gain
+from factorcell.model.precision import AUTO, choose_precision, measure_speedup
 
 TOKENS = 20_000  # targets scored at once
 PROBED = 4, 32  # texts and tokens by which the faster precision is found
@@ -44,7 +44,7 @@ UNIGRAMS = "unigrams.safetensors"  # how often each token was a target of traini
 CHECKPOINT = "checkpoint.safetensors"  # what a training goes on from
 
 
-def first_files() -> tuple[str, ...]:
+def initial_files() -> tuple[str, ...]:
     """Return the names of the files of a training that has learned nothing yet."""
     return ("config.json", "schema.json", *tokenizer_files(), "start.safetensors", "log.jsonl")
 
@@ -60,10 +60,10 @@ class Run:
         self.folder, self.config, self.tokenizer, self.schema = Path(folder), config, tokenizer, schema
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(config.training.seed)  # of the processor; no other is touched
-            sizes.check(config, len(tokenizer), schema)
+            sizes.check_memory(config, len(tokenizer), schema)
             self.model = LanguageModel(config, len(tokenizer), schema, tokenizer.specials)
         self.model.eval()
-        self.precision, self.gain, self.fingerprint = "float32", 1.0, b""
+        self.precision, self.bfloat16_speedup, self.fingerprint = "float32", 1.0, b""
 
     def __repr__(self) -> str:
         size, columns = self.model.parameter_count(), ", ".join(v.name for v in self.schema.variables) or "no context"
@@ -73,10 +73,10 @@ class Run:
     def create(cls, folder: str | Path, config: Config, tokenizer: Tokenizer, schema: ContextSchema) -> "Run":
         """A new folder with an untrained model. `UserError` where the folder exists and is not empty."""
         folder = Path(folder)
-        sizes.check(config, len(tokenizer), schema, trained=True)
+        sizes.check_memory(config, len(tokenizer), schema, trained=True)
         files.new_folder(folder, resumable=True)
         run = cls(folder, config, tokenizer, schema)
-        files.list_files(folder, (*LISTED, *tokenizer.FILES))
+        files.create_manifest(folder, (*LISTED, *tokenizer.FILES))
         files.write_versioned(folder / "config.json", config.to_dict(), FORMAT)
         files.write_json(folder / "schema.json", schema.to_dict())
         tokenizer.save(folder)
@@ -95,7 +95,7 @@ class Run:
         config = read_config(folder)
         schema, tokenizer = ContextSchema.load(folder / "schema.json"), load_tokenizer(config, folder)
         if trained:
-            sizes.check_header(folder / "weights.safetensors", sizes.shapes(config, len(tokenizer), schema))
+            sizes.check_header(folder / "weights.safetensors", sizes.tensor_shapes(config, len(tokenizer), schema))
         run = cls(folder, config, tokenizer, schema).to(find_device(device))
         choose("precision", precision, PRECISIONS)
         if trained:
@@ -115,9 +115,9 @@ class Run:
             self.nats(probe)
 
         before = self.precision
-        self.gain = gain(score, self.device)
+        self.bfloat16_speedup = measure_speedup(score, self.device)
         self.precision = before
-        return chosen(self.gain)
+        return choose_precision(self.bfloat16_speedup)
 
     @property
     def device(self) -> torch.device:
@@ -137,7 +137,7 @@ class Run:
             early = "its training stopped before its first evaluation"
             raise UserError(f"{self.folder}: {early}; the command that trained it goes on with --resume")
         tensors, _, checksum = files.load_checked(path)
-        state = self.model.kept()
+        state = self.model.saved_tensors()
         expected = {name: tuple(tensor.shape) for name, tensor in state.items()}
         if expected != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
             raise UserError(f"{path}: does not belong to this config, schema and vocabulary")
@@ -151,13 +151,13 @@ class Run:
 
     def save_weights(self, facts: dict[str, Any]) -> None:
         """Put the model's weights into the folder, with `facts` about them."""
-        files.save_tensors(self.folder / "weights.safetensors", self.model.kept(), facts)
+        files.save_tensors(self.folder / "weights.safetensors", self.model.saved_tensors(), facts)
 
-    def save_unigrams(self, counts: NDArray[np.int64]) -> None:
+    def save_unigram_counts(self, counts: NDArray[np.int64]) -> None:
         """Keep in the folder how often each token was a target of training (V,)."""
         files.save_tensors(self.folder / UNIGRAMS, {"counts": torch.from_numpy(counts)}, {})
 
-    def unigrams(self) -> Tensor:
+    def unigram_counts(self) -> Tensor:
         """How often each token was a target of training (V,), 64-bit; `UserError` where the folder does not say."""
         path = self.folder / UNIGRAMS
         if not path.exists():
@@ -177,7 +177,7 @@ class Run:
         """The rows that training wrote."""
         return files.read_rows(self.log_path)
 
-    def best(self) -> dict[str, Any] | None:
+    def best_evaluation(self) -> dict[str, Any] | None:
         """The row of the log whose weights are kept, the best of its training; none before the first evaluation."""
         kept: dict[str, Any] | None = None
         for row in self.log():
@@ -185,7 +185,7 @@ class Run:
                 kept = row
         return kept
 
-    def minutes(self) -> float:
+    def training_minutes(self) -> float:
         """How long it was trained, up to the last row of the log."""
         return max((float(row["seconds"]) for row in self.log()), default=0.0) / 60
 
@@ -210,12 +210,12 @@ class Run:
                 optional=optional,
                 progress=progress,
                 truncate=truncate,
-                report=report,
+                report_truncation=report,
             )
         except UnknownKindError as error:
             if not isinstance(source, str):
                 raise
-            raise error.saying(f"{error.message}; a text? give [{{{self.config.data.text!r}: ...}}]") from None
+            raise error.with_message(f"{error.message}; a text? give [{{{self.config.data.text!r}: ...}}]") from None
 
     def read(self, texts: Sequence[str], contexts: Any, *, unknown: str = "error", truncate: bool = True) -> Corpus:
         """A text for each of `contexts`, which are rows, or a table of them, from column to value.
@@ -224,7 +224,7 @@ class Run:
         says so, but `Corpus.truncated` does. `UserError` for a column or value that the run does not know, or that only
         some give.
         """
-        contexts = rows_of(contexts)
+        contexts = to_rows(contexts)
         if len(texts) != len(contexts):
             raise UserError(f"contexts: expected one for each of {len(texts):,} texts, got {len(contexts):,}")
         given = set(contexts[0]) if contexts else set()
@@ -235,12 +235,12 @@ class Run:
                 raise UserError(
                     f"contexts with and without {', '.join(sorted(given ^ set(context)))}: all must give the same"
                 )
-        missing = tuple(variable.name for variable in self.schema.variables if variable.source not in given)
+        missing = tuple(variable.name for variable in self.schema.variables if variable.source_column not in given)
         rows = [{**context, self.config.data.text: text} for text, context in zip(texts, contexts, strict=True)]
         try:
             return self.prepare(rows, unknown=unknown, optional=missing, truncate=truncate, report=False)
         except UserError as error:
-            raise error.saying(error.message.replace("the rows given row", "context", 1)) from None
+            raise error.with_message(error.message.replace("the rows given row", "context", 1)) from None
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
@@ -259,7 +259,7 @@ class Run:
 
     def nats(self, corpus: Corpus) -> NDArray[np.float32]:
         """Exact nats of every target of `corpus`, text after text (`corpus.targets` values)."""
-        nats, starts = np.zeros(corpus.targets, dtype=np.float32), target_offsets(corpus)
+        nats, starts = np.zeros(corpus.target_count, dtype=np.float32), target_offsets(corpus)
         with self.scoring():
             for batch in self.batches(corpus):
                 lines = self.model(batch).cpu().numpy()
@@ -300,11 +300,11 @@ def read_config(folder: Path) -> Config:
     """The config of the run in `folder`; `UserError` where there is none, or one of a format yet to come."""
     path = folder / folders.CONFIG
     if not path.is_file():
-        raise folders.not_a_run(folder)
+        raise folders.not_a_run_error(folder)
     return Config.from_dict(files.read_versioned(path, FORMAT, folder), where=str(path))
 
 
-def facts(folder: Path) -> dict[str, Any]:
+def training_facts(folder: Path) -> dict[str, Any]:
     """What the run in `folder` was trained on; nothing of one whose training has not ended."""
     path = folder / "training.json"
     kept = files.read_json(path) if path.exists() else {}

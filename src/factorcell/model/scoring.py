@@ -31,12 +31,12 @@ class Tally:
     """Nats and the targets they belong to. Tallies add up; the ratio is taken once."""
 
     nats: float = 0.0
-    tokens: int = 0
+    targets: int = 0
 
     def __add__(self, other: "Tally") -> "Tally":
-        return Tally(self.nats + other.nats, self.tokens + other.tokens)
+        return Tally(self.nats + other.nats, self.targets + other.targets)
 
     @property
     def perplexity(self) -> float:
         """exp(nats / tokens); NaN of nothing."""
-        return math.exp(self.nats / self.tokens) if self.tokens else math.nan
+        return math.exp(self.nats / self.targets) if self.targets else math.nan

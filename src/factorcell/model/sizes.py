@@ -39,20 +39,22 @@ def without_memory(config: Config, vocabulary: int, schema: ContextSchema) -> La
         raise
 
 
-def shapes(config: Config, vocabulary: int, schema: ContextSchema) -> Shapes:
+def tensor_shapes(config: Config, vocabulary: int, schema: ContextSchema) -> Shapes:
     """Return the shape of everything that a run keeps, by its name in the run folder (`LanguageModel.kept`)."""
-    return {name: tuple(tensor.shape) for name, tensor in without_memory(config, vocabulary, schema).kept().items()}
+    return {
+        name: tuple(tensor.shape) for name, tensor in without_memory(config, vocabulary, schema).saved_tensors().items()
+    }
 
 
-def parameters(kept: Mapping[str, tuple[int, ...]]) -> int:
+def parameter_count(kept: Mapping[str, tuple[int, ...]]) -> int:
     """Return the number of learned values among what is `kept`."""
     return sum(math.prod(shape) for name, shape in kept.items() if not name.endswith(".bits"))
 
 
-def check(config: Config, vocabulary: int, schema: ContextSchema, *, trained: bool = False) -> None:
+def check_memory(config: Config, vocabulary: int, schema: ContextSchema, *, trained: bool = False) -> None:
     """Raise `UserError` if a model, and what training keeps of it if `trained`, does not fit into memory."""
-    kept = shapes(config, vocabulary, schema)
-    count = parameters(kept)
+    kept = tensor_shapes(config, vocabulary, schema)
+    count = parameter_count(kept)
     filters = sum(math.prod(shape) for name, shape in kept.items() if name.endswith(".bits"))
     what = f"{'training ' if trained else ''}a model of {count:,} parameters"
     memory.check(FLOAT * count * (KEPT if trained else 1) + filters, what)

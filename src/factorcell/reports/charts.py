@@ -19,18 +19,18 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from numpy.typing import ArrayLike
 
 from factorcell.bootstrap import Interval
+from factorcell.escapes import escape_hidden_lines
 from factorcell.finite import is_number
 from factorcell.reports.wording import natural_order
-from factorcell.visible import visible_lines
 
 Row = Mapping[str, Any]
 
 INK, MUTED, RULE = "#1c2733", "#66717f", "#dde2e8"
-ACCENT, LOSS = "#d9622b", "#4a7fb5"
+ACCENT, CONTRAST = "#d9622b", "#4a7fb5"
 HEAT = LinearSegmentedColormap.from_list("heat", [(*to_rgb("#c04f1c"), 0.04), (*to_rgb("#c04f1c"), 0.96)])
 WIDTH = 4.6  # inches: the type can be read on a phone
-COLOURS = {"unadapted": "#8b95a3", "softmaxbias": "#2f9c8a", "concatcell": LOSS, "factorcell": ACCENT}
-OTHERS = (ACCENT, LOSS, "#2f9c8a", "#a45fb0", "#b8912b", "#8b95a3", "#c2556f", "#5d8a3a")
+MODEL_COLOURS = {"unadapted": "#8b95a3", "softmaxbias": "#2f9c8a", "concatcell": CONTRAST, "factorcell": ACCENT}
+EXTRA_COLOURS = (ACCENT, CONTRAST, "#2f9c8a", "#a45fb0", "#b8912b", "#8b95a3", "#c2556f", "#5d8a3a")
 TITLES = {
     "unadapted": "Unadapted",
     "softmaxbias": "SoftmaxBias",
@@ -98,24 +98,26 @@ def png(figure: Figure, scale: float) -> bytes:
 
 def _save(figure: Figure, stream: io.StringIO | io.BytesIO, **options: Any) -> None:
     for text in figure.findobj(Text):
-        text.set_text(visible_lines(text.get_text()))  # matplotlib cannot draw lone surrogates
+        text.set_text(escape_hidden_lines(text.get_text()))  # matplotlib cannot draw lone surrogates
     with styled():
         figure.savefig(stream, **options)
 
 
 def colours(models: Sequence[str]) -> dict[str, str]:
     """Return a colour for each model: its own for the models of the paper, the next free one for others."""
-    spare = [colour for colour in OTHERS if colour not in {COLOURS.get(model) for model in models}] or [MUTED]
-    unnamed = [model for model in models if model not in COLOURS]
-    return {model: COLOURS.get(model) or spare[unnamed.index(model) % len(spare)] for model in models}
+    spare = [colour for colour in EXTRA_COLOURS if colour not in {MODEL_COLOURS.get(model) for model in models}] or [
+        MUTED
+    ]
+    unnamed = [model for model in models if model not in MODEL_COLOURS]
+    return {model: MODEL_COLOURS.get(model) or spare[unnamed.index(model) % len(spare)] for model in models}
 
 
-def titled(model: object) -> str:
+def display_name(model: object) -> str:
     """Return the model's name as written in the paper (FactorCell for factorcell); other names are unchanged."""
     return TITLES.get(str(model), str(model))
 
 
-def short(value: object, most: int = 21) -> str:
+def truncate(value: object, most: int = 21) -> str:
     """Return `value` as text of at most `most` letters."""
     text = str(value)
     return text if len(text) <= most else text[: most - 1] + "…"
@@ -155,7 +157,7 @@ def learning_curves(rows: Sequence[Row], x: str) -> Figure:
     for model, colour in colours(list(dict.fromkeys(str(row["model"]) for row in rows))).items():
         curve = [(float(row[name]) / unit, float(row["perplexity"])) for row in rows if row["model"] == model]
         xs, ys = zip(*curve, strict=True)
-        axes.plot(xs, ys, color=colour, label=f"{short(titled(model))}  {ys[-1]:.3g}")
+        axes.plot(xs, ys, color=colour, label=f"{truncate(display_name(model))}  {ys[-1]:.3g}")
         axes.plot(xs[-1], ys[-1], "o", color=colour)
         reached += [2.2 * min(ys), 1.02 * ys[-1]]
     axes.set_yscale("log")
@@ -200,10 +202,10 @@ def gains_by_value(rows: Sequence[Row], over: str | None = None) -> Figure:
         shown = [*shown[:MOST_BARS], gap, *shown[-MOST_BARS:]]
     elif order := natural_order([str(row["value"]) for row in rows]):
         shown = [rows[place] for place in order]
-    names = [GAP if row is gap else f"{short(row['value'])}  ({int(row['count']):,})" for row in shown]
+    names = [GAP if row is gap else f"{truncate(row['value'])}  ({int(row['count']):,})" for row in shown]
     intervals = [Interval(row["gain"], row.get("gain_low"), row.get("gain_high")) for row in shown]
-    shades = [(MUTED, ACCENT, LOSS)[interval.sign] for interval in intervals]
-    baseline = "without context" if over is None else f"of {short(over)}"
+    shades = [(MUTED, ACCENT, CONTRAST)[interval.sign] for interval in intervals]
+    baseline = "without context" if over is None else f"of {truncate(over)}"
     title = f"perplexity below that {baseline} (texts), %"
     return signed_bars(names, [100 * interval.point for interval in intervals], shades, "+.1f", title)
 
@@ -224,7 +226,7 @@ def confusion_matrix(labels: Sequence[str], counts: ArrayLike) -> Figure:
         if size <= 14 and share >= 0.005:
             colour = "white" if share > 0.62 else INK
             axes.text(j, i, f"{100 * share:.0f}", fontsize=font, color=colour, ha="center", va="center")
-    names = [short(label, 16) for label in labels]
+    names = [truncate(label, 16) for label in labels]
     axes.set_yticks(range(size), names, fontsize=font, color=INK)
     axes.xaxis.tick_top()
     axes.set_xticks(range(size), names, fontsize=font, color=INK)

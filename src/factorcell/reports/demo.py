@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from factorcell.evaluation.classification import kilometres
-from factorcell.evaluation.comparison import MARK
+from factorcell.evaluation.classification import great_circle_distances
+from factorcell.evaluation.comparison import BEST_MARK
 from factorcell.reports import charts
-from factorcell.reports.elements import CREDIT, chart, document, escaped, grid, note, table
+from factorcell.reports.elements import CREDIT, chart, document, escape, grid, note, table
 from factorcell.reports.maps import best_point, world_map
 
 Row = Mapping[str, Any]
@@ -72,10 +72,10 @@ def _maps(results: Row) -> str:
 def _map(entry: Row, scale: float) -> str:
     """Return the map of a name's posterior as an image inside the page."""
     best = best_point(entry)
-    away = float(kilometres(np.array([best]), np.array([entry["true"]]))[0, 0])
+    away = float(great_circle_distances(np.array([best]), np.array([entry["true"]]))[0, 0])
     words = f"most probable near {degrees(*best)}, {away:,.0f} km from the true place"
     data = base64.b64encode(charts.png(world_map(entry, entry["text"], entry["true"]), scale)).decode()
-    name = escaped(entry["text"])
+    name = escape(entry["text"])
     return (
         f'<figure class="map"><img alt="World map of where the name {name} belongs: {words}" '
         f'src="data:image/png;base64,{data}"><figcaption><b>{name}</b>, {words}</figcaption></figure>'
@@ -85,20 +85,20 @@ def _map(entry: Row, scale: float) -> str:
 def _places(places: Sequence[Row]) -> str:
     cards = []
     for place in places:
-        samples = "".join(f"<li>{escaped(sample)}</li>" for sample in place["samples"])
+        samples = "".join(f"<li>{escape(sample)}</li>" for sample in place["samples"])
         where = note(degrees(float(place["lat"]), float(place["lon"])))
-        cards.append(f"<div><h3>{escaped(place['place'])}</h3>{where}<ul>{samples}</ul></div>")
+        cards.append(f"<div><h3>{escape(place['place'])}</h3>{where}<ul>{samples}</ul></div>")
     text = "Drawn letter by letter from the model, which was given the two coordinates only."
     return note(text) + '\n<div class="places">\n' + "\n".join(cards) + "\n</div>"
 
 
 def _models(results: Row) -> str:
-    rows = [{**row, "model": charts.titled(row["name"])} for row in results["models"]]
+    rows = [{**row, "model": charts.display_name(row["name"])} for row in results["models"]]
     for row in rows:
         for name in set(row.get("ahead", ())) & FIGURES.keys():
-            row[name] = format(row[name], FIGURES[name]) + MARK
+            row[name] = format(row[name], FIGURES[name]) + BEST_MARK
     curves = chart(charts.learning_curves(results["curves"], "minutes"), "curves", "Learning curves of the models")
-    mark = note(f"{MARK}: better than all other models by more than the 95 % interval over texts.")
+    mark = note(f"{BEST_MARK}: better than all other models by more than the 95 % interval over texts.")
     return table(rows, {"model": "", **FIGURES}) + mark + curves
 
 

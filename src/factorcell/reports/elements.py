@@ -12,10 +12,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from factorcell.evaluation.comparison import MARK
+from factorcell.escapes import escape_hidden_lines
+from factorcell.evaluation.comparison import BEST_MARK
 from factorcell.finite import is_number
 from factorcell.reports import charts
-from factorcell.visible import visible_lines
 
 Row = Mapping[str, Any]
 
@@ -40,34 +40,34 @@ def document(
     `cautions` are sentences about the reliability of the results; they come first.
     Characters that hide or reverse others are written out as escapes.
     """
-    head = f'<p class="kicker">{escaped(kicker)}</p>\n<h1>{escaped(title)}</h1>'
+    head = f'<p class="kicker">{escape(kicker)}</p>\n<h1>{escape(title)}</h1>'
     if lead:
-        head += f'\n<p class="lead">{escaped(lead)}</p>'
-    head += "".join(f'\n<p class="caution">{escaped(line)}.</p>' for line in cautions)
-    body = "\n".join(f"<section>\n<h2>{escaped(name)}</h2>\n{content}\n</section>" for name, content in sections)
+        head += f'\n<p class="lead">{escape(lead)}</p>'
+    head += "".join(f'\n<p class="caution">{escape(line)}.</p>' for line in cautions)
+    body = "\n".join(f"<section>\n<h2>{escape(name)}</h2>\n{content}\n</section>" for name, content in sections)
     page = Template(_asset("page.html")).substitute(
-        title=escaped(title),
+        title=escape(title),
         css=_asset("page.css").strip(),
         policy=POLICY,
         head=head,
         body=body,
         foot="\n".join(f"<p>{line}</p>" for line in credits),
     )
-    return visible_lines(page)
+    return escape_hidden_lines(page)
 
 
 def _asset(name: str) -> str:
     return (resources.files("factorcell") / "assets" / name).read_text(encoding="utf-8")
 
 
-def escaped(value: object) -> str:
+def escape(value: object) -> str:
     """Return the HTML that shows a value as text."""
     return html.escape(str(value))
 
 
 def note(text: str) -> str:
     """Return a paragraph of plain text about what is next to it."""
-    return f'<p class="muted">{escaped(text)}</p>'
+    return f'<p class="muted">{escape(text)}</p>'
 
 
 def grid(*parts: str) -> str:
@@ -75,9 +75,9 @@ def grid(*parts: str) -> str:
     return '<div class="grid">\n' + "\n".join(parts) + "\n</div>"
 
 
-def folded(title: str, content: str) -> str:
+def collapsible(title: str, content: str) -> str:
     """Return HTML that is hidden until the reader opens its title."""
-    return f"<details><summary>{escaped(title)}</summary>{content}</details>"
+    return f"<details><summary>{escape(title)}</summary>{content}</details>"
 
 
 def table(rows: Sequence[Row], columns: Iterable[str] | Mapping[str, str]) -> str:
@@ -104,8 +104,8 @@ def _cell_text(value: Any, form: str) -> str:
 
 
 def _cell(tag: str, text: str, right: bool) -> str:
-    names = "num" * right + " best" * (right and MARK in text)
-    return f'<{tag} class="{names}">{escaped(text)}</{tag}>' if names else f"<{tag}>{escaped(text)}</{tag}>"
+    names = "num" * right + " best" * (right and BEST_MARK in text)
+    return f'<{tag} class="{names}">{escape(text)}</{tag}>' if names else f"<{tag}>{escape(text)}</{tag}>"
 
 
 def chart(figure: Figure, name: str, alt: str, caption: str = "") -> str:
@@ -121,6 +121,6 @@ def chart(figure: Figure, name: str, alt: str, caption: str = "") -> str:
     content = re.sub(r"font-family: [^;\"]*", lambda match: fonts["Mono'" in match[0]], content)
     for colour, variable in THEME.items():
         content = content.replace(colour, variable)
-    content = content.replace("<svg ", f'<svg role="img" aria-label="{escaped(alt)}" ', 1)
-    caption = f"<figcaption>{escaped(caption)}</figcaption>" if caption else ""
+    content = content.replace("<svg ", f'<svg role="img" aria-label="{escape(alt)}" ', 1)
+    caption = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
     return f'<figure class="chart">{content.strip()}{caption}</figure>'

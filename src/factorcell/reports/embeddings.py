@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 from matplotlib.transforms import Bbox
 
+from factorcell.escapes import escape_hidden_lines
 from factorcell.reports import elements
-from factorcell.reports.charts import ACCENT, LOSS, MUTED, OTHERS, RULE, WIDTH, short, signed_bars, styled
-from factorcell.reports.wording import agreed, sign
-from factorcell.visible import visible_lines
+from factorcell.reports.charts import ACCENT, CONTRAST, EXTRA_COLOURS, MUTED, RULE, WIDTH, signed_bars, styled, truncate
+from factorcell.reports.wording import agreement_sentence, visible_token
 
 Row = Mapping[str, Any]
 
@@ -43,7 +43,7 @@ FORMS = {
 SCALE = LinearSegmentedColormap.from_list("scale", ["#2b5f9e", "#5b9bb5", "#b3b08c", "#e2944f", "#b8401a"])
 
 
-def page(name: str, found: Row) -> str:
+def embeddings_page(name: str, found: Row) -> str:
     """Return the page of the results for the run called `name`.
 
     `found`: variable, values (their number), and rows of neighbours, words (each with context, against, rows), maps
@@ -101,10 +101,10 @@ def _map(entry: Row, name: str) -> str:
         figure = map_of_groups(entry["points"], ellipses, dots=entry["dots"])
         caption += " An ellipse reaches 1.5 standard deviations from the centre of its group."
     content = elements.chart(figure, name, f"Map of the embeddings by {column}", caption)
-    content += f"\n<p>{elements.escaped(agreed(entry['agreement']))}</p>"
+    content += f"\n<p>{elements.escape(agreement_sentence(entry['agreement']))}</p>"
     if ellipses:
         columns = {"group": "", "count": ",", "x": ".2f", "y": ".2f"}
-        content += elements.folded("The largest groups", elements.table(ellipses, columns))
+        content += elements.collapsible("The largest groups", elements.table(ellipses, columns))
     return content
 
 
@@ -118,8 +118,8 @@ def _prediction(row: Row) -> Row:
 def boosted_words(rows: Sequence[Row], title: str) -> Figure:
     """Draw by how many nats a context raises or lowers tokens (TACL 2018, table 5). Rows: token, nats."""
     nats = [float(row["nats"]) for row in rows]
-    names = [short(sign(str(row["token"])), 14) for row in rows]
-    return signed_bars(names, nats, [ACCENT if value >= 0 else LOSS for value in nats], "+.2f", title)
+    names = [truncate(visible_token(str(row["token"])), 14) for row in rows]
+    return signed_bars(names, nats, [ACCENT if value >= 0 else CONTRAST for value in nats], "+.2f", title)
 
 
 @styled()
@@ -129,7 +129,7 @@ def map_of_groups(points: Sequence[Row], ellipses: Sequence[Row], *, dots: bool 
     Points: x, y, group. Ellipses: group, x, y, wide, high (half axes), angle (degrees).
     """
     figure, axes = _empty_map()
-    colours = dict(zip((row["group"] for row in ellipses), itertools.cycle(OTHERS), strict=False))
+    colours = dict(zip((row["group"] for row in ellipses), itertools.cycle(EXTRA_COLOURS), strict=False))
     if dots or not ellipses:
         points = sorted(points, key=lambda row: row["group"] in colours)  # points without an ellipse are below others
         axes.scatter(
@@ -142,7 +142,7 @@ def map_of_groups(points: Sequence[Row], ellipses: Sequence[Row], *, dots: bool 
         )
     for index, row in enumerate(ellipses):
         shape, colour = ((row["x"], row["y"]), 2 * row["wide"], 2 * row["high"]), colours[row["group"]]
-        style = "-" if index < len(OTHERS) else "--"  # where colours repeat
+        style = "-" if index < len(EXTRA_COLOURS) else "--"  # where colours repeat
         axes.add_patch(Ellipse(*shape, angle=row["angle"], facecolor=colour, alpha=0.1, lw=0))
         axes.add_patch(Ellipse(*shape, angle=row["angle"], fill=False, edgecolor=colour, lw=1.4, ls=style))
     figure.set_layout_engine("none")  # names are placed in the final layout
@@ -195,7 +195,7 @@ def _add_names(axes: Axes, ellipses: Sequence[Row], colours: Mapping[str, str]) 
     taken: list[Bbox] = []
     for row in ellipses:
         style: Any = {"color": colours[row["group"]], "zorder": 6}
-        name = axes.text(row["x"], row["y"], visible_lines(str(row["group"])[:24]), fontweight="bold", **style)
+        name = axes.text(row["x"], row["y"], escape_hidden_lines(str(row["group"])[:24]), fontweight="bold", **style)
         name.set(ha="center", va="center")
         box = name.get_window_extent().padded(1)
         boxes = [box.translated(*move) for move in _offsets(frame, box)]

@@ -14,15 +14,25 @@ from matplotlib.figure import Figure
 
 from factorcell.evaluation.likelihood_ratios import STRENGTHS, strength
 from factorcell.reports import elements
-from factorcell.reports.charts import ACCENT, INK, LOSS, OTHERS, RULE, WIDTH, add_legend, styled, titled
-from factorcell.reports.wording import readable
+from factorcell.reports.charts import (
+    ACCENT,
+    CONTRAST,
+    EXTRA_COLOURS,
+    INK,
+    RULE,
+    WIDTH,
+    add_legend,
+    display_name,
+    styled,
+)
+from factorcell.reports.wording import readable_token
 
 Row = Mapping[str, Any]
 
-FIRST, SECOND = LOSS, ACCENT  # colours of two contexts, blue and red in the figure of the paper
-COLUMNS = 56  # letters of a line
+FIRST_COLOUR, SECOND_COLOUR = CONTRAST, ACCENT  # colours of two contexts, blue and red in the figure of the paper
+LINE_WIDTH = 56  # letters of a line
 DASHES = ("-", (0, (4, 1)), (0, (1.5, 0.8)), (0, (6, 1, 1.5, 1)), (0, (3, 2)), (0, (1, 2)))  # in addition to colours
-SIZE = 72 * (WIDTH - 0.4) / COLUMNS / 0.63  # points: a letter of DejaVu Sans Mono is 0.6 of its size wide
+SIZE = 72 * (WIDTH - 0.4) / LINE_WIDTH / 0.63  # points: a letter of DejaVu Sans Mono is 0.6 of its size wide
 STRIP = 0.68  # inches of a line and its curve
 
 Line = list[tuple[int, float, str]]  # tokens by their place in the text, where their middle is, and how they read
@@ -39,7 +49,7 @@ RATIO = (
 POSTERIOR = "The probability of each context after every token by Bayes' rule, with equal probabilities at the start."
 
 
-def explanation(name: str, rows: Sequence[Row], runs: int = 1, cautions: Sequence[str] = ()) -> str:
+def explanation_page(name: str, rows: Sequence[Row], runs: int = 1, cautions: Sequence[str] = ()) -> str:
     """Return the page of explained texts.
 
     `rows` are those of `explain`, with `model` where there are several; `runs` were averaged.
@@ -58,14 +68,14 @@ def explanation(name: str, rows: Sequence[Row], runs: int = 1, cautions: Sequenc
     count = len({row["text"] for row in rows})
     listed = f"{', '.join(between[:-1])} and {between[-1]}"
     lead = f"{count:,} {'text' if count == 1 else 'texts'}, read given {listed}."
-    title = f"What {titled(name)} hears"
+    title = f"What {display_name(name)} hears"
     return elements.document(title, sections, kicker="factorcell explain", lead=lead, cautions=cautions)
 
 
 def _legend(between: Sequence[str]) -> str:
     """Explain shades and bars."""
     first, second = (
-        f'<span style="color: var(--ink); {_style(sign * FULL)}">{elements.escaped(name)}</span>'
+        f'<span style="color: var(--ink); {_style(sign * FULL)}">{elements.escape(name)}</span>'
         for sign, name in zip((1, -1), between, strict=True)
     )
     weak, clear, strong = (f"{level:g}" for level in STRENGTHS)
@@ -79,7 +89,7 @@ def _legend(between: Sequence[str]) -> str:
 def _spans(row: Row) -> str:
     """Return a text with its tokens shaded, the model that read it and the sum."""
     gap = " " if row["unit"] in ("word", "space") else ""
-    head = f"<h3>{elements.escaped(titled(row['model']))}</h3>" if row.get("model") else ""
+    head = f"<h3>{elements.escape(display_name(row['model']))}</h3>" if row.get("model") else ""
     return (
         f'{head}<p style="white-space: pre-wrap; line-height: 1.9; overflow-wrap: anywhere">'
         f'{gap.join(map(_span, row["tokens"]))} <span class="muted">{row["ratio"]:+.2f} nats in all</span></p>'
@@ -87,7 +97,7 @@ def _spans(row: Row) -> str:
 
 
 def _span(token: Row) -> str:
-    shown = elements.escaped(readable(token["token"]))
+    shown = elements.escape(readable_token(token["token"]))
     kind = "" if token["known"] else "; not in the vocabulary"
     content = shown if token["known"] else f"<i>{shown}</i>"
     return f'<span style="{_style(token["ratio"])}" title="{token["ratio"]:+.4f} nats{kind}">{content}</span>'
@@ -95,7 +105,7 @@ def _span(token: Row) -> str:
 
 def _style(ratio: float) -> str:
     """Return shade and bar of a ratio, which can be seen in the light and in the dark theme."""
-    rgb = ", ".join(str(round(255 * part)) for part in to_rgb(FIRST if ratio > 0 else SECOND))
+    rgb = ", ".join(str(round(255 * part)) for part in to_rgb(FIRST_COLOUR if ratio > 0 else SECOND_COLOUR))
     style = f"background: rgba({rgb}, {SHADE * min(1.0, abs(ratio) / FULL):.3f})"
     if power := strength(ratio):
         style += f"; border-{'top' if power > 0 else 'bottom'}: {abs(power)}px solid rgb({rgb})"
@@ -107,9 +117,9 @@ def _strongest(rows: Sequence[Row], between: Sequence[str]) -> str:
     where = "model" if rows[0].get("model") else "text"
     found = [
         {
-            "token": readable(token["token"]),
+            "token": readable_token(token["token"]),
             "after": _before(row, place),
-            where: titled(row.get("model", number)),
+            where: display_name(row.get("model", number)),
             "nats": token["ratio"],
         }
         for number, row in enumerate(rows, 1)
@@ -121,7 +131,7 @@ def _strongest(rows: Sequence[Row], between: Sequence[str]) -> str:
         side = [{**row, "nats": sign * row["nats"]} for row in found if sign * row["nats"] >= FAINT]
         side.sort(key=lambda row: -row["nats"])
         content = elements.table(side[:STRONGEST], columns) if side else f"<p>No token of {FAINT:g} nats.</p>"
-        parts.append(f"<div><h3>{elements.escaped(name)}</h3>{content}</div>")
+        parts.append(f"<div><h3>{elements.escape(name)}</h3>{content}</div>")
     return elements.grid(*parts)
 
 
@@ -129,7 +139,7 @@ def _before(row: Row, place: int) -> str:
     """Return the few tokens before one."""
     gap, most = (" ", 4) if row["unit"] in ("word", "space") else ("", 12)
     start = max(0, place - most)
-    return "… " * (start > 0) + gap.join(readable(token["token"]) for token in row["tokens"][start:place])
+    return "… " * (start > 0) + gap.join(readable_token(token["token"]) for token in row["tokens"][start:place])
 
 
 def _figures(row: Row, title: str) -> str:
@@ -140,15 +150,15 @@ def _figures(row: Row, title: str) -> str:
     forms |= {f"p({name})": ".3f" for name in between}
     cells = [
         {
-            "token": readable(token["token"]),
+            "token": readable_token(token["token"]),
             "ratio": token["ratio"],
             **{f"nats given {name}": token["nats"][name] for name in between},
             **{f"p({name})": token["posterior"][name] for name in between},
         }
         for token in row["tokens"]
     ]
-    model = f", {titled(row['model'])}" if row.get("model") else ""
-    return elements.folded(title + model, elements.table(cells, forms))
+    model = f", {display_name(row['model'])}" if row.get("model") else ""
+    return elements.collapsible(title + model, elements.table(cells, forms))
 
 
 @styled()
@@ -161,13 +171,19 @@ def running_posterior(rows: Sequence[Row]) -> Figure:
     names = list(rows[0]["posterior"])
     ranked = sorted(names, key=lambda name: -max(float(row["posterior"][name]) for row in rows))
     named = sorted(ranked[: len(DASHES)], key=names.index)
-    looks = dict(zip(named, zip((FIRST, SECOND) if len(names) == 2 else OTHERS, DASHES, strict=False), strict=False))
+    looks = dict(
+        zip(
+            named,
+            zip((FIRST_COLOUR, SECOND_COLOUR) if len(names) == 2 else EXTRA_COLOURS, DASHES, strict=False),
+            strict=False,
+        )
+    )
     figure, strips = _strips(rows)
     before: dict[str, float] = {}
     for row, axes, line in strips:
         if line[0][0] == 0:
             before = dict.fromkeys(names, 1 / len(names))
-            axes.set_title(titled(row.get("model", "")))
+            axes.set_title(display_name(row.get("model", "")))
         for name in names:
             curve = [before[name], *(float(row["tokens"][number]["posterior"][name]) for number, *_ in line)]
             before[name] = curve[-1]
@@ -184,11 +200,11 @@ def running_posterior(rows: Sequence[Row]) -> Figure:
 
 def _strips(rows: Sequence[Row]) -> tuple[Figure, list[tuple[Row, Axes, Line]]]:
     """Return a figure with empty axes for every line of the rows; the tokens are below them."""
-    lines = [(row, line) for row in rows for line in text_lines(row)]
+    lines = [(row, line) for row in rows for line in break_lines(row)]
     figure = Figure(figsize=(WIDTH, 0.4 + STRIP * max(1, len(lines))))
     strips = []
     for (row, line), axes in zip(lines, figure.subplots(max(1, len(lines)), squeeze=False).flat, strict=False):
-        axes.set_xlim(0, COLUMNS)
+        axes.set_xlim(0, LINE_WIDTH)
         axes.set_xticks([place for _, place, _ in line], [text for *_, text in line])
         axes.tick_params("x", labelfontfamily="DejaVu Sans Mono", labelsize=SIZE, labelcolor=INK, pad=1)
         axes.tick_params("y", labelsize=6)
@@ -196,15 +212,15 @@ def _strips(rows: Sequence[Row]) -> tuple[Figure, list[tuple[Row, Axes, Line]]]:
     return figure, strips
 
 
-def text_lines(row: Row) -> list[Line]:
+def break_lines(row: Row) -> list[Line]:
     """Break a text into lines of at most `COLUMNS` letters of one width, with a space between words."""
     gap = 1 if row["unit"] in ("word", "space") else 0
     lines: list[Line] = []
-    end = float(COLUMNS)
+    end = float(LINE_WIDTH)
     for number, token in enumerate(row["tokens"]):
-        text = readable(token["token"])[:COLUMNS]
+        text = readable_token(token["token"])[:LINE_WIDTH]
         width = max(1, sum(_width(letter) for letter in text))
-        if end + width > COLUMNS:
+        if end + width > LINE_WIDTH:
             lines.append([])
             end = 0.0
         lines[-1].append((number, end + width / 2, text))

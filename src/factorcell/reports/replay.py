@@ -8,9 +8,19 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from factorcell.bootstrap import Interval
-from factorcell.evaluation.comparison import MARK
+from factorcell.evaluation.comparison import BEST_MARK
 from factorcell.reports import elements
-from factorcell.reports.charts import INK, MUTED, WIDTH, add_legend, colours, round_ticks, short, styled, titled
+from factorcell.reports.charts import (
+    INK,
+    MUTED,
+    WIDTH,
+    add_legend,
+    colours,
+    display_name,
+    round_ticks,
+    styled,
+    truncate,
+)
 
 Row = Mapping[str, Any]
 
@@ -35,19 +45,19 @@ HOW = (
     "suggestion that is the query or its first words; characters saved are those that need not be typed if that "
     "suggestion is accepted. Perplexity is per character of whole queries, before they are learned. Brackets hold "
     "bootstrap 95 % intervals ({draws:,} resamples of users); those of differences are paired. "
-    f"{MARK}: better than all other systems by more than the interval."
+    f"{BEST_MARK}: better than all other systems by more than the interval."
 )
 
 
-def table(summary: Row, over: str = "queries") -> tuple[list[dict[str, str]], list[str]]:
+def replay_table(summary: Row, over: str = "queries") -> tuple[list[dict[str, str]], list[str]]:
     """Return a row of text per system and the names of the columns; figures are averaged over queries or users."""
     rows = []
     for row in _rows(summary, "all", over):
         times = next(one for one in summary["milliseconds"] if one["system"] == row["system"])
-        difference = Interval.of(row, "mrr_difference")
+        difference = Interval.from_row(row, "mrr_difference")
         cells = {"system": row["system"]}
         cells |= {title: _figure(row, name) for name, (title, *_) in FIGURES.items()}
-        cells[f"MRR above {summary['base']}"] = difference.told(".3f") if difference else "-"
+        cells[f"MRR above {summary['base']}"] = difference.to_text(".3f") if difference else "-"
         rows.append({**cells, "ms": f"{times['suggest']:.1f} + {times['learn']:.1f}"})
     return rows, list(rows[0])
 
@@ -61,17 +71,17 @@ def _figure(row: Row, name: str) -> str:
     _, form, interval = FIGURES[name]
     if row.get(name) is None:
         return "-"
-    text = format(row[name], form) + (MARK if name in row.get("ahead", ()) else "")
+    text = format(row[name], form) + (BEST_MARK if name in row.get("ahead", ()) else "")
     return f"{text} [{row[f'{name}_low']:{form}}, {row[f'{name}_high']:{form}}]" if interval else text
 
 
-def page(name: str, summary: Row) -> str:
+def replay_page(name: str, summary: Row) -> str:
     """Return the page of the replay called `name`."""
     sections = [
         ("How well they complete", _figures(summary)),
         ("What it depends on", _depends(summary)),
         ("All figures", "".join(_split(summary, by) for by in SPLITS if _rows(summary, by))),
-        ("How it was measured", f"<p>{elements.escaped(HOW.format(**summary))}</p>"),
+        ("How it was measured", f"<p>{elements.escape(HOW.format(**summary))}</p>"),
     ]
     lead = (
         f"{summary['queries']:,} queries of {summary['users']:,} users, in order of time: each was completed from a "
@@ -85,10 +95,10 @@ def _figures(summary: Row) -> str:
     panels = [*_rows(summary, "all"), *_rows(summary, "prefix")]
     content = elements.chart(mrr_by_system(panels, summary["systems"]), "mrr", "MRR of the systems with intervals")
     for title, over in (("Averaged over queries", "queries"), ("Averaged over users", "users")):
-        rows, columns = table(summary, over)
-        rows = [{**row, "system": titled(row["system"])} for row in rows]
+        rows, columns = replay_table(summary, over)
+        rows = [{**row, "system": display_name(row["system"])} for row in rows]
         content += f"<h3>{title}</h3>{elements.table(rows, columns[:-1])}"
-    times = [{**row, "system": titled(row["system"])} for row in summary["milliseconds"]]
+    times = [{**row, "system": display_name(row["system"])} for row in summary["milliseconds"]]
     forms = dict.fromkeys(("suggest", "suggest_95", "learn", "learn_95"), ".2f")
     content += "<h3>Milliseconds: medians and 95 % quantiles</h3>"
     return content + elements.table(times, {"system": "", **forms})
@@ -117,9 +127,9 @@ def _split(summary: Row, by: str) -> str:
     title, lines = by.replace("_", " "), dict[str, dict[str, Any]]()
     for row in _rows(summary, by):
         line = lines.setdefault(row["value"], {title: row["value"], "queries": f"{row['queries']:,}"})
-        line[titled(row["system"])] = _figure(row, "mrr")
-    columns = (title, "queries", *map(titled, summary["systems"]))
-    return elements.folded(SPLITS[by], elements.table(list(lines.values()), columns))
+        line[display_name(row["system"])] = _figure(row, "mrr")
+    columns = (title, "queries", *map(display_name, summary["systems"]))
+    return elements.collapsible(SPLITS[by], elements.table(list(lines.values()), columns))
 
 
 @styled()
@@ -141,7 +151,7 @@ def mrr_by_system(rows: Sequence[Row], systems: Sequence[str]) -> Figure:
                     axes.text(mrr, y - 0.2, f"{mrr:.3f}", ha="center", va="bottom", fontsize=7.5)
         axes.grid(axis="x")
         axes.set_title("all prefixes" if panel == "all" else panel)
-    panels[0].set_yticks(range(len(systems)), [short(titled(name), 14) for name in systems], color=INK)
+    panels[0].set_yticks(range(len(systems)), [truncate(display_name(name), 14) for name in systems], color=INK)
     panels[0].set_ylim(len(systems) - 0.6, -0.75)
     panels[0].set_xlim(0, 1.12 * max(float(row["mrr_high"]) for row in rows) or 1.0)
     round_ticks(panels[0].xaxis, 3)
@@ -167,7 +177,7 @@ def improvement_by_queries_seen(rows: Sequence[Row], systems: Sequence[str], bas
     round_ticks(axes.xaxis)
     axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
     axes.set_xlabel("queries seen of a user")
-    axes.set_title(f"MRR above that of {titled(base)}")
+    axes.set_title(f"MRR above that of {display_name(base)}")
     add_legend(figure)
     return figure
 
@@ -199,5 +209,5 @@ def _line(axes: Axes, name: str, rows: Sequence[Row], x: Sequence[float], y: str
     """Draw the line of a system with its intervals."""
     low, high = ([row[f"{y}_{end}"] for row in rows] for end in ("low", "high"))
     axes.fill_between(x, low, high, color=colour, alpha=0.13, lw=0)
-    axes.plot(x, [row[y] for row in rows], color=colour, ms=3, label=short(titled(name), 14), **look)
+    axes.plot(x, [row[y] for row in rows], color=colour, ms=3, label=truncate(display_name(name), 14), **look)
     axes.grid(axis="y")

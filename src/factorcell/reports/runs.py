@@ -7,20 +7,23 @@ from typing import Any
 
 from factorcell.bootstrap import Interval
 from factorcell.evaluation import ngram
-from factorcell.evaluation.cautions import cautions
-from factorcell.evaluation.comparison import Candidate, compared, told_difference
-from factorcell.evaluation.results import find_models, kept_texts
+from factorcell.evaluation.comparison import ComparedModel, compare_models, format_difference
+from factorcell.evaluation.results import find_models, saved_text_figures
+from factorcell.evaluation.run_warnings import find_warnings
 from factorcell.finite import is_number
-from factorcell.model import kept_results
-from factorcell.model.run import Run, facts
+from factorcell.model import saved_results
+from factorcell.model.run import Run, training_facts
 from factorcell.reports import charts
-from factorcell.reports.elements import chart, document, escaped, folded, grid, note, table
+from factorcell.reports.elements import chart, collapsible, document, escape, grid, note, table
 
 Row = Mapping[str, Any]
 
 BY_VALUE = {"value": "", "count": ",", "targets": ",", "perplexity": ".2f", "gain": ""}
 CLASSES = {"value": "", "count": ",", "precision": ".3f", "recall": ".3f", "f1": ".3f", "auc": ".3f"}
-OWN = {**Interval(0.0).row("gain"), **Interval(0.0).row("bits_per_byte_difference")}  # of a run over its own baseline
+OWN = {
+    **Interval(0.0).to_row("gain"),
+    **Interval(0.0).to_row("bits_per_byte_difference"),
+}  # of a run over its own baseline
 
 
 def report_page(folders: Sequence[str | Path]) -> str:
@@ -30,15 +33,15 @@ def report_page(folders: Sequence[str | Path]) -> str:
 
 def _read(folder: Path) -> Row:
     """Read what the page shows of a run or of an n-gram model."""
-    results = kept_results.read(folder)
+    results = saved_results.read(folder)
     last = {row["kind"]: row for row in results}
-    shown = kept_results.evaluated(results) or last.get("compare") or {}
+    shown = saved_results.latest_evaluation(results) or last.get("compare") or {}
     if (folder / ngram.FILE).is_file():
-        texts = kept_texts(folder, shown.get("texts_key"))
+        texts = saved_text_figures(folder, shown.get("texts_key"))
         return {"folder": str(folder), "title": folder.name, "config": {}, "evaluation": shown, "texts": texts}
     run = Run.open(folder)
-    trained = facts(folder)
-    if not shown and (best := run.best()):
+    trained = training_facts(folder)
+    if not shown and (best := run.best_evaluation()):
         shown = {"table": "development texts", **best}
     classified = last.get("classify")
     key = shown.get("texts_key", trained.get("development_key"))
@@ -49,11 +52,11 @@ def _read(folder: Path) -> Row:
         "schema": [v.describe() for v in run.schema.variables],
         "evaluation": shown,
         "log": run.log(),
-        "by": kept_results.gains(results),
+        "by": saved_results.latest_gains(results),
         "classification": classified and {**classified, **classified["confusion"]},
-        "texts": kept_texts(folder, key),
+        "texts": saved_text_figures(folder, key),
         "trained": [key, *(trained.get(name) for name in ("texts", "source", "finetuned"))],
-        "cautions": cautions([run]),
+        "cautions": find_warnings([run]),
     }
 
 
@@ -118,9 +121,9 @@ def _place(run: Row) -> tuple[bool, bool]:
 
 def _run_table(models: Sequence[Sequence[Row]], titles: Sequence[str]) -> str:
     """Return the figures, a row per model, with the texts that they are of and the significant differences."""
-    comparison = compared(
+    comparison = compare_models(
         [
-            Candidate(title, [_figures(run) for run in trainings], [run.get("texts") or {} for run in trainings])
+            ComparedModel(title, [_figures(run) for run in trainings], [run.get("texts") or {} for run in trainings])
             for trainings, title in zip(models, titles, strict=True)
         ]
     )
@@ -147,7 +150,7 @@ def _figures(run: Row) -> Row:
 def _sources(run: Row) -> dict[str, str | None]:
     """Return which texts the figures of a run are of, and its differences to a baseline that is not a row."""
     evaluation: Row = run.get("evaluation") or {}
-    gain, bits = (told_difference(name, evaluation) for name in ("gain", "bits_per_byte_difference"))
+    gain, bits = (format_difference(name, evaluation) for name in ("gain", "bits_per_byte_difference"))
     return {
         "perplexity of": evaluation.get("table"),
         "accuracy of": _classified(run),
@@ -167,7 +170,7 @@ def _over(name: str | None) -> str:
 
 def _context(run: Row) -> str:
     """Return the list of the context variables of a run."""
-    lines = "".join(f"<li>{escaped(line)}</li>" for line in run.get("schema") or ())
+    lines = "".join(f"<li>{escape(line)}</li>" for line in run.get("schema") or ())
     return f"<ul>{lines}</ul>" if lines else ""
 
 
@@ -181,12 +184,14 @@ def _judged(run: Row, index: int) -> str:
             caption = f"{name} by {variable}; grey: no significant difference, or too few texts"
             figures.append(chart(charts.gains_by_value(gains, over), f"gains-{index}-{len(figures)}", alt, caption))
             title += f", gain over {_over(over)}"
-        content += folded(title, table([{**row, "gain": told_difference("gain", row)} for row in rows], BY_VALUE))
+        content += collapsible(
+            title, table([{**row, "gain": format_difference("gain", row)} for row in rows], BY_VALUE)
+        )
     if classes := run.get("classification"):
         target = _classified(run) or ""
         figure = charts.confusion_matrix(classes["labels"], classes["counts"])
         figures.append(chart(figure, f"confusion-{index}", f"Confusion matrix of {target}", target))
-        content += folded(f"Classification of {target} by value", table(classes["values"], CLASSES))
+        content += collapsible(f"Classification of {target} by value", table(classes["values"], CLASSES))
     return content + (grid(*figures) if figures else "")
 
 
@@ -201,7 +206,7 @@ def _options(runs: Sequence[tuple[Row, str]]) -> str:
     titles = ["option", *(title for _, title in runs)]
     differing = [row for row in rows.values() if len({row.get(title) for title in titles[1:]}) > 1]
     content = table(differing, titles) if differing else ""
-    return content + folded("All options", table(list(rows.values()), titles))
+    return content + collapsible("All options", table(list(rows.values()), titles))
 
 
 def _plain(value: Any) -> str:

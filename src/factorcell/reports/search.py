@@ -12,10 +12,10 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 from factorcell.evaluation import statistics
-from factorcell.evaluation.comparison import MARK, told_difference
-from factorcell.finite import brief, is_number
+from factorcell.evaluation.comparison import BEST_MARK, format_difference
+from factorcell.finite import format_option, is_number
 from factorcell.reports import elements
-from factorcell.reports.charts import INK, WIDTH, add_legend, colours, round_ticks, styled, titled
+from factorcell.reports.charts import INK, WIDTH, add_legend, colours, display_name, round_ticks, styled
 
 Row = Mapping[str, Any]
 
@@ -27,7 +27,7 @@ SHAPES = {"unadapted": "D", "softmaxbias": "^", "concatcell": "s", "factorcell":
 
 HOW = (
     "In brackets: the 95 % interval, over development texts, of the difference to the best trial. It does not include "
-    f"the variation between trainings with the same options. {MARK}: better than all other trials by more than that."
+    f"the variation between trainings with the same options. {BEST_MARK}: better than all other trials by more."
 )
 
 
@@ -36,12 +36,12 @@ def options(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row["params"]))
 
 
-def table(rows: Sequence[Row]) -> tuple[list[dict[str, Any]], list[str]]:
+def search_table(rows: Sequence[Row]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return flat rows with figures and sampled options, and the names of their columns."""
     flat = []
     for row in rows:
-        sampled = {name: brief(value) for name, value in row["params"].items()}
-        flat.append({**row, "number": str(row["number"]), BEHIND: told_difference("gain", row), **sampled})
+        sampled = {name: format_option(value) for name, value in row["params"].items()}
+        flat.append({**row, "number": str(row["number"]), BEHIND: format_difference("gain", row), **sampled})
     return flat, ["number", "state", "model", *FIGURES, BEHIND, *options(rows)]
 
 
@@ -54,7 +54,7 @@ def rank_correlation(rows: Sequence[Row], name: str) -> float | None:
     return correlation
 
 
-def page(name: str, rows: Sequence[Row], target: str | None, logs: Collection[str]) -> str:
+def search_page(name: str, rows: Sequence[Row], target: str | None, logs: Collection[str]) -> str:
     """Return the page of a search.
 
     `rows`: the best first; `target`: the column that was classified; `logs`: options with a logarithmic axis.
@@ -72,7 +72,7 @@ def page(name: str, rows: Sequence[Row], target: str | None, logs: Collection[st
         figures.append(_by_option(drawn, complete, logs))
     if figures:
         sections.append(("What the trials show", elements.grid(*figures)))
-    every = elements.folded(f"all {len(rows)}, the best first", _html(rows, ("number", "state", "model")))
+    every = elements.collapsible(f"all {len(rows)}, the best first", _html(rows, ("number", "state", "model")))
     sections.append(("All trials", every))
     states = [row["state"] for row in rows]
     lead = f"{len(rows)} trials: {', '.join(f'{states.count(state)} {state}' for state in dict.fromkeys(states))}."
@@ -80,11 +80,11 @@ def page(name: str, rows: Sequence[Row], target: str | None, logs: Collection[st
 
 
 def _html(rows: Sequence[Row], first: Sequence[str]) -> str:
-    flat, columns = table(rows)
+    flat, columns = search_table(rows)
     for line, row in zip(flat, rows, strict=True):
-        line["model"] = titled(row["model"])
+        line["model"] = display_name(row["model"])
         for name in row.get("ahead", ()):
-            line[name] = format(row[name], FIGURES[name]) + MARK
+            line[name] = format(row[name], FIGURES[name]) + BEST_MARK
     return elements.table(flat, {name: FIGURES.get(name, "") for name in (*first, *columns[3:])})
 
 
@@ -176,5 +176,5 @@ def _scatter(axes: Axes, rows: Sequence[Row], x: Sequence[float], y: Sequence[fl
             edgecolors=colour,
             lw=0.8,
         )
-        axes.plot([], [], SHAPES.get(model, "P"), color=colour, label=titled(model))
+        axes.plot([], [], SHAPES.get(model, "P"), color=colour, label=display_name(model))
     axes.grid(axis="y")

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from factorcell.bootstrap import Interval
-from factorcell.data.vocabulary import SPECIALS, Specials
+from factorcell.data.vocabulary import SPECIAL_TOKENS, Specials
 
 Row = Mapping[str, Any]
 
@@ -19,7 +19,7 @@ SERIES = [
     for names in (calendar.month_name, calendar.month_abbr, calendar.day_name, calendar.day_abbr)
 ]
 NUMBER = re.compile(r"([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)(?:\s*(?:to|-|–)\s*[-+\d].*|\+)?", re.IGNORECASE)
-CANNOT = (
+ADVICE_LIMITATIONS = (
     "These estimates ignore that similar values share what is learned from their texts; that a small or briefly "
     "trained model forgets much (it gains more) or does not learn each of many values (it gains less); and what more "
     "rows would teach about rare values."
@@ -28,7 +28,7 @@ QUESTION = (
     "How much lower would perplexity be? Writing texts that fit a column, or classifying texts by it, is another "
     "question: a column that saves little here can be useful there"
 )
-GUESSED = (
+ACCURACY_EXPLANATION = (
     "guessed from 10, from all: accuracy of predicting the value from the first 10 tokens of a text, and from all of "
     "it; majority: the accuracy of always choosing the most frequent value"
 )
@@ -68,7 +68,7 @@ def advice_lead(found: Row) -> list[str]:
     return [QUESTION, first, f"{together} ({every['least']:.1%} to {every['most']:.1%})"]
 
 
-def advised(row: Row) -> str:
+def advice_text(row: Row) -> str:
     """Return what to do with a column, with the options of `train` that do it."""
     options = {"use": "--context {}", "softmax bias": "--context {} --model softmaxbias"}.get(row["advice"])
     typed = "" if options is None else f" ({options.format(shlex.quote(row['column']))})"
@@ -100,12 +100,12 @@ def rescoring_table(summary: Sequence[Row]) -> tuple[list[dict[str, str]], list[
         cells = {"value": "all" if row["by"] == "all" else f"{row['by']} {row['value']}"}
         cells |= {name: f"{row[name]:,}" for name in ("utterances", "words")}
         cells |= {name: f"{row[name]:.2%}" for name in ("first", "rescored", "oracle")}
-        cells["gain"] = Interval(row["gain"], row["gain_low"], row["gain_high"]).told(".2f", 100.0)
+        cells["gain"] = Interval(row["gain"], row["gain_low"], row["gain_high"]).to_text(".2f", 100.0)
         rows.append(cells)
     return rows, ["value", "utterances", "words", "first", "rescored", "oracle", "gain"]
 
 
-def agreed(row: Row) -> str:
+def agreement_sentence(row: Row) -> str:
     """Return the row of `embeddings.agreement` as a sentence."""
     of = f"({row['values']:,} values, by {row['measure']})"
     if "same" in row:
@@ -114,15 +114,15 @@ def agreed(row: Row) -> str:
     return f"The {row['column']} of a value and of its nearest neighbour correlate with {row['correlation']:.2f} {of}."
 
 
-def sign(token: str) -> str:
+def visible_token(token: str) -> str:
     """Return a token that can be seen: a sign for white space, a ring under a mark that has no letter."""
     if token.isspace():
         return "␣"
     return f"◌{token}" if unicodedata.combining(token[:1] or " ") else token
 
 
-def readable(token: str) -> str:
+def readable_token(token: str) -> str:
     """Return a token as it is shown: the end of a text as a pilcrow, control characters as a space."""
-    if token == SPECIALS[Specials().end]:
+    if token == SPECIAL_TOKENS[Specials().end]:
         return "¶"
     return "".join(" " if unicodedata.category(mark) in ("Cc", "Zl", "Zp") else mark for mark in token)

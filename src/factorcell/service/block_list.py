@@ -13,7 +13,7 @@ from unicodedata import normalize
 
 import regex
 
-from factorcell import inputs
+from factorcell import input_files
 
 # The scripts of the line breaking classes ID and SA of Unicode (UAX #14) with two more that are written without spaces.
 UNSPACED_SCRIPTS = (
@@ -54,7 +54,7 @@ class BlockList:
         Raises:
             UserError: The file does not exist or is not UTF-8.
         """
-        return cls(line for line in inputs.text(path).splitlines() if not line.startswith("#"))
+        return cls(line for line in input_files.read_text(path).splitlines() if not line.startswith("#"))
 
     def __call__(self, text: str) -> bool:
         """Return whether none of the phrases is in the text."""

@@ -16,19 +16,19 @@ from factorcell.config import UserError
 from factorcell.data.canonical import canonical
 from factorcell.service.learning import ServedModel
 from factorcell.service.privacy import Privacy
-from factorcell.service.record import LATEST, KeptText, Record, StoreError, checked_context, checked_id
+from factorcell.service.record import MAX_TIME, Record, StoredText, StoreError, checked_context, checked_id
 from factorcell.service.stores.store import Store
 
 Change = Callable[[Record], Record]
 Outcome = Literal["learned", "kept", "repeated", "paused", "withheld"]
 
 EXPORT_FORMAT = 1
-WRITING = 10.0  # seconds within which a change is written, whoever else writes
+WRITE_TIMEOUT = 10.0  # seconds within which a change is written, whoever else writes
 PAUSE = 0.01  # seconds at most before a change that came second is tried again
 
 
 @dataclass(frozen=True)
-class Accepted:
+class AcceptResult:
     """What became of an accepted text.
 
     A text is "learned"; "kept", to be learned in a moment, since the model has to catch up; or "repeated", if the
@@ -51,26 +51,26 @@ class Accepted:
 
 def apply(store: Store, user: str, change: Change, now: Callable[[], int]) -> tuple[Record, Record]:
     """Apply a change by compare-and-swap to the stored record, or to a new one; return it before and after."""
-    stop = time.monotonic() + WRITING
+    stop = time.monotonic() + WRITE_TIMEOUT
     while True:
         before = store.read(user)
         record = before or Record.new(user, now())
         after = change(record)
         if after is record:
             return record, record
-        after = changed(after, version=record.version + 1, touched=now())
+        after = replace_fields(after, version=record.version + 1, updated_at=now())
         if store.write(after, before.version if before else None):
             return record, after
         if time.monotonic() > stop:
-            raise StoreError(f"other writers changed this user for {WRITING:g} seconds; try again later")
+            raise StoreError(f"other writers changed this user for {WRITE_TIMEOUT:g} seconds; try again later")
         time.sleep(random.uniform(0, PAUSE))  # another writer was first
 
 
-def changed(record: Record, **values: Any) -> Record:
+def replace_fields(record: Record, **values: Any) -> Record:
     return msgspec.structs.replace(record, **values)
 
 
-def repeated(record: Record, key: str | None, text: str) -> int | None:
+def number_for_key(record: Record, key: str | None, text: str) -> int | None:
     """Return the number of the text that was accepted with `key`; `UserError` if it is known to be another text."""
     number = record.number_of(key) if key else None
     kept = next((one.text for one in record.texts if one.number == number), text)
@@ -79,36 +79,36 @@ def repeated(record: Record, key: str | None, text: str) -> int | None:
     return number
 
 
-def with_text(record: Record, text: KeptText, key: str | None, model: ServedModel, privacy: Privacy) -> Record:
+def add_text(record: Record, text: StoredText, key: str | None, model: ServedModel, privacy: Privacy) -> Record:
     """Add a text, and learn it if the model has learned all before it."""
     states = record.states
     if model.has_learned(record):
         states = record.with_state(model.learn(record.state(model.identity), (text,), text.number))
-    return changed(
+    return replace_fields(
         record,
         accepted=text.number,
-        texts=privacy.fitting((*record.texts, text)),
+        texts=privacy.newest((*record.texts, text)),
         states=states,
         keys=record.with_key(key, text.number) if key else record.keys,
     )
 
 
-def with_texts(record: Record, texts: tuple[KeptText, ...]) -> Record:
+def keep_texts(record: Record, texts: tuple[StoredText, ...]) -> Record:
     """Keep fewer texts, and forget what was learned: it has to be learned again from those that stay."""
-    return record if texts == record.texts else changed(record, texts=texts, states=())
+    return record if texts == record.texts else replace_fields(record, texts=texts, states=())
 
 
-def without(record: Record, text: str) -> Record:
+def remove_text(record: Record, text: str) -> Record:
     """Remove every copy of a text, however its white space is written.
 
     If it may be among texts that are no longer kept, what was learned is forgotten too.
     """
     text = canonical(text)
     texts = tuple(one for one in record.texts if canonical(one.text) != text)
-    return record if len(texts) == record.accepted else changed(record, texts=texts, states=())
+    return record if len(texts) == record.accepted else replace_fields(record, texts=texts, states=())
 
 
-def exported(record: Record) -> dict[str, Any]:
+def export_record(record: Record) -> dict[str, Any]:
     """Return everything that a user gave, as plain values."""
     texts = [
         {"text": one.text, "time": one.time} | ({"context": one.context} if one.context else {}) for one in record.texts
@@ -116,7 +116,7 @@ def exported(record: Record) -> dict[str, Any]:
     return {"format": EXPORT_FORMAT, "user": record.user, "paused": record.paused, "texts": texts}
 
 
-def imported(values: Any, now: int) -> Record:
+def import_record(values: Any, now: int) -> Record:
     """Return the record of an export, of which nothing is learned yet. `UserError` for anything but an export."""
     try:
         if values["format"] != EXPORT_FORMAT:
@@ -125,11 +125,11 @@ def imported(values: Any, now: int) -> Record:
         paused, user = values["paused"], checked_id(values["user"])
     except (KeyError, TypeError, AttributeError):
         raise UserError("not a person as they were exported") from None
-    return changed(Record.new(user, now), accepted=len(texts), texts=texts, paused=paused is True)
+    return replace_fields(Record.new(user, now), accepted=len(texts), texts=texts, paused=paused is True)
 
 
-def _imported(number: int, values: Any) -> KeptText:
+def _imported(number: int, values: Any) -> StoredText:
     time = values["time"]
-    if type(time) is not int or not 0 <= time <= LATEST:
+    if type(time) is not int or not 0 <= time <= MAX_TIME:
         raise UserError(f"time {time!r:.30}: valid are whole seconds from 1970 to 9999")
-    return KeptText(number, clean_text(values["text"]), time, checked_context(values.get("context")))
+    return StoredText(number, clean_text(values["text"]), time, checked_context(values.get("context")))

@@ -17,28 +17,28 @@ from typing import Any, Literal
 from factorcell import limits
 from factorcell.completion.completer import TypedText
 from factorcell.completion.search import Stop, Suggestion
-from factorcell.completion.texts import checked, clean_prefix, clean_text
+from factorcell.completion.texts import check_text, clean_prefix, clean_text
 from factorcell.config import UserError
 from factorcell.service import changes
-from factorcell.service.changes import Accepted, Change
+from factorcell.service.changes import AcceptResult, Change
 from factorcell.service.learning import ServedModel
+from factorcell.service.lru_cache import LRUCache
 from factorcell.service.privacy import Privacy
-from factorcell.service.recent import Recent
 from factorcell.service.record import (
     DamagedRecordError,
-    KeptText,
     Record,
+    StoredText,
     StoreError,
+    check_key,
     checked_context,
     checked_id,
-    checked_key,
 )
 from factorcell.service.relearning import Relearner
-from factorcell.service.stores.attended import AttendedStore
+from factorcell.service.stores.circuit_breaker import CircuitBreakerStore
 from factorcell.service.stores.store import Store
 
 LOCKS = 1024  # locks of writers in one process; two users may share one
-CACHED = 1000  # users whose adapted weights are kept in memory
+CACHE_SIZE = 1000  # users whose adapted weights are kept in memory
 ATTEMPTS = 5  # to learn a user again while others write
 CHARACTERS = 32  # longest typed text that is kept in memory
 
@@ -97,7 +97,7 @@ class Profile:
     user: str
     version: int
     accepted: int
-    texts: tuple[KeptText, ...]
+    texts: tuple[StoredText, ...]
     paused: bool
     learned: bool
 
@@ -119,15 +119,20 @@ class Service:
         store: Store,
         *,
         privacy: Privacy | None = None,
-        cached: int = CACHED,
+        cache_size: int = CACHE_SIZE,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.model, self.store, self.privacy, self.clock = model, AttendedStore(store), privacy or Privacy(), clock
-        self._typed: Recent[Key, TypedText] = Recent(cached)
+        self.model, self.store, self.privacy, self.clock = (
+            model,
+            CircuitBreakerStore(store),
+            privacy or Privacy(),
+            clock,
+        )
+        self._typed: LRUCache[Key, TypedText] = LRUCache(cache_size)
         self._locks = [threading.Lock() for _ in range(LOCKS)]
         self._relearner = Relearner(self.relearn)
 
-    def use(self, model: ServedModel) -> None:
+    def replace_model(self, model: ServedModel) -> None:
         """Serve this model from the next request on; users are learned again at their next request."""
         self.model = model
         self._typed.drop()
@@ -144,13 +149,13 @@ class Service:
             failed = True
             version, typed = self._type(model, None, context, prefix)
         words = prefix[: prefix.rfind(" ") + 1]
-        if model.allowed is not None and words and not model.allowed(words):  # no suggestion could be allowed
+        if model.is_allowed is not None and words and not model.is_allowed(words):  # no suggestion could be allowed
             return Completions([], "store" if failed else None, version)
         found = model.completer.suggest(typed, request.limit, request.deadline, request.stop)
         late = found.cut and request.deadline is not None and time.monotonic() >= request.deadline
         return Completions(found.suggestions, "store" if failed else "time" if late else None, version)
 
-    def accept(self, user: str, text: str, *, context: Context | None = None, key: str | None = None) -> Accepted:
+    def accept(self, user: str, text: str, *, context: Context | None = None, key: str | None = None) -> AcceptResult:
         """Learn and keep a text that a user accepted; it is on disk when this returns.
 
         Args:
@@ -164,26 +169,26 @@ class Service:
         """
         model, text, known = self.model, clean_text(text), checked_context(context)
         checked_id(user)
-        checked_key(key)
+        check_key(key)
         if not text:
             raise UserError("an empty text was accepted; valid is any other")
         truncated = model.check(text, known)
-        if why := self.privacy.withholds(text, known):
-            return Accepted("withheld", why=why)
-        accepted = Accepted("paused")
+        if why := self.privacy.withhold_reason(text, known):
+            return AcceptResult("withheld", why=why)
+        accepted = AcceptResult("paused")
 
         def change(record: Record) -> Record:
             nonlocal accepted
-            if (number := changes.repeated(record, key, text)) is not None:
-                accepted = Accepted("repeated", number)
+            if (number := changes.number_for_key(record, key, text)) is not None:
+                accepted = AcceptResult("repeated", number)
                 return record
             if record.paused:
-                accepted = Accepted("paused")
+                accepted = AcceptResult("paused")
                 return record
-            new = KeptText(record.accepted + 1, text, self._now(), known)
-            after = changes.with_text(record, new, key, model, self.privacy)
+            new = StoredText(record.accepted + 1, text, self._now(), known)
+            after = changes.add_text(record, new, key, model, self.privacy)
             outcome: changes.Outcome = "learned" if model.has_learned(after) else "kept"
-            accepted = Accepted(outcome, new.number, truncated=truncated)
+            accepted = AcceptResult(outcome, new.number, truncated=truncated)
             return after
 
         _, after = self._change(user, change)
@@ -202,7 +207,7 @@ class Service:
     def export(self, user: str) -> dict[str, Any] | None:
         """Return everything that a user gave, as plain values for JSON, or None. `restore` takes it back."""
         record = self.store.read(checked_id(user))
-        return None if record is None else changes.exported(record)
+        return None if record is None else changes.export_record(record)
 
     def restore(self, values: Any) -> str:
         """Keep a user as `export` returned them, and learn them soon; return the id.
@@ -210,9 +215,9 @@ class Service:
         Texts that the present privacy rules withhold are left out. `UserError` for anything but an export, and if the
         store has a user of that id.
         """
-        record, now = changes.imported(values, self._now()), self._now()
-        kept = (one for one in record.texts if not self.privacy.withholds(one.text, one.context))
-        record = changes.changed(record, texts=self.privacy.fitting(self.privacy.fresh(kept, now)))
+        record, now = changes.import_record(values, self._now()), self._now()
+        kept = (one for one in record.texts if not self.privacy.withhold_reason(one.text, one.context))
+        record = changes.replace_fields(record, texts=self.privacy.newest(self.privacy.without_expired(kept, now)))
         if not self.store.write(record, None):
             raise UserExistsError("somebody of that id is kept already; delete them first")
         self._relearner.add(record.user)
@@ -230,17 +235,17 @@ class Service:
         What was learned of the user is deleted too; soon the user is learned again from the texts that stay, as if
         this text had never been accepted.
         """
-        return self._fewer(user, lambda record: changes.without(record, clean_text(text)))
+        return self._fewer(user, lambda record: changes.remove_text(record, clean_text(text)))
 
     def undo(self, user: str) -> int:
         """Delete the newest text of a user, as `forget` does; return 0 if there is none."""
-        return self._fewer(user, lambda record: changes.with_texts(record, record.texts[:-1]))
+        return self._fewer(user, lambda record: changes.keep_texts(record, record.texts[:-1]))
 
     def pause(self, user: str, paused: bool = True) -> None:
         """Keep and learn nothing of a user until this is called with `paused=False`."""
 
         def change(record: Record) -> Record:
-            return record if record.paused == paused else changes.changed(record, paused=paused)
+            return record if record.paused == paused else changes.replace_fields(record, paused=paused)
 
         self._change(checked_id(user), change)
 
@@ -255,25 +260,25 @@ class Service:
             record = self.store.read(user)
             if record is None or model.has_learned(record):
                 return True
-            if state is None or covered != _numbers(record, state.through):
+            if state is None or covered != _numbers(record, state.last_number):
                 state = record.state(model.identity)
             state = model.learn(state, record.texts, record.accepted)
-            covered = _numbers(record, state.through)
-            after = changes.changed(record, states=record.with_state(state), version=record.version + 1)
+            covered = _numbers(record, state.last_number)
+            after = changes.replace_fields(record, states=record.with_state(state), version=record.version + 1)
             if self.store.write(after, record.version):
                 return True
         return False
 
-    def settle(self, seconds: float = changes.WRITING) -> bool:
+    def wait_for_learning(self, seconds: float = changes.WRITE_TIMEOUT) -> bool:
         """Wait until all users that were to be learned again are, at most so many seconds; return whether they are."""
-        return self._relearner.settle(seconds)
+        return self._relearner.wait_until_idle(seconds)
 
     def expire(self) -> int:
         """Delete texts that are older than `Privacy.keep`, and users without texts; return how many users had some."""
-        if self.privacy.keep is None:
+        if self.privacy.retention is None:
             return 0
-        count, before = 0, self._now() - self.privacy.keep
-        while users := self.store.aged(before):
+        count, before = 0, self._now() - self.privacy.retention
+        while users := self.store.users_older_than(before):
             for user in users:
                 self._expire(user, before)
             count += len(users)
@@ -330,10 +335,10 @@ class Service:
             return
         if record is None:
             return
-        if not (record.paused and record.touched >= before) and all(one.time < before for one in record.texts):
+        if not (record.paused and record.updated_at >= before) and all(one.time < before for one in record.texts):
             self.store.delete(user, record.version)
             return
-        self._fewer(user, lambda found: changes.with_texts(found, tuple(t for t in found.texts if t.time >= before)))
+        self._fewer(user, lambda found: changes.keep_texts(found, tuple(t for t in found.texts if t.time >= before)))
 
 
 def _key(model: ServedModel, user: str | None, version: int | None, context: Context) -> Key:
@@ -346,7 +351,7 @@ def _key(model: ServedModel, user: str | None, version: int | None, context: Con
 
 
 def _before_cursor(request: CompletionRequest) -> str:
-    query, cursor = checked(request.query, "query"), request.cursor
+    query, cursor = check_text(request.query, "query"), request.cursor
     if cursor is None:
         return clean_prefix(query)
     if type(cursor) is not int or not 0 <= cursor <= len(query):

@@ -10,15 +10,15 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from factorcell.completion.blend import suggester
-from factorcell.completion.completer import Allowed, TypedText
-from factorcell.completion.online import Learner, LearningRule, User, tells_apart
+from factorcell.completion.blend import new_suggester
+from factorcell.completion.completer import TextFilter, TypedText
+from factorcell.completion.online import Learner, LearningRule, User, distinguishes_users
 from factorcell.completion.popularity import History
 from factorcell.config import UserError
 from factorcell.model.run import Run
-from factorcell.service.record import DIGEST, KeptText, LearnedState, Record
+from factorcell.service.record import DIGEST, LearnedState, Record, StoredText
 
-UNKNOWN = "group"  # context values that training never saw count as the rare ones
+UNKNOWN_POLICY = "group"  # context values that training never saw count as the rare ones
 
 
 class ServedModel:
@@ -29,25 +29,25 @@ class ServedModel:
         identity: A digest of the weights and of the way of learning.
     """
 
-    def __init__(self, run: Run, *, slips: int = 0, allowed: Allowed | None = None) -> None:
+    def __init__(self, run: Run, *, typos: int = 0, is_allowed: TextFilter | None = None) -> None:
         """Prepare a run.
 
         Args:
             run: A run with trained weights and the tokenizer `char` or `grapheme`.
-            slips: Typing errors to forgive, 0 to 2.
-            allowed: Returns whether a text may be suggested.
+            typos: Typing errors to forgive, 0 to 2.
+            is_allowed: Returns whether a text may be suggested.
 
         Raises:
             UserError: The run has no trained weights or cannot complete.
         """
         if not run.fingerprint:
             raise UserError(f"{run.folder}: it has no trained weights")
-        self.run, self.allowed = run, allowed
-        self._learner = Learner(run, unknown=UNKNOWN) if tells_apart(run) else None
-        self.completer = suggester(run, unknown=UNKNOWN, slips=slips, allowed=allowed)
+        self.run, self.is_allowed = run, is_allowed
+        self._learner = Learner(run, unknown=UNKNOWN_POLICY) if distinguishes_users(run) else None
+        self.completer = new_suggester(run, unknown=UNKNOWN_POLICY, typos=typos, is_allowed=is_allowed)
         rule = LearningRule() if self._learner is None else self._learner.rule
         reach = "" if rule.reach == LearningRule.reach else f"{float(rule.reach)!r} "
-        how = f"{rule.optimiser} {float(rule.rate)!r} {reach}{UNKNOWN}".encode()
+        how = f"{rule.optimiser} {float(rule.rate)!r} {reach}{UNKNOWN_POLICY}".encode()
         self.identity = hashlib.blake2b(run.fingerprint + how, digest_size=DIGEST).digest()
 
     @property
@@ -63,7 +63,7 @@ class ServedModel:
         `UserError` for a text or context that cannot be learned.
         """
         self._check_context(context)
-        return bool(self.run.read([text], [context], unknown=UNKNOWN).truncated[0])
+        return bool(self.run.read([text], [context], unknown=UNKNOWN_POLICY).truncated[0])
 
     def probe(self) -> None:
         """Complete and learn once, so that the first user need not wait for what is loaded then.
@@ -81,7 +81,7 @@ class ServedModel:
         if self._learner is None:
             return True
         state = record.state(self.identity)
-        return not record.texts if state is None else state.through == record.accepted
+        return not record.texts if state is None else state.last_number == record.accepted
 
     def user(self, record: Record | None) -> User | None:
         """Return the user as far as the model has learned them, with their history; None if it learns nobody."""
@@ -89,7 +89,9 @@ class ServedModel:
             return None
         if record is None:
             return self._learner.new()
-        history = History(tuple(self.run.tokenizer.as_read(text.text) for text in record.texts[-History.most :]))
+        history = History(
+            tuple(self.run.tokenizer.normalize_fully(text.text) for text in record.texts[-History.max_texts :])
+        )
         return replace(self._before(record.state(self.identity)), history=history)
 
     def begin(self, record: Record | None, context: Mapping[str, Any]) -> TypedText:
@@ -97,12 +99,12 @@ class ServedModel:
         self._check_context(context)
         return self.completer.begin(self.user(record), context)
 
-    def learn(self, state: LearnedState | None, texts: Iterable[KeptText], through: int) -> LearnedState:
+    def learn(self, state: LearnedState | None, texts: Iterable[StoredText], through: int) -> LearnedState:
         """Return the state after the `texts`, up to the one of number `through`, that it has not learned yet.
 
         A context that this model does not know is left out; a text of which nothing can be learned changes nothing.
         """
-        user, known = self._before(state), state.through if state else 0
+        user, known = self._before(state), state.last_number if state else 0
         for text in texts:
             if text.number > known:
                 user = self._learn_one(user, text)
@@ -111,7 +113,7 @@ class ServedModel:
     def _before(self, state: LearnedState | None) -> User:
         return self.learner.new() if state is None else User.from_bytes(state.user)
 
-    def _learn_one(self, user: User, text: KeptText) -> User:
+    def _learn_one(self, user: User, text: StoredText) -> User:
         for context in (text.context, {}) if text.context else ({},):
             with suppress(UserError):
                 (after,), _ = self.learner.learn([user], [text.text], [context])

@@ -10,12 +10,12 @@ from typing import Any
 
 import regex
 
-from factorcell.completion.texts import LONGEST
+from factorcell.completion.texts import MAX_BYTES
 from factorcell.config import UserError
-from factorcell.service.record import KeptText
+from factorcell.service.record import StoredText
 
 MOST_TEXTS = 1000  # of one person
-MOST_BYTES = 4 * LONGEST  # of all texts of one person
+MAX_USER_BYTES = 4 * MAX_BYTES  # of all texts of one person
 PATIENCE = 0.05  # seconds of one pattern on one text
 CARD = (13, 19)  # digits of a card number
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -46,30 +46,30 @@ class Privacy:
         most: Number of texts of a user that are kept.
     """
 
-    never: tuple[str, ...] = ()
-    keep: int | None = None
-    most: int = MOST_TEXTS
+    withheld_patterns: tuple[str, ...] = ()
+    retention: int | None = None
+    max_texts: int = MOST_TEXTS
     patterns: tuple[Any, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.most < 1 or (self.keep is not None and self.keep < 1):
+        if self.max_texts < 1 or (self.retention is not None and self.retention < 1):
             raise UserError("at least 1 text is kept of a person, for at least 1 second")
-        object.__setattr__(self, "patterns", tuple(map(_compiled, self.never)))
+        object.__setattr__(self, "patterns", tuple(map(_compiled, self.withheld_patterns)))
 
-    def withholds(self, text: str, context: Mapping[str, Any] | None = None) -> str | None:
+    def withhold_reason(self, text: str, context: Mapping[str, Any] | None = None) -> str | None:
         """Return why a text, or a text in its context, is neither learned nor kept; None if it may be."""
         values = (value for value in (context or {}).values() if isinstance(value, str))
         return next(filter(None, map(self._fault, itertools.chain([text], values))), None)
 
-    def fresh(self, texts: Iterable[KeptText], now: int) -> tuple[KeptText, ...]:
+    def without_expired(self, texts: Iterable[StoredText], now: int) -> tuple[StoredText, ...]:
         """Return the texts that are not too old."""
-        return tuple(text for text in texts if self.keep is None or text.time >= now - self.keep)
+        return tuple(text for text in texts if self.retention is None or text.time >= now - self.retention)
 
-    def fitting(self, texts: tuple[KeptText, ...]) -> tuple[KeptText, ...]:
+    def newest(self, texts: tuple[StoredText, ...]) -> tuple[StoredText, ...]:
         """Return the newest texts, as many as are kept."""
-        texts = texts[-self.most :]
+        texts = texts[-self.max_texts :]
         sizes = itertools.accumulate(len(text.text.encode()) for text in reversed(texts))
-        count = sum(1 for _ in itertools.takewhile(MOST_BYTES.__ge__, sizes))
+        count = sum(1 for _ in itertools.takewhile(MAX_USER_BYTES.__ge__, sizes))
         return texts[len(texts) - count :]
 
     def _fault(self, text: str) -> str | None:
@@ -82,7 +82,7 @@ class Privacy:
         return "a pattern" if any(_found(pattern, text) for pattern in self.patterns) else None
 
 
-def duration(text: str) -> int:
+def parse_duration(text: str) -> int:
     """Return the seconds of a time such as 90d, 12h or 30m. `UserError` for anything else."""
     count, unit = text[:-1], text[-1:]
     if not count.isascii() or not count.isdigit() or unit not in UNITS or not 0 < int(count) < 1_000_000:

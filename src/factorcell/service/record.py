@@ -12,18 +12,18 @@ from typing import Any
 
 import msgspec
 
-from factorcell.completion.texts import size
+from factorcell.completion.texts import byte_length
 from factorcell.config import UserError, check_format
 
 MARK, FORMAT = b"fcp", 1  # the first bytes, and the number of the format, one byte
 CHECK = 4  # bytes of the CRC-32 at the end
-LONGEST_ID = 256  # bytes of an id in UTF-8
-LONGEST_KEY = 256  # characters of an idempotency key
-MOST_KEYS = 200  # idempotency keys that are kept, the newest
-MOST_STATES = 2  # states that are kept: of a model and of the one that replaces it
+MAX_ID_BYTES = 256  # bytes of an id in UTF-8
+MAX_KEY_LENGTH = 256  # characters of an idempotency key
+MAX_KEYS = 200  # idempotency keys that are kept, the newest
+MAX_STATES = 2  # states that are kept: of a model and of the one that replaces it
 DIGEST = 16  # bytes of the digest of a key
-LONGEST_VALUE, LARGEST_VALUE = 1000, 1e15  # of a context: characters of a text, bound of a number
-LATEST = 253_402_300_799  # the last second of the year 9999
+MAX_VALUE_LENGTH, LARGEST_VALUE = 1000, 1e15  # of a context: characters of a text, bound of a number
+MAX_TIME = 253_402_300_799  # the last second of the year 9999
 FIRST_VERSIONS = 1 << 52  # bound of the random first version; JSON's numbers hold all that follow
 
 ContextValue = str | bool | int | float  # of a column of a context
@@ -37,7 +37,7 @@ class DamagedRecordError(StoreError):
     """The store returned other bytes than those that were written."""
 
 
-class KeptText(msgspec.Struct, frozen=True, array_like=True):
+class StoredText(msgspec.Struct, frozen=True, array_like=True):
     """The `number`th text (NFC) that a user accepted, when (Unix seconds), and in which context."""
 
     number: int
@@ -50,7 +50,7 @@ class LearnedState(msgspec.Struct, frozen=True, array_like=True):
     """What a `model` (its identity) has learned up to the text `through`: the bytes of a `User` without history."""
 
     model: bytes
-    through: int
+    last_number: int
     user: bytes
 
 
@@ -71,9 +71,9 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     user: str
     version: int
-    touched: int
+    updated_at: int
     accepted: int = 0
-    texts: tuple[KeptText, ...] = ()
+    texts: tuple[StoredText, ...] = ()
     states: tuple[LearnedState, ...] = ()
     keys: tuple[AppliedKey, ...] = ()
     paused: bool = False
@@ -85,19 +85,19 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         Its version is random: a request that read a user before a deletion must not overwrite the record created
         after it.
         """
-        return cls(user=checked_id(user), version=secrets.randbelow(FIRST_VERSIONS), touched=now)
+        return cls(user=checked_id(user), version=secrets.randbelow(FIRST_VERSIONS), updated_at=now)
 
     @property
     def oldest(self) -> int:
         """The time of the oldest text, or without texts that of the last write."""
-        return min((text.time for text in self.texts), default=self.touched)
+        return min((text.time for text in self.texts), default=self.updated_at)
 
     def state(self, model: bytes) -> LearnedState | None:
         return next((state for state in self.states if state.model == model), None)
 
     def with_state(self, state: LearnedState) -> tuple[LearnedState, ...]:
         """Return the states with this one as that of its model."""
-        return (*(other for other in self.states if other.model != state.model), state)[-MOST_STATES:]
+        return (*(other for other in self.states if other.model != state.model), state)[-MAX_STATES:]
 
     def number_of(self, key: str) -> int | None:
         """Return the number of the text that was accepted with an idempotency key, if it is remembered."""
@@ -105,7 +105,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         return next((one.number for one in self.keys if one.digest == digest), None)
 
     def with_key(self, key: str, number: int) -> tuple[AppliedKey, ...]:
-        return (*self.keys, AppliedKey(key_digest(key), number))[-MOST_KEYS:]
+        return (*self.keys, AppliedKey(key_digest(key), number))[-MAX_KEYS:]
 
     def to_bytes(self) -> bytes:
         content = MARK + bytes([FORMAT]) + msgspec.msgpack.encode(self)
@@ -136,8 +136,8 @@ _DECODER = msgspec.msgpack.Decoder(Record)
 
 def checked_id(user: str) -> str:
     """Return an id; `UserError` unless it is printable characters, at most `LONGEST_ID` bytes of UTF-8."""
-    if not isinstance(user, str) or not user or not user.isprintable() or len(user.encode()) > LONGEST_ID:
-        raise UserError(f"a user's id is 1 to {LONGEST_ID} bytes of printable characters")
+    if not isinstance(user, str) or not user or not user.isprintable() or len(user.encode()) > MAX_ID_BYTES:
+        raise UserError(f"a user's id is 1 to {MAX_ID_BYTES} bytes of printable characters")
     return user
 
 
@@ -148,10 +148,10 @@ def decoded_id(content: bytes) -> str:
         raise DamagedRecordError("what the store has as the id of a person is not UTF-8 text") from None
 
 
-def checked_key(key: str | None) -> None:
+def check_key(key: str | None) -> None:
     """Raise a `UserError` unless an idempotency key is None or has 1 to `LONGEST_KEY` characters."""
-    if key is not None and (not isinstance(key, str) or not 0 < len(key) <= LONGEST_KEY):
-        raise UserError(f"an idempotency key has 1 to {LONGEST_KEY} characters")
+    if key is not None and (not isinstance(key, str) or not 0 < len(key) <= MAX_KEY_LENGTH):
+        raise UserError(f"an idempotency key has 1 to {MAX_KEY_LENGTH} characters")
 
 
 def checked_context(context: Mapping[str, Any] | None) -> dict[str, ContextValue]:
@@ -159,12 +159,12 @@ def checked_context(context: Mapping[str, Any] | None) -> dict[str, ContextValue
     checked: dict[str, ContextValue] = {}
     for name, value in (context or {}).items():
         known = isinstance(value, ContextValue)
-        if not known or (len(value) > LONGEST_VALUE if isinstance(value, str) else not abs(value) < LARGEST_VALUE):
+        if not known or (len(value) > MAX_VALUE_LENGTH if isinstance(value, str) else not abs(value) < LARGEST_VALUE):
             raise UserError(
-                f"context {name!s:.50}: expected a text of at most {LONGEST_VALUE} characters, a finite number or a "
+                f"context {name!s:.50}: expected a text of at most {MAX_VALUE_LENGTH} characters, a finite number or a "
                 f"boolean, got {_described(value)}"
             )
-        size(f"{name}{value}", "context")  # Unicode
+        byte_length(f"{name}{value}", "context")  # Unicode
         checked[name] = value
     return checked
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from time import monotonic
 
-from factorcell.service import faults
+from factorcell.service import error_log
 from factorcell.service.record import StoreError
 
 WAITING = 10_000  # users that wait at most; others are added again by their next request
@@ -30,7 +30,7 @@ class Relearner:
             self._waiting.add(user)
             self._last = self._thread.submit(self._run, user)
 
-    def settle(self, seconds: float) -> bool:
+    def wait_until_idle(self, seconds: float) -> bool:
         """Wait until nobody is left, at most so many seconds; return whether nobody is."""
         stop = monotonic() + seconds
         while (last := self._last) is not None and not last.done() and monotonic() < stop:
@@ -51,4 +51,4 @@ class Relearner:
         except StoreError:
             pass  # the next request of the user adds them again
         except Exception as error:  # of one user: the others are learned all the same
-            faults.log(error)
+            error_log.log_unexpected_error(error)

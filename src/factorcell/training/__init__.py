@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from factorcell.training.mixture import Mixture as Mixture
     from factorcell.training.mixture import mix as mix
     from factorcell.training.mixture import open_scorer as open_scorer
-    from factorcell.training.per_value import Separate as Separate
+    from factorcell.training.per_value import SeparateRuns as SeparateRuns
     from factorcell.training.per_value import separate as separate
 
 __getattr__, __dir__, __all__ = lazy(

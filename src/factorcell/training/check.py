@@ -5,21 +5,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from factorcell import digests, files, inputs
+from factorcell import digests, files, input_files
 from factorcell.completion.blend import BlendWeights
 from factorcell.completion.online import LearningRule
 from factorcell.config import UserError
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.training.mixture import Mixture, open_scorer
-from factorcell.training.per_value import Separate
+from factorcell.training.per_value import SeparateRuns
 from factorcell.training.proximal import StartingPoint
 
 READERS: dict[str, Callable[[Path], Any]] = {  # of files that opening the model does not read
     **dict.fromkeys(("log.jsonl", "results.jsonl"), files.read_rows),
     "training.json": files.read_json,
     "start.safetensors": lambda path: StartingPoint.read(path.parent),
-    "online.json": lambda path: LearningRule.read(path.parent),
-    "blend.json": lambda path: BlendWeights.read(path.parent),
+    "online.json": lambda path: LearningRule.load(path.parent),
+    "blend.json": lambda path: BlendWeights.load(path.parent),
     POPULARITY: TextCounts.open,
 }
 
@@ -29,7 +29,7 @@ class Finding:
     """A finding about a file or folder `path`, and whether it is `right`."""
 
     path: Path
-    right: bool
+    is_valid: bool
     text: str
 
 
@@ -52,7 +52,9 @@ def check(folder: str | Path) -> list[Finding]:
         known = any(one.text == str(error) for one in found)  # the finding of a file
         return found if known else [*found, Finding(folder, False, str(error))]
     found.append(Finding(folder, True, "opens"))
-    parts = model.runs.values() if isinstance(model, Separate) else model.models if isinstance(model, Mixture) else ()
+    parts = (
+        model.runs.values() if isinstance(model, SeparateRuns) else model.models if isinstance(model, Mixture) else ()
+    )
     return [*found, *(finding for part in parts for finding in check(part.folder))]
 
 
@@ -66,7 +68,7 @@ def _files(folder: Path) -> Iterator[Finding]:
     if not listed:
         text = f"no {digests.FILE}: it was deleted; only tensors have a checksum"
         yield Finding(folder / digests.FILE, True, text)
-    names = {path.name for path in inputs.visible(folder) if path.is_file()} - {"README.md", digests.FILE}
+    names = {path.name for path in input_files.list_visible(folder) if path.is_file()} - {"README.md", digests.FILE}
     for name in sorted(names | {name for name, accepted in listed.items() if accepted}):
         yield _finding(folder / name, bool(listed.get(name)))
 

@@ -8,16 +8,23 @@ from typing import Any
 import torch
 
 from factorcell import limits
-from factorcell.choices import GENTLE
+from factorcell.choices import SMALL_DATA_DEFAULTS
 from factorcell.config import TrainingConfig, UserError
 from factorcell.model.run import Run
 from factorcell.training import rules
-from factorcell.training.fit import HELD_OUT, Say, begun, check_same, finish, learn
-from factorcell.training.proximal import ALL, StartingPoint, parts_named
+from factorcell.training.fit import (
+    HELD_OUT,
+    Notify,
+    check_resumable,
+    locked_run_folder,
+    train_with_notices,
+    write_training_facts,
+)
+from factorcell.training.proximal import ALL, StartingPoint, select_parts
 
 
 def finetune(
-    old: Run | str | Path,
+    base: Run | str | Path,
     source: Any,
     dev: Any,
     folder: str | Path,
@@ -27,12 +34,12 @@ def finetune(
     training: TrainingConfig | Mapping[str, Any] | None = None,
     unknown: str = "error",
     resume: bool = False,
-    say: Say | None = None,
+    notify: Notify | None = None,
 ) -> Run:
     """Train `parts` of the run `old` further on the table `source`; return the new run with its best weights.
 
     Args:
-        old: The run to begin from.
+        base: The run to begin from.
         source: The training table.
         dev: The development table; without it, 5 % of the rows are held out.
         folder: The run folder to write.
@@ -41,35 +48,37 @@ def finetune(
         training: The training options, or some of them; the others are those of `old` with gentler defaults.
         unknown: What to do with context values that `old` does not know: "error", "group" or "expected".
         resume: Whether to resume in a folder that exists.
-        say: A function that takes lines about the progress.
+        notify: A function that takes lines about the progress.
     """
-    old, folder = old if isinstance(old, Run) else Run.open(old), Path(folder)
+    base, folder = base if isinstance(base, Run) else Run.open(base), Path(folder)
     limits.check(l1=l1)
-    values = {name: tensor.detach().cpu().clone() for name, tensor in old.model.kept().items()}
-    start = StartingPoint(values, parts_named(old.model, parts), l1)
+    values = {name: tensor.detach().cpu().clone() for name, tensor in base.model.saved_tensors().items()}
+    start = StartingPoint(values, select_parts(base.model, parts), l1)
     said = vars(training) if isinstance(training, TrainingConfig) else training or {}
-    with begun(folder, resume, say) as resumes:
-        options = dataclasses.replace(old.config.training, **{**GENTLE, **said})
-        corpus = old.prepare(source, unknown=unknown, progress=say is not None)
+    with locked_run_folder(folder, resume, notify) as resumes:
+        options = dataclasses.replace(base.config.training, **{**SMALL_DATA_DEFAULTS, **said})
+        corpus = base.prepare(source, unknown=unknown, progress=notify is not None)
         if dev is None:
             corpus, held = corpus.split(HELD_OUT, options.seed)
         else:
-            held = old.prepare(dev, unknown=unknown, progress=say is not None)
+            held = base.prepare(dev, unknown=unknown, progress=notify is not None)
         if "batch_tokens" not in said:
-            size = rules.batch_tokens(corpus.targets, GENTLE["epochs"], rules.GENTLE_STEPS, options.batch_tokens)
+            size = rules.batch_tokens(
+                corpus.target_count, SMALL_DATA_DEFAULTS["epochs"], rules.GENTLE_STEPS, options.batch_tokens
+            )
             options = dataclasses.replace(options, batch_tokens=size)
-        config = dataclasses.replace(old.config, training=options)
+        config = dataclasses.replace(base.config, training=options)
         if resumes:
             run = Run.open(folder, trained=False)
-            check_same(run, config, corpus)
+            check_resumable(run, config, corpus)
             _check_start(folder, start)
         else:
             run = Run.create(folder, config, corpus.tokenizer, corpus.schema)
             start.write(folder)
         start.place(run.model)  # as the training does, which continues from its checkpoint if there is one
-        learn(run, corpus, held, resume=resumes, say=say)
-        facts = {"from": str(old.folder), "parts": start.parts, "l1": l1, "moved": start.moved(run.model)}
-        finish(run, corpus, held, source, finetuned=facts)
+        train_with_notices(run, corpus, held, resume=resumes, notify=notify)
+        facts = {"from": str(base.folder), "parts": start.parts, "l1": l1, "moved": start.count_moved(run.model)}
+        write_training_facts(run, corpus, held, source, finetuned=facts)
     return run
 
 

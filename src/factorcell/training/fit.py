@@ -10,35 +10,43 @@ import numpy as np
 from factorcell import files, lock
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
-from factorcell.data.columns import must_have
-from factorcell.data.corpus import Corpus, known_targets, target_counts
+from factorcell.data.columns import check_columns
+from factorcell.data.corpus import Corpus, is_known_target, target_frequencies
 from factorcell.data.counts import POPULARITY, TextCounts
-from factorcell.data.tables import name_of
-from factorcell.evaluation.cautions import context_gain, told_gain
-from factorcell.evaluation.text_figures import key_of
-from factorcell.finite import shown
+from factorcell.data.tables import table_name
+from factorcell.evaluation.run_warnings import format_context_gain, measure_context_gain
+from factorcell.evaluation.text_figures import texts_digest
+from factorcell.finite import format_number
 from factorcell.model import model_card
-from factorcell.model.run import Run, first_files
+from factorcell.model.run import Run, initial_files
 from factorcell.training.loop import train
-from factorcell.training.plan import Asked, Budget, Plan, plan, resumed, said_config, unsaid
+from factorcell.training.plan import (
+    Budget,
+    ConfigLike,
+    Plan,
+    config_with_defaults,
+    plan,
+    resumed_plan,
+    unspecified_options,
+)
 from factorcell.training.proximal import sparse_bias_of
 
 HELD_OUT = 0.05  # share of the training rows that are held out without a development table
 OUTLIER = 15.0  # standard deviations between a column's largest number and its mean that are remarked on
 UNKNOWN = 0.2  # share of out-of-vocabulary targets that is remarked on
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 def fit(
     source: Any,
     dev: Any,
-    config: Asked,
+    config: ConfigLike,
     folder: str | Path,
     *,
     budget: Budget | None = None,
     resume: bool = False,
-    say: Say | None = None,
+    notify: Notify | None = None,
 ) -> Run:
     """Train a run in `folder` on a table and return it with its best weights.
 
@@ -52,74 +60,76 @@ def fit(
         folder: The run folder to write.
         budget: The time or work of the training.
         resume: Whether to resume in a folder that exists; its config must be the same.
-        say: A function that takes lines about the progress; progress bars go to standard error.
+        notify: A function that takes lines about the progress; progress bars go to standard error.
 
     Raises:
         UserError: If the folder exists, a table or option is not valid, or the loss is not finite.
     """
     folder = Path(folder)
-    with begun(folder, resume, say) as resumes:
-        corpus, held = read(source, dev, said_config(config), progress=say is not None)
+    with locked_run_folder(folder, resume, notify) as resumes:
+        corpus, held = read_corpora(source, dev, config_with_defaults(config), progress=notify is not None)
         if resumes:
             run = Run.open(folder, trained=False)
-            check_same(run, resumed(config, run.config).config, corpus)
+            check_resumable(run, resumed_plan(config, run.config).config, corpus)
         else:
             made = plan(config, corpus, held, budget)
-            for line in () if isinstance(config, Plan) else made.lines():  # a Plan was reported where it was made
-                tell(say, line)
+            for line in () if isinstance(config, Plan) else made.notices():  # a Plan was reported where it was made
+                emit_notice(notify, line)
             run = Run.create(folder, made.config, corpus.tokenizer, corpus.schema)
-        learn(run, corpus, held, resume=resumes, say=say)
-        finish(run, corpus, held, source, chosen=unsaid(config))
+        train_with_notices(run, corpus, held, resume=resumes, notify=notify)
+        write_training_facts(run, corpus, held, source, chosen=unspecified_options(config))
     return run
 
 
 @contextmanager
-def begun(folder: Path, resume: bool, say: Say | None = None) -> Iterator[bool]:
+def locked_run_folder(folder: Path, resume: bool, notify: Notify | None = None) -> Iterator[bool]:
     """Lock `folder` for one training; yield whether to resume the run there.
 
     A run that has learned nothing yet is replaced by a new one. `UserError` if the folder holds anything else.
     """
     _resumes(folder, resume)  # before it waits for the lock
-    with lock.writing(folder, say):
+    with lock.training_lock(folder, notify):
         resumes = _resumes(folder, resume)  # another training may have ended before the lock was free
         if not resumes:
-            files.new_folder(folder, first_files(), resumable=True)
+            files.new_folder(folder, initial_files(), resumable=True)
         yield resumes
 
 
 def _resumes(folder: Path, resume: bool) -> bool:
-    if files.is_new(folder, first_files()):
+    if files.is_new(folder, initial_files()):
         return False
     if not (resume and (folder / "config.json").exists()):
-        raise files.occupied(folder, resumable=True)
+        raise files.folder_exists_error(folder, resumable=True)
     return True
 
 
-def learn(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool, say: Say | None) -> None:
+def train_with_notices(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool, notify: Notify | None) -> None:
     """Train a run to its end; report what it reads, and why it ended early if it did."""
-    tell(say, f"{len(corpus):,} texts, {corpus.targets:,} targets; {len(dev):,} texts held for development")
-    tell(say, f"{len(run.tokenizer):,} tokens in the vocabulary ({run.config.tokenizer.kind})")
+    emit_notice(
+        notify, f"{len(corpus):,} texts, {corpus.target_count:,} targets; {len(dev):,} texts held for development"
+    )
+    emit_notice(notify, f"{len(run.tokenizer):,} tokens in the vocabulary ({run.config.tokenizer.kind})")
     for variable in run.schema.variables:
-        tell(say, variable.describe())
-    tell(say, f"{run.model.parameter_count():,} parameters")
-    for line in remarks(corpus, dev):
-        tell(say, line)
+        emit_notice(notify, variable.describe())
+    emit_notice(notify, f"{run.model.parameter_count():,} parameters")
+    for line in data_warnings(corpus, dev):
+        emit_notice(notify, line)
     ended = resume and (run.folder / "training.json").exists()
     if ended:
-        tell(say, f"{run.folder}: nothing to do, its training has come to its end before")
-    for _ in train(run, corpus, dev, resume=resume, progress=say is not None):
+        emit_notice(notify, f"{run.folder}: nothing to do, its training has come to its end before")
+    for _ in train(run, corpus, dev, resume=resume, progress=notify is not None):
         pass
-    if say is not None and not ended and (last := run.log()[-1])["step"] < last["steps"]:
+    if notify is not None and not ended and (last := run.log()[-1])["step"] < last["steps"]:
         of = f"step {last['step']:,} of {last['steps']:,}"
         in_vain = f"none of the last evaluations ({run.config.training.patience}) brought a lower perplexity"
-        say(f"patience ended it at {of}: {in_vain}")
+        notify(f"patience ended it at {of}: {in_vain}")
 
 
-def remarks(corpus: Corpus, dev: Corpus) -> Iterator[str]:
+def data_warnings(corpus: Corpus, dev: Corpus) -> Iterator[str]:
     """Yield a line for each property of the tables that makes a training less useful."""
     if np.array_equal(corpus.tokens, dev.tokens):
         yield "the development texts are the training texts: their perplexity says nothing of new ones; give others"
-    unknown = 1 - float(known_targets(dev).mean())
+    unknown = 1 - float(is_known_target(dev).mean())
     if unknown > UNKNOWN and not corpus.tokenizer.is_character_level:
         yield (
             f"{unknown:.0%} of the development targets are out of vocabulary; "
@@ -132,24 +142,24 @@ def remarks(corpus: Corpus, dev: Corpus) -> Iterator[str]:
                 f"where the mean is {variable.mean:.4g}; a column of their logarithms says more"
             )
     for variable in corpus.schema.categories:
-        if not variable.rare and len(variable.values) == 2:
+        if not variable.rare_count and len(variable.values) == 2:
             yield f"{variable.name} says nothing: all texts have {variable.values[1]!r}, or no value"
-        if variable.rare and len(variable.values) == 1:
-            least = f"{variable.least} texts, the minimum (--min-context-count or --min-user-count)"
+        if variable.rare_count and len(variable.values) == 1:
+            least = f"{variable.min_count} texts, the minimum (--min-context-count or --min-user-count)"
             yield f"{variable.name} says nothing: no value has {least}"
 
 
-def read(source: Any, dev: Any, config: Config, *, progress: bool) -> tuple[Corpus, Corpus]:
+def read_corpora(source: Any, dev: Any, config: Config, *, progress: bool) -> tuple[Corpus, Corpus]:
     """Read training and development texts; without `dev` the latter are held out."""
     if dev is not None:
-        must_have(dev, config.data)
+        check_columns(dev, config.data)
     corpus = prepare(source, config, progress=progress)
     if dev is None:
         return corpus.split(HELD_OUT, config.training.seed)
     return corpus, prepare(dev, config, tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="group")
 
 
-def finish(
+def write_training_facts(
     run: Run,
     corpus: Corpus,
     held: Corpus,
@@ -163,29 +173,29 @@ def finish(
     `held` are the development texts, `chosen` the options that followed from the table, `finetuned` the facts of a
     fine-tuning.
     """
-    kept: files.Row = {"texts": len(corpus), "targets": corpus.targets, "source": name_of(source)}
-    kept |= {"development_key": key_of(held), "context": context_gain(run, held)}
+    kept: files.Row = {"texts": len(corpus), "targets": corpus.target_count, "source": table_name(source)}
+    kept |= {"development_key": texts_digest(held), "context": measure_context_gain(run, held)}
     if chosen:
         kept["chosen"] = list(chosen)
     if finetuned:
         kept["finetuned"] = finetuned
     if bias := sparse_bias_of(run):
-        kept["sparse_bias"] = bias.counts()
+        kept["sparse_bias"] = bias.count_nonzero()
     files.write_json(run.folder / "training.json", kept)
-    run.save_unigrams(target_counts(corpus))
+    run.save_unigram_counts(target_frequencies(corpus))
     data = run.config.data
     if len(corpus.users) and corpus.tokenizer.is_character_level:
         TextCounts.of_corpus(corpus, data.min_text_count, data.min_text_users).save(run.folder / POPULARITY)
     model_card.write(run)
 
 
-def tell(say: Say | None, text: str) -> None:
+def emit_notice(notify: Notify | None, text: str) -> None:
     """Report a line of progress, unless `say` is None."""
-    if say is not None:
-        say(text)
+    if notify is not None:
+        notify(text)
 
 
-def check_same(run: Run, config: Config, corpus: Corpus) -> None:
+def check_resumable(run: Run, config: Config, corpus: Corpus) -> None:
     """Refuse to resume with other options or other data."""
     old, new = run.config.to_dict(), config.to_dict()
     for section in old:
@@ -198,10 +208,10 @@ def check_same(run: Run, config: Config, corpus: Corpus) -> None:
 
 def summary(run: Run) -> str:
     """Return the best development figures of a run in one line."""
-    best = run.best()
+    best = run.best_evaluation()
     assert best is not None  # a training ends with an evaluation
+    perplexity, known = (format_number(best[name], ".2f") for name in ("perplexity", "perplexity_known"))
     return (
-        f"development perplexity {shown(best['perplexity'], '.2f')} ({shown(best['perplexity_known'], '.2f')} without "
-        f"out-of-vocabulary targets) at step {best['step']} of {best['steps']}, {run.minutes():.1f} minutes"
-        f"{told_gain(run)}"
+        f"development perplexity {perplexity} ({known} without out-of-vocabulary targets) at step {best['step']} of "
+        f"{best['steps']}, {run.training_minutes():.1f} minutes{format_context_gain(run)}"
     )

@@ -14,7 +14,7 @@ from factorcell.progress import progress_bar
 from factorcell.training.trainer import Row, Trainer
 
 
-def due(step: int, steps: int, times: int) -> bool:
+def is_due(step: int, steps: int, times: int) -> bool:
     """Return whether an event that occurs `times` in `steps`, evenly and finally at the end, occurs at `step`."""
     return step * times // steps > (step - 1) * times // steps
 
@@ -76,10 +76,10 @@ class _Loop:
                 break
             trainer.step(batch)
             after_step()
-            if trainer.stop.asked:
+            if trainer.stop.is_requested:
                 raise Stopped
             yield from self._due()
-        if trainer.stop.asked:
+        if trainer.stop.is_requested:
             raise Stopped
 
     def save_stopped(self) -> str:
@@ -93,7 +93,7 @@ class _Loop:
         """Do what is due at the current step and was not done yet."""
         trainer, progress, config = self.trainer, self.trainer.progress, self.trainer.config
         step, last = progress.step, progress.step == trainer.steps
-        evaluated = due(step, trainer.steps, config.evaluations) if step else trainer.start is not None
+        evaluated = is_due(step, trainer.steps, config.evaluations) if step else trainer.start is not None
         if progress.tokens > progress.since and (step % config.log_every == 0 or last or evaluated):
             yield self._losses()
         if evaluated and trainer.evaluated < step:

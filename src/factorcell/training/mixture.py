@@ -26,12 +26,12 @@ from factorcell.data.readers import CategoryColumn
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import open_table
 from factorcell.evaluation.results import open_model
-from factorcell.model.precision import SINGLE
+from factorcell.model.precision import FLOAT32
 from factorcell.model.scoring import Scorer
-from factorcell.training.per_value import INDEX as SEPARATE
-from factorcell.training.per_value import Separate
+from factorcell.training.per_value import INDEX_FILE as SEPARATE
+from factorcell.training.per_value import SeparateRuns
 
-INDEX = "mixture.json"
+INDEX_FILE = "mixture.json"
 FORMAT = 1  # of the folder
 PRIOR = 100.0  # targets that the weights of all texts count for in those of a value
 ROUNDS, ENOUGH = 10_000, 1e-12  # of EM at most; the gain in nats per target below which it ends
@@ -85,14 +85,14 @@ class Mixture:
         own = () if variable is None else (variable,)
         self.schema = ContextSchema((*own, *(v for model in models for v in model.schema.variables)))
         runs: list[Any] = [model for model in models if hasattr(model, "precision")]  # an n-gram model has none
-        self.precision: str = runs[0].precision if runs else SINGLE
-        self.gain: float = runs[0].gain if runs else 1.0
+        self.precision: str = runs[0].precision if runs else FLOAT32
+        self.bfloat16_speedup: float = runs[0].bfloat16_speedup if runs else 1.0
 
     @classmethod
     def open(cls, folder: str | Path, *, device: str = "cpu", precision: str = "float32") -> "Mixture":
         """Open a mixture that `save` wrote."""
         folder = Path(folder)
-        kept = files.read_versioned(folder / INDEX, FORMAT, folder)
+        kept = files.read_versioned(folder / INDEX_FILE, FORMAT, folder)
         try:
             paths = [folder / path for path in kept["models"]]
             own = {"name": kept["by"], "kind": "category", "values": kept["values"], "counts": kept["counts"]}
@@ -102,7 +102,7 @@ class Mixture:
             if not (paths and fits and (weights >= 0).all() and np.allclose(weights.sum(axis=1), 1)):  # also of NaN
                 raise ValueError("expected weights of each model from 0 on that add up to 1, for each value")
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{folder / INDEX}: not a mixture ({error})") from None
+            raise UserError(f"{folder / INDEX_FILE}: not a mixture ({error})") from None
         models: list[Scorer] = []
         for path in paths:
             models.append(open_scorer(path, device=device, precision=precision))
@@ -112,7 +112,7 @@ class Mixture:
     def save(self) -> None:
         """Write the weights and the paths of the models, relative to the folder."""
         files.new_folder(self.folder)
-        files.list_files(self.folder, (INDEX,))
+        files.create_manifest(self.folder, (INDEX_FILE,))
         own = self.variable or Variable("", "category")
         kept = {
             "models": [os.path.relpath(model.folder, self.folder) for model in self.models],
@@ -121,7 +121,7 @@ class Mixture:
             "counts": own.counts,
             "weights": self.weights.tolist(),
         }
-        files.write_versioned(self.folder / INDEX, kept, FORMAT)
+        files.write_versioned(self.folder / INDEX_FILE, kept, FORMAT)
 
     def prepare(self, source: Any, *, unknown: str = "error") -> Corpus:
         """Read texts for every model. `UserError` if the models see different tokens."""
@@ -145,9 +145,9 @@ class Mixture:
     def nats(self, corpus: Corpus) -> NDArray[np.float32]:
         """Return the nats of every target of `corpus`, text after text."""
         weights = np.repeat(self.weights[self._rows(corpus)], corpus.lengths, axis=0)
-        return mixed_nats(self.parts(corpus), weights).astype(np.float32)
+        return mixed_nats(self.model_nats(corpus), weights).astype(np.float32)
 
-    def parts(self, corpus: Corpus) -> Array:
+    def model_nats(self, corpus: Corpus) -> Array:
         """Return the nats (N, M) of every target by each model."""
         columns, begin = [], [int(self.variable is not None), 0, 0, 0]
         for model in self.models:
@@ -166,9 +166,9 @@ class Mixture:
             columns.append(model.nats(own).astype(np.float64))
         return np.stack(columns, axis=1)
 
-    def fitted(self, corpus: Corpus) -> "Mixture":
+    def fit(self, corpus: Corpus) -> "Mixture":
         """Return the mixture with the weights that maximize the likelihood of `corpus`."""
-        nats, rows = self.parts(corpus), np.repeat(self._rows(corpus), corpus.lengths)
+        nats, rows = self.model_nats(corpus), np.repeat(self._rows(corpus), corpus.lengths)
         weights = np.empty_like(self.weights)
         weights[0] = fit_weights(nats)
         for row in range(1, len(weights)):
@@ -211,16 +211,16 @@ def mix(
     """
     folder = Path(folder)
     if not files.is_new(folder):
-        raise files.occupied(folder)
+        raise files.folder_exists_error(folder)
     if not models:
         raise UserError("a mixture needs at least one model")
     variable = None if by is None else _values(dev, Variable(by, "category"))[0]
     sets = 1 if variable is None else len(variable.values)
     mixture = Mixture(folder, models, variable, np.full((sets, len(models)), 1 / len(models)))
     corpus = mixture.prepare(dev, unknown=unknown)
-    mixture = mixture.fitted(corpus)
+    mixture = mixture.fit(corpus)
     mixture.save()
-    alone, mixed = mixture.parts(corpus), mixture.nats(corpus).astype(np.float64)
+    alone, mixed = mixture.model_nats(corpus), mixture.nats(corpus).astype(np.float64)
     which = np.repeat(mixture._rows(corpus), corpus.lengths)
     names = ["all texts", *(variable.values[1:] if variable else ())]
     rows = []
@@ -234,8 +234,8 @@ def mix(
 def open_scorer(folder: str | Path, *, device: str = "cpu", precision: str = "float32") -> Scorer:
     """Open the run, n-gram model, separate runs or mixture in `folder`."""
     folder = Path(folder)
-    if (folder / INDEX).is_file():
+    if (folder / INDEX_FILE).is_file():
         return Mixture.open(folder, device=device, precision=precision)
     if (folder / SEPARATE).is_file():
-        return Separate.open(folder, device=device, precision=precision)
+        return SeparateRuns.open(folder, device=device, precision=precision)
     return open_model(folder, device, precision)

@@ -17,35 +17,44 @@ from numpy.typing import NDArray
 from factorcell import files
 from factorcell.config import MODELS, UserError
 from factorcell.data.corpus import Corpus, target_offsets
-from factorcell.data.tables import name_of
-from factorcell.model.run import Run, first_files
-from factorcell.training.fit import HELD_OUT, Say, begun, check_same, finish, learn, read, tell
-from factorcell.training.plan import Asked, Budget, plan, resumed, said_config, unsaid
+from factorcell.data.tables import table_name
+from factorcell.model.run import Run, initial_files
+from factorcell.training.fit import (
+    HELD_OUT,
+    Notify,
+    check_resumable,
+    emit_notice,
+    locked_run_folder,
+    read_corpora,
+    train_with_notices,
+    write_training_facts,
+)
+from factorcell.training.plan import Budget, ConfigLike, config_with_defaults, plan, resumed_plan, unspecified_options
 
-INDEX = "separate.json"
+INDEX_FILE = "separate.json"
 FORMAT = 1  # of the folder, beside those of its runs
 SHARED = 0  # the row of rare values in the schema, and the number of the run of all texts
 
 
-class Separate:
+class SeparateRuns:
     """One run per value of a context variable; each text is scored by the run of its value."""
 
     def __init__(self, folder: Path, runs: Mapping[int, Run]) -> None:
         self.folder, self.runs = folder, runs
         shared = runs[SHARED]
         self.tokenizer, self.schema = shared.tokenizer, shared.schema
-        self.precision, self.gain = shared.precision, shared.gain
+        self.precision, self.bfloat16_speedup = shared.precision, shared.bfloat16_speedup
 
     @classmethod
-    def open(cls, folder: str | Path, *, device: str = "cpu", precision: str = "float32") -> "Separate":
+    def open(cls, folder: str | Path, *, device: str = "cpu", precision: str = "float32") -> "SeparateRuns":
         """Open the runs that `separate` wrote. `UserError` if they are not all trained."""
         folder = Path(folder)
-        values = files.read_versioned(folder / INDEX, FORMAT, folder).get("values")
+        values = files.read_versioned(folder / INDEX_FILE, FORMAT, folder).get("values")
         if not isinstance(values, list) or not values:
-            raise UserError(f"{folder / INDEX}: not separate runs (values must be a list)")
+            raise UserError(f"{folder / INDEX_FILE}: not separate runs (values must be a list)")
         opened: dict[int, Run] = {}
         for number in range(len(values)):
-            path = folder_of(folder, number)
+            path = run_folder(folder, number)
             if not _finished(path):
                 raise UserError(f"{folder}: {path.name} is not trained to its end; the same command with --resume is")
             opened[number] = Run.open(path, device=device, precision=precision)
@@ -58,18 +67,18 @@ class Separate:
 
     def nats(self, corpus: Corpus) -> NDArray[np.float32]:
         """Return the nats of every target of `corpus`, each text by the run of its value."""
-        nats = np.zeros(corpus.targets, dtype=np.float32)
+        nats = np.zeros(corpus.target_count, dtype=np.float32)
         starts, which = target_offsets(corpus), np.maximum(corpus.categories[:, 0], SHARED)
         for number in np.unique(which).tolist():
             rows = np.flatnonzero(which == number)
             part = corpus.select(rows)
             ends = target_offsets(part)
-            index = np.repeat(starts[rows] - ends[:-1], part.lengths) + np.arange(part.targets)
+            index = np.repeat(starts[rows] - ends[:-1], part.lengths) + np.arange(part.target_count)
             nats[index] = self.runs[number].nats(part)
         return nats
 
 
-def folder_of(folder: Path, number: int) -> Path:
+def run_folder(folder: Path, number: int) -> Path:
     """Return the folder of the run of a value, by the number of the value in the schema."""
     return folder / f"value-{number:04d}"
 
@@ -77,14 +86,14 @@ def folder_of(folder: Path, number: int) -> Path:
 def separate(
     source: Any,
     dev: Any,
-    config: Asked,
+    config: ConfigLike,
     folder: str | Path,
     *,
     by: str,
     budget: Budget | None = None,
     resume: bool = False,
-    say: Say | None = None,
-) -> Separate:
+    notify: Notify | None = None,
+) -> SeparateRuns:
     """Train an unadapted run on all texts, and one on the texts of each value of the column `by`.
 
     Args:
@@ -95,46 +104,46 @@ def separate(
         by: The column. Values under `min_context_count` get no run.
         budget: The time or work of each training.
         resume: Whether to resume in a folder that exists.
-        say: A function that takes lines about the progress.
+        notify: A function that takes lines about the progress.
     """
     folder = Path(folder)
-    if not resume and not files.is_new(folder, (*first_files(), INDEX)):
-        raise files.occupied(folder, resumable=True)
+    if not resume and not files.is_new(folder, (*initial_files(), INDEX_FILE)):
+        raise files.folder_exists_error(folder, resumable=True)
     asked = _unadapted(config, by)
-    config = said_config(asked)
-    corpus, held = read(source, dev, config, progress=say is not None)
+    config = config_with_defaults(asked)
+    corpus, held = read_corpora(source, dev, config, progress=notify is not None)
     values = corpus.schema.variable(by).values
     if len(values) == 1:
         raise UserError(f"{by} has no value of at least {config.data.min_context_count} texts (--min-context-count)")
-    if files.is_new(folder, (*first_files(), INDEX)):
+    if files.is_new(folder, (*initial_files(), INDEX_FILE)):
         folder.mkdir(parents=True, exist_ok=True)
-        files.list_files(folder, (INDEX,))
-        files.write_versioned(folder / INDEX, {"by": by, "values": values}, FORMAT)
+        files.create_manifest(folder, (INDEX_FILE,))
+        files.write_versioned(folder / INDEX_FILE, {"by": by, "values": values}, FORMAT)
     else:
         _check_same(folder, by, values)
     for number, value in enumerate(values):
-        path = folder_of(folder, number)
-        with begun(path, resume, say) as resumes:
+        path = run_folder(folder, number)
+        with locked_run_folder(path, resume, notify) as resumes:
             own, own_held = _texts(corpus, number), _texts(held, number)
             if not len(own_held):
                 own, own_held = own.split(HELD_OUT, config.training.seed)
             if resumes:
                 run = Run.open(path, trained=False)
-                check_same(run, resumed(asked, run.config).config, corpus)
+                check_resumable(run, resumed_plan(asked, run.config).config, corpus)
             else:
                 made = plan(asked, own, own_held, budget)
                 run = Run.create(path, made.config, corpus.tokenizer, corpus.schema)
             if not _finished(path):
-                tell(say, f"{'all texts' if number == SHARED else value} -> {path}")
-                learn(run, own, own_held, resume=resumes, say=say)
-                of = name_of(source) + ("" if number == SHARED else f", {by} {value}")
-                finish(run, own, own_held, of, chosen=unsaid(asked))
-    return Separate.open(folder)
+                emit_notice(notify, f"{'all texts' if number == SHARED else value} -> {path}")
+                train_with_notices(run, own, own_held, resume=resumes, notify=notify)
+                of = table_name(source) + ("" if number == SHARED else f", {by} {value}")
+                write_training_facts(run, own, own_held, of, chosen=unspecified_options(asked))
+    return SeparateRuns.open(folder)
 
 
 def _check_same(folder: Path, by: str, values: Sequence[str]) -> None:
     """Refuse to resume with another column or other values, since runs are named by the numbers of values."""
-    kept = files.read_versioned(folder / INDEX, FORMAT, folder)
+    kept = files.read_versioned(folder / INDEX_FILE, FORMAT, folder)
     if kept.get("by") != by:
         raise UserError(f"{folder} was begun with by = {kept.get('by')!r}, not {by!r}; nothing resumed")
     if kept.get("values") != list(values):
@@ -142,13 +151,13 @@ def _check_same(folder: Path, by: str, values: Sequence[str]) -> None:
         raise UserError(f"{folder} was begun with other values of {by} ({causes}); nothing resumed")
 
 
-def _unadapted(asked: Asked, by: str) -> Asked:
+def _unadapted(asked: ConfigLike, by: str) -> ConfigLike:
     """Return the same options for a model without context, with `by` as the only context column."""
     data: dict[str, Any] = {"context": (f"{by}:category",), "user": "", "time": ""}
     model: dict[str, Any] = dict(zip(("adapt", "output_bias"), MODELS["unadapted"], strict=True))
     if isinstance(asked, Mapping):
         return {**asked, "data": {**asked.get("data", {}), **data}, "model": {**asked.get("model", {}), **model}}
-    config = said_config(asked)
+    config = config_with_defaults(asked)
     return config.with_options(**data, **model)
 
 

@@ -16,15 +16,15 @@ import numpy as np
 from torch import Tensor
 
 from factorcell import limits
-from factorcell.choices import CHOSEN, PRESETS
-from factorcell.config import Config, kinds_in, section_types
+from factorcell.choices import AUTOMATIC_OPTIONS, PRESETS
+from factorcell.config import Config, section_types, selected_kinds
 from factorcell.data.corpus import Batch, Corpus
 from factorcell.model import precision as precisions
 from factorcell.model.devices import find_device
 from factorcell.model.language_model import head_class
 from factorcell.model.run import Run
 from factorcell.training import rules
-from factorcell.training.rules import Facts
+from factorcell.training.rules import TableFacts
 from factorcell.training.trainer import Trainer
 
 WARM = 3  # first steps, which are slower
@@ -32,7 +32,7 @@ MEASURED = 3.0  # seconds of steps that are measured
 JUDGED, LONG = 64, 0.5  # development texts that are evaluated first; twice as many until it takes LONG seconds
 ENOUGH = 0.97  # of the minutes; reading, checkpoints and the model card take the rest
 
-Said = Mapping[str, Mapping[str, Any]]
+SpecifiedOptions = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Plan:
     seconds: float | None = None
     gain: float = 1.0
 
-    def of(self, model: str) -> "Plan":
+    def for_model(self, model: str) -> "Plan":
         """Return the same plan for a named model."""
         return replace(self, config=self.config.with_model(model))
 
@@ -90,26 +90,26 @@ class Plan:
         """Return the same plan with other options of the section `training`."""
         return replace(self, config=replace(self.config, training=replace(self.config.training, **options)))
 
-    def lines(self) -> list[str]:
+    def notices(self) -> list[str]:
         """Return what was chosen and how long it takes, as lines to be read before the training begins."""
         lines = []
-        for section, names in CHOSEN.items():
+        for section, names in AUTOMATIC_OPTIONS.items():
             if chosen := [name for name in self.chosen if name in names]:
-                lines.append(f"chosen, {section}: {self.config.listed(chosen)}")
+                lines.append(f"chosen, {section}: {self.config.format_options(chosen)}")
         if self.chosen:
             lines[-1] += f"; say --{self.chosen[0].replace('_', '-')} or another to choose otherwise"
-        lines += precisions.told(self.gain)
+        lines += precisions.describe_speedup(self.gain)
         if self.seconds is not None:
             passes = f"{self.config.training.epochs:g} passes"
-            lines.append(f"{passes}, which take about {duration(self.seconds)} here")
+            lines.append(f"{passes}, which take about {format_duration(self.seconds)} here")
         return lines
 
 
-Asked = Config | Plan | Said  # a Config sets all options, a mapping some of them
+ConfigLike = Config | Plan | SpecifiedOptions  # a Config sets all options, a mapping some of them
 
 
 def plan(
-    asked: Asked,
+    asked: ConfigLike,
     corpus: Corpus,
     held: Corpus,
     budget: Budget | None = None,
@@ -125,16 +125,16 @@ def plan(
         if budget != Budget():
             raise limits.UserError("a Config says all of a training; with minutes or a preset give a mapping")
         return _with_precision(asked if isinstance(asked, Plan) else Plan(asked), corpus, held)
-    facts = Facts.of(corpus, held)
+    facts = TableFacts.of(corpus, held)
     passes = asked.get("training", {}).get("epochs")
     if passes is not None and budget.minutes is not None:
         raise limits.UserError("epochs and minutes are both given; a training has one of them")
 
     def measured(epochs: float) -> tuple[Plan, Speed]:
         made = _with_precision(_chosen(asked, facts, epochs), corpus, held)
-        return made, speed(made.config, corpus, held, models)
+        return made, measure_speed(made.config, corpus, held, models)
 
-    made, found = measured(rules.passes(facts, budget.name) if passes is None else float(passes))
+    made, found = measured(rules.default_passes(facts, budget.name) if passes is None else float(passes))
     seconds = found.seconds(made.config)
     if budget.minutes is None or seconds <= budget.minutes * 60:
         return replace(made, seconds=seconds)
@@ -147,10 +147,10 @@ def plan(
     return _in_time(replace(final, gain=made.gain), found, allowed, most)
 
 
-def _chosen(said: Said, facts: Facts, epochs: float, sized_for: float | None = None) -> Plan:
+def _chosen(said: SpecifiedOptions, facts: TableFacts, epochs: float, sized_for: float | None = None) -> Plan:
     """Complete what is said by the rules for so many passes; sizes may be those of another number of passes."""
-    found, chosen = rules.options(facts, epochs, sized_for), unsaid(said)
-    if not head_class(said_config(said).head.kind).has_sampled_loss:
+    found, chosen = rules.default_options(facts, epochs, sized_for), unspecified_options(said)
+    if not head_class(config_with_defaults(said).head.kind).has_sampled_loss:
         found["training"]["loss"] = "full"
     whole = {section: {**values} for section, values in said.items()}
     for section, values in found.items():
@@ -183,11 +183,11 @@ def _with_precision(made: Plan, corpus: Corpus, held: Corpus) -> Plan:
         trainer.config = replace(trainer.config, precision=name)
         trainer.step(batch)
 
-    gain = precisions.gain(step, find_device(made.config.training.device))
-    return replace(made.with_training(precision=precisions.chosen(gain)), gain=gain)
+    gain = precisions.measure_speedup(step, find_device(made.config.training.device))
+    return replace(made.with_training(precision=precisions.choose_precision(gain)), gain=gain)
 
 
-def speed(config: Config, corpus: Corpus, held: Corpus, models: Sequence[str] = ()) -> Speed:
+def measure_speed(config: Config, corpus: Corpus, held: Corpus, models: Sequence[str] = ()) -> Speed:
     """Measure the speed of this machine on the first batches; with `models`, their mean."""
     found = [_speed(one, corpus, held) for one in [config.with_model(name) for name in models] or [config]]
     return Speed(fmean(one.step for one in found), found[0].steps, fmean(one.evaluation for one in found))
@@ -210,7 +210,7 @@ def _speed(config: Config, corpus: Corpus, held: Corpus) -> Speed:
         trainer.run.nats(judged)
         seconds = perf_counter() - begun
         if seconds > LONG or count >= len(held):
-            return Speed(step, trainer.steps, seconds * held.targets / max(1, judged.targets))
+            return Speed(step, trainer.steps, seconds * held.target_count / max(1, judged.target_count))
         count *= 2
 
 
@@ -227,41 +227,41 @@ def _temporary(config: Config, corpus: Corpus, held: Corpus) -> Trainer:
     return _Temporary(Run(Path("measured"), once, corpus.tokenizer, corpus.schema), corpus, held)
 
 
-def said_config(asked: Asked) -> Config:
+def config_with_defaults(asked: ConfigLike) -> Config:
     """Return what is said with defaults for the rest, which is enough to read a table."""
     if isinstance(asked, Plan):
         return asked.config
     return asked if isinstance(asked, Config) else Config.from_dict(asked)
 
 
-def unsaid(asked: Asked) -> tuple[str, ...]:
+def unspecified_options(asked: ConfigLike) -> tuple[str, ...]:
     """Return the names of the options that follow from the table."""
     if isinstance(asked, Plan | Config):
         return asked.chosen if isinstance(asked, Plan) else ()
     said = {name for values in asked.values() for name in values}
     if "loss" in said:
         said.add("samples")
-    types = section_types(kinds_in(asked)).values()
+    types = section_types(selected_kinds(asked)).values()
     known = {field.name for made in types for field in fields(made)} - said  # not those of another kind
-    return tuple(name for names in CHOSEN.values() for name in names if name in known)
+    return tuple(name for names in AUTOMATIC_OPTIONS.values() for name in names if name in known)
 
 
-def resumed(asked: Asked, kept: Config) -> Plan:
+def resumed_plan(asked: ConfigLike, kept: Config) -> Plan:
     """Return the plan of a training that resumes: options chosen when it began hold unless they are said now."""
     if isinstance(asked, Plan | Config):
         made = asked if isinstance(asked, Plan) else Plan(asked)
     else:
-        kinds = kept.kinds | kinds_in(asked)  # the options of another kind do not carry over
+        kinds = kept.kinds | selected_kinds(asked)  # the options of another kind do not carry over
         values = {
             section: {**(old if kinds.get(section) == old.get("kind") else {}), **asked.get(section, {})}
             for section, old in kept.to_dict().items()
         }
-        made = Plan(Config.from_dict(values), unsaid(asked))
+        made = Plan(Config.from_dict(values), unspecified_options(asked))
     automatic = made.config.training.precision == precisions.AUTO
     return made.with_training(precision=kept.training.precision) if automatic else made
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format seconds for people."""
     if seconds < 90:
         return f"{max(1, round(seconds))} seconds"

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from factorcell import files
-from factorcell.assignments import numbers
+from factorcell.assignments import variable_numbers
 from factorcell.config import UserError, choose
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.output_bias import OneHotBias
@@ -47,7 +47,7 @@ def part_of(parameter: str) -> str:
     return next(part for part, beginning in PARTS.items() if re.match(beginning, parameter))
 
 
-def parts_named(model: LanguageModel, names: Iterable[str]) -> tuple[str, ...]:
+def select_parts(model: LanguageModel, names: Iterable[str]) -> tuple[str, ...]:
     """Return the parts `names` in the order of `PARTS`. `UserError` if the model does not have one of them."""
     there = {part_of(name) for name, _ in model.named_parameters()}
     chosen = {choose("part", name, (ALL, *PARTS)) for name in names}
@@ -94,7 +94,7 @@ def penalties(run: Run, start: "StartingPoint | None") -> Penalties:
     bias = sparse_bias_of(run)
     if bias is not None and bias.weight.requires_grad:
         names = [variable.name for variable in run.schema.categories]
-        l1 = bias.columns(numbers("sparse_l1", training.sparse_l1, names)).to(bias.weight.device)
+        l1 = bias.per_column(variable_numbers("sparse_l1", training.sparse_l1, names)).to(bias.weight.device)
         if bool(l1.any()):
             found[bias.weight] = Penalty(torch.zeros_like(bias.weight), l1)
     return found
@@ -140,12 +140,12 @@ class StartingPoint:
     def place(self, model: LanguageModel) -> None:
         """Set `model` to w0, and freeze the parts that do not move."""
         with torch.no_grad():
-            for name, tensor in model.kept().items():
+            for name, tensor in model.saved_tensors().items():
                 tensor.copy_(self.values[name])
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(part_of(name) in self.parts)
 
-    def moved(self, model: LanguageModel) -> list[files.Row]:
+    def count_moved(self, model: LanguageModel) -> list[files.Row]:
         """Return for each part that moves its number of `values`, and how many have `moved` from w0."""
         rows: dict[str, files.Row] = {part: {"part": part, "values": 0, "moved": 0} for part in self.parts}
         for name, parameter in model.named_parameters():

@@ -99,7 +99,7 @@ def _call(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, **arrays: 
     numbers, catching_up = (len(rows), size, width, library.threads(len(rows)), 0), "columns" in arrays
     given = {"table": table, "first": first, "second": second, **library.dense(index=rows, **arrays)}
     arguments = ROWS.arguments(numbers, given, "catching up" if catching_up else "a step")
-    library.call("rows", arguments, library.chosen(), catching_up)
+    library.call("rows", arguments, library.instruction_set(), catching_up)
 
 
 def _catch_up(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, columns: Tensor) -> None:

@@ -20,29 +20,29 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from factorcell import files, inputs, limits
+from factorcell import files, input_files, limits
 from factorcell.choices import PRUNERS, SAMPLERS
 from factorcell.config import Config, UserError, choose
 from factorcell.data import tables
 from factorcell.data.corpus import Corpus
+from factorcell.escapes import escape_hidden
 from factorcell.evaluation import comparison, results
-from factorcell.evaluation.classification import ACCURACY, category, must_tell
-from factorcell.evaluation.comparison import Candidate
-from factorcell.evaluation.results import Row, kept_texts
-from factorcell.finite import brief, is_number
-from factorcell.model.run import CHECKPOINT, Run, facts
+from factorcell.evaluation.classification import ACCURACY_REASON, category_variable, require_labels
+from factorcell.evaluation.comparison import ComparedModel
+from factorcell.evaluation.results import Row, saved_text_figures
+from factorcell.finite import format_option, is_number
+from factorcell.model.run import CHECKPOINT, Run, training_facts
 from factorcell.training import search_space
-from factorcell.training.fit import Say, finish, read, tell
+from factorcell.training.fit import Notify, emit_notice, read_corpora, write_training_facts
 from factorcell.training.loop import train
-from factorcell.training.plan import Asked, Budget, plan, resumed, said_config
-from factorcell.visible import visible
+from factorcell.training.plan import Budget, ConfigLike, config_with_defaults, plan, resumed_plan
 
 if TYPE_CHECKING:
     import optuna
     from filelock import BaseFileLock
 
 # The content of study.html from a title, rows of trials, the target, and the options drawn on a logarithmic scale.
-Page = Callable[[str, Sequence[Row], str | None, Collection[str]], str]
+PageRenderer = Callable[[str, Sequence[Row], str | None, Collection[str]], str]
 Texts = Callable[[int], tuple[Corpus, Corpus]]  # training and development texts by `min_context_count`
 
 NAME = "factorcell"  # of the only study in a journal, and of its attribute that says what it searches
@@ -76,12 +76,12 @@ class SearchOptions:
 def search(
     source: Any,
     dev: Any,
-    asked: Asked,
+    asked: ConfigLike,
     folder: str | Path,
     options: SearchOptions | None = None,
     *,
-    say: Say | None = None,
-    page: Page | None = None,
+    notify: Notify | None = None,
+    page: PageRenderer | None = None,
 ) -> list[Row]:
     """Train trials in `folder` until their study has all of them; a search in an existing folder resumes.
 
@@ -91,7 +91,7 @@ def search(
         asked: A `Config`, or a mapping of some options; options that are neither here nor drawn follow from the table.
         folder: The folder of the study.
         options: What is drawn, and how.
-        say: A function that takes lines about the progress.
+        notify: A function that takes lines about the progress.
         page: A function that makes the content of study.html, which is written when the search ends or is stopped.
 
     Returns:
@@ -105,20 +105,20 @@ def search(
     choose("sampler", options.sampler, SAMPLERS)
     _optuna()
     folder = Path(folder)
-    said = said_config(asked)
+    said = config_with_defaults(asked)
     options = replace(options, ranges=search_space.applicable(options.ranges, said))
     search_space.check(options.ranges, said)
 
     @functools.cache
     def texts(least: int) -> tuple[Corpus, Corpus]:
-        config = search_space.configured(said, {"min_context_count": least})
-        return read(source, dev, config, progress=say is not None)
+        config = search_space.with_drawn_options(said, {"min_context_count": least})
+        return read_corpora(source, dev, config, progress=notify is not None)
 
     corpus, held = texts(said.data.min_context_count)
     if target:
-        variable = category(corpus.schema, target)
-        must_tell(dev, variable, variable.values[1:], said.data, ACCURACY)
-    study, guard = opened(folder, options.pruner)
+        variable = category_variable(corpus.schema, target)
+        require_labels(dev, variable, variable.values[1:], said.data, ACCURACY_REASON)
+    study, guard = open_study(folder, options.pruner)
     if (old := study.user_attrs.get(NAME)) is None:
         config = plan(asked, corpus, held, options.budget).config
     else:
@@ -127,12 +127,12 @@ def search(
             section, _, key = name.partition(".")
             if section in kept:
                 kept[section][key] = value
-        config = resumed(asked, Config.from_dict(kept)).config
+        config = resumed_plan(asked, Config.from_dict(kept)).config
     begun = {
         "texts": len(corpus),
-        "targets": corpus.targets,
-        "source": tables.name_of(source),
-        "dev": None if dev is None else tables.name_of(dev),
+        "targets": corpus.target_count,
+        "source": tables.table_name(source),
+        "dev": None if dev is None else tables.table_name(dev),
         "target": target,
         "models": list(options.models) or [config.model_name],
         **{f"{part}.{key}": value for part, values in config.to_dict().items() for key, value in values.items()},
@@ -140,7 +140,7 @@ def search(
     }
     with guard:
         _check_same(study, folder, begun)
-    return Search(study, guard, texts, source, dev, config, folder, options, page).run(say)
+    return Search(study, guard, texts, source, dev, config, folder, options, page).run(notify)
 
 
 def _optuna() -> Any:
@@ -154,7 +154,7 @@ def _optuna() -> Any:
     return optuna
 
 
-def opened(folder: Path, pruner: str) -> "tuple[optuna.Study, BaseFileLock]":
+def open_study(folder: Path, pruner: str) -> "tuple[optuna.Study, BaseFileLock]":
     """Open or create the study of `folder`; return it and the lock of the folder."""
     optuna = _optuna()
     from filelock import FileLock
@@ -163,7 +163,7 @@ def opened(folder: Path, pruner: str) -> "tuple[optuna.Study, BaseFileLock]":
     chosen = pruners.NopPruner() if choose("pruner", pruner, PRUNERS) == "none" else pruners.MedianPruner()
     path = folder / "study.journal"
     if path.exists():
-        inputs.check(path)
+        input_files.check(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         guard = FileLock(folder / "study.lock")
@@ -201,22 +201,22 @@ class Search:
     config: Config
     folder: Path
     options: SearchOptions
-    page: Page | None = None
+    page: PageRenderer | None = None
 
-    def run(self, say: Say | None) -> list[Row]:
+    def run(self, notify: Notify | None) -> list[Row]:
         """Train until the study has all trials; return its rows, the best first."""
         try:
             while (claimed := self.claim()) is not None:
                 trial, lock = claimed
                 try:
-                    self.attempt(trial, progress=say is not None)
+                    self.attempt(trial, progress=notify is not None)
                 finally:
                     lock.release()
                 Path(lock.lock_file).unlink(missing_ok=True)
-                tell(say, trial_line(self.publish()[trial.number]))
+                emit_notice(notify, describe_trial(self.publish()[trial.number]))
         finally:
             rows = self.publish(ended=True)
-        return ranked(rows)
+        return rank_trials(rows)
 
     def _trials(self) -> "list[optuna.trial.FrozenTrial]":
         return self.study.get_trials(deepcopy=False)
@@ -252,7 +252,7 @@ class Search:
     def attempt(self, trial: "optuna.Trial", progress: bool) -> None:
         """Train one trial and report to the study how it ended; an interrupted trial stays as it is."""
         states = _optuna().trial.TrialState
-        self.study.sampler = sampler(self.options.sampler, self.config.training.seed, trial.number)
+        self.study.sampler = trial_sampler(self.options.sampler, self.config.training.seed, trial.number)
         try:
             pruned, result = self._trained(trial, progress)
         except Exception as error:
@@ -283,14 +283,14 @@ class Search:
                     break
         if pruned:
             run.load_weights()  # the best ones, as at the end of a whole training
-        finish(run, corpus, held, self.source)
-        best = run.best()
+        write_training_facts(run, corpus, held, self.source)
+        best = run.best_evaluation()
         if best is None or not is_number(best["perplexity"]):
             raise UserError(f"{folder}: no finite perplexity on the development texts")
         result = {key: best[key] for key in ("perplexity", "perplexity_known")}
-        result |= {"minutes": run.minutes(), "parameters": run.model.parameter_count()}
+        result |= {"minutes": run.training_minutes(), "parameters": run.model.parameter_count()}
         if self.options.target and run.model.adapted and not pruned:
-            accuracy = results.told_apart(run, self.dev, self.options.target)[0]["accuracy"]
+            accuracy = results.classify_and_save(run, self.dev, self.options.target)[0]["accuracy"]
             result |= {"accuracy": accuracy} if is_number(accuracy) else {}
         return pruned, result
 
@@ -317,23 +317,23 @@ class Search:
     def publish(self, ended: bool = False) -> list[Row]:
         """Write trials.jsonl and best.toml; at the end of the search, compare the trials and write study.html."""
         with self.guard:
-            rows = compared(self.rows(), self.folder) if ended else self.rows()
+            rows = compare_trials(self.rows(), self.folder) if ended else self.rows()
             files.write_rows(self.folder / "trials.jsonl", rows)
-            best = ranked(rows)[:1]
+            best = rank_trials(rows)[:1]
             if best and best[0]["state"] == "complete":
                 params = self._trials()[best[0]["number"]].params
-                config = search_space.configured(self.config, params)
+                config = search_space.with_drawn_options(self.config, params)
                 files.write(self.folder / "best.toml", config.to_toml())
             if ended and self.page is not None:
                 ranges = self.options.ranges.items()
                 logs = [name for name, values in ranges if isinstance(values, search_space.Range) and values.log]
-                title = visible(self.folder.resolve().name)
-                content = self.page(title, ranked(rows), self.options.target, logs)
+                title = escape_hidden(self.folder.resolve().name)
+                content = self.page(title, rank_trials(rows), self.options.target, logs)
                 files.write(self.folder / "study.html", content)
         return rows
 
 
-def sampler(name: str, seed: int, number: int) -> "optuna.samplers.BaseSampler":
+def trial_sampler(name: str, seed: int, number: int) -> "optuna.samplers.BaseSampler":
     """Return the sampler of one trial: its draws follow from the seed, the number and, for TPE, the earlier trials."""
     samplers = _optuna().samplers
     kind = {"random": samplers.RandomSampler, "tpe": samplers.TPESampler}[name]
@@ -341,7 +341,7 @@ def sampler(name: str, seed: int, number: int) -> "optuna.samplers.BaseSampler":
     return made
 
 
-def ranked(rows: Sequence[Row]) -> list[Row]:
+def rank_trials(rows: Sequence[Row]) -> list[Row]:
     """Sort complete trials by perplexity, then the pruned ones, then the others."""
     order = {"complete": 0, "pruned": 1}
 
@@ -352,23 +352,25 @@ def ranked(rows: Sequence[Row]) -> list[Row]:
     return sorted(rows, key=key)
 
 
-def trial_line(row: Row) -> str:
+def describe_trial(row: Row) -> str:
     """Describe one trial in one line."""
     figures = "" if row["perplexity"] is None else f", perplexity {row['perplexity']:.2f}"
     figures += f", accuracy {row['accuracy']:.4f}" if "accuracy" in row else ""
     figures += f" ({row['error']})" if "error" in row else ""
-    drawn = ", ".join(f"{name} {brief(value)}" for name, value in row["params"].items())
+    drawn = ", ".join(f"{name} {format_option(value)}" for name, value in row["params"].items())
     return f"trial {row['number']} {row['state']}{figures}: {row['model']}, {drawn}"
 
 
-def compared(rows: Sequence[Row], folder: Path) -> list[Row]:
+def compare_trials(rows: Sequence[Row], folder: Path) -> list[Row]:
     """Add to each row its `gain` over the best trial on the development texts, and the figures in which it is `ahead`.
 
     A trial without a run or without figures of the development texts has no gain.
     """
-    trained = [row for row in ranked(rows) if row["perplexity"] is not None]
+    trained = [row for row in rank_trials(rows) if row["perplexity"] is not None]
     folders = [folder / row["folder"] for row in trained]
-    texts = [kept_texts(path, facts(path).get("development_key")) for path in folders]
-    found = comparison.compared([Candidate("", [row], [one]) for row, one in zip(trained, texts, strict=True)])
+    texts = [saved_text_figures(path, training_facts(path).get("development_key")) for path in folders]
+    found = comparison.compare_models(
+        [ComparedModel("", [row], [one]) for row, one in zip(trained, texts, strict=True)]
+    )
     added = {row["number"]: {name: row[name] for name in COMPARED if name in row} for row in found}
     return [{**row, "ahead": [], **added.get(row["number"], {})} for row in rows]

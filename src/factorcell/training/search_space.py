@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from factorcell import inputs
+from factorcell import input_files
 from factorcell.config import OUTPUT_BIASES, Config, ModelConfig, TrainingConfig, UserError, choose
 from factorcell.model.adapters import find_adapter
 from factorcell.option_fields import PREFIX, RecurrentOptions, SoftmaxOptions
@@ -64,14 +64,14 @@ CONTEXT_SIZES = ("context_size", "variable_size", "number_size")
 
 def read(path: str | Path) -> Space:
     """Read a TOML file of lines like `option = [choices]` or `option = {low = 1, high = 9, log = true}`."""
-    content = inputs.parsed(path)
+    content = input_files.read_options_file(path)
     try:
         return {choose("option of a search", name, SECTIONS): _values(name, given) for name, given in content.items()}
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
 
-def ranges(path: Path | None, fixed: Collection[str]) -> Space:
+def load_space(path: Path | None, fixed: Collection[str]) -> Space:
     """Return the default space, updated by that of the file, without the options that are `fixed`."""
     own = {} if path is None else read(path)
     for name in own:
@@ -111,7 +111,7 @@ def check(space: Space, config: Config) -> None:
         choose("option of a search", name, SECTIONS)
         for value in (values.low, values.high) if isinstance(values, Range) else values:
             try:
-                configured(config, {name: value})
+                with_drawn_options(config, {name: value})
             except UserError as error:
                 raise UserError(f"search space: {error}") from None
 
@@ -121,8 +121,8 @@ def draw(trial: "BaseTrial", space: Space, models: Sequence[str], config: Config
     if models:
         config = config.with_model(trial.suggest_categorical("model", models))
     for name in sorted(space, key=lambda name: name != "output_bias"):  # it decides whether others matter
-        if matters(name, config):
-            config = configured(config, {name: _suggested(trial, name, space[name])})
+        if has_effect(name, config):
+            config = with_drawn_options(config, {name: _suggested(trial, name, space[name])})
     return config
 
 
@@ -134,11 +134,11 @@ def _suggested(trial: "BaseTrial", name: str, values: Range | tuple[Choice, ...]
     return trial.suggest_float(name, values.low, values.high, log=values.log)
 
 
-def matters(name: str, config: Config) -> bool:
+def has_effect(name: str, config: Config) -> bool:
     """Return whether the option changes a model of this config, as the rank does in a FactorCell only."""
     adapt, output_bias = (config.model.adapt, config.model.output_bias) if config.data.columns else ((), ())
     if name == "rank":
-        return any(part != PREFIX and find_adapter(part).ranked for part in adapt)
+        return any(part != PREFIX and find_adapter(part).needs_rank for part in adapt)
     if name in CONTEXT_SIZES:
         return any(part != PREFIX for part in adapt) or "low_rank" in output_bias
     if name == "min_context_count":
@@ -146,7 +146,7 @@ def matters(name: str, config: Config) -> bool:
     return name != "output_bias" or bool(output_bias)
 
 
-def configured(config: Config, params: Mapping[str, Any]) -> Config:
+def with_drawn_options(config: Config, params: Mapping[str, Any]) -> Config:
     """Return `config` with the drawn `params`, where "model" is the model class and "+" joins output biases."""
     if "model" in params:
         config = config.with_model(params["model"])

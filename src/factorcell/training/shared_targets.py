@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factorcell.config import Config
-from factorcell.data.corpus import Batch, Corpus, longer, target_offsets
-from factorcell.data.counts import people_of
+from factorcell.data.corpus import Batch, Corpus, extend_hashes, target_offsets
+from factorcell.data.counts import count_users
 
 ORDER, ORDER_OF_CHARACTERS = 2, 4
 
@@ -33,7 +33,7 @@ class SharedTargets:
         """Find the targets whose n-gram at least `min_users` users wrote; texts without a user do not count."""
         order = ORDER_OF_CHARACTERS if corpus.tokenizer.is_character_level else ORDER
         found, which = np.unique(ngrams(corpus, order), return_inverse=True)
-        people = people_of(which, np.repeat(corpus.users, corpus.lengths), len(found))
+        people = count_users(which, np.repeat(corpus.users, corpus.lengths), len(found))
         learned = (people >= config.training.min_users)[which]
         return cls(torch.from_numpy(learned), torch.from_numpy(target_offsets(corpus)))
 
@@ -57,5 +57,5 @@ def ngrams(corpus: Corpus, order: int) -> NDArray[np.uint64]:
     for back in range(order - 1, -1, -1):
         before = np.zeros_like(tokens)
         before[back:] = np.where(places[back:] >= back, tokens[: len(tokens) - back], 0)
-        keys = longer(keys, before)
+        keys = extend_hashes(keys, before)
     return keys[places > 0]

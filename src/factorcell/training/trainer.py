@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from factorcell import files, memory
 from factorcell.config import TrainingConfig, UserError, check_format
-from factorcell.data.canaries import planted
-from factorcell.data.corpus import Batch, Corpus, known_targets, target_counts
+from factorcell.data.canaries import plant_canaries
+from factorcell.data.corpus import Batch, Corpus, is_known_target, target_frequencies
 from factorcell.evaluation import text_figures
 from factorcell.evaluation.text_figures import Figures
 from factorcell.interrupts import Stop
@@ -26,7 +26,7 @@ from factorcell.model import sizes
 from factorcell.model.devices import find_device
 from factorcell.model.kernels import library
 from factorcell.model.language_model import LanguageModel
-from factorcell.model.output import Picked, Proposal, Reads
+from factorcell.model.output import Proposal, RowValues, SampledRows
 from factorcell.model.run import CHECKPOINT, Run
 from factorcell.training import proximal
 from factorcell.training.proximal import StartingPoint
@@ -75,16 +75,16 @@ def observe(model: LanguageModel, corpus: Corpus) -> None:
 
 def development_figures(run: Run, dev: Corpus) -> tuple[Row, Figures]:
     """Return perplexities and bits per byte of the development texts, and the contribution of each text to them."""
-    nats, known = run.nats(dev).astype(np.float64), known_targets(dev)
-    figures = text_figures.of_nats(nats, dev)
+    nats, known = run.nats(dev).astype(np.float64), is_known_target(dev)
+    figures = text_figures.figures_from_nats(nats, dev)
     with np.errstate(over="ignore"):  # a diverged model has an infinite perplexity
         row = {
             "perplexity": float(np.exp(nats.mean())),
             "perplexity_known": float(np.exp(nats[known].mean())) if known.any() else math.nan,
         }
     bits = figures.get("bits_per_byte")
-    if bits is not None and bits.below[bits.counted].any():
-        bound = bool((text_figures.lower_bounds(dev) & bits.counted).any())
+    if bits is not None and bits.denominator[bits.is_included].any():
+        bound = bool((text_figures.has_lower_bound(dev) & bits.is_included).any())
         row |= {"bits_per_byte": bits.ratio, "bits_per_byte_bound": bound}
     return row, figures
 
@@ -96,16 +96,16 @@ class Trainer:
         tokens = int(corpus.offsets[-1])
         wanted = sizes.step_bytes(run.config, len(run.tokenizer), run.schema, tokens, len(corpus))
         memory.check(wanted, f"training with batches of {min(tokens, run.config.training.batch_tokens):,} tokens")
-        library.keep_memory()
+        library.retain_freed_memory()
         self.device = find_device(run.config.training.device)
         self.run, self.config = run.to(self.device), run.config.training
-        self.corpus, self.dev = planted(corpus, run.config, run.folder), dev
+        self.corpus, self.dev = plant_canaries(corpus, run.config, run.folder), dev
         self.progress, self.evaluated = Progress(), -1  # the step of the last evaluation
         self.stop = Stop()
         self.parameters = dict(run.model.named_parameters())
         self.start = StartingPoint.read(run.folder)
         # In a fine-tuning all tokens are negatives, also those that its texts lack.
-        counts = target_counts(self.corpus, at_least=1 if self.start else 0)
+        counts = target_frequencies(self.corpus, min_count=1 if self.start else 0)
         sampled = self.config.loss != "full"
         self.proposal = Proposal(torch.from_numpy(counts), self.config.samples, self.device) if sampled else None
         self.steps = max(1, round(self.config.epochs * len(self._order(0))))
@@ -115,7 +115,7 @@ class Trainer:
         else:
             with torch.no_grad():  # Adam would need thousands of steps to reach the unigram frequencies
                 smoothed = (counts + 1) / (counts + 1).sum()
-                run.model.head.begin(torch.from_numpy(np.log(smoothed)))
+                run.model.head.initialize(torch.from_numpy(np.log(smoothed)))
         self.penalties = proximal.penalties(run, self.start)
         tables = [table for tables in run.model.head.row_tables() for table in tables]
         skippable = all(table.requires_grad and table not in self.penalties for table in tables)
@@ -141,7 +141,7 @@ class Trainer:
 
     def _order(self, epoch: int) -> list[NDArray[np.int64]]:
         config = self.config
-        return self.corpus.batches(config.batch_tokens, config.seed, epoch, most=config.max_user_texts)
+        return self.corpus.batches(config.batch_tokens, config.seed, epoch, max_user_texts=config.max_user_texts)
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches from the current step to the last."""
@@ -178,23 +178,23 @@ class Trainer:
         self.progress.tokens += count
         self.progress.nats += float(loss.detach()) * count
 
-    def nats(self, batch: Batch) -> tuple[Tensor, Reads | None, Picked]:
+    def nats(self, batch: Batch) -> tuple[Tensor, SampledRows | None, RowValues]:
         """Return the loss (B, T) of a batch, and the table rows that it read."""
         step, seed, model = self.progress.step, self.config.seed, self.run.model
         rate = model.config.dropout_context
         if rate:
-            batch = replace(batch, context=batch.context.forgetting(rate, (seed, step)))
+            batch = replace(batch, context=batch.context.drop_categories(rate, (seed, step)))
         model.train()
         generators = [] if self.device.type == "cpu" else [self.device]
         with torch.random.fork_rng(generators), library.precision(self.config.precision, self.device):
             torch.manual_seed(seed * 1_000_003 + step)
             samples, reads, picked = self.proposal.draw() if self.proposal else None, None, []
             if samples and self.rows:
-                reads = model.head.reads(batch.tokens, samples, batch.context.categories)
+                reads = model.head.sampled_rows(batch.tokens, samples, batch.context.categories)
                 for adam, rows in zip(self.rows, reads.rows, strict=True):
                     adam.catch_up(step, rows)
                     picked.append(adam.read(rows))
-            nats: Tensor = model.sampled(batch, samples, reads, picked) if samples else model(batch)
+            nats: Tensor = model.sampled_nats(batch, samples, reads, picked) if samples else model(batch)
         model.eval()
         return nats * self.shared.mask(batch) if self.shared else nats, reads, picked
 
@@ -236,14 +236,14 @@ class Trainer:
         A stop request ends the evaluation by `Stopped`.
         """
         self.catch_up()
-        with self.stop.at_once():
+        with self.stop.interruptible():
             row, figures = development_figures(self.run, self.dev)
         self.evaluated = self.progress.step
         better = row["perplexity"] < self.progress.best or math.isinf(self.progress.best)
         if better:
             self.progress.best, self.progress.worse = row["perplexity"], 0
             self.run.save_weights({"step": self.progress.step, **row})
-            text_figures.keep(self.run.folder, figures)
+            text_figures.save(self.run.folder, figures)
         else:
             self.progress.worse += 1
         return {"split": "dev", **row, "best": self.progress.best}

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from factorcell.completion.replay.streams import (
-    COUNT,
+    SUGGESTION_COUNT,
     PrefixDraw,
     Stream,
     System,
-    known_prefixes,
+    find_seen_prefixes,
     partial_rank_of,
     rank_of,
-    read,
+    read_streams,
     replay,
 )
 from factorcell.completion.search import Suggestion
@@ -51,7 +51,7 @@ class Spy(System):
 
     def suggest(self, held: tuple[str, ...], prefix: str, row: Mapping[str, Any], k: int) -> list[Suggestion]:
         assert "text" not in row
-        assert k == COUNT
+        assert k == SUGGESTION_COUNT
         self.asked.append((self.name, "suggest", prefix, held))
         return [Suggestion(text, 0.0, "spy") for text in (*held, f"{prefix}x")]
 
@@ -80,15 +80,15 @@ def many(users: int = 7, texts: int = 9) -> list[dict[str, Any]]:
 
 
 def test_streams_are_sorted_by_user_and_time() -> None:
-    ann, ben = read(ROWS, DATA)
+    ann, ben = read_streams(ROWS, DATA)
     assert (ann.user, ben.user) == ("ann", "ben")
     assert [row["text"] for row in ann.rows] == ["dog", "horse"]  # 8:00 and 9:00 in UTC
     assert [row["text"] for row in ben.rows] == ["cats and dogs", "ox", "cat food", "cat"]
     assert ben.prefixes[1] is None  # too short to be judged
-    assert [place for place, _ in ben.judged] == [0, 2, 3]
-    assert [len(stream.rows) for stream in read(ROWS, DATA, most_rows=3)] == [2, 3]
+    assert [place for place, _ in ben.judged_prefixes] == [0, 2, 3]
+    assert [len(stream.rows) for stream in read_streams(ROWS, DATA, max_rows_per_user=3)] == [2, 3]
     same = [{"text": text, "user": "u", "time": "2026-01-01"} for text in ("one", "two", "three", "four")]
-    assert [row["text"] for row in read(same, DATA)[0].rows] == ["one", "two", "three", "four"]
+    assert [row["text"] for row in read_streams(same, DATA)[0].rows] == ["one", "two", "three", "four"]
 
 
 def test_times_of_all_kinds_order_alike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_times_of_all_kinds_order_alike(monkeypatch: pytest.MonkeyPatch) -> None
         "2026-01-02",
     ]
     rows = [{"text": f"text {number}", "user": "u", "time": moment} for number, moment in enumerate(times)]
-    ordered = read(list(reversed(rows)), DATA)[0].rows
+    ordered = read_streams(list(reversed(rows)), DATA)[0].rows
     monkeypatch.undo()
     time.tzset()
     assert [row["text"] for row in ordered] == [f"text {number}" for number in range(len(times))]
@@ -111,8 +111,8 @@ def test_times_of_all_kinds_order_alike(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_texts_are_what_the_run_reads() -> None:
     rows = [{"text": "Cafe\u0301 👩‍👩‍👧", "user": "u", "time": 0}]
-    assert read(rows, DATA)[0].rows[0]["text"] == "Café 👩‍👩‍👧"
-    lower = read(rows, Config.of(tokenizer="char", lowercase=True))[0]
+    assert read_streams(rows, DATA)[0].rows[0]["text"] == "Café 👩‍👩‍👧"
+    lower = read_streams(rows, Config.of(tokenizer="char", lowercase=True))[0]
     assert lower.rows[0]["text"] == "café 👩‍👩‍👧"
     drawn = {PrefixDraw().prefix("u", "e\u0301🇳🇴👩‍👩‍👧ab", place) for place in range(200)}
     assert drawn == {"e\u0301🇳🇴", "e\u0301🇳🇴👩‍👩‍👧", "e\u0301🇳🇴👩‍👩‍👧a"}
@@ -143,7 +143,7 @@ def test_prefixes_are_the_same_everywhere() -> None:
 
 def test_one_of_every_few_is_judged() -> None:
     rows = [{"text": f"text number {number}", "user": f"u{number % 40}", "time": number} for number in range(2000)]
-    whole, some = read(rows, DATA), read(rows, DATA, draw=PrefixDraw(4))
+    whole, some = read_streams(rows, DATA), read_streams(rows, DATA, draw=PrefixDraw(4))
     assert [stream.rows for stream in some] == [stream.rows for stream in whole]
     pairs = [
         pair for one, two in zip(whole, some, strict=True) for pair in zip(one.prefixes, two.prefixes, strict=True)
@@ -170,21 +170,21 @@ def test_ranks(suggestions: list[str], rank: int | None, partial: int | None) ->
 
 
 def test_known_prefixes_are_those_training_texts_begin_with() -> None:
-    streams = read(many(), DATA)
+    streams = read_streams(many(), DATA)
     training = [{"text": text} for text in ("abcd", "ab", "xabcdefgh", "ABCDEFG")]
     wanted = {prefix for stream in streams for prefix in stream.prefixes if prefix}
     found = {prefix for prefix in wanted if any(row["text"].startswith(prefix) for row in training)}
-    assert known_prefixes(streams, training, DATA) == found
+    assert find_seen_prefixes(streams, training, DATA) == found
     assert "abc" in found
     assert len(found) < len(wanted)
-    assert known_prefixes(streams, training, Config.of(tokenizer="char", lowercase=True)) == wanted & {
+    assert find_seen_prefixes(streams, training, Config.of(tokenizer="char", lowercase=True)) == wanted & {
         "abcdefgh"[:length] for length in range(2, 8)
     }
 
 
 def test_each_text_is_predicted_before_it_is_learned(tmp_path: Path) -> None:
     asked: list[tuple[Any, ...]] = []
-    streams = read(ROWS, DATA)
+    streams = read_streams(ROWS, DATA)
     rows = list(replay({"spy": Spy(asked)}, streams, tmp_path / "rows.jsonl"))
     expected: list[tuple[Any, ...]] = []
     for stream in streams:
@@ -204,7 +204,7 @@ def test_rows_say_what_happened(tmp_path: Path) -> None:
     texts = ["cat", "cat", "cat food"]
     rows = tuple({"text": text, "user": "u", "time": place} for place, text in enumerate(texts))
     stream = Stream("u", rows, ("ca", "ca", "ca"))
-    found = list(replay({"spy": Spy([])}, [stream], tmp_path / "rows.jsonl", known={"ca"}))
+    found = list(replay({"spy": Spy([])}, [stream], tmp_path / "rows.jsonl", seen_prefixes={"ca"}))
     assert json.loads((tmp_path / "rows.jsonl").read_text().splitlines()[1]) == found[1]
     seconds = [(row.pop("suggest_seconds"), row.pop("learn_seconds")) for row in found]
     assert all(one >= 0 and two >= 0 for one, two in seconds)
@@ -220,8 +220,8 @@ def test_rows_say_what_happened(tmp_path: Path) -> None:
 
 
 def test_a_replay_that_stops_goes_on_to_the_same_rows(tmp_path: Path) -> None:
-    streams = read(many(), DATA, draw=PrefixDraw(2))
-    assert not all(stream.judged for stream in streams)  # a stream of which nothing is judged is no work
+    streams = read_streams(many(), DATA, draw=PrefixDraw(2))
+    assert not all(stream.judged_prefixes for stream in streams)  # a stream of which nothing is judged is no work
 
     def systems(asked: list[tuple[Any, ...]]) -> dict[str, Spy]:
         return {name: Spy(asked, name) for name in ("one", "two")}
@@ -247,7 +247,7 @@ def test_a_replay_that_stops_goes_on_to_the_same_rows(tmp_path: Path) -> None:
 
 
 def test_another_system_joins_later(tmp_path: Path) -> None:
-    streams, path = read(many(), DATA), tmp_path / "rows.jsonl"
+    streams, path = read_streams(many(), DATA), tmp_path / "rows.jsonl"
     first = list(replay({"one": Spy([])}, streams, path))
     second = list(replay({"one": Spy([]), "two": Spy([])}, streams, path))
     assert {row["system"] for row in second} == {"two"}
@@ -257,12 +257,12 @@ def test_another_system_joins_later(tmp_path: Path) -> None:
 
 def test_other_streams_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    list(replay({"spy": Spy([])}, read(many(), DATA), path))
+    list(replay({"spy": Spy([])}, read_streams(many(), DATA), path))
     kept = path.read_bytes()
     for other in (
-        read(many(), DATA, draw=PrefixDraw(seed=1)),
-        read(many(), DATA, draw=PrefixDraw(2)),
-        read(many(3), DATA),
+        read_streams(many(), DATA, draw=PrefixDraw(seed=1)),
+        read_streams(many(), DATA, draw=PrefixDraw(2)),
+        read_streams(many(3), DATA),
     ):
         with pytest.raises(UserError, match=r"was begun with other texts or options \(user 'user"):
             list(replay({"spy": Spy([])}, other, path))
@@ -273,7 +273,7 @@ def test_other_streams_are_refused(tmp_path: Path) -> None:
     ("rows", "options", "message"),
     [
         ([{"text": "a", "time": 1}], {}, "no column 'user'; it has text, time"),
-        ([{"text": "a", "user": "u", "time": 1}], {"others": ["project"]}, "no column 'project'"),
+        ([{"text": "a", "user": "u", "time": 1}], {"context_columns": ["project"]}, "no column 'project'"),
         ([*ROWS, {"text": None, "user": "u", "time": 1}], {}, "row 7: text is None, not a text"),
         ([*ROWS, {"text": "a", "user": "", "time": 1}], {}, "row 7: user is missing"),
         (
@@ -282,12 +282,12 @@ def test_other_streams_are_refused(tmp_path: Path) -> None:
             "row 7: time is 'noon'; it must be a number or a time",
         ),
         ([*ROWS, {"text": "a", "user": "u", "time": float("nan")}], {}, "row 7: time is nan"),
-        (ROWS, {"most_rows": 0}, "rows_per_user is 0"),
+        (ROWS, {"max_rows_per_user": 0}, "rows_per_user is 0"),
     ],
 )
 def test_mistakes_are_told(rows: list[dict[str, Any]], options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as error:
-        read(rows, DATA, **options)
+        read_streams(rows, DATA, **options)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from factorcell.completion.replay.summary import FIGURES, LEAST, judged, summarise
+from factorcell.completion.replay.summary import FIGURES, MIN_USERS, join_systems, summarise
 from factorcell.config import UserError
 
 Row = dict[str, Any]
@@ -173,7 +173,7 @@ def test_the_curve_is_that_of_a_slow_loop(window: int) -> None:
                 name: sum(1 / one["rank"] for one in near if one["system"] == name and one["rank"])
                 for name in (system, "two")
             }
-            if len({one["user"] for one in near}) >= LEAST and sums["two"]:
+            if len({one["user"] for one in near}) >= MIN_USERS and sums["two"]:
                 expected[system, place] = sums[system] / sums["two"] - 1
     found = {(one["system"], one["queries_seen"]): one["improvement"] for one in curve}
     assert found == pytest.approx(expected)
@@ -202,7 +202,7 @@ def test_intervals_of_the_curve_are_those_of_a_slow_bootstrap() -> None:
     low, high = np.quantile(drawn, (0.025, 0.975))
     assert point["improvement_low"] == pytest.approx(low, abs=0.1 * (high - low))
     assert point["improvement_high"] == pytest.approx(high, abs=0.1 * (high - low))
-    few = [row(system, f"u{user}", 0, 1) for system in ("one", "two") for user in range(LEAST)]
+    few = [row(system, f"u{user}", 0, 1) for system in ("one", "two") for user in range(MIN_USERS)]
     assert len(summarise(few, "one", draws=3)["curve"]) == 1
     assert summarise(few[1:], "one", draws=3)["curve"] == []
 
@@ -213,9 +213,9 @@ def test_what_not_all_systems_have_is_left_out() -> None:
     assert (summary["queries"], summary["users"]) == (1, 1)
     assert find(summary, "one")["mrr"] == 0.5
     with pytest.raises(UserError, match="no query was judged by all systems"):
-        judged([row("one", "ann", 0, 1), row("two", "ben", 0, 1)])
+        join_systems([row("one", "ann", 0, 1), row("two", "ben", 0, 1)])
     with pytest.raises(UserError, match="no query was judged"):
-        judged([])
+        join_systems([])
     with pytest.raises(UserError, match=r"unknown base system 'tow' .did you mean 'two'"):
         summarise(rows, "tow")
 

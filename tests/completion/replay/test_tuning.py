@@ -13,13 +13,13 @@ from factorcell.completion.blend import DEFAULT, FEATURES, Blend, BlendWeights
 from factorcell.completion.completer import Completer
 from factorcell.completion.online import Learner, LearningRule
 from factorcell.completion.popularity import Popularity
-from factorcell.completion.replay.streams import Stream, read
-from factorcell.completion.replay.tuning import perplexity, proposals, rates, reciprocal_rank
+from factorcell.completion.replay.streams import Stream, read_streams
+from factorcell.completion.replay.tuning import candidate_lists, mean_reciprocal_rank, progressive_perplexity, try_rates
 from factorcell.config import UserError
 from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
 from tests.completion.replay.test_systems import save
-from tests.small import make_letters
+from tests.small_runs import make_letters
 
 CITY = {"user": "city", "context": (), "min_user_count": 1}
 ROWS = [
@@ -30,7 +30,7 @@ ROWS = [
 
 
 def streams(run: Run) -> list[Stream]:
-    return read(ROWS, run.config, user="city")
+    return read_streams(ROWS, run.config, user_column="city")
 
 
 def test_perplexity_is_that_of_people_one_by_one() -> None:
@@ -41,16 +41,16 @@ def test_perplexity_is_that_of_people_one_by_one() -> None:
         for row in stream.rows:
             (user,), own = learner.learn([user], [row["text"]])
             nats, targets = nats + float(own[0]), targets + len(row["text"]) + 1
-    assert perplexity(learner, streams(run)) == pytest.approx(math.exp(nats / targets), rel=1e-5)
+    assert progressive_perplexity(learner, streams(run)) == pytest.approx(math.exp(nats / targets), rel=1e-5)
 
 
 def test_the_search_ends_where_no_neighbour_is_better() -> None:
     run = make_letters(data=CITY, spread=0.8)
-    rows = list(rates(run, streams(run), ["sgd", "adagrad"]))
+    rows = list(try_rates(run, streams(run), ["sgd", "adagrad"]))
     assert rows[0] == {
         "optimiser": "none",
         "rate": 0.0,
-        "perplexity": perplexity(Learner(run, LearningRule("sgd", 0.0)), streams(run)),
+        "perplexity": progressive_perplexity(Learner(run, LearningRule("sgd", 0.0)), streams(run)),
     }
     for name in ("sgd", "adagrad"):
         tried = {row["rate"]: row["perplexity"] for row in rows if row["optimiser"] == name}
@@ -59,26 +59,26 @@ def test_the_search_ends_where_no_neighbour_is_better() -> None:
         for factor in (3.0, math.sqrt(3.0)):
             assert {float(f"{best * factor:.3g}"), float(f"{best / factor:.3g}")} <= set(tried) or factor == 3.0
     with pytest.raises(UserError, match="no stream has a text"):
-        list(rates(run, [], ["sgd"]))
+        list(try_rates(run, [], ["sgd"]))
 
 
 def test_weights_fitted_to_people_rank_their_texts_higher() -> None:
     run = make_letters(data=CITY, spread=0.8)
     popularity = Popularity.fit(["cabba", "cab"], min_count=1)
     completer, learner = Completer(run), Learner(run)
-    lists = list(proposals(completer, learner, popularity, streams(run)))
+    lists = list(candidate_lists(completer, learner, popularity, streams(run)))
     judged = [prefix for stream in streams(run) for prefix in stream.prefixes if prefix is not None]
     assert len(lists) == len(judged) == 11
     assert {text for _, text in lists} == {row["text"] for row in ROWS}
-    fitted = reciprocal_rank(Blend(completer, popularity, BlendWeights.fit(lists)), lists)
+    fitted = mean_reciprocal_rank(Blend(completer, popularity, BlendWeights.fit(lists)), lists)
     upside_down = BlendWeights({feature: -DEFAULT.values[feature] for feature in FEATURES})
-    assert fitted > reciprocal_rank(Blend(completer, popularity, upside_down), lists)
+    assert fitted > mean_reciprocal_rank(Blend(completer, popularity, upside_down), lists)
     by_hand = []
     blend = Blend(completer, popularity)
     for found, text in lists:
-        order = [one.text for one in blend.merged(found, 10)]
+        order = [one.text for one in blend.merge(found, 10)]
         by_hand.append(1 / (order.index(text) + 1) if text in order else 0)
-    assert reciprocal_rank(blend, lists) == pytest.approx(np.mean(by_hand))
+    assert mean_reciprocal_rank(blend, lists) == pytest.approx(np.mean(by_hand))
 
 
 def test_values_never_seen_are_read_as_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,16 +102,16 @@ def test_tune_online_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
     run = Run.open(folder)
     assert f"is now the rule of {folder}" in shown
     assert "on 11 texts: blend" in shown
-    assert LearningRule.read(run.folder).optimiser == "sgd"
-    assert BlendWeights.read(run.folder) != DEFAULT
+    assert LearningRule.load(run.folder).optimiser == "sgd"
+    assert BlendWeights.load(run.folder) != DEFAULT
     assert main([*command, "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     tried = {row["rate"]: row["perplexity"] for row in rows if row.get("optimiser") == "sgd"}
-    assert LearningRule.read(run.folder).rate == min(tried, key=tried.__getitem__)
-    assert BlendWeights(rows[-1]["weights"]) == BlendWeights.read(run.folder)
+    assert LearningRule.load(run.folder).rate == min(tried, key=tried.__getitem__)
+    assert BlendWeights(rows[-1]["weights"]) == BlendWeights.load(run.folder)
     assert main([*command, "--reach", "0"]) == 0
     assert ", reach 0 is now the rule of" in capsys.readouterr().out
-    assert LearningRule.read(run.folder) == LearningRule("sgd", min(tried, key=tried.__getitem__), 0)
+    assert LearningRule.load(run.folder) == LearningRule("sgd", min(tried, key=tried.__getitem__), 0)
     assert main([*command, "--reach", "-1"]) == 2
     assert "reach is -1; it must be at least 0" in capsys.readouterr().err
     plain = save(tmp_path / "plain")

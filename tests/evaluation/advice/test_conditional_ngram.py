@@ -38,7 +38,7 @@ class Case:
         parts = np.split(np.arange(len(labels)), [counted, counted + (len(labels) - counted) // 2])
         self.train, self.tune, self.test = (self.corpus.select(part) for part in parts)
         self.of_train, self.of_tune, self.of_test = (self.labels[part] for part in parts)
-        grams = ngram.count(self.train, order)
+        grams = ngram.count_ngrams(self.train, order)
         self.model = NGram(Path(), CONFIG.with_options(context=()), self.corpus.tokenizer, grams)
 
     def find(self, corpus: Corpus) -> IndexedTexts:

@@ -11,16 +11,16 @@ from factorcell.evaluation.ngram import NGram
 from factorcell.evaluation.rescoring import rescore as rescoring
 from factorcell.evaluation.rescoring.nbest import NBest, read_nbest
 from factorcell.evaluation.rescoring.rescore import (
-    Scored,
+    ScoredNBest,
     ScoreWeights,
     chosen,
-    fit,
+    fit_weights,
     rescore,
-    score,
-    summarise,
+    score_hypotheses,
+    word_error_rates,
 )
 from factorcell.model.run import Run
-from tests.small import ROWS, make_run
+from tests.small_runs import ROWS, make_run
 
 TEXTS = ("the sea is cold", "the sand is cold", "sun and sand", "the sea the sea", "cold", "")
 
@@ -46,7 +46,7 @@ def lists(count: int = 6, seed: int = 0, **columns: Any) -> NBest:
 
 def test_scores_are_those_of_one_text_in_its_context(run: Run) -> None:
     nbest = lists()
-    scored = score(run, nbest)
+    scored = score_hypotheses(run, nbest)
     for utterance, model in zip(nbest.utterances, scored.model, strict=True):
         for text, value in zip(utterance.texts, model, strict=True):
             (one,) = run.score({"text": text, "city": utterance.columns["city"], "stars": "5"})
@@ -55,16 +55,16 @@ def test_scores_are_those_of_one_text_in_its_context(run: Run) -> None:
     assert scored.names == ("acoustic", "lm", "model", "words")
     assert features[:, :2].tolist() == nbest.utterances[0].scores.tolist()
     assert features[:, 3].tolist() == [len(text.split()) for text in nbest.utterances[0].texts]
-    everywhere = score(run, nbest, context={"city": "Nice"})
+    everywhere = score_hypotheses(run, nbest, context={"city": "Nice"})
     (one,) = run.score({"text": nbest.utterances[0].texts[1], "city": "Nice", "stars": "5"})
     assert everywhere.model[0][1] == pytest.approx(-one["nats"], abs=1e-4)
 
 
 def test_batches_of_utterances_are_the_same(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = score(run, lists(9))
+    whole = score_hypotheses(run, lists(9))
     monkeypatch.setattr(rescoring, "AT_ONCE", 6)
     assert any(part.stop - part.start > 1 for part in rescoring.parts(lists(9)))
-    parted = score(run, lists(9))
+    parted = score_hypotheses(run, lists(9))
     for one, other in zip(whole.model, parted.model, strict=True):
         assert one == pytest.approx(other, abs=1e-4)
 
@@ -72,19 +72,19 @@ def test_batches_of_utterances_are_the_same(run: Run, monkeypatch: pytest.Monkey
 def test_values_never_seen_follow_unknown(run: Run) -> None:
     nbest = lists(2, city="Olso")
     with pytest.raises(UserError, match=r"^utterance u0: city 'Olso' was never seen .*\(Oslo, ?.*unknown=.group"):
-        score(run, nbest)
-    expected = score(run, nbest, unknown="expected")
-    missing = score(run, lists(2, city=None))
+        score_hypotheses(run, nbest)
+    expected = score_hypotheses(run, nbest, unknown="expected")
+    missing = score_hypotheses(run, lists(2, city=None))
     assert expected.model[0] == pytest.approx(missing.model[0])
-    assert score(run, nbest, unknown="group").model[0] != pytest.approx(missing.model[0], abs=1e-4)
+    assert score_hypotheses(run, nbest, unknown="group").model[0] != pytest.approx(missing.model[0], abs=1e-4)
     with pytest.raises(UserError, match=r"unknown context column 'citty' .did you mean 'city'"):
-        score(run, lists(2), context={"citty": "Oslo"})
+        score_hypotheses(run, lists(2), context={"citty": "Oslo"})
 
 
 def test_a_column_of_numbers_that_nobody_has_is_expected(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     nbest = lists(2)
-    values = score(run, nbest).model[0]
+    values = score_hypotheses(run, nbest).model[0]
     corpus = run.prepare(
         [{"text": nbest.utterances[0].texts[0], "city": "Oslo", "stars": "5"}], optional=("lat", "lon")
     )
@@ -94,26 +94,26 @@ def test_a_column_of_numbers_that_nobody_has_is_expected(tmp_path: Path) -> None
 def test_an_ngram_model_scores_too(tmp_path: Path) -> None:
     model = NGram.fit(ROWS, Config.of(min_count=1), tmp_path / "ngram", order=2)
     nbest = lists(3)
-    scored = score(model, nbest)
+    scored = score_hypotheses(model, nbest)
     for utterance, values in zip(nbest.utterances, scored.model, strict=True):
         for text, value in zip(utterance.texts, values, strict=True):
             assert value == pytest.approx(-float(model.nats(model.prepare([{"text": text}])).sum()))
     with pytest.raises(UserError, match="context column 'city'"):
-        score(model, nbest, context={"city": "Oslo"})
+        score_hypotheses(model, nbest, context={"city": "Oslo"})
 
 
 def test_a_model_of_weight_zero_changes_nothing(run: Run) -> None:
-    scored = score(run, lists(20))
-    assert chosen(scored, ScoreWeights.shared(("acoustic", "lm"), 0.0)) == [0] * 20
+    scored = score_hypotheses(run, lists(20))
+    assert chosen(scored, ScoreWeights.with_model_share(("acoustic", "lm"), 0.0)) == [0] * 20
     assert chosen(scored, ScoreWeights({})) == [0] * 20
-    rows = rescore(scored, ScoreWeights.shared(("acoustic", "lm"), 0.0))
+    rows = rescore(scored, ScoreWeights.with_model_share(("acoustic", "lm"), 0.0))
     assert [row["text"] for row in rows] == [one.texts[0] for one in scored.nbest.utterances]
     assert all(row["errors"] == row["errors_first"] >= row["errors_oracle"] for row in rows)
-    assert any(chosen(scored, ScoreWeights.shared(("acoustic", "lm"))))
+    assert any(chosen(scored, ScoreWeights.with_model_share(("acoustic", "lm"))))
 
 
 def test_totals_are_weighted_sums(run: Run) -> None:
-    scored = score(run, lists(20))
+    scored = score_hypotheses(run, lists(20))
     values = dict(zip(scored.names, (0.3, -0.2, 0.9, 1.7), strict=True))
     for utterance, model, place in zip(
         scored.nbest.utterances, scored.model, chosen(scored, ScoreWeights(values)), strict=True
@@ -137,11 +137,16 @@ def test_weights_of_files(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"w\.json: .* is not an object of names and finite numbers"):
             ScoreWeights.open(tmp_path / "w.json")
     with pytest.raises(UserError, match=r"share is 1\.5; it must be from 0 to 1"):
-        ScoreWeights.shared(("lm",), 1.5)
-    assert ScoreWeights.shared(("am", "lm"), 0.25).values == {"am": 1.0, "lm": 0.75, "model": 0.25, "words": 0.0}
+        ScoreWeights.with_model_share(("lm",), 1.5)
+    assert ScoreWeights.with_model_share(("am", "lm"), 0.25).values == {
+        "am": 1.0,
+        "lm": 0.75,
+        "model": 0.25,
+        "words": 0.0,
+    }
 
 
-def told(scored: Scored, weights: ScoreWeights) -> Scored:
+def told(scored: ScoredNBest, weights: ScoreWeights) -> ScoredNBest:
     """The same lists; what was said is what `weights` choose, so that with the right weights there are no errors."""
     rows = []
     for utterance, place in zip(scored.nbest.utterances, chosen(scored, weights), strict=True):
@@ -150,13 +155,13 @@ def told(scored: Scored, weights: ScoreWeights) -> Scored:
             for text, values in zip(utterance.texts, utterance.scores.tolist(), strict=True)
         ]
         rows.append({"id": utterance.id, "hypotheses": found, "reference": utterance.texts[place]})
-    return Scored(read_nbest(rows), scored.model)
+    return ScoredNBest(read_nbest(rows), scored.model)
 
 
 def test_planted_weights_are_found(run: Run) -> None:
     planted = ScoreWeights({"acoustic": 0.4, "lm": 1.0, "model": -0.6, "words": 2.0})
-    scored = told(score(run, lists(60)), planted)
-    weights, nats = fit(scored)
+    scored = told(score_hypotheses(run, lists(60)), planted)
+    weights, nats = fit_weights(scored)
     rows = rescore(scored, weights)
     assert sum(row["errors_first"] for row in rows) > 40
     assert sum(row["errors"] for row in rows) <= 4
@@ -166,13 +171,13 @@ def test_planted_weights_are_found(run: Run) -> None:
 def test_weights_are_not_fitted_without_references() -> None:
     bare = read_nbest([{"id": "a", "hypotheses": [{"text": "so", "acoustic": -1.0}]}])
     with pytest.raises(UserError, match="no references: weights cannot be fitted"):
-        fit(Scored(bare, (np.zeros(1),)))
+        fit_weights(ScoredNBest(bare, (np.zeros(1),)))
 
 
 def test_rates_are_sums_of_errors_over_words(run: Run) -> None:
-    scored = score(run, lists(30))
-    rows = rescore(scored, ScoreWeights.shared(("acoustic", "lm"), 1.0))
-    overall, *groups = summarise(rows, ["hall", "city"])
+    scored = score_hypotheses(run, lists(30))
+    rows = rescore(scored, ScoreWeights.with_model_share(("acoustic", "lm"), 1.0))
+    overall, *groups = word_error_rates(rows, ["hall", "city"])
     assert overall["utterances"] == 30
     assert overall["words"] == sum(len((one.reference or "").split()) for one in scored.nbest.utterances)
     assert overall["rescored"] == pytest.approx(sum(row["errors"] for row in rows) / overall["words"])
@@ -185,16 +190,16 @@ def test_rates_are_sums_of_errors_over_words(run: Run) -> None:
         sum(row["errors"] for row in half) / sum(row["words"] for row in half)
     )
     assert named["hall", "1"]["gain_low"] <= named["hall", "1"]["gain"]
-    assert summarise(rows[:9])[0]["gain_low"] is None
+    assert word_error_rates(rows[:9])[0]["gain_low"] is None
     assert overall["oracle"] <= min(overall["first"], overall["rescored"])
     with pytest.raises(UserError, match=r"unknown column 'hal' .did you mean 'hall'"):
-        summarise(rows, ["hal"])
+        word_error_rates(rows, ["hal"])
     silent = [{**row, "words": 0} for row in rows]
     with pytest.raises(UserError, match=r"^the references have no words"):
-        summarise(silent)
+        word_error_rates(silent)
     one = [
         {**row, "words": 0 if row is rows[0] else row["words"], "columns": {"hall": str(row is rows[0])}}
         for row in rows
     ]
     with pytest.raises(UserError, match=r"^the references of hall 'true' have no words"):
-        summarise(one, ["hall"])
+        word_error_rates(one, ["hall"])

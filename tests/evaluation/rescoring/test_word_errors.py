@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell.evaluation.rescoring.rescore import distances
+from factorcell.evaluation.rescoring.rescore import word_errors
 
 WORDS = st.lists(st.sampled_from(["a", "b", "c"]), max_size=5).map(" ".join)
 
@@ -18,9 +18,9 @@ def fewest(said: tuple[str, ...], read: tuple[str, ...]) -> int:
 
 @given(WORDS, st.lists(WORDS, min_size=1, max_size=4))
 def test_distances_are_the_fewest_edits(reference: str, texts: list[str]) -> None:
-    found = distances(reference, texts)
+    found = word_errors(reference, texts)
     assert found.tolist() == [fewest(tuple(reference.split()), tuple(text.split())) for text in texts]
 
 
 def test_words_are_what_spaces_part() -> None:
-    assert distances("So it, is", ["so it is", "So  it, is ", ""]).tolist() == [2, 0, 3]
+    assert word_errors("So it, is", ["so it is", "So  it, is ", ""]).tolist() == [2, 0, 3]

@@ -22,14 +22,14 @@ from torch.nn import functional as F
 from factorcell.completion.compiled import CompiledEngine, PackedPrefix
 from factorcell.completion.search import SearchRequest
 from factorcell.model.kernels import library, recurrence, softmax
-from factorcell.model.kernels.drawing import Barred, Draws, PackedTable, next_tokens
-from factorcell.model.kernels.recurrence import Inputs, Packed
-from factorcell.model.packing import PRODUCTS
+from factorcell.model.kernels.drawing import ForbiddenTokens, PackedTable, SampleRequest, next_tokens
+from factorcell.model.kernels.recurrence import PackedWeight, RecurrenceInputs
+from factorcell.model.packing import PRODUCT_TYPES
 from factorcell.model.run import Run
 from factorcell.training import row_adam
 from tests.completion.test_search import packed_in, typed_in, written_out
 from tests.model.kernels.test_recurrence import Arrays, arrays, distance, learned, slow
-from tests.small import inside, make_letters
+from tests.small_runs import as_any, make_letters
 
 HERE = library.library()
 VARIANTS = [] if HERE is None else library.VARIANTS[: HERE.factorcell_best() + 1]
@@ -55,8 +55,8 @@ def recurrences(data: st.DataObject) -> None:
         if data.draw(st.booleans()):
             spread(data, given)
         fast, plain = learned(given, double=False), learned(given, double=True)
-        packed = Packed.of(fast["weight"]) if data.draw(st.booleans()) else None  # type: ignore[arg-type]
-        results = [recurrence.run(Inputs(**fast, packed=packed)), slow(plain)]  # type: ignore[arg-type]
+        packed = PackedWeight.of(fast["weight"]) if data.draw(st.booleans()) else None  # type: ignore[arg-type]
+        results = [recurrence.run(RecurrenceInputs(**fast, packed=packed)), slow(plain)]  # type: ignore[arg-type]
         for outputs, last, memory in results:
             ((outputs * 0.7).sum() + (last * 0.3).sum() + (memory**2).sum()).backward()  # type: ignore[no-untyped-call]
     counts["recurrence"] += 1
@@ -121,8 +121,9 @@ def drawings(data: st.DataObject) -> None:
     after = torch.randint(texts, given["again"].shape, generator=random).sort().values  # type: ignore[union-attr]
 
     with patch.object(library, "half", lambda: half), patch.object(library, "threads", lambda jobs: 2):
-        draws = Draws(given["places"], 0.7, data.draw(st.integers(0, 9)), data.draw(st.sampled_from([0.5, 1.0])))  # type: ignore[arg-type]
-        barred, packed = Barred((0,), after, given["again"], size - 1), PackedTable.of(given["table"])  # type: ignore[arg-type]
+        top_k, top_p = data.draw(st.integers(0, 9)), data.draw(st.sampled_from([0.5, 1.0]))
+        draws = SampleRequest(given["places"], 0.7, top_k, top_p)  # type: ignore[arg-type]
+        barred, packed = ForbiddenTokens((0,), after, given["again"], size - 1), PackedTable.of(given["table"])  # type: ignore[arg-type]
         tokens, logs = next_tokens(given["values"], packed, given["bias"], given["context"], barred, draws)  # type: ignore[arg-type]
     values, table, bias, context = (given[name] for name in ("values", "table", "bias", "context"))
     model = (values @ table.T + bias[context]).log_softmax(1)  # type: ignore[union-attr, operator, index]
@@ -175,19 +176,19 @@ def searches(data: st.DataObject) -> None:
         letters(hidden, width, rank, norm, data.draw(st.integers(0, 1))),
         data.draw(st.text("abz", max_size=2)),
     )
-    products, most = data.draw(st.sampled_from(PRODUCTS)), data.draw(st.integers(0, 3))
+    products, most = data.draw(st.sampled_from(PRODUCT_TYPES)), data.draw(st.integers(0, 3))
     engine, typed = engine_of(run, prefix, products, os.environ["FACTORCELL_KERNEL"])
     k = data.draw(st.integers(1, 9))
     plain = typed_in(run, prefix)
     assert typed.ids == plain.ids
-    for after, (state,), logs in zip(typed.after, inside(plain.states), plain.logs, strict=True):
+    for after, (state,), logs in zip(typed.rows, as_any(plain.states), plain.logs, strict=True):
         expected = torch.cat([state.hidden[0], state.memory[0], logs[0]])
         torch.testing.assert_close(after, expected, atol=2e-4, rtol=1e-3)
     (found,) = engine.search([SearchRequest(typed, k, most)], threads=2, batch=data.draw(st.integers(1, 9)))
     every = written(run, prefix, "Oslo", most)
     scores = [one.log_probability for one in found.completions]
     assert scores == pytest.approx([every[one.ids] for one in found.completions], abs=1e-3)
-    if products == PRODUCTS[0]:
+    if products == PRODUCT_TYPES[0]:
         assert scores == pytest.approx(sorted(every.values(), reverse=True)[:k], abs=1e-3)
     counts["search"] += 1
 

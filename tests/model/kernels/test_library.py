@@ -61,7 +61,7 @@ def test_memory_is_kept_by_glibc_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(library, "os", SimpleNamespace(name="nt"))
     monkeypatch.setattr(ctypes, "CDLL", windows)
-    library.keep_memory.__wrapped__()
+    library.retain_freed_memory.__wrapped__()
 
 
 HARNESS = """

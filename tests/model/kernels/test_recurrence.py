@@ -14,7 +14,7 @@ from torch import Tensor
 from factorcell.model.backbone import BackboneSizes
 from factorcell.model.cells import Cell
 from factorcell.model.kernels import library, recurrence
-from factorcell.model.kernels.recurrence import Inputs, Packed
+from factorcell.model.kernels.recurrence import PackedWeight, RecurrenceInputs
 from factorcell.option_fields import RecurrentOptions
 
 HERE = library.library()
@@ -59,11 +59,11 @@ def arrays(
 
 
 def run(a: Arrays) -> Results:
-    return recurrence.run(Inputs(**a))  # type: ignore[arg-type]
+    return recurrence.run(RecurrenceInputs(**a))  # type: ignore[arg-type]
 
 
 def slow(a: Arrays) -> Results:
-    x = Inputs(**a)  # type: ignore[arg-type]
+    x = RecurrenceInputs(**a)  # type: ignore[arg-type]
     texts, states = [], []
     for b in range(len(x.given)):
         h, m, hidden = x.hidden[b], x.memory[b], []
@@ -219,7 +219,7 @@ def test_what_the_kernel_cannot_do_is_left_to_the_loop() -> None:
     a = arrays(2, 3, 6, 1)
 
     def usable(**changed: Tensor) -> bool:
-        return recurrence.usable(Inputs(**{**a, **changed}))  # type: ignore[arg-type]
+        return recurrence.usable(RecurrenceInputs(**{**a, **changed}))  # type: ignore[arg-type]
 
     assert a["given"] is not None
     assert a["weight"] is not None
@@ -240,7 +240,7 @@ def test_a_text_alone_has_what_it_has_among_others(variant: str, half: bool, mon
     def made(texts: slice) -> list[Tensor]:
         own = {name: x if x is None or name in ("weight", "norm") else x[texts] for name, x in a.items()}
         learning = learned(own, double=False)
-        outputs, *_ = recurrence.run(Inputs(**learning))  # type: ignore[arg-type]
+        outputs, *_ = recurrence.run(RecurrenceInputs(**learning))  # type: ignore[arg-type]
         taken = [learning[name] for name in ("bias", "hidden")]
         return [outputs, *torch.autograd.grad(outputs.square().sum(), [x for x in taken if x is not None])]
 
@@ -259,12 +259,12 @@ def test_packed_before_is_packed_within(hidden: int, variant: str, monkeypatch: 
             a = learned(arrays(3, 6, hidden, 2, norm=True, ragged=True), double=False)
             weight = a["weight"]
             assert weight is not None
-            packed, results = Packed.of(weight), []
+            packed, results = PackedWeight.of(weight), []
             taken = [x for x in a.values() if x is not None and x.requires_grad]
-            wrong = Packed(packed.there * 0, packed.back * 0, packed.number, packed.half)
+            wrong = PackedWeight(packed.forward * 0, packed.backward * 0, packed.number, packed.half)
             other = replace(wrong, half=not half)
             for given in (None, packed, other, wrong):
-                outputs, *_ = recurrence.run(Inputs(**a, packed=given))  # type: ignore[arg-type]
+                outputs, *_ = recurrence.run(RecurrenceInputs(**a, packed=given))  # type: ignore[arg-type]
                 made = torch.autograd.grad(outputs.square().sum(), taken)
                 results.append((outputs, *made))
             for left, right, elsewhere in zip(*results[:3], strict=True):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from factorcell.model.kernels import library, recurrence, softmax
-from factorcell.model.kernels.recurrence import Inputs, Packed
+from factorcell.model.kernels.recurrence import PackedWeight, RecurrenceInputs
 from factorcell.model.kernels.signature import Signature
 from factorcell.model.kernels.signatures import CONTEXT, DRAWING, RECURRENCE, REQUEST, ROWS, SEARCH, SOFTMAX
 from factorcell.training.row_adam import RowAdam
@@ -55,7 +55,7 @@ def test_a_context_is_in_every_request() -> None:
 
 def of_recurrence(**changed: Any) -> Callable[[], object]:
     given: Arrays = {**arrays(3, 4, 10, 2, norm=True, ragged=True, scale=True, feed=True, drop=True), **changed}
-    return lambda: recurrence.run(Inputs(**given))  # type: ignore[arg-type]
+    return lambda: recurrence.run(RecurrenceInputs(**given))  # type: ignore[arg-type]
 
 
 def of_softmax(**changed: Tensor) -> Callable[[], object]:
@@ -79,7 +79,7 @@ WRONG = [
     (of_recurrence(given=torch.zeros(3, 4, 30).double()), r"given is float64 .* valid is float32"),
     (of_recurrence(right=None), r"right is missing; forward of a rank needs it"),
     (of_recurrence(left=None), r"given_reduced is .* valid is float32 \(3, 4, 0\)"),
-    (of_recurrence(packed=Packed(torch.zeros(9), torch.zeros(9), 0, False)), r"packed is float32 \(9,\)"),
+    (of_recurrence(packed=PackedWeight(torch.zeros(9), torch.zeros(9), 0, False)), r"packed is float32 \(9,\)"),
     (of_softmax(bias=torch.zeros(4, 9)), r"values is float32 \(6, 4\), .*\(4, 4\)"),
     (of_softmax(bias=torch.zeros(7, 9)), r"values is float32 \(6, 4\), .*\(0, 4\)"),
     (of_softmax(bias=torch.zeros(0, 9)), r"texts is 0"),

@@ -15,8 +15,8 @@ def test_completions_are_those_of_the_service(client: TestClient, site: Site) ->
     found = site.service.complete(CompletionRequest("abx", user="ann", cursor=2, context={"city": "Oslo"}, limit=3))
     asked = {"query": "abx", "user": "ann", "cursor": 2, "context": {"city": "Oslo"}, "limit": 3}
     answer = client.post("/v1/complete", json=asked).json()
-    of = [(one["text"], one["source"], one["score"], one["slips"], one["parts"]) for one in answer["results"]]
-    assert of == [(one.text, one.source, one.log_probability, one.slips, None) for one in found.results]
+    of = [(one["text"], one["source"], one["score"], one["typos"], one["parts"]) for one in answer["results"]]
+    assert of == [(one.text, one.source, one.log_probability, one.typos, None) for one in found.results]
     assert (answer["degraded"], answer["user_version"]) == (None, found.user_version)
 
 

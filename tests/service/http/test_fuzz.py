@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow
 WANTED = os.environ.get("FUZZ_REQUESTS")
 REQUESTS = int(WANTED or 10_000)
 DEADLINE = 5000  # milliseconds within which even a busy machine answers
-FUZZED = [one for one in OPERATIONS if one.takes is not None or "{user}" in one.path]
+FUZZED = [one for one in OPERATIONS if one.request_type is not None or "{user}" in one.path]
 EACH = -(-REQUESTS // (2 * len(FUZZED)))
 PEOPLE = ("ann", "bob", "a/b", "a/export", "%2e", "?#&=;+ ", '"><script>', "\U0001f600é")
 CONTEXTS: tuple[dict[str, Any], ...] = ({}, {"city": "Oslo"}, {"city": "Nice"})
@@ -57,7 +57,7 @@ class Served:
 @pytest.fixture(scope="module")
 def served(models: tuple[ServedModel, ServedModel], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("fuzz")
-    key = keys.add(folder / "keys.toml", "all", ["complete", "learn", "users", "admin"])
+    key = keys.add_key(folder / "keys.toml", "all", ["complete", "learn", "users", "admin"])
     service = Service(models[0], open_store(f"sqlite:///{folder / 'users.db'}"))
     site = Site(service, Settings(deadline=DEADLINE / 1000), KeyRing(folder / "keys.toml"))
     with listening(application(site)) as found:

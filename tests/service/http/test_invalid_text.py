@@ -32,7 +32,7 @@ BAD_BODIES = {
 @pytest.mark.parametrize("content", BAD_BODIES.values(), ids=BAD_BODIES)
 def test_bodies(client: TestClient, caplog: pytest.LogCaptureFixture, content: bytes) -> None:
     for one in OPERATIONS:
-        if one.takes is not None and one.method == "POST":
+        if one.request_type is not None and one.method == "POST":
             refused(client, one.method, one.path.replace("{user}", "ann"), content)
     assert caplog.records == []
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from factorcell.choices import SCOPES
+from factorcell.choices import KEY_SCOPES
 from factorcell.config import UserError
 from factorcell.service.engine import Service
 from factorcell.service.http import keys
@@ -30,7 +30,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ring(file: Path) -> dict[str, str]:
-    return {scope: keys.add(file, f"of {scope}", [scope]) for scope in SCOPES}
+    return {scope: keys.add_key(file, f"of {scope}", [scope]) for scope in KEY_SCOPES}
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def guarded(service: Service, file: Path, ring: dict[str, str]) -> Iterator[Test
 
 
 @pytest.mark.parametrize("needed", ASKED)
-@pytest.mark.parametrize("held", SCOPES)
+@pytest.mark.parametrize("held", KEY_SCOPES)
 def test_each_scope_allows_its_own(guarded: TestClient, ring: dict[str, str], needed: str, held: str) -> None:
     method, path, body = ASKED[needed]
     answer = guarded.request(method, path, json=body, headers={"Authorization": f"Bearer {ring[held]}"})
@@ -69,19 +69,19 @@ def test_file_holds_no_key(file: Path, ring: dict[str, str]) -> None:
     content = file.read_text(encoding="utf-8")
     assert not [key for key in ring.values() if key in content]
     assert file.stat().st_mode & 0o077 == 0
-    assert [one.scopes for one in keys.read(file)] == [(scope,) for scope in SCOPES]
+    assert [one.scopes for one in keys.read_keys(file)] == [(scope,) for scope in KEY_SCOPES]
 
 
 @pytest.mark.parametrize("name", ['a "b"', "Zoë \\ #", "a]b"])
 def test_names_survive_the_file(file: Path, name: str) -> None:
-    keys.add(file, name, ["complete", "learn"], 2.5)
-    keys.add(file, "another", ["users"])
-    assert [(one.name, one.scopes, one.rate) for one in keys.read(file)] == [
+    keys.add_key(file, name, ["complete", "learn"], 2.5)
+    keys.add_key(file, "another", ["users"])
+    assert [(one.name, one.scopes, one.rate) for one in keys.read_keys(file)] == [
         (name, ("complete", "learn"), 2.5),
         ("another", ("users",), None),
     ]
     with pytest.raises(UserError, match="already"):
-        keys.add(file, name, ["complete"])
+        keys.add_key(file, name, ["complete"])
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_what_is_no_file_of_keys(file: Path, content: str, said: str) -> None:
 
 
 def test_a_file_whose_last_key_is_deleted_refuses_everybody(file: Path) -> None:
-    key = keys.add(file, "a", ["complete"])
+    key = keys.add_key(file, "a", ["complete"])
     ring = KeyRing(file)
     file.write_text("[[key", encoding="utf-8")
     with pytest.raises(UserError, match="not a file of keys"):
@@ -119,7 +119,7 @@ def test_a_file_whose_last_key_is_deleted_refuses_everybody(file: Path) -> None:
 
 
 def test_rate(service: Service, file: Path) -> None:
-    key = keys.add(file, "slow", ["complete"], 0.5)
+    key = keys.add_key(file, "slow", ["complete"], 0.5)
     with TestClient(application(Site(service, Settings(deadline=5.0), KeyRing(file)))) as client:
         headers = {"Authorization": f"Bearer {key}"}
         first, second = (client.post("/v1/complete", json={"query": "a"}, headers=headers) for _ in range(2))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from factorcell.service.http.lanes import GoneError, Lane, Turn
+from factorcell.service.http.lanes import DisconnectedError, Lane, TimeLimit
 from factorcell.service.http.problems import ProblemError
 
 
@@ -21,15 +21,15 @@ def within(seconds: float) -> float:
     return time.monotonic() + seconds
 
 
-def held(event: threading.Event) -> Callable[[Turn], str]:
-    def work(turn: Turn) -> str:
+def held(event: threading.Event) -> Callable[[TimeLimit], str]:
+    def work(turn: TimeLimit) -> str:
         assert event.wait(10)
         return "done"
 
     return work
 
 
-def left(turn: Turn) -> float:
+def left(turn: TimeLimit) -> float:
     return turn.deadline - time.monotonic()
 
 
@@ -43,7 +43,7 @@ def run(scenario: Callable[[Lane], Any], threads: int = 1, room: int = 2, least:
 
 def test_errors_and_answers_come_back() -> None:
     async def scenario(lane: Lane) -> None:
-        def fail(turn: Turn) -> None:
+        def fail(turn: TimeLimit) -> None:
             raise KeyError("x")
 
         assert 4 < await lane.run(left, within(5), never) <= 5
@@ -95,14 +95,14 @@ def test_idle_lane_takes_anything_however_long_work_took_before() -> None:
 
 def test_work_that_nobody_waits_for_is_not_begun() -> None:
     async def scenario(lane: Lane) -> None:
-        event, begun = threading.Event(), list[Turn]()
+        event, begun = threading.Event(), list[TimeLimit]()
         first = asyncio.ensure_future(lane.run(held(event), within(5), never))
         await asyncio.sleep(0.05)
 
         async def gone() -> None:
             await asyncio.sleep(0.02)
 
-        with pytest.raises(GoneError):
+        with pytest.raises(DisconnectedError):
             await lane.run(begun.append, within(5), gone)
         assert lane.waiting == 0
         event.set()
@@ -120,7 +120,7 @@ def test_work_is_stopped_when_nobody_waits_any_more_and_then_counts_nothing() ->
         async def gone() -> None:
             await leaving.wait()
 
-        def work(turn: Turn) -> None:
+        def work(turn: TimeLimit) -> None:
             while not turn.stop.is_set:
                 time.sleep(0.002)
             ended.set()
@@ -129,7 +129,7 @@ def test_work_is_stopped_when_nobody_waits_any_more_and_then_counts_nothing() ->
             doing = asyncio.ensure_future(lane.run(work, within(5), gone))
             await asyncio.sleep(0.05)
             leave() if leave else doing.cancel()
-            with pytest.raises(GoneError if leave else asyncio.CancelledError):
+            with pytest.raises(DisconnectedError if leave else asyncio.CancelledError):
                 await doing
             leaving.clear()
             assert await asyncio.to_thread(ended.wait, 5)
@@ -158,7 +158,7 @@ def test_work_that_can_be_cut_short_shares_its_time_with_what_waits() -> None:
 
 def test_work_that_waited_too_long_is_not_begun() -> None:
     async def scenario(lane: Lane) -> None:
-        begun: list[Turn] = []
+        begun: list[TimeLimit] = []
         doing = asyncio.ensure_future(lane.run(lambda turn: time.sleep(0.2), within(5), never))
         await asyncio.sleep(0.02)
         with pytest.raises(ProblemError, match="overloaded"):

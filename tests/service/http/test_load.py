@@ -14,7 +14,7 @@ from factorcell.service.learning import ServedModel
 from factorcell.service.stores.opening import open_store
 from tests.service import runs
 from tests.service.listening import listening
-from tests.service.oracle import words
+from tests.service.oracle import random_texts
 from tests.service.stores.servers import SERVERS, Server
 
 WHO = ("ann", "bob", "eve")
@@ -29,7 +29,7 @@ def port(model: ServedModel, tmp_path: Path) -> Iterator[int]:
 
 @pytest.fixture
 def served(tmp_path: Path) -> ServedModel:
-    return ServedModel(runs.make(tmp_path / "run"))
+    return ServedModel(runs.make_run(tmp_path / "run"))
 
 
 @pytest.fixture(params=SERVERS)
@@ -41,7 +41,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 @pytest.mark.slow
 def test_replay_ranks_as_the_library_does(port: int, served: ServedModel, tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
-    rows = [f"{WHO[place % 3]},{text},{place},Oslo" for place, text in enumerate(words(4, 60))]
+    rows = [f"{WHO[place % 3]},{text},{place},Oslo" for place, text in enumerate(random_texts(4, 60))]
     table.write_text("\n".join(["who,text,time,city", *rows]) + "\n", encoding="utf-8")
     found = replaying.run(served.run.folder, port, table, tmp_path, rows_per_user=1000, every=1)
     assert [row["system"] for row in found] == [replaying.SERVED, replaying.SAME, replaying.WHOLE]

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from factorcell.client import Client, Patience
+from factorcell.client import Client, RetryPolicy
 from factorcell.service.engine import Service
 from factorcell.service.http import operations
 from factorcell.service.http.application import application
@@ -137,7 +137,7 @@ def test_service_behind_a_proxy(
         listening(application(Site(service, Settings(deadline=5.0, pad=4096)))) as upstream,
         proxied(name, tmp_path, re.sub("^http://|/$", "", upstream)) as url,
     ):
-        client = Client(url, http=unchecked, patience=Patience(deadline=STARTING, timeout=STARTING))
+        client = Client(url, http=unchecked, retry_policy=RetryPolicy(deadline=STARTING, timeout=STARTING))
         assert client.accept(user=STRANGE, text="abba").outcome == "learned"
         assert [one.text for one in client.show(STRANGE).texts] == ["abba"]
         found = unchecked.post(f"{url}/v1/complete", json={"query": "a"}, headers={"Accept-Encoding": "gzip, br"})
@@ -166,7 +166,7 @@ def test_logs_have_nothing_of_anybody(name: str, service: Service, tmp_path: Pat
     with proxied(name, tmp_path, address) as url:
         assert unchecked.get(f"{url}/v1/users/{SECRET}").status_code == 502
         with pytest.raises(Exception, match="502"):
-            Client(url, http=unchecked, patience=Patience(tries=1)).show(SECRET)
+            Client(url, http=unchecked, retry_policy=RetryPolicy(max_attempts=1)).show(SECRET)
     logs = [path for path in tmp_path.rglob("*log*") if path.is_file()]
     assert logs
     assert not [path for path in logs if SECRET in path.read_text()]

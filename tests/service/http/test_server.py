@@ -24,7 +24,7 @@ from tests.service.http.server_process import serving
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("served") / "run"
-    runs.make(folder)
+    runs.make_run(folder)
     return folder
 
 
@@ -62,13 +62,13 @@ def test_what_cannot_be_served_is_said_before_the_port_answers(tmp_path: Path) -
 
 def test_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="in use; --port chooses"):
-        server.bound("127.0.0.1", taken.getsockname()[1])
+        server.bind_socket("127.0.0.1", taken.getsockname()[1])
 
 
 @pytest.mark.parametrize("host", ["no such host.invalid", "\udcff", "a" * 300])
 def test_what_is_no_host_is_said(host: str) -> None:
     with pytest.raises(UserError, match="no name or address of this machine"):
-        server.bound(host, 0)
+        server.bind_socket(host, 0)
 
 
 def test_errors_leave_out_where_the_run_lies(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_errors_leave_out_where_the_run_lies(run: Path, tmp_path: Path, monkeypa
         said = client.post("/v1/complete", json={"query": "a", "context": {"planet": "x.y"}}).json()["detail"]
     assert "the model" not in said
     folder = site.service.model.run.folder
-    assert problems.of(UserError(f"{folder}: no. 1"), str(folder)).detail == "the model: no. 1"
+    assert problems.problem_from(UserError(f"{folder}: no. 1"), str(folder)).detail == "the model: no. 1"
 
 
 def test_answers_are_not_delayed() -> None:
@@ -92,7 +92,7 @@ def test_answers_are_not_delayed() -> None:
                 own = transport.get_extra_info("socket")
                 undelayed.append(bool(own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)))
 
-        with server.bound("127.0.0.1", 0) as port:
+        with server.bind_socket("127.0.0.1", 0) as port:
             listening = await asyncio.get_running_loop().create_server(Protocol, sock=port)
             _, writer = await asyncio.open_connection(*port.getsockname())
             while not undelayed:
@@ -135,7 +135,7 @@ def test_server_drains_when_it_is_told_to_stop(run: Path, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_workers_share_people_rates_and_figures(run: Path, tmp_path: Path) -> None:
-    key = keys.add(tmp_path / "keys.toml", "all", ["complete", "learn", "users", "admin"])
+    key = keys.add_key(tmp_path / "keys.toml", "all", ["complete", "learn", "users", "admin"])
     own = shutil.copytree(run, tmp_path / "run")
     words = ["--workers", "2", "--keys", str(tmp_path / "keys.toml")]
     with serving(own, tmp_path / "users.db", *words) as (process, client):
@@ -167,7 +167,7 @@ def wait_for(client: httpx.Client, figure: str) -> None:
 @pytest.mark.slow
 def test_new_run_is_noticed(run: Path, tmp_path: Path) -> None:
     own = shutil.copytree(run, tmp_path / "run")
-    runs.make(tmp_path / "new", seed=1)
+    runs.make_run(tmp_path / "new", seed=1)
     with serving(own, tmp_path / "users.db") as (process, client):
         before = client.post("/v1/complete", json={"query": "a"}).json()
         own.rename(tmp_path / "old")

@@ -22,7 +22,7 @@ BAD = st.sampled_from(["\x00", "\n", "\ud7ff", ""])
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(WORDS, WORDS, WORDS, BAD, st.sampled_from([one for one in OPERATIONS if one.takes is not None]))
+@given(WORDS, WORDS, WORDS, BAD, st.sampled_from([one for one in OPERATIONS if one.request_type is not None]))
 def test_logs_and_metrics_have_no_word_of_anybody(
     client: TestClient, site: Site, caplog: pytest.LogCaptureFixture, user: str, text: str, key: str, bad: str, one: Any
 ) -> None:

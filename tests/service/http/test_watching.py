@@ -14,7 +14,7 @@ from factorcell.service.http import keys
 from factorcell.service.http.application import application
 from factorcell.service.http.keys import KeyRing
 from factorcell.service.http.site import Settings, Site
-from factorcell.service.http.watching import Watcher, mark
+from factorcell.service.http.watching import Watcher, folder_stamp
 from factorcell.service.learning import ServedModel
 from factorcell.service.privacy import Privacy
 from factorcell.service.stores.opening import open_store
@@ -25,22 +25,22 @@ from tests.service import runs
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("runs")
     for seed in (0, 1):
-        runs.make(folder / str(seed), seed)
+        runs.make_run(folder / str(seed), seed)
     return folder / "0", folder / "1"
 
 
 @pytest.fixture
 def watched(folders: tuple[Path, Path], tmp_path: Path) -> Iterator[Watcher]:
     folder = shutil.copytree(folders[0], tmp_path / "run")
-    keys.add(tmp_path / "keys.toml", "one", ["complete"])
+    keys.add_key(tmp_path / "keys.toml", "one", ["complete"])
 
     def reopen() -> ServedModel:
         model = ServedModel(Run.open(folder))
         model.probe()
         return model
 
-    seen = mark(folder)
-    service = Service(reopen(), open_store(f"sqlite:///{tmp_path / 'users.db'}"), privacy=Privacy(keep=100))
+    seen = folder_stamp(folder)
+    service = Service(reopen(), open_store(f"sqlite:///{tmp_path / 'users.db'}"), privacy=Privacy(retention=100))
     site = Site(service, Settings(deadline=5.0), KeyRing(tmp_path / "keys.toml"))
     yield Watcher(site, folder, reopen, seen)
     site.close()
@@ -120,7 +120,7 @@ def test_no_request_is_dropped_when_models_change(watched: Watcher, folders: tup
 def test_new_keys_are_taken(watched: Watcher, caplog: pytest.LogCaptureFixture) -> None:
     ring = watched.site.keys
     assert ring is not None
-    key = keys.add(ring.path, "two", ["complete"])
+    key = keys.add_key(ring.path, "two", ["complete"])
     assert ring.find(key) is None
     watched.look()
     assert ring.find(key) is not None

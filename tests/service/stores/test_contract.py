@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from factorcell.service.record import DamagedRecordError, KeptText, LearnedState, Record, StoreError
+from factorcell.service.record import DamagedRecordError, LearnedState, Record, StoredText, StoreError
 from factorcell.service.stores.store import Store
 from tests.service.stores.servers import Server
 
@@ -15,7 +15,7 @@ replace = msgspec.structs.replace
 
 
 def person(user: str, texts: int = 1, time: int = 100) -> Record:
-    kept = tuple(KeptText(number, f"text {number} of {user}", time + number) for number in range(1, texts + 1))
+    kept = tuple(StoredText(number, f"text {number} of {user}", time + number) for number in range(1, texts + 1))
     state = LearnedState(b"m" * 16, texts, bytes(range(256)))
     return replace(Record.new(user, time), accepted=texts, texts=kept, states=(state,))
 
@@ -31,7 +31,7 @@ def test_what_was_written_is_read(store: Store, user: str) -> None:
     assert store.write(first, None)
     assert (store.read(user), store.version(user)) == (first, first.version)
     assert store.read(user + "x" if len(user) < 256 else "x") is None
-    large = after(first, texts=tuple(KeptText(number, "x" * 60_000, 1) for number in range(1, 20)))
+    large = after(first, texts=tuple(StoredText(number, "x" * 60_000, 1) for number in range(1, 20)))
     assert store.write(large, first.version)
     assert store.read(user) == large
 
@@ -62,7 +62,7 @@ def test_deletion(store: Store) -> None:
     assert store.write(person("Ann"), None)
     assert store.delete("Ann")
     assert store.delete("Bob")
-    assert (store.users(), store.aged(10**9)) == ([], [])
+    assert (store.users(), store.users_older_than(10**9)) == ([], [])
 
 
 def test_users_come_in_pages(store: Store) -> None:
@@ -82,14 +82,14 @@ def test_those_with_old_texts_come_first(store: Store) -> None:
     for time, name in enumerate("cab"):
         store.write(person(name, 2, 10 * time), None)
     store.write(replace(Record.new("idle", 15), paused=True), None)
-    assert store.aged(1) == []
-    assert store.aged(2) == ["c"]
-    assert store.aged(100) == ["c", "a", "idle", "b"]
-    assert store.aged(100, 2) == ["c", "a"]
+    assert store.users_older_than(1) == []
+    assert store.users_older_than(2) == ["c"]
+    assert store.users_older_than(100) == ["c", "a", "idle", "b"]
+    assert store.users_older_than(100, 2) == ["c", "a"]
     first = store.read("c")
     assert first is not None
-    store.write(after(first, texts=(KeptText(3, "new", 50),)), first.version)
-    assert store.aged(100) == ["a", "idle", "b", "c"]
+    store.write(after(first, texts=(StoredText(3, "new", 50),)), first.version)
+    assert store.users_older_than(100) == ["a", "idle", "b", "c"]
 
 
 def test_of_many_writers_one_wins_each_time(store: Store) -> None:
@@ -144,7 +144,7 @@ def test_what_was_deleted_is_gone_from_the_raw_files(store: Store, server: Serve
     secret = b"my very own secret"
     for number in range(90):
         first = person(f"person-{number:03}", number % 50)
-        before = replace(first, texts=(*first.texts, KeptText(99, f"{secret.decode()} {number}", 3)))
+        before = replace(first, texts=(*first.texts, StoredText(99, f"{secret.decode()} {number}", 3)))
         assert store.write(before, None)
         assert store.write(after(first), before.version) if number % 3 == 0 else store.delete(first.user)
     assert secret in server.raw(), "the raw files are where we look"

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from factorcell.choices import MEASURES, NEAR_VALUES
+from factorcell.choices import DEFAULT_VALUE_COUNT, EMBEDDING_MEASURES
 from factorcell.commands import options
 from factorcell.commands.parser import Parser
 
 
 def explain(verb: Parser) -> None:
     """`factorcell explain`."""
-    options.run(verb)
+    options.add_run(verb)
     verb.add_argument("file", metavar="FILE", nargs="?", help="texts, one a line, or a table; -: standard input")
     verb.add_argument("--text", action="append", default=[], help="a text (repeatable), instead of FILE")
     text = "two contexts, or more: rating=5 rating=1; several columns of one as 'rating=5; city=Oslo'"
@@ -17,17 +17,17 @@ def explain(verb: Parser) -> None:
     options.add_context(verb)
     verb.add_argument("--ensemble", nargs="+", type=Path, default=[], metavar="RUN", help="more runs, to be averaged")
     verb.add_argument("--beside", nargs="+", type=Path, default=[], metavar="RUN", help="other runs to show next to it")
-    options.written(verb, "--page", "write a page", metavar="HTML")
-    options.computing(verb, "float32")
+    options.add_output(verb, "--page", "write a page", metavar="HTML")
+    options.add_computing(verb, "float32")
 
 
 def contexts(verb: Parser) -> None:
     """`factorcell contexts`."""
-    options.run(verb)
-    text = f"values (default: the {NEAR_VALUES} most frequent)"
+    options.add_run(verb)
+    text = f"values (default: the {DEFAULT_VALUE_COUNT} most frequent)"
     verb.add_argument("--near", nargs="+", default=[], metavar="VALUE", help=text)
     verb.add_argument("--variable", default="", metavar="NAME", help="whose values (default: what knows them, or most)")
-    verb.add_argument("--measure", default="cosine", choices=MEASURES, help="what is near")
+    verb.add_argument("--measure", default="cosine", choices=EMBEDDING_MEASURES, help="what is near")
     verb.add_argument("--count", type=int, default=10, help="neighbours, and words to each side")
     verb.add_argument("--words", action="store_true", help="words that the values raise and lower in the softmax bias")
     options.add_context(verb)
@@ -38,8 +38,8 @@ def contexts(verb: Parser) -> None:
     verb.add_argument("--predict", type=Path, metavar="TABLE", help="how well the embeddings tell columns of TABLE")
     text = "column to colour or predict by (repeatable)"
     verb.add_argument("--by", action="append", default=[], metavar="COLUMN", help=text)
-    options.written(verb, "--page", "write all that is shown as a page", metavar="HTML")
-    options.computing(verb, "float32")
+    options.add_output(verb, "--page", "write all that is shown as a page", metavar="HTML")
+    options.add_computing(verb, "float32")
     verb.rare.add_argument("--groups", type=int, default=8, help="the largest groups of a map")
     verb.rare.add_argument("--points", action="store_true", help="also the points of a map of groups")
-    options.seed(verb.rare, "the folds of a prediction")
+    options.add_seed(verb.rare, "the folds of a prediction")

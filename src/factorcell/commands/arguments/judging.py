@@ -15,7 +15,7 @@ def evaluate(verb: Parser) -> None:
     verb.add_argument("--by", action="append", default=[], metavar="COLUMN", help=text)
     text = "run or n-gram model to measure gains from; with another vocabulary, to compare bits per byte with"
     verb.add_argument("--baseline", type=Path, metavar="RUN", help=text)
-    options.computing(verb)
+    options.add_computing(verb)
 
 
 def classify(verb: Parser) -> None:
@@ -36,26 +36,26 @@ def classify(verb: Parser) -> None:
     verb.rare.add_argument("--samples", type=int, default=0, help=text)
     text = "drawn by the order of the vocabulary, or as often as in training, as the papers do"
     verb.rare.add_argument("--proposal", choices=PROPOSALS, default="rank", help=text)
-    options.written(verb, "--out", "write the probabilities of each text (JSON lines)")
-    options.computing(verb)
+    options.add_output(verb, "--out", "write the probabilities of each text (JSON lines)")
+    options.add_computing(verb)
 
 
 def score(verb: Parser) -> None:
     """`factorcell score`."""
     _scoring(verb)
     verb.add_argument("--tokens", action="store_true", help="also of each token")
-    options.computing(verb)
+    options.add_computing(verb)
 
 
 def _scoring(verb: Parser) -> None:
-    options.run(verb)
-    options.table(verb)
+    options.add_run(verb)
+    options.add_table(verb)
 
 
 def baseline_ngram(verb: Parser) -> None:
     """`factorcell baseline ngram`."""
-    options.table(verb, "train")
-    options.written(verb, "--out", "folder of the model", folder=True, required=True, metavar="FOLDER")
+    options.add_table(verb, "train")
+    options.add_output(verb, "--out", "folder of the model", folder=True, required=True, metavar="FOLDER")
     text = "tokens of the longest n-gram (default: 4 words or 9 characters)"
     verb.add_argument("--order", type=int, help=text)
     _like(verb)
@@ -66,23 +66,23 @@ def baseline_bayes(verb: Parser) -> None:
     _judging(verb)
     verb.add_argument("--priors", default="uniform", choices=PRIORS, help="prior of the values")
     _like(verb)
-    options.json(verb)
+    options.add_json(verb)
 
 
 def baseline_linear(verb: Parser) -> None:
     """`factorcell baseline linear`."""
     _judging(verb)
     verb.add_argument("--order", type=int, default=2, help="tokens of the longest n-gram")
-    options.seed(verb, "the order of the texts")
+    options.add_seed(verb, "the order of the texts")
     _like(verb)
-    options.json(verb)
+    options.add_json(verb)
 
 
 baseline_fasttext = baseline_linear
 
 
 def _judging(verb: Parser) -> None:
-    options.table(verb, "train")
+    options.add_table(verb, "train")
     verb.add_argument("--test", required=True, type=Path, metavar="TABLE", help="table whose texts are judged")
     verb.add_argument("--target", required=True, metavar="COLUMN", help="categorical column to find")
 
@@ -96,28 +96,28 @@ def _like(verb: Parser) -> None:
 
 def advise(verb: Parser) -> None:
     """`factorcell advise`."""
-    options.table(verb)
+    options.add_table(verb)
     verb.add_argument("--config", type=Path, help="TOML or JSON file of options; those given here win")
     verb.add_argument("--rows", type=int, default=ADVICE_ROWS, help="rows that are read, drawn at random")
-    options.seed(verb, "what is drawn")
-    options.json(verb)
-    options.threads_of(verb)
-    options.add(verb, "data", "tokenizer")
+    options.add_seed(verb, "what is drawn")
+    options.add_json(verb)
+    options.add_threads(verb)
+    options.add_config_options(verb, "data", "tokenizer")
 
 
 def audit(verb: Parser) -> None:
     """`factorcell audit`."""
-    options.run(verb, "a run folder, trained with --canaries N")
+    options.add_run(verb, "a run folder, trained with --canaries N")
     verb.add_argument("table", type=Path, metavar="TABLE", help="table of real texts that training did not see")
     text = "random texts that each canary is ranked among"
     verb.add_argument("--alternatives", type=int, default=ALTERNATIVES, help=text)
-    options.seed(verb, "what is drawn")
-    options.computing(verb, unseen="group")  # users that training did not see
+    options.add_seed(verb, "what is drawn")
+    options.add_computing(verb, unseen="group")  # users that training did not see
 
 
 def rescore(verb: Parser) -> None:
     """`factorcell rescore`."""
-    options.run(verb, "a run folder, or that of an n-gram model")
+    options.add_run(verb, "a run folder, or that of an n-gram model")
     verb.add_argument("lists", type=Path, metavar="NBEST", help="lists: JSON lines, or of Kaldi, NeMo or SRILM")
     verb.add_argument("--tune", type=Path, metavar="DEV", help="n-best lists that the weights are fitted on")
     text = "JSON file of weights: written with --tune, else read"
@@ -131,5 +131,5 @@ def rescore(verb: Parser) -> None:
     verb.add_argument("--tune-utt2context", type=Path, metavar="TABLE", help="the same of --tune")
     options.add_context(verb)
     verb.add_argument("--by", action="append", default=[], metavar="COLUMN", help="also by a column (repeatable)")
-    options.written(verb, "--out", "write a row for each utterance (JSON lines)")
-    options.computing(verb)
+    options.add_output(verb, "--out", "write a row for each utterance (JSON lines)")
+    options.add_computing(verb)

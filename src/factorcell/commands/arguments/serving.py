@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from factorcell.choices import SCOPES, STORE_VARIABLE, STORES
+from factorcell.choices import KEY_SCOPES, STORE_URLS, STORE_VARIABLE
 from factorcell.commands import options
 from factorcell.commands.parser import Parser
 from factorcell.config import PRECISIONS
@@ -21,7 +21,7 @@ def serve(verb: Parser) -> None:
     verb.add_argument("--workers", type=int, default=1, metavar="N", help="processes that share the port")
     text = "milliseconds within which a completion is answered, unless it asks for others"
     verb.add_argument("--deadline-ms", type=int, default=100, help=text)
-    verb.add_argument("--slips", type=int, default=0, help="typing errors to forgive, 0 to 2")
+    verb.add_argument("--typos", type=int, default=0, help="typing errors to forgive, 0 to 2")
     text = "numbers in matrix products; auto: those that score faster here, and suggest the same texts"
     verb.add_argument("--precision", default="float32", choices=PRECISIONS, help=text)
     group = verb.section("privacy")
@@ -48,7 +48,7 @@ def users_list(verb: Parser) -> None:
 
 def users_show(verb: Parser) -> None:
     _one(verb)
-    options.json(verb)
+    options.add_json(verb)
 
 
 def users_export(verb: Parser) -> None:
@@ -74,7 +74,7 @@ def users_import(verb: Parser) -> None:
 
 
 def users_migrate(verb: Parser) -> None:
-    options.run(verb, "the run folder that shall have learned everybody")
+    options.add_run(verb, "the run folder that shall have learned everybody")
     _stored(verb)
 
 
@@ -83,12 +83,12 @@ def users_key(verb: Parser) -> None:
     text = "file of keys, made if there is none; it holds hashes, no key"
     verb.add_argument("--keys", type=Path, required=True, metavar="FILE", help=text)
     text = "what it allows (repeatable)"
-    verb.add_argument("--scope", action="append", required=True, choices=SCOPES, help=text)
+    verb.add_argument("--scope", action="append", required=True, choices=KEY_SCOPES, help=text)
     verb.add_argument("--rate", type=float, metavar="N", help="requests a second (default: any)")
 
 
 def _stored(verb: Parser) -> None:
-    text = f"where people are kept: {STORES} (default: what {STORE_VARIABLE} says)"
+    text = f"where people are kept: {STORE_URLS} (default: what {STORE_VARIABLE} says)"
     verb.add_argument("--store", metavar="URL", required=STORE_VARIABLE not in os.environ, help=text)
 
 

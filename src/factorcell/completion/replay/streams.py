@@ -17,18 +17,18 @@ from typing import Any
 
 from factorcell import files, limits
 from factorcell.completion.search import Suggestion
-from factorcell.completion.texts import checked
+from factorcell.completion.texts import check_text
 from factorcell.config import Config, UserError
 from factorcell.data.cache import report_truncated
 from factorcell.data.canonical import canonical
 from factorcell.data.tables import open_table
 from factorcell.data.tokenizer import GRAPHEME, new_tokenizer
-from factorcell.data.tokens import truncated
-from factorcell.data.values import category_name, is_missing, quoted, to_number, to_time
+from factorcell.data.tokens import truncated_mask
+from factorcell.data.values import category_name, is_missing, short_repr, to_number, to_time
 from factorcell.progress import progress_bar
 
 TYPED, LEFT = 2, 1  # characters that a prefix has at least, and that are left to complete
-COUNT = 10  # suggestions that are asked for
+SUGGESTION_COUNT = 10  # suggestions that are asked for
 
 Row = dict[str, Any]
 
@@ -62,7 +62,7 @@ class Stream:
     prefixes: tuple[str | None, ...]
 
     @property
-    def judged(self) -> list[tuple[int, int]]:
+    def judged_prefixes(self) -> list[tuple[int, int]]:
         """Position and prefix length of the texts that are judged."""
         return [(place, _length(prefix)) for place, prefix in enumerate(self.prefixes) if prefix is not None]
 
@@ -90,14 +90,14 @@ class PrefixDraw:
 ALL = PrefixDraw()
 
 
-def read(
+def read_streams(
     source: Any,
     config: Config,
     *,
-    user: str = "user",
-    moment: str = "time",
-    others: Sequence[str] = (),
-    most_rows: int | None = None,
+    user_column: str = "user",
+    time_column: str = "time",
+    context_columns: Sequence[str] = (),
+    max_rows_per_user: int | None = None,
     draw: PrefixDraw = ALL,
 ) -> list[Stream]:
     """Read the streams of a table, by user: columns of the text, `user`, `moment` (the time) and `others`.
@@ -108,10 +108,10 @@ def read(
     Raises:
         UserError: A column is missing or a value cannot be read.
     """
-    limits.check(rows_per_user=most_rows)
+    limits.check(rows_per_user=max_rows_per_user)
     data, tokenizer = config.data, new_tokenizer(config)
     table = open_table(source)
-    columns = tuple(dict.fromkeys((data.text, user, moment, *others)))
+    columns = tuple(dict.fromkeys((data.text, user_column, time_column, *context_columns)))
     people: defaultdict[str, list[tuple[float, Row]]] = defaultdict(list)
     number = 0
     for chunk in table.chunks(columns):
@@ -119,24 +119,24 @@ def read(
             row, number = dict(zip(columns, values, strict=True)), number + 1
             where = f"{table.name} row {number}"
             if not isinstance(row[data.text], str):
-                raise UserError(f"{where}: {data.text} is {quoted(row[data.text])}, not a text")
-            checked(row[data.text], f"{where}: {data.text}")
-            if is_missing(row[user]):
-                raise UserError(f"{where}: {user} is missing; each row needs somebody who wrote it")
-            row[data.text] = canonical(tokenizer.as_read(row[data.text]))
-            people[category_name(row[user])].append((_seconds(row[moment], f"{where}: {moment}"), row))
+                raise UserError(f"{where}: {data.text} is {short_repr(row[data.text])}, not a text")
+            check_text(row[data.text], f"{where}: {data.text}")
+            if is_missing(row[user_column]):
+                raise UserError(f"{where}: {user_column} is missing; each row needs somebody who wrote it")
+            row[data.text] = canonical(tokenizer.normalize_fully(row[data.text]))
+            people[category_name(row[user_column])].append((_seconds(row[time_column], f"{where}: {time_column}"), row))
     streams = []
     for name in sorted(people):
         ordered = sorted(people[name], key=lambda one: one[0])  # texts of one moment stay as they stand in the table
-        rows = tuple(row for _, row in ordered[:most_rows])
+        rows = tuple(row for _, row in ordered[:max_rows_per_user])
         drawn = (draw.prefix(name, row[data.text], place) for place, row in enumerate(rows))
         streams.append(Stream(name, rows, tuple(drawn)))
-    cut = truncated((row[data.text] for stream in streams for row in stream.rows), tokenizer, data.max_tokens)
+    cut = truncated_mask((row[data.text] for stream in streams for row in stream.rows), tokenizer, data.max_tokens)
     report_truncated(cut, table.name, data.max_tokens)
     return streams
 
 
-def known_prefixes(streams: Sequence[Stream], source: Any, config: Config) -> set[str]:
+def find_seen_prefixes(streams: Sequence[Stream], source: Any, config: Config) -> set[str]:
     """Return the prefixes of the streams with which a text of the table `source` begins."""
     data, table, tokenizer = config.data, open_table(source), new_tokenizer(config)
     wanted = {prefix for stream in streams for prefix in stream.prefixes if prefix is not None}
@@ -144,7 +144,7 @@ def known_prefixes(streams: Sequence[Stream], source: Any, config: Config) -> se
     found: set[str] = set()
     for chunk in table.chunks([data.text]):
         for value in chunk[data.text]:
-            text = canonical(tokenizer.as_read(str(value)))
+            text = canonical(tokenizer.normalize_fully(str(value)))
             found.update(text[:length] for length in lengths if text[:length] in wanted)
     return found
 
@@ -164,8 +164,8 @@ def replay(
     streams: Sequence[Stream],
     path: Path,
     *,
-    text: str = "text",
-    known: Collection[str] | None = None,
+    text_column: str = "text",
+    seen_prefixes: Collection[str] | None = None,
     progress: bool = False,
 ) -> Generator[Row]:
     """Complete, judge and learn every stream with every system; yield the new rows and append them to the file `path`.
@@ -177,17 +177,17 @@ def replay(
         UserError: The file has rows of other streams.
     """
     done = _done(path, streams)
-    pairs = [(stream, name) for stream in streams if stream.judged for name in systems]
+    pairs = [(stream, name) for stream in streams if stream.judged_prefixes for name in systems]
     todo = [(stream, name) for stream, name in pairs if (name, stream.user) not in done]
     total = sum(len(stream.rows) for stream, _ in todo)
     with progress_bar(total=total, desc="replay", unit="texts", show=progress, leave=None) as bar:
         for stream, name in todo:
             bar.set_postfix_str(f"{name}, user {stream.user[:20]}", refresh=False)
             rows = []
-            for row in _followed(systems[name], stream, text):
+            for row in _followed(systems[name], stream, text_column):
                 bar.update()
                 if row is not None:
-                    seen = None if known is None else stream.prefixes[row["position"]] in known
+                    seen = None if seen_prefixes is None else stream.prefixes[row["position"]] in seen_prefixes
                     rows.append({"system": name, "user": stream.user, "seen": seen, **row})
             files.append_rows(path, rows)
             yield from rows
@@ -201,7 +201,7 @@ def _followed(system: System, stream: Stream, text: str) -> Iterator[Row | None]
         if prefix is not None:
             others = {name: value for name, value in row.items() if name != text}  # nobody can look ahead
             begin = time.perf_counter()
-            found = [one.text for one in system.suggest(held, prefix, others, COUNT)[:COUNT]]
+            found = [one.text for one in system.suggest(held, prefix, others, SUGGESTION_COUNT)[:SUGGESTION_COUNT]]
             judged = _judged(row[text], prefix, found, position, time.perf_counter() - begin)
             judged["nats"], judged["targets"] = system.nats(held, row) or (None, None)
         begin = time.perf_counter()
@@ -235,11 +235,11 @@ def _done(path: Path, streams: Sequence[Stream]) -> set[tuple[str, str]]:
     kept: defaultdict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for row in rows:
         kept[row["system"], row["user"]].append((row["position"], row["prefix_length"]))
-    judged = {stream.user: stream.judged for stream in streams}
+    judged = {stream.user: stream.judged_prefixes for stream in streams}
     for (_, user), places in kept.items():
         if places != judged.get(user, [])[: len(places)]:
             raise UserError(
-                f"{path}: was begun with other texts or options (user {quoted(user)}); choose another folder"
+                f"{path}: was begun with other texts or options (user {short_repr(user)}); choose another folder"
             )
     whole = {(name, user) for (name, user), places in kept.items() if len(places) == len(judged[user])}
     files.write_rows(path, (row for row in rows if (row["system"], row["user"]) in whole))
@@ -256,10 +256,10 @@ def _seconds(value: Any, where: str) -> float:
     if number is not None:
         return number
     if not isinstance(moment, date):
-        raise UserError(f"{where} is {quoted(value)}; it must be a number or a time, as 2026-11-21T18:30")
+        raise UserError(f"{where} is {short_repr(value)}; it must be a number or a time, as 2026-11-21T18:30")
     if not isinstance(moment, datetime):
         moment = datetime(moment.year, moment.month, moment.day)
     try:
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (OverflowError, ValueError):  # its zone puts it before the year 1 or after 9999
-        raise UserError(f"{where} is {quoted(value)}, which is out of range") from None
+        raise UserError(f"{where} is {short_repr(value)}, which is out of range") from None

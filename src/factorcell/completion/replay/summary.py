@@ -20,7 +20,7 @@ from factorcell import bootstrap, limits
 from factorcell.choices import REPLAY_WINDOW
 from factorcell.config import UserError, choose
 
-LEAST = 10  # users behind a point of the curve
+MIN_USERS = 10  # users behind a point of the curve
 FIGURES = ("mrr", "success_1", "success_10", "partial_mrr", "saved", "perplexity")
 # Where the ranges of a number begin; the last has no end.
 PREFIXES = (2, 3, 4, 5, 6, 8, 11, 16, 21, 31, 51)
@@ -33,7 +33,7 @@ Whole = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedQueries:
     """The queries that all systems judged; `values` holds the terms of the sum of each figure, (S, N).
 
     Nats are divided by `targets` (S, N), all other figures by the number of queries. `groups` holds the labels of each
@@ -48,7 +48,7 @@ class Judged:
     groups: dict[str, tuple[list[str], Whole]]
 
 
-def judged(rows: Sequence[Mapping[str, Any]]) -> Judged:
+def join_systems(rows: Sequence[Mapping[str, Any]]) -> JudgedQueries:
     """Join the rows of the systems; a query that not all systems have judged is omitted."""
     systems = tuple(dict.fromkeys(row["system"] for row in rows))
     table: dict[tuple[str, int], dict[str, Mapping[str, Any]]] = {}
@@ -81,7 +81,7 @@ def judged(rows: Sequence[Mapping[str, Any]]) -> Judged:
         "perplexity": column("nats"),
     }
     users = np.array([names[one["user"]] for one in first])
-    return Judged(systems, users, places, values, column("targets"), groups)
+    return JudgedQueries(systems, users, places, values, column("targets"), groups)
 
 
 def summarise(
@@ -100,10 +100,10 @@ def summarise(
     `base` by the number of earlier queries.
     """
     limits.check(window=window, seed=seed)
-    table = judged(rows)
+    table = join_systems(rows)
     choose("base system", base, table.systems)
     users = int(table.users.max()) + 1
-    weights = bootstrap.counts(users, draws, seed)
+    weights = bootstrap.resampling_counts(users, draws, seed)
     splits = [("all", "all", np.ones(len(table.users), dtype=bool))]
     for name, (labels, numbers) in table.groups.items():
         splits += [(name, label, numbers == number) for number, label in enumerate(labels) if (numbers == number).any()]
@@ -120,7 +120,9 @@ def summarise(
     }
 
 
-def _split(table: Judged, chosen: NDArray[np.bool_], weights: Floats, base: str, by: str, value: str) -> Iterator[Row]:
+def _split(
+    table: JudgedQueries, chosen: NDArray[np.bool_], weights: Floats, base: str, by: str, value: str
+) -> Iterator[Row]:
     """Yield the rows of one group of queries: every system, over queries and over users."""
     count = int(chosen.sum())
     of_users = len(np.unique(table.users[chosen]))
@@ -146,13 +148,15 @@ def _ahead(points: Floats, figure: str) -> int | None:
     """Return the system whose figure, `points` (1 + D, S), is significantly better than that of all others, if any."""
     there = np.flatnonzero(np.isfinite(points[0]))
     known = points[:, there]
-    best = bootstrap.ahead(
-        known[0], figure != "perplexity", lambda one, other: bootstrap.middle(known[:, one] - known[:, other])
+    best = bootstrap.clear_winner(
+        known[0],
+        figure != "perplexity",
+        lambda one, other: bootstrap.percentile_interval(known[:, one] - known[:, other]),
     )
     return None if best is None else int(there[best])
 
 
-def _points(table: Judged, figure: str, chosen: NDArray[np.bool_], weights: Floats, over: str) -> Floats:
+def _points(table: JudgedQueries, figure: str, chosen: NDArray[np.bool_], weights: Floats, over: str) -> Floats:
     """Return one figure of all systems, first of the users themselves, then of every draw of users (1 + D, S)."""
     users, counts = table.users[chosen], np.ones((len(table.systems), int(chosen.sum())))
     above = _by_user(table.values[figure][:, chosen], users, weights.shape[1])
@@ -174,10 +178,10 @@ def _interval(name: str, points: Floats) -> Row:
     """Return a figure (1 + D,) with its interval; None if a system does not have the figure."""
     if not math.isfinite(points[0]):
         return {name: None, f"{name}_low": None, f"{name}_high": None}
-    return dict(bootstrap.middle(points).row(name))
+    return dict(bootstrap.percentile_interval(points).to_row(name))
 
 
-def _curve(table: Judged, weights: Floats, base: str, window: int) -> Iterator[Row]:
+def _curve(table: JudgedQueries, weights: Floats, base: str, window: int) -> Iterator[Row]:
     """Yield how much higher the MRR is than that of `base` (0.05: 5 %), by the earlier queries of a user (figure 5.2).
 
     A point is the ratio of the sums over the `window` positions around it (fewer at the ends), not a mean of ratios,
@@ -189,7 +193,7 @@ def _curve(table: Judged, weights: Floats, base: str, window: int) -> Iterator[R
         begin, end = max(0, place - reach), place + reach + 1
         inside = (begin <= table.places) & (table.places < end)
         users = len(np.unique(table.users[inside]))
-        if users < LEAST:
+        if users < MIN_USERS:
             continue
         totals = sums[:, :, begin:end].sum(axis=2)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -200,7 +204,7 @@ def _curve(table: Judged, weights: Floats, base: str, window: int) -> Iterator[R
                 yield row | _interval("improvement", gain)
 
 
-def _by_place(table: Judged, weights: Floats) -> Floats:
+def _by_place(table: JudgedQueries, weights: Floats) -> Floats:
     """Return the sums of reciprocal ranks of every system and draw at every position of the streams (S, 1 + D, W)."""
     sums = np.zeros((len(table.systems), len(weights), int(table.places.max()) + 1))
     order = np.argsort(table.places, kind="stable")

@@ -14,18 +14,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from factorcell import inputs
+from factorcell import input_files
 from factorcell.completion.blend import Blend
 from factorcell.completion.completer import Completer
-from factorcell.completion.online import Learner, User, tells_apart
+from factorcell.completion.online import Learner, User, distinguishes_users
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.replay.streams import System
 from factorcell.completion.search import Suggestion
 from factorcell.config import Config, UserError, choose
 from factorcell.data.counts import POPULARITY
 from factorcell.data.schema import ContextSchema
-from factorcell.folders import not_a_run
-from factorcell.model.adapters import shifting
+from factorcell.folders import not_a_run_error
+from factorcell.model.adapters import weight_adapters
 from factorcell.model.run import Run, read_config
 
 Row = Mapping[str, Any]
@@ -41,7 +41,7 @@ class MostPopular(System):
         return self.popularity.complete(prefix, k)
 
 
-class OwnHistory(System):
+class UserHistory(System):
     """What the user wrote before, in the column `text`."""
 
     def __init__(self, text: str) -> None:
@@ -72,7 +72,7 @@ class Unpersonalised(System):
     def nats(self, held: None, row: Row) -> tuple[float, int]:
         run, context = self.completer.run, {name: row[name] for name in self.columns}
         corpus = run.read([row[self.text]], [context], unknown=self.completer.unknown)
-        return float(run.nats(corpus).sum(dtype="float64")), corpus.targets
+        return float(run.nats(corpus).sum(dtype="float64")), corpus.target_count
 
 
 class Personalised(System):
@@ -97,7 +97,7 @@ class Personalised(System):
     def nats(self, held: User, row: Row) -> tuple[float, int]:
         texts, contexts = [row[self.text]], [{name: row[name] for name in self.columns}]
         nats = self.learner.nats(held.vector[None], texts, contexts)
-        return float(nats[0]), self.learner.run.read(texts, contexts, unknown=self.learner.unseen).targets
+        return float(nats[0]), self.learner.run.read(texts, contexts, unknown=self.learner.unknown_policy).target_count
 
     def learn(self, held: User, row: Row) -> User:
         if not self.learns:
@@ -106,19 +106,19 @@ class Personalised(System):
         return after
 
 
-def runs(folder: Path) -> dict[str, Path]:
+def run_folders(folder: Path) -> dict[str, Path]:
     """Return the run folders of `folder` (itself, or those in it) by the names of their systems."""
     if (folder / "config.json").is_file():
         return {"plain": folder, "online": folder}
-    found = {path.parent.name: path.parent for path in inputs.visible(folder, "*/config.json")}
+    found = {path.parent.name: path.parent for path in input_files.list_visible(folder, "*/config.json")}
     if not found:
-        raise not_a_run(folder, "a run folder or a folder of runs")
+        raise not_a_run_error(folder, "a run folder or a folder of runs")
     return found
 
 
-def fitting(folder: Path) -> list[str]:
+def available_systems(folder: Path) -> list[str]:
     """Return the names of the systems that `folder` allows; its first run is the first, its last one is blended."""
-    found = runs(folder)
+    found = run_folders(folder)
     personal = {path: _personal(read_config(path)) for path in found.values()}
     popular = {path for path in found.values() if (path / POPULARITY).exists()}
     first, *others = [name for name, path in found.items() if name != "online" or personal[path]]
@@ -129,15 +129,15 @@ def fitting(folder: Path) -> list[str]:
 
 def _personal(config: Config) -> bool:
     """Return whether a run of this config tells users apart, as `online.tells_apart` for an open run."""
-    return bool(config.data.user and (shifting(config.model) or config.model.output_bias))
+    return bool(config.data.user and (weight_adapters(config.model) or config.model.output_bias))
 
 
-def reading(folder: Path, names: Sequence[str], user: str) -> tuple[Config, list[str]]:
+def reading_config(folder: Path, names: Sequence[str], user: str) -> tuple[Config, list[str]]:
     """Return how the systems `names` of `folder` read texts, and their context columns except `user`.
 
     All runs must read texts in one way. Where no run is among the systems, it is the way of the folder's first run.
     """
-    found = runs(folder)
+    found = run_folders(folder)
     opened = _opened(found, names)
     ways: dict[tuple[str, bool], tuple[str, Config]] = {}
     columns: list[str] = []
@@ -154,18 +154,18 @@ def reading(folder: Path, names: Sequence[str], user: str) -> tuple[Config, list
     return config, list(dict.fromkeys(columns))
 
 
-def who_and_when(folder: Path, names: Sequence[str]) -> tuple[str, str]:
+def user_and_time_columns(folder: Path, names: Sequence[str]) -> tuple[str, str]:
     """Return the columns of user and time with which the runs of the systems `names` were trained, or empty texts."""
-    found = runs(folder)
+    found = run_folders(folder)
     data = [read_config(path).data for path in (_opened(found, names) or dict(list(found.items())[:1])).values()]
     return next((one.user for one in data if one.user), ""), next((one.time for one in data if one.time), "")
 
 
-def systems(
+def open_systems(
     folder: Path,
     names: Sequence[str],
     *,
-    user: str = "user",
+    user_column: str = "user",
     unknown: str = "error",
     seconds: float | None = None,
     device: str = "cpu",
@@ -175,7 +175,7 @@ def systems(
 
     `unknown` and `seconds` as in `Completer`, `device` and `precision` as in `Run.open`.
     """
-    found, made = runs(folder), dict[str, System]()
+    found, made = run_folders(folder), dict[str, System]()
     opened = _opened(found, names)
 
     @cache
@@ -189,19 +189,19 @@ def systems(
         choose("system", name, ("mpc", "history", "blend", *found))
         if name == "mpc":
             paths = list(found.values())
-            made[name] = MostPopular(Popularity.read(next((p for p in paths if (p / POPULARITY).exists()), paths[0])))
+            made[name] = MostPopular(Popularity.load(next((p for p in paths if (p / POPULARITY).exists()), paths[0])))
             continue
         if name == "history":
-            made[name] = OwnHistory(reading(folder, names, user)[0].data.text)
+            made[name] = UserHistory(reading_config(folder, names, user_column)[0].data.text)
             continue
         suggester = completer(opened[name])
         run = suggester.run
         if name == "blend":
-            made[name] = Personalised(run, Blend(suggester, Popularity.of(run)), unknown=unknown)
-        elif tells_apart(run):
+            made[name] = Personalised(run, Blend(suggester, Popularity.from_run(run)), unknown=unknown)
+        elif distinguishes_users(run):
             made[name] = Personalised(run, suggester, name != "plain", unknown)
         else:
-            made[name] = Unpersonalised(suggester, user)
+            made[name] = Unpersonalised(suggester, user_column)
     return made
 
 

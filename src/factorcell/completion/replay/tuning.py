@@ -11,10 +11,10 @@ from typing import Any
 
 from factorcell.completion.blend import Blend, Candidate
 from factorcell.completion.completer import Completer
-from factorcell.completion.online import AT_ONCE, Learner, LearningRule
+from factorcell.completion.online import BATCH_SIZE, Learner, LearningRule
 from factorcell.completion.popularity import Popularity
-from factorcell.completion.replay.streams import COUNT, Stream, rank_of
-from factorcell.completion.search import PROPOSED
+from factorcell.completion.replay.streams import SUGGESTION_COUNT, Stream, rank_of
+from factorcell.completion.search import MIN_PROPOSALS
 from factorcell.config import UserError
 from factorcell.model.run import Run
 from factorcell.model.scoring import Tally
@@ -26,24 +26,26 @@ STARTS = {"adagrad": 0.1, "adadelta": 5.0, "sgd": 0.003}  # where the search for
 FACTORS = (3.0, math.sqrt(3.0))  # steps of the search, on a scale of logarithms
 
 
-def perplexity(learner: Learner, streams: Sequence[Stream], progress: bool = False) -> float:
+def progressive_perplexity(learner: Learner, streams: Sequence[Stream], progress: bool = False) -> float:
     """Return the progressive perplexity of all streams, whose users are independent and learned in batches."""
     text, others = learner.run.config.data.text, learner.columns
     users, total = {stream.user: learner.new() for stream in streams}, Tally()
     longest = max((len(stream.rows) for stream in streams), default=0)
     for place in progress_bar(range(longest), desc=str(learner.rule), unit="texts each", show=progress, leave=False):
         here = [stream for stream in streams if len(stream.rows) > place]
-        for at in range(0, len(here), AT_ONCE):
-            part = here[at : at + AT_ONCE]
+        for at in range(0, len(here), BATCH_SIZE):
+            part = here[at : at + BATCH_SIZE]
             rows = [stream.rows[place] for stream in part]
             texts, contexts = [row[text] for row in rows], [{name: row[name] for name in others} for row in rows]
             after, nats = learner.learn([users[stream.user] for stream in part], texts, contexts)
             users |= {stream.user: user for stream, user in zip(part, after, strict=True)}
-            total += Tally(float(nats.sum()), learner.run.read(texts, contexts, unknown=learner.unseen).targets)
+            total += Tally(
+                float(nats.sum()), learner.run.read(texts, contexts, unknown=learner.unknown_policy).target_count
+            )
     return total.perplexity
 
 
-def rates(
+def try_rates(
     run: Run,
     streams: Sequence[Stream],
     optimisers: Sequence[str],
@@ -63,7 +65,7 @@ def rates(
     yield {
         "optimiser": "none",
         "rate": 0.0,
-        "perplexity": perplexity(Learner(run, LearningRule("sgd", 0.0), unknown), streams, progress),
+        "perplexity": progressive_perplexity(Learner(run, LearningRule("sgd", 0.0), unknown), streams, progress),
     }
     for name in optimisers:
         yield from _climb(Learner(run, LearningRule(name, STARTS[name], reach), unknown), streams, progress)
@@ -76,8 +78,8 @@ def _climb(learner: Learner, streams: Sequence[Stream], progress: bool) -> Itera
 
     def attempt(rate: float) -> Iterator[Row]:
         if rate not in tried:
-            other = Learner(learner.run, replace(start, rate=rate), learner.unseen)
-            tried[rate] = perplexity(other, streams, progress)
+            other = Learner(learner.run, replace(start, rate=rate), learner.unknown_policy)
+            tried[rate] = progressive_perplexity(other, streams, progress)
             yield {"optimiser": start.optimiser, "rate": rate, "perplexity": tried[rate]}
 
     yield from attempt(start.rate)
@@ -88,7 +90,7 @@ def _climb(learner: Learner, streams: Sequence[Stream], progress: bool) -> Itera
             yield from attempt(float(f"{best / factor:.3g}"))
 
 
-def proposals(
+def candidate_lists(
     completer: Completer, learner: Learner, popularity: Popularity, streams: Sequence[Stream], progress: bool = False
 ) -> Iterator[tuple[list[Candidate], str]]:
     """Yield what the sources propose for every judged text of the streams, and the text."""
@@ -101,13 +103,13 @@ def proposals(
                 context = {name: row[name] for name in others}
                 if prefix is not None and completer.fits(prefix):
                     written = completer.type(completer.begin(user, context), prefix)
-                    found = completer.suggest(written, PROPOSED)
-                    yield blend.candidates(written.text, found, user.history, PROPOSED), row[text]
+                    found = completer.suggest(written, MIN_PROPOSALS)
+                    yield blend.candidates(written.text, found, user.history, MIN_PROPOSALS), row[text]
                 (user,), _ = learner.learn([user], [row[text]], [context])
                 bar.update()
 
 
-def reciprocal_rank(blend: Blend, lists: Sequence[tuple[list[Candidate], str]]) -> float:
+def mean_reciprocal_rank(blend: Blend, lists: Sequence[tuple[list[Candidate], str]]) -> float:
     """Return the mean reciprocal rank of the texts among the best candidates of their `lists`."""
-    ranks = (rank_of(text, [one.text for one in blend.merged(found, COUNT)]) for found, text in lists)
+    ranks = (rank_of(text, [one.text for one in blend.merge(found, SUGGESTION_COUNT)]) for found, text in lists)
     return sum(1 / rank for rank in ranks if rank) / max(1, len(lists))

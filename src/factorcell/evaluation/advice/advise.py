@@ -27,8 +27,8 @@ from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare, report_truncated
 from factorcell.data.columns import parse_column
 from factorcell.data.corpus import Corpus
-from factorcell.data.schema import RARE, ContextSchema, Variable
-from factorcell.data.tables import GIVEN, name_of
+from factorcell.data.schema import UNKNOWN_VALUE, ContextSchema, Variable
+from factorcell.data.tables import COLUMNS_IN_MEMORY, table_name
 from factorcell.evaluation import baselines
 from factorcell.evaluation.advice.conditional_ngram import (
     ValueNGram,
@@ -37,7 +37,7 @@ from factorcell.evaluation.advice.conditional_ngram import (
     tilted,
 )
 from factorcell.evaluation.advice.sample import Ids, LabelColumn, Split, columns_of, sample
-from factorcell.evaluation.bayes_rule import tempered
+from factorcell.evaluation.bayes_rule import apply_temperature
 from factorcell.progress import progress_bar
 
 LEAST = 20  # minimal number of rows
@@ -68,11 +68,11 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
     names = list(dict.fromkeys([data.text, *(parse_column(text)[0] for text in data.columns)]))
     table, total = sample(source, names, rows, seed)
     try:
-        corpus = prepare(table, config, progress=progress, report=False)
+        corpus = prepare(table, config, progress=progress, report_truncation=False)
     except UserError as error:
         drawn = "" if total <= rows else f", of {rows:,} rows drawn,"
-        raise error.saying(error.message.replace(GIVEN, f"{name_of(source)}{drawn}", 1)) from None
-    report_truncated(corpus.truncated, name_of(source), data.max_tokens)
+        raise error.with_message(error.message.replace(COLUMNS_IN_MEMORY, f"{table_name(source)}{drawn}", 1)) from None
+    report_truncated(corpus.truncated, table_name(source), data.max_tokens)
     if len(corpus) < LEAST:
         raise UserError(f"{len(corpus)} rows are too few to judge a column; {LEAST} are the least")
     columns = columns_of(corpus)
@@ -87,8 +87,8 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
     return {
         "rows": len(corpus),
         "of": total,
-        "targets": corpus.targets,
-        "tokens_per_text": corpus.targets / len(corpus),
+        "targets": corpus.target_count,
+        "tokens_per_text": corpus.target_count / len(corpus),
         "columns": found,
         "all": together,
     }
@@ -160,8 +160,8 @@ def _linear(split: Split, column: LabelColumn, prior: Floats, seed: int) -> list
     judge, unread = baselines.Linear(part(split.rows[0][:LEARNED]), seed=seed), part(split.rows[2])
     fitted = judge(part(split.rows[1])).log_posterior
     after = [judge(text).log_posterior for text in (*(unread.truncate(first) for first in FIRST), unread)]
-    exponent = _best_exponent([tempered(c * fitted, 1.0) for c in COOL], prior, tune)
-    return [_guesses("linear", after, test, _information(tempered(exponent * after[-1], 1.0), prior, test))]
+    exponent = _best_exponent([apply_temperature(c * fitted, 1.0) for c in COOL], prior, tune)
+    return [_guesses("linear", after, test, _information(apply_temperature(exponent * after[-1], 1.0), prior, test))]
 
 
 def _information(logs: Floats, prior: Floats, labels: Ids) -> float:
@@ -176,8 +176,8 @@ def _accuracy(logs: Floats, labels: Ids) -> float:
 
 
 def _described(column: LabelColumn, counts: Ids) -> Row:
-    rare = counts[0] if column.values[0] == RARE else 0
-    named = counts[1:] if column.values[0] == RARE else counts
+    rare = counts[0] if column.values[0] == UNKNOWN_VALUE else 0
+    named = counts[1:] if column.values[0] == UNKNOWN_VALUE else counts
     missing = float((column.labels == len(column.values)).mean())
     return {
         "values": len(named),

@@ -1,4 +1,4 @@
-"""An n-gram model that is conditioned on the value of a context column.
+"""An n-gram model that is conditioning on the value of a context column.
 
     p_1(w | h, v) = p(w | h) r_v(w)^beta / Z(h, v)         r_v(w) = (c_v(w) + alpha p(w)) / (c_v + alpha) / p(w)
     p_n(w | h, v) = (c_v(h w) + alpha_n p_{n-1}(w | h, v)) / (c_v(h) + alpha_n)
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell.data.corpus import Corpus, targets
-from factorcell.evaluation.bayes_rule import tempered
+from factorcell.data.corpus import Corpus, target_ids
+from factorcell.evaluation.bayes_rule import apply_temperature
 from factorcell.evaluation.ngram import NGram
 
 BLOCK = 4_000_000  # probabilities that are computed at once
@@ -75,7 +75,7 @@ class IndexedTexts:
         )
         starts = np.append(0, np.cumsum(corpus.lengths))
         base = np.zeros(0) if counted else -model.nats(corpus)
-        return cls(targets(corpus), histories, grams, starts, base)
+        return cls(target_ids(corpus), histories, grams, starts, base)
 
     def each(self, of_texts: Ids) -> Ids:
         """Repeat what is given for each text (B,) for each of its targets (T,)."""
@@ -212,4 +212,4 @@ def posterior(logs: Narrow, texts: IndexedTexts, prior: Floats, exponent: float,
     for row, begin in enumerate(texts.starts[:-1]):
         end = texts.starts[row + 1] if first is None else min(texts.starts[row + 1], begin + first)
         found[row] = logs[begin:end, : len(prior)].sum(0, dtype=np.float64)
-    return tempered(prior + exponent * found, 1.0)
+    return apply_temperature(prior + exponent * found, 1.0)

@@ -69,7 +69,7 @@ def columns_of(corpus: Corpus) -> list[LabelColumn]:
             ids = corpus.categories[:, schema.categories.index(variable)].astype(np.int64)
             values = variable.values[: VALUES + 1]
             ids = np.where(ids >= len(values), 0, ids)
-            labels, rare = np.where(ids < 0, len(values), ids), variable.rare + len(variable.values) - len(values)
+            labels, rare = np.where(ids < 0, len(values), ids), variable.rare_count + len(variable.values) - len(values)
             found.append(LabelColumn(variable.name, "category", values, labels, rare))
         elif variable in schema.numbers:
             found.append(_binned(variable, corpus.numbers[:, schema.numbers.index(variable)]))
@@ -108,7 +108,9 @@ class Split:
         few, more = order[: held // 2], order[held // 2 : held]
         rows = order[held:], _first(corpus, few, TUNED), _first(corpus, more, judging)
         parts = [corpus.select(part) for part in rows]
-        counts = ngram.count(parts[0], ORDER_OF_CHARACTERS if corpus.tokenizer.is_character_level else ORDER, progress)
+        counts = ngram.count_ngrams(
+            parts[0], ORDER_OF_CHARACTERS if corpus.tokenizer.is_character_level else ORDER, progress
+        )
         model = NGram(Path(), config.with_options(context=()), corpus.tokenizer, counts)
         train, tune, test = (IndexedTexts.find(model, part, counted=part is parts[0]) for part in parts)
         single = ValueNGram(model, train, np.zeros(len(parts[0]), dtype=np.int64), 1)

@@ -28,11 +28,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factorcell import inputs
+from factorcell import input_files
 from factorcell.config import UserError
-from factorcell.data.rows import rows_of
+from factorcell.data.rows import to_rows
 from factorcell.data.tables import open_table
-from factorcell.data.values import category_name, widened
+from factorcell.data.values import category_name, to_float64
 
 Floats = NDArray[np.float64]
 Hypothesis = tuple[str, list[float]]  # text and scores
@@ -101,7 +101,7 @@ def read_nbest(source: Any) -> NBest:
         UserError: The lists cannot be read; the message names the file and the line.
     """
     if not isinstance(source, (str, Path)):
-        rows = source if isinstance(source, (list, tuple)) else rows_of(source)
+        rows = source if isinstance(source, (list, tuple)) else to_rows(source)
         return _from_rows((f"utterance {number}", row) for number, row in enumerate(rows, 1))
     path = Path(source)
     if not path.exists():
@@ -123,14 +123,14 @@ def read_nbest(source: Any) -> NBest:
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the lines that are not blank, each with its place for error messages."""
-    inputs.check(path)
+    input_files.check(path)
     if path.suffix == ".Z":
         raise UserError(f"{path}: expected a plain file or a .gz file, got a .Z file; unpack it (uncompress)")
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
             for number, line in enumerate(file, 1):
                 where = f"{path} line {number}"
-                if text := inputs.decoded(line, where).strip():
+                if text := input_files.decode(line, where).strip():
                     yield where, text
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
@@ -194,7 +194,7 @@ def _hypothesis(one: Any, names: Sequence[str], where: str) -> Hypothesis:
 
 
 def _without_numpy(row: Mapping[str, Any]) -> dict[str, Any]:
-    numbers = {name: widened(value) for name, value in row.items() if isinstance(value, np.floating)}
+    numbers = {name: to_float64(value) for name, value in row.items() if isinstance(value, np.floating)}
     return {name: value.item() if isinstance(value, np.generic) else value for name, value in row.items()} | numbers
 
 
@@ -239,7 +239,7 @@ def _kaldi(path: Path) -> NBest:
 
 
 def _srilm(path: Path) -> NBest:
-    files = [one for one in inputs.visible(path) if one.is_file()] if path.is_dir() else [path]
+    files = [one for one in input_files.list_visible(path) if one.is_file()] if path.is_dir() else [path]
     utterances = []
     for file in files:
         name = file.name

@@ -45,7 +45,7 @@ class ScoreWeights:
     values: Mapping[str, float]
 
     @classmethod
-    def shared(cls, names: Sequence[str], share: float = 0.5) -> "ScoreWeights":
+    def with_model_share(cls, names: Sequence[str], share: float = 0.5) -> "ScoreWeights":
         """Weigh all scores 1, but give the model a `share` of the weight of the first pass's language model."""
         limits.check(share=share)
         values = {name: 1 - share if name == LM else 1.0 for name in names}
@@ -72,7 +72,7 @@ class ScoreWeights:
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredNBest:
     """Lists with the log probability of every hypothesis in nats: `model` (H,) for each utterance."""
 
     nbest: NBest
@@ -111,7 +111,7 @@ def read(
 def checked(model: Run | NGram, nbest: NBest, rows: Sequence[Row], unknown: str) -> tuple[str, ...]:
     """Return the variables that no utterance has; a `UserError` for a bad value names the utterance."""
     there = {name for row in rows for name, value in row.items() if not is_missing(value)}
-    optional = tuple(variable.name for variable in model.schema.variables if variable.source not in there)
+    optional = tuple(variable.name for variable in model.schema.variables if variable.source_column not in there)
     seen = set()
     for utterance, row in zip(nbest.utterances, rows, strict=True):
         if (key := repr(row)) in seen:
@@ -120,18 +120,18 @@ def checked(model: Run | NGram, nbest: NBest, rows: Sequence[Row], unknown: str)
         try:
             read(model, [replace(utterance, texts=("",))], [row], optional, unknown)
         except UserError as error:
-            raise error.saying(f"utterance {utterance.id}: {error.message.removeprefix(ROW)}") from None
+            raise error.with_message(f"utterance {utterance.id}: {error.message.removeprefix(ROW)}") from None
     return optional
 
 
-def score(
+def score_hypotheses(
     model: Run | NGram,
     nbest: NBest,
     *,
     context: Mapping[str, Any] | None = None,
     unknown: str = "error",
     progress: bool = False,
-) -> Scored:
+) -> ScoredNBest:
     """Score every hypothesis in the context of its utterance; `context` has values for all utterances.
 
     `unknown` says how to read values that training never saw, as in `Run.prepare`. `UserError` if a value is not valid.
@@ -146,7 +146,7 @@ def score(
             flat = np.array([-tally.nats for tally in text_tallies(model, corpus)])
             scores += np.split(flat, np.cumsum([len(one.texts) for one in utterances])[:-1])
             bar.update(len(utterances))
-    return Scored(nbest, tuple(scores))
+    return ScoredNBest(nbest, tuple(scores))
 
 
 def parts(nbest: NBest) -> Iterator[slice]:
@@ -161,12 +161,12 @@ def parts(nbest: NBest) -> Iterator[slice]:
     yield slice(begin, len(nbest.utterances))
 
 
-def chosen(scored: Scored, weights: ScoreWeights) -> list[int]:
+def chosen(scored: ScoredNBest, weights: ScoreWeights) -> list[int]:
     wanted = weights.array(scored.names)
     return [int((features @ wanted).argmax()) for features in scored.features()]
 
 
-def fit(scored: Scored) -> tuple[ScoreWeights, float]:
+def fit_weights(scored: ScoredNBest) -> tuple[ScoreWeights, float]:
     """Return the weights under which the hypotheses with the fewest word errors are most likely, and their nats a list.
 
     `UserError` if the lists have no references.
@@ -176,14 +176,14 @@ def fit(scored: Scored) -> tuple[ScoreWeights, float]:
         raise UserError("the lists have no references: weights cannot be fitted")
     lists = scored.features()
     features = np.asarray(weighting.padded(lists), dtype=np.float64)
-    errors = [distances(one.reference or "", one.texts) for one in nbest.utterances]
+    errors = [word_errors(one.reference or "", one.texts) for one in nbest.utterances]
     padded = np.asarray(weighting.padded(errors), dtype=np.int64)
     real = np.arange(features.shape[1]) < np.array([len(one) for one in lists])[:, None]
     weights, nats = weighting.likeliest(features, real, padded)
     return ScoreWeights(dict(zip(scored.names, weights.tolist(), strict=True))), -nats
 
 
-def rescore(scored: Scored, weights: ScoreWeights) -> list[Row]:
+def rescore(scored: ScoredNBest, weights: ScoreWeights) -> list[Row]:
     """Choose a hypothesis for each utterance; return a row with `id`, `text`, `place` (from 1), `first`, `columns`.
 
     With a reference the row has its `words`, the `errors` of the chosen text, and `errors_first` and `errors_oracle`,
@@ -194,14 +194,14 @@ def rescore(scored: Scored, weights: ScoreWeights) -> list[Row]:
         text = utterance.texts[place]
         row: Row = {"id": utterance.id, "text": text, "place": place + 1, "first": utterance.texts[0]}
         if utterance.reference is not None:
-            errors = distances(utterance.reference, utterance.texts)
+            errors = word_errors(utterance.reference, utterance.texts)
             row |= {"reference": utterance.reference, "words": len(utterance.reference.split())}
             row |= {"errors": int(errors[place]), "errors_first": int(errors[0]), "errors_oracle": int(errors.min())}
         rows.append({**row, "columns": dict(utterance.columns)})
     return rows
 
 
-def summarise(rows: Sequence[Row], by: Sequence[str] = (), seed: int = 0) -> list[Row]:
+def word_error_rates(rows: Sequence[Row], by: Sequence[str] = (), seed: int = 0) -> list[Row]:
     """Compute the word error rates of rows of `rescore` with references: of all, and by values of the columns `by`.
 
     A row has `by`, `value`, `utterances` and `words`; the rates `first`, `rescored` and `oracle` as shares of the
@@ -219,7 +219,7 @@ def summarise(rows: Sequence[Row], by: Sequence[str] = (), seed: int = 0) -> lis
 def _rates(key: tuple[str, str], rows: Sequence[Row], seed: int) -> Row:
     names = ("words", "errors_first", "errors", "errors_oracle")
     counts = np.array([[row[name] for name in names] for row in rows], dtype=np.float64)
-    drawn = bootstrap.sums(counts, seed=seed)
+    drawn = bootstrap.resampled_sums(counts, seed=seed)
     words, first, rescored, oracle = drawn[0]
     if not words:
         of = "" if key == ALL else f" of {key[0]} {key[1]!r}"
@@ -229,11 +229,11 @@ def _rates(key: tuple[str, str], rows: Sequence[Row], seed: int) -> Row:
         **dict(zip(("by", "value"), key, strict=True)),
         **{"utterances": len(rows), "words": int(words)},
         **{"first": float(first / words), "rescored": float(rescored / words), "oracle": float(oracle / words)},
-        **bootstrap.middle(gains, len(rows)).row("gain"),
+        **bootstrap.percentile_interval(gains, len(rows)).to_row("gain"),
     }
 
 
-def distances(reference: str, texts: Sequence[str]) -> NDArray[np.int64]:
+def word_errors(reference: str, texts: Sequence[str]) -> NDArray[np.int64]:
     """Return the word errors (H,) of texts: the fewest words to substitute, delete and insert."""
     said, read = reference.split(), [text.split() for text in texts]
     numbers = {word: number for number, word in enumerate(dict.fromkeys(said))}

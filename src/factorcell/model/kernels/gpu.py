@@ -70,7 +70,7 @@ def on(array: Tensor) -> Any:
     return torch.cuda.device_of(array)  # type: ignore[no-untyped-call]
 
 
-def processors(device: torch.device) -> int:
+def processor_count(device: torch.device) -> int:
     """How many programs the device runs at once; the interpreter pretends to have four."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
@@ -85,7 +85,7 @@ def precision() -> str:
     return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
-def power(size: int) -> int:
+def next_power_of_two(size: int) -> int:
     """The smallest power of two that is not below `size`: tiles have no other sizes."""
     return 1 << (max(size, 1) - 1).bit_length()
 

@@ -278,13 +278,13 @@ def _tanh(x):
 
 def _launch(function: Any, arrays: tuple[Tensor | None, ...], weight: Tensor, like: Tensor, rank: int) -> None:
     batch, steps, hidden = *like.shape[:2], weight.shape[0]
-    size, whole, ranks = weight.element_size(), max(gpu.power(hidden), 16), gpu.power(rank)
+    size, whole, ranks = weight.element_size(), max(gpu.next_power_of_two(hidden), 16), gpu.next_power_of_two(rank)
     # As many programs as processors; fewer than 16 texts waste a part of products that wait for memory anyway.
     fewest, most = (4, min(max(1024 // ranks, 4), 16)) if rank else (16, 32)
-    rows = min(max(gpu.power(-(-batch // gpu.processors(weight.device))), fewest), most)
+    rows = min(max(gpu.next_power_of_two(-(-batch // gpu.processor_count(weight.device))), fewest), most)
     held = 3 * whole * whole * size <= HELD and rows * whole <= SUMS
     units = whole if held else min(whole, max(SUMS // rows, 16), 256 if whole <= 256 else 128)
-    deepest = gpu.power(STAGE // (3 * (units + rows) * size) + 1) // 2
+    deepest = gpu.next_power_of_two(STAGE // (3 * (units + rows) * size) + 1) // 2
     tiles = {
         "ROWS": rows,
         "UNITS": units,

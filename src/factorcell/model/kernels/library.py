@@ -61,7 +61,7 @@ def variant() -> str | None:
     return choose("FACTORCELL_KERNEL", wanted, ["off", "triton", *here]) if wanted else here[-1]
 
 
-def chosen() -> int:
+def instruction_set() -> int:
     """The number of the instruction set that the compiled code is to use; `ValueError` where it is not to be used."""
     name = variant()
     if name is None:
@@ -75,7 +75,7 @@ def usable(*arrays: Tensor) -> bool:
 
 
 @cache
-def keep_memory() -> None:
+def retain_freed_memory() -> None:
     """From here on this process keeps what it frees, up to 1 GB, for its next step.
 
     By default glibc gives large arrays back to the system, which zeroes their pages anew: up to a third of the time.
@@ -96,17 +96,17 @@ def precision(name: str, device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, torch.bfloat16) if name == "bfloat16" else nullcontext()
 
 
-def halved(device: torch.device) -> bool:
+def autocasts_to_bfloat16(device: torch.device) -> bool:
     """Whether products on `device` are to be of bfloat16 numbers."""
     return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
 def half() -> bool:
     """Whether the compiled code is to multiply bfloat16 numbers: where that is asked for, if the processor has them."""
-    return halved(torch.device("cpu")) and short()
+    return autocasts_to_bfloat16(torch.device("cpu")) and has_bfloat16()
 
 
-def short() -> bool:
+def has_bfloat16() -> bool:
     """Whether the compiled code multiplies bfloat16 numbers by instructions of the processor."""
     return variant() in WITH_SHORT
 
@@ -136,14 +136,14 @@ def call(function: str, arguments: ctypes.Structure, number: int, *ways: bool) -
 
     `ways` say which of the things that it does. `MemoryError` where the work memory that it needs is not to be had.
     """
-    compiled = existing()
+    compiled = require_library()
     if not 0 <= number <= (best := compiled.factorcell_best()):
         raise ValueError(f"{function}: instruction set {number}; valid are 0 to {best} here")
     if getattr(compiled, f"factorcell_{function}")(ctypes.byref(arguments), *map(int, ways), number):
         raise MemoryError(f"not enough memory for the compiled {function}")
 
 
-def existing() -> ctypes.CDLL:
+def require_library() -> ctypes.CDLL:
     """The compiled code; `ValueError` where there is none, which `usable` tells."""
     compiled = library()
     if compiled is None:

@@ -24,21 +24,21 @@ from factorcell.model.kernels.signatures import RECURRENCE
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedWeight:
     """W (H, 3H) as the compiled code reads it, `there` and `back`: worth it where it reads few texts at a time.
 
     For the instruction set of that `number`, and products of bfloat16 if `half`.
     """
 
-    there: Tensor
-    back: Tensor
+    forward: Tensor
+    backward: Tensor
     number: int
     half: bool
 
     @classmethod
-    def of(cls, weight: Tensor) -> "Packed":
+    def of(cls, weight: Tensor) -> "PackedWeight":
         """W as it is now, for the kernels and the precision that are chosen now."""
-        number, half = library.chosen(), library.half()
+        number, half = library.instruction_set(), library.half()
         dense = weight.detach().float().contiguous()
         numbers = (1, 1, dimensions("weight", dense, 2)[0], 0, 1, int(half), 0)
 
@@ -53,7 +53,7 @@ class Packed:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class RecurrenceInputs:
     """Arguments of the recurrence.
 
     `given` (B, T, 3H): the inputs' share of the gates; `bias` (B, 3H); `given_reduced` (B, T, R): their share of z;
@@ -76,9 +76,9 @@ class Inputs:
     hidden: Tensor
     memory: Tensor
     lengths: Tensor | None
-    packed: Packed | None = None
+    packed: PackedWeight | None = None
 
-    def to(self, kind: torch.dtype) -> "Inputs":
+    def to(self, kind: torch.dtype) -> "RecurrenceInputs":
         """Return these arguments with all numbers except lengths converted to type `kind`."""
         arrays = {name: getattr(self, name) for name in ARRAY_FIELDS}
         numbers = {name: a.to(kind) for name, a in arrays.items() if a is not None and a.dtype != torch.long}
@@ -89,21 +89,21 @@ class Inputs:
         return tuple(getattr(self, name) for name in ARRAY_FIELDS)
 
 
-ARRAY_FIELDS = tuple(field.name for field in fields(Inputs) if field.name != "packed")
+ARRAY_FIELDS = tuple(field.name for field in fields(RecurrenceInputs) if field.name != "packed")
 
 
-def usable(inputs: Inputs) -> bool:
+def usable(inputs: RecurrenceInputs) -> bool:
     """Whether `run` can do it: floats on the processor, one W for all texts, and something to do."""
     return inputs.weight.dim() == 2 and inputs.given.numel() > 0 and library.usable(inputs.given, inputs.weight)
 
 
-def run(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+def run(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor, Tensor]:
     """Hidden states (B, T, H), the last one and the last memory (B, H); products are of bfloat16 within autocast."""
     arrays = inputs.arrays()
     learning = torch.is_grad_enabled() and any(array is not None and array.requires_grad for array in arrays)
-    number, half, packed = library.chosen(), library.half(), inputs.packed
+    number, half, packed = library.instruction_set(), library.half(), inputs.packed
     fits = packed is not None and (packed.number, packed.half) == (number, half)
-    both = (packed.there, packed.back) if packed is not None and fits else (None, None)
+    both = (packed.forward, packed.backward) if packed is not None and fits else (None, None)
     result: tuple[Tensor, Tensor, Tensor] = _Recurrence.apply(learning, half, number, both, *arrays)  # type: ignore[no-untyped-call]
     return result
 
@@ -120,7 +120,7 @@ def _call(backward: bool, half: bool, number: int, rank: int, arrays: Mapping[st
 
 def _packed_size(numbers: tuple[int, ...], backward: bool, number: int) -> int:
     arguments = RECURRENCE.arguments(numbers, {})
-    size: int = library.existing().factorcell_packed_weight(ctypes.byref(arguments), int(backward), number)
+    size: int = library.require_library().factorcell_packed_weight(ctypes.byref(arguments), int(backward), number)
     return size
 
 

@@ -92,9 +92,9 @@ def log_sums(values: Tensor, table: Tensor, bias: Tensor, logits: Tensor | None 
     `logits` (N, V) is room for x . e_v + b_v, if they are to be kept.
     """
     bias = bias[None] if bias.dim() == 1 else bias
-    numbers, number = _numbers(values, table, bias, library.half()), library.chosen()
+    numbers, number = _numbers(values, table, bias, library.half()), library.instruction_set()
     sized = SOFTMAX.arguments(numbers, {})
-    packed = torch.empty(library.existing().factorcell_packed_table(ctypes.byref(sized), number))
+    packed = torch.empty(library.require_library().factorcell_packed_table(ctypes.byref(sized), number))
     result = torch.empty(len(values))
     arrays = {**library.dense(values=values, table=table, bias=bias), "packed": packed, "result": result}
     arrays["logits"] = logits
@@ -119,9 +119,9 @@ def gradients(
     of the `targets` (N,). A target of V stands for none: then they are those of the sum alone.
     """
     shape, bias = bias.shape, bias[None] if bias.dim() == 1 else bias
-    numbers, number = _numbers(values, table, bias, half), library.chosen()
+    numbers, number = _numbers(values, table, bias, half), library.instruction_set()
     sized = SOFTMAX.arguments(numbers, {})
-    packed = torch.empty(library.existing().factorcell_softmax_room(ctypes.byref(sized), number))
+    packed = torch.empty(library.require_library().factorcell_softmax_room(ctypes.byref(sized), number))
     of_values = torch.empty(values.shape) if wanted[0] else None
     of_table = torch.empty(table.shape) if wanted[1] else None
     of_bias = torch.zeros(bias.shape) if wanted[2] else None

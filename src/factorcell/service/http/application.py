@@ -19,9 +19,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from factorcell.service import faults
+from factorcell.service import error_log
 from factorcell.service.http import metrics, pages, problems, reading
-from factorcell.service.http.lanes import GoneError, Turn
+from factorcell.service.http.lanes import DisconnectedError, TimeLimit
 from factorcell.service.http.messages import CompleteRequest
 from factorcell.service.http.openapi import EVENTS, openapi
 from factorcell.service.http.operations import OPERATIONS
@@ -116,12 +116,12 @@ class Guard:
         try:
             _check_origin(Headers(scope=scope), scope["method"], self.site)
             await self.app(scope, receive, sent)
-        except GoneError:
+        except DisconnectedError:
             status = GONE
         except Exception as error:
-            problem = problems.of(error, str(self.site.service.model.run.folder))
+            problem = problems.problem_from(error, str(self.site.service.model.run.folder))
             if problem.kind == "failed":
-                faults.log(error)
+                error_log.log_unexpected_error(error)
             if not status:
                 await problem.response()(scope, receive, sent)
         finally:
@@ -155,8 +155,8 @@ def _endpoint(site: Site, by_method: dict[str, Operation]) -> Endpoint:
         request.scope[OPERATION] = operation.name
         _authorize(site, operation.scope, request)
         message = None
-        if operation.takes is not None:
-            message = await reading.message(request, operation.takes, operation.largest)
+        if operation.request_type is not None:
+            message = await reading.message(request, operation.request_type, operation.largest)
         user = reading.part(request, "user") if "user" in request.path_params else ""
         deadline = request.scope[ARRIVED] + site.settings.patience
         if isinstance(message, CompleteRequest):
@@ -168,13 +168,15 @@ def _endpoint(site: Site, by_method: dict[str, Operation]) -> Endpoint:
             while (await request.receive())["type"] != "http.disconnect":
                 pass
 
-        def work(turn: Turn) -> Any:
+        def work(turn: TimeLimit) -> Any:
             return operation.answer(site, Call(message, user, turn))
 
         lane = site.lanes[operation.lane]
         with site.metrics.waiting.labels(operation.lane).track_inprogress():
             if operation.streams:
-                results = await lane.stream(cast("Callable[[Turn], Iterator[msgspec.Struct]]", work), deadline, gone)
+                results = await lane.stream(
+                    cast("Callable[[TimeLimit], Iterator[msgspec.Struct]]", work), deadline, gone
+                )
                 events = (b"data: " + msgspec.json.encode(one) + b"\n\n" async for one in results)
                 return StreamingResponse(events, media_type=EVENTS)
             content = msgspec.json.encode(await lane.run(work, deadline, gone))

@@ -20,8 +20,8 @@ from typing import Annotated
 
 import msgspec
 
-from factorcell import files, inputs
-from factorcell.choices import SCOPES
+from factorcell import files, input_files
+from factorcell.choices import KEY_SCOPES
 from factorcell.config import UserError, choose
 
 BEGIN = "fc_"  # the prefix of all keys, by which they are recognised where they should not be
@@ -40,17 +40,17 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not self.name.isprintable():
             raise ValueError("the name of a key is 1 to 64 printable characters")
         for scope in self.scopes:
-            choose("scope", scope, SCOPES)
+            choose("scope", scope, KEY_SCOPES)
 
 
 class _File(msgspec.Struct, frozen=True):
     key: tuple[Key, ...] = ()
 
 
-def read(path: str | Path) -> tuple[Key, ...]:
+def read_keys(path: str | Path) -> tuple[Key, ...]:
     """Return the keys of a file. `UserError` for anything but a file of keys."""
     try:
-        keys = msgspec.toml.decode(inputs.text(path), type=_File).key
+        keys = msgspec.toml.decode(input_files.read_text(path), type=_File).key
     except msgspec.MsgspecError as error:
         raise UserError(f"{path}: not a file of keys ({error})") from None
     if len({one.name for one in keys}) < len(keys):
@@ -58,9 +58,9 @@ def read(path: str | Path) -> tuple[Key, ...]:
     return keys
 
 
-def add(path: str | Path, name: str, scopes: Sequence[str], rate: float | None = None) -> str:
+def add_key(path: str | Path, name: str, scopes: Sequence[str], rate: float | None = None) -> str:
     """Make a key, add its hash to the file, and return it. Only the owner can read the file."""
-    known = read(path) if Path(path).exists() else ()
+    known = read_keys(path) if Path(path).exists() else ()
     if any(one.name == name for one in known):
         raise UserError(f"{path}: has a key named {name!r} already; choose another name")
     key = BEGIN + secrets.token_urlsafe(32)
@@ -116,7 +116,7 @@ class KeyRing:
 
         A file without keys refuses everybody.
         """
-        keys = read(self.path)
+        keys = read_keys(self.path)
         self._allowances = {
             key: self._allowances.get(key) or Allowance(key.rate * self.share) for key in keys if key.rate is not None
         }

@@ -27,12 +27,12 @@ FADING = 0.05  # weight of the newest value in the moving mean of seconds
 BUSY = "too much is being asked at once; it was not begun"
 
 
-class GoneError(Exception):
+class DisconnectedError(Exception):
     """The client has disconnected."""
 
 
 @dataclass(frozen=True)
-class Turn:
+class TimeLimit:
     """What work may take: the time until `deadline` (`time.monotonic()`), unless `stop` is set before."""
 
     deadline: float
@@ -60,7 +60,7 @@ class Lane:
             return 0.0
         return (math.floor(self.waiting / self.threads) + 2) * self.mean
 
-    async def run(self, work: Callable[[Turn], T], deadline: float, gone: Gone) -> T:
+    async def run(self, work: Callable[[TimeLimit], T], deadline: float, gone: Gone) -> T:
         """Return what `work` returns; `ProblemError` if it cannot be done by `deadline` (`time.monotonic()`).
 
         When `gone` returns, work that has not begun is dropped, work that has begun is stopped, and a `GoneError` is
@@ -76,7 +76,7 @@ class Lane:
         try:
             await asyncio.wait((answer, leaving), return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
-                raise GoneError
+                raise DisconnectedError
             return answer.result()
         finally:
             leaving.cancel()
@@ -86,14 +86,14 @@ class Lane:
             answer.cancel()  # asyncio would log an error that nobody awaits, with what was asked
             stop.set()
 
-    async def stream(self, work: Callable[[Turn], Iterator[T]], deadline: float, gone: Gone) -> AsyncIterator[T]:
+    async def stream(self, work: Callable[[TimeLimit], Iterator[T]], deadline: float, gone: Gone) -> AsyncIterator[T]:
         """Return what `work` yields, once its first value is there; errors before it are raised here.
 
         When `gone` returns or the iterator is closed, the thread ends at its next value.
         """
         loop, values = asyncio.get_running_loop(), asyncio.Queue[T | None]()
 
-        def put(turn: Turn) -> None:
+        def put(turn: TimeLimit) -> None:
             for value in work(turn):
                 if turn.stop.is_set:
                     return
@@ -116,7 +116,7 @@ class Lane:
                 while value is not None:
                     yield value
                     value = await values.get()
-                with suppress(GoneError):
+                with suppress(DisconnectedError):
                     await task
             finally:
                 task.cancel()
@@ -127,7 +127,7 @@ class Lane:
         """Wait for work that has begun; drop the rest."""
         self._pool.shutdown(cancel_futures=True)
 
-    def _work(self, work: Callable[[Turn], T], deadline: float, stop: Stop) -> T:
+    def _work(self, work: Callable[[TimeLimit], T], deadline: float, stop: Stop) -> T:
         began = time.monotonic()
         left = deadline - began
         with self._lock:
@@ -137,7 +137,7 @@ class Lane:
         try:
             if share <= 0:
                 raise ProblemError("overloaded", BUSY, retry=self.expected())
-            return work(Turn(began + share, stop))
+            return work(TimeLimit(began + share, stop))
         finally:
             took = time.monotonic() - began
             with self._lock:

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from factorcell.completion.texts import LONGEST
-from factorcell.service.record import LATEST, LONGEST_ID, LONGEST_KEY, LONGEST_VALUE, ContextValue
+from factorcell.completion.texts import MAX_BYTES
+from factorcell.service.record import MAX_ID_BYTES, MAX_KEY_LENGTH, MAX_TIME, MAX_VALUE_LENGTH, ContextValue
 
 MOST_RESULTS = 100
 LONGEST_WAIT = 10_000  # milliseconds that a completion may take
@@ -15,9 +15,9 @@ MOST_TEXTS, MOST_CANDIDATES, MOST_HYPOTHESES, MOST_TOKENS = 256, 1000, 1000, 100
 LONGEST_PROMPT = 1000  # characters, each of which the model reads one after the other
 LARGEST_SCORE = 1e30
 
-UserId = Annotated[str, Meta(min_length=1, max_length=LONGEST_ID, description="an id of printable characters")]
-Text = Annotated[str, Meta(min_length=1, max_length=LONGEST, description="a whole text")]
-Value = Annotated[str, Meta(max_length=LONGEST_VALUE)] | bool | int | float
+UserId = Annotated[str, Meta(min_length=1, max_length=MAX_ID_BYTES, description="an id of printable characters")]
+Text = Annotated[str, Meta(min_length=1, max_length=MAX_BYTES, description="a whole text")]
+Value = Annotated[str, Meta(max_length=MAX_VALUE_LENGTH)] | bool | int | float
 Context = Annotated[
     dict[str, Value],
     Meta(description='column of the context -> value; a boolean is the category "true" or "false"', max_length=100),
@@ -37,7 +37,7 @@ class Asked(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 class CompleteRequest(Asked):
     """What a user has typed."""
 
-    query: Annotated[str, Meta(max_length=LONGEST, description="the typed text, completed at the cursor")]
+    query: Annotated[str, Meta(max_length=MAX_BYTES, description="the typed text, completed at the cursor")]
     user: Annotated[UserId | None, Meta(description="who types; an unknown user unless given")] = None
     cursor: Annotated[Whole | None, Meta(description="place in the query, in characters; its end unless given")] = None
     context: Context = {}
@@ -56,7 +56,7 @@ class Result(Message):
     text: str
     source: Annotated[str, Meta(description="who proposes it: model, popularity, history, or several with +")]
     score: Annotated[float, Meta(description="log probability of the text given what is typed")]
-    slips: Annotated[int, Meta(ge=0, description="typing errors that it assumes")]
+    typos: Annotated[int, Meta(ge=0, description="typing errors that it assumes")]
     parts: Annotated[dict[str, float] | None, Meta(description="what each source adds, if asked for")] = None
 
 
@@ -74,7 +74,7 @@ class AcceptRequest(Asked):
     user: UserId
     text: Text
     idempotency_key: Annotated[
-        Annotated[str, Meta(min_length=1, max_length=LONGEST_KEY)] | None,
+        Annotated[str, Meta(min_length=1, max_length=MAX_KEY_LENGTH)] | None,
         Meta(description="the same for each try to send one accept, which then counts once"),
     ] = None
     context: Context = {}
@@ -110,11 +110,11 @@ class ProfileAnswer(Message):
     texts: list[Kept]
 
 
-class GivenText(Struct, kw_only=True, omit_defaults=True):
+class ExportedText(Struct, kw_only=True, omit_defaults=True):
     """A text of a user in an export."""
 
     text: Text
-    time: Annotated[int, Meta(ge=0, le=LATEST, description="Unix seconds")]
+    time: Annotated[int, Meta(ge=0, le=MAX_TIME, description="Unix seconds")]
     context: Context = {}
 
 
@@ -124,7 +124,7 @@ class Export(Struct, kw_only=True):
     format: Literal[1]
     user: UserId
     paused: bool
-    texts: Annotated[list[GivenText], Meta(max_length=MOST_IMPORTED)]
+    texts: Annotated[list[ExportedText], Meta(max_length=MOST_IMPORTED)]
 
 
 class ForgetRequest(Asked):
@@ -160,7 +160,7 @@ class UserAnswer(Message):
 class ContextText(Asked):
     """A text and its context."""
 
-    text: Annotated[str, Meta(max_length=LONGEST)]
+    text: Annotated[str, Meta(max_length=MAX_BYTES)]
     context: Context = {}
 
 
@@ -187,7 +187,7 @@ class ScoreAnswer(Message):
 class ClassifyRequest(Asked):
     """Texts whose value of the column `target` is asked for, among `values`, or all known ones."""
 
-    target: Annotated[str, Meta(min_length=1, max_length=LONGEST_VALUE)]
+    target: Annotated[str, Meta(min_length=1, max_length=MAX_VALUE_LENGTH)]
     texts: Annotated[list[ContextText], Meta(min_length=1, max_length=MOST_TEXTS)]
     values: Annotated[list[str], Meta(max_length=MOST_CANDIDATES)] = []
 
@@ -209,7 +209,7 @@ class ClassifyAnswer(Message):
 class Hypothesis(Asked):
     """A hypothesis of a recogniser, with its scores in nats by name; `lm` is that of its language model."""
 
-    text: Annotated[str, Meta(max_length=LONGEST)]
+    text: Annotated[str, Meta(max_length=MAX_BYTES)]
     scores: dict[str, Score] = {}
 
 
@@ -255,7 +255,7 @@ class GenerateRequest(Asked):
     seed: Whole = 0
 
 
-class Piece(Message):
+class TextChunk(Message):
     """The next piece of a text that is written; `done` with the last one, which is empty."""
 
     text: str

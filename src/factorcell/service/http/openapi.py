@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 def openapi(operations: Sequence[Operation] = OPERATIONS, keys: bool = False) -> Json:
     """Return the description of the API; `keys`: whether it needs any."""
-    kinds = {kind: None for one in operations for kind in (one.takes, one.gives) if kind is not None}
+    kinds = {kind: None for one in operations for kind in (one.request_type, one.response_type) if kind is not None}
     found, components = msgspec.json.schema_components([*kinds, Problem], ref_template=SCHEMAS)
     schemas = dict(zip([*kinds, Problem], found, strict=True))
     paths: Json = {}
@@ -51,7 +51,7 @@ def openapi(operations: Sequence[Operation] = OPERATIONS, keys: bool = False) ->
 
 def _operation(one: Operation, schemas: dict[Any, Json], keys: bool) -> Json:
     media = EVENTS if one.streams else "application/json"
-    answer = schemas[one.gives]
+    answer = schemas[one.response_type]
     if one.streams:
         data = {"type": "string", "contentMediaType": "application/json", "contentSchema": answer}
         answer = {"type": "object", "properties": {"data": data}, "required": ["data"]}
@@ -60,7 +60,7 @@ def _operation(one: Operation, schemas: dict[Any, Json], keys: bool) -> Json:
         "summary": (one.answer.__doc__ or "").strip().split("\n")[0],
         "parameters": [],
         "responses": {
-            "200": {"description": (one.gives.__doc__ or "").strip(), "content": {media: {"schema": answer}}},
+            "200": {"description": (one.response_type.__doc__ or "").strip(), "content": {media: {"schema": answer}}},
             "default": {
                 "description": "Why it was not answered",
                 "content": {problems.MEDIA_TYPE: {"schema": schemas[Problem]}},
@@ -70,8 +70,11 @@ def _operation(one: Operation, schemas: dict[Any, Json], keys: bool) -> Json:
     if "{user}" in one.path:
         schema = msgspec.json.schema(UserId)
         described["parameters"].append({"name": "user", "in": "path", "required": True, "schema": schema})
-    if one.takes is not None:
-        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schemas[one.takes]}}}
+    if one.request_type is not None:
+        described["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": schemas[one.request_type]}},
+        }
     if keys and one.scope:
         described["security"] = [{"key": [one.scope]}]
     return described

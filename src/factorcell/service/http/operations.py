@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from factorcell.config import UserError, choose
-from factorcell.evaluation.bayes_rule import judge
+from factorcell.evaluation.bayes_rule import apply_bayes_rule
 from factorcell.evaluation.classification import log_likelihoods
 from factorcell.evaluation.perplexity import text_tallies
 from factorcell.evaluation.rescoring import rescore as rescoring
@@ -19,7 +19,7 @@ from factorcell.service.engine import CompletionRequest, UserExistsError
 from factorcell.service.http import messages
 from factorcell.service.http.problems import ProblemError
 from factorcell.service.http.site import Call, Operation, Site
-from factorcell.service.learning import UNKNOWN, ServedModel
+from factorcell.service.learning import UNKNOWN_POLICY, ServedModel
 from factorcell.service.record import ContextValue
 
 MOST_PAIRS = 10_000  # of a text and a candidate, or of a list and a hypothesis
@@ -38,9 +38,9 @@ def complete(site: Site, call: Call) -> messages.CompleteAnswer:
             cursor=asked.cursor,
             context=asked.context,
             limit=asked.limit,
-            deadline=call.turn.deadline,
+            deadline=call.time_limit.deadline,
             private=not asked.learn,
-            stop=call.turn.stop,
+            stop=call.time_limit.stop,
         )
     )
     if found.degraded:
@@ -50,7 +50,7 @@ def complete(site: Site, call: Call) -> messages.CompleteAnswer:
             text=one.text,
             source=one.source,
             score=one.log_probability,
-            slips=one.slips,
+            typos=one.typos,
             parts=dict(one.parts) if asked.explain else None,
         )
         for one in found.results
@@ -120,9 +120,9 @@ def resume(site: Site, call: Call) -> messages.PausedAnswer:
 def score(site: Site, call: Call) -> messages.ScoreAnswer:
     """Return how well the model predicts each text, which is read whole."""
     model = site.service.model
-    corpus = model.run.read(*_parts(call.message.texts), unknown=UNKNOWN, truncate=False)
+    corpus = model.run.read(*_parts(call.message.texts), unknown=UNKNOWN_POLICY, truncate=False)
     results = [
-        messages.TextScore(nats=one.nats, targets=one.tokens, perplexity=one.perplexity)
+        messages.TextScore(nats=one.nats, targets=one.targets, perplexity=one.perplexity)
         for one in text_tallies(model.run, corpus)
     ]
     return messages.ScoreAnswer(results=results)
@@ -136,9 +136,9 @@ def classify(site: Site, call: Call) -> messages.ClassifyAnswer:
     texts, contexts = _parts(asked.texts)
     if any(asked.target in context for context in contexts):
         raise UserError(f"the column {asked.target} is what is asked for; leave it out of the contexts")
-    corpus = model.run.read(texts, contexts, unknown=UNKNOWN)
+    corpus = model.run.read(texts, contexts, unknown=UNKNOWN_POLICY)
     likelihoods = log_likelihoods(model.run, corpus, [{asked.target: name} for name in names])
-    found = judge(names, likelihoods, corpus.lengths, [None] * len(corpus)).probabilities
+    found = apply_bayes_rule(names, likelihoods, corpus.lengths, [None] * len(corpus)).probabilities
     results = [
         messages.TextClass(
             value=names[int(row.argmax())], probabilities=dict(zip(names, row.tolist(), strict=True)), truncated=cut
@@ -155,12 +155,12 @@ def rescore(site: Site, call: Call) -> messages.RescoreAnswer:
     _check_pairs(sum(len(one.hypotheses) for one in asked.lists), f"{len(asked.lists)} lists of hypotheses")
     names = tuple(asked.lists[0].hypotheses[0].scores)
     nbest = NBest(names, tuple(_utterance(str(number), one, names) for number, one in enumerate(asked.lists, 1)))
-    weights = ScoreWeights(asked.weights) if asked.weights else ScoreWeights.shared(names)
-    rows = rescoring.rescore(rescoring.score(model.run, nbest, unknown=UNKNOWN), weights)
+    weights = ScoreWeights(asked.weights) if asked.weights else ScoreWeights.with_model_share(names)
+    rows = rescoring.rescore(rescoring.score_hypotheses(model.run, nbest, unknown=UNKNOWN_POLICY), weights)
     return messages.RescoreAnswer(results=[messages.Rescored(text=row["text"], place=row["place"]) for row in rows])
 
 
-def generate(site: Site, call: Call) -> Iterator[messages.Piece]:
+def generate(site: Site, call: Call) -> Iterator[messages.TextChunk]:
     """Write a text, piece by piece, as server-sent events."""
     asked: messages.GenerateRequest = call.message
     model = site.service.model
@@ -170,11 +170,11 @@ def generate(site: Site, call: Call) -> Iterator[messages.Piece]:
         top_p=asked.top_p,
         max_tokens=asked.max_tokens,
         seed=asked.seed,
-        seconds=max(0.0, call.turn.deadline - monotonic()),
+        seconds=max(0.0, call.time_limit.deadline - monotonic()),
     )
-    for text in stream(model.run, asked.context, options=options, prompt=asked.prompt, unknown=UNKNOWN):
-        yield messages.Piece(text=text)
-    yield messages.Piece(text="", done=True)
+    for text in stream(model.run, asked.context, options=options, prompt=asked.prompt, unknown=UNKNOWN_POLICY):
+        yield messages.TextChunk(text=text)
+    yield messages.TextChunk(text="", done=True)
 
 
 def _found(value: T | None) -> T:
@@ -190,7 +190,7 @@ def _parts(texts: Sequence[messages.ContextText]) -> tuple[list[str], list[dict[
 def _candidates(model: ServedModel, asked: messages.ClassifyRequest) -> tuple[str, ...]:
     """Return the values to choose from; the users of training are shown to nobody."""
     variable = model.run.schema.variable(asked.target)
-    if variable.kind != "category" or variable.source == model.run.config.data.user:
+    if variable.kind != "category" or variable.source_column == model.run.config.data.user:
         raise UserError(f"target {asked.target}: expected a column of categories other than the column of users")
     for name in asked.values:
         choose(f"value of {asked.target}", name, variable.values[1:])
@@ -233,7 +233,7 @@ OPERATIONS = (
     Operation("rescore", "POST", "/v1/rescore", "complete", "batch",
               messages.RescoreRequest, messages.RescoreAnswer, rescore),
     Operation("generate", "POST", "/v1/generate", "complete", "batch",
-              messages.GenerateRequest, messages.Piece, generate, streams=True),
+              messages.GenerateRequest, messages.TextChunk, generate, streams=True),
     Operation("ready", "GET", "/readyz", "", "change", None, messages.Health, ready),
 )
 # fmt: on

@@ -46,7 +46,7 @@ class ProblemError(Exception):
         return Response(msgspec.json.encode(problem), status, self.headers, MEDIA_TYPE)
 
 
-def of(error: Exception, folder: str = "") -> ProblemError:
+def problem_from(error: Exception, folder: str = "") -> ProblemError:
     """Return the problem of an error of the service; `folder` is that of the run, which is not shown."""
     if isinstance(error, ProblemError):
         return error

@@ -7,7 +7,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from factorcell.service.http.lanes import GoneError
+from factorcell.service.http.lanes import DisconnectedError
 from factorcell.service.http.problems import ProblemError
 
 M = TypeVar("M", bound=msgspec.Struct)
@@ -41,7 +41,7 @@ async def _body(request: Request, largest: int) -> bytes:
                 closing = {"Connection": "close"}  # the rest of the body is not read
                 raise ProblemError("too-large", f"the body takes at most {largest} bytes", headers=closing)
     except ClientDisconnect:
-        raise GoneError from None
+        raise DisconnectedError from None
     return bytes(content)
 
 

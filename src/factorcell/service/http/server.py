@@ -25,12 +25,12 @@ from starlette.types import ASGIApp
 from factorcell.config import UserError
 from factorcell.model.run import Run
 from factorcell.service.block_list import BlockList
-from factorcell.service.engine import CACHED, Service
+from factorcell.service.engine import CACHE_SIZE, Service
 from factorcell.service.http import metrics
 from factorcell.service.http.application import application
 from factorcell.service.http.keys import KeyRing
 from factorcell.service.http.site import Settings, Site
-from factorcell.service.http.watching import Watcher, mark
+from factorcell.service.http.watching import Watcher, folder_stamp
 from factorcell.service.learning import ServedModel
 from factorcell.service.privacy import Privacy
 from factorcell.service.stores.opening import open_store
@@ -51,18 +51,18 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     workers: int = 1
-    slips: int = 0
+    typos: int = 0
     precision: str = "float32"
-    block: Path | None = None
+    block_list: Path | None = None
     privacy: Privacy = field(default_factory=Privacy)
-    cached: int = CACHED
+    cache_size: int = CACHE_SIZE
     settings: Settings = field(default_factory=Settings)
 
     def model(self) -> ServedModel:
         """Open the run as it is now, and test it."""
-        allowed = None if self.block is None else BlockList.read(self.block)
+        allowed = None if self.block_list is None else BlockList.read(self.block_list)
         folder = self.run.absolute()  # which errors leave out: "." is in many messages
-        model = ServedModel(Run.open(folder, precision=self.precision), slips=self.slips, allowed=allowed)
+        model = ServedModel(Run.open(folder, precision=self.precision), typos=self.typos, is_allowed=allowed)
         model.probe()
         return model
 
@@ -71,12 +71,12 @@ class ServerOptions:
         torch.set_num_threads(1)
         sys.setswitchinterval(SWITCHING)
         keys = None if self.keys is None else KeyRing(self.keys, 1 / self.workers)
-        service = Service(self.model(), open_store(self.store), privacy=self.privacy, cached=self.cached)
+        service = Service(self.model(), open_store(self.store), privacy=self.privacy, cache_size=self.cache_size)
         return Site(service, self.settings, keys)
 
     def application(self) -> Starlette:
         """Return the application, which notices new models and keys, at once on SIGHUP."""
-        seen = mark(self.run)  # before the run is opened: a change meanwhile is noticed
+        seen = folder_stamp(self.run)  # before the run is opened: a change meanwhile is noticed
         site = self.site()
         watcher = Watcher(site, self.run, self.model, seen)
         site.metrics.processes.set(1)
@@ -95,7 +95,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def bound(host: str, port: int) -> socket.socket:
+def bind_socket(host: str, port: int) -> socket.socket:
     """Return a socket that is bound to a port. `UserError` if the port is taken or the host is not of this machine."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -114,23 +114,23 @@ def bound(host: str, port: int) -> socket.socket:
     return made
 
 
-def serve(options: ServerOptions, say: Callable[[str], None]) -> None:
+def serve(options: ServerOptions, notify: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM; requests that have begun are finished first."""
     if options.keys is None:
         if not is_loopback(options.host):
             raise UserError(f"host {options.host}: without keys only this machine may be served; give --keys FILE")
         options = replace(options, settings=replace(options.settings, names=(*LOOPBACK, options.host)))
-    with bound(options.host, options.port) as port:
+    with bind_socket(options.host, options.port) as port:
         host = f"[{options.host}]" if ":" in options.host else options.host
         where = f"http://{host}:{port.getsockname()[1]}"
         if options.workers == 1:
             app = options.application()
-            say(f"serving {options.run} at {where}; Ctrl-C stops")
+            notify(f"serving {options.run} at {where}; Ctrl-C stops")
             return uvicorn_server(app).run([port])
         options.site().close()  # raises what is wrong, once
         with TemporaryDirectory(prefix="factorcell-") as folder:
             os.environ[metrics.VARIABLE] = folder
-            say(f"serving {options.run} at {where} in {options.workers} processes; Ctrl-C stops")
+            notify(f"serving {options.run} at {where} in {options.workers} processes; Ctrl-C stops")
             supervise(options, port)
     return None
 

@@ -11,7 +11,7 @@ from factorcell.config import UserError
 from factorcell.memory import usable_cores
 from factorcell.service.engine import Service
 from factorcell.service.http.keys import KeyRing
-from factorcell.service.http.lanes import Lane, Turn
+from factorcell.service.http.lanes import Lane, TimeLimit
 from factorcell.service.http.metrics import Metrics
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")  # of RFC 6454
@@ -68,7 +68,7 @@ class Call:
 
     message: Any
     user: str
-    turn: Turn
+    time_limit: TimeLimit
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ class Operation:
     path: str
     scope: str  # that a key needs; empty: no key is needed
     lane: str  # whose threads run it
-    takes: type[Struct] | None
-    gives: type[Struct]
+    request_type: type[Struct] | None
+    response_type: type[Struct]
     answer: Callable[[Site, Call], Struct] | Callable[[Site, Call], Iterator[Struct]]
     streams: bool = False
     largest: int = 1 << 20  # bytes of a body

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from factorcell import digests
 from factorcell.config import UserError
-from factorcell.service import faults
+from factorcell.service import error_log
 from factorcell.service.http.site import Site
 from factorcell.service.learning import ServedModel
 from factorcell.service.record import StoreError
@@ -24,7 +24,7 @@ EXPIRING = 600.0  # seconds between two deletions of old texts
 Mark = tuple[tuple[int, int, int] | None, ...]
 
 
-def mark(folder: Path) -> Mark:
+def folder_stamp(folder: Path) -> Mark:
     """Return what changes with the run in a folder, or if another folder takes its place."""
     return _stamps(folder / digests.FILE, folder / "weights.safetensors")  # a folder may have no manifest
 
@@ -71,7 +71,7 @@ class Watcher:
         """Look once at the model, the keys, and the clock."""
         self._look_at_model()
         self._look_at_keys()
-        if self.site.service.privacy.keep is not None and time.monotonic() >= self.expired + EXPIRING:
+        if self.site.service.privacy.retention is not None and time.monotonic() >= self.expired + EXPIRING:
             self.expired = time.monotonic()
             try:
                 self.site.service.expire()
@@ -79,7 +79,7 @@ class Watcher:
                 LOG.warning("what is too old could not be deleted: the store does not answer")
 
     def _look_at_model(self) -> None:
-        now, reload, self._reload = mark(self.folder), self._reload, False
+        now, reload, self._reload = folder_stamp(self.folder), self._reload, False
         if now == self.seen and not reload:
             return
         self.seen = now
@@ -89,7 +89,7 @@ class Watcher:
             self.site.metrics.models.labels("refused").inc()
             LOG.warning("the run that is there now is not served, the one before still is: %s", error)
             return
-        self.site.service.use(model)
+        self.site.service.replace_model(model)
         self.site.metrics.models.labels("served").inc()
         LOG.warning("a new model is served from now on")
 
@@ -111,6 +111,6 @@ class Watcher:
             try:
                 self.look()
             except Exception as error:  # new models and keys are noticed all the same
-                faults.log(error)
+                error_log.log_unexpected_error(error)
             self._wake.wait(EVERY)
             self._wake.clear()

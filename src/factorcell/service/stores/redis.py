@@ -98,7 +98,7 @@ class RedisStore:
             found = self._client.zrange(ALL, first, b"+", bylex=True, offset=0, num=limit)
         return [decoded_id(user) for user in found]
 
-    def aged(self, before: int, limit: int = PAGE) -> list[str]:
+    def users_older_than(self, before: int, limit: int = PAGE) -> list[str]:
         with self._asking():
             found = self._client.zrange(OLDEST, b"-inf", b"(%d" % before, byscore=True, offset=0, num=limit)
         return [decoded_id(user) for user in found]

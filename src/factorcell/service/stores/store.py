@@ -40,7 +40,7 @@ class Store(Protocol):
         """Return at most `limit` ids that follow `after` in the order of their UTF-8 bytes."""
         ...
 
-    def aged(self, before: int, limit: int = PAGE) -> list[str]:
+    def users_older_than(self, before: int, limit: int = PAGE) -> list[str]:
         """Return at most `limit` users, oldest first, whose `Record.oldest` is below `before` (Unix seconds)."""
         ...
 
@@ -88,7 +88,7 @@ class SQLStore(ABC):
         query = "SELECT user_id FROM factorcell_users WHERE user_id > ? ORDER BY user_id LIMIT ?"
         return [decoded_id(user) for (user,) in self._rows(query, after.encode(), limit)]
 
-    def aged(self, before: int, limit: int = PAGE) -> list[str]:
+    def users_older_than(self, before: int, limit: int = PAGE) -> list[str]:
         query = "SELECT user_id FROM factorcell_users WHERE oldest < ? ORDER BY oldest, user_id LIMIT ?"
         return [decoded_id(user) for (user,) in self._rows(query, before, limit)]
 
@@ -100,7 +100,7 @@ class SQLStore(ABC):
         """Run a command, which commits by itself; return whether it changed one row."""
 
 
-def every_user(store: Store) -> Iterator[str]:
+def all_users(store: Store) -> Iterator[str]:
     """Yield the ids of all users in the order of their UTF-8 bytes."""
     last = ""
     while page := store.users(last):

@@ -25,7 +25,7 @@ ROWS: list[dict[str, Any]] = [
 CONTEXT = ("city", "stars", "lat:number", "lon:number")
 
 
-def inside(opaque: object) -> Any:
+def as_any(opaque: object) -> Any:
     """What is opaque to all others, of any type: for tests that look inside."""
     return opaque
 
@@ -72,16 +72,16 @@ def join(tokens: Sequence[str], kind: str) -> str:
 def nats_of(run: Run, row: dict[str, Any]) -> list[float]:
     """The nats of one text, step by step."""
     corpus = run.prepare([row])
-    conditioned = run.model.condition(corpus.context(np.array([0])))
+    conditioning = run.model.condition(corpus.context(np.array([0])))
     ids, state, nats = corpus.tokens.tolist(), None, []
     with torch.no_grad():
         for token, target in itertools.pairwise(ids):
-            logs, state = run.model.step(torch.tensor([token]), conditioned, state)
+            logs, state = run.model.step(torch.tensor([token]), conditioning, state)
             nats.append(-float(logs[0, target]))
     return nats
 
 
-def place(column: int, value: int, token: int, size: int) -> int:
+def hash_bucket(column: int, value: int, token: int, size: int) -> int:
     """Thesis, equation 3.4: (w r_0 + f_i r_i) mod l, with the numbers r that are fixed for ever."""
     first, own = (
         1 + int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") % (size - 1)

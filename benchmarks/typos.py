@@ -1,6 +1,6 @@
-"""How often a text is suggested when there is a slip in what is typed of it: slips forgiven, not forgiven, none made.
+"""How often a text is suggested when there is a slip in what is typed of it: typos forgiven, not forgiven, none made.
 
-    python benchmarks/slips.py RUN TEST.parquet --counted TRAIN.parquet
+    python benchmarks/typos.py RUN TEST.parquet --counted TRAIN.parquet
 
 Prints a row of JSON for each way: the share of the texts among the first k, their mean reciprocal rank, milliseconds of
 processor time. What is typed has 8 letters at least and is the same for all ways.
@@ -18,9 +18,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import torch
 
-from factorcell import Completer, Forgiving, Popularity, Run
+from factorcell import Completer, Popularity, Run, TypoTolerantLookup
 from factorcell.completion.search import Suggestion
-from factorcell.completion.typos import Slips
+from factorcell.completion.typos import TypoCosts
 
 LETTERS = "etaoinsrhldcumfpgwybvk "
 SHORTEST, LONGEST = 8, 40  # letters that are typed at least, and of a text: few longer ones are ever suggested
@@ -41,7 +41,7 @@ def cases(run: Run, path: Path, count: int, seed: int) -> list[Case]:
     """Beginnings of random texts."""
     chosen, found = random.Random(seed), []
     column = run.config.data.text
-    names = [variable.source for variable in run.schema.variables]
+    names = [variable.source_column for variable in run.schema.variables]
     rows = [row for row in pq.read_table(path).to_pylist() if SHORTEST < len(row[column]) <= LONGEST]
     for row in chosen.sample(rows, count):
         typed = row[column][: chosen.randint(SHORTEST, len(row[column]) - 1)]
@@ -77,21 +77,21 @@ def main() -> None:
     parser.add_argument("--counted", type=Path, help="a table of texts to count, and to type: most popular completion")
     parser.add_argument("--count", type=int, default=150)
     parser.add_argument("--k", type=int, default=10)
-    parser.add_argument("--costs", type=float, nargs="+", default=[Slips().cost])
+    parser.add_argument("--costs", type=float, nargs="+", default=[TypoCosts().cost])
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     torch.set_num_threads(1)
     run = Run.open(given.run)
     texts = cases(run, given.table, given.count, given.seed)
-    ways = [("model", Slips(0)), *((f"model, {cost:g} nats a slip", Slips(2, cost)) for cost in given.costs)]
-    for name, slips in ways:
-        completer = Completer(run, unknown="group", slips=slips)
+    ways = [("model", TypoCosts(0)), *((f"model, {cost:g} nats a slip", TypoCosts(2, cost)) for cost in given.costs)]
+    for name, typos in ways:
+        completer = Completer(run, unknown="group", typos=typos)
         for slipped in (False, True):
             measure(name, lambda typed, row, c=completer: c.complete(typed, context=row, k=given.k), texts, slipped)
     if given.counted:
         popular = Popularity.fit(pq.read_table(given.counted)[run.config.data.text].to_pylist(), min_count=1)
         texts = cases(run, given.counted, given.count, given.seed)
-        for name, counted in (("popularity", popular), ("popularity, slips", Forgiving(popular))):
+        for name, counted in (("popularity", popular), ("popularity, typos", TypoTolerantLookup(popular))):
             for slipped in (False, True):
                 measure(name, lambda typed, row, c=counted: c.complete(typed, given.k), texts, slipped)
 

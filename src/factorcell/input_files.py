@@ -40,7 +40,7 @@ def content(path: str | Path) -> bytes:
     return found
 
 
-def visible(folder: str | Path, pattern: str = "*") -> list[Path]:
+def list_visible(folder: str | Path, pattern: str = "*") -> list[Path]:
     """Return the paths in a folder that match a glob pattern, by name, without hidden ones and those that systems add.
 
     Hidden are names that begin with a dot, such as the .DS_Store of macOS, and all that is in a folder of such a name.
@@ -53,7 +53,7 @@ def visible(folder: str | Path, pattern: str = "*") -> list[Path]:
     )
 
 
-def decoded(content: bytes, where: object, encoding: str = "utf-8") -> str:
+def decode(content: bytes, where: object, encoding: str = "utf-8") -> str:
     """Decode the text of a file, a stream or a line, without the UTF-8 byte order mark that some editors write first.
 
     Args:
@@ -76,15 +76,15 @@ def decoded(content: bytes, where: object, encoding: str = "utf-8") -> str:
         raise UserError(f"{where}: not {name} (byte {error.start})") from None
 
 
-def text(path: str | Path) -> str:
+def read_text(path: str | Path) -> str:
     """Read a whole file of UTF-8 text; a byte order mark at its beginning is ignored."""
-    return decoded(content(path), path)
+    return decode(content(path), path)
 
 
-def parsed(path: str | Path) -> Any:
+def read_options_file(path: str | Path) -> Any:
     """Read a file of options: JSON if its name ends with .json, otherwise TOML; `UserError` if it is not valid."""
     kind = "JSON" if Path(path).suffix == ".json" else "TOML"
-    found = text(path)
+    found = read_text(path)
     try:
         return json.loads(found) if kind == "JSON" else tomllib.loads(found)
     except (ValueError, RecursionError) as error:  # of any parser: syntax, numbers too long, nested too deep

@@ -6,7 +6,7 @@ LOG = logging.getLogger("factorcell.service")
 LINES = 4  # the last frames of the traceback
 
 
-def log(error: BaseException) -> None:
+def log_unexpected_error(error: BaseException) -> None:
     lines, trace = [], error.__traceback__
     while trace is not None:
         lines.append(f"{trace.tb_frame.f_globals.get('__name__')}:{trace.tb_lineno}")

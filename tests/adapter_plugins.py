@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from factorcell.model import Adapter, Kind, LayerSizes, Shift, State
+from factorcell.model import Adapter, CellState, LayerSizes, RecurrentStep, Shift
 from factorcell.model.cells import Coupled, Drop, Norm
 
 MODULE = "their_package"
@@ -30,7 +30,7 @@ class Bottleneck(Adapter):
 class Everything(Adapter):
     """All parts of a shift at once, of its own rank, some of them transposed or expanded views."""
 
-    ranked = True
+    needs_rank = True
 
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__(sizes)
@@ -51,26 +51,26 @@ class Everything(Adapter):
 class Minimal:
     """The minimal gated unit, its gate after the product with h (Zhou et al. 2016): f, n; h <- (1 - f) h + f n."""
 
-    gates, memory, apart = 2, False, True
+    gates, memory, separate_products = 2, False, True
 
-    def __call__(self, given: Tensor, product: Tensor, state: State, norm: Norm, drop: Drop) -> State:
-        """See `Kind`."""
+    def __call__(self, given: Tensor, product: Tensor, state: CellState, norm: Norm, drop: Drop) -> CellState:
+        """See `RecurrentStep`."""
         (f, n), (recurrent_f, recurrent_n) = given.chunk(2, dim=-1), product.chunk(2, dim=-1)
         f = torch.sigmoid(norm(0, f + recurrent_f))
         n = torch.tanh(norm(1, n + f * recurrent_n))
-        return State((1 - f) * state.hidden + f * drop(n), state.memory)
+        return CellState((1 - f) * state.hidden + f * drop(n), state.memory)
 
 
 class Leaky(Coupled):
     """The coupled cell with half of what it writes: a step of its own under a class that is compiled."""
 
-    def __call__(self, given: Tensor, product: Tensor, state: State, norm: Norm, drop: Drop) -> State:
-        """See `Kind`."""
+    def __call__(self, given: Tensor, product: Tensor, state: CellState, norm: Norm, drop: Drop) -> CellState:
+        """See `RecurrentStep`."""
         return super().__call__(given, product, state, norm, lambda candidate: drop(candidate) / 2)
 
 
 ADAPTERS: dict[str, type[Adapter]] = {"bottleneck": Bottleneck, "everything": Everything}
-CELLS: dict[str, type[Kind]] = {"minimal": Minimal, "leaky": Leaky}
+CELLS: dict[str, type[RecurrentStep]] = {"minimal": Minimal, "leaky": Leaky}
 ENTRY_POINTS = f"""
 [factorcell.adapters]
 bottleneck = {MODULE}:Bottleneck

@@ -16,7 +16,7 @@ FILE = "results.jsonl"
 COSTS, JUDGED = ("perplexity", "perplexity_known", "bits_per_byte"), ("accuracy", "macro_f1", "auc")
 
 
-class Figure(NamedTuple):
+class Measurement(NamedTuple):
     """The `value` of a `measure` of a `table`; the number of texts is added if two tables have the same name.
 
     `low` and `high` are the ends of its interval, if it has one; `bound` says that it is only a lower bound.
@@ -30,7 +30,7 @@ class Figure(NamedTuple):
     bound: bool = False
 
 
-class Gains(NamedTuple):
+class GainTable(NamedTuple):
     """Perplexities by the values of a `column` of a `table`: `rows`, whose gains are `over` a baseline.
 
     That is another model, or (None) the same one without context.
@@ -47,12 +47,12 @@ def read(folder: Path) -> list[files.Row]:
     return files.read_rows(folder / FILE)
 
 
-def keep(folder: Path, row: Mapping[str, Any]) -> None:
+def append(folder: Path, row: Mapping[str, Any]) -> None:
     """Add a result to those of a folder."""
     files.append_row(folder / FILE, row)
 
 
-def figures(rows: Iterable[files.Row]) -> list[Figure]:
+def latest_measurements(rows: Iterable[files.Row]) -> list[Measurement]:
     """The last value of every measure of every table, in the order in which they were first asked for."""
     last: dict[tuple[str, str, str], tuple[int, files.Row]] = {}
     for row in rows:
@@ -64,7 +64,7 @@ def figures(rows: Iterable[files.Row]) -> list[Figure]:
                 last[scores.get("table", ""), measure, str(key)] = (scores.get("texts", 0), _value(scores, name))
     named = Counter((table, measure) for table, measure, _ in last)
     return [
-        Figure(f"{table} ({texts:,} texts)" if named[table, measure] > 1 else table, measure, **value)
+        Measurement(f"{table} ({texts:,} texts)" if named[table, measure] > 1 else table, measure, **value)
         for (table, measure, _), (texts, value) in last.items()
     ]
 
@@ -81,7 +81,7 @@ def _asked(row: files.Row) -> str:
     return "".join(parts + ([", calibrated"] if "temperature" in row else []))
 
 
-def evaluated(rows: Iterable[files.Row]) -> files.Row:
+def latest_evaluation(rows: Iterable[files.Row]) -> files.Row:
     """The perplexities of the table that was evaluated last, with its last gain; empty if there is none."""
     every = [row["evaluation"] for row in rows if row.get("kind") == "evaluate"]
     found: files.Row = {}
@@ -91,13 +91,13 @@ def evaluated(rows: Iterable[files.Row]) -> files.Row:
     return found
 
 
-def gains(rows: Iterable[files.Row]) -> list[Gains]:
+def latest_gains(rows: Iterable[files.Row]) -> list[GainTable]:
     """The last perplexities by every column of every table over every baseline."""
-    last: dict[tuple[Any, ...], Gains] = {}
+    last: dict[tuple[Any, ...], GainTable] = {}
     for row in rows:
         if row.get("kind") == "evaluate":
             table, over = row["evaluation"].get("table", ""), row["evaluation"].get("over")
             for column, values in row["by"].items():
                 key = (column, table, row["evaluation"].get("texts_key"), over)
-                last[key] = Gains(table, column, over, values)
+                last[key] = GainTable(table, column, over, values)
     return list(last.values())

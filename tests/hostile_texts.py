@@ -8,7 +8,7 @@ MARKS = [chr(code) for code in (*range(32), *range(0x7F, 0xA0)) if chr(code) not
 HIDING = {*MARKS, *BIDIRECTIONAL, "\u2028", "\u2029", "\u200b", "\u2060", "\ufeff"}
 
 # In names, values and texts; those of a table are no lone surrogates, for it is UTF-8.
-EVIL = {
+HOSTILE_TEXTS = {
     "screen": "\x1b[2J\x1b[H",
     "title": "\x1b]0;owned\x07",
     "eight": "\x9b31m\x90",
@@ -22,11 +22,11 @@ EVIL = {
 NOT_UTF8 = "\udce9" if sys.platform == "linux" else ""
 
 
-def came_through(shown: str) -> list[str]:
+def unescaped_characters(shown: str) -> list[str]:
     """The characters of a terminal's text or a file's that act or hide."""
     return sorted(ascii(mark) for mark in set(shown) & HIDING)
 
 
-def page_of(path: Path) -> str:
+def read_exactly(path: Path) -> str:
     """The text of a file with its line ends as they are."""
     return path.read_bytes().decode()

@@ -13,8 +13,8 @@ from factorcell.evaluation.ngram import NGram
 from factorcell.model.run import Run
 from factorcell.training import per_value
 from factorcell.training.mixture import Mixture
-from factorcell.training.per_value import Separate, folder_of
-from tests.small import ROWS, make_letters, make_run
+from factorcell.training.per_value import SeparateRuns, run_folder
+from tests.small_runs import ROWS, make_letters, make_run
 
 MODELS = ("words", "kinds", "letters", "ngram", "separate", "mixture")
 KINDS: dict[str, Any] = {
@@ -50,14 +50,14 @@ def save_letters(folder: Path) -> None:
     TextCounts({"ball game": 3, "bake bread": 4}, 7).save(folder / POPULARITY)
 
 
-def save_separate(folder: Path) -> Separate:
+def save_separate(folder: Path) -> SeparateRuns:
     """Save a run of all texts and one of each city."""
     values = ["<unknown>", "Oslo", "Nice"]
     folder.mkdir()
-    files.list_files(folder, (per_value.INDEX,))
-    files.write_versioned(folder / per_value.INDEX, {"by": "city", "values": values}, per_value.FORMAT)
+    files.create_manifest(folder, (per_value.INDEX_FILE,))
+    files.write_versioned(folder / per_value.INDEX_FILE, {"by": "city", "values": values}, per_value.FORMAT)
     for number in range(len(values)):
-        run = make_run(folder_of(folder, number), ("city",), adapt=(), output_bias=())
+        run = make_run(run_folder(folder, number), ("city",), adapt=(), output_bias=())
         run.save_weights({})
         files.write_json(run.folder / "training.json", {})
-    return Separate.open(folder)
+    return SeparateRuns.open(folder)

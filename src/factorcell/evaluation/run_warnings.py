@@ -12,9 +12,9 @@ import numpy as np
 from factorcell.config import UserError
 from factorcell.data.corpus import Corpus
 from factorcell.evaluation import perplexity, text_figures
-from factorcell.evaluation.comparison import told_difference
-from factorcell.model import kept_results
-from factorcell.model.run import Run, facts
+from factorcell.evaluation.comparison import format_difference
+from factorcell.model import saved_results
+from factorcell.model.run import Run, training_facts
 from factorcell.model.scoring import Scorer
 
 MAX_TEXTS = 1000  # development texts that the gain is measured on
@@ -22,7 +22,7 @@ MAX_TEXTS = 1000  # development texts that the gain is measured on
 Row = dict[str, Any]
 
 
-def context_gain(run: Run, held: Corpus) -> Row | None:
+def measure_context_gain(run: Run, held: Corpus) -> Row | None:
     """Return the relative reduction of perplexity by context on texts of `held`, with its interval; None if unadapted.
 
     `strangers` says that the run distinguishes users but knows none of theirs.
@@ -31,38 +31,38 @@ def context_gain(run: Run, held: Corpus) -> Row | None:
         return None
     rows = np.sort(np.random.default_rng(run.config.training.seed).permutation(len(held))[:MAX_TEXTS])
     some = held.select(rows)
-    kept = text_figures.read(run.folder, text_figures.key_of(held)).get("perplexity")
-    ours = text_figures.of_nats(run.nats(some), some)["perplexity"] if kept is None else kept.select(rows)
+    kept = text_figures.load(run.folder, text_figures.texts_digest(held)).get("perplexity")
+    ours = text_figures.figures_from_nats(run.nats(some), some)["perplexity"] if kept is None else kept.select(rows)
     plain = perplexity.without_context(run, some)["perplexity"]
-    row = {"texts": len(some), **perplexity.gain(ours._replace(key=plain.key), plain).row("gain")}
+    row = {"texts": len(some), **perplexity.gain(ours._replace(key=plain.key), plain).to_row("gain")}
     return {**row, "strangers": True} if perplexity.only_unknown_users(run, held) else row
 
 
-def told_gain(run: Run) -> str:
+def format_context_gain(run: Run) -> str:
     """Return the gain that training measured, as text to append to other figures; empty if there is none."""
-    row = facts(run.folder).get("context") or {}
-    gain = told_difference("gain", row)
+    row = training_facts(run.folder).get("context") or {}
+    gain = format_difference("gain", row)
     if gain is None:
         return ""
     text = f"; {gain} over itself without its context"
     if not row.get("strangers"):
         return f"{text} (over an unadapted run it is less)" if row["gain"] > 0 else text
     others = text if run.schema.columns(without=run.config.data.user) else ""
-    return f"{others}; {unknown_users(run, 'development text')}"
+    return f"{others}; {unknown_users_notice(run, 'development text')}"
 
 
-def unknown_users(run: Scorer, text: str) -> str:
+def unknown_users_notice(run: Scorer, text: str) -> str:
     """Say that no `text` is by a known user, and which command measures the gain from users."""
     command = f"factorcell tune-online {run.folder} TABLE"
     return f"no {text} is by a user that it knows: `{command}` shows what learning them brings"
 
 
-def cautions(runs: Iterable[Run]) -> list[str]:
+def find_warnings(runs: Iterable[Run]) -> list[str]:
     """Return a line for each run whose words and texts may mislead."""
     return _lines(runs, True, "read what it says of contexts with caution")
 
 
-def unfinished(runs: Iterable[Run]) -> list[str]:
+def training_warnings(runs: Iterable[Run]) -> list[str]:
     return _lines(runs, False, "read its figures with caution")
 
 
@@ -89,8 +89,8 @@ def _stopped(run: Run) -> Iterator[str]:
 
 
 def _gains_nothing(run: Run) -> Iterator[str]:
-    measured = [facts(run.folder).get("context") or {}]
-    measured += [row["evaluation"] for row in kept_results.read(run.folder) if row.get("kind") == "evaluate"]
+    measured = [training_facts(run.folder).get("context") or {}]
+    measured += [row["evaluation"] for row in saved_results.read(run.folder) if row.get("kind") == "evaluate"]
     known = [
         row
         for row in measured
@@ -98,4 +98,4 @@ def _gains_nothing(run: Run) -> Iterator[str]:
     ]
     most = max(reversed(known), key=lambda row: float(row["texts"]), default=None)  # the last of several
     if most and most["gain_low"] <= 0:
-        yield f"its context gains nothing ({told_difference('gain', most)}, {most['texts']:,} texts)"
+        yield f"its context gains nothing ({format_difference('gain', most)}, {most['texts']:,} texts)"

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from factorcell.service.record import DamagedRecordError, Record, StoreError
-from factorcell.service.stores import attended
-from factorcell.service.stores.attended import AttendedStore
+from factorcell.service.stores import circuit_breaker
+from factorcell.service.stores.circuit_breaker import CircuitBreakerStore
 
 READING: dict[str, tuple[object, ...]] = {"read": ("a",), "version": ("a",), "users": (), "aged": (1,)}
 WRITING: dict[str, tuple[object, ...]] = {"write": (Record.new("a", 1), None), "delete": ("a",), "check": ()}
@@ -36,12 +36,12 @@ def fails() -> None:
 
 @pytest.fixture
 def fragile(monkeypatch: pytest.MonkeyPatch) -> Fragile:
-    monkeypatch.setattr(attended, "RETRY", 0.01)
-    monkeypatch.setattr(attended, "CHECK", 0.0)
+    monkeypatch.setattr(circuit_breaker, "RETRY", 0.01)
+    monkeypatch.setattr(circuit_breaker, "CHECK", 0.0)
     return Fragile()
 
 
-def ask(store: AttendedStore, name: str) -> Any:
+def ask(store: CircuitBreakerStore, name: str) -> Any:
     return getattr(store, name)(*(READING | WRITING)[name])
 
 
@@ -49,7 +49,7 @@ def answer(name: str) -> str | None:
     return None if name == "check" else f"answer to {name}"
 
 
-def until_answered(store: AttendedStore, name: str) -> Any:
+def until_answered(store: CircuitBreakerStore, name: str) -> Any:
     stop = time.monotonic() + 10
     while time.monotonic() < stop:
         try:
@@ -61,7 +61,7 @@ def until_answered(store: AttendedStore, name: str) -> Any:
 
 @pytest.mark.parametrize(("kind", "other", "probe"), [(READING, WRITING, "version"), (WRITING, READING, "check")])
 def test_what_fails_is_tried_by_one_thread(fragile: Fragile, kind: Any, other: Any, probe: str) -> None:
-    store = AttendedStore(cast(Any, fragile))
+    store = CircuitBreakerStore(cast(Any, fragile))
     for name in kind:
         assert ask(store, name) == answer(name)
         fragile.does = dict.fromkeys(kind, fails)
@@ -87,7 +87,7 @@ def test_what_fails_is_tried_by_one_thread(fragile: Fragile, kind: Any, other: A
 
 
 def test_one_persons_damage_is_no_failure(fragile: Fragile) -> None:
-    store = AttendedStore(cast(Any, fragile))
+    store = CircuitBreakerStore(cast(Any, fragile))
 
     def damaged() -> None:
         raise DamagedRecordError("altered")

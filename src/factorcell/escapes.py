@@ -24,19 +24,19 @@ HIDDEN = re.compile(f"[{CONTROLS}{DIRECTIONS}{SEPARATORS}{NO_WIDTH}{SURROGATES}{
 LAID_OUT = re.compile(r"[\n\t]")
 
 
-def visible(text: str) -> str:
+def escape_hidden(text: str) -> str:
     """`text` in one line, with nothing in it that acts or hides."""
     if text.isascii() and text.isprintable():
         return text
     return HIDDEN.sub(_written_out, text)
 
 
-def visible_lines(text: str) -> str:
+def escape_hidden_lines(text: str) -> str:
     """The same of a text laid out in lines and by tabs, which stay."""
     return HIDDEN.sub(lambda found: found[0] if LAID_OUT.fullmatch(found[0]) else _written_out(found), text)
 
 
-def visible_json(line: str) -> str:
+def escape_hidden_json(line: str) -> str:
     """The same of a line of JSON, by its own escapes: it is read as before."""
     return HIDDEN.sub(lambda found: "".join(map(_json_escape, found[0])), line)
 
@@ -50,9 +50,9 @@ def _json_escape(mark: str) -> str:
     return "".join(f"\\u{units[at] << 8 | units[at + 1]:04x}" for at in range(0, len(units), 2))
 
 
-def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
+def align_columns(cells: Sequence[Sequence[str]]) -> list[str]:
     """Rows of `cells` as lines whose columns stand under each other, the first to the left."""
-    cells = [[visible(cell) for cell in line] for line in cells]
+    cells = [[escape_hidden(cell) for cell in line] for line in cells]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factorcell.visible import HIDDEN, visible, visible_json, visible_lines
-from tests.hostile import BIDIRECTIONAL
+from factorcell.escapes import HIDDEN, escape_hidden, escape_hidden_json, escape_hidden_lines
+from tests.hostile_texts import BIDIRECTIONAL
 
 READABLE = [
     "plain, with punctuation: 3.50 €!",
@@ -33,7 +33,7 @@ READABLE = [
 
 @pytest.mark.parametrize("text", READABLE)
 def test_what_people_write_stays(text: str) -> None:
-    assert visible(text) == visible_lines(text) == visible_json(text) == text
+    assert escape_hidden(text) == escape_hidden_lines(text) == escape_hidden_json(text) == text
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_what_people_write_stays(text: str) -> None:
     ],
 )
 def test_what_acts_or_hides_is_written_out(text: str, shown: str) -> None:
-    assert visible(text) == shown
+    assert escape_hidden(text) == shown
 
 
 # Any text, and more of what is rare in any.
@@ -66,24 +66,24 @@ NASTY = st.text(st.characters() | st.sampled_from("\x1b\x9b\n\t\r\u202e\u200d\u2
 
 @given(NASTY)
 def test_nothing_visible_acts_or_hides(text: str) -> None:
-    shown = visible(text)
+    shown = escape_hidden(text)
     assert not [mark for mark in shown if unicodedata.category(mark) in ("Cc", "Cs", "Zl", "Zp")]
     assert not set(shown) & BIDIRECTIONAL
     assert not HIDDEN.search(shown)
     assert len(shown.splitlines()) <= 1
-    assert visible(shown) == shown
+    assert escape_hidden(shown) == shown
     shown.encode()
-    assert visible_lines(text).translate({10: r"\n", 9: r"\t"}) == shown
+    assert escape_hidden_lines(text).translate({10: r"\n", 9: r"\t"}) == shown
 
 
 @given(NASTY, NASTY)
 def test_what_stands_before_is_seen_as_alone(before: str, text: str) -> None:
-    assert visible(before + text).startswith(visible(before))
+    assert escape_hidden(before + text).startswith(escape_hidden(before))
 
 
 @given(st.recursive(NASTY | st.none() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(NASTY, inner)))
 def test_json_is_read_as_before(value: object) -> None:
-    line = visible_json(json.dumps(value, ensure_ascii=False))
+    line = escape_hidden_json(json.dumps(value, ensure_ascii=False))
     assert json.loads(line) == json.loads(json.dumps(value))
     assert not HIDDEN.search(line)
     line.encode()

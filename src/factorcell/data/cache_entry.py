@@ -27,7 +27,7 @@ COMPLETE = "complete"  # the checksums of all other files; written last
 STALE = 24 * 60 * 60  # seconds after which nobody writes to an entry that is not complete
 
 
-def opened(folder: Path, make: Callable[[Path], Corpus], config: Config) -> Corpus:
+def load_or_create(folder: Path, make: Callable[[Path], Corpus], config: Config) -> Corpus:
     """Return the corpus in the entry `folder`; if there is none, `make` it, its tokens in the folder that it gets.
 
     `config` names the tokenizer.

@@ -8,22 +8,22 @@ from torch import Tensor
 
 from factorcell.data.vocabulary import END, START
 from factorcell.generation.choosing import Constraints
-from factorcell.model.language_model import Conditioned
+from factorcell.model.language_model import Conditioning
 from factorcell.model.run import Run
 
 Texts = dict[tuple[int, ...], float]
 
 
-def conditioned(run: Run, cities: Sequence[str]) -> Conditioned:
+def conditioning(run: Run, cities: Sequence[str]) -> Conditioning:
     """A context a city."""
     corpus = run.read([""] * len(cities), [{"city": city} for city in cities])
     return run.model.condition(corpus.context(np.arange(len(cities))))
 
 
 @torch.inference_mode()
-def logs_after(run: Run, city: str, tokens: Sequence[int]) -> Tensor:
+def next_log_probs(run: Run, city: str, tokens: Sequence[int]) -> Tensor:
     """The log probabilities (V,) of what follows the start token and `tokens`, read one by one."""
-    context, states = conditioned(run, [city]), None
+    context, states = conditioning(run, [city]), None
     for token in (START, *tokens):
         logs, states = run.model.step(torch.tensor([token]), context, states)
     return logs[0].double()
@@ -38,7 +38,7 @@ def may_follow(rules: Constraints, prompt: Sequence[int], text: Sequence[int], t
     return not n or len(last) < n or all(before[i : i + n] != last for i in range(len(before) - n + 1))
 
 
-def every_text(
+def enumerate_texts(
     run: Run, city: str, rules: Constraints, prompt: Sequence[int] = (), renormalised: bool = False
 ) -> Texts:
     """Log probability of each text that may be written; with the end token where it ends, without where room ends.
@@ -48,7 +48,7 @@ def every_text(
     found: Texts = {}
 
     def grow(text: tuple[int, ...], total: float) -> None:
-        logs = logs_after(run, city, (*prompt, *text))
+        logs = next_log_probs(run, city, (*prompt, *text))
         allowed = [token for token in range(len(logs)) if may_follow(rules, prompt, text, token)]
         if renormalised:
             logs = logs - logs[allowed].logsumexp(0)
@@ -66,6 +66,8 @@ def every_text(
     return found
 
 
-def best(texts: Mapping[tuple[int, ...], float], penalty: float, count: int) -> list[tuple[tuple[int, ...], float]]:
+def best_texts(
+    texts: Mapping[tuple[int, ...], float], penalty: float, count: int
+) -> list[tuple[tuple[int, ...], float]]:
     """The `count` best texts by log probability over targets ** penalty; a text of `texts` has as many as tokens."""
     return sorted(texts.items(), key=lambda item: -item[1] / len(item[0]) ** penalty)[:count]

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import ParamSpec, TypeVar
 
 from factorcell.config import UserError
-from factorcell.service import faults
+from factorcell.service import error_log
 from factorcell.service.record import DamagedRecordError, Record, StoreError
 from factorcell.service.stores.store import PAGE, Store
 
@@ -25,7 +25,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class AttendedStore:
+class CircuitBreakerStore:
     """A `Store` that raises a `StoreError` at once from when the `store` behind it fails until it answers again."""
 
     def __init__(self, store: Store) -> None:
@@ -48,8 +48,8 @@ class AttendedStore:
     def users(self, after: str = "", limit: int = PAGE) -> list[str]:
         return self._ask(self._reading, self.store.users, after, limit)
 
-    def aged(self, before: int, limit: int = PAGE) -> list[str]:
-        return self._ask(self._reading, self.store.aged, before, limit)
+    def users_older_than(self, before: int, limit: int = PAGE) -> list[str]:
+        return self._ask(self._reading, self.store.users_older_than, before, limit)
 
     def check(self) -> None:
         """Raise a `StoreError` unless the store works; a store that works is asked at most once per second."""
@@ -107,7 +107,7 @@ class _Breaker:
             except StoreError:
                 continue
             except Exception as error:  # a thread that ends here would leave the store down for ever
-                faults.log(error)
+                error_log.log_unexpected_error(error)
                 continue
             self.down = False
             return

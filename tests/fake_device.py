@@ -48,7 +48,7 @@ class There(Tensor):
         return run(function, args, kwargs or {})
 
 
-class Elsewhere(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is on, tensors that are asked for on `DEVICE` are made there."""
 
     def __init__(self) -> None:

@@ -9,11 +9,11 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Recent(Generic[K, V]):
+class LRUCache(Generic[K, V]):
     """At most `most` values by key; the least recently used goes first. Any thread may use it."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, max_size: int) -> None:
+        self.most = max_size
         self._values: OrderedDict[K, V] = OrderedDict()
         self._lock = threading.Lock()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from factorcell import files, inputs
+from factorcell import files, input_files
 from factorcell.commands.main import main
 from factorcell.completion.blend import BlendWeights
 from factorcell.completion.online import LearningRule
@@ -23,7 +23,7 @@ from factorcell.service.http import keys
 from factorcell.training import search_space
 from factorcell.training.check import check
 from factorcell.training.mixture import open_scorer
-from tests.small import make_run
+from tests.small_runs import make_run
 
 ROW = {"id": "a", "hypotheses": [{"text": "so", "lm": -1.0}], "reference": "so"}
 KEY = f'[[key]]\nname = "shop"\nhash = "{"0" * 64}"\nscopes = ["learn"]\n'
@@ -53,7 +53,7 @@ READERS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "options in TOML": ("x.toml", "[model]\nrank = 3\n", Config.load),
     "options in JSON": ("x.json", '{"model": {"rank": 3}}', Config.load),
     "search space": ("x.toml", "rank = [1, 2]\n", search_space.read),
-    "keys": ("x.toml", KEY, keys.read),
+    "keys": ("x.toml", KEY, keys.read_keys),
     "block list": ("x.txt", "bad\nworse\n", lambda path: BlockList.read(path).phrases),
     "n-best lists in JSON": ("x.jsonl", json.dumps(ROW) + "\n", nbest_values),
     "n-best list of SRILM": ("x.txt", "-1 -2 1 a\n", nbest_values),
@@ -105,12 +105,12 @@ def test_folders_may_be_text(tmp_path: Path) -> None:
         assert opened.folder == tmp_path / "run"
     run = Run.open(folder)
     assert Run(folder, run.config, run.tokenizer, run.schema).folder == tmp_path / "run"
-    assert LearningRule.read(folder) == LearningRule.read(run.folder)
-    assert BlendWeights.read(folder) == BlendWeights.read(run.folder)
+    assert LearningRule.load(folder) == LearningRule.load(run.folder)
+    assert BlendWeights.load(folder) == BlendWeights.load(run.folder)
     assert ContextSchema.load(f"{folder}/schema.json") == run.schema  # type: ignore[arg-type]
-    key = keys.add(f"{tmp_path}/keys.toml", "shop", ["learn"])
+    key = keys.add_key(f"{tmp_path}/keys.toml", "shop", ["learn"])
     assert keys.KeyRing(f"{tmp_path}/keys.toml").find(key)
-    assert all(finding.right for finding in check(folder))
+    assert all(finding.is_valid for finding in check(folder))
 
 
 def test_texts_to_explain_may_begin_with_a_mark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,14 +131,14 @@ def test_hidden_files_are_not_visible(tmp_path: Path) -> None:
     folder = tmp_path / ".cache" / "run"
     run = make_run(folder)
     run.save_weights({})
-    names = {path.name for path in inputs.visible(folder)}
+    names = {path.name for path in input_files.list_visible(folder)}
     assert names == {path.name for path in folder.iterdir()}
     findings = check(folder)
     for name in (".DS_Store", "._config.json", "Thumbs.db", "desktop.ini", ".git/config.json"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"\xff")
-    assert {path.name for path in inputs.visible(folder)} == names
-    assert inputs.visible(folder, "*/config.json") == []
+    assert {path.name for path in input_files.list_visible(folder)} == names
+    assert input_files.list_visible(folder, "*/config.json") == []
     assert check(folder) == findings
 
 
@@ -154,4 +154,4 @@ def test_hidden_files_are_not_visible(tmp_path: Path) -> None:
     ],
 )
 def test_bytes_become_text(content: bytes, encoding: str, text: str) -> None:
-    assert inputs.decoded(content, "here", encoding) == text
+    assert input_files.decode(content, "here", encoding) == text

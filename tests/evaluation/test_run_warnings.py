@@ -7,9 +7,9 @@ import pytest
 
 from factorcell import files
 from factorcell.evaluation import perplexity, text_figures
-from factorcell.evaluation.cautions import MAX_TEXTS, cautions, context_gain
+from factorcell.evaluation.run_warnings import MAX_TEXTS, find_warnings, measure_context_gain
 from factorcell.model.run import Run
-from tests.small import ROWS, make_run
+from tests.small_runs import ROWS, make_run
 
 
 @pytest.fixture
@@ -44,16 +44,16 @@ def test_a_training_that_stopped_early_is_named(
     expected = (
         f"{run.folder}: its training stopped after {last} of 100 steps; read what it says of contexts with caution"
     )
-    assert cautions([run]) == ([expected] if said else [])
+    assert find_warnings([run]) == ([expected] if said else [])
 
 
 def test_records_that_cannot_be_read_are_named(run: Run) -> None:
     run.log_path.write_text("no row\n", encoding="utf-8")
-    (said,) = cautions([run])
+    (said,) = find_warnings([run])
     assert "its records cannot be read" in said
     run.log_path.unlink()
     files.write_json(run.folder / "training.json", [])
-    assert "it must hold an object, not a list" in cautions([run])[0]
+    assert "it must hold an object, not a list" in find_warnings([run])[0]
 
 
 def kept(low: float, texts: int, **more: Any) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def test_a_run_that_gains_nothing_is_named(run: Run, trained: float | None, rows
     if trained is not None:
         files.write_json(run.folder / "training.json", {"context": kept(trained, 100)["evaluation"]})
     files.write_rows(run.folder / "results.jsonl", rows)
-    found = cautions([run])
+    found = find_warnings([run])
     assert len(found) == bool(said)
     assert said in "".join(found)
 
@@ -89,12 +89,12 @@ def test_the_gain_of_a_training_is_that_of_its_development_texts(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     held = run.prepare(ROWS * 3)
-    found = context_gain(run, held)
+    found = measure_context_gain(run, held)
     with_it, without = (perplexity.evaluate(run, c)["perplexity"] for c in (held, held.without_context(run.schema)))
     assert found is not None
     assert found["gain"] == pytest.approx(1 - with_it / without)
-    text_figures.keep(run.folder, text_figures.of_nats(run.nats(held), held))
-    assert context_gain(run, held) == pytest.approx(found)
-    monkeypatch.setattr("factorcell.evaluation.cautions.MAX_TEXTS", 12)
-    assert (context_gain(run, held) or {})["texts"] == 12 < MAX_TEXTS
-    assert context_gain(make_run(tmp_path / "plain", adapt=[], output_bias=[]), held) is None
+    text_figures.save(run.folder, text_figures.figures_from_nats(run.nats(held), held))
+    assert measure_context_gain(run, held) == pytest.approx(found)
+    monkeypatch.setattr("factorcell.evaluation.run_warnings.MAX_TEXTS", 12)
+    assert (measure_context_gain(run, held) or {})["texts"] == 12 < MAX_TEXTS
+    assert measure_context_gain(make_run(tmp_path / "plain", adapt=[], output_bias=[]), held) is None
