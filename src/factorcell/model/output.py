@@ -118,7 +118,7 @@ class SoftmaxHead(Head):
     Options = SoftmaxOptions
     has_sampled_loss = True
 
-    never: Tensor
+    start_mask: Tensor
 
     def __init__(self, options: SoftmaxOptions, embedding: nn.Parameter, sizes: HeadSizes) -> None:
         super().__init__(options, embedding, sizes)
@@ -130,9 +130,9 @@ class SoftmaxHead(Head):
         self.adapters = nn.ModuleDict({name: TABLES[name](size, sizes) for name in names if name in TABLES})
         has_hash = "hash" in names and sizes.schema.categories
         self.hashed = HashBias(size, options, sizes.schema) if has_hash else None
-        never = torch.zeros(size)
-        never[sizes.specials.start] = -torch.inf  # the start token is never predicted
-        self.register_buffer("never", never, persistent=False)
+        start_mask = torch.zeros(size)
+        start_mask[sizes.specials.start] = -torch.inf  # the start token is never predicted
+        self.register_buffer("start_mask", start_mask, persistent=False)
 
     def initialize(self, log_probs: Tensor) -> None:
         """Set the bias to the log probabilities (V,) of the tokens."""
@@ -145,7 +145,7 @@ class SoftmaxHead(Head):
 
     def fold(self, context_bias: ContextBias) -> ContextBias:
         """Sum all biases (B, V) of each context, which saves time if many tokens share it."""
-        bias = (self.bias + self.never).expand(len(context_bias.features), -1)
+        bias = (self.bias + self.start_mask).expand(len(context_bias.features), -1)
         for name, part, weight in self._parts(context_bias.features, self.tables()):
             if name in LOW_RANK_BIASES:
                 bias = torch.addmm(bias, part, weight.T)
@@ -185,7 +185,7 @@ class SoftmaxHead(Head):
         """Return exact nats (B, T) of `targets` (B, T) after `hidden` (B, T, H) in B contexts."""
         tables = self.tables()
         values, table = self._product(hidden, context_bias.features, tables)
-        bias = self.bias + self.never
+        bias = self.bias + self.start_mask
         if self.hashed is None and all(name in LOW_RANK_BIASES for name in self.adapters):
             return softmax.nats(values.flatten(0, 1), table, bias, targets.flatten()).view(targets.shape)
         parts = []
