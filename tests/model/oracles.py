@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Parameters = Mapping[str, Array]  # parameters of one adapter by their names
-Norm = Callable[
-    [int, Array], Array
-]  # layer normalization of a gate (H,) by its number, or of m, whose number is the last
+# Layer normalization of a gate (H,) by its number, or of m, whose number is the last.
+Norm = Callable[[int, Array], Array]
 
 
 @dataclass

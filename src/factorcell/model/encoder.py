@@ -39,7 +39,7 @@ class NumberInputs(nn.Module):
     """Raw numbers (B, N) to inputs (B, I) of a network: numbers and waves, standardized over the training texts."""
 
     column: Tensor
-    turn: Tensor
+    frequency: Tensor
     phase: Tensor
     mean: Tensor
     deviation: Tensor
@@ -49,18 +49,18 @@ class NumberInputs(nn.Module):
         inputs: list[tuple[int, float, float, float, float]] = []
         for column, v in enumerate(numbers):
             if v.period:
-                turns = waves(v.period, len(v.means) // 2)
-                inputs += zip([column] * len(v.means), *turns, v.means, v.deviations, strict=True)
+                frequencies_and_phases = waves(v.period, len(v.means) // 2)
+                inputs += zip([column] * len(v.means), *frequencies_and_phases, v.means, v.deviations, strict=True)
             else:
                 inputs.append((column, 0.0, 0.0, v.mean, v.deviation))
         self.counts = [len(v.means) if v.period else 1 for v in numbers for _ in range(len(v.means) if v.period else 1)]
-        for index, name in enumerate(("column", "turn", "phase", "mean", "deviation")):
+        for index, name in enumerate(("column", "frequency", "phase", "mean", "deviation")):
             self.register_buffer(name, torch.tensor([values[index] for values in inputs]), persistent=False)
 
     def forward(self, numbers: Tensor) -> Tensor:
         """Map numbers (B, N) to inputs (B, I); a missing number has zeros, the means of its inputs."""
         values = numbers[:, self.column]
-        values = torch.where(self.turn > 0, torch.sin(values * self.turn + self.phase), values)
+        values = torch.where(self.frequency > 0, torch.sin(values * self.frequency + self.phase), values)
         return ((values - self.mean) / self.deviation).nan_to_num(0.0)
 
     def weight_factors(self) -> Tensor:

@@ -12,8 +12,10 @@ from factorcell.model import saved_results
 from factorcell.model.run import Run, training_facts
 from factorcell.model.saved_results import Measurement
 
-MARKS = re.compile(r"[\\`*_\[\]|~#$@>]|^[-+=]")  # characters with a meaning in Markdown
-ENDS = re.compile(r"^\d+[.)]|\w:(?=//)|www\.", re.IGNORECASE)  # lists and links, whose last character is escaped
+# Characters with a meaning in Markdown.
+MARKDOWN_CHARACTERS = re.compile(r"[\\`*_\[\]|~#$@>]|^[-+=]")
+# Beginnings of lists and links, whose last character is escaped.
+LISTS_AND_LINKS = re.compile(r"^\d+[.)]|\w:(?=//)|www\.", re.IGNORECASE)
 
 
 def write(run: Run) -> None:
@@ -112,8 +114,9 @@ def _use(run: Run) -> str:
 
 def escape_markdown(value: object) -> str:
     """Escape a text from a table so that Markdown shows it literally, without markup, HTML or links."""
-    text = MARKS.sub(r"\\\g<0>", escape_hidden(str(value)).strip())
-    return ENDS.sub(lambda match: match[0][:-1] + "\\" + match[0][-1], text).replace("&", "&amp;").replace("<", "&lt;")
+    text = MARKDOWN_CHARACTERS.sub(r"\\\g<0>", escape_hidden(str(value)).strip())
+    text = LISTS_AND_LINKS.sub(lambda match: match[0][:-1] + "\\" + match[0][-1], text)
+    return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def code_span(value: object) -> str:

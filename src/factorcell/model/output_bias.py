@@ -114,16 +114,16 @@ class Pairs:
 
     Attributes:
         buckets: The buckets that are read (M,), ascending.
-        which: The row of each text (C, B) for each variable.
-        places: The flat index (row x U + token) of each entry.
+        rows: For each variable, the row of each text (B,).
+        positions: The flat index (row x U + token) of each entry.
         entries: The index in `buckets` of each entry.
         factors: A factor on each entry; None means 1.
         shape: The number of rows, and U.
     """
 
     buckets: Tensor
-    which: list[Tensor]
-    places: Tensor
+    rows: list[Tensor]
+    positions: Tensor
     entries: Tensor
     factors: Tensor | None
     shape: tuple[int, int]
@@ -132,8 +132,8 @@ class Pairs:
         """Return the hashed bias (B, U) of every text from the `values` (M, 1) of the buckets."""
         terms = F.embedding(self.entries, values)[:, 0]
         terms = terms if self.factors is None else terms * self.factors
-        rows = terms.new_zeros(self.shape[0] * self.shape[1]).index_add_(0, self.places, terms).view(self.shape)
-        first, *others = (F.embedding(which, rows) for which in self.which)
+        table = terms.new_zeros(self.shape[0] * self.shape[1]).index_add_(0, self.positions, terms).view(self.shape)
+        first, *others = (F.embedding(rows, table) for rows in self.rows)
         return sum(others, start=first)
 
 
@@ -174,19 +174,20 @@ class HashBias(nn.Module):
     def pairs(self, categories: Tensor, tokens: Tensor | None = None) -> Pairs:
         """Find the buckets of texts with `categories` (B, C), for `tokens` (U,) or for the whole vocabulary."""
         tokens = torch.arange(self.vocabulary_size, device=categories.device) if tokens is None else tokens
-        which: list[Tensor] = []
+        rows_of_texts: list[Tensor] = []
         entries: list[tuple[Tensor, ...]] = []
-        rows = 0
+        row_count = 0
         for column in range(len(self.variables)):
             values, row_of_text = torch.unique(categories[:, column], return_inverse=True)
-            which.append(row_of_text + rows)
+            rows_of_texts.append(row_of_text + row_count)
             for row, word, bucket, factor in self._entries(column, values, tokens):
-                entries.append(((row + rows) * len(tokens) + word, bucket, factor))
-            rows += len(values)
-        places, buckets, factors = (torch.cat(parts) for parts in zip(*entries, strict=True))
+                entries.append(((row + row_count) * len(tokens) + word, bucket, factor))
+            row_count += len(values)
+        positions, buckets, factors = (torch.cat(parts) for parts in zip(*entries, strict=True))
         unique, index = torch.unique(buckets.long(), return_inverse=True)
-        is_complete = not bool((categories == MISSING).any())
-        return Pairs(unique, which, places, index, None if is_complete else factors, (rows, len(tokens)))
+        has_missing = bool((categories == MISSING).any())
+        shape = (row_count, len(tokens))
+        return Pairs(unique, rows_of_texts, positions, index, factors if has_missing else None, shape)
 
     def _entries(self, column: int, values: Tensor, tokens: Tensor) -> list[tuple[Tensor, ...]]:
         """Return the pairs that have a bias: row of `values`, column of `tokens`, bucket and factor of each.
