@@ -16,15 +16,15 @@ import sys
 import time
 from pathlib import Path
 
-from factorcell.commands.main import ROOT
+from factorcell.commands.main import ROOT_COMMAND
 
 HERE = Path(__file__).parent.parent / "src"
 
 
 def commands() -> dict[str, list[str]]:
     """What is measured, by what it is called."""
-    verbs = [[verb.name] for verb in ROOT.subcommands]
-    verbs += [[verb.name, kind.name] for verb in ROOT.subcommands for kind in verb.subcommands]
+    verbs = [[verb.name] for verb in ROOT_COMMAND.subcommands]
+    verbs += [[verb.name, kind.name] for verb in ROOT_COMMAND.subcommands for kind in verb.subcommands]
     helps = {" ".join(["factorcell", *verb, "--help"]): ["-m", "factorcell", *verb, "--help"] for verb in [[], *verbs]}
     return {"python -c pass": ["-c", "pass"], "import factorcell": ["-c", "import factorcell"], **helps}
 
