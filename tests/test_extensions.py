@@ -188,8 +188,8 @@ def test_an_adapter_extends_the_base_class(made: Any) -> None:
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        ({"gates": 2.0}, "its gates is 2.0; it must be of type int"),
-        ({"memory": None}, "its memory is None; it must be of type bool"),
+        ({"gates": 2.0}, "expected gates of type int, got 2.0"),
+        ({"memory": None}, "expected memory of type bool, got None"),
     ],
 )
 def test_a_cell_has_the_attributes_of_its_protocol(own: dict[str, Any], message: str) -> None:
@@ -200,4 +200,4 @@ def test_a_cell_has_the_attributes_of_its_protocol(own: dict[str, Any], message:
 def test_cells_are_classes_without_parameters() -> None:
     learned = type("Learned", (nn.Linear,), {"gates": 1, "memory": False, "separate_products": False})
     for made in (Coupled(), learned):
-        assert "no parameters of its own" in refusal(lambda made=made: register_cell("broken", made))  # type: ignore[misc]
+        assert "expected a class without parameters" in refusal(lambda made=made: register_cell("broken", made))  # type: ignore[misc]

@@ -58,7 +58,7 @@ def test_the_numbers_of_products_are_said_once_and_last(
     monkeypatch.chdir(folder)
     monkeypatch.setattr("factorcell.model.run.measure_speedup", lambda work, device: 2.0)
     assert main(["evaluate", "cell", "test.jsonl", *more]) == 0
-    line = "products of bfloat16 (bfloat16 is 2.0 times as fast here); --precision chooses"
+    line = "products of bfloat16 (bfloat16 is 2.0 times as fast here); use --precision to choose"
     assert capsys.readouterr().err.splitlines() == [line]
     assert main(["evaluate", "cell", "none.jsonl", *more]) == 2
     assert "products of" not in capsys.readouterr().err

@@ -53,7 +53,7 @@ def test_records_that_cannot_be_read_are_named(run: Run) -> None:
     assert "its records cannot be read" in said
     run.log_path.unlink()
     files.write_json(run.folder / "training.json", [])
-    assert "it must hold an object, not a list" in find_warnings([run])[0]
+    assert "expected an object, got list" in find_warnings([run])[0]
 
 
 def kept(low: float, texts: int, **more: Any) -> dict[str, Any]:
