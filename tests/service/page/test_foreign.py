@@ -1,4 +1,4 @@
-"""The box on a page of somebody else: another origin, a strict policy, styles and forms of its own."""
+"""The box on a page of another origin, with a strict policy, styles and forms."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,14 +11,14 @@ from starlette.routing import Route
 
 from factorcell.service.engine import Service
 from tests.service.listening import listening
-from tests.service.page.box import COMPLETE, OPTIONS, Serve, Tab, query, shown, until
+from tests.service.page.box import COMPLETE, OPTIONS, Serve, Tab, query, shown_texts, until
 
 pytestmark = pytest.mark.slow
 
 MARKUP = """<!doctype html><html lang="en"><title>Shop</title>
 <link rel="stylesheet" href="site.css">
 <script src="{url}factorcell.js" defer></script><script src="site.js" defer></script>
-<div class="bar"><form action="/found"><label>Find <input name="q" autocomplete="on"></label></form></div></html>"""
+<div class="bar"><form action="/results"><label>Find <input name="q" autocomplete="on"></label></form></div></html>"""
 STYLE = """* { margin: 0; padding: 0 } .fc-rest { color: rgb(1, 2, 3) }
 .bar { overflow: hidden; height: 40px; transform: scale(1) }"""
 SCRIPT = """const box = factorcell.attach(document.querySelector("input"), {{ {options} }});"""
@@ -27,15 +27,15 @@ POLICY = "default-src 'none'; script-src 'self' {url}; style-src 'self'; connect
 
 @pytest.fixture
 def shop() -> Iterator[Any]:
-    given = {"url": "", "options": ""}
+    values = {"url": "", "options": ""}
 
     def send(content: str, media: str) -> Callable[[Request], Response]:
-        headers = {"content-security-policy": POLICY.format(**given)}
-        return lambda _: Response(content.format(**given), headers=headers, media_type=media)
+        headers = {"content-security-policy": POLICY.format(**values)}
+        return lambda _: Response(content.format(**values), headers=headers, media_type=media)
 
     async def answer(request: Request) -> Response:
         files = {"/": (MARKUP, "text/html"), "/site.js": (SCRIPT, "text/javascript")}
-        content, media = files.get(request.url.path, ("<p>found</p>", "text/html"))
+        content, media = files.get(request.url.path, ("<p>results</p>", "text/html"))
         if request.url.path == "/site.css":
             return Response(STYLE, media_type="text/css")
         return send(content, media)(request)
@@ -43,68 +43,72 @@ def shop() -> Iterator[Any]:
     with listening(Starlette(routes=[Route("/{path:path}", answer)])) as url:
 
         def make(service: str, options: str) -> str:
-            given.update(url=service, options=options)
+            values.update(url=service, options=options)
             return url
 
         make.url = url  # type: ignore[attr-defined]
         yield make
 
 
-def test_box_on_another_origin(serve: Serve, tab: Tab, shop: Any, service: Service) -> None:
+def test_box_works_on_another_origin(serve: Serve, tab: Tab, shop: Any, service: Service) -> None:
     url = serve(origins=(shop.url.rstrip("/"),))
-    opened = tab(shop(url, "user: 'eve', context: {city: 'Oslo'}, limit: 3, onAccept: text => { window.got = text; }"))
+    opened = tab(
+        shop(url, "user: 'eve', context: {city: 'Oslo'}, limit: 3, onAccept: text => { window.accepted = text; }")
+    )
     query(opened).press_sequentially("ab")
     opened.locator(OPTIONS).first.wait_for()
-    rows = shown(opened)
+    rows = shown_texts(opened)
     assert 0 < len(rows) <= 3
-    # The bar hides all that is outside of it, but not the list.
-    place = opened.locator(OPTIONS).first.bounding_box()
-    seen = f"document.elementFromPoint({place['x'] + 9}, {place['y'] + 9}).closest('.fc-option') !== null"
-    assert opened.evaluate(seen)
+    # The bar clips its content, but not the list.
+    bounds = opened.locator(OPTIONS).first.bounding_box()
+    is_visible = f"document.elementFromPoint({bounds['x'] + 9}, {bounds['y'] + 9}).closest('.fc-option') !== null"
+    assert opened.evaluate(is_visible)
     style = "getComputedStyle(document.querySelector('{}')).{}"
-    assert opened.evaluate(style.format(".fc-rest", "color")) == "rgb(1, 2, 3)"  # rules of the site win
-    assert opened.evaluate(style.format(".fc-option", "paddingLeft")) == "10px"  # but resets of everything do not
+    assert (
+        opened.evaluate(style.format(".fc-rest", "color")) == "rgb(1, 2, 3)"
+    )  # rules of the site override those of the box
+    assert opened.evaluate(style.format(".fc-option", "paddingLeft")) == "10px"  # but universal resets do not
     with opened.expect_response("**/v1/accept"):
         opened.locator(OPTIONS).first.click()
-    assert opened.evaluate("window.got") == rows[0]
-    kept = service.show("eve")
-    assert kept is not None
-    assert [(one.text, one.context) for one in kept.texts] == [(rows[0], {"city": "Oslo"})]
+    assert opened.evaluate("window.accepted") == rows[0]
+    profile = service.show("eve")
+    assert profile is not None
+    assert [(text.text, text.context) for text in profile.texts] == [(rows[0], {"city": "Oslo"})]
 
 
 def test_form_of_the_site_is_submitted_and_its_text_learned(
     serve: Serve, tab: Tab, shop: Any, service: Service
 ) -> None:
     url = serve(origins=(shop.url.rstrip("/"),))
-    for number, chosen in enumerate((False, True), 1):
+    for number, is_selected in enumerate((False, True), 1):
         opened = tab(shop(url, "user: 'eve'"))
         query(opened).press_sequentially("ab")
         opened.locator(OPTIONS).first.wait_for()
-        text = shown(opened)[0] if chosen else "ab"
-        if chosen:
+        text = shown_texts(opened)[0] if is_selected else "ab"
+        if is_selected:
             query(opened).press("ArrowDown")
         query(opened).press("Enter")
-        opened.wait_for_url("**/found?q=*")
+        opened.wait_for_url("**/results?q=*")
         assert opened.url.endswith("q=" + text.replace(" ", "+"))
         for _ in range(100):
-            kept = service.show("eve")
-            if kept is not None and len(kept.texts) == number:
+            profile = service.show("eve")
+            if profile is not None and len(profile.texts) == number:
                 break
             opened.wait_for_timeout(50)
-        assert kept is not None
-        assert [one.text for one in kept.texts][number - 1 :] == [text]
+        assert profile is not None
+        assert [text.text for text in profile.texts][number - 1 :] == [text]
 
 
 def test_private_session_leaves_no_trace(serve: Serve, tab: Tab, shop: Any, service: Service) -> None:
     url = serve(origins=(shop.url.rstrip("/"),))
-    opened = tab(shop(url, "user: 'eve', learn: false, onAccept: text => { window.got = text; }"))
+    opened = tab(shop(url, "user: 'eve', learn: false, onAccept: text => { window.accepted = text; }"))
     accepts: list[str] = []
     opened.on("request", lambda request: accepts.append(request.url) if "accept" in request.url else None)
-    with opened.expect_request(COMPLETE) as found:
+    with opened.expect_request(COMPLETE) as request_info:
         query(opened).press_sequentially("a")
-    assert found.value.post_data_json["learn"] is False
+    assert request_info.value.post_data_json["learn"] is False
     opened.locator(OPTIONS).first.click()
-    until(opened, "window.got !== undefined")
+    until(opened, "window.accepted !== undefined")
     opened.wait_for_timeout(300)
     assert accepts == []
     assert service.show("eve") is None
