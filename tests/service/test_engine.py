@@ -326,12 +326,12 @@ def test_suggestions_are_not_personalized_while_the_store_fails(
         with pytest.raises(StoreError):
             call()
     store.failing = False
-    until(lambda: service.complete(CompletionRequest("ab", "ann")) == personal)
-    until(lambda: service.accept("ann", "abb").outcome == "learned")
+    wait_until(lambda: service.complete(CompletionRequest("ab", "ann")) == personal)
+    wait_until(lambda: service.accept("ann", "abb").outcome == "learned")
     service.check()
 
 
-def until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         with suppress(StoreError):

@@ -183,7 +183,7 @@ class Service:
             key: An idempotency key: repeated calls with the same key have the effect of one call.
 
         Returns:
-            What became of the text.
+            The outcome, with the number of the saved text.
 
         Raises:
             UserError: The id, text, context or key is invalid, or the model does not distinguish users.

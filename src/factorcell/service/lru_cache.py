@@ -13,7 +13,7 @@ class LRUCache(Generic[K, V]):
     """At most `max_size` values by key; the least recently used value is dropped first."""
 
     def __init__(self, max_size: int) -> None:
-        self.most = max_size
+        self.max_size = max_size
         self._values: OrderedDict[K, V] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -27,7 +27,7 @@ class LRUCache(Generic[K, V]):
         with self._lock:
             self._values[key] = value
             self._values.move_to_end(key)
-            while len(self._values) > self.most:
+            while len(self._values) > self.max_size:
                 self._values.popitem(last=False)
 
     def drop(self, condition: Callable[[K], bool] = lambda key: True) -> None:

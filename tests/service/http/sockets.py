@@ -49,7 +49,7 @@ def status_of(connection: socket.socket, request: bytes = b"") -> int:
         return answer.status
 
 
-def until(condition: Callable[[], bool]) -> bool:
+def wait_until(condition: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + TIMEOUT
     while not condition():
         if time.monotonic() > deadline:

@@ -48,7 +48,7 @@ def test_accept_with_a_key_counts_once(client: TestClient, site: Site) -> None:
     assert [(text.text, text.context) for text in profile.texts] == [("abba", {"city": "Oslo"})]
 
 
-def test_health_and_readiness(client: TestClient, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readiness_depends_on_the_store(client: TestClient, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     assert client.get("/healthz").json() == client.get("/readyz").json() == {"status": "ok"}
 
     def fail() -> None:

@@ -94,7 +94,7 @@ def test_no_request_causes_a_server_error(
 
     @settings(max_examples=REQUESTS_PER_TEST, derandomize=not REQUEST_COUNT, **HYPOTHESIS_OPTIONS)
     @given(case=operation.as_strategy(generation_mode=mode), data=st.data())
-    def ask(case: Any, data: st.DataObject) -> None:
+    def send(case: Any, data: st.DataObject) -> None:
         if is_valid:
             use_existing_users(case, data.draw)
         options = {"base_url": served.url, "headers": {"Authorization": f"Bearer {served.key}"}}
@@ -108,7 +108,7 @@ def test_no_request_causes_a_server_error(
         else:
             case.validate_response(answer, excluded_checks=[positive_data_acceptance], transport_kwargs=options)
 
-    ask()
+    send()
     print(f"\n{statuses.total()} requests: {dict(statuses)}")
     assert statuses.total() >= REQUESTS_PER_TEST
     assert not is_valid or statuses[200]

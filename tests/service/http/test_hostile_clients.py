@@ -16,7 +16,7 @@ from factorcell.service.engine import CompletionRequest, Completions, Service
 from factorcell.service.http import operations
 from factorcell.service.http.application import application
 from factorcell.service.http.site import Settings, Site
-from tests.service.http.sockets import GET, TIMEOUT, connect, post, status_of, until
+from tests.service.http.sockets import GET, TIMEOUT, connect, post, status_of, wait_until
 from tests.service.listening import listening
 
 SECRET = "qzj"
@@ -50,10 +50,10 @@ def test_error_for_a_disconnected_client_is_not_logged(
     monkeypatch.setattr(served.service, "complete", complete)
     with connect(url) as connection:
         connection.sendall(post("/v1/complete", f'{{"query":"{SECRET}"}}'.encode()))
-        assert until(lambda: search.running == 1)
-    assert until(lambda: "499" in served.metrics.text().decode())
+        assert wait_until(lambda: search.running == 1)
+    assert wait_until(lambda: "499" in served.metrics.text().decode())
     may_continue.set()
-    assert until(lambda: search.running == 0)
+    assert wait_until(lambda: search.running == 0)
     with connect(url) as connection:
         assert status_of(connection, GET) == 200
     assert warnings(caplog) == []
@@ -75,10 +75,10 @@ def test_generation_stops_when_the_client_disconnects(
     with connect(url) as connection:
         connection.sendall(post("/v1/generate", b"{}"))
         assert connection.recv(1 << 10).startswith(b"HTTP/1.1 200 ")
-        assert until(lambda: len(chunks) > 3)
+        assert wait_until(lambda: len(chunks) > 3)
         if reset:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    assert until(lambda: served.lanes["batch"].running == 0)
+    assert wait_until(lambda: served.lanes["batch"].running == 0)
     with connect(url) as connection:
         assert status_of(connection, GET) == 200
     assert warnings(caplog) == []

@@ -1,4 +1,4 @@
-"""What keys allow and how often, and that the file of keys contains no key."""
+"""Scopes and rates of keys; the file of keys contains no key."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -94,14 +94,14 @@ def proxied(name: str, folder: Path, upstream: str) -> Iterator[str]:
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=home)
         try:
-            url, stop = f"https://127.0.0.1:{port}", time.monotonic() + START_TIMEOUT
+            url, deadline = f"https://127.0.0.1:{port}", time.monotonic() + START_TIMEOUT
             while True:
                 try:
                     httpx.get(f"{url}/healthz", verify=False)
                     break
                 except httpx.TransportError:
                     assert process.poll() is None, (folder / "log").read_text()
-                    assert time.monotonic() < stop, "the proxy does not answer"
+                    assert time.monotonic() < deadline, "the proxy does not answer"
                     time.sleep(0.05)
             yield url
         finally:

@@ -145,9 +145,8 @@ def test_workers_share_users_and_metrics(run: Path, tmp_path: Path) -> None:
         client.headers["Authorization"] = f"Bearer {key}"
         base = client.base_url
         for number in range(1, 21):
-            with httpx.Client(
-                base_url=base, headers=client.headers, timeout=30
-            ) as other:  # a new connection, possibly to the other worker
+            # Each client opens a new connection, possibly to the other worker.
+            with httpx.Client(base_url=base, headers=client.headers, timeout=30) as other:
                 accepted = other.post("/v1/accept", json={"user": "ann", "text": f"ab{number}"}).json()
                 assert accepted["number"] == number
             with httpx.Client(base_url=base, headers=client.headers, timeout=30) as other:

@@ -145,17 +145,17 @@ def test_expired_texts_are_deleted(watched: Watcher) -> None:
 def test_watcher_thread_checks_by_itself(
     watched: Watcher, folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture, error: Exception | None
 ) -> None:
-    first, has_expired = watched.site.service.model, threading.Event()
+    first, expiry_called = watched.site.service.model, threading.Event()
 
     def expire() -> int:
-        has_expired.set()
+        expiry_called.set()
         if error is not None:
             raise error
         return 0
 
     watched.site.service.expire = expire  # type: ignore[method-assign]
     watched.start()
-    assert has_expired.wait(10)
+    assert expiry_called.wait(10)
     replace(watched, folders[1])
     watched.reload()
     deadline = threading.Event()

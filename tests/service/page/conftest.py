@@ -45,11 +45,11 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def tab(browser: Any) -> Iterator[Callable[..., Any]]:
+def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     errors: list[str] = []
     windows = []
 
-    def open_tab(url: str | None = None, **options: Any) -> Any:
+    def open_url(url: str | None = None, **options: Any) -> Any:
         windows.append(browser.new_context(**options))
         windows[-1].set_default_timeout(TIMEOUT)
         page = windows[-1].new_page()
@@ -59,7 +59,7 @@ def tab(browser: Any) -> Iterator[Callable[..., Any]]:
             page.goto(url)
         return page
 
-    yield open_tab
+    yield open_url
     for window in windows:
         window.close()
     assert errors == []

@@ -12,8 +12,8 @@ from tests.service.page.box import (
     IGNORE_ABORTS,
     OPTIONS,
     USER,
+    OpenPage,
     Serve,
-    Tab,
     query,
     request_body,
     shown_texts,
@@ -31,103 +31,103 @@ def texts(service: Service) -> list[str]:
     return [] if profile is None else [result.text for result in profile.texts]
 
 
-def test_typing_shows_the_suggestions_of_the_service(serve: Serve, tab: Tab, service: Service) -> None:
+def test_typing_shows_the_suggestions_of_the_service(serve: Serve, open_page: OpenPage, service: Service) -> None:
     service.accept(USER, "abba")
-    opened = tab(serve())
-    assert query(opened).get_attribute("aria-expanded") == "false"
-    type_text(opened, "ab")
+    page = open_page(serve())
+    assert query(page).get_attribute("aria-expanded") == "false"
+    type_text(page, "ab")
     results = service.complete(CompletionRequest("ab", user=USER, limit=8)).results
-    assert shown_texts(opened) == [result.text for result in results]
-    assert opened.locator(".fc-typed").all_text_contents() == ["ab"] * len(results)
-    assert opened.locator(".fc-rest").all_text_contents() == [result.text[2:] for result in results]
+    assert shown_texts(page) == [result.text for result in results]
+    assert page.locator(".fc-typed").all_text_contents() == ["ab"] * len(results)
+    assert page.locator(".fc-rest").all_text_contents() == [result.text[2:] for result in results]
     labels = {"model": "model", "popularity": "popular", "history": "your texts"}
-    sources = [row.locator(".fc-source").all_text_contents() for row in opened.locator(OPTIONS).all()]
+    sources = [row.locator(".fc-source").all_text_contents() for row in page.locator(OPTIONS).all()]
     assert sources == [[labels[name] for name in result.source.split("+")] for result in results]
-    assert query(opened).get_attribute("aria-expanded") == "true"
+    assert query(page).get_attribute("aria-expanded") == "true"
 
 
-def test_arrows_select_and_enter_accepts(serve: Serve, tab: Tab, service: Service) -> None:
-    opened = tab(serve())
-    type_text(opened, "ab")
-    rows = shown_texts(opened)
-    box = query(opened)
+def test_arrows_select_and_enter_accepts(serve: Serve, open_page: OpenPage, service: Service) -> None:
+    page = open_page(serve())
+    type_text(page, "ab")
+    rows = shown_texts(page)
+    box = query(page)
     for key, index in (("ArrowDown", 0), ("ArrowDown", 1), ("ArrowUp", 0), ("ArrowUp", None), ("ArrowUp", -1)):
         box.press(key)
-        active = opened.locator(ACTIVE)
+        active = page.locator(ACTIVE)
         assert active.locator(".fc-text").all_text_contents() == ([] if index is None else [rows[index]])
         assert box.get_attribute("aria-activedescendant") == (None if index is None else active.get_attribute("id"))
     box.press("Enter")
-    wait_for_notice(opened, f"Learned for {USER}.")
+    wait_for_notice(page, f"Learned for {USER}.")
     assert box.input_value() == rows[-1]
     assert box.get_attribute("aria-expanded") == "false"
-    assert opened.locator(OPTIONS).count() == 0
+    assert page.locator(OPTIONS).count() == 0
     assert texts(service) == [rows[-1]]
 
 
-def test_escape_closes_the_list_and_keeps_the_text(serve: Serve, tab: Tab, service: Service) -> None:
-    opened = tab(serve())
-    type_text(opened, "ab")
-    query(opened).press("ArrowDown")
-    query(opened).press("Escape")
-    assert (query(opened).input_value(), opened.locator(OPTIONS).count()) == ("ab", 0)
-    assert query(opened).get_attribute("aria-expanded") == "false"
-    query(opened).press("ArrowDown")
-    opened.locator(OPTIONS).first.wait_for()
+def test_escape_closes_the_list_and_keeps_the_text(serve: Serve, open_page: OpenPage, service: Service) -> None:
+    page = open_page(serve())
+    type_text(page, "ab")
+    query(page).press("ArrowDown")
+    query(page).press("Escape")
+    assert (query(page).input_value(), page.locator(OPTIONS).count()) == ("ab", 0)
+    assert query(page).get_attribute("aria-expanded") == "false"
+    query(page).press("ArrowDown")
+    page.locator(OPTIONS).first.wait_for()
     assert texts(service) == []
 
 
-def test_tab_inserts_a_suggestion_and_continues(serve: Serve, tab: Tab, service: Service) -> None:
-    opened = tab(serve())
-    type_text(opened, "a")
-    first = shown_texts(opened)[0]
-    query(opened).press("ArrowDown")
-    with opened.expect_request(COMPLETE) as request_info:
-        query(opened).press("Tab")
-    assert (query(opened).input_value(), request_body(request_info.value)["query"]) == (first, first)
-    assert opened.evaluate("document.activeElement.id") == "query"
-    query(opened).press("Tab")
-    assert opened.evaluate("document.activeElement.id") != "query"
-    assert opened.locator(OPTIONS).count() == 0
+def test_tab_inserts_a_suggestion_and_continues(serve: Serve, open_page: OpenPage, service: Service) -> None:
+    page = open_page(serve())
+    type_text(page, "a")
+    first = shown_texts(page)[0]
+    query(page).press("ArrowDown")
+    with page.expect_request(COMPLETE) as request_info:
+        query(page).press("Tab")
+    assert (query(page).input_value(), request_body(request_info.value)["query"]) == (first, first)
+    assert page.evaluate("document.activeElement.id") == "query"
+    query(page).press("Tab")
+    assert page.evaluate("document.activeElement.id") != "query"
+    assert page.locator(OPTIONS).count() == 0
     assert texts(service) == []
 
 
-def test_late_response_is_never_shown(serve: Serve, tab: Tab) -> None:
-    opened = tab()
-    opened.add_init_script(IGNORE_ABORTS)
-    opened.goto(serve())
+def test_late_response_is_never_shown(serve: Serve, open_page: OpenPage) -> None:
+    page = open_page()
+    page.add_init_script(IGNORE_ABORTS)
+    page.goto(serve())
     late: list[Any] = []
 
     def hold(route: Any) -> None:
         late.append(route) if request_body(route.request)["query"] == "a" else route.continue_()
 
-    opened.route(COMPLETE, hold)
-    query(opened).press_sequentially("a")
-    opened.wait_for_timeout(100)
-    query(opened).press_sequentially("b")
-    opened.locator(OPTIONS).first.wait_for()
-    rows = shown_texts(opened)
+    page.route(COMPLETE, hold)
+    query(page).press_sequentially("a")
+    page.wait_for_timeout(100)
+    query(page).press_sequentially("b")
+    page.locator(OPTIONS).first.wait_for()
+    rows = shown_texts(page)
     assert rows
     assert len(late) == 1
-    with opened.expect_response(COMPLETE):
+    with page.expect_response(COMPLETE):
         late[0].continue_()
-    opened.wait_for_timeout(200)
-    assert shown_texts(opened) == rows
+    page.wait_for_timeout(200)
+    assert shown_texts(page) == rows
     assert all(result.startswith("ab") for result in rows)
 
 
-def test_input_method_composition_is_not_disturbed(serve: Serve, tab: Tab) -> None:
-    opened = tab(serve())
+def test_input_method_composition_is_not_disturbed(serve: Serve, open_page: OpenPage) -> None:
+    page = open_page(serve())
     sent: list[str] = []
-    opened.on(
+    page.on(
         "request", lambda request: sent.append(request_body(request)["query"]) if "complete" in request.url else None
     )
-    query(opened).focus()
-    editor = opened.context.new_cdp_session(opened)
+    query(page).focus()
+    editor = page.context.new_cdp_session(page)
     for text in ("k", "か", "かn"):
         editor.send("Input.imeSetComposition", {"text": text, "selectionStart": len(text), "selectionEnd": len(text)})
-    opened.wait_for_timeout(200)
-    assert (query(opened).input_value(), sent) == ("かn", [])
-    with opened.expect_response(COMPLETE):
+    page.wait_for_timeout(200)
+    assert (query(page).input_value(), sent) == ("かn", [])
+    with page.expect_response(COMPLETE):
         editor.send("Input.insertText", {"text": "かん"})
     assert sent == ["かん"]
 
@@ -135,8 +135,8 @@ def test_input_method_composition_is_not_disturbed(serve: Serve, tab: Tab) -> No
 @pytest.mark.parametrize(
     ("status", "words"), [(503, "busy"), (429, "Too many requests"), (500, "busy"), (422, "No suggestions")]
 )
-def test_refusal_shows_a_note(serve: Serve, tab: Tab, status: int, words: str) -> None:
-    opened = tab(serve())
+def test_refusal_shows_a_note(serve: Serve, open_page: OpenPage, status: int, words: str) -> None:
+    page = open_page(serve())
     refused: list[int] = []
 
     def refuse(route: Any) -> None:
@@ -146,36 +146,36 @@ def test_refusal_shows_a_note(serve: Serve, tab: Tab, status: int, words: str) -
         else:
             route.continue_()
 
-    opened.route(COMPLETE, refuse)
-    query(opened).press_sequentially("a")
-    opened.locator(".fc-note", has_text=words).wait_for()
-    opened.locator(".fc-hidden[role=status]", has_text=words).wait_for()
-    assert query(opened).input_value() == "a"
-    assert query(opened).get_attribute("aria-expanded") == "false"
+    page.route(COMPLETE, refuse)
+    query(page).press_sequentially("a")
+    page.locator(".fc-note", has_text=words).wait_for()
+    page.locator(".fc-hidden[role=status]", has_text=words).wait_for()
+    assert query(page).input_value() == "a"
+    assert query(page).get_attribute("aria-expanded") == "false"
     if status == 422:
-        query(opened).press_sequentially("b")
-    opened.locator(OPTIONS).first.wait_for()  # it retries by itself after the named time
-    assert opened.locator(".fc-note").text_content() == ""
+        query(page).press_sequentially("b")
+    page.locator(OPTIONS).first.wait_for()  # it retries by itself after the named time
+    assert page.locator(".fc-note").text_content() == ""
 
 
-def test_accept_while_offline_is_sent_later(serve: Serve, tab: Tab, service: Service) -> None:
-    opened = tab(serve())
-    type_text(opened, "a")
-    opened.context.set_offline(True)
-    query(opened).press_sequentially("b")
-    opened.locator(".fc-note", has_text="offline").wait_for()
-    assert query(opened).input_value() == "ab"
-    query(opened).press("Enter")
-    wait_for_notice(opened, "Not saved yet")
+def test_accept_while_offline_is_sent_later(serve: Serve, open_page: OpenPage, service: Service) -> None:
+    page = open_page(serve())
+    type_text(page, "a")
+    page.context.set_offline(True)
+    query(page).press_sequentially("b")
+    page.locator(".fc-note", has_text="offline").wait_for()
+    assert query(page).input_value() == "ab"
+    query(page).press("Enter")
+    wait_for_notice(page, "Not saved yet")
     assert texts(service) == []
-    opened.context.set_offline(False)
-    wait_for_notice(opened, "Learned")
+    page.context.set_offline(False)
+    wait_for_notice(page, "Learned")
     assert texts(service) == ["ab"]
-    type_text(opened, "ab")
+    type_text(page, "ab")
 
 
-def test_accept_with_a_lost_response_counts_once(serve: Serve, tab: Tab, service: Service) -> None:
-    opened = tab(serve())
+def test_accept_with_a_lost_response_counts_once(serve: Serve, open_page: OpenPage, service: Service) -> None:
+    page = open_page(serve())
     keys: list[str] = []
 
     def lose(route: Any) -> None:
@@ -186,10 +186,10 @@ def test_accept_with_a_lost_response_counts_once(serve: Serve, tab: Tab, service
         else:
             route.continue_()
 
-    opened.route(ACCEPT, lose)
-    query(opened).fill("abba")
-    query(opened).press("Enter")
-    wait_for_notice(opened, "Learned")
+    page.route(ACCEPT, lose)
+    query(page).fill("abba")
+    query(page).press("Enter")
+    wait_for_notice(page, "Learned")
     assert texts(service) == ["abba"]
     assert len(keys) == 2
     assert len(set(keys)) == 1

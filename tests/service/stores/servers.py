@@ -32,26 +32,26 @@ REDIS_SETTINGS = "--appendonly yes --appendfsync always --rdbcompression no --bi
 class Program:
     """A server process that can be killed, suspended and restarted."""
 
-    def __init__(self, command: list[str], folder: Path, ask: Callable[[], object]) -> None:
-        self.command, self.folder, self.ask = command, folder, ask
+    def __init__(self, command: list[str], folder: Path, ping: Callable[[], object]) -> None:
+        self.command, self.folder, self.ping = command, folder, ping
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         deadline = time.monotonic() + START
         while not self._answers():
             assert time.monotonic() < deadline, "the server does not answer"
-            if not self.runs():  # after a kill, a new process may fail until the old ones have ended
+            if not self.is_running():  # after a kill, a new process may fail until the old ones have ended
                 with (self.folder / "log").open("ab") as log:
                     self._process = subprocess.Popen(
                         self.command, stdout=log, stderr=log, cwd=self.folder, start_new_session=True
                     )
             time.sleep(0.02)
 
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def signal(self, number: int) -> None:
-        if self._process is not None and self.runs():
+        if self._process is not None and self.is_running():
             for process in family(self._process.pid):
                 with suppress(ProcessLookupError):
                     os.kill(process, number)
@@ -69,8 +69,8 @@ class Program:
 
     def _answers(self) -> bool:
         try:
-            self.ask()
-            return self.runs()
+            self.ping()
+            return self.is_running()
         except (psycopg.Error, redis.RedisError):
             return False
 
@@ -131,10 +131,10 @@ def postgres_server(parent: Path | None = None) -> Iterator[Server]:
                     "UPDATE factorcell_users SET value = %s WHERE user_id = %s", (content, user.encode())
                 )
 
-        def ask() -> None:
+        def ping() -> None:
             psycopg.connect(url, connect_timeout=5).close()
 
-        with _started(Program([*as_user, *run], Path(folder), ask)) as program:
+        with _started(Program([*as_user, *run], Path(folder), ping)) as program:
             yield Server(url, Path(folder), tamper, program)
 
 
@@ -149,12 +149,12 @@ def redis_server(parent: Path | None = None) -> Iterator[Server]:
             with redis.Redis.from_url(url) as client:
                 client.hset(f"factorcell:user:{user}", "value", content)
 
-        def ask() -> None:
+        def ping() -> None:
             with redis.Redis.from_url(url, socket_timeout=5) as client:
                 client.ping()
 
         command = [name, "--port", str(port), "--dir", folder, "--save", "", *REDIS_SETTINGS]
-        with _started(Program(command, Path(folder), ask)) as program:
+        with _started(Program(command, Path(folder), ping)) as program:
             yield Server(url, Path(folder), tamper, program)
 
 

@@ -49,7 +49,7 @@ def test_only_the_expected_version_is_replaced(store: Store) -> None:
     assert store.read("Ann") == second
 
 
-def test_deletion(store: Store) -> None:
+def test_deleted_record_does_not_exist(store: Store) -> None:
     first = new_record("Ann")
     assert not store.delete("Ann")
     store.write(first, None)

@@ -92,7 +92,7 @@ class AcceptRequest(RequestMessage):
 
 
 class AcceptAnswer(Message):
-    """What became of an accepted text. If it was saved, it is on disk."""
+    """The outcome of an accept. A saved text is on disk."""
 
     outcome: Literal["learned", "kept", "repeated", "paused", "withheld"]
     number: Annotated[
@@ -132,7 +132,7 @@ class ExportedText(Struct, kw_only=True, omit_defaults=True):
 
 
 class Export(Struct, kw_only=True):
-    """The texts and settings of a user. What a model has learned follows from them."""
+    """The texts and settings of a user. The learned state of a model can be computed from them."""
 
     format: Literal[1]
     user: UserId
@@ -159,7 +159,7 @@ class DeletedAnswer(Message):
 
 
 class PausedAnswer(Message):
-    """Whether learning is paused; while it is, no text of the user is saved or learned."""
+    """Whether learning is paused. During a pause, texts of the user are neither saved nor learned."""
 
     paused: bool
 

@@ -1,4 +1,4 @@
-"""What request handlers need (service, settings, keys, metrics, thread pools), and the type of an operation."""
+"""A site: the service, settings, keys, metrics and thread pools of the request handlers; the type of an operation."""
 
 import re
 from collections.abc import Callable, Iterator

@@ -13,7 +13,8 @@
 "use strict";
 
 (() => {
-  const SCRIPT_URL = document.currentScript?.src ? new URL(".", document.currentScript.src).href : `${location.origin}/`;
+  const script = document.currentScript;
+  const SCRIPT_URL = script?.src ? new URL(".", script.src).href : `${location.origin}/`;
   const REQUEST_TIMEOUT = 10_000; // milliseconds
   const MAX_ATTEMPTS = 6; // attempts to send an accept
   const FIRST_PAUSE = 0.5; // seconds before the second attempt; each further pause is twice as long
@@ -88,7 +89,7 @@
       :where(.fc-option[aria-selected="true"], .fc-option[aria-selected="true"] *) { color: HighlightText; }
     }`;
 
-  /** A failed request: its HTTP `status` (0: no response) and the seconds to wait (`retry`), if the service names them. */
+  /** A failed request: its HTTP `status` (0: no response), and the seconds to wait (`retry`), if known. */
   class Problem extends Error {
     constructor(status, message, retry = null) {
       super(message);
@@ -379,7 +380,8 @@
       return element("div", { class: "fc-option", role: "option", id, "aria-selected": "false" },
         element("span", { class: "fc-text", dir: "auto" },
           element("span", { class: "fc-typed" }, visible(typed)), element("span", { class: "fc-rest" }, visible(rest))),
-        element("span", { class: "fc-from" }, element("span", { class: "fc-hidden" }, ` ${messages.from} `), ...sources));
+        element("span", { class: "fc-from" },
+          element("span", { class: "fc-hidden" }, ` ${messages.from} `), ...sources));
     }
 
     /** Place the list below the input, or above it if there is more room. */

@@ -134,7 +134,8 @@ const learned = (() => {
       $("undo").disabled = !rows.length;
       $("pause").textContent = profile?.paused ? "Resume" : "Pause";
       $("pause").setAttribute("aria-pressed", String(Boolean(profile?.paused)));
-      $("texts").replaceChildren(...rows.slice(0, this.#showsAll ? rows.length : MAX_ROWS).map((row) => this.#row(row)));
+      const shown = this.#showsAll ? rows : rows.slice(0, MAX_ROWS);
+      $("texts").replaceChildren(...shown.map((row) => this.#row(row)));
       $("more").hidden = rows.length <= MAX_ROWS;
       $("more").textContent = this.#showsAll ? "Show fewer" : `Show all ${rows.length}`;
     }

@@ -20,7 +20,7 @@ from factorcell.service.stores.store import PAGE, check_schema, checked_version,
 WAIT = 2.0  # seconds to wait for an answer
 PURGE_TIMEOUT = 600.0  # seconds for rewriting the append-only file
 SCHEMA, VERSION = b"factorcell:schema", 1
-ALL, OLDEST, PERSON = b"factorcell:users", b"factorcell:oldest", b"factorcell:user:"
+ALL, OLDEST, USER = b"factorcell:users", b"factorcell:oldest", b"factorcell:user:"
 DURABLE = {"appendonly": "yes", "appendfsync": "always"}  # server settings that make acknowledged writes durable
 
 # KEYS: the user, all users, users by oldest text. ARGV: expected version or '', id, version, oldest time, value.
@@ -167,4 +167,4 @@ class RedisStore:
 
 
 def _key(user: str) -> bytes:
-    return PERSON + user.encode()
+    return USER + user.encode()

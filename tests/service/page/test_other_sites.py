@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from factorcell.service.engine import Service
 from tests.service.listening import listening
-from tests.service.page.box import COMPLETE, OPTIONS, Serve, Tab, query, shown_texts, until
+from tests.service.page.box import COMPLETE, OPTIONS, OpenPage, Serve, query, shown_texts, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -50,65 +50,64 @@ def shop() -> Iterator[Any]:
         yield make
 
 
-def test_box_works_on_another_origin(serve: Serve, tab: Tab, shop: Any, service: Service) -> None:
+def test_box_works_on_another_origin(serve: Serve, open_page: OpenPage, shop: Any, service: Service) -> None:
     url = serve(origins=(shop.url.rstrip("/"),))
-    opened = tab(
+    page = open_page(
         shop(url, "user: 'eve', context: {city: 'Oslo'}, limit: 3, onAccept: text => { window.accepted = text; }")
     )
-    query(opened).press_sequentially("ab")
-    opened.locator(OPTIONS).first.wait_for()
-    rows = shown_texts(opened)
+    query(page).press_sequentially("ab")
+    page.locator(OPTIONS).first.wait_for()
+    rows = shown_texts(page)
     assert 0 < len(rows) <= 3
     # The bar clips its content, but not the list.
-    bounds = opened.locator(OPTIONS).first.bounding_box()
+    bounds = page.locator(OPTIONS).first.bounding_box()
     is_visible = f"document.elementFromPoint({bounds['x'] + 9}, {bounds['y'] + 9}).closest('.fc-option') !== null"
-    assert opened.evaluate(is_visible)
+    assert page.evaluate(is_visible)
     style = "getComputedStyle(document.querySelector('{}')).{}"
-    assert (
-        opened.evaluate(style.format(".fc-rest", "color")) == "rgb(1, 2, 3)"
-    )  # rules of the site override those of the box
-    assert opened.evaluate(style.format(".fc-option", "paddingLeft")) == "10px"  # but universal resets do not
-    with opened.expect_response("**/v1/accept"):
-        opened.locator(OPTIONS).first.click()
-    assert opened.evaluate("window.accepted") == rows[0]
+    # Rules of the site for classes of the box override its styles, but universal resets do not.
+    assert page.evaluate(style.format(".fc-rest", "color")) == "rgb(1, 2, 3)"
+    assert page.evaluate(style.format(".fc-option", "paddingLeft")) == "10px"
+    with page.expect_response("**/v1/accept"):
+        page.locator(OPTIONS).first.click()
+    assert page.evaluate("window.accepted") == rows[0]
     profile = service.show("eve")
     assert profile is not None
     assert [(text.text, text.context) for text in profile.texts] == [(rows[0], {"city": "Oslo"})]
 
 
 def test_form_of_the_site_is_submitted_and_its_text_learned(
-    serve: Serve, tab: Tab, shop: Any, service: Service
+    serve: Serve, open_page: OpenPage, shop: Any, service: Service
 ) -> None:
     url = serve(origins=(shop.url.rstrip("/"),))
     for number, is_selected in enumerate((False, True), 1):
-        opened = tab(shop(url, "user: 'eve'"))
-        query(opened).press_sequentially("ab")
-        opened.locator(OPTIONS).first.wait_for()
-        text = shown_texts(opened)[0] if is_selected else "ab"
+        page = open_page(shop(url, "user: 'eve'"))
+        query(page).press_sequentially("ab")
+        page.locator(OPTIONS).first.wait_for()
+        text = shown_texts(page)[0] if is_selected else "ab"
         if is_selected:
-            query(opened).press("ArrowDown")
-        query(opened).press("Enter")
-        opened.wait_for_url("**/results?q=*")
-        assert opened.url.endswith("q=" + text.replace(" ", "+"))
+            query(page).press("ArrowDown")
+        query(page).press("Enter")
+        page.wait_for_url("**/results?q=*")
+        assert page.url.endswith("q=" + text.replace(" ", "+"))
         for _ in range(100):
             profile = service.show("eve")
             if profile is not None and len(profile.texts) == number:
                 break
-            opened.wait_for_timeout(50)
+            page.wait_for_timeout(50)
         assert profile is not None
         assert [text.text for text in profile.texts][number - 1 :] == [text]
 
 
-def test_private_session_leaves_no_trace(serve: Serve, tab: Tab, shop: Any, service: Service) -> None:
+def test_private_session_leaves_no_trace(serve: Serve, open_page: OpenPage, shop: Any, service: Service) -> None:
     url = serve(origins=(shop.url.rstrip("/"),))
-    opened = tab(shop(url, "user: 'eve', learn: false, onAccept: text => { window.accepted = text; }"))
+    page = open_page(shop(url, "user: 'eve', learn: false, onAccept: text => { window.accepted = text; }"))
     accepts: list[str] = []
-    opened.on("request", lambda request: accepts.append(request.url) if "accept" in request.url else None)
-    with opened.expect_request(COMPLETE) as request_info:
-        query(opened).press_sequentially("a")
+    page.on("request", lambda request: accepts.append(request.url) if "accept" in request.url else None)
+    with page.expect_request(COMPLETE) as request_info:
+        query(page).press_sequentially("a")
     assert request_info.value.post_data_json["learn"] is False
-    opened.locator(OPTIONS).first.click()
-    until(opened, "window.accepted !== undefined")
-    opened.wait_for_timeout(300)
+    page.locator(OPTIONS).first.click()
+    wait_until(page, "window.accepted !== undefined")
+    page.wait_for_timeout(300)
     assert accepts == []
     assert service.show("eve") is None

@@ -11,7 +11,17 @@ from starlette.routing import Route
 
 from factorcell.service.engine import Service
 from tests.service.listening import listening
-from tests.service.page.box import OPTIONS, USER, Serve, Tab, query, shown_texts, type_text, until, wait_for_notice
+from tests.service.page.box import (
+    OPTIONS,
+    USER,
+    OpenPage,
+    Serve,
+    query,
+    shown_texts,
+    type_text,
+    wait_for_notice,
+    wait_until,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -25,17 +35,19 @@ PAGE_WITHOUT_POLICY = """<!doctype html><html lang="en"><title>Shop</title><scri
 {{ user: "{user}", onAccept: (text) => {{ window.accepted = text; }} }});</script></html>"""
 
 
-def test_invisible_and_bidirectional_characters_are_shown_escaped(serve: Serve, tab: Tab, service: Service) -> None:
+def test_invisible_and_bidirectional_characters_are_shown_escaped(
+    serve: Serve, open_page: OpenPage, service: Service
+) -> None:
     service.accept(USER, BIDIRECTIONAL)
-    opened = tab(serve())
-    opened.locator("#texts .text", has_text=ESCAPED).wait_for()
-    type_text(opened, "abc")
-    assert ESCAPED in shown_texts(opened)
-    opened.locator(OPTIONS, has_text=ESCAPED).click()
-    wait_for_notice(opened, "Learned")
-    opened.locator("#picture li", has_text=ESCAPED).wait_for()
-    opened.get_by_role("button", name=f"Forget “{ESCAPED}”").click()
-    wait_for_notice(opened, f"“{ESCAPED}” was forgotten.")
+    page = open_page(serve())
+    page.locator("#texts .text", has_text=ESCAPED).wait_for()
+    type_text(page, "abc")
+    assert ESCAPED in shown_texts(page)
+    page.locator(OPTIONS, has_text=ESCAPED).click()
+    wait_for_notice(page, "Learned")
+    page.locator("#picture li", has_text=ESCAPED).wait_for()
+    page.get_by_role("button", name=f"Forget “{ESCAPED}”").click()
+    wait_for_notice(page, f"“{ESCAPED}” was forgotten.")
     profile = service.show(USER)
     assert profile is not None
     assert profile.texts == ()
@@ -53,23 +65,23 @@ def unprotected_site() -> Iterator[Any]:
 
 
 def test_no_text_becomes_markup_on_a_site_without_a_policy(
-    serve: Serve, tab: Tab, service: Service, unprotected_site: Any
+    serve: Serve, open_page: OpenPage, service: Service, unprotected_site: Any
 ) -> None:
     address, values = unprotected_site
     values["url"] = serve(origins=(address.rstrip("/"),))
     for text in (MARKUP, "abc" + MARKUP):
         service.accept("eve", text)
-    opened = tab(address)
-    opened.route("**/v1/accept", lambda route: route.fulfill(status=422, json={"detail": MARKUP}))
+    page = open_page(address)
+    page.route("**/v1/accept", lambda route: route.fulfill(status=422, json={"detail": MARKUP}))
     for start in ("<", "abc"):
-        query(opened).fill("")
-        with opened.expect_response("**/v1/complete"):
-            query(opened).press_sequentially(start)
-        opened.locator(OPTIONS).first.wait_for()
-        assert [text for text in shown_texts(opened) if "<img" in text] == [(start if start != "<" else "") + MARKUP]
-    opened.locator(OPTIONS, has_text="<img").first.click()
-    until(opened, "window.accepted !== undefined")
-    assert opened.evaluate("window.accepted") == "abc" + MARKUP
-    opened.wait_for_timeout(300)
-    assert opened.evaluate("window.hit") is None
-    assert opened.locator("img, .fc-pop script").count() == 0
+        query(page).fill("")
+        with page.expect_response("**/v1/complete"):
+            query(page).press_sequentially(start)
+        page.locator(OPTIONS).first.wait_for()
+        assert [text for text in shown_texts(page) if "<img" in text] == [(start if start != "<" else "") + MARKUP]
+    page.locator(OPTIONS, has_text="<img").first.click()
+    wait_until(page, "window.accepted !== undefined")
+    assert page.evaluate("window.accepted") == "abc" + MARKUP
+    page.wait_for_timeout(300)
+    assert page.evaluate("window.hit") is None
+    assert page.locator("img, .fc-pop script").count() == 0
