@@ -30,8 +30,8 @@ from factorcell.service.http.messages import Context, Export, Problem, TextChunk
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# always: repeating is harmless. unbegun: only if the first attempt had no effect. never: the answer must be current.
-Repeat = Literal["always", "unbegun", "never"]
+# always: repeating is harmless. if_no_effect: only if no earlier attempt had an effect. never: the answer must be new.
+Repeat = Literal["always", "if_no_effect", "never"]
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -58,10 +58,10 @@ class Call(Generic[T]):
     def read(self, content: bytes) -> T:
         """Return the parsed response. `UnexpectedAnswerError` if the bytes are not a valid response."""
         try:
-            text_or_json = (
+            result = (
                 content.decode() if self.response_type is str else msgspec.json.decode(content, type=self.response_type)
             )
-            return text_or_json  # type: ignore[return-value]
+            return result  # type: ignore[return-value]
         except UNREADABLE as error:
             raise UnexpectedAnswerError(
                 self.name, f"expected a response of the service, got other data ({error})"
@@ -189,7 +189,9 @@ export = _user_operation(
     "export", "GET", "/export", Export, "Return the texts and settings of a user, which `restore` imports."
 )
 delete = _user_operation("delete", "DELETE", "", messages.DeletedAnswer, "Delete all data of a user.")
-undo = _user_operation("undo", "POST", "/undo", messages.RemovedAnswer, "Delete the newest text of a user.", "unbegun")
+undo = _user_operation(
+    "undo", "POST", "/undo", messages.RemovedAnswer, "Delete the newest text of a user.", "if_no_effect"
+)
 pause = _user_operation("pause", "POST", "/pause", messages.PausedAnswer, "Pause learning for a user until `resume`.")
 resume = _user_operation("resume", "POST", "/resume", messages.PausedAnswer, "Resume learning for a user.")
 
@@ -202,7 +204,7 @@ def forget(user: str, text: str) -> Call[messages.RemovedAnswer]:
 
 def restore(exported: Export) -> Call[messages.UserAnswer]:
     """Import an exported user. `ConflictError` if the user exists already."""
-    return Call("restore", "POST", "v1/users", messages.UserAnswer, encode("restore", exported), "unbegun")
+    return Call("restore", "POST", "v1/users", messages.UserAnswer, encode("restore", exported), "if_no_effect")
 
 
 def health() -> Call[messages.Health]:

@@ -40,7 +40,7 @@ class _Operation(Generic[P, T]):
 class _Operations(Generic[H]):
     """The operations of both clients, the address of the service, and the retry policy."""
 
-    _connect: type[Any]  # the class of httpx clients
+    _http_class: type[Any]  # the class of httpx clients
 
     complete = _Operation(calls.complete)
     accept = _Operation(calls.accept)
@@ -85,7 +85,7 @@ class _Operations(Generic[H]):
             raise error from None
         if parts.scheme not in ("http", "https") or not parts.host or parts.query or parts.fragment or parts.userinfo:
             raise error
-        self._http: H = http or self._connect()
+        self._http: H = http or self._http_class()
         self._owns_http = http is None
         self.retry_policy, self._url = retry_policy or RetryPolicy(), str(parts).rstrip("/") + "/"
         self._headers = {"User-Agent": f"factorcell/{__version__}", "Content-Type": "application/json"}
@@ -106,7 +106,7 @@ class _Operations(Generic[H]):
 class Client(_Operations[httpx.Client]):
     """A blocking client of a service. Any thread may use it."""
 
-    _connect = httpx.Client
+    _http_class = httpx.Client
 
     def generate(self, **fields: Any) -> Generator[TextChunk, None, None]:
         """Yield the chunks of a text as they are generated; the arguments are the fields of `GenerateRequest`."""
@@ -152,7 +152,7 @@ class Client(_Operations[httpx.Client]):
 class AsyncClient(_Operations[httpx.AsyncClient]):
     """A client of a service for one event loop of asyncio. Its methods are those of `Client`, to be awaited."""
 
-    _connect = httpx.AsyncClient
+    _http_class = httpx.AsyncClient
 
     def generate(self, **fields: Any) -> AsyncGenerator[TextChunk, None]:
         """Yield the chunks of a text as they are generated; the arguments are the fields of `GenerateRequest`."""

@@ -3,7 +3,7 @@
 from factorcell.service.http.messages import Problem
 
 TEMPORARY = (429, 502, 503, 504)  # statuses after which the same request may succeed; proxies send 502 and 504
-UNBEGUN = ("too-many", "overloaded")  # kinds of problems of requests that had no effect
+NO_EFFECT = ("too-many", "overloaded")  # kinds of problems of requests that had no effect
 
 
 class ServiceError(Exception):
@@ -68,7 +68,7 @@ class RefusedError(ServiceError):
         self.status, self.title, self.detail, self.type = problem.status, problem.title, problem.detail, problem.type
         self.kind, self.retry_after = problem.type.partition("#")[2], retry_after
         self.is_temporary = problem.status in TEMPORARY
-        self.may_have_run = problem.status >= 500 and self.kind not in UNBEGUN
+        self.may_have_run = problem.status >= 500 and self.kind not in NO_EFFECT
 
 
 class InvalidRequestError(RefusedError):

@@ -62,7 +62,7 @@ class Attempts:
         if isinstance(error, RefusedError):
             pause += error.retry_after or 0.0
         may_repeat = error.is_temporary and (
-            self.call.repeat == "always" or (self.call.repeat == "unbegun" and not error.may_have_run)
+            self.call.repeat == "always" or (self.call.repeat == "if_no_effect" and not error.may_have_run)
         )
         if (
             not may_repeat

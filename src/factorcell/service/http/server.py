@@ -60,9 +60,9 @@ class ServerOptions:
 
     def model(self) -> ServedModel:
         """Open the current run, and complete and learn once with it."""
-        allowed = None if self.block_list is None else BlockList.read(self.block_list)
+        is_allowed = None if self.block_list is None else BlockList.read(self.block_list)
         folder = self.run.absolute()  # problems replace this path, and "." would match in many messages
-        model = ServedModel(Run.open(folder, precision=self.precision), typos=self.typos, is_allowed=allowed)
+        model = ServedModel(Run.open(folder, precision=self.precision), typos=self.typos, is_allowed=is_allowed)
         model.probe()
         return model
 
@@ -75,7 +75,7 @@ class ServerOptions:
         return Site(service, self.settings, keys)
 
     def application(self) -> Starlette:
-        """Return the application, which reloads changed models and keys, and on SIGHUP at once."""
+        """Return the application. It reloads changed models and keys within seconds, and at once on SIGHUP."""
         stamp = folder_stamp(self.run)  # taken before the run is opened, so that a change meanwhile is noticed
         site = self.site()
         watcher = Watcher(site, self.run, self.model, stamp)
@@ -105,17 +105,18 @@ def bind_socket(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (socket.gaierror, UnicodeError):
         raise UserError(f"host {host!r:.60}: not a name or address of this machine") from None
-    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # without a protocol, asyncio delays bodies
+    # Without the protocol IPPROTO_TCP, asyncio would not disable Nagle's algorithm, and bodies would be delayed.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
     except OSError as error:
-        bound.close()
+        listener.close()
         reason = f"{host} port {port}: {error.strerror}"
         if error.errno == errno.EADDRINUSE:
             raise UserError(f"{reason}; choose another --port, or 0 for any free port") from None
         raise OSError(error.errno, reason) from None
-    return bound
+    return listener
 
 
 def serve(options: ServerOptions, notify: Callable[[str], None]) -> None:
@@ -162,7 +163,7 @@ def uvicorn_server(app: ASGIApp) -> uvicorn.Server:
 def supervise(options: ServerOptions, port: socket.socket) -> None:
     """Run the workers until SIGINT or SIGTERM, replace those that die, and forward SIGHUP to them."""
     context = multiprocessing.get_context("spawn")
-    stops, reloads = list[int](), list[int]()  # signals that were received
+    stops, reloads = list[int](), list[int]()  # received signals
     handlers: dict[int, list[int]] = {signal.SIGINT: stops, signal.SIGTERM: stops}
     if hasattr(signal, "SIGHUP"):
         handlers[signal.SIGHUP] = reloads

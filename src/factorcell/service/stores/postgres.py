@@ -84,7 +84,7 @@ class PostgresStore(SQLStore):
                 _create_tables(connection)
         except StoreError as error:
             self._pool.close()
-            raise UserError(f"store postgresql: cannot be opened ({error})") from None
+            raise UserError(f"store postgresql: cannot be opened ({one_line(error.__cause__ or error)})") from None
         except UserError:
             self._pool.close()
             raise

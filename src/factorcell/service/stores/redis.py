@@ -63,65 +63,63 @@ class RedisStore:
         self._closed = False
         self._write, self._delete = self._client.register_script(WRITE), self._client.register_script(DELETE)
         try:
-            with self._errors_as_store_errors():
+            with self._as_store_errors():
                 self._client.setnx(SCHEMA, VERSION)
                 schema = int(self._client.get(SCHEMA) or 0)
             check_schema(schema, VERSION, "store redis")
         except StoreError as error:
             self.close()
-            raise UserError(f"store redis: cannot be opened ({error})") from None
+            raise UserError(f"store redis: cannot be opened ({one_line(error.__cause__ or error)})") from None
         except UserError:
             self.close()
             raise
         self._check_durable()
 
     def read(self, user: str) -> Record | None:
-        with self._errors_as_store_errors():
+        with self._as_store_errors():
             value = self._client.hget(_key(user), "value")
         return None if value is None else Record.from_bytes(value, user)
 
     def version(self, user: str) -> int | None:
-        with self._errors_as_store_errors():
+        with self._as_store_errors():
             stored_id, version = self._client.hmget(_key(user), "user", "version")
         return None if version is None else checked_version(user, stored_id, version)
 
     def write(self, record: Record, expected: int | None) -> bool:
         values = (record.user.encode(), record.version, record.oldest, record.to_bytes())
-        with self._errors_as_store_errors():
+        with self._as_store_errors():
             return bool(self._write([_key(record.user), ALL, OLDEST], ["" if expected is None else expected, *values]))
 
     def delete(self, user: str, expected: int | None = None) -> bool:
         values = ["" if expected is None else expected, user.encode()]
-        with self._errors_as_store_errors():
+        with self._as_store_errors():
             return bool(self._delete([_key(user), ALL, OLDEST], values))
 
     def users(self, after: str = "", limit: int = PAGE) -> list[str]:
         first = b"(" + after.encode() if after else b"-"
-        with self._errors_as_store_errors():
+        with self._as_store_errors():
             ids = self._client.zrange(ALL, first, b"+", bylex=True, offset=0, num=limit)
         return [decoded_id(user) for user in ids]
 
     def users_older_than(self, before: int, limit: int = PAGE) -> list[str]:
-        with self._errors_as_store_errors():
+        with self._as_store_errors():
             ids = self._client.zrange(OLDEST, b"-inf", b"(%d" % before, byscore=True, offset=0, num=limit)
         return [decoded_id(user) for user in ids]
 
     def check(self) -> None:
-        with self._errors_as_store_errors():
+        with self._as_store_errors():
             self._client.set(SCHEMA, VERSION)
 
     def purge(self) -> list[str]:
-        with self._errors_as_store_errors():
+        with self._as_store_errors():
             deadline = monotonic() + PURGE_TIMEOUT
             self._wait(deadline)  # a running rewrite may have begun before the deletion
             self._client.bgrewriteaof()
             self._wait(deadline)
             info = self._client.info("persistence")
-        remaining = (
-            []
-            if info["aof_last_bgrewrite_status"] == "ok"
-            else ["append-only file: rewriting it failed; see the log of the server"]
-        )
+        remaining = []
+        if info["aof_last_bgrewrite_status"] != "ok":
+            remaining.append("append-only file: rewriting it failed; see the log of the server")
         if info.get("rdb_saves"):
             remaining.append("snapshot (dump.rdb): it contains deleted data until the next snapshot; run SAVE")
         return remaining
@@ -157,7 +155,7 @@ class RedisStore:
             raise UserError(f"store redis: the server may lose acknowledged writes; set {' and '.join(required)}")
 
     @contextmanager
-    def _errors_as_store_errors(self) -> Iterator[None]:
+    def _as_store_errors(self) -> Iterator[None]:
         if self._closed:
             raise StoreError("store redis: it is closed")
         try:

@@ -142,6 +142,6 @@ def check_schema(number: int, newest: int, where: object) -> None:
         )
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """Return the message of an error as one short line."""
     return " ".join(str(error).split())[:200]
