@@ -22,9 +22,8 @@ UNSPACED_SCRIPTS = (
     *("Thai", "Lao", "Khmer", "Myanmar", "Tai_Le", "New_Tai_Lue", "Tai_Tham", "Tai_Viet", "Ahom"),
     *("Javanese", "Balinese"),
 )
-UNSPACED = (
-    "".join(rf"\p{{Script={name}}}" for name in UNSPACED_SCRIPTS) + "〆ー"
-)  # two characters that belong to several scripts
+# The last two characters belong to several scripts.
+UNSPACED = "".join(rf"\p{{Script={name}}}" for name in UNSPACED_SCRIPTS) + "〆ー"
 MARK = r"\p{M}"
 HANGUL = r"\p{Script=Hangul}"
 LETTER = rf"[[\p{{Alphabetic}}{MARK}\p{{N}}]--[{UNSPACED}{HANGUL}]]"

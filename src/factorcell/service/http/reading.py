@@ -19,9 +19,8 @@ async def message(request: Request, kind: type[M], max_bytes: int) -> M:
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media != "application/json" or "content-encoding" in request.headers:
             raise ProblemError("wrong-type", "expected an uncompressed body with Content-Type: application/json")
-        content = (await _body(request, max_bytes)).removeprefix(
-            codecs.BOM_UTF8
-        )  # some editors write a byte order mark
+        # Some editors write a byte order mark.
+        content = (await _body(request, max_bytes)).removeprefix(codecs.BOM_UTF8)
         return msgspec.json.decode(_text(content, "body"), type=kind)
     except msgspec.ValidationError as error:
         raise ProblemError("invalid", str(error)) from None
