@@ -93,7 +93,7 @@ def softmaxes(data: st.DataObject) -> None:
         back["logits"] = torch.empty(texts * each, size) if data.draw(st.booleans()) else None
         back["sums"] = got = softmax.log_sums(**given, logits=back["logits"])  # type: ignore[arg-type]
         wanted = [data.draw(st.booleans()) for _ in given]
-        made = softmax.gradients(**given, **back, half=half, wanted=wanted)  # type: ignore[arg-type]
+        made = softmax.gradients(**given, **back, half=half, needed=wanted)  # type: ignore[arg-type]
     counts["softmax"] += 1
     values, table, bias = leaves = [x.double().requires_grad_() for x in given.values() if x is not None]
     logits = values @ table.T + (bias if bias.dim() == 1 else bias.repeat_interleave(each, 0))

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(gpu.triton is None, reason="T
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-NAMES = ("given", "given_reduced", "weight", "left", "right", "keep", "hidden", "memory")
+NAMES = ("input_gates", "input_reduced", "weight", "left", "right", "keep", "hidden", "memory")
 
 
 def arrays(batch: int, steps: int, hidden: int, rank: int, drop: bool, ragged: bool, seed: int = 0) -> Arrays:
@@ -28,7 +28,7 @@ def arrays(batch: int, steps: int, hidden: int, rank: int, drop: bool, ragged: b
 
 
 def slow(a: Arrays) -> tuple[Tensor, Tensor]:
-    given = a["given"]
+    given = a["input_gates"]
     assert given is not None
     bias = given.new_zeros(len(given), given.shape[2])
     outputs, _, memory = test_recurrence.slow({**a, "bias": bias, "norm": None, "scale": None, "feed": None})
@@ -69,7 +69,7 @@ def rounded(x: Tensor | None, kind: torch.dtype) -> Tensor | None:
 
 @pytest.fixture
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, size in {"HELD": 0, "STAGE": 0, "SUMS": 256, "PARTIAL": 256}.items():
+    for name, size in {"RESIDENT": 0, "STAGE": 0, "TILE_SIZE": 256, "PARTIAL": 256}.items():
         monkeypatch.setattr(gpu_recurrence, name, size)
 
 
@@ -105,7 +105,7 @@ def test_weights_streamed_in_tiles(batch: int, steps: int, hidden: int, rank: in
 
 
 def test_without_a_share_of_the_inputs() -> None:
-    check({**arrays(3, 3, 10, 2, drop=False, ragged=False), "given_reduced": None})
+    check({**arrays(3, 3, 10, 2, drop=False, ragged=False), "input_reduced": None})
 
 
 def test_bfloat16_keeps_its_state_in_float32() -> None:
@@ -114,7 +114,7 @@ def test_bfloat16_keeps_its_state_in_float32() -> None:
     forget = torch.tensor([0.0, 9.0, 0.0]).repeat_interleave(
         16
     )  # forgets 1 part in 22,000 a step, less than bfloat16 can tell from 1
-    a["given"], a["weight"] = forget.expand(2, 40, 48), torch.zeros(16, 48)
+    a["input_gates"], a["weight"] = forget.expand(2, 40, 48), torch.zeros(16, 48)
     low = {name: x if x is None else x.to(DEVICE, torch.bfloat16) for name, x in a.items()}
     _, memory = gpu_recurrence.run(**low)  # type: ignore[arg-type]
     assert memory.dtype == torch.float32
@@ -127,7 +127,7 @@ def test_what_lies_beyond_the_end_is_never_read() -> None:
     lengths = a["lengths"]
     assert lengths is not None
     beyond = torch.arange(4, device=DEVICE) >= lengths[:, None]
-    for name in ("given", "given_reduced"):
+    for name in ("input_gates", "input_reduced"):
         x = a[name]
         assert x is not None
         x.data[beyond] = torch.nan
@@ -141,15 +141,15 @@ def test_what_lies_beyond_the_end_is_never_read() -> None:
     for name, x in a.items():
         if x is not None and x.grad is not None:
             assert x.grad.isfinite().all(), name
-            if name in ("given", "given_reduced"):
+            if name in ("input_gates", "input_reduced"):
                 assert (x.grad[beyond] == 0).all(), name
 
 
 def test_large_values_saturate_and_nan_stays_in_its_text() -> None:
     a = arrays(3, 3, 21, 2, drop=False, ragged=False)
-    assert a["given"] is not None
-    a["given"][0] *= 1000
-    a["given"][1, 1, 5] = torch.nan
+    assert a["input_gates"] is not None
+    a["input_gates"][0] *= 1000
+    a["input_gates"][1, 1, 5] = torch.nan
     low = {name: None if x is None else x.to(DEVICE) for name, x in a.items()}
     with np.errstate(over="ignore", invalid="ignore"):  # the interpreter's numpy warns of both
         hidden, memory = gpu_recurrence.run(**low)  # type: ignore[arg-type]
@@ -166,11 +166,11 @@ def test_two_halves_are_the_whole() -> None:
     hidden, memory = gpu_recurrence.run(**a)  # type: ignore[arg-type]
     halves = []
     for part in (slice(0, 2), slice(2, 6)):
-        for name in ("given", "given_reduced"):
+        for name in ("input_gates", "input_reduced"):
             x = a[name]
             assert x is not None
             a[f"half_{name}"] = x[:, part]
-        now = {**a, "given": a["half_given"], "given_reduced": a["half_given_reduced"]}
+        now = {**a, "input_gates": a["half_input_gates"], "input_reduced": a["half_input_reduced"]}
         now = {name: x for name, x in now.items() if not name.startswith("half_")}
         outputs, a["memory"] = gpu_recurrence.run(**now)  # type: ignore[arg-type]
         a["hidden"] = outputs[:, -1]
@@ -196,16 +196,16 @@ def test_nothing_is_written_beside_the_arrays(tiles: str, request: pytest.Fixtur
         return view
 
     taken = {name: None if x is None else inside(name, tuple(x.shape), x) for name, x in a.items()}
-    left, weight, given = a["left"], taken["weight"], taken["given"]
+    left, weight, given = a["left"], taken["weight"], taken["input_gates"]
     assert left is not None
     assert weight is not None
     assert given is not None
-    turned = inside("turned", (batch, rank, hidden), left.transpose(1, 2))
+    turned = inside("left_t", (batch, rank, hidden), left.transpose(1, 2))
     state, m = inside("state", (2, *texts), torch.nan), inside("last", texts, a["memory"])  # type: ignore[arg-type]
     state[0] = a["hidden"]  # type: ignore[assignment]
     widths = {"outputs": hidden, "memories": hidden, "gates": 3 * hidden, "reduced": rank}
     made = [inside(name, (batch, steps, width), torch.nan) for name, width in widths.items()]
-    first = (given, taken["given_reduced"], weight, turned, taken["right"], taken["keep"], None, state, m)
+    first = (given, taken["input_reduced"], weight, turned, taken["right"], taken["keep"], None, state, m)
     gpu_recurrence._launch(gpu_recurrence._forward_kernel, (*first, *made), weight, given, rank)
     torch.testing.assert_close(made[0].cpu(), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(m.cpu(), last, atol=1e-5, rtol=1e-5)

@@ -87,16 +87,16 @@ void recur(int64_t B, int64_t T, int64_t H, int64_t R, bool norm, bool ragged, b
     if (ragged) a.lengths = lengths.data();
     a.sequences = B, a.steps = T, a.hidden = H, a.rank = R, a.threads = 2, a.half = half;
     const auto numbers = [&](int64_t n) { return make(half ? (n + 1) / 2 : n); };
-    a.given = numbers(B * T * 3 * H), a.bias = make(B * 3 * H), a.bias_gradient = make(B * 3 * H);
+    a.input_gates = numbers(B * T * 3 * H), a.bias = make(B * 3 * H), a.bias_gradient = make(B * 3 * H);
     a.weight = make(H * 3 * H), a.keep = make(T * B * H);
-    if (R) a.left = numbers(B * H * R), a.right = numbers(B * R * 3 * H), a.given_reduced = make(B * T * R);
+    if (R) a.left = numbers(B * H * R), a.right = numbers(B * R * 3 * H), a.input_reduced = make(B * T * R);
     if (ragged) a.scale = make(B * 3 * H), a.feed = make(B * H);
     if (norm) a.norm = make(8 * H), a.inverse = make(B * T * 3), a.norm_gradient = make(B * 8 * H);
     a.first_hidden = make(B * H), a.first_memory = make(B * H), a.outputs = make(B * T * H);
     a.last_hidden = make(B * H), a.last_memory = make(B * H);
     a.memories = make(B * T * H), a.gates = make(B * T * 3 * H), a.reduced = make(B * T * R);
     a.outputs_gradient = make(B * T * H), a.last_memory_gradient = make(B * H), a.last_hidden_gradient = make(B * H);
-    a.given_gradient = numbers(B * T * 3 * H), a.reduced_gradient = make(B * T * R);
+    a.input_gates_gradient = numbers(B * T * 3 * H), a.reduced_gradient = make(B * T * R);
     a.first_hidden_gradient = make(B * H), a.first_memory_gradient = make(B * H);
     for (int back : {0, 1}) {
         float *const packed = make(factorcell_packed_weight(&a, back, variant));

@@ -42,9 +42,9 @@ def arrays(
         return torch.randn(*shape, generator=random) * scale
 
     return {
-        "given": normal(batch, steps, 3 * hidden),
+        "input_gates": normal(batch, steps, 3 * hidden),
         "bias": normal(batch, 3 * hidden),
-        "given_reduced": normal(batch, steps, rank) if rank else None,
+        "input_reduced": normal(batch, steps, rank) if rank else None,
         "weight": normal(hidden, 3 * hidden, scale=hidden**-0.5),
         "left": normal(batch, hidden, rank, scale=hidden**-0.5) if rank else None,
         "right": normal(batch, rank, 3 * hidden, scale=0.5) if rank else None,
@@ -65,16 +65,16 @@ def run(a: Arrays) -> Results:
 def slow(a: Arrays) -> Results:
     x = RecurrenceInputs(**a)  # type: ignore[arg-type]
     texts, states = [], []
-    for b in range(len(x.given)):
+    for b in range(len(x.input_gates)):
         h, m, hidden = x.hidden[b], x.memory[b], []
-        for t in range(x.given.shape[1]):
+        for t in range(x.input_gates.shape[1]):
             if x.lengths is not None and t >= x.lengths[b]:
                 hidden.append(torch.zeros_like(h))
                 continue
             fed = h if x.feed is None else h * x.feed[b]
-            gates = x.given[b, t] + x.bias[b] + fed @ x.weight * (1.0 if x.scale is None else x.scale[b])
+            gates = x.input_gates[b, t] + x.bias[b] + fed @ x.weight * (1.0 if x.scale is None else x.scale[b])
             if x.left is not None and x.right is not None:
-                reduced = fed @ x.left[b] if x.given_reduced is None else x.given_reduced[b, t] + fed @ x.left[b]
+                reduced = fed @ x.left[b] if x.input_reduced is None else x.input_reduced[b, t] + fed @ x.left[b]
                 gates = gates + reduced @ x.right[b]
             candidate, forget, output = (normalised(x.norm, j, gate) for j, gate in enumerate(gates.chunk(3)))
             kept = torch.tanh(candidate) * (1.0 if x.keep is None else x.keep[t, b])
@@ -165,9 +165,9 @@ def test_the_published_sizes(variant: str) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_large_values_neither_overflow_nor_lose_their_sign(variant: str) -> None:
     a = arrays(3, 4, 21, 2, drop=False)
-    assert a["given"] is not None
-    a["given"][0] *= 1000
-    a["given"][1, 2, 5] = torch.nan
+    assert a["input_gates"] is not None
+    a["input_gates"][0] *= 1000
+    a["input_gates"][1, 2, 5] = torch.nan
     os.environ["FACTORCELL_KERNEL"] = variant
     hidden, _, memory = run(a)
     expected, *_ = slow({name: None if x is None else x.double() for name, x in a.items()})
@@ -221,12 +221,12 @@ def test_what_the_kernel_cannot_do_is_left_to_the_loop() -> None:
     def usable(**changed: Tensor) -> bool:
         return recurrence.usable(RecurrenceInputs(**{**a, **changed}))  # type: ignore[arg-type]
 
-    assert a["given"] is not None
+    assert a["input_gates"] is not None
     assert a["weight"] is not None
     assert usable() == (HERE is not None)
-    assert not usable(given=a["given"].double())
+    assert not usable(input_gates=a["input_gates"].double())
     assert not usable(weight=a["weight"].expand(2, -1, -1))
-    assert not usable(given=a["given"][:0])
+    assert not usable(input_gates=a["input_gates"][:0])
 
 
 @compiled
