@@ -51,7 +51,7 @@ class Lists:
 
 
 class Offsets:
-    """What contexts determine: one vector per text, or one vector for all texts."""
+    """Conditions of texts: one vector per text, or one vector for all texts."""
 
     def __init__(self, vectors: list[Tensor], shared: bool = False) -> None:
         self._vectors, self._shared = vectors, shared
