@@ -53,9 +53,9 @@ class Minimal:
 
     gates, memory, separate_products = 2, False, True
 
-    def __call__(self, input_gates: Tensor, product: Tensor, state: CellState, norm: Norm, drop: Drop) -> CellState:
+    def __call__(self, from_input: Tensor, from_hidden: Tensor, state: CellState, norm: Norm, drop: Drop) -> CellState:
         """Compute the next state."""
-        (f, n), (recurrent_f, recurrent_n) = input_gates.chunk(2, dim=-1), product.chunk(2, dim=-1)
+        (f, n), (recurrent_f, recurrent_n) = from_input.chunk(2, dim=-1), from_hidden.chunk(2, dim=-1)
         f = torch.sigmoid(norm(0, f + recurrent_f))
         n = torch.tanh(norm(1, n + f * recurrent_n))
         return CellState((1 - f) * state.hidden + f * drop(n), state.memory)
@@ -64,9 +64,9 @@ class Minimal:
 class Leaky(Coupled):
     """The coupled cell with half of its candidate: a step of its own that extends a class with compiled code."""
 
-    def __call__(self, input_gates: Tensor, product: Tensor, state: CellState, norm: Norm, drop: Drop) -> CellState:
+    def __call__(self, from_input: Tensor, from_hidden: Tensor, state: CellState, norm: Norm, drop: Drop) -> CellState:
         """Halve the candidate."""
-        return super().__call__(input_gates, product, state, norm, lambda candidate: drop(candidate) / 2)
+        return super().__call__(from_input, from_hidden, state, norm, lambda candidate: drop(candidate) / 2)
 
 
 ADAPTERS: dict[str, type[Adapter]] = {"bottleneck": Bottleneck, "everything": Everything}

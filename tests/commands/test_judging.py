@@ -136,7 +136,7 @@ def test_evaluate_counts_empty_texts(folder: Path, capsys: pytest.CaptureFixture
 def test_classify_says_how_far_it_is(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("FIRST", "SELDOM"):
+    for name in ("FIRST", "INTERVAL"):
         monkeypatch.setattr(progress, name, 0.0)
     monkeypatch.setattr(classification, "TOKENS", 30)
     cell, table = folder / "cell", str(folder / "test.jsonl")
