@@ -96,7 +96,7 @@ class DataConfig:
         3, "store a text as a popular completion if at least this many users wrote it (with user)", 1, rare=True
     )
     min_context_word: int = int_option(5, "ignore words of a text context that occur less often", 1, rare=True)
-    max_context_words: int = int_option(10_000, "use at most this many words of a text context", 1, rare=True)
+    max_context_words: int = int_option(10_000, "most frequent words of a text context to use", 1, rare=True)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -122,10 +122,10 @@ class ModelConfig:
     )
     embedding_size: int = int_option(150, "size e of a token embedding", 1, MAX_SIZE)
     variable_size: int = int_option(16, "size of the embedding of one context variable", 1, MAX_SIZE, rare=True)
-    number_size: int = int_option(
-        64, "hidden size of the network over the numeric context variables", 1, MAX_SIZE, rare=True
+    number_size: int = int_option(64, "hidden size of the network over numeric variables", 1, MAX_SIZE, rare=True)
+    number_layers: int = int_option(
+        2, "tanh layers of the network over numeric variables; 0: no network", 0, MAX_LAYERS, rare=True
     )
-    number_layers: int = int_option(2, "tanh layers of that network; 0: no network", 0, MAX_LAYERS, rare=True)
     context_size: int = int_option(16, "size k of the context vector", 1, MAX_SIZE)
     context_layer: str = option(
         "tanh", "activation of the layer that joins the variables; none: no layer", choices=CONTEXT_LAYERS, rare=True
@@ -178,7 +178,7 @@ class TrainingConfig:
         metavar="[NAME=]NUMBER",
         rare=True,
     )
-    clip: float = float_option(1.0, "largest norm of the gradient; 0: no clipping", rare=True)
+    clip: float = float_option(1.0, "clip gradients to this norm; 0: no clipping", rare=True)
     loss: str = option(
         "full", "softmax of the training loss: over all tokens, or over tokens sampled for each batch", choices=LOSSES
     )

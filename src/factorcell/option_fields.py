@@ -200,7 +200,7 @@ EXTENSIBLE = {
 KIND_HELP = {
     "tokenizer": "how text is split into tokens: words, parts between spaces, characters or graphemes",
     "backbone": "network that turns the tokens so far into a vector",
-    "head": "network that turns this vector into probabilities of the next token",
+    "head": "network that turns the vector of the backbone into probabilities of the next token",
 }
 
 
