@@ -41,9 +41,9 @@ template <class Arguments> struct Crew {
 };
 
 // The body of a thread; it ends and sets `failed` if it cannot allocate memory.
-template <class Arguments> void take_jobs(void *given) {
+template <class Arguments> void take_jobs(void *argument) {
     FlushTiny flush;
-    auto *crew = static_cast<Crew<Arguments> *>(given);
+    auto *crew = static_cast<Crew<Arguments> *>(argument);
     try {
         crew->work(*crew->a, crew->other_way);
     } catch (const std::bad_alloc &) {
@@ -90,8 +90,8 @@ bool has_tiles() {
 #if defined(__linux__)
     const long ask_permission = 0x1023, tile_data = 18;
     unsigned a = 0, b = 0, c = 0, d = 0;
-    const unsigned wanted = 1u << 22 | 1u << 24 | 1u << 25;  // bits: bfloat16 tiles, tiles, byte tiles
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & wanted) != wanted) return false;
+    const unsigned required = 1u << 22 | 1u << 24 | 1u << 25;  // bits: bfloat16 tiles, tiles, byte tiles
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & required) != required) return false;
     static const bool allowed = syscall(SYS_arch_prctl, ask_permission, tile_data) == 0;
     return allowed;
 #else
