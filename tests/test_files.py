@@ -18,7 +18,7 @@ from torch import Tensor
 from factorcell import files
 from factorcell.config import UserError
 
-FULL = Path("/dev/full")  # a device on which every write fails for lack of space
+FULL = Path("/dev/full")  # a device that is always full
 
 
 def tensors() -> dict[str, Tensor]:
