@@ -64,7 +64,7 @@ def kept(low: float, texts: int, **more: Any) -> dict[str, Any]:
 GAINS = [
     (None, [], ""),
     (0.01, [], ""),
-    (-0.005, [], "gains nothing (+0.5% [-0.5, +1.5] no difference, 100 texts)"),
+    (-0.005, [], "gains nothing (+0.5% [-0.5, +1.5] not significant, 100 texts)"),
     (-0.05, [], "gains nothing (-4.0% [-5.0, -3.0], 100 texts)"),
     (-0.005, [kept(0.02, 500)], ""),
     (-0.005, [kept(0.02, 50)], "100 texts"),
