@@ -62,7 +62,7 @@ __getattr__, __dir__, __all__ = lazy(
     {
         "completion.blend": ("Blend",),
         "completion.completer": ("Completer",),
-        "completion.fuzzy": ("Forgiving",),
+        "completion.fuzzy": ("TypoTolerantLookup",),
         "completion.online": ("User", "learn_one"),
         "completion.popularity": ("History", "Popularity"),
         "config": ("Config", "DataConfig", "ModelConfig", "TrainingConfig", "UserError"),

@@ -22,7 +22,7 @@ __getattr__, __dir__, __all__ = lazy(
     {
         "blend": ("Blend", "suggester"),
         "completer": ("Completer",),
-        "fuzzy": ("Forgiving",),
+        "fuzzy": ("TypoTolerantLookup",),
         "online": ("Learner", "LearningRule", "User", "learn_one"),
         "popularity": ("History", "Popularity"),
     },

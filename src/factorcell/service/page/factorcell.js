@@ -30,7 +30,7 @@
     count: (number) => (number === 0 ? "No suggestions" : number === 1 ? "1 suggestion" : `${number} suggestions`),
     from: "from",
     sources: { model: "model", popularity: "popular", history: "own" },
-    slips: (number) => (number === 1 ? "1 typing error forgiven" : `${number} typing errors forgiven`),
+    typos: (number) => (number === 1 ? "1 typing error forgiven" : `${number} typing errors forgiven`),
     degraded: {
       time: "Time was up: there may be better ones.",
       store: "Without what was learned of you, which is out of reach for a moment.",
@@ -374,7 +374,7 @@
       const [typed, rest] = split(one.text, this.#shown);
       const sources = one.source.split("+").map((name) =>
         element("span", { class: "fc-source", "data-source": name }, words.sources[name] ?? name));
-      if (one.slips) sources.push(element("span", { class: "fc-slips" }, words.slips(one.slips)));
+      if (one.typos) sources.push(element("span", { class: "fc-typos" }, words.typos(one.typos)));
       return element("div", { class: "fc-option", role: "option", id, "aria-selected": "false" },
         element("span", { class: "fc-text", dir: "auto" },
           element("span", { class: "fc-typed" }, visible(typed)), element("span", { class: "fc-rest" }, visible(rest))),
