@@ -284,7 +284,7 @@ def test_the_newest_texts_are_kept(opened: Opened) -> None:
     assert service.wait_for_learning()
     known = service.model.user(service.store.read("ann"))
     assert known is not None
-    assert known.seen == 3, "a text that is no longer kept is forgotten too"
+    assert known.text_count == 3, "a text that is no longer kept is forgotten too"
 
 
 class Failing:

@@ -131,7 +131,7 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
         open_systems(folder, ["plane"])
     with pytest.raises(UserError, match="choose from mpc, history, blend, one"):
         open_systems(tmp_path / "runs", ["plain"])
-    with pytest.raises(UserError, match=r"one: no popularity.jsonl; training keeps it"):
+    with pytest.raises(UserError, match=r"one: no popularity.jsonl; training writes it"):
         open_systems(folder, ["mpc"])
     with pytest.raises(UserError, match="expected a run folder or a folder of runs"):
         open_systems(tmp_path, ["mpc"])
