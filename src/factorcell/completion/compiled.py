@@ -157,7 +157,7 @@ class _Call:
         rows = zip(*(array[: self.structure.count].tolist() for array in self.arrays.values()), strict=True)
         completions = [Completion(tuple(ids[:length]), score) for score, length, ids in rows]
         distinct: dict[Hashable, Completion] = {}
-        for completion in sorted(completions, key=lambda one: (-one.log_probability, one.ids)):
+        for completion in sorted(completions, key=lambda c: (-c.log_probability, c.ids)):
             if self.request.accept(completion.ids):
                 distinct.setdefault(self.request.duplicate_key(completion.ids), completion)
         best = list(distinct.values())[: self.request.k]
@@ -176,7 +176,7 @@ class _Call:
 
 
 def _filter_above(min_log_prob: float, result: SearchResult) -> SearchResult:
-    completions = (one for one in result.completions if one.log_probability > min_log_prob)
+    completions = (c for c in result.completions if c.log_probability > min_log_prob)
     return replace(result, completions=tuple(completions))
 
 
