@@ -44,7 +44,7 @@ def pytorch_vector(name: str, rate: float, vector: Floats, gradients: list[Float
 
 
 @pytest.mark.parametrize("model", [{}, {"adapt": ("concat",), "output_bias": ()}, {"layer_norm": True}], ids=str)
-def test_gradients_agree_with_finite_differences(model: dict[str, Any]) -> None:
+def test_gradients_are_those_of_finite_differences(model: dict[str, Any]) -> None:
     run = make_run(**model)
     learner, texts, step = Learner(run), ["abc", "b", ""], 1e-2
     vectors = np.random.default_rng(0).normal(0, 0.5, (3, 2)).astype(np.float32)
