@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy(
     __name__,
     {
-        "blend": ("Blend", "suggester"),
+        "blend": ("Blend", "new_suggester"),
         "completer": ("Completer",),
         "fuzzy": ("TypoTolerantLookup",),
         "online": ("Learner", "LearningRule", "User", "learn_one"),

@@ -146,7 +146,7 @@ class SearchRequest:
         accept: Returns whether a completion may be returned.
         min_log_prob: Only completions above this log probability are returned.
         stop: Ends the search early.
-        duplicate_key: Of completions with the same key, only the most probable is returned.
+        duplicate_key: Only the most probable completion of each key is returned.
     """
 
     prefix_state: Any
