@@ -29,6 +29,7 @@ from tests.small_runs import as_any, make_letters
 CLOSE = 1e-4  # nats: float32 sums in different orders
 LIBRARY = library.library()
 INSTRUCTION_SETS = [] if LIBRARY is None else library.VARIANTS[: LIBRARY.factorcell_best() + 1]
+DEFAULT_KIND = INSTRUCTION_SETS[-1] if INSTRUCTION_SETS else "pytorch"
 needs_compiled = pytest.mark.skipif(LIBRARY is None, reason="no compiled kernels: the installation had no C++ compiler")
 BOTH = pytest.mark.parametrize("kind", ["pytorch", *INSTRUCTION_SETS[-1:]])
 ALL = pytest.mark.parametrize("kind", ["pytorch", *INSTRUCTION_SETS])
@@ -91,14 +92,7 @@ def packed_in(
     return compiled, compiled.type(begun, run.tokenizer.encode(prefix))
 
 
-def search(
-    run: Run,
-    prefix: str,
-    k: int,
-    max_tokens: int,
-    kind: str = INSTRUCTION_SETS[-1] if INSTRUCTION_SETS else "pytorch",
-    **options: Any,
-) -> SearchResult:
+def search(run: Run, prefix: str, k: int, max_tokens: int, kind: str = DEFAULT_KIND, **options: Any) -> SearchResult:
     """Search the completions of a prefix; `options` are fields of the request or options of the search."""
     fields = {name: options.pop(name) for name in ("accept", "min_log_prob", "stop") if name in options}
     city = options.pop("city", "Oslo")

@@ -64,11 +64,7 @@ def _adadelta(gradient: Floats, state: Floats) -> tuple[Floats, Floats]:
 
 
 # The number of state rows of each optimizer, and its update.
-OPTIMISERS: dict[str, tuple[int, Update]] = {
-    "adagrad": (1, _adagrad),
-    "adadelta": (2, _adadelta),
-    "sgd": (0, _sgd),
-}
+OPTIMISERS: dict[str, tuple[int, Update]] = {"adagrad": (1, _adagrad), "adadelta": (2, _adadelta), "sgd": (0, _sgd)}
 MAX_STATE_ROWS = max(rows for rows, _ in OPTIMISERS.values())
 
 
@@ -344,11 +340,7 @@ class Learner:
         """
         fingerprint = user.fingerprint or self.run.fingerprint
         history = replace(user.history, texts=(*user.history.texts, self.run.tokenizer.normalize_fully(text)))
-        changes: dict[str, Any] = {
-            "text_count": user.text_count + 1,
-            "history": history,
-            "fingerprint": fingerprint,
-        }
+        changes: dict[str, Any] = {"text_count": user.text_count + 1, "history": history, "fingerprint": fingerprint}
         if not np.isfinite(gradient).all():
             return replace(user, **changes)  # the model overflows on this text, so that nothing can be learned from it
         with np.errstate(over="ignore", invalid="ignore"):  # `User` refuses numbers that are not finite
