@@ -280,7 +280,7 @@ def test_each_line_of_standard_input_is_completed(
     [
         (b"a\xff", "not UTF-8 (byte 1)"),
         (b"\xff\xfea\x00", "expected UTF-8, got UTF-16; convert it to UTF-8"),
-        (b"a" * 70_000, "70,000 characters; the maximum is 65,536 bytes"),
+        (b"a" * 70_000, "70,000 characters; a text may have at most 65,536 bytes"),
     ],
 )
 def test_completion_continues_after_a_bad_line(

@@ -139,8 +139,8 @@ TEXTS: dict[str, tuple[Any, str | None]] = {
     "largest": ("a" * MAX_BYTES, None),
     "lone surrogate": ("a\ud800", "not Unicode text (character 2)"),
     "surrogates in a pair": ("\ud83d\ude00", "not Unicode text (character 1)"),
-    "1 MB": ("a" * 1_000_000, f"1,000,000 characters; the maximum is {MAX_BYTES:,} bytes"),
-    "long in bytes": ("é" * (MAX_BYTES // 2 + 1), f"the maximum is {MAX_BYTES:,} bytes"),
+    "1 MB": ("a" * 1_000_000, f"1,000,000 characters; a text may have at most {MAX_BYTES:,} bytes"),
+    "long in bytes": ("é" * (MAX_BYTES // 2 + 1), f"a text may have at most {MAX_BYTES:,} bytes"),
     "a number": (5, "5: not a text"),
     "nothing": (None, "None: not a text"),
 }

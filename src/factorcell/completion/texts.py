@@ -17,7 +17,9 @@ def check_text(text: str, what: str = "text") -> str:
     if not isinstance(text, str):
         raise UserError(f"{what} {text!r:.{SHOWN}}: not a text")
     if len(text) > MAX_BYTES or byte_length(text, what) > MAX_BYTES:
-        raise UserError(f"{what} {text[:SHOWN]!a}...: {len(text):,} characters; the maximum is {MAX_BYTES:,} bytes")
+        raise UserError(
+            f"{what} {text[:SHOWN]!a}...: {len(text):,} characters; a text may have at most {MAX_BYTES:,} bytes"
+        )
     return text
 
 
