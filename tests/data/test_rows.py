@@ -268,7 +268,7 @@ def test_one_text_and_context_for_each_user() -> None:
         with pytest.raises(UserError, match="expected a text and a context for each user, got 2 users"):
             learner.learn([user, user], texts, contexts)
     assert learner.learn([], [])[0] == []
-    assert learn_one(run, user, "ab", {}).seen == learn_one(run, user, "ab").seen == 1
+    assert learn_one(run, user, "ab", {}).text_count == learn_one(run, user, "ab").text_count == 1
 
 
 @empty

@@ -68,7 +68,7 @@ def test_an_anonymous_run_reads_every_name_as_the_unknown_user(anonymous: Run) -
 
 def test_users_are_learned_online_in_an_anonymous_run(anonymous: Run) -> None:
     user = learn_one(anonymous, User.new(anonymous), "the sea", {"place": "Graz"})
-    assert user.seen == 1
+    assert user.text_count == 1
     assert Completer(anonymous).complete("the", user)
 
 
