@@ -157,7 +157,7 @@ def test_every_kind_trains_and_opens_again(tmp_path: Path) -> None:
     assert resumed.schema == run.schema
     for column, value, got in (
         ("at", "tomorrow", "row 2: at is 'tomorrow', not a time of day"),
-        ("topic", [1], "row 2: topic has 1 numbers; it must have 3, as in training"),
+        ("topic", [1], "row 2: topic has 1 numbers; expected 3, as in training"),
         ("title", 3, "row 2: title is 3, not a text"),
     ):
         bad = jsonl([ROWS[0], {**ROWS[1], column: value}], tmp_path / "bad.jsonl")
