@@ -56,7 +56,7 @@ TABLES: list[tuple[str, bytes, Expected]] = [
     ("nothing.csv.gz", gzip.compress(b""), "expected the names of the columns, got an empty line"),
     ("nothing.csv.zst", zstd(b""), "line 1: expected the names of the columns, got an empty line"),
     ("header.csv", PLAIN.splitlines(keepends=True)[0], "no rows"),
-    ("newline.csv", b"\n", "line 1: empty"),
+    ("newline.csv", b"\n", "line 1: expected the names of the columns, got an empty line"),
     ("newlines.jsonl", b"\n" * 1000, "empty, no columns and no rows"),
     ("blanks.csv", b"   \n  \n", "no column "),
     ("twice.csv", b"text,text\na,b\n", "the header has 'text' twice"),

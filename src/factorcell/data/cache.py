@@ -96,11 +96,8 @@ def prepare(
             reason = f"{error.filename or 'the cache'}: {error.strerror or error}"
             _warn(f"the cache cannot be written ({reason}); {table.name} is kept in memory")
             corpus = read(None)
-    if table.digest is not None and (
-        empty := int((corpus.tokens[corpus.offsets[:-1] + 1] == corpus.tokenizer.specials.end).sum())
-    ):
-        count = f"{empty:,} of {len(corpus):,} texts {'is' if empty == 1 else 'are'} empty"
-        _warn(f"{table.name}: {count}; the end of an empty text is its only target")
+    if table.digest is not None:
+        _report_empty(corpus, table.name)
     if report_truncation:
         report_truncated(corpus.truncated, table.name, data.max_tokens)
     if schema is not None:
@@ -111,6 +108,13 @@ def prepare(
 def _warn(text: str) -> None:
     """Emit a `Notice`; since all come from this line, Python shows an equal text only once by default."""
     warnings.warn(Notice(text), stacklevel=1)
+
+
+def _report_empty(corpus: Corpus, name: str) -> None:
+    """Emit a `Notice` with the number of texts without tokens, if any."""
+    if empty := int((corpus.tokens[corpus.offsets[:-1] + 1] == corpus.tokenizer.specials.end).sum()):
+        count = f"{empty:,} of {len(corpus):,} texts {'is' if empty == 1 else 'are'} empty"
+        _warn(f"{name}: {count}; the end of an empty text is its only target")
 
 
 def report_truncated(truncated: NDArray[np.bool_], name: str, max_tokens: int) -> None:
