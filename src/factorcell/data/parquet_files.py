@@ -106,7 +106,7 @@ def parquet_folder(folder: Path) -> Table:
 
 
 def _paths(folder: Path) -> list[Path]:
-    """Return the Parquet files of a folder in the order of their paths; `UserError` if it has other files or no file."""
+    """Return the Parquet files of a folder, sorted by path; `UserError` if it has other files or no file."""
     paths = []
     expected = f"{folder}: expected a table file or a folder of Parquet files (*.parquet), got"
 
