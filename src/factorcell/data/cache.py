@@ -70,15 +70,15 @@ def prepare(
         UserError: The table cannot be read, lacks a column, or has an invalid value; the message says where.
     """
     table, data = open_table(source), config.data
-    split_by = new_tokenizer(config) if tokenizer is None else tokenizer
-    config = replace(config, tokenizer=split_by.options)
+    splitter = new_tokenizer(config) if tokenizer is None else tokenizer
+    config = replace(config, tokenizer=splitter.options)
     if schema is None and data.text not in table.columns:
         raise table.missing_column_error(data.text, (("text", "COLUMN"),), "to name the column of the texts")
 
     def read(folder: Path | None) -> Corpus:
         columns = ContextColumns(table, data, schema, unknown, optional)
         with tempfile.TemporaryFile(dir=folder) if folder else io.BytesIO() as spool:
-            texts = TokenizedTexts(spool, split_by, data.max_tokens if truncate else None)
+            texts = TokenizedTexts(spool, splitter, data.max_tokens if truncate else None)
             _read_chunks(table, data.text, texts, columns, progress)
             arrays = texts.arrays(train=tokenizer is None, folder=folder)
         return Corpus(**arrays, **columns.arrays(len(texts.sizes)))

@@ -63,7 +63,7 @@ class ContextColumns:
             reader_class = READERS.get(variable.kind, NumberColumn)
             reader = reader_class(variable, table.name, policy, is_known=schema is not None)
             if isinstance(reader, CategoryColumn):
-                reader.private = column == config.user
+                reader.is_private = column == config.user
             self.readers.append(reader)
         self.names = [reader.column for reader in self.readers if reader.column in table.columns]
 
@@ -80,7 +80,7 @@ class ContextColumns:
         lists: dict[str, list[Any]] = {"category": categories, "vector": vectors, "text": bags}
         for reader, variable in zip(self.readers, schema.variables, strict=True):
             lists.get(variable.kind, numbers).append(reader.array(variable))
-            if isinstance(reader, CategoryColumn) and reader.private:
+            if isinstance(reader, CategoryColumn) and reader.is_private:
                 users = reader.provisional_ids()
                 if self.config.anonymous:
                     schema = schema.anonymize([variable.name])

@@ -109,9 +109,9 @@ class _ValueIds(dict[Any, int]):
 
 
 class CategoryColumn(Column):
-    """Reads a column of categories; messages do not list other values of a column that is `private`."""
+    """Reads a column of categories; messages do not list other values of a column that is `is_private`."""
 
-    private = False
+    is_private = False
 
     def __init__(self, variable: Variable, table_name: str, unknown: str = "error", *, is_known: bool = False) -> None:
         super().__init__(variable, table_name, unknown, is_known=is_known)
@@ -178,7 +178,7 @@ class CategoryColumn(Column):
         extent = f" ({number} in {count:,} of {len(ids):,} rows)" if count > 1 else ""
         rare = " or is rare" if variable.rare_count and not variable.rare_filter else ""
         values = variable.values[1:]
-        near = [] if self.private else difflib.get_close_matches(unseen[0], values, n=3) or values[:5]
+        near = [] if self.is_private else difflib.get_close_matches(unseen[0], values, n=3) or values[:5]
         examples = f" ({', '.join(near)}{', ...' if len(values) > len(near) else ''})" if near else ""
         problem = f"{unseen[0]!r} was never seen in training{rare}{extent}; training has {len(values):,} values"
         error = self.error(row, problem + examples)
