@@ -157,7 +157,7 @@ def test_run_with_every_kind_is_trained_and_opened(tmp_path: Path) -> None:
     assert resumed.schema == run.schema
     for column, value, message in (
         ("at", "tomorrow", "row 2: at is 'tomorrow', not a time of day"),
-        ("topic", [1], "row 2: topic has 1 numbers; it must have 3, as in training"),
+        ("topic", [1], "row 2: topic has 1 numbers; expected 3, as in training"),
         ("title", 3, "row 2: title is 3, not a text"),
     ):
         bad = write_jsonl([ROWS[0], {**ROWS[1], column: value}], tmp_path / "bad.jsonl")

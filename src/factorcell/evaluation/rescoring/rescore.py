@@ -34,7 +34,7 @@ Floats = NDArray[np.float64]
 Row = dict[str, Any]
 
 AT_ONCE, CHARACTERS = 4_000, 4_000_000  # hypotheses that are read at once, and their characters
-ROW = "the rows given row 1: "  # begins errors about a table of one row in memory
+ROW = "in-memory table row 1: "  # begins errors about a table of one row in memory
 ALL = ("all", "all")  # the group of all utterances: the name of a column, and its value
 
 
