@@ -292,7 +292,7 @@ def test_resume_refuses_other_options(trained: Path, capsys: pytest.CaptureFixtu
     assert run_train(trained, "run", "--resume", "--seed", "7") == 2
     assert "seed = 0, not 7" in capsys.readouterr().err
     assert run_train(trained, "run", "--resume") == 0
-    assert f"{trained / 'run'}: nothing to do, its training has come to its end before\n" in capsys.readouterr().err
+    assert f"{trained / 'run'}: the training is already complete\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("said", ["", "active"])
