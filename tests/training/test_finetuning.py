@@ -78,10 +78,8 @@ def test_unknown_context_values_are_an_error_unless_grouped(base: Run, tmp_path:
         assert base.model.encoder is not None
         moved = run.model.encoder.tables[0] != base.model.encoder.tables[0]
         tables.append(moved.any(dim=1).tolist())
-    assert tables == [
-        [True, False, False],
-        [False, True, True],
-    ]  # the expected value excludes rare values, because the base had none
+    # The expected value excludes rare values, because the base had none.
+    assert tables == [[True, False, False], [False, True, True]]
 
 
 OPTIONS: dict[str, Any] = {"epochs": 3.0, "batch_tokens": 120, "evaluations": 4, "save_every": 2, "log_every": 2}

@@ -77,7 +77,7 @@ def _check_files(folder: Path) -> Iterator[Finding]:
         yield Finding(folder / digests.FILE, False, str(error))
         return
     if not listed:
-        text = f"no {digests.FILE}: it was deleted, so that only tensors have a checksum"
+        text = f"no {digests.FILE}: it was deleted; only tensors have a checksum"
         yield Finding(folder / digests.FILE, True, text)
     names = {path.name for path in input_files.list_visible(folder) if path.is_file()} - {"README.md", digests.FILE}
     for name in sorted(names | {name for name, is_listed in listed.items() if is_listed}):

@@ -248,7 +248,7 @@ class Search:
                 except Timeout:
                     continue  # another process trains it
                 if self._trials()[frozen.number].state.name == "RUNNING":
-                    return optuna.Trial(self.study, frozen.number), lock  # in a journal of one study, ids are numbers
+                    return optuna.Trial(self.study, frozen.number), lock  # in a journal with one study, ids are numbers
                 lock.release()  # it ended after its state was read
             if len(self._trials()) >= self.options.trials:
                 return None
@@ -286,7 +286,7 @@ class Search:
             run = Run.create(folder, config, corpus.tokenizer, corpus.schema)
         with closing(train(run, corpus, dev_corpus, resume=resumes, progress=progress)) as rows:
             for row in rows:
-                if row["split"] == "dev" and self._is_hopeless(trial, row, config):
+                if row["split"] == "dev" and self._should_prune(trial, row, config):
                     pruned = True
                     break
         if pruned:
@@ -302,7 +302,7 @@ class Search:
             result |= {"accuracy": accuracy} if is_number(accuracy) else {}
         return pruned, result
 
-    def _is_hopeless(self, trial: "optuna.Trial", row: Row, config: Config) -> bool:
+    def _should_prune(self, trial: "optuna.Trial", row: Row, config: Config) -> bool:
         """Report an evaluation to the study; return whether the pruner stops the trial, unless it is the last one."""
         number = row["step"] * config.training.evaluations // row["steps"]
         if number not in self._trials()[trial.number].intermediate_values:
