@@ -1,4 +1,4 @@
-"""The targets that training learns if it excludes texts that fewer than `min_users` users wrote.
+"""The targets that training learns if it excludes n-grams that fewer than `min_users` users wrote.
 
 A target is learned if at least `min_users` users wrote its n-gram: the target and the tokens before it.
 The model still reads all texts, but rare content (a password, a name) adds nothing to the loss.
