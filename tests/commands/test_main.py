@@ -214,10 +214,10 @@ def test_mistakes_with_a_search(tables: Path, capsys: pytest.CaptureFixture[str]
     wrong = _write(tables / "wrong.toml", "ranks = [1, 2]\n")
     command = ["tune", str(tables / "train.csv"), "--text", "review", "--out", str(tables / "search")]
     for more, message in [
-        (["--space", str(space), "--rank", "3"], "rank is given as an option and in"),
+        (["--space", str(space), "--rank", "3"], "rank is also set as an option"),
         (["--space", str(wrong)], "did you mean 'rank'?"),
         (["--models", "factorcell", "--adapt", "concat"], "give either --models or --adapt"),
-        (["--target", "dialect"], "give --dev with --target"),
+        (["--target", "dialect"], "target: expected a development table to classify"),
     ]:
         assert main([*command, *more]) == 2
         assert message in capsys.readouterr().err
@@ -290,9 +290,9 @@ def test_a_stop_says_how_to_go_on_where_one_can(
 
 def test_resume_refuses_other_options(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_train(trained, "run", "--resume", "--seed", "7") == 2
-    assert "seed = 0, not 7" in capsys.readouterr().err
+    assert "expected seed = 0 as before, got 7" in capsys.readouterr().err
     assert run_train(trained, "run", "--resume") == 0
-    assert f"{trained / 'run'}: nothing to do, its training has come to its end before\n" in capsys.readouterr().err
+    assert f"{trained / 'run'}: the training is already complete\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("said", ["", "active"])
