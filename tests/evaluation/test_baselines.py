@@ -146,7 +146,7 @@ def test_mistakes_of_classifiers(corpora: tuple[Corpus, Corpus], monkeypatch: py
         FastText(corpora[0])
     with pytest.raises(UserError, match="unknown priors 'flat'"):
         naive_bayes(*corpora, priors="flat")
-    with pytest.raises(UserError, match="place has fewer than two values with 2 texts or more"):
+    with pytest.raises(UserError, match="place: expected at least two values with 2 training texts each, got fewer"):
         read_train_and_test(TRAIN[:3], TEST, "place", CONFIG)
     with pytest.raises(UserError, match="no column 'city'"):
         read_train_and_test(TRAIN, TEST, "city", CONFIG)

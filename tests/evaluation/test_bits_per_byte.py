@@ -169,7 +169,7 @@ def test_a_lower_bound_is_not_better_than_a_model_that_reads_otherwise(
     assert [row["model"] for row in found if "bits_per_byte" in row["ahead"]] == ([ahead] if ahead else [])
     bounds = [bool(row["bits_per_byte_bound"]) for row in found]
     assert ["≥" in line for line in str(found).splitlines()[1:3]] == bounds
-    assert ("≥ is a lower bound" in str(found)) == any(bounds)
+    assert ("≥ marks a lower bound" in str(found)) == any(bounds)
     assert "bits per byte above" in str(found)
 
 

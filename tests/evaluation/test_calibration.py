@@ -12,8 +12,8 @@ from factorcell import files
 from factorcell.commands.main import main
 from factorcell.evaluation.bayes_rule import (
     BINS,
-    COLDEST,
-    HOTTEST,
+    MAX_TEMPERATURE,
+    MIN_TEMPERATURE,
     Floats,
     apply_temperature,
     calibration_error,
@@ -69,7 +69,7 @@ def test_a_fitted_temperature_calibrates_other_texts(sharpness: float) -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_the_temperature_has_the_fewest_nats_of_all(seed: int) -> None:
     logs, truth = drawn(40, seed, 2.0)
-    grid = np.geomspace(COLDEST, HOTTEST, 4001)
+    grid = np.geomspace(MIN_TEMPERATURE, MAX_TEMPERATURE, 4001)
     best = min(value_nats(apply_temperature(logs, one), truth) for one in grid)
     assert value_nats(apply_temperature(logs, fit_temperature(logs, truth)), truth) <= best + 1e-9
 
@@ -88,7 +88,7 @@ def test_a_temperature_leaves_priors_alone() -> None:
     np.testing.assert_allclose(
         np.exp(mended), np.exp(expected) / np.exp(expected).sum(1, keepdims=True), rtol=1e-9, atol=1e-12
     )
-    grid = np.geomspace(COLDEST, HOTTEST, 401)
+    grid = np.geomspace(MIN_TEMPERATURE, MAX_TEMPERATURE, 401)
     assert (
         value_nats(mended, truth) <= min(value_nats(apply_temperature(sharp, one, prior), truth) for one in grid) + 1e-9
     )
@@ -110,7 +110,7 @@ def test_a_value_without_a_prior_stays_impossible() -> None:
 def test_temperatures_of_separable_wrong_and_impossible_values() -> None:
     logs = np.log([[0.9, 0.1], [0.2, 0.8]])
     assert value_nats(apply_temperature(logs, fit_temperature(logs, np.array([0, 1]))), np.array([0, 1])) < 1e-12
-    assert fit_temperature(logs, np.array([1, 0])) == pytest.approx(HOTTEST)
+    assert fit_temperature(logs, np.array([1, 0])) == pytest.approx(MAX_TEMPERATURE)
     none = np.zeros(0, np.int64)
     assert fit_temperature(logs[:0], none) == 1.0
     assert math.isnan(calibration_error(logs[:0], none))
@@ -161,5 +161,5 @@ def test_priors_of_training_beside_evidence_at_a_temperature(tmp_path: Path) -> 
     assert found.metrics()["accuracy_at_1"] == classify(run, ROWS, "city", priors="training").metrics()["accuracy"]
     uniform = classify(run, ROWS, "city", calibrate=ROWS[1:4])
     assert uniform.metrics()["accuracy_training_priors"] == found.metrics()["accuracy"]
-    assert uniform.by_training is not None
-    assert (uniform.by_training == found.predicted).all()
+    assert uniform.training_prior_predictions is not None
+    assert (uniform.training_prior_predictions == found.predicted).all()

@@ -83,17 +83,17 @@ def test_metrics_say_what_accuracy_is_worth_and_what_is_left_out(run: Run) -> No
     weighed = classify(run, rows, "city", priors="training")
     assert metrics["accuracy_training_priors"] == weighed.metrics()["accuracy"]
     assert "accuracy_training_priors" not in weighed.metrics()
-    tilted = replace(plain, by_training=np.where(plain.truth < 0, 0, plain.truth)).metrics()
+    tilted = replace(plain, training_prior_predictions=np.where(plain.truth < 0, 0, plain.truth)).metrics()
     assert (tilted["accuracy_training_priors"], tilted["accuracy"]) == (1.0, metrics["accuracy"])
 
 
 def test_no_message_names_a_user(run: Run) -> None:
     run.config = replace(run.config, data=replace(run.config.data, user="city", context=("stars",)))
     for values in (["Olso"], ["Oslo", "Niece"]):
-        with pytest.raises(UserError, match=r"unknown value of city .*; it knows 2 values$") as error:
+        with pytest.raises(UserError, match=r"unknown value of city .*; the run has 2 values$") as error:
             classify(run, ROWS, "city", values=values)
         assert not {"'Oslo'", "'Nice'"} & set(str(error.value).split())
-    with pytest.raises(UserError, match=r"unknown value of city 'Olso'; it knows 2 values$"):
+    with pytest.raises(UserError, match=r"unknown value of city 'Olso'; the run has 2 values$"):
         log_likelihoods(run, run.prepare(ROWS), [{"city": "Olso"}])
 
 
@@ -102,7 +102,7 @@ def test_bad_targets_are_refused_in_one_line(run: Run) -> None:
         ("town", {}, "unknown context variable 'town'"),
         ("lat", {}, "lat is a number"),
         ("city", {"values": ["Olso"]}, "did you mean 'Oslo'"),
-        ("city", {"values": ["Oslo"]}, "city has one value here: there is nothing to tell apart"),
+        ("city", {"values": ["Oslo"]}, "city: expected at least two candidates, got 1"),
         ("city", {"priors": "flat"}, "unknown priors 'flat'"),
     ]:
         with pytest.raises(UserError, match=message):
@@ -111,7 +111,9 @@ def test_bad_targets_are_refused_in_one_line(run: Run) -> None:
 
 def test_an_unadapted_run_is_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path / "plain", adapt=(), output_bias=())
-    with pytest.raises(UserError, match=r"^plain is not adapted: .* there is nothing to tell apart$"):
+    with pytest.raises(
+        UserError, match=r"^plain is not adapted: all contexts give a text the same probability; use an adapted run$"
+    ):
         classify(run, ROWS, "city")
     with pytest.raises(UserError, match=r"^plain is not adapted"):
         classify_points(run, ROWS, {"Oslo": {"lat": 59.9, "lon": 10.8}, "Nice": {"lat": 43.7, "lon": 7.3}})

@@ -48,7 +48,7 @@ def test_a_model_is_ahead_only_beyond_all_intervals() -> None:
     assert "+2.0 pt [+0.0, +6.0] no difference" in table
     assert "gain over plain" in table
     assert "accuracy above bias" in table
-    assert "* is better than all others" in table
+    assert "* marks a figure that is significantly better than all others" in table
     assert "±" not in table
 
 
@@ -65,7 +65,7 @@ def test_trainings_that_differ_more_than_models_leave_no_difference() -> None:
     assert several[0]["trainings"] == 3
     table = str(several)
     assert f"{mean:.2f} ± {np.std(values, ddof=1):.2f}" in table
-    assert "other texts and other trainings" in table
+    assert "confidence intervals over texts and trainings" in table
 
 
 def test_what_read_other_texts_is_not_compared() -> None:

@@ -84,14 +84,14 @@ def test_a_value_that_is_not_there_names_the_nearest() -> None:
     known = replace(clouds((3,)), values=("nba", "NBA2k", "Python"))
     with pytest.raises(UserError, match="did you mean 'Python'"):
         known.row("pyton")
-    with pytest.raises(UserError, match=r"it knows 3 values$"):
+    with pytest.raises(UserError, match=r"the run has 3 values$"):
         known.row("qqqqqqq")
 
 
 def test_people_are_not_named() -> None:
     known = Embeddings("user", "user", ("ann", "bob"), np.array([3, 2]), np.eye(2), are_users=True)
     assert known.row("bob") == 1
-    with pytest.raises(UserError, match=r"it knows 2 values$"):
+    with pytest.raises(UserError, match=r"the run has 2 values$"):
         known.row("an")
 
 
@@ -185,7 +185,7 @@ def test_words_are_the_ends_of_the_shift(tmp_path: Path) -> None:
 def test_words_of_a_run_whose_softmax_bias_is_its_own(tmp_path: Path) -> None:
     for place, adapt in enumerate((["concat"], [])):
         model: Row = {"adapt": adapt, "output_bias": []}
-        with pytest.raises(UserError, match="no context changes its softmax bias"):
+        with pytest.raises(UserError, match="the context does not change the softmax bias"):
             embeddings.most_shifted_tokens(make_run(tmp_path / str(place), **model), {"city": "Oslo"})
 
 

@@ -40,7 +40,7 @@ def test_ratios_are_those_of_a_step_at_a_time(run: Run) -> None:
         assert [token["nats"]["here"] for token in row["tokens"]] == pytest.approx(theirs, abs=1e-5)
         assert [token["token"] for token in row["tokens"]] == [*text.split(), "</s>"]
         assert [token["known"] for token in row["tokens"]] == [token != "kvetching" for token in [*text.split(), ""]]
-        assert (row["text"], row["unit"]) == (text, "word")
+        assert (row["text"], row["tokenizer"]) == (text, "word")
     assert max(abs(ratio) for ratios in columns(rows, "ratio") for ratio in ratios) > 0.1
 
 
@@ -98,9 +98,9 @@ def test_strength_counts_the_levels_that_a_ratio_reaches(ratio: float) -> None:
 @pytest.mark.parametrize(
     ("texts", "contexts", "message"),
     [
-        ([], LETTERS, "no text to explain"),
-        (["a"], {"Oslo": {"city": "Oslo"}}, "one context has nothing to be compared with"),
-        (["a"], {"x": {"city": "Oslo"}, "y": {"city": "Oslo"}}, "contexts are the same .city=Oslo."),
+        ([], LETTERS, "texts: expected at least one, got none"),
+        (["a"], {"Oslo": {"city": "Oslo"}}, "contexts: expected at least two, got 1"),
+        (["a"], {"x": {"city": "Oslo"}, "y": {"city": "Oslo"}}, "expected different contexts, got city=Oslo twice"),
         (["a"], {"x": {"city": "Oslo"}, "y": {"city": "Osla"}}, "'Osla' was never seen in training.*Oslo"),
         (["a"], {"x": {"town": "Oslo"}, "y": {"town": "Nice"}}, "unknown context column 'town'.* city"),
         (["a", None], LETTERS, "text is None, not a text"),
@@ -113,5 +113,5 @@ def test_mistakes_are_named(texts: Any, contexts: Any, message: str) -> None:
 
 def test_runs_of_an_ensemble_must_read_alike() -> None:
     for other in (make_letters(lowercase=True), make_letters(texts=("abcd", "ab"))):
-        with pytest.raises(UserError, match="read these texts differently"):
+        with pytest.raises(UserError, match="the runs read the texts differently"):
             explain([make_letters(), other], ["aB"], LETTERS)

@@ -17,7 +17,7 @@ from factorcell.data.corpus import Corpus, target_ids
 from factorcell.data.tokenizer import Tokenizer
 from factorcell.data.vocabulary import END, START
 from factorcell.evaluation import ngram
-from factorcell.evaluation.ngram import FALLBACK, NGram, estimate_discounts
+from factorcell.evaluation.ngram import FALLBACK_DISCOUNTS, NGram, estimate_discounts
 from factorcell.evaluation.perplexity import evaluate, evaluate_by
 from tests import synthetic
 from tests.small_runs import ROWS, make_run
@@ -137,9 +137,11 @@ def test_discounts_follow_from_counts_of_counts() -> None:
     counts = np.repeat([1, 2, 3, 4, 7], [8, 4, 2, 1, 3])
     assert estimate_discounts(counts) == pytest.approx((0.5, 2 - 3 * 0.5 * 2 / 4, 3 - 4 * 0.5 / 2))
     for missing in (1, 2, 3):
-        assert estimate_discounts(counts[counts != missing]) == FALLBACK
-    assert estimate_discounts(np.array([], dtype=np.int64)) == FALLBACK
-    assert estimate_discounts(np.repeat([1, 2, 3], [3, 1, 9])) == FALLBACK  # that of 2 would be less than nothing
+        assert estimate_discounts(counts[counts != missing]) == FALLBACK_DISCOUNTS
+    assert estimate_discounts(np.array([], dtype=np.int64)) == FALLBACK_DISCOUNTS
+    assert (
+        estimate_discounts(np.repeat([1, 2, 3], [3, 1, 9])) == FALLBACK_DISCOUNTS
+    )  # that of 2 would be less than nothing
 
 
 def test_perplexity_of_a_markov_chain(
@@ -173,7 +175,7 @@ def test_opens_without_its_data(tmp_path: Path, rows: list[dict[str, str]]) -> N
     fit(tmp_path / "other", rows, 2)
     tables = tmp_path / "model" / "ngrams.safetensors"
     files.write(tables, (tmp_path / "other" / "ngrams.safetensors").read_bytes())
-    with pytest.raises(UserError, match="does not belong"):
+    with pytest.raises(UserError, match="does not match the order and the vocabulary"):
         NGram.open(tmp_path / "model")
     tables.write_bytes(tables.read_bytes()[:-1] + b"\x01")
     with pytest.raises(UserError, match="altered"):

@@ -88,7 +88,7 @@ def test_gain_over_a_baseline_run(run: Run, tmp_path: Path) -> None:
     rows = evaluate_by(run, run.prepare(ROWS), ["all"] * len(ROWS), plain)
     assert rows[0]["perplexity_without"] == pytest.approx(evaluate(plain, plain.prepare(ROWS))["perplexity"], rel=1e-5)
     plain.tokenizer = WordTokenizer(plain.tokenizer.options, Vocabulary([*plain.tokenizer.tokens[:-1], "another"]))
-    with pytest.raises(UserError, match="different vocabularies"):
+    with pytest.raises(UserError, match="the vocabularies differ"):
         evaluate_by(run, run.prepare(ROWS), ["all"] * len(ROWS), plain)
 
 

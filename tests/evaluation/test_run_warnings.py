@@ -42,7 +42,7 @@ def test_a_training_that_stopped_early_is_named(
 ) -> None:
     logged(run, last, *perplexities)
     expected = (
-        f"{run.folder}: its training stopped after {last} of 100 steps; read what it says of contexts with caution"
+        f"{run.folder}: its training stopped after {last} of 100 steps; interpret its use of contexts with caution"
     )
     assert find_warnings([run]) == ([expected] if said else [])
 
@@ -64,14 +64,14 @@ def kept(low: float, texts: int, **more: Any) -> dict[str, Any]:
 GAINS = [
     (None, [], ""),
     (0.01, [], ""),
-    (-0.005, [], "gains nothing (+0.5% [-0.5, +1.5] no difference, 100 texts)"),
-    (-0.05, [], "gains nothing (-4.0% [-5.0, -3.0], 100 texts)"),
+    (-0.005, [], "does not significantly lower the perplexity (+0.5% [-0.5, +1.5] no difference, 100 texts)"),
+    (-0.05, [], "does not significantly lower the perplexity (-4.0% [-5.0, -3.0], 100 texts)"),
     (-0.005, [kept(0.02, 500)], ""),
     (-0.005, [kept(0.02, 50)], "100 texts"),
     (0.01, [kept(-0.01, 500)], "500 texts"),
     (0.01, [kept(-0.01, 500, over="other"), kept(-0.01, 500, gain_low=None)], ""),
-    (-0.05, [kept(0.02, 50, strangers=True)], "100 texts"),
-    (0.01, [kept(-0.05, 500, strangers=True)], ""),
+    (-0.05, [kept(0.02, 50, only_unknown_users=True)], "100 texts"),
+    (0.01, [kept(-0.05, 500, only_unknown_users=True)], ""),
 ]
 
 

@@ -14,7 +14,7 @@ from factorcell.evaluation.statistics import (
     correlation,
     gain_from_nats,
     rank_correlation,
-    student,
+    student_quantile,
 )
 from factorcell.evaluation.text_figures import TextSums
 
@@ -80,7 +80,7 @@ def test_few_texts_have_no_interval() -> None:
 
 @pytest.mark.parametrize(("freedom", "t"), [(1, 12.7062), (2, 4.3027), (4, 2.7764), (10, 2.2281), (1000, 1.9623)])
 def test_student_is_that_of_the_tables(freedom: int, t: float) -> None:
-    assert student(freedom) == pytest.approx(t, abs=1e-4)
+    assert student_quantile(freedom) == pytest.approx(t, abs=1e-4)
 
 
 def test_trainings_widen_an_interval_as_a_t_test_would() -> None:

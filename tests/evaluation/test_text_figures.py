@@ -56,5 +56,5 @@ def test_figures_of_the_same_texts_are_kept_together(tmp_path: Path) -> None:
     damaged: list[dict[str, object]] = [{}, {"originals": {}}, {"originals": []}]
     for facts in damaged:
         files.save_tensors(tmp_path / "texts-ab12.safetensors", {"x below": torch.zeros(2)}, facts)
-        with pytest.raises(UserError, match="no figures of texts"):
+        with pytest.raises(UserError, match="not a file of figures of texts"):
             text_figures.load(tmp_path, "ab12")

@@ -94,9 +94,9 @@ def test_classification_beside_other_kinds(run: Run) -> None:
     turns = log_likelihoods(run, corpus, [{"turn": turn} for turn in (0.25, 1e8 + 0.25)])  # too long for 32 bits
     np.testing.assert_allclose(turns[:, 0], turns[:, 1], atol=1e-6)
     for target, message in (
-        ("title", "title is a text; only the values of a category"),
-        ("topic", "topic is a vector; only the values of a category"),
-        ("lon", "lon is a number; classify it among named points"),
+        ("title", "title: expected a category, got a variable of kind text"),
+        ("topic", "topic: expected a category, got a variable of kind vector"),
+        ("lon", "lon is a number; classify it by named points"),
     ):
         with pytest.raises(UserError, match=message):
             classify(run, ROWS, target)

@@ -81,8 +81,8 @@ def test_seeds_add_trainings_to_a_comparison_that_resumes(tmp_path: Path) -> Non
     ("target", "test", "message"),
     [
         ("town", HELD, "unknown context variable 'town'"),
-        ("lon", HELD, "lon is a number; only the values of a category can be told apart"),
-        ("city", [{**row, "city": None} for row in HELD], "no text has a value of city to choose among"),
+        ("lon", HELD, "lon: expected a category, got a variable of kind number"),
+        ("city", [{**row, "city": None} for row in HELD], "no text has a candidate value of city"),
     ],
 )
 def test_a_target_that_cannot_be_classified_is_refused_before_training(

@@ -306,7 +306,7 @@ def test_invalid_searches_are_refused_before_training(tmp_path: Path, monkeypatc
     with pytest.raises(UserError, match="give --dev with --target"):
         search.search(ROWS, None, CONFIG, tmp_path / "s", search.SearchOptions(target="city"))
     nameless = [{**row, "city": None} for row in ROWS]
-    with pytest.raises(UserError, match="no text has a value of city to choose among"):
+    with pytest.raises(UserError, match="no text has a candidate value of city"):
         search.search(ROWS, nameless, CONFIG, tmp_path / "s", search.SearchOptions(target="city"))
     assert not list(tmp_path.glob("s/trial-*"))
     (tmp_path / "d").mkdir()

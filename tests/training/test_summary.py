@@ -18,9 +18,9 @@ TEXTS = ["fix typo", "add docs", "fix tests", "add a test"]
 TRAIN: Rows = [
     {"text": text, "who": who, "city": city} for text in TEXTS for who in ("ann", "bob") for city in ("Oslo", "Nice")
 ] + [{"text": "fix all", "who": "rare", "city": "Oslo"}]
-GAIN = "over itself without its context"
+GAIN = "over the same model without its context"
 LEARN = (
-    "no development text is by a user that it knows: `factorcell tune-online {} TABLE` shows what learning them brings"
+    "no development text is by a known user; `factorcell tune-online {} TABLE` measures the gain from learning users"
 )
 
 
@@ -43,14 +43,14 @@ def trained(folder: Path, dev: Rows, **data: Any) -> Run:
 
 def test_the_summary_says_that_development_users_are_unknown(tmp_path: Path) -> None:
     new = trained(tmp_path / "new", [*by("carl"), *by("rare")])
-    assert training_facts(new.folder)["context"]["strangers"]
+    assert training_facts(new.folder)["context"]["only_unknown_users"]
     assert summary(new).endswith(f"minutes; {LEARN.format(new.folder)}")
     assert GAIN not in summary(new)
-    assert not [line for line in find_warnings([new]) if "gains nothing" in line]
+    assert not [line for line in find_warnings([new]) if "does not significantly lower" in line]
     both = trained(tmp_path / "both", by("carl"), context=("city",))
     assert f" {GAIN}; {LEARN.format(both.folder)}" in summary(both)
     known = trained(tmp_path / "known", [*by("carl"), by("ann")[0]])
-    assert "strangers" not in training_facts(known.folder)["context"]
+    assert "only_unknown_users" not in training_facts(known.folder)["context"]
     assert GAIN in summary(known)
     assert "tune-online" not in summary(known)
 
@@ -66,7 +66,7 @@ def test_only_a_positive_gain_is_compared_with_an_unadapted_run(known: Run) -> N
     for gain, less in ((0.02, True), (-0.02, False), (0.0, False)):
         context = {"texts": 16, "gain": gain, "gain_low": gain - 0.01, "gain_high": gain + 0.01}
         files.write_json(known.folder / "training.json", {**before, "context": context})
-        assert summary(known).endswith(" (over an unadapted run it is less)" if less else GAIN)
+        assert summary(known).endswith(" (the gain over an unadapted run is smaller)" if less else GAIN)
     files.write_json(known.folder / "training.json", before)
 
 
@@ -85,4 +85,4 @@ def test_evaluate_reports_unknown_users(known: Run, tmp_path: Path, capsys: pyte
         line = LEARN.format(known.folder).replace("development text", "text")
         assert (line in capsys.readouterr().out) == (who == "carl")
     rows = files.read_rows(known.folder / "results.jsonl")
-    assert [row["evaluation"].get("strangers") for row in rows] == [None, True]
+    assert [row["evaluation"].get("only_unknown_users") for row in rows] == [None, True]

@@ -16,7 +16,7 @@ from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.evaluation.advice import sample as advice_texts
 from factorcell.evaluation.advice.advise import advise, expected, recommend
-from factorcell.evaluation.advice.sample import columns_of, sample
+from factorcell.evaluation.advice.sample import label_columns, sample
 from tests import synthetic
 
 
@@ -55,8 +55,8 @@ def test_what_matters_comes_first_and_chance_is_left_out(found: dict[str, Any]) 
         "coin": "leave out",
         "same": "leave out",
     }
-    assert "stronger columns say the same" in rows["height"]["why"]
-    assert "no more than chance" in rows["coin"]["why"]
+    assert "redundant with stronger columns" in rows["height"]["why"]
+    assert "is not statistically significant" in rows["coin"]["why"]
     assert rows["same"]["most"] == pytest.approx(0, abs=1e-3)
     assert abs(rows["coin"]["most"]) < 0.02
     assert all(0 <= row["most_by_bias"] <= row["most"] for row in rows.values())
@@ -123,7 +123,7 @@ def test_letters_are_read_by_longer_histories() -> None:
     (row,) = advise(rows, config_of("side", tokenizer="char"))["columns"]
     assert row["most_by_bias"] < 0.2 * row["most"]
     assert row["most"] > 0.02
-    assert "what follows what changes" in row["why"]
+    assert "also from sequences of tokens" in row["why"]
 
 
 def test_sample_is_fair_in_order_and_repeatable() -> None:
@@ -143,7 +143,7 @@ def test_columns_become_labels() -> None:
         {"text": "a", "x": float(number), "y": number % 3 + 0.5, "c": "abz"[min(2, number // 45)] if number else ""}
         for number in range(94)
     ]
-    x, y, c = columns_of(prepare(rows, config_of("x:number", "y:number", "c")))
+    x, y, c = label_columns(prepare(rows, config_of("x:number", "y:number", "c")))
     assert (len(x.values), len(y.values), c.values) == (10, 3, ("<unknown>", "b", "a"))
     assert np.bincount(x.labels).max() <= 10
     assert (np.diff(x.labels) >= 0).all()
@@ -153,8 +153,8 @@ def test_columns_become_labels() -> None:
 
 
 def test_more_values_than_are_told_apart_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advice_texts, "VALUES", 1)
-    (column,) = columns_of(prepare([{"text": "a", "c": "aab"[number % 3]} for number in range(90)], config_of("c")))
+    monkeypatch.setattr(advice_texts, "MAX_VALUES", 1)
+    (column,) = label_columns(prepare([{"text": "a", "c": "aab"[number % 3]} for number in range(90)], config_of("c")))
     assert (column.values, column.rare) == (("<unknown>", "a"), 1)
     assert np.bincount(column.labels).tolist() == [30, 60]
 
@@ -162,10 +162,14 @@ def test_more_values_than_are_told_apart_are_rare(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("context", "rows", "message"),
     [
-        ((), table(30), "no context column to judge"),
+        ((), table(30), "expected at least one context column"),
         (("town",), table(30), "no column 'town'; it has"),
-        (("dialect",), table(12), "12 rows are too few"),
-        (("height:text",), [{"text": "a", "height": "tall tree"}] * 30, "height is a text; advice is on"),
+        (("dialect",), table(12), "expected at least 20 rows, got 12"),
+        (
+            ("height:text",),
+            [{"text": "a", "height": "tall tree"}] * 30,
+            "height: expected a category, a number or a time, got a variable of kind text",
+        ),
         (("height:number",), [{"text": "a", "height": "tall"}] * 30, "height is 'tall', not a number"),
     ],
 )
@@ -205,7 +209,7 @@ def test_recommendations_follow_the_figures() -> None:
     assert recommend({**good, "expected": 0.01, "most_by_bias": 0.05})[0] == "use"
     assert recommend({**good, "expected": 0.004}) == (
         "leave out",
-        "it saves about 0.4%, for 71% of it can be read off the text",
+        "expected gain 0.4%: the text itself reveals 71% of the information in the value",
     )
     assert recommend({**good, "rare": 0.9, "rare_values": 7})[0] == "use"
 
@@ -217,7 +221,7 @@ def test_a_column_of_rare_values_is_not_said_to_save_nothing() -> None:
     assert (row["values"], row["rare_values"]) == (1, 100)
     assert row["advice"] == "leave out"
     assert re.fullmatch(
-        r"too few rows of each value were read to tell what it saves: [89]\d\.\d% of the texts have one of 100 "
+        r"too few rows per value to estimate the gain: [89]\d\.\d% of the texts have one of 100 "
         "rare values",
         row["why"],
     )
@@ -232,8 +236,8 @@ def test_the_command_prints_a_table_and_rows(tmp_path: Path, capsys: pytest.Capt
     out = capsys.readouterr().out.splitlines()
     assert "is another question" in out[0]
     assert out[1].startswith("300 texts of 400, drawn at random")
-    assert any(line.startswith("city: use (--context city): about") for line in out)
-    assert any(line.startswith("stars: leave out: it has not two values") for line in out)
+    assert any(line.startswith("city: use (--context city): expected gain") for line in out)
+    assert any(line.startswith("stars: leave out: fewer than two values have enough texts") for line in out)
     assert any("the first 10 tokens" in line for line in out)
     assert main([*command, "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -17,7 +17,7 @@ from factorcell.evaluation.advice.conditional_ngram import (
     ValueNGram,
     exponents,
     posterior,
-    tilted,
+    tilted_log_probs,
 )
 from factorcell.evaluation.ngram import NGram
 from tests import synthetic
@@ -50,7 +50,7 @@ class Case:
         model.fit_prior(tune, self.of_tune)
         ratios = model.ratios()
         model.beta = float(exponents(self.model, tune, [ratios], [self.of_tune])[0])
-        first = tilted(self.model, tune, [ratios], [self.of_tune], np.array([model.beta]))
+        first = tilted_log_probs(self.model, tune, [ratios], [self.of_tune], np.array([model.beta]))
         model.fit_longer(tune, self.of_tune, np.exp(first))
         return model
 
@@ -84,7 +84,7 @@ def test_every_value_is_the_formula_over_dictionaries(case: Case, fitted: ValueN
     total = sum(plain.values()) + 0.5 * size
     share = [(plain[token] + 0.5) / total for token in range(size)]
     texts = case.find(test)
-    first, every = fitted.logs(texts)
+    first, every = fitted.log_probs(texts)
     base = case.model.probabilities(texts.histories)
     row = 0
     for text in words(test):
@@ -107,10 +107,10 @@ def test_every_value_is_the_formula_over_dictionaries(case: Case, fitted: ValueN
 
 def test_own_values_are_those_of_all_values(case: Case, fitted: ValueNGram) -> None:
     texts = case.find(case.test)
-    first, every = fitted.logs(texts)
-    rows, values = np.arange(len(every)), texts.each(case.of_test)
+    first, every = fitted.log_probs(texts)
+    rows, values = np.arange(len(every)), texts.repeat_per_target(case.of_test)
     assert MISSING in values
-    own = fitted.lengthen(texts, case.of_test, np.exp(first[rows, values].astype(np.float64)))
+    own = fitted.apply_longer(texts, case.of_test, np.exp(first[rows, values].astype(np.float64)))
     np.testing.assert_allclose(np.log(own), every[rows, values], atol=2e-5)
 
 
@@ -119,7 +119,7 @@ def test_exponents_are_where_the_likelihood_is_highest(case: Case, fitted: Value
     (beta,) = exponents(case.model, tune, [ratios], [labels])
 
     def likelihood(exponent: float) -> float:
-        return float(tilted(case.model, tune, [ratios], [labels], np.array([exponent])).sum())
+        return float(tilted_log_probs(case.model, tune, [ratios], [labels], np.array([exponent])).sum())
 
     assert 0.1 < beta < 2
     assert likelihood(beta) > max(likelihood(beta + 0.01), likelihood(beta - 0.01))
@@ -128,12 +128,14 @@ def test_exponents_are_where_the_likelihood_is_highest(case: Case, fitted: Value
     nothing = np.random.default_rng(0).permutation(labels)
     more = exponents(case.model, tune, [ratios, ratios], [labels, nothing])
     assert more[1] < 0.3 * more[0]
-    np.testing.assert_allclose(tilted(case.model, tune, [ratios], [labels], np.zeros(1)), tune.base, atol=1e-5)
+    np.testing.assert_allclose(
+        tilted_log_probs(case.model, tune, [ratios], [labels], np.zeros(1)), tune.base, atol=1e-5
+    )
 
 
 def test_the_posterior_is_bayes_rule(case: Case, fitted: ValueNGram) -> None:
     texts = case.find(case.test)
-    _, every = fitted.logs(texts)
+    _, every = fitted.log_probs(texts)
     prior = np.log([0.3, 0.7])
     for row, (begin, end) in enumerate(zip(texts.starts[:-1], texts.starts[1:], strict=True)):
         joint = prior + every[begin:end, :2].sum(0, dtype=np.float64)

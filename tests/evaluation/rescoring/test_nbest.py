@@ -128,7 +128,11 @@ def test_nemo_manifests_have_beams(tmp_path: Path) -> None:
         files.write_rows(tmp_path / "out.json", [{**row, **wrong}])
         with pytest.raises(UserError, match="line 1: expected audio_filepath and beams, a list of"):
             read_nbest(tmp_path / "out.json")
-    for beams, message in (([["so", "-1"]], "score is '-1'"), ([[1, -1]], "has no text"), ([], "an empty list")):
+    for beams, message in (
+        ([["so", "-1"]], "score: expected a finite number"),
+        ([[1, -1]], "expected an object with text"),
+        ([], "an empty list"),
+    ):
         files.write_rows(tmp_path / "out.json", [{**row, "beams": beams}])
         with pytest.raises(UserError, match=message):
             read_nbest(tmp_path / "out.json")
@@ -153,6 +157,9 @@ def written(content: str, name: str = "x") -> Callable[[Path], Path]:
     return write
 
 
+FINITE = "lm: expected a finite number (log probability in nats)"
+
+
 def hypothesis(**fields: Any) -> list[dict[str, Any]]:
     return [{"text": "so", "acoustic": -1.0, "lm": -2.0, **fields}]
 
@@ -160,33 +167,48 @@ def hypothesis(**fields: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (changed(hypotheses=[]), "x.jsonl line 2: hypotheses is an empty list; it must be a list of at least one"),
-        (changed(hypotheses=["so"]), "line 2 hypothesis 1: 'so' has no text"),
-        (changed(hypotheses=hypothesis(lm="-2")), "line 2 hypothesis 1: lm is '-2'; a score is a finite number"),
-        (changed(hypotheses=hypothesis(lm=-1e300)), "line 2 hypothesis 1: lm is -1e+300; a score is a finite number"),
-        (changed(hypotheses=hypothesis(lm=math.nan)), "line 2 hypothesis 1: lm is None; a score is a finite number"),
-        (changed(hypotheses=hypothesis(lm=True)), "lm is True"),
-        (changed(hypotheses=hypothesis(am=-1.0)), "with and without am"),
-        (changed(id=None), "line 2: no id"),
-        (changed(id="7"), "x.jsonl: utterance '7' comes twice"),
-        (changed(reference=None), "x.jsonl: utterance a1 has no reference, others have; all or none must have one"),
-        (changed(reference=3), "line 2: reference is 3, not a text"),
-        (changed(speaker=["ann"]), "line 2: speaker is ['ann']"),
+        (
+            changed(hypotheses=[]),
+            "x.jsonl line 2: hypotheses: expected a list of at least one object, got an empty list",
+        ),
+        (changed(hypotheses=["so"]), "line 2 hypothesis 1: expected an object with text and scores, got 'so'"),
+        (changed(hypotheses=hypothesis(lm="-2")), f"line 2 hypothesis 1: {FINITE}, got '-2'"),
+        (changed(hypotheses=hypothesis(lm=-1e300)), f"line 2 hypothesis 1: {FINITE}, got -1e+300"),
+        (changed(hypotheses=hypothesis(lm=math.nan)), f"line 2 hypothesis 1: {FINITE}, got None"),
+        (changed(hypotheses=hypothesis(lm=True)), f"{FINITE}, got True"),
+        (changed(hypotheses=hypothesis(am=-1.0)), "must have the same scores as the first one; they differ in am"),
+        (changed(id=None), "line 2: expected an object with id and hypotheses"),
+        (changed(id="7"), "x.jsonl: utterance '7' occurs twice"),
+        (changed(reference=None), "x.jsonl: utterance a1: expected a reference; either all or no utterances have one"),
+        (changed(reference=3), "line 2: reference: expected a text, got 3"),
+        (changed(speaker=["ann"]), "line 2: speaker: expected a text or a number, got ['ann']"),
         (written('{"id": 1,\n'), "x line 1: not valid JSON"),
-        (written(json.dumps({"id": "a", "hypotheses": [{"text": "", "model": 1}]})), "a score is named 'model'"),
-        (written(""), "x: an empty list"),
-        (written("-1 -2 3 a b c\n-1 b 1 a\n"), "x line 2: 'b' is not a finite number; a line is ACOUSTIC LM"),
-        (written("a b\n"), "x line 1: 'a b' is not ACOUSTIC LM WORDS-COUNT WORD ...; lists are JSON lines, Kaldi's,"),
-        (lambda folder: folder / "nowhere", "nowhere: there is no such file or folder"),
-        (lambda folder: kaldi(folder / "k", words="a 1 2\n"), "k/words line 1: 'a' is not UTTERANCE-NUMBER"),
-        (lambda folder: kaldi(folder / "k", words="a-1 17 2\n"), "k/words: numbers of words, not words"),
+        (
+            written(json.dumps({"id": "a", "hypotheses": [{"text": "", "model": 1}]})),
+            "score 'model': the name is reserved",
+        ),
+        (written(""), "x: expected at least one hypothesis, got an empty file"),
+        (written("-1 -2 3 a b c\n-1 b 1 a\n"), "x line 2: expected a finite number, got 'b'; a line is ACOUSTIC LM"),
+        (
+            written("a b\n"),
+            "x line 1: expected ACOUSTIC LM WORDS-COUNT WORD ..., got 'a b'; lists are in the format of JSON",
+        ),
+        (lambda folder: folder / "nowhere", "nowhere: the file or folder does not exist"),
+        (
+            lambda folder: kaldi(folder / "k", words="a 1 2\n"),
+            "k/words line 1: expected a hypothesis named UTTERANCE-NUMBER, got 'a'",
+        ),
+        (
+            lambda folder: kaldi(folder / "k", words="a-1 17 2\n"),
+            "k/words: expected words, got only numbers; map word ids",
+        ),
         (
             lambda folder: kaldi(folder / "k", words="a-1 b\na-2 c\n", lm_cost="a-1 2\n"),
             "k/words line 2: a-2 has no lm cost; every hypothesis must have one",
         ),
         (
             lambda folder: kaldi(folder / "k", words="a-1 b\n", ac_cost="a-1 2 3\n"),
-            "k/ac_cost line 1: '2 3' is not a finite number; a line is UTTERANCE-NUMBER COST",
+            "k/ac_cost line 1: expected a finite number, got '2 3'; a line is UTTERANCE-NUMBER COST",
         ),
     ],
 )
@@ -199,7 +221,7 @@ def test_mistakes_are_one_line_with_their_place(make: Callable[[Path], Path], me
 
 
 def test_lists_without_utterances_are_an_error() -> None:
-    with pytest.raises(UserError, match="no utterances"):
+    with pytest.raises(UserError, match="utterances: expected at least one"):
         read_nbest([])
 
 
@@ -214,11 +236,11 @@ def test_references_and_columns_from_files(tmp_path: Path) -> None:
     told = with_columns(nbest, tmp_path / "spk.tsv")
     assert told.utterances[0].columns == {"speaker": "bob", "role": "x", "hour": 12.5}
     (tmp_path / "text").write_text("a1 so\na1 so\n")
-    with pytest.raises(UserError, match="text line 2: a1 comes twice"):
+    with pytest.raises(UserError, match="text line 2: a1 occurs twice"):
         with_references(nbest, tmp_path / "text")
     (tmp_path / "text").write_text("a1 so\n")
     with pytest.raises(UserError, match="no reference of 7"):
         with_references(nbest, tmp_path / "text")
     (tmp_path / "spk.tsv").write_text("utt\tspeaker\na1\tbob\n")
-    with pytest.raises(UserError, match=r"no row of 7; its first column, utt,"):
+    with pytest.raises(UserError, match=r"no row of 7; the first column, utt,"):
         with_columns(nbest, tmp_path / "spk.tsv")

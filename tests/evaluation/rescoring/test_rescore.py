@@ -13,7 +13,7 @@ from factorcell.evaluation.rescoring.nbest import NBest, read_nbest
 from factorcell.evaluation.rescoring.rescore import (
     ScoredNBest,
     ScoreWeights,
-    chosen,
+    choose_hypotheses,
     fit_weights,
     rescore,
     score_hypotheses,
@@ -47,7 +47,7 @@ def lists(count: int = 6, seed: int = 0, **columns: Any) -> NBest:
 def test_scores_are_those_of_one_text_in_its_context(run: Run) -> None:
     nbest = lists()
     scored = score_hypotheses(run, nbest)
-    for utterance, model in zip(nbest.utterances, scored.model, strict=True):
+    for utterance, model in zip(nbest.utterances, scored.log_probs, strict=True):
         for text, value in zip(utterance.texts, model, strict=True):
             (one,) = run.score({"text": text, "city": utterance.columns["city"], "stars": "5"})
             assert value == pytest.approx(-one["nats"], abs=1e-4)
@@ -57,15 +57,15 @@ def test_scores_are_those_of_one_text_in_its_context(run: Run) -> None:
     assert features[:, 3].tolist() == [len(text.split()) for text in nbest.utterances[0].texts]
     everywhere = score_hypotheses(run, nbest, context={"city": "Nice"})
     (one,) = run.score({"text": nbest.utterances[0].texts[1], "city": "Nice", "stars": "5"})
-    assert everywhere.model[0][1] == pytest.approx(-one["nats"], abs=1e-4)
+    assert everywhere.log_probs[0][1] == pytest.approx(-one["nats"], abs=1e-4)
 
 
 def test_batches_of_utterances_are_the_same(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = score_hypotheses(run, lists(9))
-    monkeypatch.setattr(rescoring, "AT_ONCE", 6)
-    assert any(part.stop - part.start > 1 for part in rescoring.parts(lists(9)))
+    monkeypatch.setattr(rescoring, "MAX_HYPOTHESES", 6)
+    assert any(part.stop - part.start > 1 for part in rescoring.batches(lists(9)))
     parted = score_hypotheses(run, lists(9))
-    for one, other in zip(whole.model, parted.model, strict=True):
+    for one, other in zip(whole.log_probs, parted.log_probs, strict=True):
         assert one == pytest.approx(other, abs=1e-4)
 
 
@@ -75,8 +75,8 @@ def test_values_never_seen_follow_unknown(run: Run) -> None:
         score_hypotheses(run, nbest)
     expected = score_hypotheses(run, nbest, unknown="expected")
     missing = score_hypotheses(run, lists(2, city=None))
-    assert expected.model[0] == pytest.approx(missing.model[0])
-    assert score_hypotheses(run, nbest, unknown="group").model[0] != pytest.approx(missing.model[0], abs=1e-4)
+    assert expected.log_probs[0] == pytest.approx(missing.log_probs[0])
+    assert score_hypotheses(run, nbest, unknown="group").log_probs[0] != pytest.approx(missing.log_probs[0], abs=1e-4)
     with pytest.raises(UserError, match=r"unknown context column 'citty' .did you mean 'city'"):
         score_hypotheses(run, lists(2), context={"citty": "Oslo"})
 
@@ -84,7 +84,7 @@ def test_values_never_seen_follow_unknown(run: Run) -> None:
 def test_a_column_of_numbers_that_nobody_has_is_expected(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     nbest = lists(2)
-    values = score_hypotheses(run, nbest).model[0]
+    values = score_hypotheses(run, nbest).log_probs[0]
     corpus = run.prepare(
         [{"text": nbest.utterances[0].texts[0], "city": "Oslo", "stars": "5"}], optional=("lat", "lon")
     )
@@ -95,7 +95,7 @@ def test_an_ngram_model_scores_too(tmp_path: Path) -> None:
     model = NGram.fit(ROWS, Config.of(min_count=1), tmp_path / "ngram", order=2)
     nbest = lists(3)
     scored = score_hypotheses(model, nbest)
-    for utterance, values in zip(nbest.utterances, scored.model, strict=True):
+    for utterance, values in zip(nbest.utterances, scored.log_probs, strict=True):
         for text, value in zip(utterance.texts, values, strict=True):
             assert value == pytest.approx(-float(model.nats(model.prepare([{"text": text}])).sum()))
     with pytest.raises(UserError, match="context column 'city'"):
@@ -104,19 +104,19 @@ def test_an_ngram_model_scores_too(tmp_path: Path) -> None:
 
 def test_a_model_of_weight_zero_changes_nothing(run: Run) -> None:
     scored = score_hypotheses(run, lists(20))
-    assert chosen(scored, ScoreWeights.with_model_share(("acoustic", "lm"), 0.0)) == [0] * 20
-    assert chosen(scored, ScoreWeights({})) == [0] * 20
+    assert choose_hypotheses(scored, ScoreWeights.with_model_share(("acoustic", "lm"), 0.0)) == [0] * 20
+    assert choose_hypotheses(scored, ScoreWeights({})) == [0] * 20
     rows = rescore(scored, ScoreWeights.with_model_share(("acoustic", "lm"), 0.0))
     assert [row["text"] for row in rows] == [one.texts[0] for one in scored.nbest.utterances]
     assert all(row["errors"] == row["errors_first"] >= row["errors_oracle"] for row in rows)
-    assert any(chosen(scored, ScoreWeights.with_model_share(("acoustic", "lm"))))
+    assert any(choose_hypotheses(scored, ScoreWeights.with_model_share(("acoustic", "lm"))))
 
 
 def test_totals_are_weighted_sums(run: Run) -> None:
     scored = score_hypotheses(run, lists(20))
     values = dict(zip(scored.names, (0.3, -0.2, 0.9, 1.7), strict=True))
     for utterance, model, place in zip(
-        scored.nbest.utterances, scored.model, chosen(scored, ScoreWeights(values)), strict=True
+        scored.nbest.utterances, scored.log_probs, choose_hypotheses(scored, ScoreWeights(values)), strict=True
     ):
         totals = [
             0.3 * a - 0.2 * b + 0.9 * m + 1.7 * len(text.split())
@@ -134,7 +134,7 @@ def test_weights_of_files(tmp_path: Path) -> None:
         weights.array(("acoustic",))
     for content in ('{"acoustic": "1"}', "[1]", '{"acoustic": NaN}'):
         (tmp_path / "w.json").write_text(content)
-        with pytest.raises(UserError, match=r"w\.json: .* is not an object of names and finite numbers"):
+        with pytest.raises(UserError, match=r"w\.json: expected an object of names and finite numbers, got"):
             ScoreWeights.open(tmp_path / "w.json")
     with pytest.raises(UserError, match=r"share is 1\.5; it must be from 0 to 1"):
         ScoreWeights.with_model_share(("lm",), 1.5)
@@ -149,13 +149,13 @@ def test_weights_of_files(tmp_path: Path) -> None:
 def told(scored: ScoredNBest, weights: ScoreWeights) -> ScoredNBest:
     """The same lists; what was said is what `weights` choose, so that with the right weights there are no errors."""
     rows = []
-    for utterance, place in zip(scored.nbest.utterances, chosen(scored, weights), strict=True):
+    for utterance, place in zip(scored.nbest.utterances, choose_hypotheses(scored, weights), strict=True):
         found = [
             {"text": text, **dict(zip(scored.nbest.names, values, strict=True))}
             for text, values in zip(utterance.texts, utterance.scores.tolist(), strict=True)
         ]
         rows.append({"id": utterance.id, "hypotheses": found, "reference": utterance.texts[place]})
-    return ScoredNBest(read_nbest(rows), scored.model)
+    return ScoredNBest(read_nbest(rows), scored.log_probs)
 
 
 def test_planted_weights_are_found(run: Run) -> None:
@@ -170,7 +170,7 @@ def test_planted_weights_are_found(run: Run) -> None:
 
 def test_weights_are_not_fitted_without_references() -> None:
     bare = read_nbest([{"id": "a", "hypotheses": [{"text": "so", "acoustic": -1.0}]}])
-    with pytest.raises(UserError, match="no references: weights cannot be fitted"):
+    with pytest.raises(UserError, match="weights cannot be fitted without references"):
         fit_weights(ScoredNBest(bare, (np.zeros(1),)))
 
 

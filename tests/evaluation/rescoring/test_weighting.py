@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from factorcell.evaluation.rescoring import weighting
-from factorcell.evaluation.rescoring.weighting import likeliest, padded
+from factorcell.evaluation.rescoring.weighting import maximize_likelihood, pad_lists
 
 Floats = NDArray[np.float64]
 
@@ -20,7 +20,7 @@ def made(seed: int, utterances: int = 12, hypotheses: int = 6, features: int = 3
 
 def test_padding_changes_nothing() -> None:
     lists = [np.arange(6.0).reshape(3, 2), np.array([[7.0, 8.0]])]
-    both = padded(lists)
+    both = pad_lists(lists)
     assert both.shape == (2, 3, 2)
     assert both[1].tolist() == [[7.0, 8.0]] * 3
 
@@ -42,7 +42,7 @@ def test_likeliest_is_the_maximum() -> None:
     features, errors = made(3, utterances=30)
     real = np.ones(errors.shape, dtype=bool)
     real[::3, 4:] = False
-    weights, value = likeliest(features, real, errors)
+    weights, value = maximize_likelihood(features, real, errors)
     assert value == pytest.approx(objective(features, real, errors, weights))
     for direction in (*np.eye(3), *np.random.default_rng(0).normal(size=(5, 3))):
         for size in (-0.05, 0.05, -1.0, 1.0):
@@ -50,10 +50,10 @@ def test_likeliest_is_the_maximum() -> None:
     features[::3, 4:] = features[::3, :1]
     spread = features.copy()
     spread[::3, 4:] = 1e3
-    assert weighting.log_shares(spread, real, weights)[::3, 4:].max() == -np.inf
+    assert weighting.list_log_probs(spread, real, weights)[::3, 4:].max() == -np.inf
 
 
 def test_lists_told_apart_without_a_doubt_have_finite_weights() -> None:
     features = np.array([[[5.0], [0.0]], [[3.0], [-3.0]]])
-    weights, _ = likeliest(features, np.ones((2, 2), dtype=bool), np.array([[0, 1], [0, 2]]))
+    weights, _ = maximize_likelihood(features, np.ones((2, 2), dtype=bool), np.array([[0, 1], [0, 2]]))
     assert 0 < weights[0] < 100
