@@ -144,9 +144,9 @@ def test_classify_says_how_far_it_is(
     assert capsys.readouterr().err == ""
     total = len(ROWS) * 3 * len(Run.open(cell).schema.variable("city").values[1:])
     assert main(["classify", str(cell), table, "--target", "city", "--calibrate", table]) == 0
-    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("judging: ")]
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("classifying: ")]
     assert all(f" of {total} likelihoods, " in line for line in told)
-    assert sum(line.startswith(f"judging: {total} of ") for line in told) >= 2
+    assert sum(line.startswith(f"classifying: {total} of ") for line in told) >= 2
 
 
 def unlabelled(folder: Path, rows: list[dict[str, object]]) -> str:

@@ -100,7 +100,7 @@ def test_classification_beside_other_kinds(run: Run) -> None:
     ):
         with pytest.raises(UserError, match=message):
             classify(run, ROWS, target)
-    with pytest.raises(UserError, match="title is a text; candidates are values of a category, or numbers"):
+    with pytest.raises(UserError, match="title: expected a category or a number, got a variable of kind text"):
         log_likelihoods(run, corpus, [{"title": "sea"}])
     with pytest.raises(UserError, match=r"unknown numeric context variable 'title'; choose from lat, at.hour"):
         classify_points(run, ROWS, {"a": {"title": 1.0}})

@@ -83,7 +83,7 @@ def log_likelihoods(
     others = _other_variables(run, corpus, candidates[0])
     is_shared = not (corpus.bags or corpus.vectors) and len(np.unique(others, axis=0)) == 1
     shared = None
-    bar = progress_bar(total=result.size, desc="judging", unit="likelihoods", show=progress)
+    bar = progress_bar(total=result.size, desc="classifying", unit="likelihoods", show=progress)
     with bar, run.scoring():
         if is_shared:  # texts differ in the candidates' variables only, so each candidate is conditioned on once
             context = corpus.context(np.zeros(1, dtype=np.int64)).to(run.device)

@@ -81,24 +81,18 @@ class Ratios:
             bootstrap.percentile_interval(self.resampled[:, model], self.texts), self.trained[model], np.zeros(0)
         )
 
-    def difference(self, first_trainings: int, second_trainings: int, paired: bool = False) -> Interval:
+    def difference(self, first: int, second: int, paired: bool = False) -> Interval:
         """Return the figure of model `first` minus that of model `second`.
 
         If `paired`, the trainings of the two models correspond, and the variance of their differences is used.
         """
         with np.errstate(invalid="ignore"):
-            interval = bootstrap.percentile_interval(
-                self.resampled[:, first_trainings] - self.resampled[:, second_trainings], self.texts
-            )
-        first_trainings, second_trainings = self.trained[first_trainings], self.trained[second_trainings]
-        return add_training_variance(
-            interval,
-            *(
-                (first_trainings - second_trainings, second_trainings[:0])
-                if paired
-                else (first_trainings, second_trainings)
-            ),
-        )
+            differences = self.resampled[:, first] - self.resampled[:, second]
+            interval = bootstrap.percentile_interval(differences, self.texts)
+        first_values, second_values = self.trained[first], self.trained[second]
+        if paired:
+            return add_training_variance(interval, first_values - second_values, second_values[:0])
+        return add_training_variance(interval, first_values, second_values)
 
     def best_model(self, highest: bool) -> int | None:
         """Return the model that is significantly better than every other one, or None."""

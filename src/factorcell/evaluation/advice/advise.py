@@ -90,7 +90,7 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
         raise UserError(f"{table_name(source)}: expected at least {MIN_ROWS} rows, got {len(corpus)}")
     columns = label_columns(corpus)
     split = Split.from_corpus(corpus, config, max(len(column.values) for column in columns), seed, progress)
-    bar = progress_bar(columns, desc="judging", unit="columns", show=progress)
+    bar = progress_bar(columns, desc="estimating", unit="columns", show=progress)
     estimates = [(column, *_estimate(split, column, seed)) for column in bar]
     estimates.sort(key=lambda item: -item[1]["most"])
     column_rows = [row for _, row, _ in estimates]
@@ -166,7 +166,7 @@ def _classifier_row(name: str, by_prefix: Sequence[Floats], labels: Ids, informa
 
 
 def _linear_classifier_rows(split: Split, column: LabelColumn, prior: Floats, seed: int) -> list[Row]:
-    """Return the row of the linear classifier, or none if the column has fewer than two or too many values."""
+    """Return the row of the linear classifier; an empty list if the column has too few or too many values."""
     if not 2 <= len(column.values) <= MAX_CLASSES:
         return []
     _, tune, test = split.labels(column)

@@ -69,7 +69,7 @@ class IndexedTexts:
     base: Floats  # log p(w | h) of each target (T,); empty for texts that are only counted
 
     @classmethod
-    def find(cls, model: NGram, corpus: Corpus, *, only_counted: bool = False) -> "IndexedTexts":
+    def from_corpus(cls, model: NGram, corpus: Corpus, *, only_counted: bool = False) -> "IndexedTexts":
         blocks = list(model.blocks(corpus))
         histories, grams = (
             [np.concatenate(order) for order in zip(*(block[side] for block in blocks), strict=True)] for side in (0, 1)
@@ -93,8 +93,8 @@ class ValueNGram:
         tokens = ValueCounts(train.targets, values, size)
         self.counts = tokens.of_all_values(np.arange(vocabulary)).T  # (K + 1, V)
         self.totals = self.counts.sum(1, dtype=np.float64)
-        plain = np.bincount(train.targets, minlength=vocabulary) + 0.5
-        self.plain = plain / plain.sum()
+        unigrams = np.bincount(train.targets, minlength=vocabulary) + 0.5
+        self.unigrams = unigrams / unigrams.sum()
         self.longer = [
             (ValueCounts(history, values, size), ValueCounts(gram, values, size))
             for history, gram in zip(train.histories[1:], train.grams[1:], strict=True)
@@ -105,15 +105,15 @@ class ValueNGram:
     def fit_prior(self, tune: IndexedTexts, labels: Ids) -> None:
         """Fit alpha."""
         values = tune.repeat_per_target(labels)
-        counts, totals, plain = self.counts[values, tune.targets], self.totals[values], self.plain[tune.targets]
-        nats = {alpha: -np.log((counts + alpha * plain) / (totals + alpha)).sum() for alpha in ALPHAS}
+        counts, totals, unigrams = self.counts[values, tune.targets], self.totals[values], self.unigrams[tune.targets]
+        nats = {alpha: -np.log((counts + alpha * unigrams) / (totals + alpha)).sum() for alpha in ALPHAS}
         self.alpha = min(nats, key=lambda alpha: nats[alpha])
 
     def ratios(self) -> Float32s:
         """Return log r_v(w) (K + 1, V), which is 0 for the missing value."""
-        plain = self.plain.astype(np.float32)
-        shares = self.counts + np.float32(self.alpha) * plain
-        shares /= (self.totals + self.alpha).astype(np.float32)[:, None] * plain
+        unigrams = self.unigrams.astype(np.float32)
+        shares = self.counts + np.float32(self.alpha) * unigrams
+        shares /= (self.totals + self.alpha).astype(np.float32)[:, None] * unigrams
         log_ratios: Float32s = np.log(shares)
         return log_ratios
 

@@ -119,7 +119,7 @@ class Split:
             parts[0], CHARACTER_ORDER if corpus.tokenizer.is_character_level else ORDER, progress
         )
         model = NGram(Path(), config.with_options(context=()), corpus.tokenizer, counts)
-        train, tune, test = (IndexedTexts.find(model, part, only_counted=part is parts[0]) for part in parts)
+        train, tune, test = (IndexedTexts.from_corpus(model, part, only_counted=part is parts[0]) for part in parts)
         single = ValueNGram(model, train, np.zeros(len(parts[0]), dtype=np.int64), 1)
         single.fit_longer(tune, np.zeros(len(parts[1]), dtype=np.int64), np.exp(tune.base))
         baseline = np.log(single.apply_longer(test, np.zeros(len(parts[2]), dtype=np.int64), np.exp(test.base)))
