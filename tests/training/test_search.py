@@ -293,7 +293,7 @@ def test_a_search_with_other_options_is_not_resumed(tmp_path: Path) -> None:
 
 def test_invalid_searches_are_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mistakes: list[tuple[dict[str, Any], str]] = [
-        ({"target": "lat"}, "lat is a number; only the values of a category"),
+        ({"target": "lat"}, "lat: expected a category, got a variable of kind number"),
         ({"target": "town"}, "unknown context variable 'town'"),
         ({"ranges": {"rank": search_space.Range(-1, 3)}}, "search space: rank is -1"),
     ]

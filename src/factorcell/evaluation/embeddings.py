@@ -61,7 +61,7 @@ class Embeddings:
         Raises a `UserError` if the run has no embeddings of categories.
         """
         if run.model.encoder is None or not _has_embeddings(run):
-            raise UserError(f"{run.folder}: expected embeddings of contexts, got none: {_missing_reason(run)}")
+            raise UserError(f"{run.folder}: the run has no embeddings of contexts, because {_missing_reason(run)}")
         categories = run.schema.categories
         if not categories:
             kinds = ", ".join(f"{candidate.name} ({candidate.kind})" for candidate in run.schema.variables)

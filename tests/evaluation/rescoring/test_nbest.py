@@ -196,7 +196,7 @@ def hypothesis(**fields: Any) -> list[dict[str, Any]]:
             text_file("a b\n"),
             "x line 1: expected ACOUSTIC LM WORDS-COUNT WORD ..., got 'a b'; lists are in the format of JSON",
         ),
-        (lambda folder: folder / "nowhere", "nowhere: the file or folder does not exist"),
+        (lambda folder: folder / "nowhere", "nowhere: there is no such file or folder"),
         (
             lambda folder: kaldi_folder(folder / "k", words="a 1 2\n"),
             "k/words line 1: expected a hypothesis named UTTERANCE-NUMBER, got 'a'",

@@ -110,7 +110,7 @@ def read_nbest(source: Any) -> NBest:
         return _from_rows((f"utterance {number}", row) for number, row in enumerate(rows, 1))
     path = Path(source)
     if not path.exists():
-        raise UserError(f"{path}: the file or folder does not exist")
+        raise UserError(f"{path}: there is no such file or folder")
     try:
         if path.is_dir():
             return _kaldi(path) if any((path / name).is_file() for name in KALDI_TEXTS) else _srilm(path)
