@@ -19,40 +19,44 @@ Row = dict[str, Any]
 
 
 def test_a_column_of_names_is_aggregated_to_the_most_frequent() -> None:
-    known = clouds((4,))
+    embedded = clouds((4,))
     names_of = {"v0": "a b b", "v1": "b", "v3": "a a b", "elsewhere": "c c c"}
     rows = [{"place": value, "theme": name} for value, names in names_of.items() for name in names.split()]
     gaps: list[Row] = [{"place": "v1", "theme": ""}, {"place": None, "theme": "a"}, {"place": "v2", "theme": None}]
-    column = embeddings.read_column(known, [*rows, *gaps], "theme")
+    column = embeddings.read_column(embedded, [*rows, *gaps], "theme")
     assert column == ValueColumn("theme", ("b", "b", None, "a"))
     assert column.known.tolist() == [0, 1, 3]
 
 
 def test_a_column_of_numbers_is_aggregated_to_the_mean() -> None:
-    known = clouds((3,))
+    embedded = clouds((3,))
     rows: list[Row] = [
         {"place": f"v{place}", "stars": stars} for place, stars in ((0, "5"), (0, "1.5"), (2, "2"), (2, "2"))
     ]
-    column = embeddings.read_column(known, rows, "stars")
+    column = embeddings.read_column(embedded, rows, "stars")
     assert column.numbers is not None
     np.testing.assert_array_equal(column.numbers, [3.25, math.nan, 2.0])
     assert column.known.tolist() == [0, 2]
-    assert embeddings.read_column(known, rows, "stars:category").names == ("5", None, "2")
-    assert embeddings.read_column(known, [*rows, {"place": "v1", "stars": "four"}], "stars").names == ("5", "four", "2")
+    assert embeddings.read_column(embedded, rows, "stars:category").names == ("5", None, "2")
+    assert embeddings.read_column(embedded, [*rows, {"place": "v1", "stars": "four"}], "stars").names == (
+        "5",
+        "four",
+        "2",
+    )
     with pytest.raises(UserError, match="stars of 'v1' is 'four', not a number"):
-        embeddings.read_column(known, [*rows, {"place": "v1", "stars": "four"}], "stars:number")
+        embeddings.read_column(embedded, [*rows, {"place": "v1", "stars": "four"}], "stars:number")
 
 
 def test_an_uninformative_column_is_an_error() -> None:
-    known = clouds((3,))
+    embedded = clouds((3,))
     with pytest.raises(UserError, match="no column 'them'"):
-        embeddings.read_column(known, [{"place": "v0", "theme": "a"}], "them")
+        embeddings.read_column(embedded, [{"place": "v0", "theme": "a"}], "them")
     with pytest.raises(UserError, match="no row has theme and a value of place that the run knows"):
-        embeddings.read_column(known, [{"place": "V0", "theme": "a"}], "theme")
+        embeddings.read_column(embedded, [{"place": "V0", "theme": "a"}], "theme")
     with pytest.raises(UserError, match="choose from category, number"):
-        embeddings.read_column(known, [{"place": "v0", "theme": "a"}], "theme:text")
+        embeddings.read_column(embedded, [{"place": "v0", "theme": "a"}], "theme:text")
     with pytest.raises(UserError, match=r"expected a single value, got \[1, 2\]"):
-        embeddings.read_column(known, [{"place": "v0", "theme": [1, 2]}], "theme")
+        embeddings.read_column(embedded, [{"place": "v0", "theme": [1, 2]}], "theme")
 
 
 def test_projection_preserves_distances_within_a_plane() -> None:
@@ -88,14 +92,14 @@ def test_a_map_needs_three_values_and_two_dimensions() -> None:
 
 
 def test_map_points_are_the_values_known_to_the_column() -> None:
-    known = clouds((3, 3))
-    points, _ = embeddings.project_to_plane(known.vectors)
-    rows = embeddings.map_points(known, ValueColumn("theme", ("a", None, "b", "a", None, "a")))
+    embedded = clouds((3, 3))
+    points, _ = embeddings.project_to_plane(embedded.vectors)
+    rows = embeddings.map_points(embedded, ValueColumn("theme", ("a", None, "b", "a", None, "a")))
     assert [row["value"] for row in rows] == ["v0", "v2", "v3", "v5"]
     assert [row["group"] for row in rows] == ["a", "b", "a", "a"]
     np.testing.assert_allclose([(row["x"], row["y"]) for row in rows], points[[0, 2, 3, 5]])
     numbers = ValueColumn("stars", numbers=np.array([1.0, 2, math.nan, 4, 5, 6]))
-    assert [row["number"] for row in embeddings.map_points(known, numbers)] == [1, 2, 4, 5, 6]
+    assert [row["number"] for row in embeddings.map_points(embedded, numbers)] == [1, 2, 4, 5, 6]
 
 
 def test_an_ellipse_has_the_standard_deviations_of_its_group() -> None:
@@ -139,13 +143,13 @@ def test_the_largest_groups_have_ellipses() -> None:
 
 @pytest.mark.parametrize("measure", ["cosine", "distance"])
 def test_agreement_equals_a_loop_over_values(measure: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    known, names = clouds(apart=0.5), (*groups_of().names[:-3], None, None, "alone")
-    row = embeddings.neighbour_agreement(known, ValueColumn("theme", names), measure)
+    embedded, names = clouds(apart=0.5), (*groups_of().names[:-3], None, None, "alone")
+    row = embeddings.neighbour_agreement(embedded, ValueColumn("theme", names), measure)
     indices = [place for place, name in enumerate(names) if name is not None]
-    part = replace(known, values=tuple(known.values[p] for p in indices), vectors=known.vectors[indices])
+    part = replace(embedded, values=tuple(embedded.values[p] for p in indices), vectors=embedded.vectors[indices])
     nearest = [part.neighbours([value], 1, measure)[0]["near"] for value in part.values]
     same = [
-        names[known.values.index(near)] == names[known.values.index(value)]
+        names[embedded.values.index(near)] == names[embedded.values.index(value)]
         for value, near in zip(part.values, nearest, strict=True)
     ]
     pairs = list(itertools.permutations(indices, 2))
@@ -154,22 +158,22 @@ def test_agreement_equals_a_loop_over_values(measure: str, monkeypatch: pytest.M
     assert row["chance"] == pytest.approx(sum(names[a] == names[b] for a, b in pairs) / len(pairs))
     assert (row["values"], row["groups"], row["measure"]) == (26, 4, measure)
     monkeypatch.setattr(embeddings, "BLOCK", 60)  # many blocks
-    assert embeddings.neighbour_agreement(known, ValueColumn("theme", names), measure) == row
+    assert embeddings.neighbour_agreement(embedded, ValueColumn("theme", names), measure) == row
 
 
 def test_agreement_of_numbers_is_the_correlation_with_the_neighbour() -> None:
     """On a line the nearest neighbour has nearly the same number; random numbers are uncorrelated."""
     line = np.linspace(0, 10, 40)[:, None] * (1.0, 2.0)
-    known = Embeddings("place", "place", tuple(map(str, range(40))), np.ones(40, dtype=np.int64), line)
-    row = embeddings.neighbour_agreement(known, ValueColumn("height", numbers=np.arange(40.0)), "distance")
+    embedded = Embeddings("place", "place", tuple(map(str, range(40))), np.ones(40, dtype=np.int64), line)
+    row = embeddings.neighbour_agreement(embedded, ValueColumn("height", numbers=np.arange(40.0)), "distance")
     assert row["correlation"] > 0.99
     random = np.random.default_rng(0).normal(size=40)
     assert (
-        abs(embeddings.neighbour_agreement(known, ValueColumn("height", numbers=random), "distance")["correlation"])
+        abs(embeddings.neighbour_agreement(embedded, ValueColumn("height", numbers=random), "distance")["correlation"])
         < 0.5
     )
     assert (
-        embeddings.neighbour_agreement(known, ValueColumn("height", numbers=np.ones(40)), "distance")["correlation"]
+        embeddings.neighbour_agreement(embedded, ValueColumn("height", numbers=np.ones(40)), "distance")["correlation"]
         == 0
     )
     with pytest.raises(UserError, match="expected entries for at least 3 values, got 2"):
@@ -177,58 +181,58 @@ def test_agreement_of_numbers_is_the_correlation_with_the_neighbour() -> None:
 
 
 def test_planted_groups_are_predicted_and_random_ones_are_not() -> None:
-    known = clouds((14, 9), width=3)
-    result = embeddings.predict_column(known, groups_of((14, 9)), seed=3)
+    embedded = clouds((14, 9), width=3)
+    result = embeddings.predict_column(embedded, groups_of((14, 9)), seed=3)
     assert result["accuracy"] > 0.9
     assert result["majority"] == pytest.approx(14 / 23)
     assert (result["values"], result["groups"]) == (23, 2)
     assert result["deviation"] >= 0
-    assert embeddings.predict_column(known, groups_of((14, 9)), seed=3) == result
+    assert embeddings.predict_column(embedded, groups_of((14, 9)), seed=3) == result
     names = np.random.default_rng(0).permutation(np.array(groups_of((14, 9)).names)).tolist()
-    assert embeddings.predict_column(known, ValueColumn("theme", tuple(names)))["accuracy"] < 0.8
+    assert embeddings.predict_column(embedded, ValueColumn("theme", tuple(names)))["accuracy"] < 0.8
 
 
 def test_groups_smaller_than_the_number_of_folds_are_excluded() -> None:
-    known = clouds((10, 10, 3))
-    result = embeddings.predict_column(known, groups_of((10, 10, 3)))
+    embedded = clouds((10, 10, 3))
+    result = embeddings.predict_column(embedded, groups_of((10, 10, 3)))
     assert (result["values"], result["groups"], result["majority"]) == (20, 2, 0.5)
     with pytest.raises(UserError, match="in groups of at least 5"):
-        embeddings.predict_column(known, ValueColumn("theme", tuple(f"g{place % 7}" for place in range(23))))
+        embeddings.predict_column(embedded, ValueColumn("theme", tuple(f"g{place % 7}" for place in range(23))))
     with pytest.raises(UserError, match="expected at least 10 different values in groups of at least 5, got 23"):
-        embeddings.predict_column(known, ValueColumn("theme", ("a",) * 23))
+        embeddings.predict_column(embedded, ValueColumn("theme", ("a",) * 23))
 
 
 def test_numbers_are_predicted() -> None:
-    known = clouds((20, 20))
-    high = ValueColumn("height", numbers=known.vectors[:, 0] * 2 + 1)
-    result = embeddings.predict_column(known, high)
+    embedded = clouds((20, 20))
+    high = ValueColumn("height", numbers=embedded.vectors[:, 0] * 2 + 1)
+    result = embeddings.predict_column(embedded, high)
     assert result["r2"] > 0.9
     assert result["correlation"] > 0.95
     noise = ValueColumn("height", numbers=np.random.default_rng(0).normal(size=40))
-    assert embeddings.predict_column(known, noise)["r2"] < 0.2
+    assert embeddings.predict_column(embedded, noise)["r2"] < 0.2
     with pytest.raises(UserError, match="height: expected at least 10 different values, got 9"):
         embeddings.predict_column(
-            known, ValueColumn("height", numbers=np.array([*range(9), *[math.nan] * 31], dtype=float))
+            embedded, ValueColumn("height", numbers=np.array([*range(9), *[math.nan] * 31], dtype=float))
         )
 
 
 def test_predictions_equal_scikit_learns_cross_validation() -> None:
     """Every value is predicted by trees that were not fitted on it, as in scikit-learn's cross-validation."""
-    known, groups = clouds((9, 9), apart=0.3), groups_of((9, 9))
-    numbers = known.vectors.sum(1) + np.random.default_rng(1).normal(size=18)
+    embedded, groups = clouds((9, 9), apart=0.3), groups_of((9, 9))
+    numbers = embedded.vectors.sum(1) + np.random.default_rng(1).normal(size=18)
     names = np.array(groups.names)
     folds = model_selection.StratifiedKFold(5, shuffle=True, random_state=4)
     trees = ensemble.GradientBoostingClassifier(random_state=4)
-    predicted_names = model_selection.cross_val_predict(trees, known.vectors, names, cv=folds)
-    result = embeddings.predict_column(known, groups, seed=4)
+    predicted_names = model_selection.cross_val_predict(trees, embedded.vectors, names, cv=folds)
+    result = embeddings.predict_column(embedded, groups, seed=4)
     assert result["accuracy"] == pytest.approx((predicted_names == names).mean())
-    shares = [(predicted_names == names)[test].mean() for _, test in folds.split(known.vectors, names)]
+    shares = [(predicted_names == names)[test].mean() for _, test in folds.split(embedded.vectors, names)]
     assert result["deviation"] == pytest.approx(np.std(shares, ddof=1))
     number_folds = model_selection.KFold(5, shuffle=True, random_state=4)
     predicted_numbers = model_selection.cross_val_predict(
-        ensemble.GradientBoostingRegressor(random_state=4), known.vectors, numbers, cv=number_folds
+        ensemble.GradientBoostingRegressor(random_state=4), embedded.vectors, numbers, cv=number_folds
     )
-    row = embeddings.predict_column(known, ValueColumn("height", numbers=numbers), seed=4)
+    row = embeddings.predict_column(embedded, ValueColumn("height", numbers=numbers), seed=4)
     assert row["r2"] == pytest.approx(metrics.r2_score(numbers, predicted_numbers))
     assert row["correlation"] == pytest.approx(np.corrcoef(numbers, predicted_numbers)[0, 1])
 

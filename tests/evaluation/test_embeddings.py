@@ -78,34 +78,34 @@ def test_the_low_rank_bias_alone_has_embeddings(tmp_path: Path) -> None:
 
 
 def test_an_unknown_value_suggests_a_similar_one() -> None:
-    known = replace(clouds((3,)), values=("nba", "NBA2k", "Python"))
+    embedded = replace(clouds((3,)), values=("nba", "NBA2k", "Python"))
     with pytest.raises(UserError, match="did you mean 'Python'"):
-        known.row("pyton")
+        embedded.row("pyton")
     with pytest.raises(UserError, match=r"the run has 3 values$"):
-        known.row("qqqqqqq")
+        embedded.row("qqqqqqq")
 
 
 def test_an_unknown_user_suggests_no_user() -> None:
-    known = Embeddings("user", "user", ("ann", "bob"), np.array([3, 2]), np.eye(2), are_users=True)
-    assert known.row("bob") == 1
+    embedded = Embeddings("user", "user", ("ann", "bob"), np.array([3, 2]), np.eye(2), are_users=True)
+    assert embedded.row("bob") == 1
     with pytest.raises(UserError, match=r"the run has 2 values$"):
-        known.row("an")
+        embedded.row("an")
 
 
 @pytest.mark.parametrize("measure", ["cosine", "distance"])
 def test_neighbours_equal_a_loop_over_all_pairs(measure: str) -> None:
-    known = clouds()
+    embedded = clouds()
 
     def nearness(first: int, other: int) -> float:
-        a: list[float] = known.vectors[first].tolist()
-        b: list[float] = known.vectors[other].tolist()
+        a: list[float] = embedded.vectors[first].tolist()
+        b: list[float] = embedded.vectors[other].tolist()
         if measure == "distance":
             return -math.dist(a, b)
         return float(np.dot(a, b)) / math.hypot(*a) / math.hypot(*b)
 
     for index in (0, 13, 27):
         others = sorted((o for o in range(28) if o != index), key=lambda o: -nearness(index, o))[:5]
-        neighbours = known.neighbours([f"v{index}"], 5, measure)
+        neighbours = embedded.neighbours([f"v{index}"], 5, measure)
         assert [row["near"] for row in neighbours] == [f"v{other}" for other in others]
         assert [row["count"] for row in neighbours] == [other + 10 for other in others]
         for row, other in zip(neighbours, others, strict=True):

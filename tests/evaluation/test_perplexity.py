@@ -41,10 +41,10 @@ def test_perplexity_equals_the_sum_over_single_steps(run: Run) -> None:
     rows[0]["text"] = "the zyx is cold"  # zyx is out of vocabulary
     nats = [nats_of(run, row) for row in rows]
     flat = [value for line in nats for value in line]
-    known = flat[:1] + flat[2:]
+    in_vocabulary = flat[:1] + flat[2:]
     result = evaluate(run, run.prepare(rows))
     assert result["perplexity"] == pytest.approx(math.exp(sum(flat) / len(flat)), rel=1e-5)
-    assert result["perplexity_known"] == pytest.approx(math.exp(sum(known) / len(known)), rel=1e-5)
+    assert result["perplexity_known"] == pytest.approx(math.exp(sum(in_vocabulary) / len(in_vocabulary)), rel=1e-5)
     assert result["targets"] == len(flat)
     assert result["unknown_share"] == pytest.approx(1 / len(flat))
 
@@ -52,8 +52,8 @@ def test_perplexity_equals_the_sum_over_single_steps(run: Run) -> None:
 def test_evaluate_accepts_rows_data_frames_files_and_corpora(run: Run, tmp_path: Path) -> None:
     frame = pd.DataFrame(ROWS)
     frame.to_csv(tmp_path / "rows.csv", index=False)
-    whole = evaluate(run, run.prepare(ROWS))
-    assert evaluate(run, ROWS) == evaluate(run, frame) == evaluate(run, tmp_path / "rows.csv") == whole
+    expected = evaluate(run, run.prepare(ROWS))
+    assert evaluate(run, ROWS) == evaluate(run, frame) == evaluate(run, tmp_path / "rows.csv") == expected
     other = {**ROWS[0], "city": "Rome"}
     with pytest.raises(UserError, match="city 'Rome' was never seen"):
         evaluate(run, [other])

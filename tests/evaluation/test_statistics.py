@@ -79,7 +79,7 @@ def test_few_texts_have_no_interval() -> None:
     difference = ratios.difference(0, 1)
     assert difference.point == pytest.approx(1.0)
     assert difference.low is difference.high is None
-    assert ratios.best_model(highest=False) is None
+    assert ratios.best_model(higher_is_better=False) is None
 
 
 @pytest.mark.parametrize(("freedom", "t"), [(1, 12.7062), (2, 4.3027), (4, 2.7764), (10, 2.2281), (1000, 1.9623)])

@@ -209,6 +209,6 @@ def _labels(corpus: Corpus) -> Ids:
 
 
 def _classification(names: tuple[str, ...], log_posterior: Floats, test: Corpus) -> Classification:
-    """Return the classification by a model of p(value given text), with the log posterior as detection score."""
+    """Return a classification from the log posteriors of a discriminative model; they are also the detection scores."""
     distractor = np.zeros(len(test), dtype=bool)
     return Classification(names, log_posterior, log_posterior, _labels(test), distractor, truncated=test.truncated)

@@ -118,20 +118,22 @@ def _candidate_nats(
     run: Run,
     batch: Batch,
     columns: list[tuple[Tensor, Tensor]],
-    prepared: Conditioning | None,
+    conditioning: Conditioning | None,
     samples: Samples | None,
 ) -> Floats:
     """Return the nats (B, K) of a batch of B texts given each of K candidates, computed as one batch of B x K texts."""
     texts, count = len(batch.rows), len(columns)
-    which = torch.arange(count, device=run.device).repeat(texts)
+    context_of = torch.arange(count, device=run.device).repeat(texts)
     contexts = _contexts(batch.context, columns)
-    if prepared is None:
-        distinct, which = contexts.distinct()
-        prepared = run.model.condition(distinct)
+    if conditioning is None:
+        distinct, context_of = contexts.distinct()
+        conditioning = run.model.condition(distinct)
     repeated = torch.arange(texts, device=run.device).repeat_interleave(count)
     wide = Batch(batch.tokens[repeated], batch.lengths[repeated], contexts, batch.rows[repeated])
-    chosen = prepared.select(which)
-    nats = run.model(wide, chosen) if samples is None else run.model.sampled_nats(wide, samples, conditioning=chosen)
+    per_text = conditioning.select(context_of)
+    nats = (
+        run.model(wide, per_text) if samples is None else run.model.sampled_nats(wide, samples, conditioning=per_text)
+    )
     summed: Floats = nats.double().sum(1).view(texts, count).cpu().numpy()
     return summed
 

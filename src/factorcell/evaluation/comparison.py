@@ -111,7 +111,7 @@ class Comparison:
 def compare_models(models: Sequence[ComparedModel], seed: int = 0) -> Comparison:
     """Compare models over shared texts, bootstrapped with `seed`, and over trainings; differences are to the first."""
     rows = [_average_trainings(model) for model in models]
-    for name, (difference, highest) in COMPARED_FIGURES.items():
+    for name, (difference, higher_is_better) in COMPARED_FIGURES.items():
         indices = [index for index, row in enumerate(rows) if row.get(name) is not None]
         sums = [_sums(models[index], name) for index in indices]
         deterministic = {place for place, index in enumerate(indices) if models[index].is_deterministic}
@@ -127,7 +127,7 @@ def compare_models(models: Sequence[ComparedModel], seed: int = 0) -> Comparison
                 rows[index] |= interval.to_row(difference)
         if (
             joint
-            and (best := joint.best_model(highest)) is not None
+            and (best := joint.best_model(higher_is_better)) is not None
             and _is_comparable(rows[indices[best]], name, sums)
         ):
             rows[indices[best]]["ahead"].append(name)
@@ -135,7 +135,7 @@ def compare_models(models: Sequence[ComparedModel], seed: int = 0) -> Comparison
 
 
 def _is_comparable(row: Row, name: str, models: Sequence[Sequence[TextSums]]) -> bool:
-    """Return False if the figure of the best model is a lower bound and the models read the texts differently."""
+    """Return whether a figure can be the best: not if it is a lower bound and the models read the texts differently."""
     return not row.get(f"{name}_bound") or len({sums.key for trainings in models for sums in trainings}) == 1
 
 

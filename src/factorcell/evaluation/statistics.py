@@ -94,9 +94,9 @@ class Ratios:
             return add_training_variance(interval, first_values - second_values, second_values[:0])
         return add_training_variance(interval, first_values, second_values)
 
-    def best_model(self, highest: bool) -> int | None:
+    def best_model(self, higher_is_better: bool) -> int | None:
         """Return the model that is significantly better than every other one, or None."""
-        return bootstrap.clear_winner(self.resampled[0], highest, self.difference)
+        return bootstrap.clear_winner(self.resampled[0], higher_is_better, self.difference)
 
 
 def add_training_variance(interval: Interval, first: Floats, second: Floats) -> Interval:

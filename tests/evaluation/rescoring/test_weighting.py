@@ -22,9 +22,9 @@ def make_lists(
 
 def test_shorter_lists_are_padded_with_their_first_row() -> None:
     lists = [np.arange(6.0).reshape(3, 2), np.array([[7.0, 8.0]])]
-    both = pad_lists(lists)
-    assert both.shape == (2, 3, 2)
-    assert both[1].tolist() == [[7.0, 8.0]] * 3
+    padded = pad_lists(lists)
+    assert padded.shape == (2, 3, 2)
+    assert padded[1].tolist() == [[7.0, 8.0]] * 3
 
 
 def objective(features: Floats, is_real: NDArray[np.bool_], errors: NDArray[np.int64], weights: Floats) -> float:
