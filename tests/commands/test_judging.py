@@ -39,7 +39,7 @@ def test_evaluate_says_how_sure_a_gain_is(folder: Path, capsys: pytest.CaptureFi
     assert main(["evaluate", cell, table, "--baseline", plain]) == 0
     assert re.search(rf"gain over \S+plain, \d+\.\d\d: {DIFFERENCE}", capsys.readouterr().out)
     assert main(["evaluate", plain, table, "--baseline", plain]) == 0
-    assert "+0.0% [+0.0, +0.0] no difference" in capsys.readouterr().out
+    assert "+0.0% [+0.0, +0.0] not significant" in capsys.readouterr().out
 
 
 def test_a_sure_token_costs_no_negative_nats(
@@ -58,7 +58,7 @@ def test_the_numbers_of_products_are_said_once_and_last(
     monkeypatch.chdir(folder)
     monkeypatch.setattr("factorcell.model.run.measure_speedup", lambda work, device: 2.0)
     assert main(["evaluate", "cell", "test.jsonl", *more]) == 0
-    line = "products of bfloat16 (bfloat16 is 2.0 times as fast here); --precision chooses"
+    line = "products of bfloat16 (bfloat16 is 2.0 times as fast here); use --precision to choose"
     assert capsys.readouterr().err.splitlines() == [line]
     assert main(["evaluate", "cell", "none.jsonl", *more]) == 2
     assert "products of" not in capsys.readouterr().err
@@ -69,7 +69,7 @@ def test_the_numbers_of_products_are_said_once_and_last(
 def test_a_baseline_that_is_adapted_reads_its_own_context(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cell, plain, table = (str(folder / name) for name in ("cell", "plain", "test.jsonl"))
     assert main(["evaluate", cell, table, "--baseline", cell]) == 0
-    assert "+0.0% [+0.0, +0.0] no difference" in capsys.readouterr().out
+    assert "+0.0% [+0.0, +0.0] not significant" in capsys.readouterr().out
     assert main(["evaluate", plain, table, "--baseline", cell, "--by", "stars"]) == 0
     ours, theirs = (evaluate(Run.open(path), ROWS * 3)["perplexity"] for path in (plain, cell))
     assert f"{100 * (1 - ours / theirs):+.1f}% [" in capsys.readouterr().out
@@ -136,7 +136,7 @@ def test_evaluate_counts_empty_texts(folder: Path, capsys: pytest.CaptureFixture
 def test_classify_says_how_far_it_is(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("FIRST", "SELDOM"):
+    for name in ("FIRST", "INTERVAL"):
         monkeypatch.setattr(progress, name, 0.0)
     monkeypatch.setattr(classification, "TOKENS", 30)
     cell, table = folder / "cell", str(folder / "test.jsonl")

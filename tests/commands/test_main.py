@@ -258,7 +258,7 @@ def test_mistakes_with_a_run(trained: Path, capsys: pytest.CaptureFixture[str]) 
         (["score", str(trained / "no"), test], "expected a run folder"),
         (["classify", str(run), test, "--target", "town"], "unknown context variable 'town'"),
         (["classify", str(run), test], "give either --target COLUMN or --points TABLE"),
-        (["train", test, "--out", str(run)], "exists already; --resume to go on with it, or choose another folder\n"),
+        (["train", test, "--out", str(run)], "exists already; --resume to continue it, or choose another folder\n"),
         (["train", test, "--out", str(trained / "x"), "--config", str(config)], "did you mean 'rank'?"),
         (["train", test, "--out", str(trained / "x"), "--text", "review", "--context", "lat:figure"], "unknown kind"),
     ]:

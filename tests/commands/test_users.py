@@ -64,7 +64,7 @@ def test_the_environment_may_say_where(
 def test_a_name_mistyped_is_no_empty_store(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["list"], ["export"], ["show", "ann"], ["forget", "ann", "abba"], ["delete", "ann"]):
         _, message = said(["users", *words, "--store", f"{url}.other"], capsys, 2)
-        assert message == f"factorcell: {tmp_path}/users.db.other: there is no such store of users\n"
+        assert message == f"factorcell: {tmp_path}/users.db.other: the store does not exist; check --store\n"
         assert not (tmp_path / "users.db.other").exists()
     (tmp_path / "nobody.jsonl").write_text("")
     said(["users", "import", str(tmp_path / "nobody.jsonl"), "--store", f"{url}.other"], capsys)
@@ -119,7 +119,7 @@ def test_a_run_that_tells_nobody_apart_learns_nobody(
     made = make_letters()
     Run.create(tmp_path / "run", made.config, made.tokenizer, made.schema).save_weights({})
     message = said(["users", "migrate", str(tmp_path / "run"), "--store", url], capsys, 2)[1]
-    assert "does not tell people apart" in message
+    assert "does not distinguish users" in message
 
 
 def test_people_come_back_as_they_were_downloaded(

@@ -43,7 +43,7 @@ def test_a_model_is_best_only_if_all_differences_are_significant() -> None:
     table = str(comparison)
     assert table.splitlines()[0].split("  ")[0] == "model"
     assert f"{math.exp(3.7):.2f}*" in table
-    assert "+2.0 pt [+0.0, +6.0] no difference" in table
+    assert "+2.0 pt [+0.0, +6.0] not significant" in table
     assert "gain over plain" in table
     assert "accuracy above bias" in table
     assert "* marks a figure that is significantly better than all others" in table

@@ -53,7 +53,7 @@ def test_unreadable_records_cause_a_warning(run: Run) -> None:
     assert "its records cannot be read" in warning
     run.log_path.unlink()
     files.write_json(run.folder / "training.json", [])
-    assert "it must hold an object, not a list" in find_warnings([run])[0]
+    assert "expected an object, got list" in find_warnings([run])[0]
 
 
 def evaluation_result(low: float, texts: int, **more: Any) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def evaluation_result(low: float, texts: int, **more: Any) -> dict[str, Any]:
 GAINS = [
     (None, [], ""),
     (0.01, [], ""),
-    (-0.005, [], "does not significantly lower the perplexity (+0.5% [-0.5, +1.5] no difference, 100 texts)"),
+    (-0.005, [], "does not significantly lower the perplexity (+0.5% [-0.5, +1.5] not significant, 100 texts)"),
     (-0.05, [], "does not significantly lower the perplexity (-4.0% [-5.0, -3.0], 100 texts)"),
     (-0.005, [evaluation_result(0.02, 500)], ""),
     (-0.005, [evaluation_result(0.02, 50)], "100 texts"),
