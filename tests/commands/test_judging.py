@@ -78,7 +78,7 @@ def test_a_baseline_that_is_adapted_reads_its_own_context(folder: Path, capsys: 
     files.write_versioned(other.folder / "config.json", config, FORMAT)
     other.save_weights({})
     assert main(["evaluate", plain, table, "--baseline", str(other.folder)]) == 2
-    assert "read these texts differently: no gain can be computed" in capsys.readouterr().err
+    assert "the models read the texts differently, so perplexities cannot be compared" in capsys.readouterr().err
 
 
 def test_a_baseline_of_other_tokens_is_refused_before_its_columns_are(
@@ -93,7 +93,7 @@ def test_a_baseline_of_other_tokens_is_refused_before_its_columns_are(
     command += ["--by", "stars"]
     assert main(command) == 2
     error = capsys.readouterr().err
-    assert error.endswith("have different vocabularies: no gain can be computed; compare bits per byte\n")
+    assert error.endswith(": the vocabularies differ, so perplexities cannot be compared; compare bits per byte\n")
     assert "--unknown" not in error
 
 
@@ -144,9 +144,9 @@ def test_classify_says_how_far_it_is(
     assert capsys.readouterr().err == ""
     total = len(ROWS) * 3 * len(Run.open(cell).schema.variable("city").values[1:])
     assert main(["classify", str(cell), table, "--target", "city", "--calibrate", table]) == 0
-    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("judging: ")]
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("classifying: ")]
     assert all(f" of {total} likelihoods, " in line for line in told)
-    assert sum(line.startswith(f"judging: {total} of ") for line in told) >= 2
+    assert sum(line.startswith(f"classifying: {total} of ") for line in told) >= 2
 
 
 def unlabelled(folder: Path, rows: list[dict[str, object]]) -> str:
@@ -233,11 +233,11 @@ def test_named_points_of_texts_without_a_place(tmp_path: Path, capsys: pytest.Ca
 def test_a_temperature_takes_values(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     test, out = str(folder / "test.jsonl"), folder / "out.jsonl"
     command = ["classify", str(folder / "cell"), test, "--target", "city", "--out", str(out)]
-    why = "a temperature is fitted by the values that texts have"
+    why = "the temperature is fitted on texts with a value"
     for row, message in (
         ({}, f"new.jsonl: no column 'city'; it has text, stars; {why}"),
-        ({"city": None}, f"new.jsonl: no text has a value of city to choose among (Oslo, Nice); {why}"),
-        ({"city": "Rome"}, f"new.jsonl: no text has a value of city to choose among (Oslo, Nice); {why}"),
+        ({"city": None}, f"new.jsonl: no text has a candidate value of city (Oslo, Nice); {why}"),
+        ({"city": "Rome"}, f"new.jsonl: no text has a candidate value of city (Oslo, Nice); {why}"),
     ):
         table = unlabelled(folder, [{"text": "sun", "stars": "1", **row}])
         assert main([*command, "--calibrate", table]) == 2
@@ -254,7 +254,7 @@ def test_baselines_take_values_to_judge_by(tmp_path: Path, kind: str, capsys: py
     assert main([*command, table]) == 2
     told = capsys.readouterr().err.splitlines()[-1]
     assert told.endswith(
-        "new.jsonl: no text has a value of city that training has; there is nothing to judge a classifier by"
+        "new.jsonl: no text has a value of city that occurs in training; the classifier cannot be evaluated"
     )
     assert main([*command, str(tmp_path / "train.jsonl")]) == 0
 

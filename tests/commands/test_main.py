@@ -112,7 +112,7 @@ def test_a_run_that_may_only_be_read_is_judged(trained: Path, capsys: pytest.Cap
         shown = capsys.readouterr()
         assert "perplexity" in shown.out or "accuracy" in shown.out
         assert shown.err.splitlines() == [
-            f"the result is not kept in the run folder: {run}/results.jsonl: cannot be written (Is a directory)"
+            f"the result was not saved in the run folder: {run}/results.jsonl: cannot be written (Is a directory)"
         ]
 
 

@@ -81,8 +81,8 @@ def test_a_resumed_comparison_can_add_seeds(tmp_path: Path) -> None:
     ("target", "test", "message"),
     [
         ("town", TEST, "unknown context variable 'town'"),
-        ("lon", TEST, "lon is a number; only the values of a category can be told apart"),
-        ("city", [{**row, "city": None} for row in TEST], "no text has a value of city to choose among"),
+        ("lon", TEST, "lon: expected a category, got a variable of kind number"),
+        ("city", [{**row, "city": None} for row in TEST], "no text has a candidate value of city"),
     ],
 )
 def test_a_target_that_cannot_be_classified_is_refused_before_training(

@@ -296,7 +296,7 @@ def test_a_search_with_other_options_is_not_resumed(tmp_path: Path) -> None:
 
 def test_invalid_searches_are_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"target": "lat"}, "lat is a number; only the values of a category"),
+        ({"target": "lat"}, "lat: expected a category, got a variable of kind number"),
         ({"target": "town"}, "unknown context variable 'town'"),
         ({"ranges": {"rank": search_space.Range(-1, 3)}}, "search space: rank is -1"),
     ]
@@ -309,7 +309,7 @@ def test_invalid_searches_are_refused_before_training(tmp_path: Path, monkeypatc
     with pytest.raises(UserError, match="target: expected a development table to classify, got none"):
         search.search(ROWS, None, CONFIG, tmp_path / "s", search.SearchOptions(target="city"))
     nameless = [{**row, "city": None} for row in ROWS]
-    with pytest.raises(UserError, match="no text has a value of city to choose among"):
+    with pytest.raises(UserError, match="no text has a candidate value of city"):
         search.search(ROWS, nameless, CONFIG, tmp_path / "s", search.SearchOptions(target="city"))
     assert not list(tmp_path.glob("s/trial-*"))
     (tmp_path / "d").mkdir()

@@ -18,9 +18,9 @@ TEXTS = ["fix typo", "add docs", "fix tests", "add a test"]
 TRAIN: Rows = [
     {"text": text, "who": who, "city": city} for text in TEXTS for who in ("ann", "bob") for city in ("Oslo", "Nice")
 ] + [{"text": "fix all", "who": "rare", "city": "Oslo"}]
-GAIN = "over itself without its context"
+GAIN = "over the same model without its context"
 UNKNOWN_USERS = (
-    "no development text is by a user that it knows: `factorcell tune-online {} TABLE` shows what learning them brings"
+    "no development text is by a known user; `factorcell tune-online {} TABLE` measures the gain from learning users"
 )
 
 
@@ -43,14 +43,14 @@ def train_run(folder: Path, dev: Rows, **data: Any) -> Run:
 
 def test_the_summary_says_that_development_users_are_unknown(tmp_path: Path) -> None:
     new = train_run(tmp_path / "new", [*texts_by("carl"), *texts_by("rare")])
-    assert training_facts(new.folder)["context"]["strangers"]
+    assert training_facts(new.folder)["context"]["only_unknown_users"]
     assert summary(new).endswith(f"minutes; {UNKNOWN_USERS.format(new.folder)}")
     assert GAIN not in summary(new)
-    assert not [line for line in find_warnings([new]) if "gains nothing" in line]
+    assert not [line for line in find_warnings([new]) if "does not significantly lower" in line]
     both = train_run(tmp_path / "both", texts_by("carl"), context=("city",))
     assert f" {GAIN}; {UNKNOWN_USERS.format(both.folder)}" in summary(both)
     known = train_run(tmp_path / "known", [*texts_by("carl"), texts_by("ann")[0]])
-    assert "strangers" not in training_facts(known.folder)["context"]
+    assert "only_unknown_users" not in training_facts(known.folder)["context"]
     assert GAIN in summary(known)
     assert "tune-online" not in summary(known)
 
@@ -85,4 +85,4 @@ def test_evaluate_reports_unknown_users(known: Run, tmp_path: Path, capsys: pyte
         line = UNKNOWN_USERS.format(known.folder).replace("development text", "text")
         assert (line in capsys.readouterr().out) == (who == "carl")
     rows = files.read_rows(known.folder / "results.jsonl")
-    assert [row["evaluation"].get("strangers") for row in rows] == [None, True]
+    assert [row["evaluation"].get("only_unknown_users") for row in rows] == [None, True]
