@@ -193,7 +193,7 @@ class Service:
         checked_id(user)
         check_key(key)
         if not text:
-            raise UserError("text: expected a text that is not empty")
+            raise UserError("text is empty; expected at least one character")
         truncated = model.check(text, checked)
         if why := self.privacy.withhold_reason(text, checked):
             return AcceptResult("withheld", why=why)
