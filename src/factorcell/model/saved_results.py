@@ -34,7 +34,7 @@ class Measurement(NamedTuple):
     value: float
     low: float | None = None
     high: float | None = None
-    bound: bool = False
+    is_lower_bound: bool = False
 
 
 class GainTable(NamedTuple):
@@ -49,7 +49,7 @@ class GainTable(NamedTuple):
 
     table: str
     column: str
-    over: str | None
+    baseline: str | None
     rows: list[files.Row]
 
 
