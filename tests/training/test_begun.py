@@ -14,7 +14,7 @@ import pytest
 
 from factorcell import Run, UserError, digests, files, lock
 from factorcell.config import Config
-from factorcell.model.run import LISTED
+from factorcell.model.run import MANIFEST_FILES
 from factorcell.training.check import check
 from factorcell.training.fit import fit
 from factorcell.training.trainer import Trainer
@@ -59,7 +59,7 @@ def go_again(folder: Path) -> Run:
 def ends_the_same(folder: Path, whole: Path) -> None:
     """All files as those of a training that nothing interrupted, but for times, and no others."""
     same(folder, whole)
-    for name in LISTED:
+    for name in MANIFEST_FILES:
         ours, theirs = (path / name for path in (folder, whole))
         assert ours.exists() == theirs.exists(), name
         assert not ours.exists() or ours.read_bytes() == theirs.read_bytes(), name

@@ -35,8 +35,9 @@ TOKENS = 20_000  # targets scored at once
 PROBE_SHAPE = 4, 32  # texts and tokens with which the faster precision is measured
 FINGERPRINT = 16  # bytes of the checksum of the weights that identify a run
 
-# Files of the manifest, with those of the tokenizer: they determine results and, unlike tensors, contain no checksum.
-LISTED = (
+# Files that the manifest lists, in addition to those of the tokenizer: they determine results and, unlike files of
+# tensors, contain no checksum.
+MANIFEST_FILES = (
     *("config.json", "schema.json", "training.json"),
     *("popularity.jsonl", "online.json", "blend.json", "canaries.json"),
 )
@@ -107,7 +108,7 @@ class Run:
         sizes.check_memory(config, len(tokenizer), schema, trained=True)
         files.new_folder(folder, resumable=True)
         run = cls(folder, config, tokenizer, schema)
-        files.create_manifest(folder, (*LISTED, *tokenizer.FILES))
+        files.create_manifest(folder, (*MANIFEST_FILES, *tokenizer.FILES))
         files.write_versioned(folder / "config.json", config.to_dict(), FORMAT)
         files.write_json(folder / "schema.json", schema.to_dict())
         tokenizer.save(folder)
