@@ -25,7 +25,9 @@ const savedTexts = (() => {
       $("pause").onclick = () => this.#run(() => this.#pause());
       $("export").onclick = () => this.#run(() => this.#export());
       $("delete").onclick = () => $("confirm-delete").showModal();
-      $("confirm-delete").onclose = () => $("confirm-delete").returnValue === "delete" && this.#run(() => this.#delete());
+      $("confirm-delete").onclose = () => {
+        if ($("confirm-delete").returnValue === "delete") this.#run(() => this.#delete());
+      };
       $("more").onclick = () => {
         this.#showsAll = !this.#showsAll;
         this.#draw();
