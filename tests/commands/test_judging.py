@@ -39,7 +39,7 @@ def test_evaluate_says_how_sure_a_gain_is(folder: Path, capsys: pytest.CaptureFi
     assert main(["evaluate", cell, table, "--baseline", plain]) == 0
     assert re.search(rf"gain over \S+plain, \d+\.\d\d: {DIFFERENCE}", capsys.readouterr().out)
     assert main(["evaluate", plain, table, "--baseline", plain]) == 0
-    assert "+0.0% [+0.0, +0.0] no difference" in capsys.readouterr().out
+    assert "+0.0% [+0.0, +0.0] not significant" in capsys.readouterr().out
 
 
 def test_a_sure_token_costs_no_negative_nats(
@@ -69,7 +69,7 @@ def test_the_numbers_of_products_are_said_once_and_last(
 def test_a_baseline_that_is_adapted_reads_its_own_context(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cell, plain, table = (str(folder / name) for name in ("cell", "plain", "test.jsonl"))
     assert main(["evaluate", cell, table, "--baseline", cell]) == 0
-    assert "+0.0% [+0.0, +0.0] no difference" in capsys.readouterr().out
+    assert "+0.0% [+0.0, +0.0] not significant" in capsys.readouterr().out
     assert main(["evaluate", plain, table, "--baseline", cell, "--by", "stars"]) == 0
     ours, theirs = (evaluate(Run.open(path), ROWS * 3)["perplexity"] for path in (plain, cell))
     assert f"{100 * (1 - ours / theirs):+.1f}% [" in capsys.readouterr().out
@@ -78,7 +78,7 @@ def test_a_baseline_that_is_adapted_reads_its_own_context(folder: Path, capsys: 
     files.write_versioned(other.folder / "config.json", config, FORMAT)
     other.save_weights({})
     assert main(["evaluate", plain, table, "--baseline", str(other.folder)]) == 2
-    assert "read these texts differently: no gain can be computed" in capsys.readouterr().err
+    assert "the models read the texts differently, so perplexities cannot be compared" in capsys.readouterr().err
 
 
 def test_a_baseline_of_other_tokens_is_refused_before_its_columns_are(
@@ -93,7 +93,7 @@ def test_a_baseline_of_other_tokens_is_refused_before_its_columns_are(
     command += ["--by", "stars"]
     assert main(command) == 2
     error = capsys.readouterr().err
-    assert error.endswith("have different vocabularies: no gain can be computed; compare bits per byte\n")
+    assert error.endswith(": the vocabularies differ, so perplexities cannot be compared; compare bits per byte\n")
     assert "--unknown" not in error
 
 
@@ -136,7 +136,7 @@ def test_evaluate_counts_empty_texts(folder: Path, capsys: pytest.CaptureFixture
 def test_classify_says_how_far_it_is(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("FIRST", "SELDOM"):
+    for name in ("FIRST", "INTERVAL"):
         monkeypatch.setattr(progress, name, 0.0)
     monkeypatch.setattr(classification, "TOKENS", 30)
     cell, table = folder / "cell", str(folder / "test.jsonl")
@@ -144,9 +144,9 @@ def test_classify_says_how_far_it_is(
     assert capsys.readouterr().err == ""
     total = len(ROWS) * 3 * len(Run.open(cell).schema.variable("city").values[1:])
     assert main(["classify", str(cell), table, "--target", "city", "--calibrate", table]) == 0
-    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("judging: ")]
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("classifying: ")]
     assert all(f" of {total} likelihoods, " in line for line in told)
-    assert sum(line.startswith(f"judging: {total} of ") for line in told) >= 2
+    assert sum(line.startswith(f"classifying: {total} of ") for line in told) >= 2
 
 
 def unlabelled(folder: Path, rows: list[dict[str, object]]) -> str:
@@ -233,11 +233,11 @@ def test_named_points_of_texts_without_a_place(tmp_path: Path, capsys: pytest.Ca
 def test_a_temperature_takes_values(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     test, out = str(folder / "test.jsonl"), folder / "out.jsonl"
     command = ["classify", str(folder / "cell"), test, "--target", "city", "--out", str(out)]
-    why = "a temperature is fitted by the values that texts have"
+    why = "the temperature is fitted on texts with a value"
     for row, message in (
         ({}, f"new.jsonl: no column 'city'; it has text, stars; {why}"),
-        ({"city": None}, f"new.jsonl: no text has a value of city to choose among (Oslo, Nice); {why}"),
-        ({"city": "Rome"}, f"new.jsonl: no text has a value of city to choose among (Oslo, Nice); {why}"),
+        ({"city": None}, f"new.jsonl: no text has a candidate value of city (Oslo, Nice); {why}"),
+        ({"city": "Rome"}, f"new.jsonl: no text has a candidate value of city (Oslo, Nice); {why}"),
     ):
         table = unlabelled(folder, [{"text": "sun", "stars": "1", **row}])
         assert main([*command, "--calibrate", table]) == 2
@@ -254,7 +254,7 @@ def test_baselines_take_values_to_judge_by(tmp_path: Path, kind: str, capsys: py
     assert main([*command, table]) == 2
     told = capsys.readouterr().err.splitlines()[-1]
     assert told.endswith(
-        "new.jsonl: no text has a value of city that training has; there is nothing to judge a classifier by"
+        "new.jsonl: no text has a value of city that occurs in training; the classifier cannot be evaluated"
     )
     assert main([*command, str(tmp_path / "train.jsonl")]) == 0
 

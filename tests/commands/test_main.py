@@ -112,7 +112,7 @@ def test_a_run_that_may_only_be_read_is_judged(trained: Path, capsys: pytest.Cap
         shown = capsys.readouterr()
         assert "perplexity" in shown.out or "accuracy" in shown.out
         assert shown.err.splitlines() == [
-            f"the result is not kept in the run folder: {run}/results.jsonl: cannot be written (Is a directory)"
+            f"the result was not saved in the run folder: {run}/results.jsonl: cannot be written (Is a directory)"
         ]
 
 
@@ -214,10 +214,10 @@ def test_mistakes_with_a_search(tables: Path, capsys: pytest.CaptureFixture[str]
     wrong = _write(tables / "wrong.toml", "ranks = [1, 2]\n")
     command = ["tune", str(tables / "train.csv"), "--text", "review", "--out", str(tables / "search")]
     for more, message in [
-        (["--space", str(space), "--rank", "3"], "rank is given as an option and in"),
+        (["--space", str(space), "--rank", "3"], "rank is also set as an option"),
         (["--space", str(wrong)], "did you mean 'rank'?"),
         (["--models", "factorcell", "--adapt", "concat"], "give either --models or --adapt"),
-        (["--target", "dialect"], "give --dev with --target"),
+        (["--target", "dialect"], "target: expected a development table to classify"),
     ]:
         assert main([*command, *more]) == 2
         assert message in capsys.readouterr().err
@@ -258,7 +258,7 @@ def test_mistakes_with_a_run(trained: Path, capsys: pytest.CaptureFixture[str]) 
         (["score", str(trained / "no"), test], "expected a run folder"),
         (["classify", str(run), test, "--target", "town"], "unknown context variable 'town'"),
         (["classify", str(run), test], "give either --target COLUMN or --points TABLE"),
-        (["train", test, "--out", str(run)], "exists already; --resume to go on with it, or choose another folder\n"),
+        (["train", test, "--out", str(run)], "exists already; --resume to continue it, or choose another folder\n"),
         (["train", test, "--out", str(trained / "x"), "--config", str(config)], "did you mean 'rank'?"),
         (["train", test, "--out", str(trained / "x"), "--text", "review", "--context", "lat:figure"], "unknown kind"),
     ]:
@@ -290,9 +290,9 @@ def test_a_stop_says_how_to_go_on_where_one_can(
 
 def test_resume_refuses_other_options(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_train(trained, "run", "--resume", "--seed", "7") == 2
-    assert "seed = 0, not 7" in capsys.readouterr().err
+    assert "expected seed = 0 as before, got 7" in capsys.readouterr().err
     assert run_train(trained, "run", "--resume") == 0
-    assert f"{trained / 'run'}: nothing to do, its training has come to its end before\n" in capsys.readouterr().err
+    assert f"{trained / 'run'}: the training is already complete\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("said", ["", "active"])

@@ -155,5 +155,5 @@ def test_completion_says_what_is_too_long(folder: Path, capsys: pytest.CaptureFi
     assert main(["complete", str(folder / "run"), "ab", "--context", "city=Oslo", "--history", "ab;abcabcabca"]) == 0
     lines = said(capsys)
     assert [line.partition(";")[0] for line in lines] == [
-        f"Notice: the text learned: 1 of 1 texts is cut after {MAX_TOKENS} tokens"
+        f"Notice: the learned text: 1 of 1 texts is cut after {MAX_TOKENS} tokens"
     ]

@@ -86,7 +86,7 @@ def test_folders_that_cannot_be_created_or_opened(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="file: exists already"):
         Run.create(tmp_path / "file", run.config, run.tokenizer, run.schema)
-    with pytest.raises(UserError, match="cannot be made"):
+    with pytest.raises(UserError, match="cannot be created"):
         Run.create(tmp_path / "file" / "below", run.config, run.tokenizer, run.schema)
     with pytest.raises(UserError, match="expected a run folder, got a folder of runs, such as"):
         Run.open(tmp_path)

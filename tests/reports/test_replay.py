@@ -102,7 +102,7 @@ def test_table_has_all_figures(summary: Row) -> None:
     assert first["success at 10"] == f"{found['success_10']:.1%}"
     low, high = (found[f"mrr_difference_{end}"] for end in ("low", "high"))
     difference = f"{found['mrr_difference']:+.3f} [{low:+.3f}, {high:+.3f}]"
-    assert first["MRR above <two>"] == difference + (" no difference" if low <= 0 <= high else "")
+    assert first["MRR above <two>"] == difference + (" not significant" if low <= 0 <= high else "")
     assert base["MRR above <two>"] == mpc["perplexity"] == "-"
     assert mpc["ms"] == "10.0 + 0.0"
 
@@ -118,7 +118,7 @@ def test_what_is_better_than_all_others_is_marked() -> None:
     assert marked.count("1.000* [1.000, 1.000]") >= 2  # over queries and over users
     assert not [mark for mark in marked if mark.startswith(("0.333", "2", "3"))]
     assert "+0.667 [+0.667, +0.667]" in page
-    assert "no difference" not in page
+    assert "not significant" not in page
 
 
 def test_page_is_whole_and_has_every_figure(summary: Row) -> None:

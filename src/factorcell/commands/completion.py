@@ -50,7 +50,7 @@ def run_complete(given: argparse.Namespace) -> None:
         for one, log in zip(found.suggestions, logs, strict=True)
     ]
     risen = []
-    if given.explain and isinstance(source, Blend) and source.popularity and user is not None and user.seen:
+    if given.explain and isinstance(source, Blend) and source.popularity and user is not None and user.text_count:
         risen = Learner(run).largest_gains(user, source.popularity.top(RISEN), given.count)
     if found.cut:
         terminal.notify(f"cut after {found.rows:,} hypotheses: there may be better ones")

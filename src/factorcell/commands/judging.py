@@ -52,7 +52,7 @@ def _show(
     if gain := format_difference("gain", whole):
         less = " (over an unadapted run it is less: --baseline RUN)" if not baseline and whole["gain"] > 0 else ""
         terminal.show(f"{over}, {whole['perplexity_without']:.2f}: {gain}{less}")
-        if whole.get("strangers"):
+        if whole.get("only_unknown_users"):
             terminal.show(unknown_users_notice(run, "text"))
     if difference := format_difference("bits_per_byte_difference", whole):
         bound = "at least " if whole["bits_per_byte_baseline_bound"] else ""

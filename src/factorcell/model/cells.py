@@ -221,11 +221,11 @@ class Cell(nn.Module):
 
     @staticmethod
     def _launch(arrays: RecurrenceInputs) -> tuple[Tensor, CellState]:
-        half = library.autocasts_to_bfloat16(arrays.given.device)
+        half = library.autocasts_to_bfloat16(arrays.input_gates.device)
         arrays = arrays.to(torch.bfloat16 if half else torch.float32)
-        hidden, lengths, from_input = arrays.hidden, arrays.lengths, arrays.given + arrays.bias[:, None]
+        hidden, lengths, from_input = arrays.hidden, arrays.lengths, arrays.input_gates + arrays.bias[:, None]
         factors = arrays.weight, arrays.left, arrays.right, arrays.keep
-        outputs, last = gpu_recurrence.run(from_input, arrays.given_reduced, *factors, hidden, arrays.memory, lengths)
+        outputs, last = gpu_recurrence.run(from_input, arrays.input_reduced, *factors, hidden, arrays.memory, lengths)
         if lengths is None:
             return outputs, CellState(outputs[:, -1], last)
         rows = torch.arange(len(outputs), device=outputs.device)
@@ -257,8 +257,8 @@ class Cell(nn.Module):
 
     def _loop(self, arrays: RecurrenceInputs, rows: Shift, state: CellState) -> tuple[Tensor, CellState]:
         hidden = []
-        for step, from_input in enumerate((arrays.given + arrays.bias[:, None]).unbind(1)):
-            reduced = None if arrays.given_reduced is None else arrays.given_reduced[:, step]
+        for step, from_input in enumerate((arrays.input_gates + arrays.bias[:, None]).unbind(1)):
+            reduced = None if arrays.input_reduced is None else arrays.input_reduced[:, step]
             keep = None if arrays.keep is None else arrays.keep[step]
             after = self._advance(from_input, reduced, rows, state, keep, arrays.feed)
             if arrays.lengths is None:

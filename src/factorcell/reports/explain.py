@@ -88,7 +88,7 @@ def _legend(between: Sequence[str]) -> str:
 
 def _spans(row: Row) -> str:
     """Return a text with its tokens shaded, the model that read it and the sum."""
-    gap = " " if row["unit"] in ("word", "space") else ""
+    gap = " " if row["tokenizer"] in ("word", "space") else ""
     head = f"<h3>{elements.escape(display_name(row['model']))}</h3>" if row.get("model") else ""
     return (
         f'{head}<p style="white-space: pre-wrap; line-height: 1.9; overflow-wrap: anywhere">'
@@ -137,7 +137,7 @@ def _strongest(rows: Sequence[Row], between: Sequence[str]) -> str:
 
 def _before(row: Row, place: int) -> str:
     """Return the few tokens before one."""
-    gap, most = (" ", 4) if row["unit"] in ("word", "space") else ("", 12)
+    gap, most = (" ", 4) if row["tokenizer"] in ("word", "space") else ("", 12)
     start = max(0, place - most)
     return "… " * (start > 0) + gap.join(readable_token(token["token"]) for token in row["tokens"][start:place])
 
@@ -214,7 +214,7 @@ def _strips(rows: Sequence[Row]) -> tuple[Figure, list[tuple[Row, Axes, Line]]]:
 
 def break_lines(row: Row) -> list[Line]:
     """Break a text into lines of at most `COLUMNS` letters of one width, with a space between words."""
-    gap = 1 if row["unit"] in ("word", "space") else 0
+    gap = 1 if row["tokenizer"] in ("word", "space") else 0
     lines: list[Line] = []
     end = float(LINE_WIDTH)
     for number, token in enumerate(row["tokens"]):
