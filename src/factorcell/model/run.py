@@ -35,7 +35,8 @@ TOKENS = 20_000  # targets scored at once
 PROBE_SHAPE = 4, 32  # texts and tokens with which the faster precision is measured
 FINGERPRINT = 16  # bytes of the checksum of the weights that identify a run
 
-# Files of the manifest, with those of the tokenizer: they determine results and, unlike tensors, contain no checksum.
+# Files that the manifest lists, in addition to those of the tokenizer: they determine results and, unlike files of
+# tensors, contain no checksum.
 MANIFEST_FILES = (
     *("config.json", "schema.json", "training.json"),
     *("popularity.jsonl", "online.json", "blend.json", "canaries.json"),
