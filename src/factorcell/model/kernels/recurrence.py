@@ -5,6 +5,7 @@
 
 With layer normalization i, f, o and, inside its tanh, m become gain (x - mean) / deviation + shift. If the compiled
 code is missing, `Cell` runs a plain loop with the same results, which is several times slower.
+Variables `of_x` are gradients of x.
 
 Shapes: B texts, T steps, H hidden, R rank.
 """
@@ -70,7 +71,7 @@ class RecurrenceInputs:
         hidden: First h (B, H).
         memory: First m (B, H).
         lengths: Steps of each text (B,); after them its state does not change and its outputs are zero.
-        packed: W once more, packed, if that saves time.
+        packed: W in packed form, if that saves time.
     """
 
     input_gates: Tensor
