@@ -92,7 +92,9 @@ def main() -> None:
     for name, typos in ways:
         completer = Completer(run, unknown="group", typos=typos)
         for has_typo in (False, True):
-            measure(name, lambda typed, row, c=completer: c.complete(typed, context=row, k=arguments.k), texts, has_typo)
+            measure(
+                name, lambda typed, row, c=completer: c.complete(typed, context=row, k=arguments.k), texts, has_typo
+            )
     if arguments.counted:
         popular = Popularity.fit(pq.read_table(arguments.counted)[run.config.data.text].to_pylist(), min_count=1)
         texts = cases(run, arguments.counted, arguments.count, arguments.seed)

@@ -66,7 +66,7 @@ def test_only_a_positive_gain_is_compared_with_an_unadapted_run(known: Run) -> N
     for gain, is_lower in ((0.02, True), (-0.02, False), (0.0, False)):
         context = {"texts": 16, "gain": gain, "gain_low": gain - 0.01, "gain_high": gain + 0.01}
         files.write_json(known.folder / "training.json", {**before, "context": context})
-        assert summary(known).endswith(" (over an unadapted run it is less)" if is_lower else GAIN)
+        assert summary(known).endswith(" (the gain over an unadapted run is smaller)" if is_lower else GAIN)
     files.write_json(known.folder / "training.json", before)
 
 

@@ -23,15 +23,17 @@ def run_baseline_bayes(given: argparse.Namespace) -> None:
 
 def run_baseline_linear(given: argparse.Namespace) -> None:
     """`factorcell baseline linear`."""
-    _judge(baselines.Linear, given)
+    _judge(baselines.LinearClassifier, given)
 
 
 def run_baseline_fasttext(given: argparse.Namespace) -> None:
     """`factorcell baseline fasttext`."""
-    _judge(baselines.FastText, given)
+    _judge(baselines.FastTextClassifier, given)
 
 
-def _judge(kind: type[baselines.Linear] | type[baselines.FastText], given: argparse.Namespace) -> None:
+def _judge(
+    kind: type[baselines.LinearClassifier] | type[baselines.FastTextClassifier], given: argparse.Namespace
+) -> None:
     train, test = _read(given)
     result = kind(train, order=given.order, seed=given.seed, progress=True)(test)
     terminal.show_classification(result, result.metrics(), given.json)

@@ -31,7 +31,7 @@ def run_rescore(given: argparse.Namespace) -> None:
     weights = _weights(given, model, lists)
     scored = _scored(given, model, lists)
     rows = rescore.rescore(scored, weights)
-    summary = rescore.word_error_rates(rows, given.by) if lists.referenced else []
+    summary = rescore.word_error_rates(rows, given.by) if lists.has_references else []
     if given.out is not None:
         files.write_rows(given.out, rows)
     _warn(model, lists, options.parse_context(given.context), summary)
