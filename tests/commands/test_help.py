@@ -19,7 +19,7 @@ from factorcell.config import PAPER_MODELS
 from factorcell.option_fields import OPTION_KINDS as OPTION_KINDS
 from factorcell.training.proximal import PARTS
 from tests import ROOT
-from tests.commands.verbs import LEAVES, parser, paths
+from tests.commands.leaf_commands import LEAVES, parser, paths
 
 HEAVY = ("torch", "numpy", "matplotlib", "optuna", "pyarrow", "sklearn", "tqdm", "argcomplete", "importlib.metadata")
 SOURCES = ROOT / "src" / "factorcell"

@@ -13,7 +13,7 @@ from factorcell.commands.parser import Parser
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.model.run import Run
-from tests.commands.verbs import LEAVES, parser
+from tests.commands.leaf_commands import LEAVES, parser
 
 NUMBERED = {"sparse_l1": "0.5"}
 OF_USERS = ("anonymous", "max_user_texts", "min_users")  # options that need a user column

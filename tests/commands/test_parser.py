@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from factorcell.commands.main import main
-from tests.commands.verbs import parser
+from tests.commands.leaf_commands import parser
 
 
 @pytest.mark.parametrize(

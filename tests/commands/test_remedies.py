@@ -11,7 +11,7 @@ from factorcell.files import write_rows
 from factorcell.training import compare as comparing
 from factorcell.training.fit import fit
 from tests.commands.test_main import QUICK, SMALL
-from tests.commands.verbs import parser
+from tests.commands.leaf_commands import parser
 from tests.small_runs import ROWS, make_run
 
 CONFIG = Config.of(context=["city", "stars"])
