@@ -204,8 +204,8 @@ def gains_by_value(rows: Sequence[Row], over: str | None = None) -> Figure:
     names = [GAP if row is gap else f"{truncate(row['value'])}  ({int(row['count']):,})" for row in shown]
     intervals = [Interval(row["gain"], row.get("gain_low"), row.get("gain_high")) for row in shown]
     shades = [(MUTED, ACCENT, CONTRAST)[interval.sign] for interval in intervals]
-    baseline = "without context" if over is None else f"of {truncate(over)}"
-    title = f"gain in perplexity over that {baseline}, % (number of texts)"
+    baseline = "the run without context" if over is None else truncate(over)
+    title = f"gain over {baseline}, % (texts)"
     return signed_bars(names, [100 * interval.point for interval in intervals], shades, "+.1f", title)
 
 
