@@ -22,29 +22,30 @@ from factorcell.model.run import Run
 
 def completed(completer: Completer, prefixes: list[str]) -> tuple[list[Suggestions], list[float]]:
     """What is found for each prefix, and how many milliseconds it took."""
-    begun, found, times = completer.begin(), [], []
+    empty, results, times = completer.begin(), [], []
     for prefix in prefixes:
-        written = completer.type(begun, prefix)
+        typed = completer.type(empty, prefix)
         start = time.perf_counter()
-        found.append(completer.suggest(written))
+        results.append(completer.suggest(typed))
         times.append((time.perf_counter() - start) * 1e3)
-    return found, times
+    return results, times
 
 
-def reciprocal_rank(found: list[Suggestions], texts: list[str]) -> float:
+def reciprocal_rank(results: list[Suggestions], texts: list[str]) -> float:
     """Its mean."""
     ranks = [
-        progressive.rank_of(text, [s.text for s in one.suggestions]) for one, text in zip(found, texts, strict=True)
+        progressive.rank_of(text, [s.text for s in result.suggestions])
+        for result, text in zip(results, texts, strict=True)
     ]
     return sum(1 / rank for rank in ranks if rank) / len(texts)
 
 
-def shared(found: list[Suggestions], whole: list[Suggestions]) -> float:
+def shared(results: list[Suggestions], whole: list[Suggestions]) -> float:
     """The mean share of what is found without a budget that is found with one."""
     pairs = [
-        ({s.text for s in a.suggestions}, {s.text for s in b.suggestions}) for a, b in zip(found, whole, strict=True)
+        ({s.text for s in a.suggestions}, {s.text for s in b.suggestions}) for a, b in zip(results, whole, strict=True)
     ]
-    return float(np.mean([len(ours & theirs) / max(1, len(theirs)) for ours, theirs in pairs]))
+    return float(np.mean([len(first & second) / max(1, len(second)) for first, second in pairs]))
 
 
 def main() -> None:
@@ -57,27 +58,29 @@ def main() -> None:
     parser.add_argument(
         "--products", choices=PRODUCT_TYPES, default=PRODUCT_TYPES[0], help="numbers by which texts are found"
     )
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    run = Run.open(given.run)
-    searched = new_engine(run.model, given.products)
+    run = Run.open(arguments.run)
+    searched = new_engine(run.model, arguments.products)
 
     def completer(seconds: float | None = None) -> Completer:
-        made = Completer(run, seconds=seconds)
-        made.engine = searched
-        return made
+        result = Completer(run, seconds=seconds)
+        result.engine = searched
+        return result
 
-    streams = progressive.read_streams(given.table, run.config, max_rows_per_user=40, draw=progressive.PrefixDraw(5))
+    streams = progressive.read_streams(
+        arguments.table, run.config, max_rows_per_user=40, draw=progressive.PrefixDraw(5)
+    )
     pairs = [(p, row[run.config.data.text]) for s in streams for p, row in zip(s.prefixes, s.rows, strict=True) if p]
-    prefixes, texts = map(list, zip(*pairs[: given.prefixes], strict=True))
+    prefixes, texts = map(list, zip(*pairs[: arguments.prefixes], strict=True))
     whole, times = completed(completer(), prefixes)
     print("| budget, ms | MRR | shared | p50 ms | p95 ms | p99 ms | cut |\n|---|---:|---:|---:|---:|---:|---:|")
-    for seconds in (None, *given.seconds):
-        found, times = (whole, times) if seconds is None else completed(completer(seconds), prefixes)
+    for seconds in (None, *arguments.seconds):
+        results, times = (whole, times) if seconds is None else completed(completer(seconds), prefixes)
         middle, late, slow = np.percentile(times, (50, 95, 99))
-        cut = sum(one.cut for one in found)
+        cut = sum(result.cut for result in results)
         name = "none" if seconds is None else f"{1e3 * seconds:g}"
-        figures = f"{reciprocal_rank(found, texts):.4f} | {shared(found, whole):.3f}"
+        figures = f"{reciprocal_rank(results, texts):.4f} | {shared(results, whole):.3f}"
         print(f"| {name} | {figures} | {middle:.1f} | {late:.1f} | {slow:.1f} | {cut} |")
 
 

@@ -33,10 +33,10 @@ def measured(work: Work, loaded: ctypes.CDLL) -> tuple[float, float]:
     """Milliseconds of the processor that a work takes by a build, and those within its compiled code."""
     inside = 0.0
 
-    def call(*given: Any) -> None:
+    def call(*arguments: Any) -> None:
         nonlocal inside
         began = time.thread_time()
-        CALL(*given)
+        CALL(*arguments)
         inside += time.thread_time() - began
 
     library.library, library.call = lambda: loaded, call  # type: ignore[assignment]
@@ -53,21 +53,25 @@ def main() -> None:
     parser.add_argument("builds", type=Path, nargs=2, help="the library before and after")
     parser.add_argument("--groups", nargs="+", choices=("words", "characters"), default=["words", "characters"])
     parser.add_argument("--repeats", type=int, default=10)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     library.retain_freed_memory()
-    loaded = [build(path) for path in given.builds]
-    works = [work for name in given.groups for work in GROUPS[name]() if work.kernel != "off"]
+    loaded = [build(path) for path in arguments.builds]
+    works = [work for name in arguments.groups for work in GROUPS[name]() if work.kernel != "off"]
     times: dict[Work, list[list[tuple[float, float]]]] = {work: [[], []] for work in works}
-    for repeat in range(given.repeats + 1):
+    for repeat in range(arguments.repeats + 1):
         for work in works:
-            for one, kept in zip(loaded, times[work], strict=True):
-                spent = measured(work, one)
+            for function, seconds in zip(loaded, times[work], strict=True):
+                spent = measured(work, function)
                 if repeat:
-                    kept.append(spent)
+                    seconds.append(spent)
     print("| layer | what | before | after | compiled code before | after |\n|---|---|---:|---:|---:|---:|")
     for work, both in times.items():
-        least = [min(column) for index in (0, 1) for column in ([one[index] for one in kept] for kept in both)]
+        least = [
+            min(column)
+            for index in (0, 1)
+            for column in ([function[index] for function in seconds] for seconds in both)
+        ]
         print(f"| {work.group} | {work.what} | " + " | ".join(f"{value:.1f}" for value in least) + " |")
 
 

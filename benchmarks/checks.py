@@ -45,12 +45,12 @@ class Clock:
         """From here on the time of a method counts."""
         method = getattr(owner, name)
 
-        def timed(*given: Any, **named: Any) -> Any:
+        def timed(*positional: Any, **keywords: Any) -> Any:
             if self.inside:
-                return method(*given, **named)
+                return method(*positional, **keywords)
             self.inside, begin = True, time.perf_counter()
             try:
-                return method(*given, **named)
+                return method(*positional, **keywords)
             finally:
                 self.spent, self.inside = self.spent + time.perf_counter() - begin, False
 
@@ -115,8 +115,8 @@ def completing() -> tuple[Callable[[], object], Callable[[], object]]:
     with torch.inference_mode():
         typed = engine.type(engine.begin(corpus.context(np.zeros(1, np.int64))), run.tokenizer.encode("ab"))
     ids, more = typed.ids, run.tokenizer.encode("c")
-    wanted = [SearchRequest(typed, 10, 5, lambda ids: ids != ())]
-    return lambda: engine.type(typed, [*ids, *more]), lambda: engine.search(wanted, 0.02, 1)
+    requests = [SearchRequest(typed, 10, 5, lambda ids: ids != ())]
+    return lambda: engine.type(typed, [*ids, *more]), lambda: engine.search(requests, 0.02, 1)
 
 
 def main() -> None:

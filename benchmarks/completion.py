@@ -21,6 +21,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,16 +67,18 @@ def beam(model: LanguageModel, typed: PrefixState, k: int, most: int) -> SearchR
                 grown.append((hypothesis.log_probability + value, hypothesis.ids, token, row))
         finished += [Completion(ids, score) for score, ids, token, _ in grown if token == specials.end]
         going = [new for new in grown if new[2] != specials.end and new[0] > -math.inf] if length < most else []
-        kept = heapq.nlargest(WIDTH, [one.log_probability for one in finished] + [score for score, *_ in going])
-        finished = [one for one in finished if one.log_probability >= kept[-1]]
-        going = [new for new in going if new[0] >= kept[-1]]
+        best_scores = heapq.nlargest(
+            WIDTH, [text.log_probability for text in finished] + [score for score, *_ in going]
+        )
+        finished = [text for text in finished if text.log_probability >= best_scores[-1]]
+        going = [new for new in going if new[0] >= best_scores[-1]]
         if not going:
             break
         waiting = [Completion((*ids, token), score) for score, ids, token, _ in going]
         before = states.select(torch.tensor([row for *_, row in going]))
-        logs, states = model.step(torch.tensor([one.ids[-1] for one in waiting]), typed.conditioning, before)
+        logs, states = model.step(torch.tensor([text.ids[-1] for text in waiting]), typed.conditioning, before)
         rows += len(waiting)
-    best = sorted(finished, key=lambda one: (-one.log_probability, one.ids))
+    best = sorted(finished, key=lambda text: (-text.log_probability, text.ids))
     return SearchResult(tuple(best[:k]), rows, cut=False)
 
 
@@ -91,13 +94,13 @@ def prefixes(path: Path, text: str, user: str, count: int, longest: int) -> list
     """`count` prefixes of texts of at most `longest` characters all over a table: rows with their user."""
     chunks = open_table(path).chunks([text, user])
     rows = [row for chunk in chunks for row in zip(chunk[text], chunk[user], strict=True)]
-    found = []
-    for position, (written, who) in enumerate(rows):
-        prefix = drawn(str(who), written, position) if len(written) <= longest else None
+    result = []
+    for position, (typed, who) in enumerate(rows):
+        prefix = drawn(str(who), typed, position) if len(typed) <= longest else None
         if prefix is not None:
-            found.append({text: prefix, user: str(who)})
-    random.Random(0).shuffle(found)
-    return found[:count]
+            result.append({text: prefix, user: str(who)})
+    random.Random(0).shuffle(result)
+    return result[:count]
 
 
 class Bench:
@@ -109,7 +112,7 @@ class Bench:
         if library.has_bfloat16():
             self.engines |= {f"{FLOATS}, {name}": new_engine(run.model, name) for name in PRODUCT_TYPES[1:]}
         self.times: dict[str, Times] = defaultdict(lambda: defaultdict(list))
-        self.found: dict[str, list[SearchResult]] = defaultdict(list)
+        self.results: dict[str, list[SearchResult]] = defaultdict(list)
 
     def timed(self, what: str, who: str, once: Callable[[], Any]) -> Any:
         """What `once` returns; the time of this thread is kept."""
@@ -118,11 +121,11 @@ class Bench:
         self.times[what][who].append((time.thread_time() - start) * 1e3)
         return result
 
-    def wanted(self, typed: Any) -> SearchRequest:
+    def request(self, typed: Any) -> SearchRequest:
         """Ten texts that go on."""
         return SearchRequest(typed, K, self.most - len(typed.ids), lambda ids: ids != ())
 
-    def one(self, row: dict[str, str]) -> dict[str, Any]:
+    def measure_row(self, row: dict[str, str]) -> dict[str, Any]:
         """Complete a prefix by all contenders in random order; what is typed in each engine."""
         text = self.run.config.data.text
         context = self.run.prepare([{**row, text: ""}], unknown="expected").context(np.zeros(1, np.int64))
@@ -133,7 +136,7 @@ class Bench:
             before = engine.type(begun, ids[:-1])
             typed[name] = self.timed("letter", name, lambda engine=engine, before=before: engine.type(before, ids))
         for name in random.sample([BEAM, *self.engines], len(self.engines) + 1):
-            self.found[name].append(self.timed("search", name, lambda name=name: self.search(name, typed)))
+            self.results[name].append(self.timed("search", name, lambda name=name: self.search(name, typed)))
         return typed
 
     def learn(self, texts: list[str]) -> None:
@@ -143,25 +146,23 @@ class Bench:
             learner = Learner(self.run)
             user = learner.new()
             for text in texts:
-                (user,), _ = self.timed(
-                    "learn", name, lambda one=learner, own=user, text=text: one.learn([own], [text])
-                )
+                (user,), _ = self.timed("learn", name, partial(learner.learn, [user], [text]))
 
     def search(self, name: str, typed: dict[str, Any]) -> SearchResult:
         """The search of one contender; the beam, too, is asked for one more, since what is typed does not count."""
         if name == BEAM:
-            own = typed[PLAIN]
-            return beam(self.run.model, own, K + 1, self.most - len(own.ids))
-        found: list[SearchResult] = self.engines[name].search([self.wanted(typed[name])], None, 1)
-        return found[0]
+            prefix = typed[PLAIN]
+            return beam(self.run.model, prefix, K + 1, self.most - len(prefix.ids))
+        results: list[SearchResult] = self.engines[name].search([self.request(typed[name])], None, 1)
+        return results[0]
 
     def throughput(self, name: str, everyone: list[dict[str, Any]], threads: int) -> float:
         """Completions a second by the clock, of 32 who ask at once; the median over all such groups."""
         rates = []
         for start in range(0, len(everyone) - USERS + 1, USERS):
-            wanted = [self.wanted(typed[name]) for typed in everyone[start : start + USERS]]
+            requests = [self.request(typed[name]) for typed in everyone[start : start + USERS]]
             begin = time.perf_counter()
-            self.engines[name].search(wanted, None, threads)
+            self.engines[name].search(requests, None, threads)
             rates.append(USERS / (time.perf_counter() - begin))
         return statistics.median(rates) if rates else float("nan")
 
@@ -185,19 +186,25 @@ class Bench:
         A tenth score is worse where it is more than a rounding below the beam's; searches that were cut do not count.
         """
         rows, shared, worse = [], [], 0
-        for ours, floats, published in zip(self.found[name], self.found[FLOATS], self.found[BEAM], strict=True):
-            rows.append(ours.rows)
-            if floats.cut or ours.cut:
+        for searched, floats, published in zip(
+            self.results[name], self.results[FLOATS], self.results[BEAM], strict=True
+        ):
+            rows.append(searched.rows)
+            if floats.cut or searched.cut:
                 continue
-            own, theirs, beams = (
-                [one for one in found.completions if one.ids][:K] for found in (ours, floats, published)
+            searched_ids, theirs, beams = (
+                [completion for completion in completions.completions if completion.ids][:K]
+                for completions in (searched, floats, published)
             )
-            shared.append(len({one.ids for one in own} & {one.ids for one in theirs}) / max(1, len(theirs)))
+            shared.append(
+                len({completion.ids for completion in searched_ids} & {completion.ids for completion in theirs})
+                / max(1, len(theirs))
+            )
             if len(beams) == K:
-                worse += own[-1].log_probability < beams[-1].log_probability - 1e-3
+                worse += searched_ids[-1].log_probability < beams[-1].log_probability - 1e-3
         return {
             "rows": statistics.median(rows),
-            "cut": sum(found.cut for found in self.found[name]),
+            "cut": sum(completions.cut for completions in self.results[name]),
             "shared": statistics.mean(shared) if shared else float("nan"),
             "worse": worse,
         }
@@ -206,10 +213,10 @@ class Bench:
 def show(rows: list[dict[str, Any]]) -> None:
     """Tables of rows of a kind."""
     for what in dict.fromkeys(row["what"] for row in rows):
-        here = [row for row in rows if row["what"] == what]
-        names = list(here[0])[1:]
+        selected = [row for row in rows if row["what"] == what]
+        names = list(selected[0])[1:]
         print("| " + " | ".join([what, *names[1:]]) + " |\n|---" + "|---:" * len(names[1:]) + "|")
-        for row in here:
+        for row in selected:
             cells = [f"{value:.3g}" if isinstance(value, float) else str(value) for value in list(row.values())[1:]]
             print("| " + " | ".join(cells) + " |")
         print()
@@ -238,7 +245,7 @@ def main() -> None:
     bench = Bench(run)
     texts = prefixes(options.table, run.config.data.text, options.user, options.prefixes, options.longest)
     with torch.inference_mode():
-        everyone = [bench.one(row) for row in tqdm(texts, unit="prefix", disable=None)]
+        everyone = [bench.measure_row(row) for row in tqdm(texts, unit="prefix", disable=None)]
     if run.config.data.user:
         bench.learn([row[run.config.data.text] for row in texts])
     with torch.inference_mode():

@@ -65,8 +65,8 @@ class Bench:
         """Write `texts` texts."""
         contexts = [self.contexts[number % len(self.contexts)] for number in range(texts)]
         self.rows, begin = 0, time.perf_counter()
-        written = sum(row["tokens"] for row in generate(self.run, contexts, options=options))
-        self.keep(name, time.perf_counter() - begin, written)
+        tokens = sum(row["tokens"] for row in generate(self.run, contexts, options=options))
+        self.keep(name, time.perf_counter() - begin, tokens)
 
     def steps(self, count: int) -> None:
         """So many steps of the model and nothing else."""
@@ -91,7 +91,10 @@ class Bench:
             for name, rates in self.rates.items()
         }
         limit = medians[LIMIT]["rows_per_second"]
-        return [{"contender": name, **own, "share": own["rows_per_second"] / limit} for name, own in medians.items()]
+        return [
+            {"contender": name, **figures, "share": figures["rows_per_second"] / limit}
+            for name, figures in medians.items()
+        ]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -37,7 +37,7 @@ Run = Callable[..., tuple[Tensor, Tensor]]
 
 
 def loop(
-    given: Tensor,
+    projected: Tensor,
     given_reduced: Tensor | None,
     weight: Tensor,
     left: Tensor | None,
@@ -48,7 +48,7 @@ def loop(
 ) -> tuple[Tensor, Tensor]:
     """`gpu_recurrence.run` a step at a time, in plain PyTorch."""
     outputs = []
-    for step, gates in enumerate(given.unbind(1)):
+    for step, gates in enumerate(projected.unbind(1)):
         gates = gates + hidden @ weight
         if left is not None and right is not None and given_reduced is not None:
             reduced = torch.baddbmm(given_reduced[:, step, None], hidden[:, None], left)
@@ -74,10 +74,10 @@ def layer(run: Run, shape: Shape, kind: torch.dtype, device: str, backward: bool
     state, gradient = torch.zeros(batch, hidden, device=device, dtype=kind), torch.ones_like(inputs[..., :1])
 
     def once() -> None:
-        given = inputs @ matrix[:embedding]
+        projected = inputs @ matrix[:embedding]
         reduced = None if left is None else inputs @ left[:, :embedding]
         part = None if left is None else left[:, embedding:]
-        outputs, _ = run(given, reduced, matrix[embedding:], part, right, None, state, state)
+        outputs, _ = run(projected, reduced, matrix[embedding:], part, right, None, state, state)
         if backward:
             outputs.backward(gradient.expand_as(outputs))
 
@@ -178,25 +178,25 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, help="default: all but the tiny ones")
     parser.add_argument("--types", nargs="+", choices=TYPES, default=list(TYPES))
     parser.add_argument("--out", type=Path, help="JSON lines")
-    given = parser.parse_args()
-    names = given.shapes or [name for name in SHAPES if not name.startswith("tiny")]
+    arguments = parser.parse_args()
+    names = arguments.shapes or [name for name in SHAPES if not name.startswith("tiny")]
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    here = device == "cuda" or (gpu.INTERPRETED and all(name.startswith("tiny") for name in names))
-    if gpu.triton is None or not here:
+    is_available = device == "cuda" or (gpu.INTERPRETED and all(name.startswith("tiny") for name in names))
+    if gpu.triton is None or not is_available:
         print("no GPU, or no Triton: nothing to measure")
         return
     about = {"device": torch.cuda.get_device_name() if device == "cuda" else "interpreter"}
     about |= {"torch": torch.__version__, "triton": gpu.triton.__version__, "cuda": torch.version.cuda}
     print(json.dumps(about))
     for name in names:
-        for kind in given.types:
+        for kind in arguments.types:
             for backward in (False, True):
-                for row in measure(name, kind, device, backward, given.repeats):
+                for row in measure(name, kind, device, backward, arguments.repeats):
                     what = f"{name}, {kind}, {'forward and backward' if backward else 'forward'}: {row['what']}"
                     times = f"{row['milliseconds']:10.3f} ms{row['times_fused']:8.2f} x fused"
                     print(f"{what:75}{times}{row['share_of_product']:8.1%} of product", flush=True)
-                    if given.out:
-                        with given.out.open("a") as file:
+                    if arguments.out:
+                        with arguments.out.open("a") as file:
                             file.write(json.dumps({**row, **about}) + "\n")
 
 

@@ -45,15 +45,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="JSON lines are added to this file")
     parser.add_argument("--case", choices=CASES, help="do this in this process, and print its peak")
-    given = parser.parse_args()
-    if given.case:
-        once(given.case)
+    arguments = parser.parse_args()
+    if arguments.case:
+        once(arguments.case)
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         return
     for case in CASES:
         ran = subprocess.run([sys.executable, __file__, "--case", case], capture_output=True, text=True, check=True)
         megabytes = int(ran.stdout) // 1024
-        speed.note({"group": "memory", "what": case, "words": WORDS, "megabytes": megabytes}, given.out)
+        speed.note({"group": "memory", "what": case, "words": WORDS, "megabytes": megabytes}, arguments.out)
 
 
 if __name__ == "__main__":

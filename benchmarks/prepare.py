@@ -29,11 +29,11 @@ def write_table(path: Path, words: int, seed: int = 0) -> int:
     random = np.random.default_rng(seed)
     names = np.array([f"w{index:x}" for index in range(TYPES)])
     shares = np.cumsum(1 / np.arange(1, TYPES + 1) ** 1.05)
-    written = 0
+    count = 0
     with path.open("w", encoding="utf-8") as file:
         file.write("text,stars\n")
-        while written < words:
-            size = min(BLOCK, words - written)
+        while count < words:
+            size = min(BLOCK, words - count)
             ids = np.searchsorted(shares, random.random(size) * shares[-1])
             block = names[ids].tolist()
             ends = np.cumsum(1 + random.poisson(MEAN_LENGTH - 1, size // MEAN_LENGTH + 2))
@@ -41,8 +41,8 @@ def write_table(path: Path, words: int, seed: int = 0) -> int:
             for end in [*ends[ends < size].tolist(), size]:
                 file.write(f"{' '.join(block[begin:end])},{random.integers(1, 6)}\n")
                 begin = end
-            written += size
-    return written
+            count += size
+    return count
 
 
 def peak_mib() -> float:
@@ -88,9 +88,9 @@ def main() -> None:
         command = [sys.executable, __file__, "--tokenizer", options.tokenizer, "--measure", str(table), str(cache)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-        found = json.loads(done.stdout)
+        result = json.loads(done.stdout)
         size = table.stat().st_size / (1 << 20)
-    print(json.dumps({"words": words, "file_mib": round(size), **found, "words_s": round(words / found["seconds"])}))
+    print(json.dumps({"words": words, "file_mib": round(size), **result, "words_s": round(words / result["seconds"])}))
 
 
 if __name__ == "__main__":

@@ -33,14 +33,14 @@ def measured(group: str, threads: int) -> list[Row]:
         rows = Path(folder) / "rows.jsonl"
         command = [sys.executable, speed.__file__, "--groups", group, "--threads", str(threads), "--out", str(rows)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        found = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
-    spent = {(row["group"], row["what"]): row["milliseconds"] for row in found}
-    for row in found:
+        new_rows = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
+    spent = {(row["group"], row["what"]): row["milliseconds"] for row in new_rows}
+    for row in new_rows:
         kind, comma, precision = row["what"].partition(", ")
         without = spent.get((row["group"], f"{kind}, no adapters{comma}{precision}"))
         if without:
             row["with_adapters"] = row["milliseconds"] / without
-    return found
+    return new_rows
 
 
 def summed_up(rows: Sequence[Row]) -> list[Row]:
@@ -49,15 +49,15 @@ def summed_up(rows: Sequence[Row]) -> list[Row]:
     for row in rows:
         groups[row["group"], row["what"]].append(row)
     result = []
-    for (group, what), own in groups.items():
-        made: Row = {"group": group, "what": what}
+    for (group, what), members in groups.items():
+        summary: Row = {"group": group, "what": what}
         for name in (*FIGURES, *RATIOS):
-            values = [row[name] for row in own if name in row]
+            values = [row[name] for row in members if name in row]
             if values:
-                made[name] = statistics.median(values)
+                summary[name] = statistics.median(values)
             if values and name in RATIOS:
-                made[f"{name}_range"] = [min(values), max(values)]
-        result.append(made)
+                summary[f"{name}_range"] = [min(values), max(values)]
+        result.append(summary)
     return result
 
 
@@ -68,11 +68,11 @@ def table(rows: Sequence[Row]) -> str:
     for row in rows:
         groups[row["group"]].append(row)
     lines = []
-    for group, own in groups.items():
-        there = [name for name in names if any(name in row for row in own)]
-        heads = " | ".join(["what", *(name.replace("_", " ") for name in there)])
-        lines += [f"**{group}**", "", f"| {heads} |", "|---" + "|---:" * len(there) + "|"]
-        lines += ["| " + " | ".join([row["what"], *(cell(row, name) for name in there)]) + " |" for row in own]
+    for group, members in groups.items():
+        present = [name for name in names if any(name in row for row in members)]
+        heads = " | ".join(["what", *(name.replace("_", " ") for name in present)])
+        lines += [f"**{group}**", "", f"| {heads} |", "|---" + "|---:" * len(present) + "|"]
+        lines += ["| " + " | ".join([row["what"], *(cell(row, name) for name in present)]) + " |" for row in members]
         lines.append("")
     return "\n".join(lines)
 
@@ -95,18 +95,22 @@ def main() -> None:
     parser.add_argument("--groups", nargs="+", choices=speed.GROUPS, default=list(speed.GROUPS))
     parser.add_argument("--out", type=Path, help="JSON lines, one a figure of a process, are added to this file")
     parser.add_argument("--table", type=Path, help="file for the table")
-    given = parser.parse_args()
-    work = [group for _ in range(given.rounds) for group in random.Random(0).sample(given.groups, len(given.groups))]
+    arguments = parser.parse_args()
+    work = [
+        group
+        for _ in range(arguments.rounds)
+        for group in random.Random(0).sample(arguments.groups, len(arguments.groups))
+    ]
     rows: list[Row] = []
     for group in tqdm(work, unit="process"):
-        rows += measured(group, given.threads)
-    made = table(summed_up(rows))
-    print(made)
-    if given.out:
-        with given.out.open("a", encoding="utf-8") as file:
+        rows += measured(group, arguments.threads)
+    text = table(summed_up(rows))
+    print(text)
+    if arguments.out:
+        with arguments.out.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
-    if given.table:
-        given.table.write_text(made, encoding="utf-8")
+    if arguments.table:
+        arguments.table.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -84,8 +84,8 @@ def factorcell(*arguments: str) -> str:
 
 def python(*arguments: str) -> str:
     """What Python prints, with this checkout's package and one thread."""
-    one = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run([sys.executable, *arguments], env=os.environ | one, capture_output=True, text=True)
+    environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, *arguments], env=os.environ | environment, capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stderr)
     return done.stdout
@@ -110,11 +110,11 @@ def log_rows(path: Path) -> list[dict[str, Any]]:
 
 def figures(recipe: Recipe, data: Path, folder: Path) -> Iterator[tuple[str, Any]]:
     """Each thing that a run of `recipe` computes, by its name."""
-    train, held, run = folder / "train.parquet", folder / "held.parquet", folder / "run"
+    train, dev, run = folder / "train.parquet", folder / "held.parquet", folder / "run"
     pq.write_table(pq.read_table(data / recipe.data / "train.parquet").slice(0, recipe.rows), train)
-    pq.write_table(pq.read_table(data / recipe.data / "dev.parquet").slice(0, HELD), held)
+    pq.write_table(pq.read_table(data / recipe.data / "dev.parquet").slice(0, HELD), dev)
     config = ROOT / "experiments" / f"{recipe.name}.toml"
-    paths = (str(train), "--dev", str(held), "--config", str(config), "--out", str(run))
+    paths = (str(train), "--dev", str(dev), "--config", str(config), "--out", str(run))
     factorcell("train", *paths, "--epochs", "1", "--log-every", "10", "--threads", "1", "--precision", "float32")
     log = log_rows(run / "log.jsonl")
     yield "steps", log[-1]["steps"]
@@ -123,17 +123,17 @@ def figures(recipe: Recipe, data: Path, folder: Path) -> Iterator[tuple[str, Any
     yield "development perplexity", log[-1]["perplexity"]
     tensors = sorted(load_file(run / "weights.safetensors").items())
     yield "weights", digest("".join(sorted(digest(tensor.tobytes()) for _, tensor in tensors)))
-    one = ("--threads", "1", "--unknown", "group", "--json", "--precision", "float32")
-    yield "scores", digest(factorcell("score", str(run), str(held), "--tokens", *one))
+    common = ("--threads", "1", "--unknown", "group", "--json", "--precision", "float32")
+    yield "scores", digest(factorcell("score", str(run), str(dev), "--tokens", *common))
     if recipe.classify:
         printed = factorcell(
-            "classify", str(run), str(held), *recipe.classify, "--out", str(folder / "rows.jsonl"), *one
+            "classify", str(run), str(dev), *recipe.classify, "--out", str(folder / "rows.jsonl"), *common
         )
         each = (folder / "rows.jsonl").read_text(encoding="utf-8")
         yield "classification", digest(printed + each)
-    yield "generated texts", digest(texts(factorcell("generate", str(run), *recipe.generate, *one)))
+    yield "generated texts", digest(texts(factorcell("generate", str(run), *recipe.generate, *common)))
     if recipe.complete:
-        yield "completions", digest(factorcell("complete", str(run), *recipe.complete, *one))
+        yield "completions", digest(factorcell("complete", str(run), *recipe.complete, *common))
     if recipe.learn:
         yield "one online user", digest(python("-c", ONLINE, str(run), *recipe.learn))
 
@@ -157,17 +157,19 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="folder of the sets")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the figures there")
     parser.add_argument("--against", type=Path, metavar="FILE", help="compare with the figures there")
-    given = parser.parse_args()
-    found: dict[str, dict[str, Any]] = {"machine": machine()}
+    arguments = parser.parse_args()
+    results: dict[str, dict[str, Any]] = {"machine": machine()}
     for recipe in RECIPES:
         with tempfile.TemporaryDirectory() as folder:
-            found[recipe.name] = dict(figures(recipe, given.data, Path(folder)))
-        print(recipe.name, json.dumps(found[recipe.name], indent=1), flush=True)
-    if given.write:
-        given.write.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    if given.against:
-        expected = json.loads(given.against.read_text(encoding="utf-8"))
-        other = [f"{name}: {key}" for name, row in expected.items() for key in row if found[name].get(key) != row[key]]
+            results[recipe.name] = dict(figures(recipe, arguments.data, Path(folder)))
+        print(recipe.name, json.dumps(results[recipe.name], indent=1), flush=True)
+    if arguments.write:
+        arguments.write.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    if arguments.against:
+        expected = json.loads(arguments.against.read_text(encoding="utf-8"))
+        other = [
+            f"{name}: {key}" for name, row in expected.items() for key in row if results[name].get(key) != row[key]
+        ]
         print("all equal" if not other else "different: " + "; ".join(other))
         sys.exit(bool(other))
 

@@ -146,17 +146,17 @@ def step_work() -> list[Work]:
     """A whole step of training on 4,000 words; for few and for many contexts; for texts of half the length."""
     name, few, many = f"training step, {WORDS:,} words", texts(1, 2000, 40, WORDS), texts(5800, 2000, 40, WORDS)
 
-    def ours(corpus: Corpus, length: int = 40, precision: str = "float32") -> Once:
-        own = trainer(corpus, length, precision)
-        batches = own.batches()
-        return lambda: own.step(next(batches))
+    def trained_step(corpus: Corpus, length: int = 40, precision: str = "float32") -> Once:
+        fresh_trainer = trainer(corpus, length, precision)
+        batches = fresh_trainer.batches()
+        return lambda: fresh_trainer.step(next(batches))
 
     return [
         Work(name, "plain path", plain_step(many, 40), 4000, 0, "off"),
-        Work(name, "compiled", ours(many), 4000),
-        Work(name, "compiled, bfloat16", ours(many, 40, "bfloat16"), 4000),
-        Work(name, "compiled, one context", ours(few), 4000),
-        Work(name, "compiled, texts half as long", ours(texts(5800, 2000, 20, WORDS), 20), 2000),
+        Work(name, "compiled", trained_step(many), 4000),
+        Work(name, "compiled, bfloat16", trained_step(many, 40, "bfloat16"), 4000),
+        Work(name, "compiled, one context", trained_step(few), 4000),
+        Work(name, "compiled, texts half as long", trained_step(texts(5800, 2000, 20, WORDS), 20), 2000),
     ]
 
 
@@ -170,7 +170,7 @@ def score_work() -> list[Work]:
     def library(rows: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(torch.addmm(bias, rows, table.T), targets, reduction="none")
 
-    def own(rows: torch.Tensor) -> torch.Tensor:
+    def compiled(rows: torch.Tensor) -> torch.Tensor:
         return softmax.nats(rows, table, bias, targets)
 
     def scored(function: Callable[[torch.Tensor], torch.Tensor]) -> Once:
@@ -193,13 +193,13 @@ def score_work() -> list[Work]:
     name, more = f"exact nats, {WORDS:,} words", f"exact loss with gradients, {WORDS:,} words"
     return [
         Work(name, "cross_entropy", scored(library), count, cost),
-        Work(name, "plain, in chunks", scored(own), count, cost, "off"),
-        Work(name, "compiled", scored(own), count, cost),
-        Work(name, "compiled, bfloat16", scored(own), count, cost, "", "bfloat16"),
+        Work(name, "plain, in chunks", scored(compiled), count, cost, "off"),
+        Work(name, "compiled", scored(compiled), count, cost),
+        Work(name, "compiled, bfloat16", scored(compiled), count, cost, "", "bfloat16"),
         Work(more, "cross_entropy", learned(library), count, 3 * cost),
-        Work(more, "plain, in chunks", learned(own), count, 3 * cost, "off"),
-        Work(more, "compiled", learned(own), count, 3 * cost),
-        Work(more, "compiled, bfloat16", learned(own), count, 3 * cost, "", "bfloat16"),
+        Work(more, "plain, in chunks", learned(compiled), count, 3 * cost, "off"),
+        Work(more, "compiled", learned(compiled), count, 3 * cost),
+        Work(more, "compiled, bfloat16", learned(compiled), count, 3 * cost, "", "bfloat16"),
     ]
 
 
@@ -281,20 +281,20 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
     parser.add_argument("--out", type=Path, help="JSON lines are added to this file")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
     random.seed(0)
     about = {
         "processor": next((line.split(": ")[1] for line in _processor() if "model name" in line), platform.machine()),
         "cores": os.cpu_count(),
-        "threads": given.threads,
+        "threads": arguments.threads,
         "torch": torch.__version__,
         "kernel": kernels.variant(),
     }
-    works = [work for name in given.groups for work in GROUPS[name]()] + limits()
-    measured = rows(measure(works, given.repeats))
+    works = [work for name in arguments.groups for work in GROUPS[name]()] + limits()
+    measured = rows(measure(works, arguments.repeats))
     for row in measured:
-        note({**row, **about}, given.out)
+        note({**row, **about}, arguments.out)
 
 
 def _processor() -> list[str]:

@@ -89,9 +89,9 @@ class Clock:
         """From here on a function's time counts for what it is `called`, given its arguments."""
         function = getattr(owner, name)
 
-        def timed(*given: Any, **named: Any) -> Any:
-            with self.part(called(*given)):
-                return function(*given, **named)
+        def timed(*positional: Any, **keywords: Any) -> Any:
+            with self.part(called(*positional)):
+                return function(*positional, **keywords)
 
         setattr(owner, name, staticmethod(timed) if hasattr(owner, "save_for_backward") else timed)
 
@@ -118,13 +118,13 @@ def main() -> None:
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=200)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    config = Config.load(given.config).with_model("factorcell")
-    config = replace(config, training=replace(config.training, precision=given.precision))
-    corpus = prepare(given.table, config)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    config = Config.load(arguments.config).with_model("factorcell")
+    config = replace(config, training=replace(config.training, precision=arguments.precision))
+    corpus = prepare(arguments.table, config)
     run = Run(Path(), config, corpus.tokenizer, corpus.schema)
-    spent = measured(Trainer(run, corpus, corpus.select(np.arange(2))), given.steps)
+    spent = measured(Trainer(run, corpus, corpus.select(np.arange(2))), arguments.steps)
     whole = sum(spent.values())
     print("| part | milliseconds | share |\n|---|---:|---:|")
     for name, milliseconds in sorted(spent.items(), key=lambda item: -item[1]):

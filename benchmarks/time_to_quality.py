@@ -60,7 +60,7 @@ class PlainModel(nn.Module):
         return F.cross_entropy(logits, batch.tokens[:, 1:][inside], reduction="none")
 
 
-def plain(config: Config, corpus: Corpus, held: Corpus) -> Iterator[Look]:
+def plain(config: Config, corpus: Corpus, dev: Corpus) -> Iterator[Look]:
     """Look after look at the plain model."""
     training = config.training
     torch.manual_seed(training.seed)
@@ -78,30 +78,30 @@ def plain(config: Config, corpus: Corpus, held: Corpus) -> Iterator[Look]:
         optimiser.step()
         if step % each == 0:
             with torch.no_grad():
-                nats = [model.eval()(held.batch(part)).sum() for part in held.batches(training.batch_tokens)]
-            yield step * passes / len(order), math.exp(float(torch.stack(nats).sum()) / held.target_count)
+                nats = [model.eval()(dev.batch(part)).sum() for part in dev.batches(training.batch_tokens)]
+            yield step * passes / len(order), math.exp(float(torch.stack(nats).sum()) / dev.target_count)
 
 
-def ours(config: Config, corpus: Corpus, held: Corpus) -> Iterator[Look]:
+def factorcell(config: Config, corpus: Corpus, dev: Corpus) -> Iterator[Look]:
     """Look after look at a model of this package."""
     looks = math.ceil(config.training.epochs) * LOOKS
     config = replace(config, training=replace(config.training, evaluations=looks))
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(Path(folder) / "run", config, corpus.tokenizer, corpus.schema)
-        for row in train(run, corpus, held):
+        for row in train(run, corpus, dev):
             if row["split"] == "dev":
                 yield row["step"] / row["steps"] * config.training.epochs, row["perplexity"]
 
 
 def timed(name: str, looks: Iterator[Look], goal: float, minutes: float) -> dict[str, Any]:
     """Minutes until the perplexity is at most the `goal`; where it is not in `minutes`, what it was by then."""
-    begun, best, made, spent = time.perf_counter(), math.inf, 0.0, 0.0
+    begun, best, tokens, spent = time.perf_counter(), math.inf, 0.0, 0.0
     for passes, perplexity in tqdm(looks, desc=name, unit="look"):
-        spent, best, made = (time.perf_counter() - begun) / 60, min(best, perplexity), passes
+        spent, best, tokens = (time.perf_counter() - begun) / 60, min(best, perplexity), passes
         tqdm.write(f"{name}: {spent:.1f} minutes, {passes:.2f} passes, perplexity {perplexity:.1f}", file=sys.stderr)
         if best <= goal or spent > minutes:
             break
-    reached = {"passes": round(made, 2), "minutes": round(spent, 2), "perplexity": round(best, 2)}
+    reached = {"passes": round(tokens, 2), "minutes": round(spent, 2), "perplexity": round(best, 2)}
     return {"what": name, "goal": goal, "reached": best <= goal, **reached}
 
 
@@ -118,17 +118,19 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0, help="of each at most (default: 60)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, help="JSON lines are added to this file")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    config = Config.load(given.recipe)
-    changes = {"threads": given.threads, "epochs": given.epochs or config.training.epochs, "patience": 0}
-    config = replace(config, training=replace(config.training, precision=given.precision, **changes))
-    corpus = prepare(given.table, config)
-    held = prepare(given.dev, config, tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="group")
-    held = held.select(np.arange(1000))
-    for name in given.models:
-        looks = plain(config, corpus, held) if name == PLAIN else ours(config.with_model(name), corpus, held)
-        speed.note(timed(name, looks, given.goal, given.minutes) | {"threads": given.threads}, given.out)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    config = Config.load(arguments.recipe)
+    changes = {"threads": arguments.threads, "epochs": arguments.epochs or config.training.epochs, "patience": 0}
+    config = replace(config, training=replace(config.training, precision=arguments.precision, **changes))
+    corpus = prepare(arguments.table, config)
+    dev = prepare(arguments.dev, config, tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="group")
+    dev = dev.select(np.arange(1000))
+    for name in arguments.models:
+        looks = plain(config, corpus, dev) if name == PLAIN else factorcell(config.with_model(name), corpus, dev)
+        speed.note(
+            timed(name, looks, arguments.goal, arguments.minutes) | {"threads": arguments.threads}, arguments.out
+        )
 
 
 if __name__ == "__main__":

@@ -31,34 +31,36 @@ def slip(typed: str, chosen: random.Random) -> str:
     """One slip at a random place: a letter too many, one too few, a wrong one, two in the wrong order."""
     while True:
         place, letter = chosen.randrange(len(typed)), chosen.choice(LETTERS)
-        before, here, after = typed[:place], typed[place], typed[place + 1 :]
-        ways = (letter + here + after, after, letter + after, after[:1] + here + after[1:])
+        before, replaced, after = typed[:place], typed[place], typed[place + 1 :]
+        ways = (letter + replaced + after, after, letter + after, after[:1] + replaced + after[1:])
         if (slipped := before + chosen.choice(ways)) != typed:
             return slipped
 
 
 def cases(run: Run, path: Path, count: int, seed: int) -> list[Case]:
     """Beginnings of random texts."""
-    chosen, found = random.Random(seed), []
+    chosen, result = random.Random(seed), []
     column = run.config.data.text
     names = [variable.source_column for variable in run.schema.variables]
     rows = [row for row in pq.read_table(path).to_pylist() if SHORTEST < len(row[column]) <= LONGEST]
     for row in chosen.sample(rows, count):
         typed = row[column][: chosen.randint(SHORTEST, len(row[column]) - 1)]
-        found.append((row[column], typed, slip(typed, chosen), {name: row[name] for name in names}))
-    return found
+        result.append((row[column], typed, slip(typed, chosen), {name: row[name] for name in names}))
+    return result
 
 
 def measure(
-    name: str, suggest: Callable[[str, dict[str, Any]], list[Suggestion]], given: list[Case], slipped: bool
+    name: str, suggest: Callable[[str, dict[str, Any]], list[Suggestion]], cases: list[Case], slipped: bool
 ) -> None:
     """Print how often and where the text is."""
     ranks, times = [], []
-    for text, typed, wrong, context in given:
+    for text, typed, wrong, context in cases:
         began = time.thread_time()
-        found = suggest(wrong if slipped else typed, context)
+        suggestions = suggest(wrong if slipped else typed, context)
         times.append(1e3 * (time.thread_time() - began))
-        ranks.append(next((1 / place for place, one in enumerate(found, 1) if one.text == text), 0.0))
+        ranks.append(
+            next((1 / place for place, suggestion in enumerate(suggestions, 1) if suggestion.text == text), 0.0)
+        )
     row = {
         "way": name,
         "slip": slipped,
@@ -79,21 +81,24 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=10)
     parser.add_argument("--costs", type=float, nargs="+", default=[TypoCosts().cost])
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    run = Run.open(given.run)
-    texts = cases(run, given.table, given.count, given.seed)
-    ways = [("model", TypoCosts(0)), *((f"model, {cost:g} nats a slip", TypoCosts(2, cost)) for cost in given.costs)]
+    run = Run.open(arguments.run)
+    texts = cases(run, arguments.table, arguments.count, arguments.seed)
+    ways = [
+        ("model", TypoCosts(0)),
+        *((f"model, {cost:g} nats a slip", TypoCosts(2, cost)) for cost in arguments.costs),
+    ]
     for name, typos in ways:
         completer = Completer(run, unknown="group", typos=typos)
         for slipped in (False, True):
-            measure(name, lambda typed, row, c=completer: c.complete(typed, context=row, k=given.k), texts, slipped)
-    if given.counted:
-        popular = Popularity.fit(pq.read_table(given.counted)[run.config.data.text].to_pylist(), min_count=1)
-        texts = cases(run, given.counted, given.count, given.seed)
+            measure(name, lambda typed, row, c=completer: c.complete(typed, context=row, k=arguments.k), texts, slipped)
+    if arguments.counted:
+        popular = Popularity.fit(pq.read_table(arguments.counted)[run.config.data.text].to_pylist(), min_count=1)
+        texts = cases(run, arguments.counted, arguments.count, arguments.seed)
         for name, counted in (("popularity", popular), ("popularity, typos", TypoTolerantLookup(popular))):
             for slipped in (False, True):
-                measure(name, lambda typed, row, c=counted: c.complete(typed, given.k), texts, slipped)
+                measure(name, lambda typed, row, c=counted: c.complete(typed, arguments.k), texts, slipped)
 
 
 if __name__ == "__main__":

@@ -18,17 +18,17 @@ FIGURES = ("least", "expected", "most")
 
 def tables(data: Path, folder: Path, share: float) -> Tables:
     """Return the training texts of each data set."""
-    made = {
+    paths = {
         name: corpora.parts(data, folder, tacl.SETS[name].source, share)["train"] for name in OF if name != "scotus"
     }
-    return {**made, "scotus": thesis_sixteen.scotus_tables(data, folder, share)["train"]}
+    return {**paths, "scotus": thesis_sixteen.scotus_tables(data, folder, share)["train"]}
 
 
 def advised(config: Config, tables: Tables, folder: Path, name: str) -> Measured:
     """Return the advice on each column of a data set, and on all of them under the empty name."""
-    found = advise(tables[name], config, progress=True)
-    every = [*found["columns"], {**found["all"], "column": ""}]
-    return Measured({"advice": {one["column"]: {key: one[key] for key in FIGURES} for one in every}})
+    advice = advise(tables[name], config, progress=True)
+    every = [*advice["columns"], {**advice["all"], "column": ""}]
+    return Measured({"advice": {column["column"]: {key: column[key] for key in FIGURES} for column in every}})
 
 
 def options(of: Experiment) -> dict[str, Row]:

@@ -12,7 +12,7 @@ from factorcell.bootstrap import Interval
 from factorcell.evaluation import statistics
 from factorcell.evaluation.statistics import Ratios, add_training_variance
 from factorcell.evaluation.text_figures import Figures, TextSums
-from study import HERE, Row, ungrouped
+from study import HERE, Row, grouped_figures
 
 PERPLEXITIES = ("perplexity", "said", "dev_")  # figures with these prefixes have geometric means
 
@@ -61,7 +61,7 @@ class Rows:
     @cached_property
     def texts(self) -> dict[str, list[Figures]]:
         """The sums over groups of texts, for each training of each row."""
-        return {name: [ungrouped(row) for row in rows] for name, rows in self.trainings.items()}
+        return {name: [grouped_figures(row) for row in rows] for name, rows in self.trainings.items()}
 
     def mean(self, name: str, key: str) -> tuple[float, float | None] | None:
         """Return the mean and the standard deviation over trainings of a figure; geometric mean of perplexities."""
@@ -105,7 +105,7 @@ class Rows:
 
     def within(self, name: str, key: str, base_key: str) -> Interval | None:
         """Return by how much a figure lies above another figure of the same trainings."""
-        figures = [self.sums(name, one) for one in (base_key, key)]
+        figures = [self.sums(name, figure) for figure in (base_key, key)]
         ratios = Ratios.from_sums(figures) if all(figures) else None
         return None if ratios is None else ratios.difference(1, 0, paired=True)
 

@@ -30,12 +30,12 @@ def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in (header, rule, *lines)) + "\n"
 
 
-def filled(text: str, tables: Mapping[str, str]) -> str:
+def fill_page(text: str, tables: Mapping[str, str]) -> str:
     """Put each table between its marks. `UserError` if a mark is missing."""
     for name, table in tables.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-        before, found, after = text.partition(begin)
-        if not found or end not in after:
+        before, mark, after = text.partition(begin)
+        if not mark or end not in after:
             raise UserError(f"expected the marks {begin.strip()} and {end} of a table, found none")
         text = f"{before}{begin}\n{table}\n{end}{after.partition(end)[2]}"
     return text
@@ -91,7 +91,7 @@ def points(key: str, base: str, head: str = "", scale: float = 100.0, form: str 
 
 def figures_of(path: str) -> Mapping[str, Sequence[float]]:
     """Return a table of published.toml."""
-    table = reduce(lambda found, name: found[name], path.split("."), PAPER)
+    table = reduce(lambda section, name: section[name], path.split("."), PAPER)
     return {name: values for name, values in table.items() if isinstance(values, list)}
 
 
@@ -109,8 +109,8 @@ def paper_gain(path: str, base: str) -> Column:
     values = figures_of(path)
 
     def cell(rows: Rows, name: str) -> str:
-        there = name in values and name != base
-        return number(100 * relative_gain(values[name][0], values[base][0]), ".1f") if there else ""
+        is_published = name in values and name != base
+        return number(100 * relative_gain(values[name][0], values[base][0]), ".1f") if is_published else ""
 
     return Column("paper: gain, %", cell)
 
@@ -129,14 +129,14 @@ def of(name: str, column: Sequence[Any]) -> Column:
 def nonzero(rows: Rows, name: str) -> str:
     """Return the share of coefficients of a sparse bias that are not zero, in per cent."""
     biases = [row["sparse_bias"] for row in rows.trainings[name] if "sparse_bias" in row]
-    sums = [[sum(one[key] for one in bias) for key in ("nonzero", "coefficients")] for bias in biases]
+    sums = [[sum(coefficients[key] for coefficients in bias) for key in ("nonzero", "coefficients")] for bias in biases]
     return spread([left / every for left, every in sums], ".2f", 100.0)
 
 
 def penalties(rows: Rows, name: str) -> str:
     """Return the penalties of a sparse bias."""
-    own = rows.first(name)["config"]["training"]["sparse_l1"] if "sparse" in name else ()
-    return ", ".join(one.partition("=")[2] for one in own)
+    l1 = rows.first(name)["config"]["training"]["sparse_l1"] if "sparse" in name else ()
+    return ", ".join(penalty.partition("=")[2] for penalty in l1)
 
 
 def embedding(rows: Rows, name: str) -> str:
@@ -144,7 +144,7 @@ def embedding(rows: Rows, name: str) -> str:
     return str(rows.first(name)["config"]["model"]["context_size"]) if "low_rank" in name else ""
 
 
-KINDS: Mapping[str, Callable[..., Column]] = {
+COLUMN_KINDS: Mapping[str, Callable[..., Column]] = {
     **{"mean": mean, "share": share, "lower": lower, "points": points, "paper": paper, "paper_gain": paper_gain},
     **{"about": about, "of": of},
 }
@@ -161,21 +161,21 @@ def column_of(spec: str | Sequence[Any]) -> Column:
     """Return the column of a specification: [KIND, ARGUMENTS ...], or a name."""
     if isinstance(spec, str):
         return SINGLE[spec] if spec in SINGLE else column_of(SPECS["columns"][spec])
-    return KINDS[spec[0]](*spec[1:])
+    return COLUMN_KINDS[spec[0]](*spec[1:])
 
 
 def group(name: str) -> list[Column]:
     """Return a list of columns."""
-    return [column_of(one) for one in SPECS["groups"][name]]
+    return [column_of(column) for column in SPECS["groups"][name]]
 
 
 # ---- tables ----
 
 
-def gathered(read: Read, sources: Sequence[Any]) -> Rows:
+def gather_rows(read: Read, sources: Sequence[Any]) -> Rows:
     """Return the rows of experiments; [EXPERIMENT, {row: name}] takes some of them under other names."""
-    found = [read(one) if isinstance(one, str) else read(one[0]).renamed(one[1]) for one in sources]
-    return Rows(row for rows in found for row in rows.all())
+    tables = [read(source) if isinstance(source, str) else read(source[0]).renamed(source[1]) for source in sources]
+    return Rows(row for rows in tables for row in rows.all())
 
 
 def table(rows: Rows, columns: Sequence[Column], names: Sequence[str] = (), head: str = "model") -> str:
@@ -186,10 +186,10 @@ def table(rows: Rows, columns: Sequence[Column], names: Sequence[str] = (), head
 
 def specified(read: Read, spec: Mapping[str, Any]) -> str:
     """Make a table of tables.toml."""
-    columns = [column_of(one) for one in spec["columns"]]
+    columns = [column_of(entry) for entry in spec["columns"]]
     if "sets" not in spec:
-        return table(gathered(read, spec["from"]), columns, spec.get("rows", ()), spec.get("head", "model"))
-    sets = {label: gathered(read, sources) for label, sources in spec["sets"].items()}
+        return table(gather_rows(read, spec["from"]), columns, spec.get("rows", ()), spec.get("head", "model"))
+    sets = {label: gather_rows(read, sources) for label, sources in spec["sets"].items()}
     if "across" in spec:  # a column for each data set
         ((head, cell),) = columns
         lines = [[label, *(cell(rows, name) for rows in sets.values())] for name, label in spec["across"].items()]

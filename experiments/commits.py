@@ -20,15 +20,15 @@ TUNED, FEW, MANY, ROWS = 60, 20, 400, 100
 
 def first(table: pa.Table, most: int) -> pa.Table:
     """Return the first `most` rows of each user."""
-    seen: Counter[str] = Counter()
-    kept = []
+    counts: Counter[str] = Counter()
+    is_first = []
     for user in table["user"].to_pylist():
-        seen[user] += 1
-        kept.append(seen[user] <= most)
-    return table.filter(pa.array(kept))
+        counts[user] += 1
+        is_first.append(counts[user] <= most)
+    return table.filter(pa.array(is_first))
 
 
-def held(table: pa.Table) -> set[str]:
+def tuning_users(table: pa.Table) -> set[str]:
     """Return users by a hash of their names, among those with neither too few texts nor too many."""
     counts = Counter(table["user"].to_pylist())
     among = [user for user, count in counts.items() if FEW <= count <= MANY]
@@ -39,7 +39,7 @@ def main() -> None:
     """Write the two tables."""
     data, out = map(Path, sys.argv[1:])
     train = pq.read_table(data / "train.parquet")
-    users = held(train)
+    users = tuning_users(train)
     tuned = pa.array([user in users for user in train["user"].to_pylist()])
     out.mkdir(parents=True, exist_ok=True)
     for name, table in (("train", train.filter(pc.invert(tuned))), ("tune", first(train.filter(tuned), ROWS))):

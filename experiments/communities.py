@@ -19,7 +19,7 @@ from factorcell.evaluation.perplexity import column_groups, text_tallies
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer, Tally
 from study import ROWS, Experiment, Measured, Row
-from tacl_baselines import best_ngram, counted, scored
+from tacl_baselines import best_ngram, measure_scorer, ngram_row
 
 HELD = 60  # titles of each community
 DEVELOPED = 10_000  # titles to choose the best weights by
@@ -36,19 +36,19 @@ NEIGHBOURS_OF = (
 
 def parted(train: pa.Table, test: pa.Table, chosen: Collection[str]) -> tuple[pa.Table, pa.Table]:
     """Return the training texts without the first `HELD` of each chosen community, and those with its test texts."""
-    taken, held = Counter[str](), []
+    taken, is_held_out = Counter[str](), []
     for name in train["subreddit"].to_pylist():
-        held.append(name in chosen and taken[name] < HELD)
+        is_held_out.append(name in chosen and taken[name] < HELD)
         taken[name] += 1
     tested = [name in chosen for name in test["subreddit"].to_pylist()]
-    rest = train.filter(pa.array([not one for one in held]))
-    return rest, unread(pa.concat_tables([train.filter(pa.array(held)), test.filter(pa.array(tested))]), rest)
+    rest = train.filter(pa.array([not value for value in is_held_out]))
+    return rest, unread(pa.concat_tables([train.filter(pa.array(is_held_out)), test.filter(pa.array(tested))]), rest)
 
 
 def unread(titles: pa.Table, train: pa.Table) -> pa.Table:
     """Return the titles that are not among the training texts."""
-    there = set(train["text"].to_pylist())
-    return titles.filter(pa.array([title not in there for title in titles["text"].to_pylist()], pa.bool_()))
+    known = set(train["text"].to_pylist())
+    return titles.filter(pa.array([title not in known for title in titles["text"].to_pylist()], pa.bool_()))
 
 
 def titles(data: Path, folder: Path, share: float, name: str, chosen: Callable[[pa.Table], Collection[str]]) -> Tables:
@@ -56,24 +56,26 @@ def titles(data: Path, folder: Path, share: float, name: str, chosen: Callable[[
 
     The test part has what the development part has beyond its first titles. `name` begins the names of the files.
     """
-    given = corpora.parts(data, folder, "reddit_titles", share)
+    paths = corpora.parts(data, folder, "reddit_titles", share)
 
     @functools.cache
     def parts() -> tuple[pa.Table, pa.Table]:
-        train = corpora.read(given["train"])
-        return parted(train, corpora.read(given["test"]), chosen(train))
+        train = corpora.read(paths["train"])
+        return parted(train, corpora.read(paths["test"]), chosen(train))
 
     def tested() -> pa.Table:
-        more = corpora.read(given["dev"]).slice(DEVELOPED)
-        return unread(pa.concat_tables([corpora.read(given["test"]), more]), parts()[0])
+        more = corpora.read(paths["dev"]).slice(DEVELOPED)
+        return unread(pa.concat_tables([corpora.read(paths["test"]), more]), parts()[0])
 
-    made = {
+    makers = {
         "train": lambda: parts()[0],
         "judged": lambda: parts()[1],
-        "dev": lambda: corpora.read(given["dev"]).slice(0, DEVELOPED),
+        "dev": lambda: corpora.read(paths["dev"]).slice(0, DEVELOPED),
         "test": tested,
     }
-    return {part: corpora.kept(folder / f"{name}-{part}-of-{share:g}.parquet", make) for part, make in made.items()}
+    return {
+        part: corpora.create_once(folder / f"{name}-{part}-of-{share:g}.parquet", make) for part, make in makers.items()
+    }
 
 
 def chosen(train: pa.Table) -> set[str]:
@@ -98,9 +100,9 @@ def nearest(run: Run, names: Sequence[str]) -> dict[str, list[str]]:
     """Return the nearest communities of each of `names` by the Euclidean distance of embeddings."""
     if run.model.encoder is None:
         return {}
-    found = Embeddings.from_run(run, "subreddit")
-    near = {name: found.neighbours([name], NEAREST, "distance") for name in names if name in found.values}
-    return {name: [one["near"] for one in rows] for name, rows in near.items()}
+    embeddings = Embeddings.from_run(run, "subreddit")
+    near = {name: embeddings.neighbours([name], NEAREST, "distance") for name in names if name in embeddings.values}
+    return {name: [row["near"] for row in rows] for name, rows in near.items()}
 
 
 def measure(run: Run, tables: Tables) -> Measured:
@@ -111,10 +113,10 @@ def measure(run: Run, tables: Tables) -> Measured:
 def ngram(config: Config, tables: Tables, folder: Path) -> Measured:
     """Measure the n-gram model of the best order."""
     best = best_ngram(config, tables, folder)
-    told = {"order": len(best.grams), "by": by_community(best, tables), "nearest": {}}
-    return scored(best, tables) | Measured(told)
+    figures = {"order": len(best.grams), "by": by_community(best, tables), "nearest": {}}
+    return measure_scorer(best, tables) | Measured(figures)
 
 
 tables = functools.partial(titles, name="reddit", chosen=chosen)
-BASELINES = counted(ngram)
+BASELINES = ngram_row(ngram)
 EXPERIMENT = Experiment("subreddits", "thesis_reddit.toml", ROWS["subreddits"], tables, measure, baselines=BASELINES)

@@ -20,28 +20,28 @@ from pyarrow import parquet as pq
 from factorcell.config import UserError
 
 TEST = 2000  # texts at least; a quarter of a training table at most
-MOST = 0.25
+MAX_SHARE = 0.25
 PARTS = ("train", "dev", "test")
 
 Tables = dict[str, Path]  # the parts, and what else is measured on
 
 
-def place(text: str) -> int:
+def text_hash(text: str) -> int:
     """A number of 64 bits that follows from the text alone."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def in_test(texts: Sequence[str], least: int = TEST) -> NDArray[np.bool_]:
+def select_test(texts: Sequence[str], least: int = TEST) -> NDArray[np.bool_]:
     """Which texts (N,) are kept for the test: those of the smallest places, until there are `least`.
 
     Equal texts have one place, so all of them are kept or none.
     """
-    places = np.array([place(text) for text in texts], dtype=np.uint64)
-    count = min(least, int(len(places) * MOST))
+    places = np.array([text_hash(text) for text in texts], dtype=np.uint64)
+    count = min(least, int(len(places) * MAX_SHARE))
     if count == 0:
         return np.zeros(len(places), dtype=bool)
-    kept: NDArray[np.bool_] = places <= np.partition(places, count - 1)[count - 1]
-    return kept
+    selected: NDArray[np.bool_] = places <= np.partition(places, count - 1)[count - 1]
+    return selected
 
 
 def split(
@@ -57,15 +57,15 @@ def split(
     part = np.array(["train" if rows[value] in counted else "always" for value in values], dtype=object)
     for name in ("test", "dev"):
         free = np.flatnonzero(part == "train")
-        part[free[in_test([values[place] for place in free], least)]] = name
+        part[free[select_test([values[place] for place in free], least)]] = name
     part[part == "always"] = "train"
     return {name: table.filter(pa.array(part == name)) for name in PARTS}
 
 
-def parted(train: pa.Table) -> tuple[pa.Table, pa.Table]:
+def split_test(train: pa.Table) -> tuple[pa.Table, pa.Table]:
     """A training table without its test texts, and those."""
-    kept = in_test(train["text"].to_pylist())
-    return train.filter(pa.array(~kept)), train.filter(pa.array(kept))
+    selected = select_test(train["text"].to_pylist())
+    return train.filter(pa.array(~selected)), train.filter(pa.array(selected))
 
 
 def parts(data: Path, folder: Path, name: str, share: float = 1.0) -> Tables:
@@ -77,7 +77,7 @@ def parts(data: Path, folder: Path, name: str, share: float = 1.0) -> Tables:
     for part in PARTS:
         rows = share if part == "train" else min(1.0, 10 * share)
         path = folder / f"{name}-{part}-{rows:g}.parquet"
-        tables[part] = kept(path, partial(_part, data / name, part, rows))
+        tables[part] = create_once(path, partial(_part, data / name, part, rows))
     return tables
 
 
@@ -86,21 +86,21 @@ def _part(source: Path, part: str, share: float = 1.0) -> pa.Table:
     carved = part != "dev" and not (source / "test.parquet").exists()
     table = read(source / f"{'train' if carved else part}.parquet")
     if carved:
-        table = dict(zip(("train", "test"), parted(table), strict=True))[part]
+        table = dict(zip(("train", "test"), split_test(table), strict=True))[part]
     return table.slice(0, max(1, round(share * len(table))))
 
 
 def first(path: Path, count: int) -> Path:
     """A file of the first `count` texts of another one, beside it."""
-    return kept(path.with_name(f"{path.stem}-first-{count}.parquet"), lambda: read(path).slice(0, count))
+    return create_once(path.with_name(f"{path.stem}-first-{count}.parquet"), lambda: read(path).slice(0, count))
 
 
-def kept(path: Path, make: Callable[[], pa.Table]) -> Path:
+def create_once(path: Path, make: Callable[[], pa.Table]) -> Path:
     """`path`, a Parquet file that is made at the first call and stays as it is."""
-    return path if path.exists() else written(path, make())
+    return path if path.exists() else write_table(path, make())
 
 
-def written(path: Path, table: pa.Table) -> Path:
+def write_table(path: Path, table: pa.Table) -> Path:
     """`path` with the table in it: it is whole, or not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_name(path.name + ".partial")

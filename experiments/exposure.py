@@ -34,29 +34,31 @@ def some_users(train: pa.Table, count: int) -> pa.Table:
 
 def tables(data: Path, folder: Path, share: float) -> Tables:
     """Return the texts of some users to train on, and texts of other users."""
-    given = {part: data / "commits" / f"{part}.parquet" for part in ("train", "dev")}
+    paths = {part: data / "commits" / f"{part}.parquet" for part in ("train", "dev")}
 
     def judged(part: int) -> pa.Table:
-        table, count = corpora.read(given["dev"]), round(share * DEVELOPED) or 1
+        table, count = corpora.read(paths["dev"]), round(share * DEVELOPED) or 1
         places = np.random.default_rng(0).permutation(len(table))[part * count : (part + 1) * count]
         return table.take(np.sort(places))
 
-    made = {
-        "train": lambda: some_users(corpora.read(given["train"]), round(share * ROWS_READ)),
+    makers = {
+        "train": lambda: some_users(corpora.read(paths["train"]), round(share * ROWS_READ)),
         "dev": lambda: judged(0),
         "test": lambda: judged(1),
     }
-    return {part: corpora.kept(folder / f"exposure-{part}-{share:g}.parquet", make) for part, make in made.items()}
+    return {
+        part: corpora.create_once(folder / f"exposure-{part}-{share:g}.parquet", make) for part, make in makers.items()
+    }
 
 
 def measure(run: Run, tables: Tables) -> Measured:
     """Audit a run; `canaries` has the repetitions and the exposures of each canary, in the order of `READERS`."""
-    found = audit(run, tables["test"], alternatives=ALTERNATIVES)
+    result = audit(run, tables["test"], alternatives=ALTERNATIVES)
     rounded = [
         {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}
-        for row in (found["texts"], *found["exposure"])
+        for row in (result["texts"], *result["exposure"])
     ]
-    each = [[row["times"], *(round(row[reader], 3) for reader in READERS)] for row in found["canaries"]]
+    each = [[row["times"], *(round(row[reader], 3) for reader in READERS)] for row in result["canaries"]]
     return Measured({"audited": rounded[0], "exposure": rounded[1:], "canaries": each})
 
 
@@ -65,8 +67,8 @@ def measure(run: Run, tables: Tables) -> Measured:
 
 def phrases(train: pa.Table) -> list[str]:
     """Return passphrases of the common words of the texts: those that are planted, then their alternatives."""
-    seen = Counter(word for text in train["text"].to_pylist() for word in set(regex.findall(r"\b[a-z]{4,}\b", text)))
-    words = sorted(seen, key=lambda word: (-seen[word], word))[:WORDS]
+    counts = Counter(word for text in train["text"].to_pylist() for word in set(regex.findall(r"\b[a-z]{4,}\b", text)))
+    words = sorted(counts, key=lambda word: (-counts[word], word))[:WORDS]
     drawn = np.random.default_rng(7).choice(words, size=(PHRASES + ALTERNATIVES, LENGTH))
     return [" ".join(line) for line in drawn.tolist()]
 
@@ -82,7 +84,7 @@ def with_phrases(data: Path, folder: Path, share: float) -> Tables:
     """Return the same texts with passphrases among the training texts."""
     plain = tables(data, folder, share)
     path = folder / f"exposure-phrases-{share:g}.parquet"
-    train = corpora.kept(path, lambda: planted(corpora.read(plain["train"])))
+    train = corpora.create_once(path, lambda: planted(corpora.read(plain["train"])))
     return {**plain, "plain": plain["train"], "train": train}
 
 

@@ -28,7 +28,7 @@ PLACES = (0, 5, 10, 20, 50, 100)  # texts of a user seen: where the ranges of fi
 LENGTHS = {"prefix": (2, 4, 7, 13, 25), "query": (3, 16, 31, 46, 61)}  # characters: ranges of figure 5.3
 CHARACTER_SETS = ("languages", "tweets", "places")
 # judged texts -> title, experiment that wrote them, figure by accuracy, figure by rank and perplexity
-WRITTEN = {
+WRITTEN_FIGURES = {
     "ratings": ("rating", "specificity_trials_ratings", "6.1", "6.2"),
     "sampled": ("rating, sampled", "sampled_trials_hotels", "6.1", "6.2"),
     "hotels": ("class", "specificity_trials_hotels", "6.4", "6.3"),
@@ -73,9 +73,9 @@ class Picture(NamedTuple):
     def key(self) -> str:
         """The last line of the file: a digest of the points, whatever version of matplotlib draws them."""
         points = [
-            (panel.title, kind, [[f"{value:.6g}" for value in point] for point in own])
+            (panel.title, kind, [[f"{value:.6g}" for value in point] for point in points_of_kind])
             for panel in self.panels
-            for kind, own in panel.points.items()
+            for kind, points_of_kind in panel.points.items()
         ]
         return f"<!-- {hashlib.sha256(repr(points).encode()).hexdigest()[:16]} -->\n"
 
@@ -132,7 +132,7 @@ def known(row: Row) -> float:
 def by_class(rows: Sequence[Row], x: Callable[[Row], float], y: str, models: Iterable[str] = ADAPTED) -> Points:
     """Return the points (x, 100 y) of each class of models."""
     points = {model: [(x(row), 100 * row[y]) for row in of_class(rows, model)] for model in models}
-    return {model: own for model, own in points.items() if own}
+    return {model: model_points for model, model_points in points.items() if model_points}
 
 
 def by_rank(rows: Sequence[Row]) -> Points:
@@ -142,10 +142,10 @@ def by_rank(rows: Sequence[Row]) -> Points:
         return [(recurrent_weights(row) / 1000, row["perplexity_known"]) for row in models]
 
     factorcells = [(row["config"]["model"]["rank"], row) for row in of_class(rows, "factorcell")]
-    found = {"rank 0": points(of_class(rows, "concatcell"))}
+    groups = {"rank 0": points(of_class(rows, "concatcell"))}
     for begin, end in pairwise(RANKS):
-        found[f"{begin} to {end - 1}"] = points(row for rank, row in factorcells if begin <= rank < end)
-    return {kind: own for kind, own in found.items() if own}
+        groups[f"{begin} to {end - 1}"] = points(row for rank, row in factorcells if begin <= rank < end)
+    return {kind: group for kind, group in groups.items() if group}
 
 
 def outline(ellipse: Row) -> list[tuple[float, ...]]:
@@ -168,7 +168,7 @@ def gains(queries: Rows, label: str, name: str, begins: Sequence[int]) -> Panel:
     return Panel("", label, "gain, %", points)
 
 
-def written(read: Read) -> dict[str, list[Row]]:
+def written_texts(read: Read) -> dict[str, list[Row]]:
     """Return the models of random sizes that wrote texts, with their accuracy as classifiers."""
     accuracy = {row["row"]: row["accuracy"] for row in read("tacl_trials_hotels").all() if "accuracy" in row}
     return {
@@ -177,7 +177,7 @@ def written(read: Read) -> dict[str, list[Row]]:
             for row in read(experiment).all()
             if "specificity" in row and row["row"] in accuracy
         ]
-        for name, (_, experiment, _, _) in WRITTEN.items()
+        for name, (_, experiment, _, _) in WRITTEN_FIGURES.items()
     }
 
 
@@ -196,7 +196,7 @@ def pictures(read: Read) -> dict[str, Picture]:
 
     def groups(column: str) -> list[Panel]:
         ellipses = hotels.first("factorcell").get(column, {}).get("ellipses", ())
-        points = {one["group"]: outline(one) for one in ellipses}
+        points = {ellipse["group"]: outline(ellipse) for ellipse in ellipses}
         return [Panel("", "first principal axis", "second", points, outlines=True)]
 
     kinds = {"unadapted": "unadapted", "concat": "concatcell", "factor": "factorcell"}
@@ -224,17 +224,17 @@ def pictures(read: Read) -> dict[str, Picture]:
             f"{over}, by characters typed and in all",
             [gains(queries, f"characters of the {name}", name, begins) for name, begins in LENGTHS.items()],
         ),
-        *of_texts(written(read)),
+        *of_texts(written_texts(read)),
     ]
-    kept = [picture._replace(panels=[panel for panel in picture.panels if panel.points]) for picture in every]
-    return {picture.name: picture for picture in kept if picture.panels}
+    drawn = [picture._replace(panels=[panel for panel in picture.panels if panel.points]) for picture in every]
+    return {picture.name: picture for picture in drawn if picture.panels}
 
 
 def of_texts(sets: Mapping[str, Sequence[Row]]) -> list[Picture]:
     """Return figures 6.1 to 6.4: the share of texts that fit, against accuracy, rank and perplexity."""
     panels: dict[str, list[Panel]] = {}
     for name, rows in sets.items():
-        title, _, accuracy, rank = WRITTEN[name]
+        title, _, accuracy, rank = WRITTEN_FIGURES[name]
         axes: Sequence[tuple[str, str, Callable[[Row], float], Sequence[str]]] = (
             (accuracy, "accuracy, %", lambda row: 100 * float(row["accuracy"]), ADAPTED),
             (rank, "rank", lambda row: float(row["config"]["model"]["rank"]), ["factorcell"]),

@@ -34,14 +34,14 @@ def chains() -> dict[str, str]:
 def class_of(hotel: str) -> str | None:
     """Return the class of the longest chain in the name of a hotel; None of a hotel of no chain."""
     name = hotel.lower().replace("-", " ")
-    found = [chain for chain in chains() if chain in name]
-    return chains()[max(found, key=len)] if found else None
+    matches = [chain for chain in chains() if chain in name]
+    return chains()[max(matches, key=len)] if matches else None
 
 
 def region_of(city: str) -> str | None:
     """Return the state in the name of a city."""
-    found = STATE.search(city)
-    return found[1] if found else None
+    match = STATE.search(city)
+    return match[1] if match else None
 
 
 def described(path: Path) -> list[Row]:
@@ -53,8 +53,8 @@ def described(path: Path) -> list[Row]:
 def with_classes(path: Path) -> pa.Table:
     """Return a table with the class of each hotel, without the texts of hotels of no chain."""
     table = corpora.read(path)
-    found = [class_of(hotel) for hotel in table["hotel"].to_pylist()]
-    return table.append_column("class", pa.array(found)).filter(pa.array([name is not None for name in found]))
+    classes = [class_of(hotel) for hotel in table["hotel"].to_pylist()]
+    return table.append_column("class", pa.array(classes)).filter(pa.array([name is not None for name in classes]))
 
 
 def known(run: Run, tables: Tables) -> Measured:
@@ -64,11 +64,11 @@ def known(run: Run, tables: Tables) -> Measured:
     hotels, rows, row = Embeddings.from_run(run, "hotel"), described(tables["train"]), Row()
     for column in ("region", "class"):
         try:
-            told = embeddings.read_column(hotels, rows, f"{column}:category")
+            labels = embeddings.read_column(hotels, rows, f"{column}:category")
             row[column] = {
-                "ellipses": embeddings.ellipses(embeddings.map_points(hotels, told), GROUPS),
-                "neighbours": embeddings.neighbour_agreement(hotels, told),
-                "predicted": embeddings.predict_column(hotels, told),
+                "ellipses": embeddings.ellipses(embeddings.map_points(hotels, labels), GROUPS),
+                "neighbours": embeddings.neighbour_agreement(hotels, labels),
+                "predicted": embeddings.predict_column(hotels, labels),
             }
         except UserError as error:  # in a trial too few hotels may be known
             row[column] = {"none": str(error)}

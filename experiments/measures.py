@@ -27,7 +27,7 @@ class Cities(NamedTuple):
 
     file: str
 
-    def named(self) -> dict[str, dict[str, float]]:
+    def cities(self) -> dict[str, dict[str, float]]:
         """Each by name, with `lat` and `lon`."""
         return read_points(HERE / self.file)
 
@@ -35,7 +35,7 @@ class Cities(NamedTuple):
 PRINTED_CITIES = Cities("printed_cities.csv")
 
 
-def told_apart(run: Run, tables: Tables, target: str, samples: int = 0) -> Measured:
+def measure_classification(run: Run, tables: Tables, target: str, samples: int = 0) -> Measured:
     """Accuracy, F1, AUC and calibration of `target`, of the texts that are judged; where texts are `held`, of both.
 
     By `samples` of the vocabulary drawn from unigrams, as printed; by all of it if 0.
@@ -43,42 +43,48 @@ def told_apart(run: Run, tables: Tables, target: str, samples: int = 0) -> Measu
     if not run.model.adapted:
         return Measured({})
     variable = run.schema.variable(target)
-    names = asked_for(tables["judged"], target, variable.values[1:])
+    names = frequent_values(tables["judged"], target, variable.values[1:])
     if not names:  # in a trial all of them may be rare
         return Measured({})
 
     def ask(table: Path) -> Classification:
         return classify(run, table, target, values=names, unknown="group", samples=samples, proposal="unigram")
 
-    found = ask(tables["judged"])
-    metrics = found.metrics()
+    classification = ask(tables["judged"])
+    metrics = classification.metrics()
     row = {"candidates": len(names), "judged": metrics["texts"]}
     row |= {name: metrics[name] for name in ("accuracy", "macro_f1", "auc", "calibration_error", "value_nats")}
-    told = Measured(row, {"accuracy": text_accuracies(found)})
-    return told | as_classifier(found, ask(tables["held"]), variable.counts_by_value) if "held" in tables else told
+    measured = Measured(row, {"accuracy": text_accuracies(classification)})
+    return (
+        measured | as_classifier(classification, ask(tables["held"]), variable.counts_by_value)
+        if "held" in tables
+        else measured
+    )
 
 
-def as_classifier(found: Classification, held: Classification, priors: Mapping[str, float] | None) -> Measured:
+def as_classifier(
+    classification: Classification, held_out: Classification, priors: Mapping[str, float] | None
+) -> Measured:
     """The same texts under the priors of training, what they say at the temperature that suits the texts `held`.
 
     Without priors for what has learned how frequent the values are. The accuracy of the texts `held` stands in the row
     too, to choose a classifier by.
     """
     if priors is not None:
-        found, held = found.with_priors(priors), held.with_priors(priors)
-    temperature = held.fitted_temperature()
-    told, held = found.at_temperature(temperature), held.at_temperature(temperature)
-    metrics = told.metrics()
+        classification, held_out = classification.with_priors(priors), held_out.with_priors(priors)
+    temperature = held_out.fitted_temperature()
+    calibrated, held_out = classification.at_temperature(temperature), held_out.at_temperature(temperature)
+    metrics = calibrated.metrics()
     row = {name: metrics[name] for name in ("accuracy", "calibration_error", "value_nats", "temperature")}
-    row["dev_accuracy"] = held.metrics()["accuracy"]
-    named = {f"classifier_{name}": value for name, value in row.items()}
-    return Measured(named, {"classifier_accuracy": text_accuracies(told)})
+    row["dev_accuracy"] = held_out.metrics()["accuracy"]
+    renamed = {f"classifier_{name}": value for name, value in row.items()}
+    return Measured(renamed, {"classifier_accuracy": text_accuracies(calibrated)})
 
 
-def asked_for(table: Path, target: str, known: Sequence[str]) -> list[str]:
+def frequent_values(table: Path, target: str, known: Sequence[str]) -> list[str]:
     """Which of the `known` values of a column a table has."""
-    there = {value for chunk in open_table(table).chunks([target]) for value in chunk[target]}
-    return [value for value in known if value in there]
+    present = {value for chunk in open_table(table).chunks([target]) for value in chunk[target]}
+    return [value for value in known if value in present]
 
 
 def detected(run: Run, tables: Tables, target: str, values: Sequence[str], distractors: Sequence[str]) -> Measured:
@@ -91,14 +97,14 @@ def detected(run: Run, tables: Tables, target: str, values: Sequence[str], distr
     if len(names) < 2:  # an unadapted model; in a trial all of them may be rare
         return Measured({})
     others = [*distractors, *(value for value in values if value not in known)]
-    found = classify(run, tables["judged"], target, values=names, distractors=others, unknown="group")
-    return detection(found)
+    classification = classify(run, tables["judged"], target, values=names, distractors=others, unknown="group")
+    return detection(classification)
 
 
-def detection(found: Classification) -> Measured:
+def detection(classification: Classification) -> Measured:
     """The mean AUC of what was found of the texts that are judged, and how many there are of each kind."""
-    metrics = found.metrics()
-    row = {"candidates": len(found.names), "judged": metrics["texts"], "distractors": metrics["distractors"]}
+    metrics = classification.metrics()
+    row = {"candidates": len(classification.names), "judged": metrics["texts"], "distractors": metrics["distractors"]}
     return Measured({**row, "auc": metrics["auc"]})
 
 
@@ -114,10 +120,10 @@ def nearest_city(run: Run, tables: Tables, cities: Cities) -> Measured:
 
 def _nearest(run: Run, tables: Tables, cities: Cities, ending: str = "") -> Measured:
     """Accuracy (a share) among the cities of a file, under keys that end in `ending`."""
-    found = classify_points(run, tables["judged"], cities.named(), within=WITHIN)
-    metrics = found.metrics()
+    classification = classify_points(run, tables["judged"], cities.cities(), within=WITHIN)
+    metrics = classification.metrics()
     if not metrics["texts"]:  # in a trial none may be near
         return Measured({})
-    row = {"candidates": len(found.names), "judged": metrics["texts"], "accuracy": metrics["accuracy"]}
-    named = {f"{key}{ending}": value for key, value in row.items()}
-    return Measured(named, {f"accuracy{ending}": text_accuracies(found)})
+    row = {"candidates": len(classification.names), "judged": metrics["texts"], "accuracy": metrics["accuracy"]}
+    renamed = {f"{key}{ending}": value for key, value in row.items()}
+    return Measured(renamed, {f"accuracy{ending}": text_accuracies(classification)})

@@ -17,7 +17,7 @@ from columns import (
     SPECS,
     WHOLE,
     Column,
-    gathered,
+    gather_rows,
     group,
     markdown,
     mean,
@@ -80,10 +80,10 @@ def completion_gains(read: Read, names: Mapping[str, Sequence[int]], head: str) 
     for name, begins in names.items():
         for begin, span in spans(begins).items():
             key = f"mrr_{name}_{begin}"
-            gains = [interval(rows.above(one, key, base)) for one, base in pairs]
+            gains = [interval(rows.above(model, key, base)) for model, base in pairs]
             unit = "" if name == "after" else f" of a {name}"
             lines.append([f"{span}{unit}", mean(key, "", ".3f").cell(rows, "unadapted"), *gains])
-    return markdown([head, "unadapted", *(f"{one} over {base}, %" for one, base in pairs)], lines)
+    return markdown([head, "unadapted", *(f"{model} over {base}, %" for model, base in pairs)], lines)
 
 
 def neighbours(read: Read) -> str:
@@ -96,14 +96,20 @@ def communities(read: Read) -> str:
     """Table 3.5: perplexities of communities; the largest and smallest gains, and those in the paper."""
     models, shown, fewest = ("unadapted", "concat+low_rank+hash", "prefix", "ngram"), 5, 50
     rows, values = read("subreddits"), PAPER["subreddits"]
-    titles = {one["value"]: one["count"] for one in rows.first(models[0])["by"] if one["count"] >= fewest}
+    titles = {
+        community["value"]: community["count"]
+        for community in rows.first(models[0])["by"]
+        if community["count"] >= fewest
+    }
     tables = {
-        name: [{one["value"]: one["perplexity"] for one in row["by"]} for row in rows.trainings[name]]
+        name: [{community["value"]: community["perplexity"] for community in row["by"]} for row in rows.trainings[name]]
         for name in models
     }
     means = {
-        model: {name: float(np.exp(np.mean([np.log(one[name]) for one in own]))) for name in titles}
-        for model, own in tables.items()
+        model: {
+            name: float(np.exp(np.mean([np.log(community[name]) for community in tables_of_model]))) for name in titles
+        }
+        for model, tables_of_model in tables.items()
     }
     gains = {
         model: {name: relative_gain(means[model][name], means[models[0]][name]) for name in titles} for model in models
@@ -116,13 +122,13 @@ def communities(read: Read) -> str:
         return [name, *perplexities, number(100 * gains[models[1]][name], ".1f"), theirs]
 
     header = ["community", *(f"{model}: perplexity" for model in models), "gain, %", "paper: gain, %"]
-    kept = [name for name in order if name in {*order[:shown], *order[-shown:], *values}]
+    selected = [name for name in order if name in {*order[:shown], *order[-shown:], *values}]
     average = [f"{model} {interval(mean_of([*gains[model].values()]))}" for model in models[1:]]
     both = [name for name in order if name in values]
     theirs = [relative_gain(values[name][1], values[name][0]) for name in both]
     r = rank_correlation([gains[models[1]][name] for name in both], theirs)
     return (
-        f"{markdown(header, [line(name) for name in kept])}\n"
+        f"{markdown(header, [line(name) for name in selected])}\n"
         f"Mean gain of {len(titles)} communities, %:\n{', '.join(average)}.\n"
         f"Rank correlation with the gains of the paper: {interval(r, '.2f', 1.0)} (n = {r['n']}).\n"
     )
@@ -140,13 +146,16 @@ def trials(read: Read) -> str:
     for name in ("agnews", "dbpedia", "hotels", "imdb", "languages", "places"):
         rows = read(f"tacl_trials_{name}").all()
         for model in FOUR[1:]:
-            own = of_class(rows, model)
-            logs, accuracies = [float(np.log(row[KNOWN])) for row in own], [row["accuracy"] for row in own]
-            r = random_sizes.within(logs, accuracies, [random_sizes.one_hot(row) for row in own])
-            text, label = min(own, key=lambda row: float(row[KNOWN])), max(own, key=lambda row: float(row["accuracy"]))
+            models = of_class(rows, model)
+            logs, accuracies = [float(np.log(row[KNOWN])) for row in models], [row["accuracy"] for row in models]
+            r = random_sizes.within(logs, accuracies, [random_sizes.one_hot(row) for row in models])
+            text, label = (
+                min(models, key=lambda row: float(row[KNOWN])),
+                max(models, key=lambda row: float(row["accuracy"])),
+            )
             cells = [f"{text[KNOWN]:.2f}", f"{100 * text['accuracy']:.1f}"]
             cells += [f"{100 * label['accuracy']:.1f}", f"{label[KNOWN]:.2f}"]
-            classes.append([name, model, str(len(own)), interval(r, ".2f", 1.0), *cells])
+            classes.append([name, model, str(len(models)), interval(r, ".2f", 1.0), *cells])
         changes += [[name, change, *map(interval, both)] for change, both in random_sizes.effects(rows).items()]
     ends = ["lowest perplexity", "its accuracy, %", "highest accuracy, %", "its perplexity"]
     header = ["data set", "model", "models", "correlation", *ends]
@@ -158,15 +167,15 @@ def embedding_groups(read: Read) -> str:
     rows, lines = read("tacl_hotels"), []
     for column in ("region", "class"):
         for name in FOUR[1:]:
-            own = [row[column] for row in rows.trainings[name]]
+            cells = [row[column] for row in rows.trainings[name]]
             keys = (
                 ("neighbours", "same"),
                 ("neighbours", "chance"),
                 ("predicted", "accuracy"),
                 ("predicted", "majority"),
             )
-            shares = [f"{100 * float(np.mean([row[part][key] for row in own])):.1f}" for part, key in keys]
-            lines.append([name, column, str(own[0]["neighbours"]["values"]), *shares])
+            shares = [f"{100 * float(np.mean([row[part][key] for row in cells])):.1f}" for part, key in keys]
+            lines.append([name, column, str(cells[0]["neighbours"]["values"]), *shares])
     heads = ["neighbor has the same, %", "by chance, %", "predicted, %", "majority class, %"]
     return markdown(["model", "column", "hotels", *heads], lines)
 
@@ -176,12 +185,12 @@ def rank_against_perplexity(read: Read) -> str:
     every = read("queries_trials").all()
     lines = []
     for kind in ("unadapted", "concat", "factor", "all"):
-        own = [row for row in every if kind in ("all", random_sizes.model_of(row))]
-        logs = [float(np.log(row["perplexity_online"])) for row in own]
-        r = correlated(logs, [row["mrr"] for row in own], own)
-        best = max(own, key=lambda row: float(row["mrr"]))
+        models = [row for row in every if kind in ("all", random_sizes.model_of(row))]
+        logs = [float(np.log(row["perplexity_online"])) for row in models]
+        r = correlated(logs, [row["mrr"] for row in models], models)
+        best = max(models, key=lambda row: float(row["mrr"]))
         lines.append(
-            [kind, str(len(own)), interval(r, ".2f", 1.0), f"{best['mrr']:.3f}", f"{best['perplexity_online']:.2f}"]
+            [kind, str(len(models)), interval(r, ".2f", 1.0), f"{best['mrr']:.3f}", f"{best['perplexity_online']:.2f}"]
         )
     return markdown(["model", "models", "correlation", "best rank", "its perplexity"], lines)
 
@@ -195,8 +204,14 @@ def sampled(read: Read, name: str) -> str:
 def real(rows: Rows, *more: str) -> str:
     """The line of real texts; older rows lack what is copied."""
     known: list[Row] = [row.get("real", {}) for row in rows.all()]
-    own = max(known, key=len, default={})
-    cells = [f"{100 * own['accuracy']:.1f}", "", f"{own['deviation']:.2f}", f"{100 * own['copied_5']:.1f}", *more]
+    judged = max(known, key=len, default={})
+    cells = [
+        f"{100 * judged['accuracy']:.1f}",
+        "",
+        f"{judged['deviation']:.2f}",
+        f"{100 * judged['copied_5']:.1f}",
+        *more,
+    ]
     return f"| {' | '.join(['real texts', *cells])} |\n"
 
 
@@ -212,29 +227,29 @@ def specificity(read: Read, name: str, theirs: str) -> str:
 def correlations(read: Read) -> str:
     """Figures 6.1 to 6.4: how the share of texts that fit goes with accuracy, rank and log perplexity."""
     lines = []
-    for name, rows in figures.written(read).items():
-        title, _, accuracy, rank = figures.WRITTEN[name]
-        own = of_class(rows, "factorcell")
+    for name, rows in figures.written_texts(read).items():
+        title, _, accuracy, rank = figures.WRITTEN_FIGURES[name]
+        factorcells = of_class(rows, "factorcell")
         values: dict[str, list[float]] = {
-            "rank": [row["config"]["model"]["rank"] for row in own],
-            "log perplexity": [float(np.log(row[KNOWN])) for row in own],
+            "rank": [row["config"]["model"]["rank"] for row in factorcells],
+            "log perplexity": [float(np.log(row[KNOWN])) for row in factorcells],
         }
         r = correlated([row["accuracy"] for row in rows], [row["specificity"] for row in rows], rows)
         lines.append([accuracy, title, "accuracy", str(len(rows)), interval(r, ".2f", 1.0)])
         for what, column in values.items():
-            r = correlated(column, [row["specificity"] for row in own], own)
-            lines.append([rank, title, what, str(len(own)), interval(r, ".2f", 1.0)])
+            r = correlated(column, [row["specificity"] for row in factorcells], factorcells)
+            lines.append([rank, title, what, str(len(factorcells)), interval(r, ".2f", 1.0)])
     return markdown(["figure", "judged by", "correlated with", "models", "correlation"], lines)
 
 
 def finetuned(read: Read) -> str:
     """Section A.2: perplexities before fine-tuning, without and with penalties, and what the best penalty gains."""
     rows, lines, penalties = read("finetuned"), [], ("0", "1e-5", "1e-4")
-    own = [row["finetuned"] for row in rows.trainings["none"]]
+    trainings = [row["finetuned"] for row in rows.trainings["none"]]
     for domain in ("a word", "a region", "films", "films of a kind"):
         for way, texts in (("all", 1000), ("all, 100 texts", 100), ("bias", 1000)):
             keys = [f"{domain}, {way}, {penalty}" for penalty in penalties]
-            best = min(keys[1:], key=lambda key: float(np.mean([row[key]["dev"] for row in own])))
+            best = min(keys[1:], key=lambda key: float(np.mean([row[key]["dev"] for row in trainings])))
             ratios = [
                 [sums.ratio for sums in rows.sums(name, key)]
                 for name, key in (
@@ -247,7 +262,7 @@ def finetuned(read: Read) -> str:
             moved = ratios[1] != ratios[2]
             cells = [f"{np.exp(np.mean(values)):.2f}" for values in ratios]
             gained = interval(gain_from_nats(saved)) if moved and saved else "nothing moved"
-            lines.append([domain, way, str(own[0][keys[0]]["texts"]), *cells, gained])
+            lines.append([domain, way, str(trainings[0][keys[0]]["texts"]), *cells, gained])
     heads = ["n-grams", "before", *(f"penalty {penalty}" for penalty in penalties), "gain of the best penalty, %"]
     return markdown(["texts", "what moves", "test texts", *heads], lines)
 
@@ -280,16 +295,18 @@ def exposure(read: Read) -> str:
         return f"{uniformity_p_value((alternatives + 1) / 2**bits, alternatives):.3f}"
 
     lines = []
-    for name, own in sorted(read("exposure").trainings.items(), key=lambda item: item[0] != "as it is"):
-        every = [np.array([canary[1:] for canary in row["canaries"]]) for row in own]
-        repeated = np.array([canary[1:] for row in own for canary in row["canaries"] if canary[0] == times])
-        line = [name, spread([row["perplexity"] for row in own])]
+    for name, trainings in sorted(read("exposure").trainings.items(), key=lambda item: item[0] != "as it is"):
+        every = [np.array([canary[1:] for canary in row["canaries"]]) for row in trainings]
+        repeated = np.array([canary[1:] for row in trainings for canary in row["canaries"] if canary[0] == times])
+        line = [name, spread([row["perplexity"] for row in trainings])]
         for place in range(len(READERS)):
             line += [spread([float(bits[:, place].mean()) for bits in every]), chance(np.concatenate(every)[:, place])]
         for place in range(2):
             line += [f"{repeated[:, place].mean():.2f}", chance(repeated[:, place])]
-        groups = [next(one for one in row["exposure"] if one["times"] == "all") for row in own]
-        lines.append([*line, str(sum(int(max(one.get(source, 0) for source in SOURCES)) for one in groups))])
+        groups = [next(group_row for group_row in row["exposure"] if group_row["times"] == "all") for row in trainings]
+        lines.append(
+            [*line, str(sum(int(max(group_row.get(source, 0) for source in SOURCES)) for group_row in groups))]
+        )
     heads = [
         head for reader in (*READERS, *(f"{reader}, {times} ×" for reader in READERS[:2])) for head in (reader, "p")
     ]
@@ -300,7 +317,7 @@ def advice(read: Read) -> str:
     """What the advice expects of each context, next to what trained models gain."""
     expected: dict[str, Row] = {row["row"]: row["advice"] for row in read("advice").all()}
     spec = next(spec for spec in SPECS["table"] if spec["name"] == "Table 3.8")
-    scotus = gathered(read, spec["from"])
+    scotus = gather_rows(read, spec["from"])
     gains = [(name, "", read(f"tacl_{name}").lower("factorcell", KNOWN, "unadapted")) for name in SETS]
     for column, row in (("case", "case"), ("speaker", "speaker"), ("role", "role"), ("", "case+speaker+role")):
         gains.append(("scotus", column, scotus.lower(row, KNOWN, "none")))

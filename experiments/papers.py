@@ -39,7 +39,7 @@ ORDER: Sequence[Experiment] = (
     advice.EXPERIMENT,
     *exposure.EXPERIMENTS.values(),
 )
-EXPERIMENTS = {one.name: one for one in ORDER}
+EXPERIMENTS = {experiment.name: experiment for experiment in ORDER}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -37,7 +37,7 @@ class Judge:
     ) -> None:
         self.target, self.config = target, baselines.with_target(config, target)
         self.train, unseen = baselines.read_train_and_test(train, held_out, target, self.config, tokenizer=tokenizer)
-        self.classify, self.seen = baselines.FastText(self.train), np.unique(ngrams(self.train))
+        self.classify, self.seen_ngrams = baselines.FastText(self.train), np.unique(ngrams(self.train))
         names = self.train.schema.categories[0].values[1:]
         self.scale = np.array([float(order.index(name) if order else name) for name in names])
         self.real = self._figures(unseen)[0]
@@ -48,10 +48,14 @@ class Judge:
         return self._figures(prepare(table, self.config, tokenizer=self.train.tokenizer, schema=self.train.schema))
 
     def _figures(self, corpus: Corpus) -> tuple[Row, NDArray[np.bool_]]:
-        found, hashed = self.classify(corpus), ngrams(corpus)
-        known, fits = found.truth >= 0, found.predicted == found.truth
-        away = np.abs(self.scale[found.predicted] - self.scale[found.truth])
-        figures = {"accuracy": fits[known], "deviation": away[known], f"copied_{COPIED}": np.isin(hashed, self.seen)}
+        classification, hashed = self.classify(corpus), ngrams(corpus)
+        known, fits = classification.truth >= 0, classification.predicted == classification.truth
+        away = np.abs(self.scale[classification.predicted] - self.scale[classification.truth])
+        figures = {
+            "accuracy": fits[known],
+            "deviation": away[known],
+            f"copied_{COPIED}": np.isin(hashed, self.seen_ngrams),
+        }
         return {name: float(values.mean()) for name, values in figures.items() if len(values)}, fits
 
 
@@ -66,9 +70,9 @@ def ngrams(corpus: Corpus) -> NDArray[np.uint64]:
     return hashed[inside]
 
 
-def write(run: Run, wanted: Sequence[Mapping[str, str]], options: GenerationOptions, file: Path) -> list[Row]:
+def write(run: Run, contexts: Sequence[Mapping[str, str]], options: GenerationOptions, file: Path) -> list[Row]:
     """Write a text for each context to `file`, resuming after those that it has already; return all rows."""
-    done = count_resumable_rows(file, provenance(run, options), wanted, 1) if file.exists() else 0
-    for row in generate(run, wanted, options=options, unknown="group", first=done):
+    done = count_resumable_rows(file, provenance(run, options), contexts, 1) if file.exists() else 0
+    for row in generate(run, contexts, options=options, unknown="group", first=done):
         files.append_row(file, row)
     return files.read_rows(file)

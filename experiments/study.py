@@ -85,7 +85,7 @@ class Baseline:
     measure: Callable[[Config, Tables, Path], Measured]
     seeded: bool = True
     after: str = ""
-    exact: bool = False
+    is_deterministic: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Experiment:
     runs: str = ""
     baselines: Mapping[str, Baseline] = field(default_factory=dict)
     seeds: Sequence[int] = SEEDS
-    whole: Callable[[Figures, Tables], Figures] = lambda figures, tables: figures
+    merge_parts: Callable[[Figures, Tables], Figures] = lambda figures, tables: figures
 
     def trainings(self, rows: Iterable[str] = (), seeds: Iterable[int] = ()) -> tuple[Training, ...]:
         """Some rows by some seeds; all where none are given."""
@@ -121,7 +121,7 @@ class Experiment:
         training_options = sections["training"]
         training_options |= {"threads": threads, "seed": training.seed}
         if training_options.get("precision") != precision.FLOAT32:
-            training_options["precision"] = products()
+            training_options["precision"] = training_precision()
         return Config.from_dict(sections, where=f"row {training.row}")
 
 
@@ -133,7 +133,7 @@ class Job:
     data: Path
     out: Path
     results: Path
-    wanted: tuple[Training, ...]
+    trainings: tuple[Training, ...]
     threads: int
     jobs: int
     trial: bool
@@ -162,7 +162,7 @@ class Job:
         folder.mkdir(parents=True, exist_ok=True)
         return self.experiment.tables(self.data, folder, TRIAL if self.trial else 1.0)
 
-    def told(self) -> str:
+    def command_line(self) -> str:
         """The command line as anybody can type it: folders of this machine by what they are."""
         folders = {str(self.data): "DATA", str(self.results): "RESULTS", str(self.out): "OUT"}
         script, *options = self.command
@@ -173,22 +173,22 @@ class Job:
     def missing(self) -> list[Training]:
         """What is wanted and not finished; a row that was made with other options is an error."""
         done = {Training(row["row"], row["seed"]): row for row in files.read_rows(self.rows)}
-        for training in done.keys() & set(self.wanted):
-            made = Config.from_dict(done[training]["config"])
-            if telling(made) != telling(self.experiment.config(training, made.training.threads)):
+        for training in done.keys() & set(self.trainings):
+            saved = Config.from_dict(done[training]["config"])
+            if comparable_config(saved) != comparable_config(self.experiment.config(training, saved.training.threads)):
                 raise UserError(f"{self.rows}: row {training} was made with other options; choose another --results")
-        return [training for training in self.wanted if training not in done]
+        return [training for training in self.trainings if training not in done]
 
     def ready(self, waiting: Sequence[Training], running: Collection[Training]) -> Training | None:
         """The first of those `waiting` that wants no runs of another one; None if there is none."""
         for training in waiting:
             baseline = self.experiment.baselines.get(training.row)
-            if baseline is None or all(one.row != baseline.after for one in (*waiting, *running)):
+            if baseline is None or all(other.row != baseline.after for other in (*waiting, *running)):
                 return training
         return None
 
 
-def telling(config: Config) -> Config:
+def comparable_config(config: Config) -> Config:
     """The options by which rows differ: not the precision, the machine's, nor some that no part of the model reads.
 
     Those are a penalty where no sparse bias has it, and sizes of a context vector that there is not.
@@ -201,7 +201,7 @@ def telling(config: Config) -> Config:
     return replace(config, model=model, training=training)
 
 
-def products() -> str:
+def training_precision() -> str:
     """The precision of all trainings here, but those that are to have float32: what the processor has instructions for.
 
     What is faster at a busy moment is not to tell rows apart. Which of the two it is tells nothing (LOG, 2026-11-24).
@@ -211,35 +211,35 @@ def products() -> str:
 
 def parser(text: str) -> argparse.ArgumentParser:
     """The options that all scripts have."""
-    made = argparse.ArgumentParser(description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    made.add_argument("--data", type=Path, required=True, help="folder with a folder of Parquet files for each set")
-    made.add_argument("--out", type=Path, required=True, help="folder for runs; the same one to go on")
-    made.add_argument("--results", type=Path, help="folder for the rows; that of the runs, if not given")
-    made.add_argument("--only", nargs="+", metavar="ROW", help="these rows; all, if not given")
-    made.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="trainings of each row; all, if not given")
-    made.add_argument("--threads", type=int, default=1, help="threads of each training")
-    made.add_argument("--jobs", type=int, default=2, help="trainings side by side")
-    made.add_argument("--trial", action="store_true", help="a hundredth of the data, to see that all works")
-    return made
+    result = argparse.ArgumentParser(description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    result.add_argument("--data", type=Path, required=True, help="folder with a folder of Parquet files for each set")
+    result.add_argument("--out", type=Path, required=True, help="folder for runs; the same one to go on")
+    result.add_argument("--results", type=Path, help="folder for the rows; that of the runs, if not given")
+    result.add_argument("--only", nargs="+", metavar="ROW", help="these rows; all, if not given")
+    result.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="trainings of each row; all, if not given")
+    result.add_argument("--threads", type=int, default=1, help="threads of each training")
+    result.add_argument("--jobs", type=int, default=2, help="trainings side by side")
+    result.add_argument("--trial", action="store_true", help="a hundredth of the data, to see that all works")
+    return result
 
 
-def main(experiment: Experiment, given: argparse.Namespace, command: Sequence[str]) -> int:
+def main(experiment: Experiment, arguments: argparse.Namespace, command: Sequence[str]) -> int:
     """Train and measure the missing rows; the exit code."""
     try:
-        rows = [choose("row", name, experiment.rows) for name in given.only or ()]
-        wanted = experiment.trainings(rows, given.seeds or ())
-        where = given.data, given.out, given.results or given.out
-        job = Job(experiment, *where, wanted, given.threads, given.jobs, given.trial, tuple(command))
+        rows = [choose("row", name, experiment.rows) for name in arguments.only or ()]
+        trainings = experiment.trainings(rows, arguments.seeds or ())
+        where = arguments.data, arguments.out, arguments.results or arguments.out
+        job = Job(experiment, *where, trainings, arguments.threads, arguments.jobs, arguments.trial, tuple(command))
         missing = job.missing()
         if not missing:
             return 0  # the texts of all finished tables would take minutes to write
         job.results.mkdir(parents=True, exist_ok=True)
         tables = job.tables()
         if min(job.jobs, len(missing)) > 1:
-            return side_by_side(job, missing)
+            return run_in_parallel(job, missing)
         torch.set_num_threads(job.threads)
         for training in missing:
-            finish(job, training, tables)
+            make_row(job, training, tables)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -249,29 +249,29 @@ def main(experiment: Experiment, given: argparse.Namespace, command: Sequence[st
     return 0
 
 
-def finish(job: Job, training: Training, tables: Tables) -> None:
+def make_row(job: Job, training: Training, tables: Tables) -> None:
     """Train one row, or go on with it, measure it, and add it to the results."""
     config, baseline = job.experiment.config(training, job.threads), job.experiment.baselines.get(training.row)
-    make = baseline.measure if baseline else partial(trained, job.experiment)
-    found = make(config, tables, job.folder(training))
-    figures = job.experiment.whole(found.figures, tables)
+    make = baseline.measure if baseline else partial(train_and_measure, job.experiment)
+    measured = make(config, tables, job.folder(training))
+    figures = job.experiment.merge_parts(measured.figures, tables)
     result = {
         "experiment": job.name,
         **training._asdict(),
-        "command": job.told(),
-        "commit": commit(),
-        "machine": processor(),
-        **found.row,
-        **({"exact": True} if baseline and baseline.exact else {}),
-        "sums": {name: grouped(sums) for name, sums in figures.items()},
+        "command": job.command_line(),
+        "commit": current_commit(),
+        "machine": processor_name(),
+        **measured.row,
+        **({"exact": True} if baseline and baseline.is_deterministic else {}),
+        "sums": {name: group_sums(sums) for name, sums in figures.items()},
         "config": config.to_dict(),
     }
     files.append_row(job.rows, result)
-    told = (*Training._fields, "minutes", "perplexity", "accuracy")
-    print(json.dumps({key: result[key] for key in told if key in result}), flush=True)
+    shown = (*Training._fields, "minutes", "perplexity", "accuracy")
+    print(json.dumps({key: result[key] for key in shown if key in result}), flush=True)
 
 
-def trained(experiment: Experiment, config: Config, tables: Tables, folder: Path) -> Measured:
+def train_and_measure(experiment: Experiment, config: Config, tables: Tables, folder: Path) -> Measured:
     """A run of the options, trained to its end, and what the experiment measures of it."""
     say = print if sys.stderr.isatty() else None
     run = fit(tables["train"], tables["dev"], config, folder, resume=True, notify=say)
@@ -284,17 +284,17 @@ def trained(experiment: Experiment, config: Config, tables: Tables, folder: Path
         **files.read_json(run.folder / "training.json"),
         "dev": {key: best[key] for key in (*PERPLEXITIES, "step", "steps")},
     }
-    return Measured(row) | tested(run, tables["test"]) | experiment.measure(run, tables)
+    return Measured(row) | measure_perplexity(run, tables["test"]) | experiment.measure(run, tables)
 
 
-def tested(scorer: Scorer, table: Path) -> Measured:
+def measure_perplexity(scorer: Scorer, table: Path) -> Measured:
     """Both perplexities of the test."""
     corpus = scorer.prepare(table, unknown="group")
     figures = text_figures.figures_from_nats(nats := scorer.nats(corpus), corpus)
     return Measured(summary_row(nats, corpus), {name: figures[name] for name in PERPLEXITIES})
 
 
-def grouped(sums: TextSums) -> Row:
+def group_sums(sums: TextSums) -> Row:
     """Sums over `GROUPS` groups of random texts: the same groups wherever the texts are the same."""
     texts = len(sums.numerator)
     groups = np.random.default_rng(texts).permutation(texts) % min(GROUPS, texts)
@@ -302,7 +302,7 @@ def grouped(sums: TextSums) -> Row:
     return {"key": sums.key, "above": [float(f"{value:.8g}") for value in above], "below": below.tolist()}
 
 
-def ungrouped(row: Row) -> Figures:
+def grouped_figures(row: Row) -> Figures:
     """What groups of texts add to the figures of a row."""
     return {
         name: TextSums(sums["key"], np.array(sums["above"]), np.array(sums["below"]))
@@ -310,10 +310,10 @@ def ungrouped(row: Row) -> Figures:
     }
 
 
-def side_by_side(job: Job, missing: Sequence[Training]) -> int:
+def run_in_parallel(job: Job, missing: Sequence[Training]) -> int:
     """Each in a process of its own, `jobs` at once; one that fails leaves the others alone. The exit code."""
     waiting, running, failed = list(missing), dict[Training, subprocess.Popen[bytes]](), list[Training]()
-    with until_stopped(running), tqdm(total=len(missing), desc=job.name, unit="row", dynamic_ncols=True) as bar:
+    with terminate_on_exit(running), tqdm(total=len(missing), desc=job.name, unit="row", dynamic_ncols=True) as bar:
         while waiting or running:
             while len(running) < job.jobs and (training := job.ready(waiting, running)):
                 waiting.remove(training)
@@ -346,7 +346,7 @@ def _log(job: Job, training: Training) -> Path:
 
 
 @contextlib.contextmanager
-def until_stopped(running: Mapping[Any, "subprocess.Popen[bytes]"]) -> Iterator[None]:
+def terminate_on_exit(running: Mapping[Any, "subprocess.Popen[bytes]"]) -> Iterator[None]:
     """However this process ends, but for a kill, those that are `running` end with it."""
 
     def stop(*_: Any) -> None:
@@ -366,16 +366,16 @@ def until_stopped(running: Mapping[Any, "subprocess.Popen[bytes]"]) -> Iterator[
 # ---- where a row comes from ----
 
 
-def commit() -> str:
+def current_commit() -> str:
     """The commit of this checkout, with a + where files differ from it; empty where there is none."""
-    asked = ["git", "-C", str(HERE), "describe", "--always", "--dirty=+", "--exclude=*"]
+    command = ["git", "-C", str(HERE), "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
-        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
 
 
-def processor() -> str:
+def processor_name() -> str:
     """The processor: what fits into a minute of it differs between them by a third and more."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []

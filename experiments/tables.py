@@ -16,7 +16,7 @@ from pathlib import Path
 import figures
 import paper_tables
 from aggregate import Rows
-from columns import SPECS, filled, specified
+from columns import SPECS, fill_page, specified
 from factorcell import files
 from factorcell.config import UserError
 from figures import LENGTHS, PLACES, Read
@@ -65,16 +65,16 @@ def reader(results: Path) -> Read:
     """Return a function that reads the rows of experiments by their names."""
 
     @cache
-    def one(name: str) -> Rows:
+    def read_one(name: str) -> Rows:
         return Rows(files.read_rows(results / f"{name}.jsonl"))
 
     def read(*names: str) -> Rows:
-        return one(names[0]) if len(names) == 1 else Rows(row for name in names for row in one(name).all())
+        return read_one(names[0]) if len(names) == 1 else Rows(row for name in names for row in read_one(name).all())
 
     return read
 
 
-def made(read: Read, pictures: Mapping[str, figures.Picture]) -> dict[str, dict[str, str]]:
+def make_tables(read: Read, pictures: Mapping[str, figures.Picture]) -> dict[str, dict[str, str]]:
     """Make all tables: page -> name -> Markdown, pictures above their tables."""
     every = {page: {name: make(read) for name, make in makers.items()} for page, makers in pages().items()}
     for name, numbers in WITH_PICTURES.items():
@@ -92,11 +92,11 @@ def main(argv: Sequence[str]) -> int:
     read = reader(options.results)
     pictures = figures.pictures(read)
     try:
-        for name, tables in made(read, pictures).items():
+        for name, tables in make_tables(read, pictures).items():
             page = options.docs / name
             if not page.is_file():
                 raise UserError(f"{page}: expected a page with marks for its tables, found no file")
-            files.write(page, filled(page.read_text(encoding="utf-8"), tables).encode())
+            files.write(page, fill_page(page.read_text(encoding="utf-8"), tables).encode())
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -15,7 +15,7 @@ import hotels
 from corpora import Tables
 from factorcell.config import PAPER_MODELS, Config
 from factorcell.model.run import Run
-from measures import Cities, nearest_city, told_apart
+from measures import Cities, measure_classification, nearest_city
 from study import Experiment, Measured, Options
 
 
@@ -35,7 +35,7 @@ class Set:
 
 MODELS = PAPER_MODELS
 SWITCHED = ("agnews", "places", "imdb", "tweets")  # data sets of variations.py
-HELD = 2000  # texts of the development part that a temperature is fitted to
+CALIBRATION_TEXTS = 2000  # texts of the development part that a temperature is fitted to
 SETS = {
     "agnews": Set("agnews_words", "section"),
     "dbpedia": Set("dbpedia14", "category"),
@@ -50,28 +50,28 @@ SETS = {
 
 def options(model: str) -> Options:
     """Return what a model of the paper adapts."""
-    made = Config().with_model(model).model
-    return {"model": {"adapt": list(made.adapt), "output_bias": list(made.output_bias)}}
+    model_config = Config().with_model(model).model
+    return {"model": {"adapt": list(model_config.adapt), "output_bias": list(model_config.output_bias)}}
 
 
-def tables(one: Set, data: Path, folder: Path, share: float) -> Tables:
+def tables(data_set: Set, data: Path, folder: Path, share: float) -> Tables:
     """Return the texts of a data set, those that are judged, and those that a temperature is fitted to (`held`)."""
-    given = corpora.parts(data, folder, one.source, share)
-    judged = given["test"] if one.judged == sys.maxsize else corpora.first(given["test"], one.judged)
-    return {**given, "judged": judged, "held": corpora.first(given["dev"], min(one.judged, HELD))}
+    parts = corpora.parts(data, folder, data_set.source, share)
+    judged = parts["test"] if data_set.judged == sys.maxsize else corpora.first(parts["test"], data_set.judged)
+    return {**parts, "judged": judged, "held": corpora.first(parts["dev"], min(data_set.judged, CALIBRATION_TEXTS))}
 
 
-def told(run: Run, tables: Tables, name: str, samples: int = 0) -> Measured:
+def measure_accuracy(run: Run, tables: Tables, name: str, samples: int = 0) -> Measured:
     """Measure the accuracy of a run; of categories by all of its vocabulary, or by `samples` of it."""
     target = SETS[name].target
     if isinstance(target, Cities):
         return nearest_city(run, tables, target)
-    return told_apart(run, tables, target, samples)
+    return measure_classification(run, tables, target, samples)
 
 
 def measure(run: Run, tables: Tables, name: str) -> Measured:
     """Measure the accuracy, and of hotels their embeddings."""
-    return told(run, tables, name) | (hotels.known(run, tables) if name == "hotels" else Measured({}))
+    return measure_accuracy(run, tables, name) | (hotels.known(run, tables) if name == "hotels" else Measured({}))
 
 
 def experiment(name: str) -> Experiment:

@@ -40,7 +40,7 @@ from factorcell.model.scoring import Scorer
 from factorcell.training import mixture
 from factorcell.training.mixture import Mixture
 from factorcell.training.per_value import SHARED, SeparateRuns, separate
-from measures import WITHIN, Cities, as_classifier, asked_for
+from measures import WITHIN, Cities, as_classifier, frequent_values
 from study import Baseline, Experiment, Measured
 from tacl import SETS
 
@@ -57,7 +57,7 @@ def column_of(target: Target) -> str:
 
 
 @dataclass(frozen=True)
-class Asked:
+class TargetValues:
     """Which values of a column `target` are told apart, and the words by which their figures are known."""
 
     target: str
@@ -65,41 +65,46 @@ class Asked:
     key: Sequence[str]
 
     @classmethod
-    def of(cls, target: Target, tables: Tables, known: Sequence[str]) -> "Asked":
+    def of(cls, target: Target, tables: Tables, known: Sequence[str]) -> "TargetValues":
         """Those that the models tell apart too, if they are `known`."""
         if isinstance(target, Cities):
-            names = [city for city in target.named() if city in known]
+            names = [city for city in target.cities() if city in known]
             return cls(CITY, names, names)
-        names = asked_for(tables["judged"], target, known)
+        names = frequent_values(tables["judged"], target, known)
         return cls(target, names, (target, *names))
 
-    def among(self, found: Classification, corpus: Corpus) -> Classification:
+    def among(self, classification: Classification, corpus: Corpus) -> Classification:
         """What was `found` of the texts of `corpus`, with the names as the only ones there are."""
-        places = [found.names.index(name) for name in self.names]
-        truth = np.array([places.index(one) if one in places else -1 for one in found.truth.tolist()])
-        score, posterior = found.score[:, places], apply_temperature(found.log_posterior[:, places], 1.0)
+        places = [classification.names.index(name) for name in self.names]
+        truth = np.array([places.index(place) if place in places else -1 for place in classification.truth.tolist()])
+        score, posterior = (
+            classification.score[:, places],
+            apply_temperature(classification.log_posterior[:, places], 1.0),
+        )
         key = texts_digest(corpus, *self.key)
-        return replace(found, names=tuple(self.names), score=score, log_posterior=posterior, truth=truth, key=key)
+        return replace(
+            classification, names=tuple(self.names), score=score, log_posterior=posterior, truth=truth, key=key
+        )
 
     def by_rule(self, scorer: Scorer, table: Path, candidates: Sequence[Mapping[str, Any]] = ()) -> Classification:
         """Bayes' rule with a uniform prior over what texts cost with each of the `candidates`; else with each name."""
         corpus = scorer.prepare(table, unknown="group")
         contexts = candidates or [{self.target: name} for name in self.names]
-        likelihoods = [-sum_per_text(scorer.nats(as_if(corpus, context)), corpus) for context in contexts]
+        likelihoods = [-sum_per_text(scorer.nats(with_context(corpus, context)), corpus) for context in contexts]
         values = corpora.read(table)[self.target].to_pylist()
         truth = [None if value is None else category_name(value) for value in values]
         return self.among(apply_bayes_rule(self.names, np.stack(likelihoods, axis=1), corpus.lengths, truth), corpus)
 
 
-def told(found: Classification) -> Measured:
+def accuracy_of(classification: Classification) -> Measured:
     """How many of the texts get the right value."""
-    metrics = found.metrics()
-    row = {"candidates": len(found.names), "judged": metrics["texts"]}
+    metrics = classification.metrics()
+    row = {"candidates": len(classification.names), "judged": metrics["texts"]}
     row |= {name: metrics[name] for name in ("accuracy", "macro_f1")}
-    return Measured(row, {"accuracy": text_accuracies(found)})
+    return Measured(row, {"accuracy": text_accuracies(classification)})
 
 
-def as_if(corpus: Corpus, context: Mapping[str, Any]) -> Corpus:
+def with_context(corpus: Corpus, context: Mapping[str, Any]) -> Corpus:
     """The texts as if all had some values of their variables, wherever these stand."""
     categories, numbers = corpus.categories.copy(), corpus.numbers.copy()
     for place, variable in enumerate(corpus.schema.categories):
@@ -113,23 +118,24 @@ def as_if(corpus: Corpus, context: Mapping[str, Any]) -> Corpus:
 
 def tables(name: str, data: Path, folder: Path, share: float) -> Tables:
     """The texts of a set, and where the nearest city is told the same with it."""
-    made = tacl.tables(SETS[name], data, folder, share)
+    parts = tacl.tables(SETS[name], data, folder, share)
     target = SETS[name].target
     if not isinstance(target, Cities):
-        return made
-    named = {part: path.with_name(f"{path.stem}-{CITY}.parquet") for part, path in made.items()}
-    return made | {
-        f"labelled_{at}": corpora.kept(path, partial(with_city, made[at], target)) for at, path in named.items()
+        return parts
+    labelled_paths = {part: path.with_name(f"{path.stem}-{CITY}.parquet") for part, path in parts.items()}
+    return parts | {
+        f"labelled_{at}": corpora.create_once(path, partial(with_city, parts[at], target))
+        for at, path in labelled_paths.items()
     }
 
 
 def with_city(path: Path, cities: Cities) -> pa.Table:
     """Texts with the nearest city, none where all are too far."""
-    table, every = corpora.read(path), cities.named()
+    table, every = corpora.read(path), cities.cities()
     # as exact as a model has them, so that the same texts lie within
-    here = np.stack([table[name].to_numpy().astype(np.float32) for name in ("lat", "lon")], axis=1)
+    coordinates = np.stack([table[name].to_numpy().astype(np.float32) for name in ("lat", "lon")], axis=1)
     away = great_circle_distances(
-        here.astype(np.float64), np.array([[city["lat"], city["lon"]] for city in every.values()])
+        coordinates.astype(np.float64), np.array([[city["lat"], city["lon"]] for city in every.values()])
     )
     near = [list(every)[place] if away[row, place] <= WITHIN else None for row, place in enumerate(away.argmin(1))]
     return table.append_column(CITY, pa.array(near, pa.string()))
@@ -146,7 +152,7 @@ def labelled(tables: Tables, part: str) -> Path:
 def ngram(config: Config, tables: Tables, folder: Path) -> Measured:
     """The n-gram model of the best order."""
     best = best_ngram(config, tables, folder)
-    return Measured({"order": len(best.grams)}) | scored(best, tables)
+    return Measured({"order": len(best.grams)}) | measure_scorer(best, tables)
 
 
 def tokenizer_of(config: Config, tables: Tables) -> Tokenizer:
@@ -158,11 +164,11 @@ def best_ngram(config: Config, tables: Tables, folder: Path, tokenizer: Tokenize
     """The n-gram model by the tokenizer of the models, of the order after which dev gets no better."""
     config = config.with_options(context=())
     corpus = prepare(tables["train"], config, tokenizer=tokenizer)
-    held = prepare(tables["dev"], config, tokenizer=corpus.tokenizer)
+    dev = prepare(tables["dev"], config, tokenizer=corpus.tokenizer)
     best, least = None, math.inf
     for order in ORDERS:
         model = NGram(folder, config, corpus.tokenizer, count_ngrams(corpus, order))
-        cost = float(model.nats(held).mean())
+        cost = float(model.nats(dev).mean())
         if best is not None and cost >= least:
             return best
         best, least = model, cost
@@ -170,34 +176,36 @@ def best_ngram(config: Config, tables: Tables, folder: Path, tokenizer: Tokenize
     return best
 
 
-def scored(scorer: Scorer, tables: Tables) -> Measured:
+def measure_scorer(scorer: Scorer, tables: Tables) -> Measured:
     """Both perplexities of dev and of the test."""
-    held = scorer.prepare(labelled(tables, "dev"), unknown="group")
-    return Measured({"dev": summary_row(scorer.nats(held), held)}) | study.tested(scorer, labelled(tables, "test"))
+    dev = scorer.prepare(labelled(tables, "dev"), unknown="group")
+    return Measured({"dev": summary_row(scorer.nats(dev), dev)}) | study.measure_perplexity(
+        scorer, labelled(tables, "test")
+    )
 
 
-def separated(config: Config, tables: Tables, folder: Path, target: Target) -> Measured:
+def measure_separate(config: Config, tables: Tables, folder: Path, target: Target) -> Measured:
     """A model for each value; those that are not finished are trained to their end."""
-    runs = trained(config, tables, folder, target)
-    return of_models(runs, runs, tables, target)
+    runs = train_separate(config, tables, folder, target)
+    return measure_models(runs, runs, tables, target)
 
 
-def mixed(config: Config, tables: Tables, folder: Path, target: Target) -> Measured:
+def measure_mixture(config: Config, tables: Tables, folder: Path, target: Target) -> Measured:
     """The models of the values, which the row `separate` of the same seed has, mixed with that of all texts."""
-    runs = trained(config, tables, folder.parent.with_name("separate") / folder.name, target)
+    runs = train_separate(config, tables, folder.parent.with_name("separate") / folder.name, target)
     if not (folder / mixture.INDEX_FILE).exists():
         dev = labelled(tables, "dev")
         mixture.mix([runs, runs.runs[SHARED]], dev, folder, by=column_of(target), unknown="group")
-    return of_models(runs, Mixture.open(folder), tables, target)
+    return measure_models(runs, Mixture.open(folder), tables, target)
 
 
-def trained(config: Config, tables: Tables, folder: Path, target: Target) -> SeparateRuns:
+def train_separate(config: Config, tables: Tables, folder: Path, target: Target) -> SeparateRuns:
     """The models of the values."""
     train, dev = (labelled(tables, part) for part in ("train", "dev"))
     return separate(train, dev, config, folder, by=column_of(target), resume=True)
 
 
-def of_models(runs: SeparateRuns, scorer: Scorer, tables: Tables, target: Target) -> Measured:
+def measure_models(runs: SeparateRuns, scorer: Scorer, tables: Tables, target: Target) -> Measured:
     """What a scorer reaches that is made of models of the values, with all their parameters and minutes."""
     every = runs.runs.values()
     parameters, minutes = (
@@ -205,20 +213,24 @@ def of_models(runs: SeparateRuns, scorer: Scorer, tables: Tables, target: Target
         sum(run.training_minutes() for run in every),
     )
     row = Measured({"parameters": parameters, "minutes": minutes})
-    return row | scored(scorer, tables) | told_by_rule(scorer, runs.schema.categories[0], tables, target)
+    return (
+        row | measure_scorer(scorer, tables) | classify_by_bayes_rule(scorer, runs.schema.categories[0], tables, target)
+    )
 
 
-def told_by_rule(scorer: Scorer, variable: Variable, tables: Tables, target: Target) -> Measured:
+def classify_by_bayes_rule(scorer: Scorer, variable: Variable, tables: Tables, target: Target) -> Measured:
     """What Bayes' rule tells by a scorer that knows the values of a variable; nothing where no texts are judged."""
     if "judged" not in tables:
         return Measured({})
-    asked = Asked.of(target, tables, variable.values[1:])
-    if not asked.names:  # in a trial all of them may be rare
+    values = TargetValues.of(target, tables, variable.values[1:])
+    if not values.names:  # in a trial all of them may be rare
         return Measured({})
-    found = asked.by_rule(scorer, labelled(tables, "judged"))
+    classification = values.by_rule(scorer, labelled(tables, "judged"))
     if "held" not in tables:
-        return told(found)
-    return told(found) | as_classifier(found, asked.by_rule(scorer, labelled(tables, "held")), variable.counts_by_value)
+        return accuracy_of(classification)
+    return accuracy_of(classification) | as_classifier(
+        classification, values.by_rule(scorer, labelled(tables, "held")), variable.counts_by_value
+    )
 
 
 # ---- classifiers ----
@@ -235,11 +247,11 @@ def classifier(kind: str, corpus: Corpus, order: int, seed: int) -> Callable[[Co
 
 def labelled_texts(config: Config, tables: Tables, column: str, part: str = "judged") -> tuple[Corpus, Corpus]:
     """Texts to learn a column from, and those of a part, by the vocabulary of the models, who may have read more."""
-    own = labelled(tables, "train"), labelled(tables, part)
-    return baselines.read_train_and_test(*own, column, config, tokenizer=tokenizer_of(config, tables))
+    paths = labelled(tables, "train"), labelled(tables, part)
+    return baselines.read_train_and_test(*paths, column, config, tokenizer=tokenizer_of(config, tables))
 
 
-def classified(config: Config, tables: Tables, folder: Path, target: Target, order: int, kind: str) -> Measured:
+def measure_classifier(config: Config, tables: Tables, folder: Path, target: Target, order: int, kind: str) -> Measured:
     """A classifier that learned from the training texts; where texts are held, also at the temperature that suits them.
 
     Like the models, naive Bayes has a uniform prior first, and as a classifier that of training.
@@ -247,13 +259,16 @@ def classified(config: Config, tables: Tables, folder: Path, target: Target, ord
     column = column_of(target)
     corpus, test = labelled_texts(config, tables, column)
     variable = corpus.schema.categories[0]
-    asked, tells = Asked.of(target, tables, variable.values[1:]), classifier(kind, corpus, order, config.training.seed)
-    found = asked.among(tells(test), test)
+    values, tells = (
+        TargetValues.of(target, tables, variable.values[1:]),
+        classifier(kind, corpus, order, config.training.seed),
+    )
+    classification = values.among(tells(test), test)
     if "held" not in tables:
-        return told(found)
+        return accuracy_of(classification)
     _, dev = labelled_texts(config, tables, column, "held")
     priors = variable.counts_by_value if kind == "bayes" else None
-    return told(found) | as_classifier(found, asked.among(tells(dev), dev), priors)
+    return accuracy_of(classification) | as_classifier(classification, values.among(tells(dev), dev), priors)
 
 
 def unless_rare(
@@ -265,38 +280,45 @@ def unless_rare(
     return measure(config, tables, folder, target) if frequent > 1 else Measured({})
 
 
-def of_values(target: Target, measure: Callable[..., Measured], **how: Any) -> Baseline:
+def value_baseline(target: Target, measure: Callable[..., Measured], **how: Any) -> Baseline:
     """A row that knows the values of a column."""
     return Baseline(partial(unless_rare, target=target, measure=measure), **how)
 
 
-def counted(measure: Callable[[Config, Tables, Path], Measured] = ngram) -> dict[str, Baseline]:
+def ngram_row(measure: Callable[[Config, Tables, Path], Measured] = ngram) -> dict[str, Baseline]:
     """The row of n-grams, and what is measured of them."""
-    return {NGRAM: Baseline(measure, seeded=False, exact=True)}
+    return {NGRAM: Baseline(measure, seeded=False, is_deterministic=True)}
 
 
-def classifiers(target: Target, unit: str, measure: Callable[..., Measured] = classified) -> dict[str, Baseline]:
+def classifiers(
+    target: Target, unit: str, measure: Callable[..., Measured] = measure_classifier
+) -> dict[str, Baseline]:
     """What tells a column by the texts of a `unit`, and what is measured of it."""
     of = partial(measure, order=ORDER[unit])
     return {
-        "bayes": of_values(target, partial(of, kind="bayes"), seeded=False, exact=True),
-        "linear": of_values(target, partial(of, kind="linear")),
-        "fasttext": of_values(target, partial(of, kind="fasttext")),
+        "bayes": value_baseline(target, partial(of, kind="bayes"), seeded=False, exact=True),
+        "linear": value_baseline(target, partial(of, kind="linear")),
+        "fasttext": value_baseline(target, partial(of, kind="fasttext")),
     }
 
 
 def per_value(target: Target) -> dict[str, Baseline]:
     """A model for each value of a column, and their mixture with one of all texts."""
-    return {"separate": of_values(target, separated), "mixture": of_values(target, mixed, after="separate")}
+    return {
+        "separate": value_baseline(target, measure_separate),
+        "mixture": value_baseline(target, measure_mixture, after="separate"),
+    }
 
 
 def experiment(name: str) -> Experiment:
     """All of them on a set."""
     of, target = tacl.EXPERIMENTS[name], SETS[name].target
-    made = {**per_value(target), **counted(), **classifiers(target, SETS[name].unit)}
-    rows = {"prefix": tacl.options("prefix"), **dict.fromkeys(made, tacl.options("unadapted"))}
-    told, texts = partial(tacl.told, name=name), partial(tables, name)
-    return replace(of, name=f"tacl_baselines_{name}", rows=rows, tables=texts, measure=told, baselines=made)
+    rows_of_baselines = {**per_value(target), **ngram_row(), **classifiers(target, SETS[name].unit)}
+    rows = {"prefix": tacl.options("prefix"), **dict.fromkeys(rows_of_baselines, tacl.options("unadapted"))}
+    measure_targets, texts = partial(tacl.measure_accuracy, name=name), partial(tables, name)
+    return replace(
+        of, name=f"tacl_baselines_{name}", rows=rows, tables=texts, measure=measure_targets, baselines=rows_of_baselines
+    )
 
 
 EXPERIMENTS = {name: experiment(name) for name in SETS}

@@ -21,7 +21,7 @@ from factorcell.model.scoring import Scorer
 from factorcell.training.finetuning import finetune
 from hotels import region_of
 from study import Experiment, Measured, Row
-from tacl_baselines import NGRAM, best_ngram, counted, tokenizer_of
+from tacl_baselines import NGRAM, best_ngram, ngram_row, tokenizer_of
 from thesis_sparse import EXPERIMENT as SPARSE
 from thesis_sparse import VARIABLES
 
@@ -53,58 +53,64 @@ def domain(path: Path, fits: Callable[[Row], bool], most: int) -> pa.Table:
 
 def tables(data: Path, folder: Path, share: float) -> Tables:
     """Hotel reviews, and three parts of each domain."""
-    made, most = SPARSE.tables(data, folder, share), max(20, round(MOST * share))
+    parts, most = SPARSE.tables(data, folder, share), max(20, round(MOST * share))
     for name, (source, fits) in DOMAINS.items():
         for part, path in corpora.parts(data, folder, source).items():
-            own = folder / f"finetuned-{name.replace(' ', '_')}-{part}-{most}.parquet"
-            made[f"{name} {part}"] = corpora.kept(own, partial(domain, path, fits, most))
-    return made
+            table_path = folder / f"finetuned-{name.replace(' ', '_')}-{part}-{most}.parquet"
+            parts[f"{name} {part}"] = corpora.create_once(table_path, partial(domain, path, fits, most))
+    return parts
 
 
 def measure(run: Run, tables: Tables) -> Measured:
     """Perplexities of each domain before and after, on its dev and on its test; keys are domain, way and penalty."""
-    found: dict[str, Measured] = {}
+    measured: dict[str, Measured] = {}
     for name in DOMAINS:
-        found[f"{name}, before"] = told(run, parts_of(tables, name))
+        measured[f"{name}, before"] = measure_perplexities(run, parts_of(tables, name))
         for way, (parts, most, rate) in WAYS.items():
-            own = parts_of(tables, name, most)
+            domain_tables = parts_of(tables, name, most)
             for l1 in PENALTIES:
                 folder = run.folder.with_name(f"{run.folder.name}-finetuned") / name / way / l1
                 how: dict[str, Any] = {"parts": parts, "training": {"learning_rate": rate}, "l1": float(l1)}
-                tuned = finetune(run, own["train"], own["dev"], folder, **how, unknown="group", resume=True)
-                found[f"{name}, {way}, {l1}"] = told(tuned, own)
-    return together(found)
+                tuned = finetune(
+                    run, domain_tables["train"], domain_tables["dev"], folder, **how, unknown="group", resume=True
+                )
+                measured[f"{name}, {way}, {l1}"] = measure_perplexities(tuned, domain_tables)
+    return together(measured)
 
 
 def ngram(config: Config, tables: Tables, folder: Path) -> Measured:
     """What n-grams of each domain's texts cost, as many texts as are learned from, by the tokenizer of the hotels."""
     tokenizer, sizes = tokenizer_of(config, tables), {most for _, most, _ in WAYS.values()}
-    found = {}
+    measured = {}
     for name, most in itertools.product(DOMAINS, sorted(sizes)):
-        own = parts_of(tables, name, most)
-        found[f"{name}, {NGRAM}, {most}"] = told(best_ngram(config, own, folder, tokenizer), own)
-    return together(found)
+        parts = parts_of(tables, name, most)
+        measured[f"{name}, {NGRAM}, {most}"] = measure_perplexities(best_ngram(config, parts, folder, tokenizer), parts)
+    return together(measured)
 
 
 def parts_of(tables: Tables, name: str, most: int = MOST) -> Tables:
     """The parts of a domain, the first texts alone of the one that is learned from."""
-    own = {part: tables[f"{name} {part}"] for part in corpora.PARTS}
-    return {**own, "train": corpora.first(own["train"], most)}
+    parts = {part: tables[f"{name} {part}"] for part in corpora.PARTS}
+    return {**parts, "train": corpora.first(parts["train"], most)}
 
 
-def told(scorer: Scorer, tables: Tables) -> Measured:
+def measure_perplexities(scorer: Scorer, tables: Tables) -> Measured:
     """The nats of a target of dev's texts, and what each text of the test adds to both perplexities."""
     dev, test = (scorer.prepare(tables[part], unknown="group") for part in ("dev", "test"))
     nats = text_figures.figures_from_nats(scorer.nats(dev), dev)["perplexity"].ratio
     return Measured({"dev": nats, "texts": len(test)}, text_figures.figures_from_nats(scorer.nats(test), test))
 
 
-def together(found: Mapping[str, Measured]) -> Measured:
+def together(measured: Mapping[str, Measured]) -> Measured:
     """All that was measured, by its keys."""
-    figures = {f"{key}{end}": one.figures[kind] for key, one in found.items() for kind, end in KINDS.items()}
-    return Measured({"finetuned": {key: one.row for key, one in found.items()}}, figures)
+    figures = {
+        f"{key}{end}": measured_one.figures[kind]
+        for key, measured_one in measured.items()
+        for kind, end in KINDS.items()
+    }
+    return Measured({"finetuned": {key: measured_one.row for key, measured_one in measured.items()}}, figures)
 
 
-BASELINES = counted(ngram)
+BASELINES = ngram_row(ngram)
 ROWS = dict.fromkeys((TUNED, NGRAM), SPARSE.rows["none"])
 EXPERIMENT = Experiment("finetuned", SPARSE.recipe, ROWS, tables, measure, runs=SPARSE.name, baselines=BASELINES)

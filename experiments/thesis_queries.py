@@ -32,7 +32,7 @@ from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.model.run import Run
 from figures import LENGTHS, PLACES
 from study import ROWS, Experiment, Measured, Options, Row, Training
-from tacl_baselines import counted
+from tacl_baselines import ngram_row
 
 TEXTS, FEWEST, MOST = 6000, 20, 400  # of dev and of the test, at least; texts of a user that is in one of them
 TUNED, KEPT = 100, 200  # texts of each user of dev and of the test, the first ones
@@ -58,9 +58,9 @@ def tables(data: Path, folder: Path, share: float) -> Tables:
     @cache
     def parts() -> dict[str, pa.Table]:
         every = corpora.read(data / "commits" / "train.parquet")
-        made = corpora.split(every, "user", round(TEXTS * min(1.0, 10 * share)), range(FEWEST, MOST + 1))
+        split = corpora.split(every, "user", round(TEXTS * min(1.0, 10 * share)), range(FEWEST, MOST + 1))
         others = corpora.read(data / "commits" / "dev.parquet").select(every.column_names)
-        return {**made, "test": pa.concat_tables([made["test"], others.slice(0, round(len(others) * share))])}
+        return {**split, "test": pa.concat_tables([split["test"], others.slice(0, round(len(others) * share))])}
 
     def cut(part: str) -> pa.Table:
         table = parts()[part]
@@ -68,7 +68,8 @@ def tables(data: Path, folder: Path, share: float) -> Tables:
         return table.slice(0, round(len(table) * share)) if most is None else first(table, most)
 
     return {
-        part: corpora.kept(folder / f"queries-{part}-{share:g}.parquet", partial(cut, part)) for part in corpora.PARTS
+        part: corpora.create_once(folder / f"queries-{part}-{share:g}.parquet", partial(cut, part))
+        for part in corpora.PARTS
     }
 
 
@@ -76,8 +77,8 @@ def measure(run: Run, tables: Tables) -> Measured:
     """Reciprocal ranks of a run and, beside one that tells nobody apart, of the most popular completion."""
     row, streams, rows = replayed(run, tables, EVERY, tuple(RULES), beyond=run.config.model == BLENDED)
     figures = ranks(rows.pop("mrr"), streams, "mrr", KINDS)
-    for name, own in rows.items():
-        figures |= ranks(own, streams, name, SPLIT)
+    for name, system_rows in rows.items():
+        figures |= ranks(system_rows, streams, name, SPLIT)
     return Measured({**row, **{name: sums.ratio for name, sums in figures.items()}}, figures)
 
 
@@ -95,9 +96,11 @@ def replayed(
     known = find_seen_prefixes(streams, tables["train"], config)
     for _ in replay(systems, streams, path, text_column=config.data.text, seen_prefixes=known):
         pass
-    found = {name: [one for one in files.read_rows(path) if one["system"] == name] for name in systems}
-    nats, targets = (sum(one[key] for one in found["mrr"]) for key in ("nats", "targets"))
-    return {**row, "perplexity_online": float(np.exp(nats / targets))}, streams, found
+    rows_by_system = {
+        name: [replay_row for replay_row in files.read_rows(path) if replay_row["system"] == name] for name in systems
+    }
+    nats, targets = (sum(replay_row[key] for replay_row in rows_by_system["mrr"]) for key in ("nats", "targets"))
+    return {**row, "perplexity_online": float(np.exp(nats / targets))}, streams, rows_by_system
 
 
 def systems_of(run: Run, tables: Tables, rules: Sequence[str], beyond: bool) -> tuple[Row, dict[str, System]]:
@@ -113,17 +116,17 @@ def systems_of(run: Run, tables: Tables, rules: Sequence[str], beyond: bool) -> 
     for name in rules:
         optimiser, reach = RULES[name]
         best["none"], *tried = try_rates(run, streams, [optimiser], reach=reach)
-        best[name] = min(tried, key=lambda one: float(one["perplexity"]))
+        best[name] = min(tried, key=lambda tried_row: float(tried_row["perplexity"]))
     rate, (optimiser, reach) = float(best[PRINTED]["rate"]), RULES[PRINTED]
     LearningRule(optimiser, rate, reach).save(run)
-    found = {f"dev_{name}": float(one["perplexity"]) for name, one in best.items()}
+    perplexities = {f"dev_{name}": float(tried_row["perplexity"]) for name, tried_row in best.items()}
     systems: dict[str, System] = {"mrr": Personalised(run, completer)}
     if beyond:
         popularity = Popularity.from_run(run)
         weights = BlendWeights.fit(list(candidate_lists(completer, Learner(run), popularity, streams)))
         systems["history"] = UserHistory(run.config.data.text)
         systems["blend"] = Personalised(run, Blend(completer, popularity, weights))
-    return {"online_rate": rate, **found}, systems
+    return {"online_rate": rate, **perplexities}, systems
 
 
 def within(name: str, key: str, begins: Sequence[int], least: int = 0) -> dict[str, Kind]:
@@ -162,11 +165,11 @@ def ranks(rows: Sequence[Row], streams: Sequence[Stream], name: str, kinds: Mapp
 
 def ngram(config: Config, tables: Tables, folder: Path) -> Measured:
     """The n-gram model of the best order, which learns of nobody: its perplexity is that of a model that learns."""
-    found = tacl_baselines.ngram(config, tables, folder)
-    return found | Measured({"perplexity_online": found.row["perplexity"]})
+    measured = tacl_baselines.ngram(config, tables, folder)
+    return measured | Measured({"perplexity_online": measured.row["perplexity"]})
 
 
-BASELINES = counted(ngram)
+BASELINES = ngram_row(ngram)
 EXPERIMENT = Experiment("queries", "commits_small.toml", ROWS["queries"], tables, measure, baselines=BASELINES)
 BLENDED = EXPERIMENT.config(Training("factor", 0), 1).model  # the run that is blended with other sources
 
@@ -183,8 +186,8 @@ def measure_trial(run: Run, tables: Tables) -> Measured:
 
 def drawn(kind: str, sizes: Options) -> Options:
     """Return a model of a kind with random sizes."""
-    own = ROWS["queries"][kind]
-    return {**own, **sizes, "model": {**own["model"], **sizes["model"]}}
+    options = ROWS["queries"][kind]
+    return {**options, **sizes, "model": {**options["model"], **sizes["model"]}}
 
 
 TRIALS = Experiment(

@@ -28,9 +28,9 @@ from factorcell.config import Config
 from factorcell.evaluation.bayes_rule import z_scores
 from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.model.run import Run
-from measures import detected, detection, told_apart
+from measures import detected, detection, measure_classification
 from study import ROWS, Baseline, Experiment, Measured, Options, Row
-from tacl_baselines import Asked, classifier, classifiers, counted, labelled_texts, per_value
+from tacl_baselines import TargetValues, classifier, classifiers, labelled_texts, ngram_row, per_value
 
 PARTS = ("scale", "concat", "low_rank", "hash")  # the first two adapt the recurrent layer
 WORDS, DEVELOPED = 3_000_000, 200_000  # of the oral arguments
@@ -98,20 +98,25 @@ def scotus_tables(data: Path, folder: Path, share: float) -> Tables:
             return justices(turns(corpora.read(whole["test"]), sys.maxsize), counts[part])
         return turns(corpora.read(whole[part]), counts[part])
 
-    def kept(part: str, ending: str, chosen: Callable[[pa.Table], pa.Table]) -> Path:
-        return corpora.kept(folder / f"scotus-{part}-{counts[part]}{ending}.parquet", lambda: chosen(pieces(part)))
+    def create(part: str, ending: str, chosen: Callable[[pa.Table], pa.Table]) -> Path:
+        return corpora.create_once(
+            folder / f"scotus-{part}-{counts[part]}{ending}.parquet", lambda: chosen(pieces(part))
+        )
 
-    found = {part: kept(part, "", lambda table: table.drop_columns([TURN])) for part in counts}
-    found |= {f"{part}_{TURN}": kept(part, f"-{TURN}", lambda table: table.select([TURN])) for part in MEASURED}
-    own = found["train"].with_name(f"scotus-justices-{counts['train']}-{counts['judged']}.parquet")
-    return {**found, "labelled_train": corpora.kept(own, partial(among, found["train"], found["judged"], "speaker"))}
+    paths = {part: create(part, "", lambda table: table.drop_columns([TURN])) for part in counts}
+    paths |= {f"{part}_{TURN}": create(part, f"-{TURN}", lambda table: table.select([TURN])) for part in MEASURED}
+    path = paths["train"].with_name(f"scotus-justices-{counts['train']}-{counts['judged']}.parquet")
+    return {
+        **paths,
+        "labelled_train": corpora.create_once(path, partial(among, paths["train"], paths["judged"], "speaker")),
+    }
 
 
 def of_whole_turns(figures: Figures, tables: Tables) -> Figures:
     """What texts add to figures of oral arguments, summed over the pieces of each turn: an entry for every turn."""
-    told = {part: corpora.read(tables[f"{part}_{TURN}"])[TURN].to_numpy() for part in MEASURED}
+    turn_numbers = {part: corpora.read(tables[f"{part}_{TURN}"])[TURN].to_numpy() for part in MEASURED}
     return {
-        name: summed(sums, told["test" if name.startswith("perplexity") else "judged"])
+        name: summed(sums, turn_numbers["test" if name.startswith("perplexity") else "judged"])
         for name, sums in figures.items()
     }
 
@@ -140,9 +145,12 @@ def commonvoice9_tables(data: Path, folder: Path, share: float) -> Tables:
 
 def reddit_tables(data: Path, folder: Path, share: float) -> Tables:
     """Titles of communities; those of the ones that are detected, and of the distractors, are judged."""
-    made = titles(data, folder, share, "detected", lambda train: {*DETECTED, *DISTRACTORS})
-    own = made["train"].with_name(f"communities-{share:g}.parquet")
-    return {**made, "labelled_train": corpora.kept(own, partial(among, made["train"], made["judged"], "subreddit"))}
+    paths = titles(data, folder, share, "detected", lambda train: {*DETECTED, *DISTRACTORS})
+    path = paths["train"].with_name(f"communities-{share:g}.parquet")
+    return {
+        **paths,
+        "labelled_train": corpora.create_once(path, partial(among, paths["train"], paths["judged"], "subreddit")),
+    }
 
 
 def of_communities(run: Run, tables: Tables) -> Measured:
@@ -161,15 +169,17 @@ def detecting(config: Config, tables: Tables, folder: Path, target: str, order: 
     names = [name for name in DETECTED if name in known]
     if len(names) < 2:  # in a trial all of them may be rare
         return Measured({})
-    told = classifier(kind, train, order, config.training.seed)(test)
-    found = Asked(target, names, names).among(told, test)
-    score = z_scores(found.score) if kind == "bayes" else found.log_posterior
-    return detection(replace(found, score=score, distractor=found.truth < 0))
+    classification = classifier(kind, train, order, config.training.seed)(test)
+    among_detected = TargetValues(target, names, names).among(classification, test)
+    score = z_scores(among_detected.score) if kind == "bayes" else among_detected.log_posterior
+    return detection(replace(among_detected, score=score, distractor=among_detected.truth < 0))
 
 
-def experiment(name: str, tables: Tabled, measure: Callable[[Run, Tables], Measured], **told: Baseline) -> Experiment:
+def experiment(
+    name: str, tables: Tabled, measure: Callable[[Run, Tables], Measured], **baselines: Baseline
+) -> Experiment:
     """The sixteen on a set, and baselines: of words, and what has `told` values apart."""
-    beside = {**counted(), **told}
+    beside = {**ngram_row(), **baselines}
     rows = {**sixteen(), "prefix": tacl.options("prefix"), **dict.fromkeys(beside, combined(()))}
     recipe = f"thesis_{name.partition('_')[0]}.toml"
     return Experiment(name, recipe, rows, tables, measure, baselines=beside)
@@ -190,15 +200,19 @@ TITLES = experiment(
 )
 BY_ROLE = {name: of_all_turns(each) for name, each in per_value("role").items()}
 ARGUMENTS = experiment(
-    "scotus", scotus_tables, partial(told_apart, target="speaker"), **BY_ROLE, **classifiers("speaker", "word")
+    "scotus",
+    scotus_tables,
+    partial(measure_classification, target="speaker"),
+    **BY_ROLE,
+    **classifiers("speaker", "word"),
 )
 LANGUAGES = {**per_value("language"), **classifiers("language", "character")}
 EXPERIMENTS = {
-    "reddit_titles": replace(TITLES, rows={row: {**own, **SHORTER} for row, own in TITLES.rows.items()}),
-    "scotus": replace(ARGUMENTS, whole=of_whole_turns),
+    "reddit_titles": replace(TITLES, rows={row: {**options, **SHORTER} for row, options in TITLES.rows.items()}),
+    "scotus": replace(ARGUMENTS, merge_parts=of_whole_turns),
     "commonvoice9": experiment(
-        "commonvoice9", commonvoice9_tables, partial(told_apart, target="language"), **LANGUAGES
+        "commonvoice9", commonvoice9_tables, partial(measure_classification, target="language"), **LANGUAGES
     ),
 }
 # The rows without a column and with all three are those of the table of oral arguments.
-VARIABLES = Experiment("variables", "thesis_scotus.toml", ROWS["variables"], scotus_tables, whole=of_whole_turns)
+VARIABLES = Experiment("variables", "thesis_scotus.toml", ROWS["variables"], scotus_tables, merge_parts=of_whole_turns)

@@ -16,7 +16,7 @@ from factorcell.data.corpus import Corpus
 from factorcell.evaluation.text_figures import TextSums, sum_per_text, texts_digest
 from factorcell.model.run import Run
 from study import ROWS, Experiment, Measured
-from tacl_baselines import counted, per_value
+from tacl_baselines import ngram_row, per_value
 
 VARIABLES = ("hotel", "city", "rating")
 TOP = 3
@@ -37,7 +37,7 @@ def measure(run: Run, tables: Tables) -> Measured:
 
 def ranks(run: Run, corpus: Corpus) -> NDArray[np.int64]:
     """Return the rank of every target among all tokens, 1 the most probable, text after text; ties count against it."""
-    found, model = [], run.model
+    result, model = [], run.model
     with torch.inference_mode():
         for row in range(len(corpus)):  # one text at a time, because the log probabilities of many take much memory
             batch = corpus.batch(np.array([row]))
@@ -45,9 +45,9 @@ def ranks(run: Run, corpus: Corpus) -> NDArray[np.int64]:
             vectors, _ = model.backbone(inputs, conditioning.conditions, conditioning.start)
             bias = model.head.fold(conditioning.head).select(torch.zeros(vectors.shape[1], dtype=torch.long))
             logs = model.head.log_probabilities(vectors[0], bias)
-            found.append((logs >= logs.gather(1, batch.tokens[0, 1:, None])).sum(1))
-    return torch.cat(found).numpy()
+            result.append((logs >= logs.gather(1, batch.tokens[0, 1:, None])).sum(1))
+    return torch.cat(result).numpy()
 
 
-BASELINES = {**per_value("rating"), **counted()}
+BASELINES = {**per_value("rating"), **ngram_row()}
 EXPERIMENT = Experiment("sparse", "thesis_hotels.toml", ROWS["sparse"], tables, measure, baselines=BASELINES)

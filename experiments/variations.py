@@ -19,9 +19,9 @@ from corpora import Tables
 from factorcell import files
 from factorcell.evaluation.classification import classify
 from factorcell.model.run import Run
-from measures import SAMPLES, Cities, told_apart
+from measures import SAMPLES, Cities, measure_classification
 from study import ROWS, Experiment, Measured, Options
-from tacl_baselines import classifiers, counted, per_value
+from tacl_baselines import classifiers, ngram_row, per_value
 
 TRIALS = ("agnews", "dbpedia", "hotels", "imdb", "languages", "places")
 MANY = ("hotels", "places")  # data sets with too many contexts for a bias of each value
@@ -34,14 +34,14 @@ def varied(kind: str, name: str, measure: Callable[[Run, Tables], Measured]) -> 
 
 def by_samples(run: Run, tables: Tables, name: str) -> Measured:
     """Measure a run of `switches`; columns of words also by samples of the vocabulary."""
-    found, target = tacl.told(run, tables, name), tacl.SETS[name].target
+    measured, target = tacl.measure_accuracy(run, tables, name), tacl.SETS[name].target
     if isinstance(target, Cities):
-        return found
+        return measured
     row = {}
     for proposal in ("rank", "unigram"):
-        told = classify(run, tables["judged"], target, unknown="group", samples=SAMPLES, proposal=proposal)
-        row[f"accuracy_{proposal}"] = float(told.metrics()["accuracy"])
-    return found | Measured(row)
+        classification = classify(run, tables["judged"], target, unknown="group", samples=SAMPLES, proposal=proposal)
+        row[f"accuracy_{proposal}"] = float(classification.metrics()["accuracy"])
+    return measured | Measured(row)
 
 
 def with_sizes(run: Run, tables: Tables, measure: Callable[[Run, Tables], Measured]) -> Measured:
@@ -55,34 +55,37 @@ def with_sizes(run: Run, tables: Tables, measure: Callable[[Run, Tables], Measur
 def of_trials(run: Run, tables: Tables, name: str) -> Measured:
     """Measure a model of random sizes: by samples where units are words, as in the paper, and without calibration."""
     samples = SAMPLES if tacl.SETS[name].unit == "word" else 0
-    return tacl.told(run, {part: table for part, table in tables.items() if part != "held"}, name, samples)
+    return tacl.measure_accuracy(run, {part: table for part, table in tables.items() if part != "held"}, name, samples)
 
 
 def drawn(name: str) -> dict[str, Options]:
     """Return the models of random sizes of a data set, one of each class after the other."""
     shared = {"variable_size": 8} if name == "hotels" else {}
-    made: dict[str, Options] = {}
+    result: dict[str, Options] = {}
     for number, sizes in ROWS["tacl_trials"].items():
-        own = {**shared, **sizes["model"], **({"output_bias": ["low_rank"]} if name in MANY else {})}
+        model_options = {**shared, **sizes["model"], **({"output_bias": ["low_rank"]} if name in MANY else {})}
         for model in tacl.MODELS[1:]:
-            made[f"{model} {number}"] = {**sizes, "model": {**tacl.options(model)["model"], **own}}
-    return made
+            result[f"{model} {number}"] = {**sizes, "model": {**tacl.options(model)["model"], **model_options}}
+    return result
 
 
 def news(data: Path, folder: Path, share: float) -> Tables:
     """Return the parts of the news, split at spaces."""
-    given = corpora.parts(data, folder, "agnews_words", share)
-    return {**given, "judged": given["test"]}
+    parts = corpora.parts(data, folder, "agnews_words", share)
+    return {**parts, "judged": parts["test"]}
 
 
 EXPERIMENTS = {
     **{f"switches_{name}": varied("switches", name, partial(by_samples, name=name)) for name in tacl.SWITCHED},
     **{
-        f"restraint_{name}": varied("restraint", name, partial(tacl.told, name=name)) for name in ("hotels", "hotels13")
+        f"restraint_{name}": varied("restraint", name, partial(tacl.measure_accuracy, name=name))
+        for name in ("hotels", "hotels13")
     },
 }
 for name in ("hotels", "hotels13", "dbpedia", "languages"):
-    EXPERIMENTS[f"ranks_{name}"] = varied("ranks", name, partial(with_sizes, measure=partial(tacl.told, name=name)))
+    EXPERIMENTS[f"ranks_{name}"] = varied(
+        "ranks", name, partial(with_sizes, measure=partial(tacl.measure_accuracy, name=name))
+    )
 for name in ("scotus", "reddit_titles"):
     of = thesis_sixteen.EXPERIMENTS[name]
     key, sized = f"ranks_{name}", partial(with_sizes, measure=of.measure)
@@ -92,8 +95,8 @@ EXPERIMENTS["family"] = Experiment(
     "agnews_words.toml",
     ROWS["family"],
     news,
-    lambda run, tables: told_apart(run, tables, "section"),
-    baselines={**per_value("section"), **counted(), **classifiers("section", "word")},
+    lambda run, tables: measure_classification(run, tables, "section"),
+    baselines={**per_value("section"), **ngram_row(), **classifiers("section", "word")},
 )
 for name in TRIALS:
     EXPERIMENTS[f"tacl_trials_{name}"] = replace(

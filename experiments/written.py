@@ -60,12 +60,12 @@ SETS = {
 BY_SAMPLING = Writing("sampled", "rating", SAMPLED, 1000, 4000)
 
 
-def wanted(run: Run, how: Writing, number: int) -> list[Wanted]:
+def draw_contexts(run: Run, how: Writing, number: int) -> list[Wanted]:
     """Return about `number` contexts, the same for all models: every rating as often, or random hotels of chains."""
     random = np.random.default_rng(0)
     if how.target == "class":
         classes = {hotel: hotels.class_of(hotel) for hotel in run.schema.variable("hotel").values[1:]}
-        of_chains = [(hotel, found) for hotel, found in classes.items() if found]
+        of_chains = [(hotel, hotel_class) for hotel, hotel_class in classes.items() if hotel_class]
         drawn = random.integers(len(of_chains), size=number) if of_chains else ()
         return [({"hotel": of_chains[place][0], "rating": "5"}, of_chains[place][1]) for place in drawn]
     ratings = category_values(run.schema, "rating")
@@ -80,19 +80,19 @@ def wanted(run: Run, how: Writing, number: int) -> list[Wanted]:
 
 def tables(how: Writing, of: Experiment, data: Path, folder: Path, share: float) -> Tables:
     """Return the texts that models are trained on, and those that the judge learns from and is judged by."""
-    made = of.tables(data, folder, share)
+    parts = of.tables(data, folder, share)
     for part in ("train", "test"):
-        source = made[part]
-        made[f"labelled_{part}"] = source
+        source = parts[part]
+        parts[f"labelled_{part}"] = source
         if how.target == "class":
             classed = source.with_name(f"{source.stem}-classes.parquet")
-            made[f"labelled_{part}"] = corpora.kept(classed, partial(hotels.with_classes, source))
-    return made
+            parts[f"labelled_{part}"] = corpora.create_once(classed, partial(hotels.with_classes, source))
+    return parts
 
 
 def measure(run: Run, tables: Tables, how: Writing, number: int) -> Measured:
     """Measure how many of a run's texts are judged to be what they were written for."""
-    contexts = wanted(run, how, number)
+    contexts = draw_contexts(run, how, number)
     if not contexts:
         return Measured({})
     judge = Judge(tables["labelled_train"], tables["labelled_test"], run.config, how.target, how.order, run.tokenizer)

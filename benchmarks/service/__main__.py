@@ -31,30 +31,34 @@ Given = argparse.Namespace
 Table = tuple[list[report.Row], Mapping[str, str]]
 
 
-def typists(given: Given, folder: Path) -> Table:
+def typists(arguments: Given, folder: Path) -> Table:
     """People who type."""
     from benchmarks.service import typists as typing
     from benchmarks.service.processes import typed
 
-    texts = typing.texts_of(given.table, 5000)
-    with typed(given.run, f"sqlite:///{folder}/users.db", folder / "log", *given.serve) as (process, port):
+    texts = typing.texts_of(arguments.table, 5000)
+    with typed(arguments.run, f"sqlite:///{folder}/users.db", folder / "log", *arguments.serve) as (process, port):
         typing.warm(port, texts)
-        load = typing.Load(port, given.people, given.seconds, given.keys, given.deadline_ms, given.given_up)
-        return typing.doubled(load, texts, process, given.most), typing.COLUMNS
+        load = typing.Load(
+            port, arguments.people, arguments.seconds, arguments.keys, arguments.deadline_ms, arguments.given_up
+        )
+        return typing.doubled(load, texts, process, arguments.most), typing.COLUMNS
 
 
-def cost(given: Given, folder: Path) -> Table:
+def cost(arguments: Given, folder: Path) -> Table:
     """What HTTP costs."""
     from benchmarks.service import cost as costs
     from benchmarks.service.processes import typed
     from benchmarks.service.typists import texts_of
 
     store = f"sqlite:///{folder}/users.db"
-    with typed(given.run, store, folder / "log") as (_, port):
-        return [costs.measure(given.run, store, port, texts_of(given.table, 5000), given.requests)], costs.COLUMNS
+    with typed(arguments.run, store, folder / "log") as (_, port):
+        return [
+            costs.measure(arguments.run, store, port, texts_of(arguments.table, 5000), arguments.requests)
+        ], costs.COLUMNS
 
 
-def people(given: Given, folder: Path) -> Table:
+def people(arguments: Given, folder: Path) -> Table:
     """Everybody as alone."""
     from benchmarks.service import people as everybody
     from benchmarks.service.processes import typed
@@ -64,25 +68,27 @@ def people(given: Given, folder: Path) -> Table:
     from factorcell.service.learning import ServedModel
     from factorcell.service.stores.opening import open_store
 
-    texts, store = everybody.plain(texts_of(given.table, 1_000_000)), f"sqlite:///{folder}/users.db"
-    with typed(given.run, store, folder / "log", "--deadline-ms", "5000") as (_, port):
-        service = Service(ServedModel(Run.open(given.run)), open_store(store))
-        one = everybody.one_person(port, service, texts[: given.writers])
-        many = everybody.many_people(port, service, everybody.dealt(texts, given.people), given.requests)
+    texts, store = everybody.plain(texts_of(arguments.table, 1_000_000)), f"sqlite:///{folder}/users.db"
+    with typed(arguments.run, store, folder / "log", "--deadline-ms", "5000") as (_, port):
+        service = Service(ServedModel(Run.open(arguments.run)), open_store(store))
+        writers = everybody.one_person(port, service, texts[: arguments.writers])
+        many = everybody.many_people(port, service, everybody.dealt(texts, arguments.people), arguments.requests)
         service.close()
-    return [one, many], everybody.COLUMNS
+    return [writers, many], everybody.COLUMNS
 
 
-def replay(given: Given, folder: Path) -> Table:
+def replay(arguments: Given, folder: Path) -> Table:
     """The service and the library."""
     from benchmarks.service import replaying
     from benchmarks.service.processes import typed
 
-    with typed(given.run, f"sqlite:///{folder}/users.db", folder / "log") as (_, port):
-        return replaying.run(given.run, port, given.table, folder, given.rows_per_user, given.every), replaying.COLUMNS
+    with typed(arguments.run, f"sqlite:///{folder}/users.db", folder / "log") as (_, port):
+        return replaying.run(
+            arguments.run, port, arguments.table, folder, arguments.rows_per_user, arguments.every
+        ), replaying.COLUMNS
 
 
-def kills(given: Given, folder: Path) -> Table:
+def kills(arguments: Given, folder: Path) -> Table:
     """The server killed."""
     from benchmarks.service import kills as killing
     from factorcell.service.learning import ServedModel
@@ -90,13 +96,13 @@ def kills(given: Given, folder: Path) -> Table:
     from tests.service.stores.servers import SERVERS
 
     model, rows = ServedModel(runs.make_run(folder / "run")), []
-    for name in given.stores:
+    for name in arguments.stores:
         with SERVERS[name]() as server:
-            rows.append(killing.run(name, server, model, folder, given.kills, _say))
+            rows.append(killing.run(name, server, model, folder, arguments.kills, _say))
     return rows, killing.COLUMNS
 
 
-def outages(given: Given, folder: Path) -> Table:
+def outages(arguments: Given, folder: Path) -> Table:
     """The store out of order."""
     from benchmarks.service import outages as failing
     from factorcell.service.learning import ServedModel
@@ -104,17 +110,17 @@ def outages(given: Given, folder: Path) -> Table:
     from tests.service.stores.servers import SERVERS
 
     model, rows = ServedModel(runs.make_run(folder / "run")), []
-    for name in given.stores:
+    for name in arguments.stores:
         with failing.small_disk(folder / name, SIZES[name]) as disk, SERVERS[name](disk) as server:
-            rows.append(failing.run(name, server, model, folder, failing.disk_full, given.seconds))
+            rows.append(failing.run(name, server, model, folder, failing.disk_full, arguments.seconds))
         for outage in () if name == "sqlite" else (failing.stopped, failing.killed):
             with SERVERS[name]() as server:
-                rows.append(failing.run(name, server, model, folder, outage, given.seconds))
+                rows.append(failing.run(name, server, model, folder, outage, arguments.seconds))
         _say(f"{name}: done")
     return rows, failing.COLUMNS
 
 
-def deletions(given: Given, folder: Path) -> Table:
+def deletions(arguments: Given, folder: Path) -> Table:
     """Nothing left."""
     from benchmarks.service import deletions as deleting
     from tests.service import runs
@@ -122,9 +128,9 @@ def deletions(given: Given, folder: Path) -> Table:
 
     runs.make_run(folder / "run")
     rows = []
-    for name in given.stores:
+    for name in arguments.stores:
         with SERVERS[name]() as server:
-            rows.append(deleting.run(name, server, folder / "run", folder, given.count))
+            rows.append(deleting.run(name, server, folder / "run", folder, arguments.count))
     return rows, deleting.COLUMNS
 
 
@@ -134,32 +140,32 @@ def parsed() -> Given:
     kinds = parser.add_subparsers(dest="what", required=True)
 
     def kind(measure: Callable[[Given, Path], Table], *, of_run: bool = False, of_stores: bool = False) -> Any:
-        made = kinds.add_parser(measure.__name__, help=measure.__doc__)
-        made.set_defaults(measure=measure)
-        made.add_argument("--out", type=Path, help="JSON lines are added to this file")
+        subparser = kinds.add_parser(measure.__name__, help=measure.__doc__)
+        subparser.set_defaults(measure=measure)
+        subparser.add_argument("--out", type=Path, help="JSON lines are added to this file")
         if of_run:
-            made.add_argument("run", type=Path, help="run folder")
-            made.add_argument("table", type=Path, help="table of texts")
+            subparser.add_argument("run", type=Path, help="run folder")
+            subparser.add_argument("table", type=Path, help="table of texts")
         if of_stores:
-            made.add_argument("--stores", nargs="+", choices=STORES, default=STORES)
-        return made
+            subparser.add_argument("--stores", nargs="+", choices=STORES, default=STORES)
+        return subparser
 
-    one = kind(typists, of_run=True)
-    one.add_argument("--people", type=int, default=32)
-    one.add_argument("--most", type=int, default=512, help="people at most, where the load is doubled (default: 512)")
-    one.add_argument("--seconds", type=float, default=30.0, help="of each load")
-    one.add_argument("--keys", type=float, default=5.0, help="a second, of each person")
-    one.add_argument("--deadline-ms", type=int, default=100)
-    one.add_argument("--given-up", action="store_true", help="a request is left when the next key comes")
-    one.add_argument("--serve", nargs="*", default=[], help="more words for `factorcell serve`, after = each")
+    add = kind(typists, of_run=True)
+    add.add_argument("--people", type=int, default=32)
+    add.add_argument("--most", type=int, default=512, help="people at most, where the load is doubled (default: 512)")
+    add.add_argument("--seconds", type=float, default=30.0, help="of each load")
+    add.add_argument("--keys", type=float, default=5.0, help="a second, of each person")
+    add.add_argument("--deadline-ms", type=int, default=100)
+    add.add_argument("--given-up", action="store_true", help="a request is left when the next key comes")
+    add.add_argument("--serve", nargs="*", default=[], help="more words for `factorcell serve`, after = each")
     kind(cost, of_run=True).add_argument("--requests", type=int, default=2000)
-    one = kind(people, of_run=True)
-    one.add_argument("--writers", type=int, default=64)
-    one.add_argument("--people", type=int, default=100)
-    one.add_argument("--requests", type=int, default=10_000)
-    one = kind(replay, of_run=True)
-    one.add_argument("--rows-per-user", type=int, default=1000)
-    one.add_argument("--every", type=int, default=5)
+    add = kind(people, of_run=True)
+    add.add_argument("--writers", type=int, default=64)
+    add.add_argument("--people", type=int, default=100)
+    add.add_argument("--requests", type=int, default=10_000)
+    add = kind(replay, of_run=True)
+    add.add_argument("--rows-per-user", type=int, default=1000)
+    add.add_argument("--every", type=int, default=5)
     kind(kills, of_stores=True).add_argument("--kills", type=int, default=200)
     kind(outages, of_stores=True).add_argument("--seconds", type=float, default=8.0)
     kind(deletions, of_stores=True).add_argument("--count", type=int, default=1000)
@@ -176,12 +182,12 @@ def work_folder() -> Iterator[Path]:
 
 def main() -> int:
     """Measure, show, keep; 1 if anything was lost, doubled, left or somebody else's."""
-    given = parsed()
+    arguments = parsed()
     torch.set_num_threads(1)  # as the server: sums in other orders are other numbers
     with work_folder() as folder:
-        rows, columns = given.measure(given, folder)
+        rows, columns = arguments.measure(arguments, folder)
     report.show(rows, columns)
-    report.keep(rows, given.out)
+    report.keep(rows, arguments.out)
     faults = [fault for row in rows for fault in row.get("faults", ())]
     _say(*faults)
     return bool(faults)

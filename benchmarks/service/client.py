@@ -30,11 +30,11 @@ class Answer:
         return json.loads(self.body)
 
 
-def written(method: str, path: str, asked: Any = None) -> bytes:
-    """A request, with a body of JSON if something is `asked`."""
-    body = b"" if asked is None else json.dumps(asked).encode()
+def encode_request(method: str, path: str, content: Any = None) -> bytes:
+    """Return the bytes of an HTTP request, with `content` as its JSON body if there is one."""
+    body = b"" if content is None else json.dumps(content).encode()
     head = f"{method} {path} HTTP/1.1\r\nHost: {HOST}\r\n"
-    if asked is not None:
+    if content is not None:
         head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
     return f"{head}\r\n".encode() + body
 
@@ -54,13 +54,13 @@ class Connection:
         self.port = port
         self._socket: socket.socket | None = None
 
-    def ask(self, method: str, path: str, asked: Any = None) -> Answer:
+    def ask(self, method: str, path: str, body: Any = None) -> Answer:
         """The answer to a request. After an error the next one is asked over a new connection."""
         try:
             if self._socket is None:
                 self._socket = socket.create_connection((HOST, self.port), PATIENCE)
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket.sendall(written(method, path, asked))
+            self._socket.sendall(encode_request(method, path, body))
             return self._answer(self._socket)
         except OSError as error:
             self.close()
@@ -73,14 +73,14 @@ class Connection:
             self._socket = None
 
     @staticmethod
-    def _answer(own: socket.socket) -> Answer:
-        found = b""
-        while MARK not in found:
-            found += _piece(own)
-        head, _, body = found.partition(MARK)
+    def _answer(connection: socket.socket) -> Answer:
+        content = b""
+        while MARK not in content:
+            content += _piece(connection)
+        head, _, body = content.partition(MARK)
         status, length, retry = read_head(head)
         while len(body) < length:
-            body += _piece(own)
+            body += _piece(connection)
         return Answer(status, retry, body)
 
 
@@ -91,13 +91,13 @@ class AsyncConnection:
         self.port = port
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def ask(self, method: str, path: str, asked: Any = None) -> Answer:
+    async def ask(self, method: str, path: str, body: Any = None) -> Answer:
         """See `Connection`. Who cancels it leaves."""
         try:
             if self._streams is None:
                 self._streams = await asyncio.open_connection(HOST, self.port)
             reader, writer = self._streams
-            writer.write(written(method, path, asked))
+            writer.write(encode_request(method, path, body))
             status, length, retry = read_head(await reader.readuntil(MARK))
             return Answer(status, retry, await reader.readexactly(length))
         except (OSError, EOFError) as error:
@@ -114,12 +114,12 @@ class AsyncConnection:
             self._streams = None
 
 
-def until_answered(connection: Connection, method: str, path: str, asked: Any = None, seconds: float = 60.0) -> Answer:
+def until_answered(connection: Connection, method: str, path: str, body: Any = None, seconds: float = 60.0) -> Answer:
     """The answer to a request that is sent until it is neither lost nor put off; each time it is the same."""
     stop = time.monotonic() + seconds
     while True:
         try:
-            answer = connection.ask(method, path, asked)
+            answer = connection.ask(method, path, body)
             if answer.status not in (429, 503):
                 return answer
         except ConnectionError:
@@ -136,8 +136,8 @@ def wait_until_ready(port: int, seconds: float = 120.0) -> None:
     connection.close()
 
 
-def _piece(own: socket.socket) -> bytes:
-    piece = own.recv(PIECE)
+def _piece(connection: socket.socket) -> bytes:
+    piece = connection.recv(PIECE)
     if not piece:
         raise ConnectionError("the server has left")
     return piece

@@ -60,7 +60,7 @@ def measure(run: Path, store: str, port: int, texts: Sequence[str], requests: in
                 times.append(time.perf_counter() - began)
     connection.close()
     service.close()
-    costs = [1000 * (one - other) for one, other in zip(over, within, strict=True)]
+    costs = [1000 * (total - other) for total, other in zip(over, within, strict=True)]
     return {
         "what": "cost of HTTP",
         "requests": requests,
@@ -78,14 +78,14 @@ def bare(seconds: float, requests: int) -> float:
     server = multiprocessing.get_context("spawn").Process(target=_serve, args=(port, seconds), daemon=True)
     server.start()
     try:
-        own = _connected(port)
+        connection = _connected(port)
         took = []
         for _ in range(requests):
             began = time.perf_counter()
-            own.sendall(b"?")
-            computed = float(own.recv(100))
+            connection.sendall(b"?")
+            computed = float(connection.recv(100))
             took.append(time.perf_counter() - began - computed)
-        own.close()
+        connection.close()
     finally:
         server.kill()
     return statistics.median(took)
@@ -94,12 +94,12 @@ def bare(seconds: float, requests: int) -> float:
 def _connected(port: int) -> socket.socket:
     while True:
         try:
-            own = socket.create_connection((HOST, port))
+            connection = socket.create_connection((HOST, port))
         except ConnectionError:
             time.sleep(0.01)
         else:
-            own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return own
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return connection
 
 
 def _serve(port: int, seconds: float) -> None:

@@ -55,17 +55,17 @@ def run(name: str, server: Server, model: Path, folder: Path, count: int) -> Row
         """Type, accept, look at it, export it, complete from it; then delete or forget."""
         connection = Connection(port)
         for number, text in enumerate(texts[user]):
-            asked = {"user": user, "text": text, "idempotency_key": f"{user} {number}"}
-            until_answered(connection, "POST", "/v1/accept", asked)
+            body = {"user": user, "text": text, "idempotency_key": f"{user} {number}"}
+            until_answered(connection, "POST", "/v1/accept", body)
         until_answered(connection, "POST", "/v1/complete", {"query": texts[user][0][:3], "user": user})
         until_answered(connection, "GET", f"/v1/users/{user}/export")
-        if user in gone:
+        if user in deleted_users:
             until_answered(connection, "DELETE", f"/v1/users/{user}")
         elif user in forgetting:
             until_answered(connection, "POST", f"/v1/users/{user}/forget", {"text": texts[user][0]})
         connection.close()
 
-    gone, forgetting = set(deleted), set(forgetful)
+    deleted_users, forgetting = set(deleted), set(forgetful)
     with forked(options, log):
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(live, random.Random(0).sample(ids, len(ids))))
@@ -75,28 +75,28 @@ def run(name: str, server: Server, model: Path, folder: Path, count: int) -> Row
                 pass  # it is learned again in the background
         before = _raw(server, [log])
         (exports / "people.jsonl").write_bytes(_command("export", "--store", server.url).stdout)
-        said = _command("delete", "--store", server.url, "--purge", "nobody at all").stderr.decode()
+        answer = _command("delete", "--store", server.url, "--purge", "nobody at all").stderr.decode()
         connection.close()
         running = _raw(server, [log, *exports.iterdir()])
     after = _raw(server, [log, *exports.iterdir()])
     lost = [word for user in deleted for word in (user, *texts[user])] + [texts[user][0] for user in forgetful]
-    kept = [word for user in stay for word in (user, *texts[user])]
+    remaining = [word for user in stay for word in (user, *texts[user])]
     return {
         "what": "deletions",
         "store": name,
         "deleted": len(deleted),
         "forgotten": len(forgetful),
         "bytes": len(after),
-        "stayed": f"{len(_found(running, kept))} of {len(kept)}",
+        "stayed": f"{len(_found(running, remaining))} of {len(remaining)}",
         "before": len(_found(before, lost)),
         "left": len(_found(running, lost)) + len(_found(after, lost)),
-        "purge": "; ".join(line for line in said.splitlines() if line.startswith("left")) or "nothing",
+        "purge": "; ".join(line for line in answer.splitlines() if line.startswith("left")) or "nothing",
     }
 
 
 def _found(content: bytes, words: Sequence[str]) -> set[str]:
     """Those of the marks that are in the bytes."""
-    return {found.decode() for found in MARK.findall(content)} & set(words)
+    return {match.decode() for match in MARK.findall(content)} & set(words)
 
 
 def _raw(server: Server, more: Sequence[Path]) -> bytes:

@@ -95,7 +95,7 @@ def run(name: str, server: Server, model: ServedModel, folder: Path, outage: Out
         "completed": kinds["whole"] + kinds["degraded"],
         "degraded": kinds["degraded"],
         "not_completed": len(taken) - kinds["whole"] - kinds["degraded"],
-        "late": sum(one > DEADLINE for one in taken),
+        "late": sum(duration > DEADLINE for duration in taken),
         "complete_p99": 1000 * quantile(taken, 0.99),
         "acknowledged": watched.accepts["200"],
         "not_acknowledged": watched.accepts.total() - watched.accepts["200"],
@@ -168,10 +168,10 @@ def _accept(port: int, number: int, book: Book, watched: Watched, over: threadin
     connection, user, texts = Connection(port), f"user-{number}", random_texts(number, 1000)
     for place in range(1_000_000):
         text = texts[place % len(texts)]
-        asked = {"user": user, "text": text, "idempotency_key": str(place)}
+        body = {"user": user, "text": text, "idempotency_key": str(place)}
         answer = None
         while answer is None or answer.status != 200:
-            answer = _asked(connection, "POST", "/v1/accept", asked)
+            answer = _asked(connection, "POST", "/v1/accept", body)
             if watched.counting:
                 watched.accepts[_kind(answer)] += 1
             if answer is None or answer.status != 200:
@@ -207,9 +207,9 @@ def _ask_ready(port: int, watched: Watched, over: threading.Event) -> None:
     connection.close()
 
 
-def _asked(connection: Connection, method: str, path: str, asked: object = None) -> Answer | None:
+def _asked(connection: Connection, method: str, path: str, body: object = None) -> Answer | None:
     with suppress(ConnectionError):
-        return connection.ask(method, path, asked)
+        return connection.ask(method, path, body)
     return None
 
 

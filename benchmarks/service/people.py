@@ -70,13 +70,13 @@ class Book:
         for user, texts in acknowledged.items():
             answer = until_answered(connection, "GET", f"/v1/users/{user}")
             shown: Any = answer.json if answer.status == 200 else {"accepted": 0, "texts": []}
-            there = {one["number"]: one["text"] for one in shown["texts"]}
+            stored = {row["number"]: row["text"] for row in shown["texts"]}
             if shown["accepted"] < max(texts):
                 self.faults.append(f"{user}: {max(texts) - shown['accepted']} acknowledged texts are lost")
             if whole and shown["accepted"] != len(texts):
                 self.faults.append(f"{user}: {shown['accepted']} texts for {len(texts)} accepts")
-            oldest = min(there, default=shown["accepted"] + 1)
-            if any(there.get(number) != text for number, text in texts.items() if number >= oldest):
+            oldest = min(stored, default=shown["accepted"] + 1)
+            if any(stored.get(number) != text for number, text in texts.items() if number >= oldest):
                 self.faults.append(f"{user}: other texts than those acknowledged")
 
     def check_learned(self, service: Service) -> None:
@@ -90,8 +90,8 @@ class Book:
 
 def accept(connection: Connection, book: Book, user: str, text: str, key: str) -> None:
     """Have a person accept a text, however often it has to be sent."""
-    asked = {"user": user, "text": text, "idempotency_key": key}
-    answer = until_answered(connection, "POST", "/v1/accept", asked, PATIENCE)
+    body = {"user": user, "text": text, "idempotency_key": key}
+    answer = until_answered(connection, "POST", "/v1/accept", body, PATIENCE)
     if answer.status != 200:
         book.faults.append(f"{user}: {answer.status} {answer.body!r:.200}")
         return
@@ -128,7 +128,9 @@ def one_person(port: int, service: Service, texts: Sequence[str]) -> Row:
     }
 
 
-def many_people(port: int, service: Service, own: Mapping[str, Sequence[str]], requests: int, threads: int = 16) -> Row:
+def many_people(
+    port: int, service: Service, texts_by_user: Mapping[str, Sequence[str]], requests: int, threads: int = 16
+) -> Row:
     """Requests of many people in random order, of texts that only they have (`own`).
 
     Half are accepts, the others completions, profiles and exports, in which nothing may be of anybody else: neither a
@@ -136,12 +138,12 @@ def many_people(port: int, service: Service, own: Mapping[str, Sequence[str]], r
     """
     book, draw, connections = Book(), random.Random(requests), [Connection(port) for _ in range(threads)]
     free = queue.SimpleQueue[Connection]()
-    owner = {text: user for user, texts in own.items() for text in texts}
-    people, places = list(own), dict.fromkeys(own, 0)
+    owner = {text: user for user, texts in texts_by_user.items() for text in texts}
+    people, places = list(texts_by_user), dict.fromkeys(texts_by_user, 0)
     turns: list[tuple[str, str, str]] = []
     for _ in range(requests):
         user, kind = draw.choice(people), draw.choice(("accept", "accept", "complete", "show", "export", "accept"))
-        text = own[user][places[user] % len(own[user])]
+        text = texts_by_user[user][places[user] % len(texts_by_user[user])]
         places[user] += kind == "accept"
         turns.append((user, kind, text))
 
@@ -150,9 +152,9 @@ def many_people(port: int, service: Service, own: Mapping[str, Sequence[str]], r
         connection = free.get()
         if kind == "accept":
             accept(connection, book, user, text, f"key {number}")
-        for one in [] if kind == "accept" else _texts(connection, user, kind, text):
-            if owner.get(one, user) != user:
-                book.faults.append(f"{kind} of {user} has a text of {owner[one]}")
+        for suggested in [] if kind == "accept" else _texts(connection, user, kind, text):
+            if owner.get(suggested, user) != user:
+                book.faults.append(f"{kind} of {user} has a text of {owner[suggested]}")
         free.put(connection)
 
     for connection in connections:
@@ -185,14 +187,14 @@ def dealt(texts: Sequence[str], people: int) -> dict[str, Sequence[str]]:
 @contextmanager
 def working(threads: Sequence[threading.Thread], over: threading.Event) -> Iterator[None]:
     """Threads that work until it is `over`, which is when this ends, however it does."""
-    for one in threads:
-        one.start()
+    for thread in threads:
+        thread.start()
     try:
         yield
     finally:
         over.set()
-        for one in threads:
-            one.join()
+        for thread in threads:
+            thread.join()
 
 
 def finish(port: int, service: Service, book: Book) -> None:
@@ -206,11 +208,11 @@ def finish(port: int, service: Service, book: Book) -> None:
 def _texts(connection: Connection, user: str, kind: str, text: str) -> list[str]:
     """The texts in the answer to a person that can only come from what the person accepted."""
     if kind == "complete":
-        asked = {"query": text[:TYPED], "user": user, "limit": 20, "deadline_ms": 5000}
-        found = until_answered(connection, "POST", "/v1/complete", asked).json["results"]
-        return [one["text"] for one in found if "history" in one["source"]]
+        body = {"query": text[:TYPED], "user": user, "limit": 20, "deadline_ms": 5000}
+        results = until_answered(connection, "POST", "/v1/complete", body).json["results"]
+        return [result["text"] for result in results if "history" in result["source"]]
     answer = until_answered(connection, "GET", f"/v1/users/{user}" + ("/export" if kind == "export" else ""))
-    return [one["text"] for one in answer.json["texts"]] if answer.status == 200 else []
+    return [result["text"] for result in answer.json["texts"]] if answer.status == 200 else []
 
 
 def _forgotten(user: bytes) -> bytes:

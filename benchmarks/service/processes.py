@@ -83,8 +83,8 @@ def forked(options: ServerOptions, log: Path) -> Iterator[Forked]:
 def processor_seconds(process: int) -> float:
     """What a process and those that came of it have used of the processor until now."""
     seconds = 0.0
-    for one in family(process):
-        fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+    for member in family(process):
+        fields = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
         seconds += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return seconds
 

@@ -48,25 +48,25 @@ class Served(System):
         until_answered(self.connection, "DELETE", f"/v1/users/{quote(user, safe='')}")
         return user
 
-    def suggest(self, held: str, prefix: str, row: Mapping[str, Any], k: int) -> list[Suggestion]:
+    def suggest(self, user: str, prefix: str, row: Mapping[str, Any], k: int) -> list[Suggestion]:
         """What it completes."""
         context = {name: row[name] for name in self.columns}
-        asked = {"query": prefix, "user": held, "limit": k, "deadline_ms": LONGEST, "context": context}
-        answer = until_answered(self.connection, "POST", "/v1/complete", asked)
+        body = {"query": prefix, "user": user, "limit": k, "deadline_ms": LONGEST, "context": context}
+        answer = until_answered(self.connection, "POST", "/v1/complete", body)
         assert answer.status == 200, answer.body
-        found = answer.json
-        assert found["degraded"] is None, found["degraded"]
-        return [Suggestion(one["text"], one["score"], one["source"]) for one in found["results"]]
+        answer_json = answer.json
+        assert answer_json["degraded"] is None, answer_json["degraded"]
+        return [Suggestion(result["text"], result["score"], result["source"]) for result in answer_json["results"]]
 
-    def learn(self, held: str, row: Mapping[str, Any]) -> str:
+    def learn(self, user: str, row: Mapping[str, Any]) -> str:
         """One text more."""
         context = {name: row[name] for name in self.columns}
-        asked = {"user": held, "text": row[self.text], "context": context}
-        answer = until_answered(self.connection, "POST", "/v1/accept", asked)
+        body = {"user": user, "text": row[self.text], "context": context}
+        answer = until_answered(self.connection, "POST", "/v1/accept", body)
         assert answer.status == 200, answer.body
         self.withheld += answer.json["outcome"] == "withheld"
         assert answer.json["outcome"] in ("learned", "withheld"), answer.json
-        return held
+        return user
 
 
 @dataclass
@@ -81,15 +81,15 @@ class Discreet(System):
         """As the other."""
         return self.system.start(user)
 
-    def suggest(self, held: Any, prefix: str, row: Mapping[str, Any], k: int) -> list[Suggestion]:
+    def suggest(self, state: Any, prefix: str, row: Mapping[str, Any], k: int) -> list[Suggestion]:
         """As the other."""
-        found: list[Suggestion] = self.system.suggest(held, prefix, row, k)
-        return found
+        suggestions: list[Suggestion] = self.system.suggest(state, prefix, row, k)
+        return suggestions
 
-    def learn(self, held: Any, row: Mapping[str, Any]) -> Any:
+    def learn(self, state: Any, row: Mapping[str, Any]) -> Any:
         """As the other, if the text may be kept."""
         withheld = Privacy().withhold_reason(row[self.text], {name: row[name] for name in self.columns})
-        return held if withheld else self.system.learn(held, row)
+        return state if withheld else self.system.learn(state, row)
 
 
 def run(model: Path, port: int, table: Path, folder: Path, rows_per_user: int, every: int) -> list[Row]:
@@ -106,20 +106,25 @@ def run(model: Path, port: int, table: Path, folder: Path, rows_per_user: int, e
     )
     blend = systems.open_systems(model, ["blend"], user_column=user, unknown="group")["blend"]
     served = Served(Connection(port), config.data.text, tuple(columns))
-    made: dict[str, System] = {
+    replayed_systems: dict[str, System] = {
         SERVED: served,
         SAME: Discreet(blend, config.data.text, tuple(columns)),
         WHOLE: blend,
     }
     path = folder / "rows.jsonl"
-    for _ in replay(made, streams, path, text_column=config.data.text, progress=True):
+    for _ in replay(replayed_systems, streams, path, text_column=config.data.text, progress=True):
         pass
     served.connection.close()
     judged = files.read_rows(path)
-    for one in judged:  # what only some of them have would drop out of the summary
-        one["nats"] = one["targets"] = None
+    for judged_row in judged:  # what only some of them have would drop out of the summary
+        judged_row["nats"] = judged_row["targets"] = None
     ranks = {
-        name: {(one["user"], one["position"]): one["rank"] for one in judged if one["system"] == name} for name in made
+        name: {
+            (judged_row["user"], judged_row["position"]): judged_row["rank"]
+            for judged_row in judged
+            if judged_row["system"] == name
+        }
+        for name in replayed_systems
     }
     figures = summary.summarise(judged, WHOLE)["rows"]
     return [

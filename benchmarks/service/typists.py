@@ -67,7 +67,7 @@ class Load:
     keys: float = 5.0
     deadline_ms: int = 100
     given_up: bool = False
-    seen: dict[str, Seen] = field(default_factory=lambda: {"complete": Seen(), "accept": Seen()})
+    counts: dict[str, Seen] = field(default_factory=lambda: {"complete": Seen(), "accept": Seen()})
     lateness: list[float] = field(default_factory=list)
 
 
@@ -101,7 +101,7 @@ class Typist:
         for connection in self.free:
             connection.close()
 
-    async def _press(self, due: float, kind: str, asked: object) -> None:
+    async def _press(self, due: float, kind: str, body: object) -> None:
         """Wait until a key is due, and have it asked for."""
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
         self.load.lateness.append(time.perf_counter() - due)
@@ -109,53 +109,53 @@ class Typist:
             for task in self.asking:
                 if task.get_name() == "complete":
                     task.cancel()
-        task = asyncio.create_task(self._ask(due, kind, asked), name=kind)
+        task = asyncio.create_task(self._ask(due, kind, body), name=kind)
         self.asking.add(task)
         task.add_done_callback(self.asking.discard)
 
-    async def _ask(self, due: float, kind: str, asked: object) -> None:
-        seen, connection = self.load.seen[kind], self.free.pop() if self.free else AsyncConnection(self.load.port)
+    async def _ask(self, due: float, kind: str, body: object) -> None:
+        counts, connection = self.load.counts[kind], self.free.pop() if self.free else AsyncConnection(self.load.port)
         sent = time.perf_counter()
         try:
-            answer = await connection.ask("POST", f"/v1/{kind}", asked)
+            answer = await connection.ask("POST", f"/v1/{kind}", body)
         except ConnectionError:
-            seen.errors["connection"] += 1
+            counts.errors["connection"] += 1
             return
         except asyncio.CancelledError:
-            seen.left += 1
+            counts.left += 1
             raise
         self.free.append(connection)
         if answer.status == 200:
             now = time.perf_counter()
-            seen.answered.append(now - due)
-            seen.late += now - sent > self.load.deadline_ms / 1000
-            seen.cut += b'"degraded":"time"' in answer.body
+            counts.answered.append(now - due)
+            counts.late += now - sent > self.load.deadline_ms / 1000
+            counts.cut += b'"degraded":"time"' in answer.body
         elif answer.status == 503:
-            seen.shed += 1
-            seen.retries[answer.retry or 0] += 1
+            counts.shed += 1
+            counts.retries[answer.retry or 0] += 1
         else:
-            seen.errors[str(answer.status)] += 1
+            counts.errors[str(answer.status)] += 1
 
 
 async def typed(load: Load, texts: Sequence[str]) -> None:
     """Have the people type."""
     begin = time.perf_counter() + 0.2
     typists = [Typist(load, number, texts) for number in range(load.people)]
-    await asyncio.gather(*(one.type(begin) for one in typists))
+    await asyncio.gather(*(typist.type(begin) for typist in typists))
 
 
 def measure(load: Load, texts: Sequence[str], server: int) -> Row:
     """What the people saw, and what it cost: the process `server` and this one."""
-    began, own, of_server = time.perf_counter(), time.process_time(), processor_seconds(server)
+    began, client_seconds, of_server = time.perf_counter(), time.process_time(), processor_seconds(server)
     asyncio.run(typed(load, texts))
     took = time.perf_counter() - began
-    complete, accept = load.seen["complete"], load.seen["accept"]
+    complete, accept = load.counts["complete"], load.counts["accept"]
     row: Row = {"what": "typists", "people": load.people, "seconds": load.seconds, "keys": load.keys}
     row |= {"deadline_ms": load.deadline_ms, "given_up": load.given_up}
     row["asked_a_second"] = round((complete.count + accept.count) / load.seconds, 1)
-    for kind, seen in load.seen.items():
-        row |= {f"{kind}_p{p}": 1000 * quantile(seen.answered, p / 100) for p in (50, 95, 99)}
-        row |= {f"{kind}_asked": seen.count, f"{kind}_left": seen.left}
+    for kind, counts in load.counts.items():
+        row |= {f"{kind}_p{p}": 1000 * quantile(counts.answered, p / 100) for p in (50, 95, 99)}
+        row |= {f"{kind}_asked": counts.count, f"{kind}_left": counts.left}
     retries = complete.retries + accept.retries
     return row | {
         "errors": complete.errors.total() + accept.errors.total(),
@@ -167,7 +167,7 @@ def measure(load: Load, texts: Sequence[str], server: int) -> Row:
         "cut": _share(complete.cut, len(complete.answered)),
         "retry_after": f"{min(retries)} to {max(retries)}" if retries else None,
         "lateness_p99": 1000 * quantile(load.lateness, 0.99),
-        "generator": round((time.process_time() - own) / took, 2),
+        "generator": round((time.process_time() - client_seconds) / took, 2),
         "server": round((processor_seconds(server) - of_server) / took, 2),
     }
 

@@ -132,5 +132,5 @@ def spaced(rows: Rows) -> Rows:
 
 def words(row: Row) -> Row:
     """Tags and entities resolved, punctuation kept inside words alone."""
-    text = ENTITY.sub(lambda found: html.unescape(f"&{found[1]};"), str(row["text"])).replace("\u2019", "'")
+    text = ENTITY.sub(lambda match: html.unescape(f"&{match[1]};"), str(row["text"])).replace("\u2019", "'")
     return {**row, "text": " ".join(WORD.findall(TAG.sub(" ", text).replace("\\", " ").lower()))}

@@ -25,7 +25,7 @@ from factorcell import files
 from factorcell.config import UserError, choose
 
 from .reading import LOST, Row, clean
-from .repository import Repository, opened
+from .repository import Repository, open_repository
 from .sets import SETS, DataSet
 
 MANIFEST = "manifest.json"
@@ -48,13 +48,13 @@ def main(argv: Sequence[str]) -> int:
         help="addresses or local clones, one for each repository of the set, in its order; github.com if not given",
     )
     parser.add_argument("--at", metavar="COMMIT", help="of all of them; those that the set was made for, if not given")
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     try:
-        data_set = SETS[choose("data set", given.set, SETS)]
-        clones = given.out / "clones"  # what is fetched is kept there
+        data_set = SETS[choose("data set", arguments.set, SETS)]
+        clones = arguments.out / "clones"  # what is fetched is kept there
         with ExitStack() as stack:
-            sources = list(map(stack.enter_context, repositories(data_set, given.origins, given.at, clones)))
-            build(given.set, data_set, sources, given.out / given.set)
+            sources = list(map(stack.enter_context, repositories(data_set, arguments.origins, arguments.at, clones)))
+            build(arguments.set, data_set, sources, arguments.out / arguments.set)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -73,7 +73,7 @@ def repositories(
         names = " ".join(data_set.sources)
         raise UserError(f"--from: {len(places)} given, and there are {len(data_set.sources)} repositories: {names}")
     for (name, made_for), origin in zip(data_set.sources.items(), places, strict=True):
-        yield opened(name, commit or made_for, origin, clones, data_set.history)
+        yield open_repository(name, commit or made_for, origin, clones, data_set.history)
 
 
 def build(name: str, data_set: DataSet, sources: Sequence[Repository], folder: Path) -> None:
@@ -85,7 +85,7 @@ def build(name: str, data_set: DataSet, sources: Sequence[Repository], folder: P
         return
     tally = dict.fromkeys(("read", "unreadable", "empty", "repeated"), 0)
     bar = tqdm(data_set.rows(sources), desc=name, unit=" rows", dynamic_ncols=True)
-    table = tabled(data_set, kept(bar, data_set, tally))
+    table = to_table(data_set, clean_rows(bar, data_set, tally))
     if tally["read"] == 0 or tally["unreadable"] > (1 - READABLE) * tally["read"]:
         every = ", ".join(map(str, sources))
         raise UserError(
@@ -93,16 +93,16 @@ def build(name: str, data_set: DataSet, sources: Sequence[Repository], folder: P
         )
     manifest.unlink(missing_ok=True)
     parts = corpora.split(table, **data_set.split)
-    written = {part: write(folder / f"{part}.parquet", rows) for part, rows in parts.items()}
-    content = {"set": name, "sources": made_of, "records": tally, "parts": written}
+    facts_of = {part: write(folder / f"{part}.parquet", rows) for part, rows in parts.items()}
+    content = {"set": name, "sources": made_of, "records": tally, "parts": facts_of}
     files.write(manifest, (json.dumps(content, indent=2) + "\n").encode())
-    for part, facts in written.items():
+    for part, facts in facts_of.items():
         print(f"{folder / part}.parquet: {facts['rows']:,} texts")
 
 
-def kept(rows: Iterable[Row | None], data_set: DataSet, tally: dict[str, int]) -> Iterator[Row]:
+def clean_rows(rows: Iterable[Row | None], data_set: DataSet, tally: dict[str, int]) -> Iterator[Row]:
     """Rows with their texts and values clean, without empty and repeated ones."""
-    seen = set[tuple[str | float, ...]]()
+    distinct = set[tuple[str | float, ...]]()
     for row in rows:
         tally["read"] += 1
         if row is None:
@@ -114,25 +114,27 @@ def kept(rows: Iterable[Row | None], data_set: DataSet, tally: dict[str, int]) -
             tally["empty"] += 1
             continue
         facts = tuple(cleaned[name] for name in ("text", *data_set.contexts))
-        if facts in seen:
+        if facts in distinct:
             tally["repeated"] += 1
             continue
-        seen.add(facts)
+        distinct.add(facts)
         yield cleaned
 
 
-def tabled(data_set: DataSet, rows: Iterable[Row]) -> pa.Table:
+def to_table(data_set: DataSet, rows: Iterable[Row]) -> pa.Table:
     """The rows as a table. But for histories they stand in the order of their texts' places, as if shuffled."""
     listed = list(rows)
     if not data_set.history:
-        listed.sort(key=lambda row: (corpora.place(str(row["text"])), [str(row[name]) for name in data_set.contexts]))
+        listed.sort(
+            key=lambda row: (corpora.text_hash(str(row["text"])), [str(row[name]) for name in data_set.contexts])
+        )
     kinds = [(name, pa.float64() if name in data_set.numbers else pa.string()) for name in data_set.contexts]
     return pa.Table.from_pylist(listed, schema=pa.schema([("text", pa.string()), *kinds]))
 
 
 def write(path: Path, table: pa.Table) -> dict[str, Any]:
     """Write a part at once; its rows and their SHA-256, which is that of a line of JSON each."""
-    corpora.written(path, table)
+    corpora.write_table(path, table)
     digest = hashlib.sha256()
     for batch in table.to_batches(10_000):
         for row in batch.to_pylist():

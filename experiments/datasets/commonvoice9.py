@@ -5,7 +5,7 @@ Of each language those collections are taken that are running text: no addresses
 
 from collections.abc import Sequence
 
-from corpora import place
+from corpora import text_hash
 
 from .reading import Rows, clean
 from .repository import Repository
@@ -38,7 +38,7 @@ def rows(sources: Sequence[Repository]) -> Rows:
         left = MOST
         for name in names:
             lines = source.text(f"{FOLDER}{language}/{name}").split("\n")
-            found = {text for line in lines if len((text := clean(line)).split()) >= SHORTEST}
-            for text in sorted(found, key=place)[:left]:
+            sentences = {text for line in lines if len((text := clean(line)).split()) >= SHORTEST}
+            for text in sorted(sentences, key=text_hash)[:left]:
                 yield {"text": text, "language": language}
-            left -= min(left, len(found))
+            left -= min(left, len(sentences))

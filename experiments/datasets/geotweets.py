@@ -13,7 +13,7 @@ SHORTEST = 10  # characters
 
 def rows(sources: Sequence[Repository]) -> Rows:
     """A tweet, its latitude and longitude; one that several tables have comes once."""
-    seen = set[tuple[str, str, str]]()
+    distinct = set[tuple[str, str, str]]()
     for source in sources:
         for path in source.paths():
             if not path.lower().endswith(".csv"):
@@ -29,8 +29,8 @@ def rows(sources: Sequence[Repository]) -> Rows:
                     continue
                 tweet = record["created_at"], record.get("username", ""), record["text"]
                 text = clean(LINK.sub("", record["text"]))
-                if tweet not in seen and len(text) >= SHORTEST:
-                    seen.add(tweet)
+                if tweet not in distinct and len(text) >= SHORTEST:
+                    distinct.add(tweet)
                     yield {"text": text, "lat": lat, "lon": lon}
 
 
@@ -45,7 +45,7 @@ def decoded(content: bytes) -> str:
 def number(field: str) -> float | None:
     """A number of degrees, or None where there is none such."""
     try:
-        found = float(field)
+        degrees = float(field)
     except ValueError:
         return None
-    return found if abs(found) <= 180 else None
+    return degrees if abs(degrees) <= 180 else None

@@ -43,12 +43,12 @@ class Review(NamedTuple):
 def rows(sources: Sequence[Repository]) -> Rows:
     """A review with its hotel, the city and the rating."""
     (source,) = sources
-    found = [read(record) for record in frame(source)]
+    reviews = [read(record) for record in frame(source)]
     under, best = defaultdict[str, set[str]](set), defaultdict[str, float](float)
-    for known in filter(None, found):
+    for known in filter(None, reviews):
         under[known.text].add(known.hotel)
         best[known.hotel] = max(best[known.hotel], known.rating)
-    for review in found:
+    for review in reviews:
         if review is None:
             yield None
         elif best[review.hotel] <= BEST and len(under[review.text]) < CHAIN and review.rating and english(review.text):
@@ -84,10 +84,10 @@ def frame(source: Repository) -> Iterable[dict[str, Any]]:
         file.write(source.read(PATH))
         file.flush()
         try:
-            (found,) = pyreadr.read_r(file.name).values()
+            (table,) = pyreadr.read_r(file.name).values()
         except Exception as error:  # a class of its own for each fault of the file
             raise UserError(f"{source}: {PATH} is no data frame of R ({error})") from None
-    if missing := [name for name in COLUMNS if name not in found.columns]:
+    if missing := [name for name in COLUMNS if name not in table.columns]:
         raise UserError(f"{source}: {PATH} has no column {', '.join(missing)}")
-    records: list[dict[str, Any]] = found.to_dict("records")
+    records: list[dict[str, Any]] = table.to_dict("records")
     return records

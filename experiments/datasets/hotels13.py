@@ -17,7 +17,7 @@ LOCALITY = re.compile(r'property="v:locality">([^<]+)<')
 def rows(sources: Sequence[Repository]) -> Rows:
     """A review with its hotel, the place and the rating; one that stands in several files comes once."""
     (source,) = sources
-    seen = set[str]()
+    distinct = set[str]()
     for path in source.paths(FOLDER):
         content = source.read(path).decode("utf-8-sig", "replace").replace("\r\n", "\n")
         first, *blocks = (dict(FIELD.findall(block)) for block in re.split(r"\n\s*\n", content))
@@ -27,9 +27,9 @@ def rows(sources: Sequence[Repository]) -> Rows:
             if not review:
                 continue
             name = review.get("Review ID") or f"{review.get('Author')}: {review.get('Content')}"
-            if name in seen:
+            if name in distinct:
                 continue
-            seen.add(name)
+            distinct.add(name)
             rating, text = review.get("Overall", ""), MORE.sub("", review.get("Content", ""))
             row: Row = {"text": text, "hotel": first["Hotel Name"], "city": place(first), "rating": rating[:1]}
             yield row if text and RATING.fullmatch(rating) else None
@@ -37,6 +37,6 @@ def rows(sources: Sequence[Repository]) -> Rows:
 
 def place(hotel: dict[str, str]) -> str:
     """The locality of its address; in files of the older form, which lack it, the end of the page's address."""
-    if found := LOCALITY.search(hotel.get("Hotel Address", "")):
-        return found[1]
+    if match := LOCALITY.search(hotel.get("Hotel Address", "")):
+        return match[1]
     return hotel.get("URL", "").removesuffix(".html").rpartition("-")[2].replace("_", " ").removesuffix(COUNTRY)

@@ -31,14 +31,14 @@ def table(content: str) -> Iterator[list[str]]:
     yield from csv.reader(io.StringIO(content, newline=""))
 
 
-def records(content: str, where: str, wanted: Sequence[str]) -> Iterator[dict[str, str] | None]:
+def records(content: str, where: str, required: Sequence[str]) -> Iterator[dict[str, str] | None]:
     """The lines of a table by the names in its first; None for one that has another number of fields.
 
     `UserError` unless all `wanted` names are there; `where` says what is read.
     """
     lines = table(content)
     names = [name.strip() for name in next(lines, [])]
-    if missing := [name for name in wanted if name not in names]:
+    if missing := [name for name in required if name not in names]:
         raise UserError(f"{where}: no column {', '.join(missing)}; there are {', '.join(names)[:200] or 'none'}")
     for fields in lines:
         yield dict(zip(names, fields, strict=True)) if len(fields) == len(names) else None

@@ -33,10 +33,10 @@ class Repository:
 
     def paths(self, under: str = "", ending: str = "") -> list[str]:
         """The paths of all files that begin with `under`, sorted. `UserError` where there is none."""
-        found = sorted(path for path in self._blobs if path.startswith(under) and path.endswith(ending))
-        if not found:
+        paths = sorted(path for path in self._blobs if path.startswith(under) and path.endswith(ending))
+        if not paths:
             raise UserError(f"{self}: there is no file {under}*{ending}")
-        return found
+        return paths
 
     def read(self, path: str) -> bytes:
         """What a file holds. `UserError` where there is none, or a clone without contents lacks it."""
@@ -63,8 +63,8 @@ class Repository:
 
     def log(self, form: str) -> Iterator[str]:
         """What `git log` tells of every commit that is no merge, oldest first; `form` is that of `--format`."""
-        told = self._git("log", "--no-merges", "--reverse", "-z", f"--format={form}", self.commit)
-        yield from (entry for entry in told.decode("utf-8", "replace").split("\0") if entry)
+        output = self._git("log", "--no-merges", "--reverse", "-z", f"--format={form}", self.commit)
+        yield from (entry for entry in output.decode("utf-8", "replace").split("\0") if entry)
 
     @cached_property
     def _blobs(self) -> dict[str, str]:
@@ -96,7 +96,7 @@ class Repository:
         return git(f"--git-dir={self._folder}", *arguments, about=self.name)
 
 
-def opened(name: str, commit: str, origin: str, clones: Path, history: bool = False) -> Repository:
+def open_repository(name: str, commit: str, origin: str, clones: Path, history: bool = False) -> Repository:
     """A `commit` of the repository at `origin`: the folder of a clone, or an address.
 
     What comes from an address is kept in a folder of `clones`: the files of the commit alone, or, with `history`, all
@@ -104,17 +104,17 @@ def opened(name: str, commit: str, origin: str, clones: Path, history: bool = Fa
     """
     if Path(origin).is_dir():
         return Repository(name, Path(origin), commit)
-    kept = clones / name.replace("/", "+")
-    if kept.is_dir() and commit != "HEAD":
+    clone = clones / name.replace("/", "+")
+    if clone.is_dir() and commit != "HEAD":
         try:
-            return Repository(name, kept, commit)
+            return Repository(name, clone, commit)
         except UserError:  # kept from another commit
-            shutil.rmtree(kept)
-    fetched(name, commit, origin, kept, history)
-    return Repository(name, kept, "FETCH_HEAD")
+            shutil.rmtree(clone)
+    fetch_commit(name, commit, origin, clone, history)
+    return Repository(name, clone, "FETCH_HEAD")
 
 
-def fetched(name: str, commit: str, origin: str, folder: Path, history: bool) -> None:
+def fetch_commit(name: str, commit: str, origin: str, folder: Path, history: bool) -> None:
     """Fetch a commit into the new `folder`, which is there only when all of it is."""
     half = folder.with_name(folder.name + ".partial")
     shutil.rmtree(half, ignore_errors=True)
@@ -137,7 +137,7 @@ def git(*arguments: str, about: str) -> bytes:
     except FileNotFoundError:
         raise UserError("git is not installed") from None
     except subprocess.CalledProcessError as error:
-        said = error.stderr.decode("utf-8", "replace").strip().split("\n")
-        fatal = next((line for line in said if line.startswith("fatal: ")), said[-1])
+        lines = error.stderr.decode("utf-8", "replace").strip().split("\n")
+        fatal = next((line for line in lines if line.startswith("fatal: ")), lines[-1])
         raise UserError(f"{about}: {fatal.removeprefix('fatal: ') or 'git failed'}") from None
     return done.stdout

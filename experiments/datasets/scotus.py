@@ -23,14 +23,14 @@ def rows(sources: Sequence[Repository]) -> Rows:
         if name is None or int(name[1]) not in TERMS:
             continue
         try:
-            found = json.loads(source.read(path))
+            content = json.loads(source.read(path))
         except ValueError:
             raise UserError(f"{source}: {path} is no JSON") from None
-        for turn in turns(found):
+        for turn in turns(content):
             who = turn.get("speaker") or {}
-            said = " ".join((block.get("text") or "").strip() for block in turn.get("text_blocks") or [])
+            text = " ".join((block.get("text") or "").strip() for block in turn.get("text_blocks") or [])
             case: Row = {"case": f"{name[1]}.{name[2]}", "term": name[1]}
-            yield {"text": said, **case, "speaker": who.get("identifier") or "unknown", "role": role(who)}
+            yield {"text": text, **case, "speaker": who.get("identifier") or "unknown", "role": role(who)}
 
 
 def turns(transcript: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from corpora import place
+from corpora import text_hash
 from factorcell.config import UserError
 
 from .reading import Row, Rows, clean, records, table
@@ -60,7 +60,7 @@ def reddit_titles(sources: Sequence[Repository]) -> Rows:
                 scored.append((int(record["score"]), clean(html.unescape(record["title"]))))
         best = dict[str, Row]()
         name = path.removeprefix("data/").removesuffix(".csv")
-        for _, title in sorted(scored, key=lambda one: -one[0]):
+        for _, title in sorted(scored, key=lambda pair: -pair[0]):
             best.setdefault(title, {"text": title, "subreddit": name})
         yield from list(best.values())[:MOST]
 
@@ -75,7 +75,7 @@ def commits(sources: Sequence[Repository]) -> Rows:
 
     One who wrote for two projects is two authors. Merges, robots and releases are left out.
     """
-    found = []
+    subjects = []
     for source in sources:
         for entry in source.log("%an%x1f%at%x1f%s"):
             parts = entry.split("\x1f")
@@ -85,8 +85,8 @@ def commits(sources: Sequence[Repository]) -> Rows:
             name, seconds, subject = parts[0].strip().lower(), int(parts[1]), clean(parts[2])
             if ROBOT.search(name) or RELEASE.fullmatch(subject) or not subject:
                 continue
-            author = f"{source.name}:{place(f'{source.name} {name}'):016x}"
-            found.append((author, seconds, source.name, subject[:LONGEST].strip()))
-    for author, seconds, project, subject in sorted(found, key=lambda one: one[:2]):
+            author = f"{source.name}:{text_hash(f'{source.name} {name}'):016x}"
+            subjects.append((author, seconds, source.name, subject[:LONGEST].strip()))
+    for author, seconds, project, subject in sorted(subjects, key=lambda subject_row: subject_row[:2]):
         time = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         yield {"text": subject, "user": author, "project": project, "time": time}

@@ -62,7 +62,7 @@ __getattr__, __dir__, __all__ = lazy(
     {
         "completion.blend": ("Blend",),
         "completion.completer": ("Completer",),
-        "completion.fuzzy": ("Forgiving",),
+        "completion.fuzzy": ("TypoTolerantLookup",),
         "completion.online": ("User", "learn_one"),
         "completion.popularity": ("History", "Popularity"),
         "config": ("Config", "DataConfig", "ModelConfig", "TrainingConfig", "UserError"),
@@ -86,7 +86,7 @@ __getattr__, __dir__, __all__ = lazy(
         "training.finetuning": ("finetune",),
         "training.fit": ("fit",),
         "training.mixture": ("Mixture", "mix", "open_scorer"),
-        "training.per_value": ("Separate", "separate"),
+        "training.per_value": ("SeparateRuns", "separate"),
         "training.loop": ("train",),
         "training.plan": ("Budget",),
         "version": ("__version__",),

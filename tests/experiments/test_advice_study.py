@@ -25,8 +25,8 @@ def test_a_trial_goes_from_texts_to_the_page(tmp_path: Path) -> None:
     """The script reads the texts of a set, keeps its advice, and the table finds it."""
     data = tmp_path / "data"
     texts = {"text": [f"word {n % 7} of {n}" for n in range(400)], "section": [str(n % 7 % 2) for n in range(400)]}
-    corpora.written(data / "agnews_words" / "train.parquet", pa.table(texts))
-    corpora.written(data / "agnews_words" / "dev.parquet", pa.table(texts))
+    corpora.write_table(data / "agnews_words" / "train.parquet", pa.table(texts))
+    corpora.write_table(data / "agnews_words" / "dev.parquet", pa.table(texts))
     experiment = advice.EXPERIMENT
     config = experiment.config(study.Training("agnews", 0), 1)
     assert isinstance(config, Config)

@@ -20,21 +20,21 @@ from factorcell.evaluation.text_figures import TextSums
 @hypothesis.given(st.lists(st.text("ab", max_size=3), max_size=40), st.integers(1, 30))
 def test_the_test_is_of_texts_not_of_rows(texts: list[str], least: int) -> None:
     """Equal texts are on one side, wherever they stand; no more are taken than are needed."""
-    kept = corpora.in_test(texts, least)
+    kept = corpora.select_test(texts, least)
     count = min(least, len(texts) // 4)
     inside = {text for text, one in zip(texts, kept, strict=True) if one}
     assert inside.isdisjoint(text for text, one in zip(texts, kept, strict=True) if not one)
     assert kept.sum() >= count
     if inside:
-        last = max(inside, key=corpora.place)
+        last = max(inside, key=corpora.text_hash)
         assert kept.sum() - texts.count(last) < count
-    assert list(corpora.in_test(texts[::-1], least)) == list(kept[::-1])
+    assert list(corpora.select_test(texts[::-1], least)) == list(kept[::-1])
 
 
 def test_who_else_has_the_texts_has_the_same_test() -> None:
     """The places are those of blake2b, on any machine."""
-    assert corpora.place("a room with a view") == 16561844617689424138
-    assert corpora.in_test([f"text {n}" for n in range(20)], 3).nonzero()[0].tolist() == [2, 3, 18]
+    assert corpora.text_hash("a room with a view") == 16561844617689424138
+    assert corpora.select_test([f"text {n}" for n in range(20)], 3).nonzero()[0].tolist() == [2, 3, 18]
 
 
 @hypothesis.given(
@@ -49,7 +49,7 @@ def test_three_parts_share_no_value(values: list[str], least: int, fewest: int, 
         assert set(one["by"].to_pylist()).isdisjoint(other["by"].to_pylist())
     free = [value for value in values if fewest <= values.count(value) <= most]
     assert set(parts["test"]["by"].to_pylist()) == {
-        value for value, one in zip(free, corpora.in_test(free, least), strict=True) if one
+        value for value, one in zip(free, corpora.select_test(free, least), strict=True) if one
     }
     tested = set(parts["test"]["by"].to_pylist())
     rest = [value for value in free if value not in tested]
@@ -90,9 +90,9 @@ def test_groups_of_texts_say_what_texts_say() -> None:
     below = random.integers(5, 50, size=3000).astype(float)
     first = TextSums("x", below * random.normal(4.0, 0.5, 3000), below)
     second = TextSums("x", first.numerator * random.normal(1.01, 0.05, 3000), below)
-    rows = [study.grouped(sums) for sums in (first, second)]
+    rows = [study.group_sums(sums) for sums in (first, second)]
     assert all(len(row["above"]) == len(row["below"]) == 100 for row in rows)
-    few = [study.ungrouped({"sums": {"perplexity": row}})["perplexity"] for row in rows]
+    few = [study.grouped_figures({"sums": {"perplexity": row}})["perplexity"] for row in rows]
     for sums, group in zip((first, second), few, strict=True):
         assert group.ratio == pytest.approx(sums.ratio, rel=1e-7)
     assert (few[0].denominator == few[1].denominator).all()

@@ -11,7 +11,7 @@ from pyarrow import parquet as pq
 
 import corpora
 from experiments.datasets import command
-from experiments.datasets.repository import opened
+from experiments.datasets.repository import open_repository
 from experiments.datasets.sets import SETS, DataSet
 from tests import ROOT
 from tests.experiments.repositories import Files, git, made, table
@@ -42,7 +42,7 @@ def test_three_parts_and_what_they_were_made_of(tmp_path: Path, capsys: pytest.C
     assert texts["test"].isdisjoint(texts["dev"])
     assert set().union(*texts.values()) == {f"Text {n} ." for n in range(300)}
     assert len(texts["test"]) == 75
-    assert max(map(corpora.place, texts["test"])) < min(map(corpora.place, texts["dev"] | texts["train"]))
+    assert max(map(corpora.text_hash, texts["test"])) < min(map(corpora.text_hash, texts["dev"] | texts["train"]))
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["sources"] == {"KEAML-JLU/DeepTextClustering": git(clone, "rev-parse", "HEAD")}
     assert manifest["records"] == {"read": 401, "unreadable": 1, "empty": 0, "repeated": 100}
@@ -51,7 +51,7 @@ def test_three_parts_and_what_they_were_made_of(tmp_path: Path, capsys: pytest.C
     }
     assert run(tmp_path / "again", f"file://{clone}") == 0
     assert json.loads((tmp_path / "again/out/dbpedia14/manifest.json").read_text()) == manifest
-    kept = opened(
+    kept = open_repository(
         "KEAML-JLU/DeepTextClustering", git(clone, "rev-parse", "HEAD"), "gone", tmp_path / "again/out/clones"
     )
     assert kept.paths() == ["data/dbpedia/classes.txt", "data/dbpedia/train.csv"]
@@ -82,7 +82,7 @@ def test_a_stop_leaves_no_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def stopped(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(corpora, "written", stopped)
+    monkeypatch.setattr(corpora, "write_table", stopped)
     assert run(tmp_path, clone) == 130
     assert not (tmp_path / "out/dbpedia14/manifest.json").exists()
     monkeypatch.undo()

@@ -108,7 +108,7 @@ def test_pieces_of_a_turn_fall_into_one_group(tmp_path: Path) -> None:
         for turn, text in enumerate(texts)
     ]
     for part in corpora.PARTS:
-        corpora.written(tmp_path / "scotus" / f"{part}.parquet", pa.Table.from_pylist(rows))
+        corpora.write_table(tmp_path / "scotus" / f"{part}.parquet", pa.Table.from_pylist(rows))
     tables = thesis_sixteen.scotus_tables(tmp_path, tmp_path / "tables", 1.0)
     figures, spoken = {}, {}
     for name, part in (("perplexity", "test"), ("accuracy", "judged")):
@@ -124,7 +124,7 @@ def test_pieces_of_a_turn_fall_into_one_group(tmp_path: Path) -> None:
         assert sums.denominator.tolist() == counts.tolist()
         assert sums.ratio == pytest.approx(figures[name].ratio)
         assert sums.key != figures[name].key  # no row by turns is compared with one by pieces
-        grouped = study.grouped(sums)
+        grouped = study.group_sums(sums)
         assert sum(grouped["below"]) == len(spoken[name])
     with pytest.raises(ValueError, match="have a turn"):
         thesis_sixteen.summed(figures["accuracy"], np.zeros(3, dtype=np.int64))
@@ -132,7 +132,7 @@ def test_pieces_of_a_turn_fall_into_one_group(tmp_path: Path) -> None:
 
 def test_only_oral_arguments_are_told_by_turns() -> None:
     """Table 3.8 has rows of table 3.7 beside its own, so both have entries of turns; other sets have texts."""
-    by_turns = {name for name, one in papers.EXPERIMENTS.items() if one.whole is thesis_sixteen.of_whole_turns}
+    by_turns = {name for name, one in papers.EXPERIMENTS.items() if one.merge_parts is thesis_sixteen.of_whole_turns}
     assert by_turns == {"scotus", "variables", "ranks_scotus"}
 
 
@@ -176,7 +176,7 @@ def test_titles_that_were_read_are_not_judged(tmp_path: Path, monkeypatch: pytes
     }
     for part, rows in parts.items():
         table = pa.Table.from_pylist([{"text": text, "subreddit": name} for text, name in rows])
-        corpora.written(tmp_path / "reddit_titles" / f"{part}.parquet", table)
+        corpora.write_table(tmp_path / "reddit_titles" / f"{part}.parquet", table)
     made = communities.titles(tmp_path, tmp_path, 1.0, "x", lambda train: {"a"})
     texts = {part: corpora.read(path)["text"].to_pylist() for part, path in made.items()}
     assert texts == {
@@ -198,10 +198,10 @@ def test_classifiers_of_communities_are_judged_as_models_are(tmp_path: Path, mon
         return [{"text": str(random.choice(words[like].split())), "subreddit": name} for name, like in own]
 
     rows = {"train": [*texts(60), {"text": "not read", "subreddit": "unasked"}], "judged": texts(40)}
-    made = {part: corpora.written(tmp_path / f"{part}.parquet", pa.Table.from_pylist(rows[part])) for part in rows}
+    made = {part: corpora.write_table(tmp_path / f"{part}.parquet", pa.Table.from_pylist(rows[part])) for part in rows}
     own = thesis_sixteen.among(made["train"], made["judged"], "subreddit")
     assert own.to_pylist() == rows["train"][:-1]
-    made["labelled_train"] = corpora.written(tmp_path / "own.parquet", own)
+    made["labelled_train"] = corpora.write_table(tmp_path / "own.parquet", own)
     config = Config.of(context=["subreddit"], min_count=1, min_context_count=10)
     found = thesis_sixteen.detecting(config, made, tmp_path, "subreddit", 1, "bayes").row
     tokenizer = prepare(made["train"], config.with_options(context=())).tokenizer

@@ -48,7 +48,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_the_perplexity_of_each_community(run: Run, tmp_path: Path) -> None:
     """By the nats of its texts one by one, words that the run does not know among them."""
-    judged = corpora.written(tmp_path / "judged.parquet", pa.Table.from_pylist(TEXTS))
+    judged = corpora.write_table(tmp_path / "judged.parquet", pa.Table.from_pylist(TEXTS))
     found = {row["value"]: row for row in communities.by_community(run, {"judged": judged})}
     assert list(found) == ["elsewhere", "sea", "snow"]
     for name, row in found.items():
@@ -74,7 +74,7 @@ def test_the_nearest_communities(run: Run, tmp_path: Path) -> None:
 def test_top_3_accuracy(biases: tuple[str, ...], tmp_path: Path) -> None:
     """The share of targets that at most two other tokens are more probable than."""
     run = make_run(tmp_path / "run", context=("city",), output_bias=biases)
-    test = corpora.written(tmp_path / "test.parquet", pa.Table.from_pylist(ROWS))
+    test = corpora.write_table(tmp_path / "test.parquet", pa.Table.from_pylist(ROWS))
     found = thesis_sparse.measure(run, {"test": test})
     right = [first_three(run, row) for row in ROWS]
     assert found.figures["top_3"].numerator.tolist() == [sum(one) for one in right]
@@ -112,7 +112,8 @@ def test_the_perplexity_of_texts_that_are_replayed(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
     TextCounts.of_corpus(corpus, 1, 1).save(run.folder / POPULARITY)
     parts = {
-        part: corpora.written(tmp_path / f"{part}.parquet", pa.Table.from_pylist(said)) for part in ("train", "test")
+        part: corpora.write_table(tmp_path / f"{part}.parquet", pa.Table.from_pylist(said))
+        for part in ("train", "test")
     }
     row, streams, rows = thesis_queries.replayed(run, parts, every=1)
     assert [(stream.user, len(stream.rows)) for stream in streams] == [("amy", 8), ("ben", 8)]

@@ -20,7 +20,7 @@ def test_detection_is_by_perplexities_as_z_scores(tmp_path: Path) -> None:
     assert len(values) >= 2
     pairs = itertools.product(("sea 1", "sun 2", "a 3"), (*values, "x"))
     rows = [{"text": text, "city": name, "stars": "1"} for text, name in pairs]
-    judged = corpora.written(tmp_path / "judged.parquet", pa.Table.from_pylist(rows))
+    judged = corpora.write_table(tmp_path / "judged.parquet", pa.Table.from_pylist(rows))
     found = measures.detected(run, {"judged": judged}, "city", values, ("x",)).row
     scored = [[run.score([{**row, "city": name}], unknown="group")[0] for name in values] for row in rows]
     perplexities = np.array([[np.exp(one["nats"] / one["targets"]) for one in line] for line in scored])
@@ -41,12 +41,12 @@ def test_values_are_told_by_samples_where_that_is_asked_for(tmp_path: Path) -> N
     run.save_unigram_counts(np.arange(len(run.tokenizer)))
     values = run.schema.variable("city").values[1:]
     rows = [{"text": text, "city": name, "stars": "1"} for text, name in itertools.product(("sea 1", "a 3"), values)]
-    judged = corpora.written(tmp_path / "judged.parquet", pa.Table.from_pylist(rows))
+    judged = corpora.write_table(tmp_path / "judged.parquet", pa.Table.from_pylist(rows))
     for samples in (0, 3):
-        found = measures.told_apart(run, {"judged": judged}, "city", samples).row
+        found = measures.measure_classification(run, {"judged": judged}, "city", samples).row
         told = classify(run, judged, "city", unknown="group", samples=samples, proposal="unigram").metrics()
         assert (found["accuracy"], found["value_nats"]) == (told["accuracy"], told["value_nats"])
-    assert found["value_nats"] != measures.told_apart(run, {"judged": judged}, "city").row["value_nats"]
+    assert found["value_nats"] != measures.measure_classification(run, {"judged": judged}, "city").row["value_nats"]
 
 
 @pytest.mark.filterwarnings("ignore:.*far outside of training")
@@ -54,7 +54,7 @@ def test_the_cities_of_the_paper_stand_beside_ours(tmp_path: Path) -> None:
     """Each six judge the texts at most 300 km from one of them, by the likelihoods at these cities alone."""
     run = make_run(tmp_path / "r", ("city", "stars", "lat:number", "lon:number"))
     ours, printed = measures.Cities("world_cities.csv"), measures.PRINTED_CITIES
-    assert len(printed.named()) == 6
+    assert len(printed.cities()) == 6
     near = {
         "London": (51.5, -0.1),
         "Manchester": (53.5, -2.2),
@@ -66,15 +66,15 @@ def test_the_cities_of_the_paper_stand_beside_ours(tmp_path: Path) -> None:
         {"text": text, "city": "Nice", "stars": "1", "lat": lat, "lon": lon}
         for (lat, lon), text in itertools.product(near.values(), ("the sea", "sun and sand"))
     ]
-    judged = corpora.written(tmp_path / "judged.parquet", pa.Table.from_pylist(rows))
+    judged = corpora.write_table(tmp_path / "judged.parquet", pa.Table.from_pylist(rows))
     found = measures.nearest_city(run, {"judged": judged}, ours)
     for ending, cities in (("", ours), (measures.PRINTED, printed)):
         names = [name for name in near for _ in range(2)]
-        scores = [[run.score([{**row, **place}])[0]["nats"] for place in cities.named().values()] for row in rows]
-        best = [list(cities.named())[int(np.argmin(line))] for line in scores]
+        scores = [[run.score([{**row, **place}])[0]["nats"] for place in cities.cities().values()] for row in rows]
+        best = [list(cities.cities())[int(np.argmin(line))] for line in scores]
         # Manchester is within 300 km of London, which is the nearest of our six there
         truth = ["London" if name == "Manchester" and not ending else name for name in names]
-        right = [one == other for one, other in zip(best, truth, strict=True) if other in cities.named()]
+        right = [one == other for one, other in zip(best, truth, strict=True) if other in cities.cities()]
         assert found.row[f"judged{ending}"] == len(right) == 6
         assert found.row[f"candidates{ending}"] == 6
         assert found.row[f"accuracy{ending}"] == pytest.approx(np.mean(right))
@@ -87,6 +87,6 @@ def test_cities_that_no_text_is_near_are_left_out(tmp_path: Path) -> None:
     """A small trial has no row of them, where a share of no texts would be none."""
     run = make_run(tmp_path / "r", ("lat:number", "lon:number"))
     rows = [{"text": "the sea", "lat": 48.2, "lon": 16.4}]  # Vienna
-    judged = corpora.written(tmp_path / "judged.parquet", pa.Table.from_pylist(rows))
+    judged = corpora.write_table(tmp_path / "judged.parquet", pa.Table.from_pylist(rows))
     found = measures.nearest_city(run, {"judged": judged}, measures.Cities("world_cities.csv"))
     assert set(found.row) == {"candidates", "judged", "accuracy"}

@@ -43,7 +43,7 @@ def test_no_user_is_in_two_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     rows = [{"text": f"{user} {n}", "user": user, "time": f"{n:04}"} for user, n in pairs]
     others = [{"text": f"other {n}", "user": "other", "time": f"{n:04}"} for n in range(40)]
     for part, texts in (("train", rows), ("dev", others)):
-        corpora.written(tmp_path / "commits" / f"{part}.parquet", pa.Table.from_pylist(texts))
+        corpora.write_table(tmp_path / "commits" / f"{part}.parquet", pa.Table.from_pylist(texts))
     made = {part: corpora.read(path) for part, path in thesis_queries.tables(tmp_path, tmp_path, 1.0).items()}
     users = {part: set(table["user"].to_pylist()) for part, table in made.items()}
     assert users["train"] | users["dev"] | users["test"] == {*counts, "other"}

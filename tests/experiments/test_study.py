@@ -62,8 +62,8 @@ def experiment(folder: Path, rows: dict[str, Any]) -> study.Experiment:
 
     def tables(data: Path, out: Path, share: float) -> corpora.Tables:
         texts = [{"text": f"the {'sea' if n % 3 else 'sun'} {n % 5}", "city": "ab"[n % 2]} for n in range(12)]
-        train = corpora.kept(out / f"texts-{share:g}.parquet", lambda: pa.Table.from_pylist(texts))
-        test = corpora.kept(out / f"test-{share:g}.parquet", lambda: pa.Table.from_pylist(texts[:7]))
+        train = corpora.create_once(out / f"texts-{share:g}.parquet", lambda: pa.Table.from_pylist(texts))
+        test = corpora.create_once(out / f"test-{share:g}.parquet", lambda: pa.Table.from_pylist(texts[:7]))
         return {"train": train, "dev": train, "test": test}
 
     def measure(run: Run, tables: corpora.Tables) -> study.Measured:
@@ -110,8 +110,8 @@ def test_a_finished_row_is_not_made_again(tmp_path: Path, monkeypatch: pytest.Mo
         assert (row["parameters"], row["judged"]) == (run.model.parameter_count(), "0")
         found = {**row["config"], "training": {**row["config"]["training"], "precision": row["precision"]}}
         assert (row["seed"], Config.from_dict(found)) == (0, run.config)
-        assert study.ungrouped(row)["perplexity"].ratio == pytest.approx(math.log(row["perplexity"]), rel=1e-6)
-    monkeypatch.setattr(study, "finish", lambda *_: pytest.fail("trained again"))
+        assert study.grouped_figures(row)["perplexity"].ratio == pytest.approx(math.log(row["perplexity"]), rel=1e-6)
+    monkeypatch.setattr(study, "make_row", lambda *_: pytest.fail("trained again"))
     monkeypatch.setattr(study.Job, "tables", lambda _: pytest.fail("texts that nothing needs"))
     assert study.main(tiny, given(tmp_path), ["x.py"]) == 0
     assert study.main(tiny, given(tmp_path, jobs=2), ["x.py"]) == 0
@@ -126,7 +126,10 @@ def test_parts_of_a_text_are_made_whole_before_texts_are_grouped(tmp_path: Path)
 
     plain = experiment(tmp_path, ROWS)
     assert study.main(plain, given(tmp_path, ["concat"]), ["x.py"]) == 0
-    assert study.main(replace(plain, name="w", runs="tiny", whole=halves), given(tmp_path, ["concat"]), ["x.py"]) == 0
+    assert (
+        study.main(replace(plain, name="w", runs="tiny", merge_parts=halves), given(tmp_path, ["concat"]), ["x.py"])
+        == 0
+    )
     [first], [row] = (files.read_rows(tmp_path / f"{name}.jsonl") for name in ("tiny", "w"))
     assert (row["sums"]["perplexity"]["key"], len(row["sums"]["perplexity"]["above"])) == ("w", 1)
     assert (len(first["sums"]["perplexity"]["above"]), row["perplexity"]) == (7, first["perplexity"])
@@ -136,8 +139,8 @@ def test_a_command_names_no_folder_of_the_machine(tmp_path: Path) -> None:
     """What is typed where the checkout is, with folders by what they are; a script elsewhere stays as it is."""
     job = study.Job(experiment(tmp_path, ROWS), tmp_path / "d", tmp_path / "o", tmp_path / "o", (), 1, 1, False, ())
     command = (str(study.HERE / "tacl.py"), "agnews", "--data", str(tmp_path / "d"), "--only", "a b")
-    assert replace(job, command=command).told() == "python experiments/tacl.py agnews --data DATA --only 'a b'"
-    assert replace(job, command=("x.py", "--out", str(tmp_path / "o"))).told() == "python x.py --out OUT"
+    assert replace(job, command=command).command_line() == "python experiments/tacl.py agnews --data DATA --only 'a b'"
+    assert replace(job, command=("x.py", "--out", str(tmp_path / "o"))).command_line() == "python x.py --out OUT"
 
 
 def test_runs_of_another_experiment_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +284,7 @@ def test_precision_is_that_of_the_processor(
     assert made == {**dict.fromkeys(tiny.rows, wanted), "single": "float32"}
     assert study.main(tiny, given(tmp_path), ["x.py"]) == 0
     monkeypatch.setattr(precision, "is_supported", lambda device: not has)
-    monkeypatch.setattr(study, "finish", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(study, "make_row", lambda *_: pytest.fail("trained again"))
     assert study.main(tiny, given(tmp_path), ["x.py"]) == 0
 
 
@@ -305,7 +308,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_row_that_fails_leaves_the_others_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All others are made, each in a process that is told to make it alone; the failure is named."""
     made = job(tmp_path, ["one", "bad", "two", "three"])
-    assert study.side_by_side(made, made.wanted) == 1
+    assert study.run_in_parallel(made, made.trainings) == 1
     found = files.read_rows(tmp_path / "tiny.jsonl")
     assert sorted(row["row"] for row in found) == ["one", "three", "two"]
     assert all(row["arguments"] == ["--jobs", "1", "--only", row["row"], "--seeds", "3"] for row in found)
@@ -332,7 +335,7 @@ def test_who_stops_the_script_stops_its_trainings(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(time, "sleep", lambda _: next(nap))
     made = job(tmp_path, ["long", "long too", "never"])
     with pytest.raises(KeyboardInterrupt):
-        study.side_by_side(made, made.wanted)
+        study.run_in_parallel(made, made.trainings)
     assert len(started) == 2
     assert all(process.poll() is not None for process in started)
 

@@ -34,7 +34,7 @@ def row(name: str, known: float, seed: int = 0, **more: Any) -> dict[str, Any]:
         sums[key] = TextSums("k", below * (np.log(value) + hard + random.normal(0, 0.01, TEXTS)), below)
     for key in {"accuracy", "specificity", "mrr"} & more.keys():
         sums[key] = TextSums("a", (np.arange(TEXTS) < TEXTS * more[key]).astype(float), np.ones(TEXTS))
-    grouped = {key: study.grouped(value) for key, value in sums.items()}
+    grouped = {key: study.group_sums(value) for key, value in sums.items()}
     return {"row": name, "seed": seed, "perplexity": known + 1, "perplexity_known": known, "sums": grouped, **more}
 
 
@@ -127,10 +127,10 @@ def test_numbers_as_text() -> None:
 
 def test_a_table_goes_between_its_marks() -> None:
     page = "before\n<!-- a -->\nold\n<!-- end of a -->\nafter\n"
-    assert columns.filled(page, {"a": "new"}) == "before\n<!-- a -->\n\nnew\n<!-- end of a -->\nafter\n"
+    assert columns.fill_page(page, {"a": "new"}) == "before\n<!-- a -->\n\nnew\n<!-- end of a -->\nafter\n"
     for lacking in ("", "<!-- a -->\n", "<!-- end of a -->"):
         with pytest.raises(UserError, match="expected the marks <!-- a -->"):
-            columns.filled(lacking, {"a": "new"})
+            columns.fill_page(lacking, {"a": "new"})
 
 
 def test_numbers_stand_to_the_right() -> None:
@@ -184,7 +184,7 @@ def test_a_completing_system_is_a_row_of_its_own() -> None:
     rows = [row("unadapted", 9.0, mrr=0.5), row("factor", 9.0, mrr=0.6)]
     for one, other in zip(rows, ("mpc", "blend"), strict=True):
         one |= {other: 0.25, f"{other}_seen": 0.5}
-        one["sums"][other] = study.grouped(TextSums("a", (np.arange(TEXTS) < 100).astype(float), np.ones(TEXTS)))
+        one["sums"][other] = study.group_sums(TextSums("a", (np.arange(TEXTS) < 100).astype(float), np.ones(TEXTS)))
     lines = cells(paper_tables.table_5_2(reading(queries=rows)))
     assert lines["mpc"][:4] == ["0.500", "", "0.250", ""]
     assert lines["mpc"][4].startswith("-0.250 [")
@@ -210,9 +210,9 @@ def test_the_pages_are_those_of_the_rows() -> None:
     """`make tables` would change neither a table nor a figure."""
     read = tables.reader(study.HERE / "results")
     pictures = figures.pictures(read)
-    for page, made in tables.made(read, pictures).items():
+    for page, made in tables.make_tables(read, pictures).items():
         text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-        assert columns.filled(text, made) == text, f"{page}: run `make tables`"
+        assert columns.fill_page(text, made) == text, f"{page}: run `make tables`"
         assert columns.NO_ROWS not in text
     kept = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / figures.FOLDER).glob("*")}
     keys = {picture.file: picture.key() for picture in pictures.values()}
@@ -224,7 +224,7 @@ def test_every_table_names_rows_that_are_kept() -> None:
     """Rows, bases and figures of the papers in tables.toml are those of the experiments."""
     read = tables.reader(study.HERE / "results")
     for spec in columns.SPECS["table"]:
-        kept = columns.gathered(read, spec.get("from", ()))
+        kept = columns.gather_rows(read, spec.get("from", ()))
         for name in spec.get("rows", ()):
             assert name in kept or spec["name"].startswith(("Parts", "TACL", "Table 3")), (spec["name"], name)
         for kind, path, *_ in (one for one in spec["columns"] if one[0] in ("paper", "paper_gain")):

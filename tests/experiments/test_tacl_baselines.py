@@ -95,7 +95,7 @@ def test_all_are_measured_on_the_texts_of_the_models(made: Path) -> None:
     for row in found.values():
         for name, sums in row["sums"].items():
             assert (sums["key"], sums["below"]) == (ours[name]["key"], ours[name]["below"])
-            ratio = study.ungrouped(row)[name].ratio
+            ratio = study.grouped_figures(row)[name].ratio
             assert (ratio if name.endswith("accuracy") else math.exp(ratio)) == pytest.approx(row[name], rel=1e-6)
     assert set(found["ngram", 0]["sums"]) == {"perplexity", "perplexity_known"}
     assert set(found["bayes", 0]["sums"]) == {"accuracy", "classifier_accuracy"}
@@ -192,8 +192,8 @@ def test_only_values_that_are_asked_for_are_told(made: Path) -> None:
     found = Classification(("x", "y", "z"), log, log, np.array([2, 1, 1, 0]), np.zeros(4, dtype=bool))
     run = SeparateRuns.open(made / "tacl_baselines_agnews" / "separate" / "0")
     corpus = run.prepare(texts(4)[:4])
-    among = tacl_baselines.Asked("c", ["z", "y"], ("c",)).among(found, corpus)
-    told = tacl_baselines.told(among)
+    among = tacl_baselines.TargetValues("c", ["z", "y"], ("c",)).among(found, corpus)
+    told = tacl_baselines.accuracy_of(among)
     assert told.figures["accuracy"].numerator.tolist() == [1, 1, 0, 0]
     assert told.figures["accuracy"].denominator.tolist() == [1, 1, 1, 0]
     assert (told.row["accuracy"], told.row["judged"], told.row["candidates"]) == (pytest.approx(2 / 3), 3, 2)
@@ -204,7 +204,7 @@ def test_tweets_have_the_nearest_city(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     places = np.column_stack([random.uniform(25, 49, 400), random.uniform(-125, -67, 400)])
     table = pa.table({"text": ["x"] * 400, "lat": places[:, 0], "lon": places[:, 1]})
-    path, cities = corpora.written(tmp_path / "t.parquet", table), measures.Cities("us_cities.csv")
+    path, cities = corpora.write_table(tmp_path / "t.parquet", table), measures.Cities("us_cities.csv")
     found = tacl_baselines.with_city(path, cities)[tacl_baselines.CITY].to_pylist()
 
     def vector(lat: float, lon: float) -> Any:
@@ -214,7 +214,7 @@ def test_tweets_have_the_nearest_city(tmp_path: Path) -> None:
     for place, city in zip(places, found, strict=True):
         away = {
             name: 6371.0088 * math.acos(float(vector(*place) @ vector(one["lat"], one["lon"])))
-            for name, one in cities.named().items()
+            for name, one in cities.cities().items()
         }
         nearest = min(away, key=lambda name: away[name])
         assert city == (nearest if away[nearest] <= measures.WITHIN else None)
@@ -282,7 +282,7 @@ def test_texts_are_fresh_that_share_no_words_in_a_row(tmp_path: Path) -> None:
         "test": ["yes the NEWS of the day is that it", "news of the day is that it rains", "short", "something else"],
     }
     for part, some in texts.items():
-        corpora.written(tmp_path / f"{part}.parquet", pa.table({"text": some}))
+        corpora.write_table(tmp_path / f"{part}.parquet", pa.table({"text": some}))
     paths = {part: tmp_path / f"{part}.parquet" for part in texts}
     assert tacl_beyond.fresh(paths["train"], paths["test"]).tolist() == [False, True, True, True]
     below = np.array([9.0, 2.0, 3.0, 5.0])
@@ -299,7 +299,7 @@ def test_one_model_tells_as_classify_does(made: Path) -> None:
     folder = made / "tacl_agnews" / "factorcell" / "0"
     run, table = Run.open(folder), made / "tables" / "agnews_words-test-1.parquet"
     values = run.schema.variable("section").values[1:]
-    asked = tacl_baselines.Asked("section", values, ("section", *values))
+    asked = tacl_baselines.TargetValues("section", values, ("section", *values))
     one = Mixture(folder, [run], None, np.ones((1, 1)))
     found, expected = asked.by_rule(one, table), classify(run, table, "section")
     np.testing.assert_allclose(found.probabilities, expected.probabilities, rtol=1e-4)
@@ -311,7 +311,7 @@ def test_numbers_are_put_in_as_they_are(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", ("city", "lat:number"))
     rows = [{"text": "sea 1", "city": "x", "lat": 50.0}, {"text": "sun 2", "city": "x", "lat": 51.0}]
     corpus = run.prepare(rows, unknown="group")
-    here = tacl_baselines.as_if(corpus, {"lat": 48.9, "lon": 2.4})
+    here = tacl_baselines.with_context(corpus, {"lat": 48.9, "lon": 2.4})
     expected = run.prepare([{**row, "lat": 48.9} for row in rows], unknown="group")
     np.testing.assert_array_equal(here.numbers, expected.numbers)
     np.testing.assert_array_equal(here.categories, corpus.categories)

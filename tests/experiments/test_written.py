@@ -22,20 +22,20 @@ def test_texts_are_wanted_for_every_rating_alike(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", ("city", "stars"))
     ratings = Variable("rating", "category", (UNKNOWN_VALUE, "1", "5"), (1, 1, 1))
     run.schema = ContextSchema((Variable("hotel", "category", (UNKNOWN_VALUE, *CHAINS), (1,) * 5), ratings))
-    found = written.wanted(run, written.SETS["ratings"], 40)
-    assert found == written.wanted(run, written.SETS["imdb"], 40)
+    found = written.draw_contexts(run, written.SETS["ratings"], 40)
+    assert found == written.draw_contexts(run, written.SETS["imdb"], 40)
     assert Counter(value for _, value in found) == {"1": 20, "5": 20}
     assert all(context["rating"] == value for context, value in found)
     assert {context["hotel"] for context, _ in found} == set(CHAINS)
     run.schema = ContextSchema((ratings,))
-    assert written.wanted(run, written.SETS["ratings"], 3) == [({"rating": "1"}, "1"), ({"rating": "5"}, "5")]
+    assert written.draw_contexts(run, written.SETS["ratings"], 3) == [({"rating": "1"}, "1"), ({"rating": "5"}, "5")]
 
 
 def test_films_are_written_for_every_rating(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", ("city", "stars"))
     names = (UNKNOWN_VALUE, *"1", "10", "2")
     run.schema = ContextSchema((Variable("rating", "category", names, (1,) * 4),))
-    found = written.wanted(run, written.SETS["imdb"], 9)
+    found = written.draw_contexts(run, written.SETS["imdb"], 9)
     assert found == [({"rating": value}, value) for value in ("1", "2", "10") for _ in range(3)]
 
 
@@ -43,15 +43,15 @@ def test_hotels_are_written_for_the_class_of_their_chain(tmp_path: Path) -> None
     """Drawn alike for every model, hotels of no chain left out, five stars, and the class in no context."""
     run = make_run(tmp_path / "run", ("city", "stars"))
     run.schema = ContextSchema((Variable("hotel", "category", (UNKNOWN_VALUE, *CHAINS), (1,) * 5),))
-    found = written.wanted(run, written.SETS["hotels"], 300)
-    assert found == written.wanted(run, written.SETS["hotels"], 300)
+    found = written.draw_contexts(run, written.SETS["hotels"], 300)
+    assert found == written.draw_contexts(run, written.SETS["hotels"], 300)
     assert all(set(context) == {"hotel", "rating"} and context["rating"] == "5" for context, _ in found)
     assert all(name == hotels.class_of(context["hotel"]) for context, name in found)
     counts = Counter(context["hotel"] for context, _ in found)
     assert set(counts) == set(CHAINS) - {"Rose Cottage"}
     assert min(counts.values()) > 70
     run.schema = ContextSchema((Variable("hotel", "category", (UNKNOWN_VALUE, "Rose Cottage"), (1,) * 2),))
-    assert written.wanted(run, written.SETS["hotels"], 300) == []
+    assert written.draw_contexts(run, written.SETS["hotels"], 300) == []
 
 
 def test_texts_are_judged_by_what_they_were_written_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

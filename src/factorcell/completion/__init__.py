@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy(
     __name__,
     {
-        "blend": ("Blend", "suggester"),
+        "blend": ("Blend", "new_suggester"),
         "completer": ("Completer",),
-        "fuzzy": ("Forgiving",),
+        "fuzzy": ("TypoTolerantLookup",),
         "online": ("Learner", "LearningRule", "User", "learn_one"),
         "popularity": ("History", "Popularity"),
     },

@@ -21,7 +21,7 @@ __getattr__, __dir__, __all__ = lazy(
     {
         "finetuning": ("finetune",),
         "mixture": ("Mixture", "mix", "open_scorer"),
-        "per_value": ("Separate", "separate"),
+        "per_value": ("SeparateRuns", "separate"),
         "loop": ("train",),
     },
 )
