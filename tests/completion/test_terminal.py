@@ -55,7 +55,7 @@ def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytes
     assert header.split() == ["text", "share", "source", "probability", *SOURCES]
     scores = [sum(map(float, line.split()[4:])) for line in lines[:3]]
     assert scores == sorted(scores, reverse=True)
-    assert lines[4] == "most risen among the popular texts, in nats"
+    assert lines[4] == "popular texts whose log probability the history raised most"
     assert {line.split()[0] for line in lines[6:]} == {"abc", "abba", "cab"}
     assert main([*command, "--history", "acca;b", "--explain", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -68,10 +68,10 @@ def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytes
     assert main([*command, "--context", "city=Oslo", "--explain"]) == 0
     said = capsys.readouterr()
     assert said.out.splitlines()[0].split() == ["text", "probability"]
-    assert said.err.splitlines()[-1].startswith("--explain: nothing is blended")
-    assert said.err.endswith("--context names the user, and only a new one has texts to blend\n")
+    assert said.err.splitlines()[-1].startswith("--explain: all suggestions are from the model alone")
+    assert said.err.endswith("--context has a known user, and only new users have texts to blend\n")
     for wrong, message in (
-        (["--context", "city=Oslo", "--history", "a"], "--history is for a new user"),
+        (["--context", "city=Oslo", "--history", "a"], "--history requires a run trained with --user"),
         (["--context", "city=Olso"], "city 'Olso' was never seen in training"),
     ):
         assert main([*command, *wrong]) == 2

@@ -185,7 +185,7 @@ def test_the_baseline_commands_evaluate_like_a_run(folder: Path, capsys: pytest.
     assert main(["baseline", "fasttext", *judging]) == 0
     assert "confusion" in capsys.readouterr().out
     assert main(["baseline", "bayes", *judging]) == 0
-    assert "given the right value" in capsys.readouterr().out
+    assert "given the true value" in capsys.readouterr().out
 
 
 def test_users_and_times_of_a_run_are_not_read(folder: Path) -> None:
