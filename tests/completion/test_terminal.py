@@ -77,7 +77,7 @@ def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytes
         assert main([*command, *wrong]) == 2
         assert message in capsys.readouterr().err
     assert main(["complete", str(folder)]) == 2
-    assert "the input is no terminal" in capsys.readouterr().err
+    assert "standard input is not a terminal" in capsys.readouterr().err
 
 
 def test_probability_is_the_models_whoever_types(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
