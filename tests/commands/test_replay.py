@@ -1,4 +1,4 @@
-"""`factorcell replay` from table to page, with a run of characters."""
+"""The command `replay` with a character model, from the table to the page."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ TEXTS = ("abcab", "ab", "cab", "cab", "bacab", "abcab", "cabba", "ba", "bab", "a
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A run with its most popular texts, a table of what five people wrote, one of training texts."""
+    """A folder with a run and its popular texts, a table of texts of five users, and a table of training texts."""
     run = save(tmp_path / "run")
     TextCounts.of(TEXTS, 2).save(run / POPULARITY)
     rows = [
@@ -32,13 +32,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def command(folder: Path, *more: str, out: str = "out") -> list[str]:
-    """Three systems."""
+    """Return the command line that compares three systems."""
     tables = [str(folder / "run"), str(folder / "heldout.jsonl"), "--out", str(folder / out)]
     return ["replay", *tables, "--compare", "plain,mpc,history", "--threads", "1", *more]
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    """What was judged, but for the seconds."""
+    """Return the rows of a file without their times."""
     return [{key: row[key] for key in row if not key.endswith("seconds")} for row in files.read_rows(path)]
 
 

@@ -77,7 +77,7 @@ def users_delete(parser: Parser) -> None:
 def users_import(parser: Parser) -> None:
     """Add the arguments of `factorcell users import`."""
     _add_store(parser)
-    parser.add_argument("file", type=Path, metavar="FILE", help="JSON lines as printed by `users export`")
+    parser.add_argument("file", type=Path, metavar="FILE", help="JSON lines in the format of `users export`")
 
 
 def users_migrate(parser: Parser) -> None:
