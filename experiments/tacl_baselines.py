@@ -296,7 +296,7 @@ def classifiers(
     """What tells a column by the texts of a `unit`, and what is measured of it."""
     of = partial(measure, order=ORDER[unit])
     return {
-        "bayes": value_baseline(target, partial(of, kind="bayes"), seeded=False, exact=True),
+        "bayes": value_baseline(target, partial(of, kind="bayes"), seeded=False, is_deterministic=True),
         "linear": value_baseline(target, partial(of, kind="linear")),
         "fasttext": value_baseline(target, partial(of, kind="fasttext")),
     }

@@ -39,7 +39,7 @@ def test_evaluate_prints_the_interval_of_a_gain(folder: Path, capsys: pytest.Cap
     assert main(["evaluate", cell, table, "--baseline", plain]) == 0
     assert re.search(rf"gain over \S+plain \(perplexity \d+\.\d\d\): {DIFFERENCE}", capsys.readouterr().out)
     assert main(["evaluate", plain, table, "--baseline", plain]) == 0
-    assert "+0.0% [+0.0, +0.0] no difference" in capsys.readouterr().out
+    assert "+0.0% [+0.0, +0.0] not significant" in capsys.readouterr().out
 
 
 def test_nats_of_a_certain_token_have_no_minus_sign(
@@ -58,7 +58,7 @@ def test_the_precision_is_reported_once_at_the_end(
     monkeypatch.chdir(folder)
     monkeypatch.setattr("factorcell.model.run.measure_speedup", lambda work, device: 2.0)
     assert main(["evaluate", "cell", "test.jsonl", *more]) == 0
-    line = "products of bfloat16 (bfloat16 is 2.0 times as fast here); --precision chooses"
+    line = "products of bfloat16 (bfloat16 is 2.0 times as fast here); use --precision to choose"
     assert capsys.readouterr().err.splitlines() == [line]
     assert main(["evaluate", "cell", "none.jsonl", *more]) == 2
     assert "products of" not in capsys.readouterr().err
@@ -69,7 +69,7 @@ def test_the_precision_is_reported_once_at_the_end(
 def test_an_adapted_baseline_reads_its_context(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cell, plain, table = (str(folder / name) for name in ("cell", "plain", "test.jsonl"))
     assert main(["evaluate", cell, table, "--baseline", cell]) == 0
-    assert "+0.0% [+0.0, +0.0] no difference" in capsys.readouterr().out
+    assert "+0.0% [+0.0, +0.0] not significant" in capsys.readouterr().out
     assert main(["evaluate", plain, table, "--baseline", cell, "--by", "stars"]) == 0
     perplexity, baseline_perplexity = (evaluate(Run.open(path), ROWS * 3)["perplexity"] for path in (plain, cell))
     assert f"{100 * (1 - perplexity / baseline_perplexity):+.1f}% [" in capsys.readouterr().out
@@ -134,7 +134,7 @@ def test_evaluate_counts_empty_texts(folder: Path, capsys: pytest.CaptureFixture
 def test_classify_reports_its_progress(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("FIRST", "SELDOM"):
+    for name in ("FIRST", "INTERVAL"):
         monkeypatch.setattr(progress, name, 0.0)
     monkeypatch.setattr(classification, "TOKENS", 30)
     cell, table = folder / "cell", str(folder / "test.jsonl")

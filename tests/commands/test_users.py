@@ -66,7 +66,7 @@ def test_a_missing_store_is_an_error_except_for_import(
 ) -> None:
     for words in (["list"], ["export"], ["show", "ann"], ["forget", "ann", "abba"], ["delete", "ann"]):
         _, message = run_command(["users", *words, "--store", f"{url}.other"], capsys, 2)
-        assert message == f"factorcell: {tmp_path}/users.db.other: there is no such store of users\n"
+        assert message == f"factorcell: {tmp_path}/users.db.other: the store does not exist; check --store\n"
         assert not (tmp_path / "users.db.other").exists()
     (tmp_path / "nobody.jsonl").write_text("")
     run_command(["users", "import", str(tmp_path / "nobody.jsonl"), "--store", f"{url}.other"], capsys)
@@ -125,7 +125,7 @@ def test_migration_requires_a_run_that_distinguishes_users(
     letters = make_letters()
     Run.create(tmp_path / "run", letters.config, letters.tokenizer, letters.schema).save_weights({})
     message = run_command(["users", "migrate", str(tmp_path / "run"), "--store", url], capsys, 2)[1]
-    assert "does not tell people apart" in message
+    assert "does not distinguish users" in message
 
 
 def test_downloaded_data_can_be_imported(

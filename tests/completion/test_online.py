@@ -203,5 +203,5 @@ def test_mistakes_are_told() -> None:
         learn_one(run, stranger, "abc")
     with pytest.raises(UserError, match="unknown context column 'town'"):
         learn_one(run, User.new(run), "abc", {"town": "Oslo"})
-    with pytest.raises(UserError, match="all must give the same"):
+    with pytest.raises(UserError, match="expected the same columns in all of them; only some have city"):
         run.read(["a", "b"], [{"city": "Oslo"}, {}])

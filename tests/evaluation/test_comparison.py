@@ -45,7 +45,7 @@ def test_a_model_is_ahead_only_beyond_all_intervals() -> None:
     table = str(found)
     assert table.splitlines()[0].split("  ")[0] == "model"
     assert f"{math.exp(3.7):.2f}*" in table
-    assert "+2.0 pt [+0.0, +6.0] no difference" in table
+    assert "+2.0 pt [+0.0, +6.0] not significant" in table
     assert "gain over plain" in table
     assert "accuracy above bias" in table
     assert "* is better than all others" in table

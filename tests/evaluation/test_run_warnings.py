@@ -53,7 +53,7 @@ def test_records_that_cannot_be_read_are_named(run: Run) -> None:
     assert "its records cannot be read" in said
     run.log_path.unlink()
     files.write_json(run.folder / "training.json", [])
-    assert "it must hold an object, not a list" in find_warnings([run])[0]
+    assert "expected an object, got list" in find_warnings([run])[0]
 
 
 def kept(low: float, texts: int, **more: Any) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def kept(low: float, texts: int, **more: Any) -> dict[str, Any]:
 GAINS = [
     (None, [], ""),
     (0.01, [], ""),
-    (-0.005, [], "gains nothing (+0.5% [-0.5, +1.5] no difference, 100 texts)"),
+    (-0.005, [], "gains nothing (+0.5% [-0.5, +1.5] not significant, 100 texts)"),
     (-0.05, [], "gains nothing (-4.0% [-5.0, -3.0], 100 texts)"),
     (-0.005, [kept(0.02, 500)], ""),
     (-0.005, [kept(0.02, 50)], "100 texts"),

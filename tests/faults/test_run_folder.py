@@ -229,7 +229,7 @@ def test_weights_that_are_no_numbers_are_refused(world: Path, tmp_path: Path) ->
     run = Run.open(copy)
     run.model.embedding[3, 1] = np.nan
     run.save_weights({})
-    with pytest.raises(UserError, match=r"weights.safetensors: embedding holds what is no finite number"):
+    with pytest.raises(UserError, match=r"weights.safetensors: embedding contains NaN or infinity; train the run again"):
         Run.open(copy)
 
 

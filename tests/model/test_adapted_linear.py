@@ -1,4 +1,4 @@
-"""`AdaptedLinear` alone: its equation in numpy, its two halves, and its degenerate cases.
+"""Tests of `AdaptedLinear`: its equation in numpy, folding, splitting, gradients and special cases.
 
 Shapes: B contexts, T steps, D inputs, G outputs, K context, R rank.
 """
@@ -28,14 +28,14 @@ def make(adapt: tuple[str, ...], bias: bool = True) -> AdaptedLinear:
 
 
 def vectors(count: int = B) -> Tensor:
-    """Context vectors (B, K)."""
+    """Draw context vectors (B, K)."""
     return torch.randn(count, K, dtype=torch.double)
 
 
 @combinations
 @pytest.mark.parametrize("shape", [(B, D), (B, T, D)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_it_is_its_equation_for_every_row(adapt: tuple[str, ...], shape: tuple[int, ...], bias: bool) -> None:
+def test_output_equals_the_equation_for_every_row(adapt: tuple[str, ...], shape: tuple[int, ...], bias: bool) -> None:
     linear, c, x = make(adapt, bias), vectors(), torch.randn(shape, dtype=torch.double)
     with torch.no_grad():
         y = linear(x, linear.condition(c)).numpy()
@@ -44,12 +44,12 @@ def test_it_is_its_equation_for_every_row(adapt: tuple[str, ...], shape: tuple[i
         name: {key: value.detach().numpy() for key, value in linear.adapters[name].named_parameters()} for name in adapt
     }
     for row in range(B):
-        found = oracles.adapted(linear.weight.detach().numpy(), b, parameters, c[row].numpy())
-        np.testing.assert_allclose(y[row], x[row].numpy() @ found.matrix + found.bias, atol=1e-12)
+        expected = oracles.adapted(linear.weight.detach().numpy(), b, parameters, c[row].numpy())
+        np.testing.assert_allclose(y[row], x[row].numpy() @ expected.matrix + expected.bias, atol=1e-12)
 
 
 @combinations
-def test_a_folded_shift_gives_the_same_outputs(adapt: tuple[str, ...]) -> None:
+def test_folding_does_not_change_outputs(adapt: tuple[str, ...]) -> None:
     linear, c, x = make(adapt), vectors(), torch.randn(B, T, D, dtype=torch.double)
     shift = linear.condition(c)
     folded = linear.fold(shift)
@@ -60,7 +60,7 @@ def test_a_folded_shift_gives_the_same_outputs(adapt: tuple[str, ...]) -> None:
 
 
 @combinations
-def test_the_shares_of_a_split_map_add_up(adapt: tuple[str, ...]) -> None:
+def test_outputs_of_the_parts_of_a_split_map_add_up(adapt: tuple[str, ...]) -> None:
     linear, c, x = make(adapt, bias=False), vectors(), torch.randn(B, D, dtype=torch.double)
     for shift in (linear.condition(c), linear.fold(linear.condition(c))):
         first, second = (Shift(p.left, p.right, None, p.scale, p.matrix) for p in linear.split(shift, 1))
@@ -69,14 +69,14 @@ def test_the_shares_of_a_split_map_add_up(adapt: tuple[str, ...]) -> None:
 
 
 @combinations
-def test_selected_contexts_are_those_contexts(adapt: tuple[str, ...]) -> None:
+def test_select_returns_the_shifts_of_the_selected_contexts(adapt: tuple[str, ...]) -> None:
     linear, c, x, rows = make(adapt), vectors(), torch.randn(B, T, D, dtype=torch.double), torch.tensor([2, 0, 2])
     for shift in (linear.condition(c), linear.fold(linear.condition(c))):
         torch.testing.assert_close(linear(x, shift.select(rows)), linear(x, linear.condition(c[rows])))
 
 
 @combinations
-def test_a_zero_context_gives_the_plain_map(adapt: tuple[str, ...]) -> None:
+def test_context_of_zeros_gives_the_unadapted_map(adapt: tuple[str, ...]) -> None:
     linear, x = make(adapt), torch.randn(B, D, dtype=torch.double)
     plain = nn.functional.linear(x, linear.weight.T, linear.bias)
     torch.testing.assert_close(linear(x, linear.condition(torch.zeros(B, K, dtype=torch.double))), plain)
@@ -84,11 +84,11 @@ def test_a_zero_context_gives_the_plain_map(adapt: tuple[str, ...]) -> None:
 
 
 @combinations
-def test_gradients_are_those_of_finite_differences(adapt: tuple[str, ...]) -> None:
+def test_gradients_equal_finite_differences(adapt: tuple[str, ...]) -> None:
     linear, c, x = make(adapt), vectors().requires_grad_(), torch.randn(B, T, D, dtype=torch.double).requires_grad_()
     names = [name for name, _ in linear.named_parameters()]
 
-    class Both(nn.Module):
+    class ConditionAndApply(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.linear = linear
@@ -97,13 +97,13 @@ def test_gradients_are_those_of_finite_differences(adapt: tuple[str, ...]) -> No
             return self.linear(x, self.linear.condition(c))  # type: ignore[no-any-return]
 
     def run(x: Tensor, c: Tensor, *values: Tensor) -> Tensor:
-        named = {f"linear.{name}": value for name, value in zip(names, values, strict=True)}
-        return torch.func.functional_call(Both(), named, (x, c))  # type: ignore[no-any-return]
+        parameters = {f"linear.{name}": value for name, value in zip(names, values, strict=True)}
+        return torch.func.functional_call(ConditionAndApply(), parameters, (x, c))  # type: ignore[no-any-return]
 
     assert torch.autograd.gradcheck(run, (x, c, *[p.detach().requires_grad_() for p in linear.parameters()]))
 
 
-def test_shifts_of_several_adapters_are_combined() -> None:
+def test_sum_combines_the_shifts_of_several_adapters() -> None:
     linear, c, x = make(("concat", "factor", "scale"), bias=False), vectors(), torch.randn(B, D, dtype=torch.double)
     once = linear.condition(c)
     twice = Shift.sum([once, once])
@@ -116,14 +116,14 @@ def test_shifts_of_several_adapters_are_combined() -> None:
     assert twice.values_per_context() == R * (D + G) * 2 + G * 2
 
 
-def test_a_given_weight_is_the_initial_one_and_adapters_that_need_a_rank_are_omitted_without_one() -> None:
+def test_weight_argument_is_the_initial_weight_and_adapters_without_their_rank_are_omitted() -> None:
     weight = torch.randn(D, G)
     linear = AdaptedLinear(D, G, K, adapt=("factor", "concat"), weight=weight)
     assert torch.equal(linear.weight, weight)
     assert list(linear.adapters) == ["concat"]
 
 
-def test_training_starts_near_the_plain_map() -> None:
+def test_initial_scales_are_close_to_one() -> None:
     scale = AdaptedLinear(20, 30, 8, adapt=("scale",)).condition(torch.tanh(torch.randn(50, 8))).scale
     assert scale is not None
     assert 0.02 < float((scale - 1).detach().std()) < 0.2

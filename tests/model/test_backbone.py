@@ -1,4 +1,4 @@
-"""The contract of a backbone, held by every one of them: the recurrent kinds, and one whose state is a growing list."""
+"""Tests of the contract of backbones, for all recurrent cells and a backbone whose state is a growing list."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,156 +22,163 @@ def sizes(context: int) -> BackboneSizes:
 
 
 def recurrent(**options: Any) -> Callable[[int], Any]:
-    return lambda size: RecurrentBackbone(RecurrentOptions(hidden_size=H, **options), sizes(size))
+    return lambda context: RecurrentBackbone(RecurrentOptions(hidden_size=H, **options), sizes(context))
 
 
 BACKBONES: dict[str, Callable[[int], Any]] = {
     **{cell: recurrent(cell=cell) for cell in CELLS},
     "two layers": recurrent(layers=2, layer_norm=True),
-    "growing": lambda size: Growing(GrowingOptions(width=H), sizes(size)),
+    "growing": lambda context: Growing(GrowingOptions(width=H), sizes(context)),
 }
 
 
 @dataclass(frozen=True)
-class Given:
-    """A backbone with random weights, inputs (B, T, E) and what B contexts decide."""
+class Setup:
+    """A backbone with random weights, inputs (B, T, E) and the conditions of B contexts."""
 
     backbone: Backbone
     inputs: Tensor
     conditions: Any
 
     def read(self, steps: int, rows: slice = slice(None)) -> tuple[list[Tensor], Any]:
-        """Vectors (N, H) after each of the first tokens of some texts, a token at a time, and the last state."""
-        which = torch.arange(B)[rows]
-        conditions = self.conditions.select(which)
-        state, vectors = self.backbone.start(conditions, len(which)), []
+        """Read the first tokens of some texts one by one; return vectors (N, H) after each and the last state."""
+        texts = torch.arange(B)[rows]
+        conditions = self.conditions.select(texts)
+        state, vectors = self.backbone.start(conditions, len(texts)), []
         for step in range(steps):
             vector, state = self.backbone.step(self.inputs[rows, step], conditions, state)
             vectors.append(vector)
         return vectors, state
 
-    def after(self, state: Any, rows: Tensor) -> Tensor:
-        """What a state of texts in the contexts `rows` (N,) makes of one more token: all that can be seen of it."""
+    def next_vectors(self, state: Any, rows: Tensor) -> Tensor:
+        """Read one more token in the contexts `rows` (N,), which shows the content of an opaque state."""
         vectors, _ = self.backbone.step(self.inputs[rows, -1], self.conditions.select(rows), state)
         return vectors
 
 
 @pytest.fixture(params=BACKBONES)
-def given(request: pytest.FixtureRequest) -> Given:
-    return made(request.param, K)
+def setup(request: pytest.FixtureRequest) -> Setup:
+    return make_setup(request.param, K)
 
 
-def made(name: str, size: int) -> Given:
-    """One of `BACKBONES` in contexts of `size` numbers."""
-    backbone = BACKBONES[name](size).eval()
+def make_setup(name: str, context: int) -> Setup:
+    """Make one of `BACKBONES` for context vectors of size `context`."""
+    backbone = BACKBONES[name](context).eval()
     for parameter in backbone.parameters():
         torch.nn.init.normal_(parameter, 0, 0.5)
-    return Given(backbone, torch.randn(B, T, E), backbone.condition(torch.randn(B, size)))
+    return Setup(backbone, torch.randn(B, T, E), backbone.condition(torch.randn(B, context)))
 
 
-def test_step_by_step_is_all_at_once(given: Given) -> None:
-    start = given.backbone.start(given.conditions, B)
-    whole, last = given.backbone.forward(given.inputs, given.conditions, start)
-    vectors, state = given.read(T)
-    assert whole.shape == (B, T, given.backbone.size) == (B, T, H)
+def test_steps_equal_forward(setup: Setup) -> None:
+    start = setup.backbone.start(setup.conditions, B)
+    whole, last = setup.backbone.forward(setup.inputs, setup.conditions, start)
+    vectors, state = setup.read(T)
+    assert whole.shape == (B, T, setup.backbone.size) == (B, T, H)
     torch.testing.assert_close(torch.stack(vectors, 1), whole)
     every = torch.arange(B)
-    torch.testing.assert_close(given.after(state, every), given.after(last, every))
+    torch.testing.assert_close(setup.next_vectors(state, every), setup.next_vectors(last, every))
     lengths = torch.tensor([5, 2, 0, 3])
-    cut, last = given.backbone.forward(given.inputs, given.conditions, start, lengths)
+    cut, last = setup.backbone.forward(setup.inputs, setup.conditions, start, lengths)
     for row, length in enumerate(lengths.tolist()):
         torch.testing.assert_close(cut[row, :length], whole[row, :length])
-        _, alone = given.read(length, slice(row, row + 1))
-        own = torch.tensor([row])
-        torch.testing.assert_close(given.after(last.select(own), own), given.after(alone, own))
+        _, alone = setup.read(length, slice(row, row + 1))
+        index = torch.tensor([row])
+        torch.testing.assert_close(setup.next_vectors(last.select(index), index), setup.next_vectors(alone, index))
 
 
-def test_states_can_be_selected_joined_and_kept(given: Given) -> None:
+def test_states_can_be_selected_concatenated_and_stored(setup: Setup) -> None:
     rows = torch.tensor([2, 0, 0, 3])
-    _, state = given.read(3)
-    torch.testing.assert_close(given.after(state.select(rows), rows), given.after(state, torch.arange(B))[rows])
-    _, longer = given.read(4, slice(2, 4))
-    _, shorter = given.read(1, slice(0, 2))
-    parts = torch.cat([given.after(longer, torch.tensor([2, 3])), given.after(shorter, torch.tensor([0, 1]))])
+    _, state = setup.read(3)
+    torch.testing.assert_close(
+        setup.next_vectors(state.select(rows), rows), setup.next_vectors(state, torch.arange(B))[rows]
+    )
+    _, longer = setup.read(4, slice(2, 4))
+    _, shorter = setup.read(1, slice(0, 2))
+    parts = torch.cat(
+        [setup.next_vectors(longer, torch.tensor([2, 3])), setup.next_vectors(shorter, torch.tensor([0, 1]))]
+    )
     both = longer.cat([shorter])
-    torch.testing.assert_close(given.after(both, torch.tensor([2, 3, 0, 1])), parts)
-    torch.testing.assert_close(given.after(longer.cat([]), torch.tensor([2, 3])), parts[:2])
-    room = state.reserve(6)
-    room.put(4, shorter)
-    room.put(0, longer)
-    torch.testing.assert_close(given.after(room.select(torch.tensor([1, 4])), torch.tensor([3, 0])), parts[[1, 2]])
-    torch.testing.assert_close(given.after(longer, torch.tensor([2, 3])), parts[:2], msg="a state is a value")
+    torch.testing.assert_close(setup.next_vectors(both, torch.tensor([2, 3, 0, 1])), parts)
+    torch.testing.assert_close(setup.next_vectors(longer.cat([]), torch.tensor([2, 3])), parts[:2])
+    buffer = state.reserve(6)
+    buffer.put(4, shorter)
+    buffer.put(0, longer)
+    selected = buffer.select(torch.tensor([1, 4]))
+    torch.testing.assert_close(setup.next_vectors(selected, torch.tensor([3, 0])), parts[[1, 2]])
+    torch.testing.assert_close(setup.next_vectors(longer, torch.tensor([2, 3])), parts[:2], msg="states do not change")
 
 
-def test_no_text_is_a_text_like_any_other(given: Given) -> None:
-    _, state = given.read(2)
+def test_state_of_no_texts_works(setup: Setup) -> None:
+    _, state = setup.read(2)
     none = torch.zeros(0, dtype=torch.long)
-    assert given.after(state.select(none), none).shape == (0, H)
+    assert setup.next_vectors(state.select(none), none).shape == (0, H)
 
 
-def test_folded_conditions_are_the_same(given: Given) -> None:
-    folded = Given(given.backbone, given.inputs, given.backbone.fold(given.conditions))
-    for ours, theirs in zip(folded.read(3)[0], given.read(3)[0], strict=True):
-        torch.testing.assert_close(ours, theirs)
-    one = torch.tensor([1])
-    shared = given.backbone.fold(given.conditions.select(one), shared=True)
-    state = given.backbone.start(shared, 1).select(torch.zeros(3, dtype=torch.long))
-    vectors, _ = given.backbone.step(given.inputs[:3, 0], shared, state)
-    same = given.conditions.select(one.expand(3))
-    expected, _ = given.backbone.step(given.inputs[:3, 0], same, given.backbone.start(same, 3))
+def test_folding_does_not_change_vectors(setup: Setup) -> None:
+    folded = Setup(setup.backbone, setup.inputs, setup.backbone.fold(setup.conditions))
+    for vector, expected in zip(folded.read(3)[0], setup.read(3)[0], strict=True):
+        torch.testing.assert_close(vector, expected)
+    context = torch.tensor([1])
+    shared = setup.backbone.fold(setup.conditions.select(context), shared=True)
+    state = setup.backbone.start(shared, 1).select(torch.zeros(3, dtype=torch.long))
+    vectors, _ = setup.backbone.step(setup.inputs[:3, 0], shared, state)
+    repeated = setup.conditions.select(context.expand(3))
+    expected, _ = setup.backbone.step(setup.inputs[:3, 0], repeated, setup.backbone.start(repeated, 3))
     torch.testing.assert_close(vectors, expected)
 
 
-def test_packed_conditions_are_the_same(given: Given) -> None:
+def test_packed_weights_do_not_change_vectors(setup: Setup) -> None:
     vector = torch.randn(B, K)
-    every = [given.backbone.condition(vector, packed) for packed in (None, given.backbone.pack())]
-    read = [given.backbone.forward(given.inputs, one, given.backbone.start(one, B))[0] for one in every]
-    torch.testing.assert_close(*read)
+    both = [setup.backbone.condition(vector, packed) for packed in (None, setup.backbone.pack())]
+    vectors = [
+        setup.backbone.forward(setup.inputs, conditions, setup.backbone.start(conditions, B))[0] for conditions in both
+    ]
+    torch.testing.assert_close(*vectors)
 
 
 @pytest.mark.parametrize("name", BACKBONES)
-def test_without_a_context_all_is_shared(name: str) -> None:
-    given = made(name, 0)
-    vectors, _ = given.read(2)
-    swapped = Given(given.backbone, given.inputs, given.conditions.select(torch.tensor([3, 2, 1, 0])))
-    for ours, theirs in zip(vectors, swapped.read(2)[0], strict=True):
-        torch.testing.assert_close(ours, theirs)
+def test_conditions_without_a_context_are_equal_for_all_texts(name: str) -> None:
+    setup = make_setup(name, 0)
+    vectors, _ = setup.read(2)
+    swapped = Setup(setup.backbone, setup.inputs, setup.conditions.select(torch.tensor([3, 2, 1, 0])))
+    for vector, expected in zip(swapped.read(2)[0], vectors, strict=True):
+        torch.testing.assert_close(vector, expected)
 
 
-def test_what_comes_later_changes_nothing_before(given: Given) -> None:
-    start = given.backbone.start(given.conditions, B)
-    before, _ = given.backbone.forward(given.inputs, given.conditions, start)
-    changed = given.inputs.clone()
+def test_vectors_depend_on_earlier_tokens_only(setup: Setup) -> None:
+    start = setup.backbone.start(setup.conditions, B)
+    before, _ = setup.backbone.forward(setup.inputs, setup.conditions, start)
+    changed = setup.inputs.clone()
     changed[:, 3:] += 1
     changed[0] += 1
-    after, _ = given.backbone.forward(changed, given.conditions, start)
+    after, _ = setup.backbone.forward(changed, setup.conditions, start)
     torch.testing.assert_close(after[1:, :3], before[1:, :3])
     assert not torch.allclose(after[1:, 3:], before[1:, 3:])
 
 
-def test_every_weight_learns(given: Given) -> None:
+def test_all_parameters_have_gradients(setup: Setup) -> None:
     vector = torch.randn(B, K, requires_grad=True)
-    conditions = given.backbone.condition(vector)
-    read, _ = given.backbone.forward(given.inputs, conditions, given.backbone.start(conditions, B))
-    module: Any = given.backbone
-    read.square().sum().backward()  # type: ignore[no-untyped-call]
+    conditions = setup.backbone.condition(vector)
+    vectors, _ = setup.backbone.forward(setup.inputs, conditions, setup.backbone.start(conditions, B))
+    module: Any = setup.backbone
+    vectors.square().sum().backward()  # type: ignore[no-untyped-call]
     assert vector.grad is not None
     assert bool(vector.grad.any())
     assert all(parameter.grad is not None for parameter in module.parameters())
 
 
-@pytest.mark.parametrize(("adapt", "printed"), [("concat", 0.0017), ("factor", 0.0625)])
-def test_the_share_that_a_context_sets_is_the_printed_one(adapt: str, printed: float) -> None:
-    """Of an LSTM of 400 units that reads words of 200 numbers, at a rank of 25 (thesis 2018, section 6.4)."""
-    made = RecurrentBackbone(RecurrentOptions(hidden_size=400), BackboneSizes(200, 3, (adapt,), 25))
-    assert made.adapted_share() == pytest.approx(printed, abs=0.0002)
+@pytest.mark.parametrize(("adapt", "published"), [("concat", 0.0017), ("factor", 0.0625)])
+def test_adapted_share_equals_the_published_share(adapt: str, published: float) -> None:
+    """An LSTM of 400 units that reads token embeddings of size 200, at rank 25 (thesis 2018, section 6.4)."""
+    backbone = RecurrentBackbone(RecurrentOptions(hidden_size=400), BackboneSizes(200, 3, (adapt,), 25))
+    assert backbone.adapted_share() == pytest.approx(published, abs=0.0002)
 
 
-def test_the_share_that_a_context_sets_counts_what_differs() -> None:
+def test_adapted_share_counts_values_per_context() -> None:
     options = RecurrentOptions(hidden_size=H, layers=2)
-    gates, whole, own = 3 * H, 0, 0
+    gates, parameters, adapted = 3 * H, 0, 0
     for rows in (E + H, H + H):
-        whole += rows * gates + gates
-        own += gates + gates + 2 * (rows + gates)  # a bias, a factor a column, left and right of rank 2
-    assert RecurrentBackbone(options, sizes(K)).adapted_share() == own / whole
+        parameters += rows * gates + gates
+        adapted += gates + gates + 2 * (rows + gates)  # bias, scale, and left and right of rank 2
+    assert RecurrentBackbone(options, sizes(K)).adapted_share() == adapted / parameters
     assert RecurrentBackbone(options, sizes(0)).adapted_share() == 0.0

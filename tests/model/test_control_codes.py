@@ -1,4 +1,4 @@
-"""A prefix of control codes is what it says: tokens before each text, which nobody has to predict."""
+"""Tests that control codes act as tokens before each text that are not predicted."""
 
 import itertools
 import math
@@ -58,8 +58,8 @@ def make(
     return model.eval()
 
 
-def batch() -> Batch:
-    """`TEXTS` with their contexts; more padding than they need."""
+def make_batch() -> Batch:
+    """Return `TEXTS` with their contexts and additional padding."""
     tokens = torch.full((3, 7), END)
     for row, text in enumerate(TEXTS):
         tokens[row, : len(text) + 1] = torch.tensor([START, *text])
@@ -67,7 +67,7 @@ def batch() -> Batch:
 
 
 def codes(model: LanguageModel) -> Tensor:
-    """The codes (3, P, E) of `CONTEXT`, from their definition."""
+    """Compute the codes (3, P, E) of `CONTEXT` from their definition."""
     p = {name.removeprefix("prefix."): value for name, value in model.named_parameters()}
     rows = []
     for (city, stars), numbers in zip(CONTEXT.categories.tolist(), CONTEXT.numbers.tolist(), strict=True):
@@ -84,7 +84,8 @@ def codes(model: LanguageModel) -> Tensor:
     return torch.stack([torch.stack(row) for row in rows])
 
 
-def spoken(model: LanguageModel, text: int) -> Tensor:
+def nats_with_code_tokens(model: LanguageModel, text: int) -> Tensor:
+    """Compute the nats of a text by a model without prefix that reads the codes as additional tokens."""
     prefix = codes(model)[text]
     options, adapt = as_any(model.backbone).options, model.config.adapt[:-1]
     config = Config(model=replace(model.config, adapt=adapt), backbone=options)
@@ -101,51 +102,51 @@ def spoken(model: LanguageModel, text: int) -> Tensor:
             self.model = plain
 
         def forward(self) -> Tensor:
-            once = self.model.condition(CONTEXT.select(torch.tensor([text])))
+            conditioning = self.model.condition(CONTEXT.select(torch.tensor([text])))
             states, nats = None, []
             line = [*range(V, V + len(prefix)), START, *TEXTS[text]]
             for token, target in itertools.pairwise(line):
-                logs, states = self.model.step(torch.tensor([token]), once, states)
-                if target < V and token < V:  # a code is no target, and no token that could have come
+                logs, states = self.model.step(torch.tensor([token]), conditioning, states)
+                if target < V and token < V:  # codes are never targets and have no probability
                     nats.append(-logs[0, :V].log_softmax(0)[target])
             return torch.stack(nats)
 
-    given = {f"model.{name}": state[name] for name, _ in plain.named_parameters()}
-    given["model.head.embedding"] = state["embedding"]
-    nats: Tensor = torch.func.functional_call(Reader(), given, ())
+    parameters = {f"model.{name}": state[name] for name, _ in plain.named_parameters()}
+    parameters["model.head.embedding"] = state["embedding"]
+    nats: Tensor = torch.func.functional_call(Reader(), parameters, ())
     return nats
 
 
 @pytest.mark.parametrize(("cell", "layers", "adapt"), MODELS)
-def test_a_prefix_is_tokens_before_the_text(cell: str, layers: int, adapt: tuple[str, ...]) -> None:
-    model, given = make(cell, layers, adapt), batch()
+def test_prefix_equals_tokens_before_the_text(cell: str, layers: int, adapt: tuple[str, ...]) -> None:
+    model, batch = make(cell, layers, adapt), make_batch()
     names, parameters = zip(*model.named_parameters(), strict=True)
-    nats = model(given)
+    nats = model(batch)
     expected = torch.zeros_like(nats)
     for row, text in enumerate(TEXTS):
-        expected[row, : len(text)] = spoken(model, row)
+        expected[row, : len(text)] = nats_with_code_tokens(model, row)
     torch.testing.assert_close(nats, expected)
-    found, slow = (torch.autograd.grad(n.sin().sum(), parameters) for n in (nats, expected))
-    for name, ours, theirs in zip(names, found, slow, strict=True):
-        torch.testing.assert_close(ours, theirs, msg=name)
-        assert ours.any(), name
+    actual, slow = (torch.autograd.grad(n.sin().sum(), parameters) for n in (nats, expected))
+    for name, gradient, expected_gradient in zip(names, actual, slow, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, msg=name)
+        assert gradient.any(), name
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_steps_and_selected_conditions_start_from_it(cell: str) -> None:
-    model, given = make(cell, 2, ()), batch()
+def test_steps_and_selected_conditionings_start_after_the_prefix(cell: str) -> None:
+    model, batch = make(cell, 2, ()), make_batch()
     rows = torch.tensor([2, 0, 1])
-    once, nats = model.condition(given.context.select(rows)), model(given)
-    back = once.select(rows.argsort())
-    torch.testing.assert_close(model(given, back), nats)
+    conditioning, nats = model.condition(batch.context.select(rows)), model(batch)
+    sorted_back = conditioning.select(rows.argsort())
+    torch.testing.assert_close(model(batch, sorted_back), nats)
     states = None
-    for step in range(given.tokens.shape[1] - 1):
-        logs, states = model.step(given.tokens[:, step], back, states)
-        chosen = -logs.gather(1, given.tokens[:, step + 1, None])[:, 0]
-        torch.testing.assert_close(torch.where(given.mask()[:, step], chosen, 0.0), nats[:, step])
+    for step in range(batch.tokens.shape[1] - 1):
+        logs, states = model.step(batch.tokens[:, step], sorted_back, states)
+        target_nats = -logs.gather(1, batch.tokens[:, step + 1, None])[:, 0]
+        torch.testing.assert_close(torch.where(batch.mask()[:, step], target_nats, 0.0), nats[:, step])
 
 
-def test_the_order_is_that_of_the_schema() -> None:
+def test_codes_have_the_order_of_the_schema() -> None:
     prefix = Prefix(SCHEMA, 4).double()
     assert prefix(CONTEXT).shape == (3, 3, 4)
     assert torch.equal(prefix(CONTEXT)[0, 0], prefix.tables[0][1])
@@ -156,7 +157,7 @@ def test_the_order_is_that_of_the_schema() -> None:
     assert [name for name, _ in Prefix(ContextSchema((LAT,)), 4).named_parameters()] == ["linear.weight", "linear.bias"]
 
 
-def test_a_prefix_alone_needs_no_context_vector() -> None:
+def test_prefix_without_other_adapters_needs_no_context_vector() -> None:
     model = make("coupled", 1, ())
     assert model.encoder is None
     assert model.adapted
@@ -164,11 +165,11 @@ def test_a_prefix_alone_needs_no_context_vector() -> None:
     assert make("coupled", 1, (), ContextSchema()).prefix is None
 
 
-def test_codes_are_dropped_as_tokens_are() -> None:
-    model, given = make("coupled", 1, (), dropout_input=0.5), batch()
+def test_dropout_applies_to_codes_as_to_tokens() -> None:
+    model, batch = make("coupled", 1, (), dropout_input=0.5), make_batch()
     with torch.no_grad():
-        still = [as_any(model.condition(given.context).start)[0].hidden for _ in range(2)]
+        without = [as_any(model.condition(batch.context).start)[0].hidden for _ in range(2)]
         model.train()
-        dropped = [as_any(model.condition(given.context).start)[0].hidden for _ in range(2)]
-    assert torch.equal(*still)
-    assert not torch.equal(*dropped)
+        with_dropout = [as_any(model.condition(batch.context).start)[0].hidden for _ in range(2)]
+    assert torch.equal(*without)
+    assert not torch.equal(*with_dropout)

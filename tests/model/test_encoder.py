@@ -1,4 +1,4 @@
-"""Contexts to vectors against equation 2.4 of the thesis, written out."""
+"""Tests of the context encoder against equation 2.4 of the thesis."""
 
 import json
 import math
@@ -25,42 +25,42 @@ YEAR = Variable("year", "number", mean=2000.0, deviation=5.0)
 SCHEMA = ContextSchema((CITY, LAT, STARS, YEAR))
 
 
-def encoder(schema: ContextSchema = SCHEMA) -> ContextEncoder:
-    made = ContextEncoder(CONFIG, schema)
+def make_encoder(schema: ContextSchema = SCHEMA) -> ContextEncoder:
+    result = ContextEncoder(CONFIG, schema)
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in result.parameters():
             parameter.normal_()
-    return made
+    return result
 
 
 @pytest.mark.parametrize("variables", [(CITY, STARS), (CITY, LAT), (CITY,)])
-def test_what_cannot_be_the_context_itself(variables: tuple[Variable, ...]) -> None:
-    with pytest.raises(UserError, match=r"context_layer is none, so that c, of 5 numbers \(context_size\), must be"):
+def test_context_layer_none_rejects_variables_of_other_sizes(variables: tuple[Variable, ...]) -> None:
+    with pytest.raises(UserError, match=r"none expects one variable whose embedding has context_size \(5\)"):
         ContextEncoder(replace(CONFIG, context_layer="none"), ContextSchema(variables))
 
 
-def test_a_missing_value_of_one_category_is_that_category() -> None:
+def test_missing_value_of_a_variable_with_one_value_is_that_value() -> None:
     only = ContextSchema((STARS,))
-    made = encoder(only)
+    encoder = make_encoder(only)
     known, missing = (Context(torch.tensor([[row]]), torch.zeros(1, 0)) for row in (1, MISSING))
-    torch.testing.assert_close(made(known), made(missing))
+    torch.testing.assert_close(encoder(known), encoder(missing))
 
 
-def test_an_override_takes_the_place_of_a_table_row() -> None:
-    made = encoder()
+def test_override_replaces_a_table_row() -> None:
+    encoder = make_encoder()
     context = Context(torch.tensor([[1, 1], [MISSING, 1]]), torch.tensor([[1.0, 2000.0]] * 2))
-    own = made.tables[0][torch.tensor([2, 2])]
-    expected = made(Context(torch.tensor([[2, 1], [2, 1]]), context.numbers))
-    torch.testing.assert_close(made(context, {"city": own}), expected)
+    embedding = encoder.tables[0][torch.tensor([2, 2])]
+    expected = encoder(Context(torch.tensor([[2, 1], [2, 1]]), context.numbers))
+    torch.testing.assert_close(encoder(context, {"city": embedding}), expected)
     with pytest.raises(UserError, match="unknown context variable 'lat'; choose from city, stars"):
-        made(context, {"lat": own})
+        encoder(context, {"lat": embedding})
 
 
-def test_unknown_values_start_neutral() -> None:
+def test_unknown_values_start_at_zero() -> None:
     assert not ContextEncoder(CONFIG, SCHEMA).tables[0][0].any()
 
 
-def test_schemas_describe_themselves() -> None:
+def test_variables_are_described() -> None:
     assert CITY.describe() == "city: category, 2 values, and 2 rare ones (under 50 texts) grouped"
     assert STARS.describe() == "stars: category, 1 values, none rare"
     assert LAT.describe() == "lat: number, mean 10, from 0 to 20"
@@ -98,8 +98,8 @@ def context_of(rows: list[Row]) -> Context:
     )
 
 
-def slow_parts(made: ContextEncoder, row: Row) -> list[Any]:
-    p = {name: value.detach().numpy() for name, value in made.named_parameters()}
+def embeddings_by_equation(encoder: ContextEncoder, row: Row) -> list[Any]:
+    p = {name: value.detach().numpy() for name, value in encoder.named_parameters()}
     parts = []
     for column, variable in enumerate((CITY, STARS)):
         shares = np.array(variable.counts) / sum(variable.counts)
@@ -123,52 +123,52 @@ def slow_parts(made: ContextEncoder, row: Row) -> list[Any]:
     return parts
 
 
-def test_every_kind_is_its_equation() -> None:
-    made = encoder(EVERY).double()
-    parts, vectors = made.parts(context_of(ROWS)), made(context_of(ROWS)).detach().numpy()
+def test_every_kind_of_variable_equals_its_equation() -> None:
+    encoder = make_encoder(EVERY).double()
+    parts, vectors = encoder.variable_embeddings(context_of(ROWS)), encoder(context_of(ROWS)).detach().numpy()
     assert [tuple(part.shape) for part in parts] == [(4, 3)] * 4 + [(4, 4)]
-    assert made.joint is not None
-    weight, bias = made.joint.weight.detach().numpy(), made.joint.bias.detach().numpy()
+    assert encoder.joint is not None
+    weight, bias = encoder.joint.weight.detach().numpy(), encoder.joint.bias.detach().numpy()
     for number, row in enumerate(ROWS):
-        slow = slow_parts(made, row)
-        for part, expected in zip(parts, slow, strict=True):
+        expected_parts = embeddings_by_equation(encoder, row)
+        for part, expected in zip(parts, expected_parts, strict=True):
             np.testing.assert_allclose(part[number].detach().numpy(), expected, atol=1e-6)
-        np.testing.assert_allclose(vectors[number], np.tanh(weight @ np.concatenate(slow) + bias), atol=1e-6)
+        np.testing.assert_allclose(vectors[number], np.tanh(weight @ np.concatenate(expected_parts) + bias), atol=1e-6)
 
 
-def test_gradients_are_those_of_finite_differences() -> None:
-    made, context = encoder(EVERY).double(), context_of(ROWS)
-    parameters = list(made.parameters())
+def test_gradients_equal_finite_differences() -> None:
+    encoder, context = make_encoder(EVERY).double(), context_of(ROWS)
+    parameters = list(encoder.parameters())
 
     def vectors(*values: torch.Tensor) -> Any:
-        named = dict(zip(dict(made.named_parameters()), values, strict=True))
-        return torch.func.functional_call(made, named, (context,))
+        parameters_by_name = dict(zip(dict(encoder.named_parameters()), values, strict=True))
+        return torch.func.functional_call(encoder, parameters_by_name, (context,))
 
     assert torch.autograd.gradcheck(vectors, tuple(parameters))
 
 
-def test_a_circle_has_no_seam() -> None:
+def test_periodic_numbers_are_continuous_over_the_period() -> None:
     inputs = NumberInputs((HOUR,)).double()
     a, b, near, noon = inputs(torch.tensor([[0.0], [24.0], [23.999], [12.0]], dtype=torch.double))
     torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
     assert float((a - near).norm()) < 0.01 < float((a - noon).norm())
 
 
-def test_waves_are_standardised_and_start_as_wide_as_a_number() -> None:
+def test_waves_are_standardized_and_start_with_the_weight_of_one_number() -> None:
     reader = NumberColumn(Variable("lon", "longitude", period=360.0), "rows")
     reader.add(np.random.default_rng(0).normal(10, 30, 500).tolist(), 0)
     variable = reader.variable(DataConfig())
     features = NumberInputs((variable,))(torch.from_numpy(reader.array(variable))[:, None].float())
     torch.testing.assert_close(features.mean(0), torch.zeros(2 * HARMONICS), atol=1e-4, rtol=0)
     torch.testing.assert_close(features.std(0, correction=0), torch.ones(2 * HARMONICS), atol=1e-4, rtol=0)
-    made = ContextEncoder(ModelConfig(number_size=4000), ContextSchema((LAT, variable)))
-    assert made.network is not None
-    first = made.network.get_parameter("0.weight").detach()
+    encoder = ContextEncoder(ModelConfig(number_size=4000), ContextSchema((LAT, variable)))
+    assert encoder.network is not None
+    first = encoder.network.get_parameter("0.weight").detach()
     assert float(first[:, 0].pow(2).mean()) == pytest.approx(4, rel=0.1)
     assert float(first[:, 1:].pow(2).sum(1).mean()) == pytest.approx(4, rel=0.1)
 
 
-def test_the_expected_text_is_the_mean_of_all_texts() -> None:
+def test_expected_text_is_the_mean_of_all_texts() -> None:
     reader = TextColumn(Variable("t", "text"), "rows")
     reader.add(["sun sea sun", "sea", "", None, "moon sea sun sand"], 0)
     variable = reader.variable(DataConfig(min_context_word=1))
@@ -179,17 +179,17 @@ def test_the_expected_text_is_the_mean_of_all_texts() -> None:
     torch.testing.assert_close(embedded[2], embedded[3])
 
 
-def test_texts_and_vectors_are_overridden_too() -> None:
-    made = encoder(EVERY)
+def test_override_replaces_texts_and_vectors() -> None:
+    encoder = make_encoder(EVERY)
     context = context_of(ROWS)
     context = Context(context.categories, context.numbers.float(), (context.vectors[0].float(),), context.bags)
-    own = torch.randn(4, 3)
-    parts = made.parts(context, {"title": own, "topic": own + 1})
-    assert torch.equal(parts[2], own)
-    assert torch.equal(parts[3], own + 1)
-    assert torch.equal(parts[0], made.parts(context)[0])
+    embedding = torch.randn(4, 3)
+    parts = encoder.variable_embeddings(context, {"title": embedding, "topic": embedding + 1})
+    assert torch.equal(parts[2], embedding)
+    assert torch.equal(parts[3], embedding + 1)
+    assert torch.equal(parts[0], encoder.variable_embeddings(context)[0])
     with pytest.raises(UserError, match=r"unknown context variable 'at.hour'; choose from city, stars, title, topic"):
-        made(context, {"at.hour": own})
+        encoder(context, {"at.hour": embedding})
 
 
 words = st.lists(st.integers(0, 2), max_size=3)
@@ -197,27 +197,27 @@ values = st.sampled_from([0.0, 1.0, math.nan])
 
 
 @given(st.lists(st.tuples(words, words, values, st.integers(-1, 1)), min_size=1, max_size=12))
-def test_distinct_contexts_of_every_kind(rows: list[tuple[list[int], list[int], float, int]]) -> None:
+def test_distinct_finds_equal_contexts_of_every_kind(rows: list[tuple[list[int], list[int], float, int]]) -> None:
     context = Context(
         torch.tensor([[category] for *_, category in rows]),
         torch.zeros(len(rows), 0),
         (torch.tensor([[x, 1.0] for _, _, x, _ in rows]),),
         (bags_of([row[0] for row in rows]), bags_of([row[1] for row in rows])),
     )
-    some, which = context.distinct()
-    assert len(some) == len({repr(row) for row in rows})
-    assert [repr(row) for row in rows_of(some.select(which))] == [repr(row) for row in rows]
+    distinct, row_of_text = context.distinct()
+    assert len(distinct) == len({repr(row) for row in rows})
+    assert [repr(row) for row in rows_of(distinct.select(row_of_text))] == [repr(row) for row in rows]
 
 
 def rows_of(context: Context) -> list[tuple[list[int], list[int], float, int]]:
-    found = []
+    rows = []
     for row in range(len(context)):
         bags = [b.words[b.offsets[row] : b.offsets[row + 1]].tolist() for b in context.bags]
-        found.append((bags[0], bags[1], float(context.vectors[0][row, 0]), int(context.categories[row, 0])))
-    return found
+        rows.append((bags[0], bags[1], float(context.vectors[0][row, 0]), int(context.categories[row, 0])))
+    return rows
 
 
-def test_schemas_of_every_kind_survive_json() -> None:
+def test_schemas_with_every_kind_round_trip_through_json() -> None:
     assert ContextSchema.from_dict(json.loads(json.dumps(EVERY.to_dict()))) == EVERY
     with pytest.raises(UserError, match="unknown kind of context variable 'txt' \\(did you mean 'text'"):
         ContextSchema.from_dict({"variables": [{"name": "x", "kind": "txt"}]})

@@ -1,4 +1,4 @@
-"""A model whose context has every kind at once: read, cached, trained, scored; and words that only one kind tells."""
+"""Tests of models whose context has variables of every kind: scoring, classification, training and opening."""
 
 import ast
 import json
@@ -26,14 +26,14 @@ ROWS = [{**row, "at": row["at"].isoformat()} for row in rows_of_all_kinds(12)]
 DATA = Config.of(context=EVERY, min_count=1, min_context_count=1, min_context_word=1)
 
 
-def jsonl(rows: list[dict[str, Any]], path: Path) -> Path:
+def write_jsonl(rows: list[dict[str, Any]], path: Path) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """A run with random weights over `DATA`."""
+    """Make a run with random weights whose context has every kind."""
     config = Config.of(
         context=EVERY,
         min_count=1,
@@ -46,24 +46,24 @@ def run(tmp_path: Path) -> Run:
         variable_size=2,
     )
     corpus = prepare(ROWS, config)
-    made = Run.create(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
+    result = Run.create(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
     with torch.no_grad():
-        for parameter in made.model.parameters():
+        for parameter in result.model.parameters():
             parameter.normal_(0, 0.5)
-    return made
+    return result
 
 
-def test_nats_are_the_same_online_in_batches_and_one_by_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nats_agree_token_by_token_in_batches_and_one_by_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = run.prepare(ROWS)
-    once = run.nats(corpus)
-    np.testing.assert_allclose(once, [nat for row in ROWS for nat in nats_of(run, row)], atol=1e-5)
+    nats = run.nats(corpus)
+    np.testing.assert_allclose(nats, [nat for row in ROWS for nat in nats_of(run, row)], atol=1e-5)
     monkeypatch.setattr("factorcell.model.run.TOKENS", 7)
-    np.testing.assert_allclose(run.nats(corpus), once, atol=1e-5)
+    np.testing.assert_allclose(run.nats(corpus), nats, atol=1e-5)
     single = np.concatenate([run.nats(corpus.select(np.array([row]))) for row in range(len(corpus))])
-    np.testing.assert_allclose(single, once, atol=1e-5)
+    np.testing.assert_allclose(single, nats, atol=1e-5)
 
 
-def test_each_kind_matters_and_missing_is_expected(run: Run) -> None:
+def test_each_kind_changes_nats_and_missing_columns_have_expected_values(run: Run) -> None:
     whole = run.nats(run.prepare(ROWS))
     for column in ("city", "lat", "at", "lon", "turn", "title", "topic"):
         rows = [{name: value for name, value in row.items() if name != column} for row in ROWS]
@@ -78,20 +78,20 @@ def test_each_kind_matters_and_missing_is_expected(run: Run) -> None:
     assert result["perplexity_without"] == pytest.approx(evaluate(plain, corpus)["perplexity"], rel=1e-6)
 
 
-def test_classification_beside_other_kinds(run: Run) -> None:
+def test_classification_in_the_presence_of_other_kinds(run: Run) -> None:
     corpus = run.prepare(ROWS)
-    found = log_likelihoods(run, corpus, [{"city": "a"}, {"city": "b"}])
+    scores = log_likelihoods(run, corpus, [{"city": "a"}, {"city": "b"}])
     for column, city in enumerate("ab"):
         rows = [{**row, "city": city} for row in ROWS]
         expected = [-sum(nats_of(run, row)) for row in rows]
-        np.testing.assert_allclose(found[:, column], expected, atol=1e-4)
+        np.testing.assert_allclose(scores[:, column], expected, atol=1e-4)
     hours = log_likelihoods(run, corpus, [{"at.hour": hour} for hour in (3, 27.0, -21)])
     rows = [{**row, "at": row["at"][:11] + "03:00:00"} for row in ROWS]
     np.testing.assert_allclose(hours, [[-sum(nats_of(run, row))] * 3 for row in rows], atol=1e-4)
-    rows = [{**ROWS[0], "title": title} for title in ("sun", "moon")]  # alike but for what is no category or number
+    rows = [{**ROWS[0], "title": title} for title in ("sun", "moon")]  # differ only in a text
     titles = log_likelihoods(run, run.prepare(rows), [{"city": "a"}])
     np.testing.assert_allclose(titles[:, 0], [-sum(nats_of(run, row)) for row in rows], atol=1e-4)
-    turns = log_likelihoods(run, corpus, [{"turn": turn} for turn in (0.25, 1e8 + 0.25)])  # too long for 32 bits
+    turns = log_likelihoods(run, corpus, [{"turn": turn} for turn in (0.25, 1e8 + 0.25)])  # needs more than 32 bits
     np.testing.assert_allclose(turns[:, 0], turns[:, 1], atol=1e-6)
     for target, message in (
         ("title", "title is a text; only the values of a category"),
@@ -106,21 +106,21 @@ def test_classification_beside_other_kinds(run: Run) -> None:
         classify_points(run, ROWS, {"a": {"title": 1.0}})
 
 
-def test_the_nearest_point_is_the_short_way_round(run: Run) -> None:
-    for points, column, value, right in (
+def test_nearest_point_is_found_across_the_end_of_the_period(run: Run) -> None:
+    for points, column, value, expected in (
         ({"night": {"at.hour": 1.0}, "evening": {"at.hour": 18.0}}, "at", "2024-01-01T23:00", "night"),
         ({"west": {"lon": -150.0}, "east": {"lon": 175.0}}, "lon", -170, "east"),
     ):
         result = classify_points(run, [{**ROWS[0], column: value}], points)
-        assert result.names[result.truth[0]] == right
+        assert result.names[result.truth[0]] == expected
 
 
-def test_a_row_with_every_kind_is_scored_as_the_card_says(run: Run) -> None:
+def test_example_of_the_model_card_is_scored(run: Run) -> None:
     example = card_of(run).split(".score(")[1].split(")\n```")[0]
     row = ast.literal_eval(example)
     assert set(row) == {"text", "city", "lat", "at", "lon", "turn", "title", "topic"}
-    (scored,) = run.score(row)
-    assert math.isfinite(scored["nats"])
+    (result,) = run.score(row)
+    assert math.isfinite(result["nats"])
     with pytest.raises(UserError, match="row 1: at is 'soon', not a time of day"):
         run.score({**row, "at": "soon"})
 
@@ -142,24 +142,24 @@ def config(*context: str, **model: Any) -> Config:
     )
 
 
-def test_every_kind_trains_and_opens_again(tmp_path: Path) -> None:
+def test_run_with_every_kind_is_trained_and_opened(tmp_path: Path) -> None:
     small = {"epochs": 1, "batch_tokens": 60, "evaluations": 1}
-    given = DATA.with_options(**small)
-    path = jsonl(ROWS, tmp_path / "rows.jsonl")
-    said: list[str] = []
-    run = fit(path, path, given, tmp_path / "run", notify=said.append)
-    assert "at.weekday: weekday, period 7, mean" in "\n".join(said)
-    assert "title: text, 4 words" in said
-    assert "topic: vector of 3 numbers" in said
-    again = Run.open(tmp_path / "run")
-    np.testing.assert_allclose(again.nats(again.prepare(path)), run.nats(run.prepare(ROWS)), atol=1e-6)
-    resumed = fit(path, path, given, tmp_path / "run", resume=True)
+    request = DATA.with_options(**small)
+    path = write_jsonl(ROWS, tmp_path / "rows.jsonl")
+    notices: list[str] = []
+    run = fit(path, path, request, tmp_path / "run", notify=notices.append)
+    assert "at.weekday: weekday, period 7, mean" in "\n".join(notices)
+    assert "title: text, 4 words" in notices
+    assert "topic: vector of 3 numbers" in notices
+    opened = Run.open(tmp_path / "run")
+    np.testing.assert_allclose(opened.nats(opened.prepare(path)), run.nats(run.prepare(ROWS)), atol=1e-6)
+    resumed = fit(path, path, request, tmp_path / "run", resume=True)
     assert resumed.schema == run.schema
-    for column, value, got in (
+    for column, value, message in (
         ("at", "tomorrow", "row 2: at is 'tomorrow', not a time of day"),
         ("topic", [1], "row 2: topic has 1 numbers; it must have 3, as in training"),
         ("title", 3, "row 2: title is 3, not a text"),
     ):
-        bad = jsonl([ROWS[0], {**ROWS[1], column: value}], tmp_path / "bad.jsonl")
-        with pytest.raises(UserError, match=f"bad.jsonl {got}"):
+        bad = write_jsonl([ROWS[0], {**ROWS[1], column: value}], tmp_path / "bad.jsonl")
+        with pytest.raises(UserError, match=f"bad.jsonl {message}"):
             run.prepare(bad)

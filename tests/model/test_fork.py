@@ -1,7 +1,7 @@
-"""A process that is forked after its parent has used a model computes the same, and does not wait forever.
+"""Tests that a process forked after its parent has used a model computes the same results and does not hang.
 
-GNU's OpenMP library keeps the threads that it has computed on, and a child that asks for them waits for threads that it
-does not have. The parent uses two threads here, as one would hide this.
+GNU's OpenMP library would let the child wait forever for threads that exist only in the parent. The parent uses two
+threads here, because one thread would hide the problem.
 """
 
 import signal
@@ -22,7 +22,7 @@ from tests import processes
 from tests.service import runs
 
 pytestmark = processes.requires_fork
-SECONDS = 120  # a busy machine may take this long; a child that waits for missing threads never ends
+SECONDS = 120  # timeout of a child; one that waits for missing threads never ends
 ROWS = [{"text": text, "city": "Oslo", "who": "ann"} for text in ("abba cab", "ba", "acca b")] * 30
 
 
@@ -45,12 +45,12 @@ def run(tmp_path: Path) -> Run:
 def two_threads(run: Run) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    product()
+    compute_product()
     yield
     torch.set_num_threads(before)
 
 
-def product() -> float:
+def compute_product() -> float:
     return float((torch.ones(600, 600) @ torch.ones(600, 600)).exp().clamp(max=1).sum())
 
 
@@ -66,43 +66,43 @@ def write(run: Run) -> Any:
     return [row["text"] for row in generate(run, [{"city": "Oslo"}], options=GenerationOptions(seed=1, max_tokens=5))]
 
 
-def equal(found: list[Any], expected: list[Any]) -> bool:
-    return found == expected if isinstance(expected[0], str) else bool(found == pytest.approx(expected, rel=1e-5))
+def equal(actual: list[Any], expected: list[Any]) -> bool:
+    return actual == expected if isinstance(expected[0], str) else bool(actual == pytest.approx(expected, rel=1e-5))
 
 
 WORK: dict[str, Callable[[Run], Any]] = {"score": score, "learn_one": learn, "generate": write}
 
 
 @pytest.mark.parametrize("work", WORK.values(), ids=WORK)
-def test_child_computes_the_same(run: Run, kernels: str, work: Callable[[Run], Any]) -> None:
+def test_forked_child_computes_the_same_results(run: Run, kernels: str, work: Callable[[Run], Any]) -> None:
     expected = work(run)
 
-    def again() -> None:
+    def repeat() -> None:
         signal.alarm(SECONDS)
         assert torch.get_num_threads() == 1
-        product()
+        compute_product()
         assert equal(work(run), expected)
 
-    def in_child_of_child() -> None:
-        again()
-        assert processes.wait_for_exit(processes.start_process(again)) == 0
+    def repeat_in_grandchild() -> None:
+        repeat()
+        assert processes.wait_for_exit(processes.start_process(repeat)) == 0
 
-    assert processes.wait_for_exit(processes.start_process(again)) == 0
+    assert processes.wait_for_exit(processes.start_process(repeat)) == 0
     assert work(run) == expected
     assert torch.get_num_threads() == 2
-    assert processes.wait_for_exit(processes.start_process(in_child_of_child)) == 0
+    assert processes.wait_for_exit(processes.start_process(repeat_in_grandchild)) == 0
 
 
-def test_child_of_another_thread(run: Run) -> None:
+def test_child_forked_by_another_thread_computes_the_same_results(run: Run) -> None:
     expected, status = score(run), list[int]()
 
-    def again() -> None:
+    def repeat() -> None:
         signal.alarm(SECONDS)
         assert score(run) == pytest.approx(expected, rel=1e-5)
 
     def fork() -> None:
-        score(run)  # this thread has threads of its own to compute on
-        status.append(processes.wait_for_exit(processes.start_process(again)))
+        score(run)  # creates the OpenMP threads of this thread
+        status.append(processes.wait_for_exit(processes.start_process(repeat)))
 
     thread = Thread(target=fork)
     thread.start()
@@ -110,7 +110,7 @@ def test_child_of_another_thread(run: Run) -> None:
     assert status == [0]
 
 
-def test_spawned_process_has_all_threads(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spawned_process_computes_on_all_threads(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     with get_context("spawn").Pool(1) as pool:
         assert pool.apply_async(torch.get_num_threads).get(SECONDS) == 2

@@ -1,4 +1,4 @@
-"""The model card says what the run folder knows, and its example works."""
+"""Tests of the model card: its numbers, its example, and escaping."""
 
 import re
 from dataclasses import replace
@@ -23,10 +23,10 @@ def run(tmp_path: Path) -> Run:
     return fit(ROWS, ROWS, config, tmp_path / "run")
 
 
-def test_card_has_the_numbers_reached(run: Run) -> None:
-    found = evaluate_by_columns(run, ROWS * 2, by=["city"])
-    assert results.save_result(run, results.evaluation_row(run, ROWS * 2, found), found.texts) is None
-    result = found.row
+def test_card_shows_the_results(run: Run) -> None:
+    evaluation = evaluate_by_columns(run, ROWS * 2, by=["city"])
+    assert results.save_result(run, results.evaluation_row(run, ROWS * 2, evaluation), evaluation.texts) is None
+    result = evaluation.row
     text = (run.folder / "README.md").read_text(encoding="utf-8")
     best = min(row["perplexity"] for row in run.log() if row["split"] == "dev")
     assert "10 texts" in text
@@ -36,22 +36,22 @@ def test_card_has_the_numbers_reached(run: Run) -> None:
     assert f"| rows | perplexity | {result['perplexity']:.4g} |" in text
     low, high = (f"{result[f'bits_per_byte_{end}']:.4g}" for end in ("low", "high"))
     assert f"| rows | bits per byte | at least {result['bits_per_byte']:.4g} ({low} to {high}) |" in text
-    (kept,) = {row["bits_per_byte"] for row in run.log() if row["split"] == "dev" and row["perplexity"] == best}
-    assert f"| development | bits per byte | at least {kept:.4g} |" in text
-    assert kept == pytest.approx(result["bits_per_byte"], rel=1e-5)  # of the same rows
+    (best_bits,) = {row["bits_per_byte"] for row in run.log() if row["split"] == "dev" and row["perplexity"] == best}
+    assert f"| development | bits per byte | at least {best_bits:.4g} |" in text
+    assert best_bits == pytest.approx(result["bits_per_byte"], rel=1e-5)  # the same rows
     assert text == model_card.render(run)
 
 
-def test_the_example_on_the_card_runs(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    found = re.search(r"```python\n(.*?)\n```", model_card.render(run), re.DOTALL)
-    assert found
-    source = found[1].splitlines()
+def test_example_of_the_card_runs(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    match = re.search(r"```python\n(.*?)\n```", model_card.render(run), re.DOTALL)
+    assert match
+    source = match[1].splitlines()
     source[-1] = f"print({source[-1]})"
     exec("\n".join(source), {})
     assert "perplexity" in capsys.readouterr().out
 
 
-def test_the_example_has_numbers_for_people(run: Run) -> None:
+def test_example_has_rounded_numbers(run: Run) -> None:
     assert "'lat': 53.26, 'lon': 9.2}" in model_card.render(run)
 
 
@@ -78,7 +78,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_nothing_in_a_value_is_markdown(text: str) -> None:
+def test_markdown_in_values_is_escaped(text: str) -> None:
     markdown = pytest.importorskip("markdown_it").MarkdownIt("gfm-like", {"html": True, "linkify": False})
     for before, tag in (("# ", "heading"), ("- ", "list_item"), ("| a |\n|---|\n| ", "table")):
         tokens = markdown.parse(before + model_card.escape_markdown(text))
@@ -92,11 +92,11 @@ def test_nothing_in_a_value_is_markdown(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["http://a.b/c", "HTTPS://a.b", "www.a.b", "ann@a.b", "see http://a.b"])
-def test_no_value_becomes_a_link_by_itself(text: str) -> None:
+def test_values_do_not_become_links(text: str) -> None:
     assert not re.search(r"\w://|www\.|\w@", model_card.escape_markdown(text), re.IGNORECASE)
 
 
-def test_a_card_with_fences_in_its_values_shows_its_example(run: Run) -> None:
+def test_example_with_backticks_in_its_values_is_fenced(run: Run) -> None:
     run.schema = replace(run.schema, variables=(replace(run.schema.variables[0], name="a```\nb", column="a```\nb"),))
     text = model_card.render(run)
     assert text.count("\n````python\n") == text.count("\n````\n") == 1

@@ -1,4 +1,4 @@
-"""Logits and losses against plain sums; biases against tables written out."""
+"""Tests of the softmax head: logits, losses and biases against plain sums, and the proposal distribution."""
 
 import itertools
 from typing import Any
@@ -26,7 +26,7 @@ SCHEMA = ContextSchema(
         Variable("lat", "number"),
     )
 )
-SIZES = (2, 3, 1)  # of the embeddings of the variables
+SIZES = (2, 3, 1)  # sizes of the embeddings of the variables
 COMBINATIONS = [names for count in (0, 1, 2, 5) for names in itertools.combinations(OUTPUT_BIASES, count)]
 
 
@@ -40,7 +40,7 @@ def make_output(biases: tuple[str, ...]) -> SoftmaxHead:
     return output
 
 
-def numbers() -> dict[str, Any]:
+def make_inputs() -> dict[str, Any]:
     categories = torch.tensor([[1, 1], [2, 0], [MISSING, 1], [0, 1]])
     return {
         "hidden": torch.randn(B, T, H, dtype=torch.double),
@@ -51,94 +51,100 @@ def numbers() -> dict[str, Any]:
     }
 
 
-def slow_bias(output: SoftmaxHead, g: dict[str, Any], text: int, token: int) -> float:
-    total, rows = 0.0, g["context"].categories[text].tolist()
+def bias_by_equation(output: SoftmaxHead, inputs: dict[str, Any], text: int, token: int) -> float:
+    total, rows = 0.0, inputs["context"].categories[text].tolist()
     for name, adapter in output.adapters.items():
         row = adapter.get_parameter("weight")[token].tolist()
         if name in LOW_RANK_BIASES:
-            features = g["vector"][text] if name == "low_rank" else torch.cat([part[text] for part in g["parts"]])
+            features = (
+                inputs["vector"][text] if name == "low_rank" else torch.cat([part[text] for part in inputs["parts"]])
+            )
             total += sum(a * b for a, b in zip(features.tolist(), row, strict=True))
             continue
         for column, variable in enumerate(SCHEMA.categories):
-            total += expected(variable, row[: len(variable.values)], rows[column])
+            total += value_or_mean(variable, row[: len(variable.values)], rows[column])
             row = row[len(variable.values) :]
     if output.hashed is not None:
         buckets = output.hashed.weight[:, 0].tolist()
         for column, variable in enumerate(SCHEMA.categories):
             places = [hash_bucket(column, value, token, len(buckets)) for value in range(len(variable.values))]
-            total += expected(variable, [buckets[index] for index in places], rows[column])
+            total += value_or_mean(variable, [buckets[index] for index in places], rows[column])
     return total
 
 
-def expected(variable: Variable, values: list[float], row: int) -> float:
+def value_or_mean(variable: Variable, values: list[float], row: int) -> float:
     if row != MISSING:
         return values[row]
     return sum(count * value for count, value in zip(variable.counts, values, strict=True)) / sum(variable.counts)
 
 
-def slow_logits(output: SoftmaxHead, text: int, hidden: Tensor, g: dict[str, Any]) -> list[float]:
+def logits_by_equation(output: SoftmaxHead, text: int, hidden: Tensor, inputs: dict[str, Any]) -> list[float]:
     logits = []
     for token in range(V):
         parts = output.embedding[token].detach() * (hidden @ output.projection.detach())
         score = sum(parts.tolist())
-        score += float(output.bias[token].detach()) + slow_bias(output, g, text, token)
+        score += float(output.bias[token].detach()) + bias_by_equation(output, inputs, text, token)
         logits.append(-float("inf") if token == START else score)
     return logits
 
 
-def context_bias(output: SoftmaxHead, g: dict[str, Any]) -> ContextBias:
-    return output.condition(g["vector"], g["parts"], g["context"])
+def context_bias(output: SoftmaxHead, inputs: dict[str, Any]) -> ContextBias:
+    return output.condition(inputs["vector"], inputs["parts"], inputs["context"])
 
 
-def sampled_nats(output: SoftmaxHead, samples: Samples, g: dict[str, Any]) -> Tensor:
-    reads = output.sampled_rows(g["targets"], samples, g["context"].categories)
-    picked = [[table[rows] for table in tables] for rows, tables in zip(reads.rows, output.row_tables(), strict=True)]
-    rows = torch.tensor([[reads.used.tolist().index(token) for token in line] for line in g["targets"].tolist()])
-    return output.sampled_nats(g["hidden"], rows, context_bias(output, g), samples, reads, picked)
+def sampled_nats(output: SoftmaxHead, samples: Samples, inputs: dict[str, Any]) -> Tensor:
+    sampled_rows = output.sampled_rows(inputs["targets"], samples, inputs["context"].categories)
+    row_values = [
+        [table[rows] for table in tables] for rows, tables in zip(sampled_rows.rows, output.row_tables(), strict=True)
+    ]
+    rows = torch.tensor(
+        [[sampled_rows.used.tolist().index(token) for token in line] for line in inputs["targets"].tolist()]
+    )
+    return output.sampled_nats(inputs["hidden"], rows, context_bias(output, inputs), samples, sampled_rows, row_values)
 
 
-def test_names_are_those_of_the_config() -> None:
+def test_names_equal_those_of_the_config() -> None:
     assert (*TABLES, "hash") == OUTPUT_BIASES
 
 
 @pytest.mark.parametrize("biases", COMBINATIONS)
 @pytest.mark.parametrize("chunk", [1, 4_000_000])
-def test_exact_nats_are_the_equations(biases: tuple[str, ...], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_nats_equal_the_equations(biases: tuple[str, ...], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("factorcell.model.kernels.softmax.CHUNK", chunk)
-    output, g = make_output(biases), numbers()
-    monkeypatch.setattr("factorcell.model.output.BIASES_AT_ONCE", chunk)
-    monkeypatch.setattr("factorcell.model.output_bias.AT_ONCE", chunk)
-    with_gradient = output.nats(g["hidden"], g["targets"], context_bias(output, g))
+    output, inputs = make_output(biases), make_inputs()
+    monkeypatch.setattr("factorcell.model.output.MAX_BIASES", chunk)
+    monkeypatch.setattr("factorcell.model.output_bias.BATCH_PAIRS", chunk)
+    with_gradient = output.nats(inputs["hidden"], inputs["targets"], context_bias(output, inputs))
     with torch.no_grad():
-        without = output.nats(g["hidden"], g["targets"], context_bias(output, g))
-        steps = output.log_probabilities(g["hidden"][:, 1], context_bias(output, g))
-        folded = output.log_probabilities(g["hidden"][:, 1], output.fold(context_bias(output, g)))
+        without = output.nats(inputs["hidden"], inputs["targets"], context_bias(output, inputs))
+        steps = output.log_probabilities(inputs["hidden"][:, 1], context_bias(output, inputs))
+        folded = output.log_probabilities(inputs["hidden"][:, 1], output.fold(context_bias(output, inputs)))
     torch.testing.assert_close(folded, steps)
     for b in range(B):
         for t in range(T):
-            logits = torch.tensor(slow_logits(output, b, g["hidden"][b, t], g))
-            expected = torch.logsumexp(logits, 0) - logits[g["targets"][b, t]]
+            logits = torch.tensor(logits_by_equation(output, b, inputs["hidden"][b, t], inputs))
+            expected = torch.logsumexp(logits, 0) - logits[inputs["targets"][b, t]]
             assert float(with_gradient[b, t].detach()) == pytest.approx(float(expected), rel=1e-5)
             assert float(without[b, t]) == pytest.approx(float(expected), rel=1e-5)
         assert float(steps[b].exp().sum()) == pytest.approx(1)
         assert float(steps[b, START]) == -torch.inf
-        assert float(steps[b, g["targets"][b, 1]]) == pytest.approx(-float(without[b, 1]))
+        assert float(steps[b, inputs["targets"][b, 1]]) == pytest.approx(-float(without[b, 1]))
 
 
-def test_proposal_includes_tokens_as_often_as_it_says() -> None:
+def test_inclusion_probabilities_equal_frequencies_in_samples() -> None:
     counts = torch.tensor([5, 0, 100, 20, 1, 1])
     proposal = Proposal(counts, draws=10)
-    seen = torch.zeros(6)
+    counts_in_samples = torch.zeros(6)
     for _ in range(4000):
         samples = proposal.draw()
         assert len(samples.tokens) == len(set(samples.tokens.tolist()))
-        seen[samples.tokens] += 1
+        counts_in_samples[samples.tokens] += 1
     expected = 1 - (1 - counts.double() / counts.sum()) ** 10
-    torch.testing.assert_close((seen / 4000).double(), expected, atol=0.03, rtol=0)
+    torch.testing.assert_close((counts_in_samples / 4000).double(), expected, atol=0.03, rtol=0)
     torch.testing.assert_close(proposal.log_inclusion[counts > 0].exp(), expected[counts > 0].float())
 
 
-def test_a_proposal_by_rank_prefers_what_comes_first() -> None:
+def test_proposal_by_rank_decreases_with_rank() -> None:
     tokenizer = CharacterTokenizer(CharacterOptions(min_count=1)).train({chr(97 + n): 1 for n in range(47)})
     proposal = Proposal.by_rank(tokenizer, 20)
     assert float(proposal.probability[START]) == 0
@@ -147,7 +153,7 @@ def test_a_proposal_by_rank_prefers_what_comes_first() -> None:
     assert float(proposal.probability.sum()) == pytest.approx(1)
 
 
-def test_the_sampled_loss_has_the_exact_minimum() -> None:
+def test_sampled_loss_has_the_same_minimum_as_the_exact_loss() -> None:
     torch.manual_seed(1)
     truth = torch.tensor([0.1, 0.0, 0.5, 0.25, 0.1, 0.05])
     output = SoftmaxHead(
@@ -155,17 +161,17 @@ def test_the_sampled_loss_has_the_exact_minimum() -> None:
         torch.nn.Parameter(torch.zeros(6, 2)),
         HeadSizes(2, ModelConfig(), ContextSchema(), (), SPECIAL_IDS),
     )
-    optimiser = torch.optim.Adam([output.bias], 0.05)
-    proposal = Proposal(torch.tensor([3, 0, 1, 2, 2, 2]), 3)  # not the frequencies to be learned
-    nothing = Context(torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, 0))
+    optimizer = torch.optim.Adam([output.bias], 0.05)
+    proposal = Proposal(torch.tensor([3, 0, 1, 2, 2, 2]), 3)  # differs from the frequencies to be learned
+    empty = Context(torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, 0))
     for step in range(600):
-        optimiser.param_groups[0]["lr"] = 0.05 * (1 - step / 600)
+        optimizer.param_groups[0]["lr"] = 0.05 * (1 - step / 600)
         targets = torch.multinomial(truth, 256, replacement=True)[None]
-        g = {"hidden": torch.zeros(1, 256, 2), "targets": targets, "vector": torch.zeros(1, 0), "parts": []}
-        loss = sampled_nats(output, proposal.draw(), {**g, "context": nothing}).mean()
-        optimiser.zero_grad()
+        inputs = {"hidden": torch.zeros(1, 256, 2), "targets": targets, "vector": torch.zeros(1, 0), "parts": []}
+        loss = sampled_nats(output, proposal.draw(), {**inputs, "context": empty}).mean()
+        optimizer.zero_grad()
         torch.autograd.backward(loss)
-        optimiser.step()
-    plain = output.condition(torch.zeros(1, 0), [], nothing)
+        optimizer.step()
+    plain = output.condition(torch.zeros(1, 0), [], empty)
     fitted = output.log_probabilities(torch.zeros(1, 2), plain)[0].exp()
     torch.testing.assert_close(fitted, truth, atol=0.03, rtol=0)

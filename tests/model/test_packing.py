@@ -1,4 +1,4 @@
-"""Which models the compiled search takes: by what their adapters change, not by what these are called."""
+"""Tests of which models the compiled search supports."""
 
 import pytest
 import torch
@@ -16,8 +16,8 @@ from tests.small_runs import make_letters
 compiled = pytest.mark.skipif(library.library() is None, reason="no compiled kernels here")
 
 
-class Odd(Adapter):
-    """An adapter of another name that changes what it is told to change."""
+class ConfigurableAdapter(Adapter):
+    """An adapter whose class attribute `change` says which part of a shift it returns."""
 
     change = "scale"
 
@@ -26,7 +26,7 @@ class Odd(Adapter):
         self.sizes = sizes.inputs, sizes.outputs
 
     def forward(self, vector: Tensor) -> Shift:
-        """See `Adapter`."""
+        """Return a shift of zeros with the selected part."""
         (inputs, gates), count = self.sizes, len(vector)
         if self.change == "scale":
             return Shift(scale=vector.new_zeros(count, gates))
@@ -34,10 +34,10 @@ class Odd(Adapter):
 
 
 @compiled
-def test_a_model_is_packed_by_what_its_adapters_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(adapters.ADAPTERS, "concat", Odd)
+def test_support_depends_on_the_parts_of_shifts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(adapters.ADAPTERS, "concat", ConfigurableAdapter)
     assert PackedModel.from_model(make_letters(adapt=["concat"]).model) is None
-    monkeypatch.setattr(Odd, "change", "low rank")
+    monkeypatch.setattr(ConfigurableAdapter, "change", "low rank")
     model = make_letters(adapt=["concat", "factor"]).model
     packed = PackedModel.from_model(model)
     assert packed is not None
@@ -46,7 +46,7 @@ def test_a_model_is_packed_by_what_its_adapters_change(monkeypatch: pytest.Monke
 
 @compiled
 @pytest.mark.parametrize(
-    ("options", "taken"),
+    ("options", "is_supported"),
     [
         ({}, True),
         ({"adapt": []}, True),
@@ -58,14 +58,14 @@ def test_a_model_is_packed_by_what_its_adapters_change(monkeypatch: pytest.Monke
         ({"cell": "gru"}, False),
     ],
 )
-def test_what_is_packed(options: dict[str, object], taken: bool) -> None:
+def test_supported_models_are_packed(options: dict[str, object], is_supported: bool) -> None:
     model = make_letters(**options).model  # type: ignore[arg-type]
-    assert (PackedModel.from_model(model) is not None) == taken
+    assert (PackedModel.from_model(model) is not None) == is_supported
     assert PackedModel.from_model(model.to(torch.float64)) is None
 
 
 @compiled
-def test_another_backbone_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_backbones_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EXTENSIBLE["backbone"], "registered", {})
     register_backbone("growing", Growing)
     assert PackedModel.from_model(make_letters(backbone="growing").model) is None

@@ -1,4 +1,4 @@
-"""A run folder: refused where one is, opened without its data, and safe to open."""
+"""Tests of run folders: creating, opening and scoring."""
 
 import math
 from pathlib import Path
@@ -14,7 +14,7 @@ from factorcell.model.run import Run
 from tests.small_runs import ROWS, make_letters, make_run
 
 
-def test_opens_without_its_data_and_scores_the_same(tmp_path: Path) -> None:
+def test_run_opens_without_its_data_and_scores_the_same(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", output_bias=["low_rank", "one_hot"])
     run.save_weights({"step": 1})
     opened = Run.open(tmp_path / "run")
@@ -22,33 +22,33 @@ def test_opens_without_its_data_and_scores_the_same(tmp_path: Path) -> None:
     assert opened.score(ROWS) == run.score(ROWS)
 
 
-def test_scores_of_one_row_and_of_many(tmp_path: Path) -> None:
+def test_scores_of_one_row_equal_those_among_many(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     many = run.score(ROWS, tokens=True)
     assert [row["row"] for row in many] == list(range(len(ROWS)))
-    for row, scored in zip(ROWS, many, strict=True):
+    for row, result in zip(ROWS, many, strict=True):
         (alone,) = run.score(row)
-        assert alone["nats"] == pytest.approx(scored["nats"], abs=1e-5)
-        assert scored["nats"] == pytest.approx(sum(token["nats"] for token in scored["tokens"]))
-        assert scored["perplexity"] == pytest.approx(math.exp(scored["nats"] / scored["targets"]))
-        assert [token["token"] for token in scored["tokens"]] == [*str(row["text"]).split(), "</s>"]
+        assert alone["nats"] == pytest.approx(result["nats"], abs=1e-5)
+        assert result["nats"] == pytest.approx(sum(token["nats"] for token in result["tokens"]))
+        assert result["perplexity"] == pytest.approx(math.exp(result["nats"] / result["targets"]))
+        assert [token["token"] for token in result["tokens"]] == [*str(row["text"]).split(), "</s>"]
 
 
-@pytest.mark.parametrize("unit", ["char", "grapheme"])
-def test_long_texts_are_scored_whole(unit: str) -> None:
+@pytest.mark.parametrize("tokenizer", ["char", "grapheme"])
+def test_long_texts_are_scored_whole(tokenizer: str) -> None:
     texts = ["abc" * 20 + end for end in ("", "a", "c", "ab")]
     rows = [{"text": text, "city": city} for text in texts for city in ("Oslo", "Nice")]
-    short, longer = (make_letters(data={"tokenizer": unit, "max_tokens": most}) for most in (5, 500))
+    short, longer = (make_letters(data={"tokenizer": tokenizer, "max_tokens": max_tokens}) for max_tokens in (5, 500))
     scored = short.score(rows, tokens=True)
     assert scored == longer.score(rows, tokens=True)
     assert [row["targets"] for row in scored] == [len(row["text"]) + 1 for row in rows]
     assert len({row["nats"] for row in scored}) == len(rows)
-    cut = short.prepare(rows, report=False)
-    assert cut.lengths.tolist() == [5] * len(rows)
-    assert len(set(short.nats(cut).reshape(-1, 2, 5).sum(2)[:, 0].tolist())) == 1
+    truncated = short.prepare(rows, report=False)
+    assert truncated.lengths.tolist() == [5] * len(rows)
+    assert len(set(short.nats(truncated).reshape(-1, 2, 5).sum(2)[:, 0].tolist())) == 1
 
 
-def test_no_rows_have_no_scores_and_a_run_says_what_it_is(tmp_path: Path) -> None:
+def test_no_rows_have_no_scores_and_repr_describes_the_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     assert run.score([]) == run.score(()) == []
     count = run.model.parameter_count()
@@ -56,7 +56,7 @@ def test_no_rows_have_no_scores_and_a_run_says_what_it_is(tmp_path: Path) -> Non
     assert "no context" in repr(make_run(tmp_path / "plain", context=()))
 
 
-def test_targets_are_all_tokens_but_the_start(tmp_path: Path) -> None:
+def test_targets_are_all_tokens_except_the_start(tmp_path: Path) -> None:
     corpus = make_run(tmp_path / "run").prepare(ROWS)
     flat, starts = target_ids(corpus), target_offsets(corpus)
     assert START not in flat
@@ -66,7 +66,7 @@ def test_targets_are_all_tokens_but_the_start(tmp_path: Path) -> None:
     assert np.count_nonzero(flat == END) == len(corpus)
 
 
-def test_weights_follow_the_seed(tmp_path: Path) -> None:
+def test_initial_weights_depend_on_the_seed_only(tmp_path: Path) -> None:
     import torch
 
     run = make_run(tmp_path / "a")
@@ -79,14 +79,14 @@ def test_weights_follow_the_seed(tmp_path: Path) -> None:
     assert all(map(torch.equal, first.model.parameters(), second.model.parameters()))
 
 
-def test_refusals(tmp_path: Path) -> None:
+def test_folders_that_cannot_be_created_or_opened(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     with pytest.raises(UserError, match="run: exists already"):
         Run.create(tmp_path / "run", run.config, run.tokenizer, run.schema)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="file: exists already"):
         Run.create(tmp_path / "file", run.config, run.tokenizer, run.schema)
-    with pytest.raises(UserError, match="cannot be made"):
+    with pytest.raises(UserError, match="cannot be created"):
         Run.create(tmp_path / "file" / "below", run.config, run.tokenizer, run.schema)
     with pytest.raises(UserError, match="expected a run folder, got a folder of runs, such as"):
         Run.open(tmp_path)
@@ -94,7 +94,7 @@ def test_refusals(tmp_path: Path) -> None:
         Run.open(tmp_path / "run")
     for name in ("log.jsonl", "checkpoint.safetensors"):
         (tmp_path / "run" / name).touch()
-        with pytest.raises(UserError, match=r"run: its training stopped before its first evaluation; the command th"):
+        with pytest.raises(UserError, match=r"run: training stopped before its first evaluation; run the training c"):
             Run.open(tmp_path / "run")
         (tmp_path / "run" / name).unlink()
     other = make_run(tmp_path / "other", hidden_size=7)
@@ -110,17 +110,19 @@ def test_refusals(tmp_path: Path) -> None:
         Run.open(tmp_path / "run")
 
 
-def test_a_text_is_no_table(tmp_path: Path) -> None:
+def test_text_as_source_is_rejected_with_advice(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    with pytest.raises(UserError, match=r"^our stay: unknown kind of file; .*; a text\? give \[\{'text': \.\.\.\}\]$"):
+    with pytest.raises(
+        UserError, match=r"^our stay: unknown kind of file; .*; to read a text, pass \[\{'text': \.\.\.\}\]$"
+    ):
         run.score("our stay")
-    with pytest.raises(UserError, match=r"unknown kind of file; [^?]*$"):
+    with pytest.raises(UserError, match=r"unknown kind of file; (?!.*to read a text)"):
         run.score(Path("our stay"))
     with pytest.raises(UserError, match=r"stay\.csv: there is no such file$"):
         run.score("stay.csv")
 
 
-def test_an_empty_folder_may_be_used(tmp_path: Path) -> None:
+def test_run_can_be_created_in_an_empty_folder(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     (tmp_path / "empty").mkdir()
     assert Run.create(tmp_path / "empty", run.config, run.tokenizer, run.schema).folder == tmp_path / "empty"

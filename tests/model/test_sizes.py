@@ -1,4 +1,4 @@
-"""The estimated size of a model is that of the model, and a model that is too large is not built."""
+"""Tests of size estimates, and that models which do not fit into memory are rejected."""
 
 import itertools
 import json
@@ -28,7 +28,7 @@ VARIABLES = (
 )
 SCHEMAS = [(), VARIABLES, VARIABLES[:1], VARIABLES[2:3], VARIABLES[3:]]
 SMALL = {"embedding_size": 5, "hidden_size": 7, "context_size": 3, "variable_size": 2, "number_size": 4, "rank": 2}
-KINDS: list[dict[str, Any]] = [
+OPTIONS: list[dict[str, Any]] = [
     *({"cell": cell, "layer_norm": norm, "layers": 2} for cell, norm in itertools.product(CELLS, (False, True))),
     *({"adapt": (name,), "output_bias": ()} for name in ADAPTERS),
     *({"adapt": (), "output_bias": (name,)} for name in OUTPUT_BIASES),
@@ -40,15 +40,15 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: json.dumps(kind)[:60])
-def test_shapes_are_those_of_the_model(kind: dict[str, Any]) -> None:
-    config = Config.of(**{**SMALL, "hash_size": 50, "bloom_size": 500, **kind})
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: json.dumps(options)[:60])
+def test_tensor_shapes_equal_those_of_the_model(options: dict[str, Any]) -> None:
+    config = Config.of(**{**SMALL, "hash_size": 50, "bloom_size": 500, **options})
     for variables in SCHEMAS:
         model, before = LanguageModel(config, 60, schema := ContextSchema(variables)), torch.get_rng_state()
-        found = sizes.tensor_shapes(config, 60, schema)
+        shapes = sizes.tensor_shapes(config, 60, schema)
         assert torch.equal(torch.get_rng_state(), before)
-        assert found == {name: tuple(tensor.shape) for name, tensor in model.saved_tensors().items()}
-        assert sizes.parameter_count(found) == model.parameter_count()
+        assert shapes == {name: tuple(tensor.shape) for name, tensor in model.saved_tensors().items()}
+        assert sizes.parameter_count(shapes) == model.parameter_count()
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_shapes_are_those_of_the_model(kind: dict[str, Any]) -> None:
         {"hidden_size": 1_000_000},
     ],
 )
-def test_what_does_not_fit_is_not_begun(tmp_path: Path, model: dict[str, Any]) -> None:
+def test_model_that_does_not_fit_into_memory_is_rejected(tmp_path: Path, model: dict[str, Any]) -> None:
     with pytest.raises(
         UserError, match=r"parameters would take about [\d,.]+ GiB of memory; this machine has [\d.]+ GiB"
     ):
@@ -67,7 +67,7 @@ def test_what_does_not_fit_is_not_begun(tmp_path: Path, model: dict[str, Any]) -
     assert not (tmp_path / "run").exists()
 
 
-def test_sizes_that_overflow(tmp_path: Path) -> None:
+def test_tensor_size_that_overflows_is_rejected(tmp_path: Path) -> None:
     huge: dict[str, Any] = {
         "embedding_size": 1_000_000,
         "hidden_size": 1_000_000,
@@ -79,7 +79,7 @@ def test_sizes_that_overflow(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_the_limit_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_limit_of_the_user_applies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(tmp_path / "run").save_weights({})
     Run.open(tmp_path / "run")
     monkeypatch.setenv(memory.LIMIT_VARIABLE, "1e-6")
@@ -87,8 +87,8 @@ def test_the_limit_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         UserError, match=r"a model of .* parameters would take about 0 MiB of memory; the limit is 0 MiB"
     ):
         Run.open(tmp_path / "run")
-    for wrong in ("much", "nan", "-1", "0"):
-        monkeypatch.setenv(memory.LIMIT_VARIABLE, wrong)
+    for invalid in ("much", "nan", "-1", "0"):
+        monkeypatch.setenv(memory.LIMIT_VARIABLE, invalid)
         with pytest.raises(UserError, match=r"FACTORCELL_MAX_MEMORY is|max_memory is"):
             memory.limit()
 
@@ -102,7 +102,7 @@ def test_the_limit_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("0::/a", {}, 2048 << 10),
     ],
 )
-def test_memory_of_a_control_group(
+def test_memory_limit_of_a_control_group_applies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, files: dict[str, str], expected: int
 ) -> None:
     for name, content in {"info": "MemTotal: 2048 kB\n", "group": group, **files}.items():
@@ -114,15 +114,15 @@ def test_memory_of_a_control_group(
     assert memory.machine_memory() == expected
 
 
-def test_a_config_that_is_not_of_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_that_does_not_match_its_weights_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(tmp_path / "run").save_weights({})
     path = tmp_path / "run" / "config.json"
     content = json.loads(path.read_text(encoding="utf-8"))
     content["backbone"]["hidden_size"] = 1_000_000
     files.write_json(path, content)
-    monkeypatch.setattr(torch, "rand", None)  # nothing is drawn for a model
+    monkeypatch.setattr(torch, "rand", None)  # fails if weights are drawn
     with pytest.raises(
         UserError,
-        match=r"does not belong to this config, schema and vocabulary \(its backbone.cells.0.linear.weight is",
+        match=r"does not belong to this config, schema and vocabulary \(backbone.cells.0.linear.weight: expected",
     ):
         Run.open(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""One step of training, held against Adam written out; and what a log row counts, against the texts."""
+"""Tests of training steps against Adam in numpy, of log rows, epochs, random numbers and evaluations."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ from factorcell.training.trainer import Trainer, learning_rate
 from tests import synthetic
 
 
-def begin(folder: Path, dropout: float = 0.0, **training: Any) -> tuple[Run, Corpus]:
+def make_training(folder: Path, dropout: float = 0.0, **training: Any) -> tuple[Run, Corpus]:
     sizes = {"embedding_size": 6, "hidden_size": 8, "context_size": 3, "variable_size": 3, "rank": 2}
     config = Config.of(
         **{
@@ -39,12 +39,14 @@ def begin(folder: Path, dropout: float = 0.0, **training: Any) -> tuple[Run, Cor
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.05, 100.0])
-def test_steps_are_adam_written_out(clip: float, tmp_path: Path) -> None:
-    """Kingma and Ba 2015, algorithm 1, after clipping the norm of all gradients; decoupled decay of matrices only.
+def test_steps_equal_adam_in_numpy(clip: float, tmp_path: Path) -> None:
+    """Kingma and Ba 2015, algorithm 1, after clipping the norm of all gradients; decoupled weight decay of matrices.
 
-    The embeddings and the adapted softmax bias move at three times the rate.
+    The embeddings and the adapted softmax bias have three times the learning rate.
     """
-    run, corpus = begin(tmp_path / "run", clip=clip, weight_decay=0.1, learning_rate=0.02, warmup=0.3, token_rate=3)
+    run, corpus = make_training(
+        tmp_path / "run", clip=clip, weight_decay=0.1, learning_rate=0.02, warmup=0.3, token_rate=3
+    )
     trainer = Trainer(run, corpus, corpus)
     model = run.model
     names = [name for name, _ in model.named_parameters()]
@@ -62,20 +64,22 @@ def test_steps_are_adam_written_out(clip: float, tmp_path: Path) -> None:
             first[name] = 0.9 * first[name] + 0.1 * g
             second[name] = 0.999 * second[name] + 0.001 * g**2
             m, v = first[name] / (1 - 0.9 ** (step + 1)), second[name] / (1 - 0.999 ** (step + 1))
-            own = 3 * rate if name == "embedding" or name.startswith("head.adapters") else rate
-            value[name] *= 1 - (own * 0.1 if value[name].ndim > 1 else 0)
-            value[name] -= own * m / (np.sqrt(v) + 1e-8)
+            own_rate = 3 * rate if name == "embedding" or name.startswith("head.adapters") else rate
+            value[name] *= 1 - (own_rate * 0.1 if value[name].ndim > 1 else 0)
+            value[name] -= own_rate * m / (np.sqrt(v) + 1e-8)
         trainer.step(batch)
-        # Where a gradient is nearly nothing, Adam takes its sign for a whole step; rounding may then decide it.
+        # If a gradient is almost zero, its sign, which rounding may change, determines the step of Adam.
         for name, parameter in model.named_parameters():
-            sure = np.sqrt(second[name]) > 1e-6
-            np.testing.assert_allclose(parameter.detach().numpy()[sure], value[name][sure], atol=2e-4, err_msg=name)
+            is_certain = np.sqrt(second[name]) > 1e-6
+            np.testing.assert_allclose(
+                parameter.detach().numpy()[is_certain], value[name][is_certain], atol=2e-4, err_msg=name
+            )
             value[name] = parameter.detach().double().numpy().copy()
     assert trainer.progress.step == 4
 
 
-def test_a_rate_of_zero_logs_the_exact_loss(tmp_path: Path) -> None:
-    run, corpus = begin(tmp_path / "run", learning_rate=0.0, log_every=2)
+def test_logged_loss_equals_exact_nats_at_a_learning_rate_of_zero(tmp_path: Path) -> None:
+    run, corpus = make_training(tmp_path / "run", learning_rate=0.0, log_every=2)
     rows = list(train(run, corpus, corpus))
     losses = [row for row in rows if row["split"] == "train"]
     counts = np.diff([0, *(row["tokens"] for row in losses)])
@@ -87,50 +91,50 @@ def test_a_rate_of_zero_logs_the_exact_loss(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("epochs", [0.4, 1.0, 2.5])
-def test_every_row_is_seen_as_often_as_the_epochs_say(epochs: float, tmp_path: Path) -> None:
-    run, corpus = begin(tmp_path / "run", epochs=epochs)
+def test_every_row_is_read_once_per_epoch(epochs: float, tmp_path: Path) -> None:
+    run, corpus = make_training(tmp_path / "run", epochs=epochs)
     trainer = Trainer(run, corpus, corpus)
-    seen = np.zeros(len(corpus), dtype=int)
+    reads = np.zeros(len(corpus), dtype=int)
     for batch in trainer.batches():
-        seen[batch.rows.numpy()] += 1
+        reads[batch.rows.numpy()] += 1
         trainer.progress.step += 1
     assert trainer.progress.step == trainer.steps == round(epochs * len(corpus.batches(200, seed=0)))
-    assert set(seen) <= {math.floor(epochs), math.ceil(epochs)}
+    assert set(reads) <= {math.floor(epochs), math.ceil(epochs)}
 
 
-def test_every_epoch_has_an_order_of_its_own(tmp_path: Path) -> None:
+def test_every_epoch_has_another_order_of_rows(tmp_path: Path) -> None:
     orders = []
     for name in ("a", "b"):
-        run, corpus = begin(tmp_path / name, epochs=2)
+        run, corpus = make_training(tmp_path / name, epochs=2)
         trainer, rows = Trainer(run, corpus, corpus), []
         for batch in trainer.batches():
             rows.append(batch.rows.tolist())
             trainer.progress.step += 1
         half = len(rows) // 2
         orders.append((rows[:half], rows[half:]))
-    (first, second), again = orders
-    assert (first, second) == again
+    (first, second), repeated = orders
+    assert (first, second) == repeated
     assert sorted(itertools.chain(*first)) == list(range(len(corpus)))
     assert list(itertools.chain(*first)) != list(itertools.chain(*second))
     assert {frozenset(part) for part in first} != {frozenset(part) for part in second}
 
 
-def test_randomness_is_of_seed_and_step_alone(tmp_path: Path) -> None:
-    found = {}
+def test_random_numbers_depend_on_seed_and_step_only(tmp_path: Path) -> None:
+    weights = {}
     for name, noise, seed in (("a", 1, 0), ("b", 2, 0), ("c", 1, 1)):
-        run, corpus = begin(tmp_path / name, dropout=0.3, loss="sampled", samples=6, seed=seed)
+        run, corpus = make_training(tmp_path / name, dropout=0.3, loss="sampled", samples=6, seed=seed)
         torch.manual_seed(noise)
         expected = torch.rand(3)
         torch.manual_seed(noise)
         list(train(run, corpus, corpus))
         assert torch.equal(torch.rand(3), expected)
-        found[name] = torch.cat([parameter.detach().flatten() for parameter in run.model.parameters()])
-    assert torch.equal(found["a"], found["b"])
-    assert not torch.equal(found["a"], found["c"])
+        weights[name] = torch.cat([parameter.detach().flatten() for parameter in run.model.parameters()])
+    assert torch.equal(weights["a"], weights["b"])
+    assert not torch.equal(weights["a"], weights["c"])
 
 
-def test_dropout_differs_from_step_to_step(tmp_path: Path) -> None:
-    run, corpus = begin(tmp_path / "run", dropout=0.5, learning_rate=0.0)
+def test_dropout_differs_between_steps(tmp_path: Path) -> None:
+    run, corpus = make_training(tmp_path / "run", dropout=0.5, learning_rate=0.0)
     trainer = Trainer(run, corpus, corpus)
     batch = next(trainer.batches())
     nats = []
@@ -143,23 +147,23 @@ def test_dropout_differs_from_step_to_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("evaluations", "steps"), [(1, 12), (3, 12), (5, 12), (50, 12)])
-def test_evaluations_are_even_and_end_with_the_last_step(evaluations: int, steps: int, tmp_path: Path) -> None:
-    """As many as asked for, or one a step where there are fewer steps."""
-    run, corpus = begin(tmp_path / "run", evaluations=evaluations)
+def test_evaluations_are_evenly_spaced_and_include_the_last_step(evaluations: int, steps: int, tmp_path: Path) -> None:
+    """There are `evaluations` of them, or one per step if there are fewer steps."""
+    run, corpus = make_training(tmp_path / "run", evaluations=evaluations)
     per_epoch = len(corpus.batches(200, seed=0))
-    run, corpus = begin(tmp_path / "even", evaluations=evaluations, epochs=steps / per_epoch)
-    at = [row["step"] for row in train(run, corpus, corpus) if row["split"] == "dev"]
-    assert at[-1] == steps
-    assert len(at) == min(evaluations, steps)
-    assert all(abs(step - steps * (number + 1) / len(at)) < 1 for number, step in enumerate(at))
+    run, corpus = make_training(tmp_path / "even", evaluations=evaluations, epochs=steps / per_epoch)
+    evaluated = [row["step"] for row in train(run, corpus, corpus) if row["split"] == "dev"]
+    assert evaluated[-1] == steps
+    assert len(evaluated) == min(evaluations, steps)
+    assert all(abs(step - steps * (number + 1) / len(evaluated)) < 1 for number, step in enumerate(evaluated))
 
 
-def test_patience_counts_from_the_last_better_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A better one starts the count again, an equal one does not; the weights kept are those of the best."""
-    run, corpus = begin(tmp_path / "run", evaluations=12, patience=3, epochs=3)
-    found = iter([9.0, 8.0, 8.5, 8.0, 7.0, 7.5, 7.2, 7.0, 6.0])
+def test_patience_counts_from_the_last_improvement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An equal perplexity does not count as an improvement, and the best weights are saved."""
+    run, corpus = make_training(tmp_path / "run", evaluations=12, patience=3, epochs=3)
+    perplexities = iter([9.0, 8.0, 8.5, 8.0, 7.0, 7.5, 7.2, 7.0, 6.0])
     figures = "factorcell.training.trainer.development_figures"
-    monkeypatch.setattr(figures, lambda *_: ({"perplexity": next(found)}, {}))
+    monkeypatch.setattr(figures, lambda *_: ({"perplexity": next(perplexities)}, {}))
     rows = [row for row in train(run, corpus, corpus) if row["split"] == "dev"]
     assert [row["perplexity"] for row in rows] == [9.0, 8.0, 8.5, 8.0, 7.0, 7.5, 7.2, 7.0]
     assert [row["best"] for row in rows] == [9.0, 8.0, 8.0, 8.0, 7.0, 7.0, 7.0, 7.0]

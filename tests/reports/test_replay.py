@@ -104,7 +104,7 @@ def test_the_table_has_all_metrics(summary: Row) -> None:
     assert first["success at 10"] == f"{expected['success_10']:.1%}"
     low, high = (expected[f"mrr_difference_{end}"] for end in ("low", "high"))
     difference = f"{expected['mrr_difference']:+.3f} [{low:+.3f}, {high:+.3f}]"
-    assert first["MRR difference to <two>"] == difference + (" no difference" if low <= 0 <= high else "")
+    assert first["MRR difference to <two>"] == difference + (" not significant" if low <= 0 <= high else "")
     assert base["MRR difference to <two>"] == mpc["perplexity"] == "-"
     assert mpc["ms"] == "10.0 + 0.0"
 
@@ -120,7 +120,7 @@ def test_significantly_best_metrics_are_marked() -> None:
     assert marked.count("1.000* [1.000, 1.000]") >= 2  # over queries and over users
     assert not [mark for mark in marked if mark.startswith(("0.333", "2", "3"))]
     assert "+0.667 [+0.667, +0.667]" in page
-    assert "no difference" not in page
+    assert "not significant" not in page
 
 
 def test_the_page_is_valid_and_has_every_metric(summary: Row) -> None:

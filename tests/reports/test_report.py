@@ -194,7 +194,7 @@ def test_trainings_of_a_model_share_a_row() -> None:
     mean = (70.0 * 76.0 * 83.0) ** (1 / 3)
     assert f"{mean:.2f} ± {np.std([70.0, 76.0, 83.0], ddof=1):.2f}" in page.text
     assert "runs/a-seed-0, runs/a-seed-1, runs/a-seed-2" in page.text
-    assert "no difference" in page.text
+    assert "not significant" in page.text
     assert not [cell for cell in page.attributes_of("td") if "best" in str(cell.get("class"))]
     assert "Comparison of 4 runs" in page.text
 
@@ -257,7 +257,7 @@ def test_tables_align_numbers_highlight_the_best_and_omit_empty_columns() -> Non
     rows: list[dict[str, Any]] = [
         {"name": "a", "x_y": "2.0*", "z": None, "w": "few"},
         {"name": "b*", "x_y": 1.0, "z": float("nan"), "w": 3},
-        {"name": HOSTILE, "x_y": "+1.2 pt [+0.9, +1.5] no difference"},
+        {"name": HOSTILE, "x_y": "+1.2 pt [+0.9, +1.5] not significant"},
     ]
     content = elements.table(rows, {"name": "", "x_y": ".1f", "z": ".2f", "w": ""})
     assert '<th>name</th><th class="num">x y</th><th>w</th></tr>' in content

@@ -160,7 +160,7 @@ def test_trained_runs_and_other_files_are_not_overwritten(whole: Path, tmp_path:
     (noted / "notes.txt").touch()
     for folder in (tmp_path / "recipe", bare, noted, whole):
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
-        with pytest.raises(UserError, match="exists already; resume=True to go on with it, or choose another folder"):
+        with pytest.raises(UserError, match="exists already; resume=True to continue it, or choose another folder"):
             go(folder)
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 

@@ -159,7 +159,7 @@ def test_chosen_options_are_reported_and_kept_in_the_run_folder(tmp_path: Path) 
     assert lines[2].endswith("; say --context-size or another to choose otherwise")
     assert lines[3].startswith("1 passes, which take about ")
     assert training_facts(run.folder)["chosen"] == list(unspecified_options(said))
-    assert "- chosen by the table: `context_size 8" in (run.folder / "README.md").read_text("utf-8")
+    assert "- chosen automatically: `context_size 8" in (run.folder / "README.md").read_text("utf-8")
     assert "chosen" not in training_facts(fit(ROWS, ROWS, run.config, tmp_path / "plain").folder)
 
 

@@ -146,4 +146,4 @@ def test_a_stop_is_confirmed_if_progress_is_shown(
         run = Run.create(tmp_path / str(progress), config(**SMALL), corpus.tokenizer, corpus.schema)
         with pytest.raises(Stopped):
             read(train(run, corpus, dev, resume=False, progress=progress), lambda row: row["step"] == 2)
-        assert ("Ctrl-C again stops at once" in capfd.readouterr().err) == progress
+        assert ("Ctrl-C again to stop immediately" in capfd.readouterr().err) == progress

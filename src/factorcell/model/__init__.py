@@ -1,4 +1,4 @@
-"""The language model and its run folder: a context to a change of the weights, tokens to log probabilities."""
+"""The language model, whose weights a context changes, and the run folder that stores it."""
 
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ __getattr__, __dir__, __all__ = lazy(
         "adapted_linear": ("AdaptedLinear",),
         "adapters": ("Adapter", "LayerSizes", "Shift"),
         "backbone": ("Backbone", "BackboneSizes", "Footprint"),
-        "cells": ("RecurrentStep", "CellState"),
+        "cells": ("CellState", "RecurrentStep"),
         "head": ("Head", "HeadSizes"),
         "language_model": ("LanguageModel",),
         "run": ("Run",),

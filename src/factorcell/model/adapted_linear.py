@@ -1,4 +1,4 @@
-"""A linear map that a context changes: the one primitive from which adapted models are built.
+"""A linear map that a context changes, from which adapted models are built.
 
     y = s(c) * (x W + (x L(c)) R(c)) + V c + b
 
@@ -55,9 +55,9 @@ class AdaptedLinear(nn.Module):
             outputs: O.
             context: K, the size of context vectors.
             adapt: Names of adapters: concat, factor, scale, and those that `register_adapter` has added.
-            rank: R; adapters that need a rank are omitted if it is 0.
+            rank: R; if it is 0, adapters that need a rank are omitted.
             bias: Whether there is a bias b, which starts at zero.
-            weight: Initial W (D, O), for example that of a pretrained layer; default: uniform (Glorot and Bengio 2010).
+            weight: Initial W (D, O), such as that of a pretrained layer; default: uniform (Glorot and Bengio 2010).
         """
         super().__init__()
         sizes = LayerSizes(context, inputs, outputs, rank)
@@ -65,13 +65,20 @@ class AdaptedLinear(nn.Module):
             uniform((inputs, outputs), (6 / (inputs + outputs)) ** 0.5) if weight is None else weight
         )
         self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
-        found = {name: find_adapter(name) for name in adapt}
+        classes = {name: find_adapter(name) for name in adapt}
         self.adapters = nn.ModuleDict(
-            {name: made(sizes) for name, made in found.items() if rank or not made.needs_rank}
+            {name: adapter(sizes) for name, adapter in classes.items() if rank or not adapter.needs_rank}
         )
 
     def condition(self, vector: Tensor) -> Shift:
-        """Compute the change of this map in B contexts, `vector` (B, K), as the combined shift of all adapters."""
+        """Compute the change of this map in B contexts.
+
+        Args:
+            vector: Context vectors (B, K).
+
+        Returns:
+            The combined shift of all adapters.
+        """
         return Shift.sum([adapter(vector) for adapter in self.adapters.values()])
 
     def forward(self, x: Tensor, shift: Shift = UNCHANGED) -> Tensor:
@@ -79,7 +86,8 @@ class AdaptedLinear(nn.Module):
 
         Args:
             x: Inputs (B, D) or (B, T, D).
-            shift: The shift of the context of each row, or of one context for all rows; default: no change.
+            shift: The result of `condition` or `fold` for B contexts, or for one context for all rows; default: no
+                change.
 
         Returns:
             Outputs (B, O) or (B, T, O).
@@ -96,9 +104,14 @@ class AdaptedLinear(nn.Module):
         return y[:, 0] if x.dim() == 2 else y
 
     def fold(self, shift: Shift, shared: bool = False) -> Shift:
-        """Multiply L, R and s into one matrix (B, D, O) per context: it costs no more than W to apply.
+        """Multiply L, R and s into one matrix per context, which takes no longer to apply than W.
 
-        If `shared`, the shift is of one context, and its matrix (D, O) applies to any number of rows.
+        Args:
+            shift: The shift of B contexts.
+            shared: Whether `shift` belongs to one context, and its matrix (D, O) is applied to any number of rows.
+
+        Returns:
+            A shift with a `matrix` (B, D, O), or (D, O) if `shared`.
         """
         matrix = self.matrix(shift)
         if shift.left is not None and shift.right is not None:
@@ -108,23 +121,24 @@ class AdaptedLinear(nn.Module):
         return Shift(bias=shift.bias, matrix=matrix.view(matrix.shape[-2:]) if shared else matrix)
 
     def split(self, shift: Shift, inputs: int) -> tuple[Shift, Shift]:
-        """Split the map by its rows: the shift of the first `inputs` inputs, and that of the others.
+        """Split the map into its first `inputs` rows and the others, and return the shift of each part.
 
-        Both have a `matrix`. Split once per use: the gradient of a slice is as large as the whole.
+        Both shifts have a `matrix`. Split only once per use, because the gradient of a slice is as large as the whole.
         """
         matrix, parts = self.matrix(shift), []
         for rows in (slice(inputs), slice(inputs, None)):
             left = None if shift.left is None else shift.left[:, rows]
-            scale = None if shift.scale is None else shift.scale[:]  # a view: each part's gradients are summed first
+            # A view, so that the gradients of each part are summed first.
+            scale = None if shift.scale is None else shift.scale[:]
             parts.append(replace(shift, left=left, scale=scale, matrix=matrix[..., rows, :]))
         return parts[0], parts[1]
 
     def matrix(self, shift: Shift) -> Tensor:
-        """Return what stands for W: (D, O), or (B, D, O) of a folded shift."""
+        """Return W (D, O), or the matrix (B, D, O) or (D, O) of a folded shift."""
         return self.weight if shift.matrix is None else shift.matrix
 
     def shifted_bias(self, shift: Shift) -> Tensor | None:
-        """Return b + V c (B, O), or b (O,) where no context shifts it."""
+        """Return b + V c (B, O), or b (O,) if the shift has no bias; None if there is neither."""
         if shift.bias is None or self.bias is None:
             return self.bias if shift.bias is None else shift.bias
         return shift.bias + self.bias

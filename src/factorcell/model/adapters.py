@@ -2,8 +2,8 @@
 
     y = s(c) * (x W + (x L(c)) R(c)) + V c + b
 
-(TACL 2018, equations 2 to 4; s(c): thesis 2018, equation 3.2, which scales the rows of W in the orientation used
-there, its columns in this one.) `AdaptedLinear` (`adapted_linear`) holds W and b and applies the change.
+(TACL 2018, equations 2 to 4; s(c): thesis 2018, equation 3.2, which scales the rows of W because its W is transposed.)
+`AdaptedLinear` (`adapted_linear`) contains W and b and applies the change.
 
 Shapes: B contexts, D inputs, O outputs, K context, R rank.
 """
@@ -40,7 +40,7 @@ class Shift:
 
     @classmethod
     def sum(cls, shifts: Sequence["Shift"]) -> "Shift":
-        """Combine shifts: ranks are concatenated, biases are added, factors are multiplied."""
+        """Combine shifts: concatenate ranks, add biases, multiply factors."""
         left = [shift.left for shift in shifts if shift.left is not None]
         right = [shift.right for shift in shifts if shift.right is not None]
         biases = [shift.bias for shift in shifts if shift.bias is not None]
@@ -53,7 +53,7 @@ class Shift:
         )
 
     def select(self, rows: Tensor) -> "Shift":
-        """Return the shift of the contexts `rows` (B',), repeated where a row is named twice."""
+        """Return the shift of the contexts `rows` (B',), which may repeat."""
         return Shift(
             None if self.left is None else self.left[rows],
             None if self.right is None else self.right[rows],
@@ -63,13 +63,20 @@ class Shift:
         )
 
     def values_per_context(self) -> int:
-        """Return how many numbers one context sets."""
+        """Return the number of values that one context determines."""
         return sum(part[0].numel() for part in (self.left, self.right, self.bias, self.scale) if part is not None)
 
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """Sizes of the linear map that an adapter modifies: K `context`, D `inputs`, O `outputs`, R `rank`."""
+    """Sizes of the linear map that an adapter modifies.
+
+    Attributes:
+        context: Size of a context vector, K.
+        inputs: D.
+        outputs: O.
+        rank: R; 0 if the change has no low-rank part.
+    """
 
     context: int
     inputs: int
@@ -78,11 +85,16 @@ class LayerSizes:
 
 
 class Adapter(nn.Module):
-    """Base class: computes the `Shift` of a linear map from context vectors (B, K).
+    """Base class of adapters, which compute the `Shift` of a linear map from context vectors (B, K).
 
-    An adapter is constructed for each linear map, from its `LayerSizes`. For all contexts it returns the same parts,
-    of the same sizes except B; each row depends on its own context vector only. If `ranked` is true, the adapter is
-    omitted where the rank is 0.
+    An adapter is constructed for each linear map. It must return the same parts, of the same sizes except B, for all
+    contexts, and each row must depend only on its own context vector.
+
+    Attributes:
+        needs_rank: Whether the adapter is omitted if the rank is 0.
+
+    Args:
+        sizes: Sizes of the linear map.
     """
 
     needs_rank: ClassVar[bool] = False
@@ -91,12 +103,12 @@ class Adapter(nn.Module):
         super().__init__()
 
     def forward(self, vector: Tensor) -> Shift:
-        """Return the shift of B contexts, `vector` (B, K), in the dtype of `vector`."""
+        """Return the shift of B contexts from their context vectors (B, K), in the dtype of `vector`."""
         raise NotImplementedError
 
 
 class Concat(Adapter):
-    """ConcatCell: the context as one more input, which shifts the bias (TACL 2018, equation 2)."""
+    """The ConcatCell: the context as an additional input, which shifts the bias (TACL 2018, equation 2)."""
 
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__(sizes)
@@ -120,13 +132,13 @@ class Scale(Adapter):
 
 
 class Factor(Adapter):
-    """FactorCell: a rank-R change of W by two basis tensors, (K, D, R) and (K, R, O) (TACL 2018, equation 3)."""
+    """The FactorCell: a rank-R change of W by two basis tensors, (K, D, R) and (K, R, O) (TACL 2018, equation 3)."""
 
     needs_rank = True
 
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__(sizes)
-        # Left rows have unit expected norm; right starts small, so that training begins near the unadapted map.
+        # The columns of L have unit expected norm for a unit context; R starts small, near the unadapted map.
         self.left = nn.Parameter(normal((sizes.context, sizes.inputs, sizes.rank), sizes.inputs**-0.5))
         self.right = nn.Parameter(normal((sizes.context, sizes.rank, sizes.outputs), 0.1, sizes.rank**-0.5))
 
@@ -154,18 +166,18 @@ def register_adapter(name: str, adapter: type[Adapter]) -> None:
 
 
 def find_adapter(name: str) -> type[Adapter]:
-    """Return the built-in or registered adapter called `name`, or that of an installed package."""
-    found: type[Adapter] = EXTENSIBLE["adapt"].find_class(name, ADAPTERS, _check)
-    return found
+    """Return the class of the adapter called `name`: built in, registered, or from an installed package."""
+    adapter: type[Adapter] = EXTENSIBLE["adapt"].find_class(name, ADAPTERS, _check)
+    return adapter
 
 
 def weight_adapters(config: ModelConfig) -> tuple[str, ...]:
-    """Return the adapters of a config that change weights: no prefix, and none that needs a rank if the rank is 0."""
+    """Return the adapters of a config that change weights: not the prefix, nor those without the rank they need."""
     return tuple(name for name in config.adapt if name != PREFIX and (config.rank or not find_adapter(name).needs_rank))
 
 
 def _check(name: str, adapter: type[Adapter]) -> None:
-    """Raise `UserError` unless an adapter of this name can be a part of a model."""
+    """Raise `UserError` unless `adapter` is an adapter and PyTorch accepts its name."""
     if not (isinstance(adapter, type) and issubclass(adapter, Adapter)):
         expected = "expected a class that extends factorcell.model.Adapter"
         raise UserError(f"adapter {name!r}: {expected}, got {adapter!r:.60}")

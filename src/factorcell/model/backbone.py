@@ -1,11 +1,11 @@
-"""The plug point for backbones: what reads embedded tokens and returns the vectors that predict the next token.
+"""The plug point for backbones, which turn embedded tokens into the vectors that predict the next tokens.
 
-A backbone turns embedded tokens into vectors; each vector follows from the tokens up to its own alone.
-`Conditions` (everything that a context determines in the backbone) and `BackboneState` (what it keeps of tokens read
-so far) are opaque: no code outside a backbone reads them, so that the hidden state of a recurrent layer and the cache
-of an attention layer fit behind the same calls.
+Each vector depends only on the tokens up to its own. `Conditions` (everything that a context determines in the
+backbone) and `BackboneState` (what it stores of the tokens that a text has so far) are opaque: no code outside a
+backbone reads them, so that the hidden state of a recurrent layer and the cache of an attention layer fit behind the
+same calls.
 
-Shapes: B contexts, N texts, T steps, E size of a token embedding, H size of a vector that predicts, K context.
+Shapes: B contexts, N texts, T steps, E token embedding, H vector of the backbone, K context.
 """
 
 from collections.abc import Sequence
@@ -21,37 +21,37 @@ class Conditions(Protocol):
     """Everything that B contexts determine in a backbone or a head."""
 
     def select(self, rows: Tensor) -> Self:
-        """Return those of `rows` (B',), repeated where a row is named twice."""
+        """Return the conditions of the contexts `rows` (B',), which may repeat."""
         ...
 
 
 class StateBuffer(Protocol):
-    """Space for the states of many texts, which arrive a few at a time."""
+    """Preallocated space for the states of many texts, which arrive a few at a time."""
 
     def put(self, first: int, state: Any) -> None:
-        """Store the `state` of some texts in the places from `first` on."""
+        """Store the `state` of some texts in the rows from `first` on."""
         ...
 
     def select(self, rows: Tensor) -> Any:
-        """Return the state of the texts in the places `rows` (N,)."""
+        """Return the state of the texts in `rows` (N,)."""
         ...
 
 
 class BackboneState(Conditions, Protocol):
-    """What a backbone keeps of N texts after their tokens so far; texts may differ in length."""
+    """The state of a backbone after the tokens that N texts have so far; texts may differ in length."""
 
     def cat(self, others: Sequence[Self]) -> Self:
-        """Return the state of these texts and of those of `others`, in that order."""
+        """Return the state of these texts followed by those of `others`."""
         ...
 
     def reserve(self, rows: int) -> StateBuffer:
-        """Return empty space for `rows` states of this kind."""
+        """Return empty space for the states of `rows` texts."""
         ...
 
 
 @dataclass(frozen=True)
 class BackboneSizes:
-    """What the rest of a model determines about its backbone.
+    """Sizes and adapters that the rest of a model determines for its backbone.
 
     Attributes:
         inputs: Size of a token embedding, E.
@@ -68,13 +68,13 @@ class BackboneSizes:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Estimated float32 values that a backbone keeps, so that memory is checked before it is allocated.
+    """Estimated numbers of float32 values that a backbone stores, to check memory before it is allocated.
 
     Attributes:
         token: For each token of a training batch, gradients included.
         text: For each text of a training batch, in addition.
-        state: Of the `BackboneState` of one text.
-        conditions: Of the `Conditions` of one context.
+        state: For the `BackboneState` of one text.
+        conditions: For the `Conditions` of one context.
     """
 
     token: int
@@ -98,13 +98,20 @@ class Backbone(nn.Module):
         super().__init__()
 
     def condition(self, vector: Tensor, packed: Any = None) -> Any:
-        """Return the `Conditions` of context vectors (B, K); `packed`: the result of `pack` for the current weights."""
+        """Return the `Conditions` of B contexts.
+
+        Args:
+            vector: Context vectors (B, K).
+            packed: The result of `pack` for the current weights.
+        """
         raise NotImplementedError
 
     def fold(self, conditions: Any, shared: bool = False) -> Any:
-        """Return the same conditions, prepared for many tokens.
+        """Return equivalent conditions that are faster for many tokens.
 
-        If `shared` they are of one context and are used for any number of texts at once.
+        Args:
+            conditions: The conditions of B contexts.
+            shared: Whether they belong to one context and are used for any number of texts at once.
         """
         raise NotImplementedError
 
@@ -113,10 +120,18 @@ class Backbone(nn.Module):
         raise NotImplementedError
 
     def forward(self, inputs: Tensor, conditions: Any, state: Any, lengths: Tensor | None = None) -> tuple[Tensor, Any]:
-        """Read `inputs` (B, T, E) of texts in B contexts; return vectors (B, T, H) after each and the last state.
+        """Read texts in B contexts.
 
-        A text ends after `lengths` (B,) steps: its state does not change after that. In training mode with dropout,
-        that of the inputs included.
+        In training mode it applies dropout, also to its inputs.
+
+        Args:
+            inputs: Token embeddings (B, T, E).
+            conditions: The conditions of the contexts.
+            state: The state before the first token.
+            lengths: Number of steps (B,) after which the state of a text no longer changes; default: T.
+
+        Returns:
+            Vectors (B, T, H) after each token, and the last state.
         """
         raise NotImplementedError
 
@@ -129,7 +144,7 @@ class Backbone(nn.Module):
         return Footprint(token=8 * self.size, text=0, state=2 * self.size, conditions=self.size)
 
     def pack(self) -> Any:
-        """Return what `condition` takes to read few texts many times faster; None where nothing would be gained."""
+        """Return weights in a form with which `condition` reads few texts faster; None if there is no such form."""
         return None
 
     def adapted_share(self) -> float | None:
@@ -138,7 +153,11 @@ class Backbone(nn.Module):
 
 
 def register_backbone(name: str, backbone: type[Backbone]) -> None:
-    """Make `made` the backbone of the kind `name`, in this process.
+    """Make a backbone available as `backbone` option in this process.
+
+    Args:
+        name: Kind of the backbone: lower-case letters, digits and underscores.
+        backbone: Class that extends `Backbone` and has `Options` of this kind.
 
     Raises:
         UserError: The name is taken, or the class has no `Options` of this kind.

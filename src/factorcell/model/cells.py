@@ -1,4 +1,4 @@
-"""The recurrent step, its W' and b' adapted by a context (`adapters`).
+"""Recurrent layers whose W and b are adapted to a context (W' and b', see `adapters`).
 
     coupled     [i, f, o] = W'[x, h] + b'       f <- sigmoid(f + 1)       m <- f m + (1 - f) tanh(i)
                 h <- tanh(m) sigmoid(o)
@@ -7,8 +7,8 @@
     gru         [r, z] = sigmoid(W'[x, h] + b')   n = tanh(W' x + b' + r W' h)    h <- z h + (1 - z) n
     tanh, relu  h <- tanh or relu(W'[x, h] + b')
 
-The coupled one is that of the papers (TACL 2018, appendix A, equations 8 and 9). With layer normalisation (Ba et al.
-2016) whatever a sigmoid, tanh or relu is taken of is normalised over the hidden units first (f before its + 1).
+The coupled cell is that of the papers (TACL 2018, appendix A, equations 8 and 9). Layer normalization (Ba et al. 2016)
+normalizes the argument of every sigmoid, tanh and relu over the hidden units, f before its + 1.
 
 Shapes: B texts, T steps, E inputs, H hidden, D = E + H, G gate columns, K context, R rank.
 """
@@ -34,82 +34,97 @@ from factorcell.option_fields import RecurrentOptions
 
 @dataclass(frozen=True)
 class CellState:
-    """The state after a step: `hidden` (B, H) and `memory` (B, H), or (B, 0) if the cell has no memory."""
+    """The state of a recurrent layer after a step.
+
+    Attributes:
+        hidden: h (B, H).
+        memory: m (B, H), or (B, 0) if the cell has no memory.
+    """
 
     hidden: Tensor
     memory: Tensor
 
     def select(self, rows: Tensor) -> "CellState":
-        """The states of `rows` (B',), repeated where a row is named twice."""
+        """Return the states of the texts `rows` (B',), which may repeat."""
         return CellState(self.hidden[rows], self.memory[rows])
 
 
-Norm = Callable[[int, Tensor], Tensor]  # normalises (B, H) of the gate of that number, or of m, which is the last
-Drop = Callable[[Tensor], Tensor]  # drops some of a candidate (B, H)
+Norm = Callable[[int, Tensor], Tensor]  # normalizes (B, H): a gate by its number, or m, whose number is the last
+Drop = Callable[[Tensor], Tensor]  # applies dropout to a candidate (B, H)
 
 
 class RecurrentStep(Protocol):
-    """A recurrent step, constructed without arguments; it has no parameters, which belong to the layer.
+    """A recurrent step. It is constructed without arguments and has no parameters, which belong to the layer.
 
     Attributes:
         gates: The number of gates.
         memory: Whether it has a memory m in addition to h.
-        apart: Whether it needs the shares of x and of h in the gates separately, rather than their sum.
+        separate_products: Whether it needs the products of W with x and with h separately, rather than their sum.
     """
 
     gates: int
     memory: bool
     separate_products: bool
 
-    def __call__(self, given: Tensor, product: Tensor, state: CellState, norm: Norm, drop: Drop) -> CellState:
-        """From the shares of x and b `given` (B, G) and of h `product` (B, G) to the next state."""
+    def __call__(
+        self, from_input: Tensor, from_hidden: Tensor, state: CellState, norm: Norm, drop: Drop, /
+    ) -> CellState:
+        """Compute the next state.
+
+        Args:
+            from_input: The product of W' with x, plus b' (B, G).
+            from_hidden: The product of W' with h (B, G).
+            state: The state before the step.
+            norm: Layer normalization of a gate or of m.
+            drop: Dropout of the candidate.
+        """
         ...
 
 
 class Coupled:
-    """The LSTM with one gate for forgetting and writing, as the papers have it."""
+    """The LSTM with one gate for forgetting and writing, as in the papers."""
 
     gates, memory, separate_products = 3, True, False
 
-    def __call__(self, given: Tensor, product: Tensor, state: CellState, norm: Norm, drop: Drop) -> CellState:
-        i, f, o = (norm(j, gate) for j, gate in enumerate((given + product).chunk(3, dim=-1)))
+    def __call__(self, from_input: Tensor, from_hidden: Tensor, state: CellState, norm: Norm, drop: Drop) -> CellState:
+        i, f, o = (norm(j, gate) for j, gate in enumerate((from_input + from_hidden).chunk(3, dim=-1)))
         f = torch.sigmoid(f + 1)
         memory = f * state.memory + (1 - f) * drop(torch.tanh(i))
         return CellState(torch.tanh(norm(3, memory)) * torch.sigmoid(o), memory)
 
 
 class LSTM:
-    """The LSTM with a gate for each (Hochreiter and Schmidhuber 1997; Gers et al. 2000)."""
+    """The LSTM with separate gates for forgetting and writing (Hochreiter and Schmidhuber 1997; Gers et al. 2000)."""
 
     gates, memory, separate_products = 4, True, False
 
-    def __call__(self, given: Tensor, product: Tensor, state: CellState, norm: Norm, drop: Drop) -> CellState:
-        i, f, g, o = (norm(j, gate) for j, gate in enumerate((given + product).chunk(4, dim=-1)))
+    def __call__(self, from_input: Tensor, from_hidden: Tensor, state: CellState, norm: Norm, drop: Drop) -> CellState:
+        i, f, g, o = (norm(j, gate) for j, gate in enumerate((from_input + from_hidden).chunk(4, dim=-1)))
         memory = torch.sigmoid(f + 1) * state.memory + torch.sigmoid(i) * drop(torch.tanh(g))
         return CellState(torch.tanh(norm(4, memory)) * torch.sigmoid(o), memory)
 
 
 class GRU:
-    """The gated recurrent unit, its reset gate after the product with h (Cho et al. 2014)."""
+    """The gated recurrent unit, with the reset gate after the product with h (Cho et al. 2014)."""
 
     gates, memory, separate_products = 3, False, True
 
-    def __call__(self, given: Tensor, product: Tensor, state: CellState, norm: Norm, drop: Drop) -> CellState:
+    def __call__(self, from_input: Tensor, from_hidden: Tensor, state: CellState, norm: Norm, drop: Drop) -> CellState:
         size = state.hidden.shape[1]
-        both = given[:, : 2 * size] + product[:, : 2 * size]
+        both = from_input[:, : 2 * size] + from_hidden[:, : 2 * size]
         r, z = (torch.sigmoid(norm(j, gate)) for j, gate in enumerate(both.chunk(2, dim=-1)))
-        n = torch.tanh(norm(2, given[:, 2 * size :] + r * product[:, 2 * size :]))
+        n = torch.tanh(norm(2, from_input[:, 2 * size :] + r * from_hidden[:, 2 * size :]))
         return CellState(z * state.hidden + (1 - z) * drop(n), state.memory)
 
 
 class Tanh:
-    """The plain recurrent layer: h is its own candidate (Elman 1990)."""
+    """The plain recurrent layer with tanh (Elman 1990)."""
 
     gates, memory, separate_products = 1, False, False
     activation: Callable[[Tensor], Tensor] = staticmethod(torch.tanh)
 
-    def __call__(self, given: Tensor, product: Tensor, state: CellState, norm: Norm, drop: Drop) -> CellState:
-        return CellState(drop(self.activation(norm(0, given + product))), state.memory)
+    def __call__(self, from_input: Tensor, from_hidden: Tensor, state: CellState, norm: Norm, drop: Drop) -> CellState:
+        return CellState(drop(self.activation(norm(0, from_input + from_hidden))), state.memory)
 
 
 class Relu(Tanh):
@@ -135,43 +150,40 @@ def register_cell(name: str, cell: type[RecurrentStep]) -> None:
 
 
 def find_cell(name: str) -> type[RecurrentStep]:
-    """Return the built-in or registered step called `name`, or that of an installed package."""
-    found: type[RecurrentStep] = EXTENSIBLE["cell"].find_class(name, CELLS, _check)
-    return found
+    """Return the step called `name`: built in, registered, or from an installed package."""
+    cell: type[RecurrentStep] = EXTENSIBLE["cell"].find_class(name, CELLS, _check)
+    return cell
 
 
 class Cell(nn.Module):
-    """One recurrent layer with adapters in its slots.
+    """One recurrent layer: a `RecurrentStep` with an adapted linear map from [x, h] to its gates.
 
-    `dropout` drops the candidate, at every step anew (Semeniuta et al. 2016); if `variational`, the h that is fed back
-    instead, with one mask a text (Gal and Ghahramani 2016).
+    `dropout` drops the candidate with a new mask at every step (Semeniuta et al. 2016). If `variational`, it drops the
+    h that is fed back instead, with one mask per text (Gal and Ghahramani 2016).
     """
 
     def __init__(self, config: RecurrentOptions, sizes: BackboneSizes) -> None:
         """Create a layer whose inputs, context vectors and adapters have these `sizes`."""
         super().__init__()
-        self.kind, self.dropout, self.variational = (
-            find_cell(config.cell)(),
-            config.dropout_recurrent,
-            config.variational,
-        )
+        self.kind = find_cell(config.cell)()
+        self.dropout, self.variational = config.dropout_recurrent, config.variational
         self.embedding_size, self.hidden_size = sizes.inputs, config.hidden_size
         inputs, gates = sizes.inputs + config.hidden_size, self.kind.gates * config.hidden_size
         weight = uniform((inputs, gates), (6 / (inputs + config.hidden_size)) ** 0.5)
         self.linear = AdaptedLinear(inputs, gates, sizes.context, adapt=sizes.adapt, rank=sizes.rank, weight=weight)
-        normed = gates + config.hidden_size if self.kind.memory else gates  # of the gates, and of m
-        self.gain = nn.Parameter(torch.ones(normed)) if config.layer_norm else None
-        self.offset = nn.Parameter(torch.zeros(normed)) if config.layer_norm else None
-        self.compiled = type(self.kind) is Coupled  # compiled code knows one layer, the papers' LSTM itself
+        normalized = gates + config.hidden_size if self.kind.memory else gates  # values of the gates, and of m
+        self.gain = nn.Parameter(torch.ones(normalized)) if config.layer_norm else None
+        self.offset = nn.Parameter(torch.zeros(normalized)) if config.layer_norm else None
+        self.compiled = type(self.kind) is Coupled  # the compiled code supports only this class, not its subclasses
 
     def packed(self) -> PackedWeight | None:
-        """Return the hidden part of W as the compiled recurrence reads it, if it runs this layer."""
+        """Pack the rows of W for h as the compiled recurrence reads them; None if it does not support this layer."""
         if not (self.compiled and library.usable(self.linear.weight)):
             return None
         return PackedWeight.of(self.linear.weight[self.embedding_size :])
 
     def start(self, batch: int) -> CellState:
-        """The state before the first step: zeros."""
+        """Return the state before the first step: zeros."""
         zeros = self.linear.weight.new_zeros(batch, self.hidden_size)
         return CellState(zeros, zeros if self.kind.memory else zeros[:, :0])
 
@@ -183,81 +195,81 @@ class Cell(nn.Module):
         lengths: Tensor | None = None,
         packed: PackedWeight | None = None,
     ) -> tuple[Tensor, CellState]:
-        """`inputs` (B, T, E) -> hidden states (B, T, H) and the last state; in training mode with dropout.
+        """Read `inputs` (B, T, E); return hidden states (B, T, H) and the last state. In training mode with dropout.
 
-        A text ends after `lengths` (B,) steps: from there its hidden states are zero and its state stays the same.
+        A text ends after `lengths` (B,) steps: from then on its hidden states are zero and its state does not change.
         """
         state = state or self.start(len(inputs))
         keep, feed = self._masks(inputs)
-        given, reduced, hidden = self._input_share(inputs, shift)  # everything that does not depend on h, at once
+        from_input, reduced, hidden = self._input_products(inputs, shift)  # all steps at once: they do not depend on h
         bias = cast(Tensor, self.linear.shifted_bias(shift)).expand(len(inputs), -1)
-        factors, after = (cast(Tensor, hidden.matrix), hidden.left, hidden.right), (state.hidden, state.memory, lengths)
+        factors, first = (cast(Tensor, hidden.matrix), hidden.left, hidden.right), (state.hidden, state.memory, lengths)
         arrays = RecurrenceInputs(
-            given, bias, reduced, *factors, keep, self._norm(), hidden.scale, feed, *after, packed
+            from_input, bias, reduced, *factors, keep, self._norm(), hidden.scale, feed, *first, packed
         )
         if self.compiled:
             if usable(arrays):
                 outputs, last_hidden, memory = run(arrays)
                 return outputs, CellState(last_hidden, memory)
-            plain = arrays.norm is arrays.scale is feed is None
-            if plain and gpu_recurrence.usable(given, arrays.weight.to(given.dtype)):
+            is_plain = arrays.norm is arrays.scale is feed is None
+            if is_plain and gpu_recurrence.usable(from_input, arrays.weight.to(from_input.dtype)):
                 return self._launch(arrays)
         return self._loop(arrays, hidden, state)
 
     @staticmethod
     def _launch(arrays: RecurrenceInputs) -> tuple[Tensor, CellState]:
-        now = arrays.to(torch.bfloat16 if library.autocasts_to_bfloat16(arrays.given.device) else torch.float32)
-        hidden, lengths, given = now.hidden, now.lengths, now.given + now.bias[:, None]
-        factors = now.weight, now.left, now.right, now.keep
-        outputs, last = gpu_recurrence.run(given, now.given_reduced, *factors, hidden, now.memory, lengths)
+        half = library.autocasts_to_bfloat16(arrays.input_gates.device)
+        arrays = arrays.to(torch.bfloat16 if half else torch.float32)
+        hidden, lengths, from_input = arrays.hidden, arrays.lengths, arrays.input_gates + arrays.bias[:, None]
+        factors = arrays.weight, arrays.left, arrays.right, arrays.keep
+        outputs, last = gpu_recurrence.run(from_input, arrays.input_reduced, *factors, hidden, arrays.memory, lengths)
         if lengths is None:
             return outputs, CellState(outputs[:, -1], last)
         rows = torch.arange(len(outputs), device=outputs.device)
-        ended = outputs[rows, (lengths - 1).clamp(min=0)]
-        return outputs, CellState(torch.where((lengths > 0)[:, None], ended, hidden), last)
+        last_hidden = outputs[rows, (lengths - 1).clamp(min=0)]
+        return outputs, CellState(torch.where((lengths > 0)[:, None], last_hidden, hidden), last)
 
     def step(self, inputs: Tensor, shift: Shift, state: CellState) -> CellState:
-        """One step without dropout: `inputs` (B, E) and a state -> the next state."""
-        given, reduced, hidden = self._input_share(inputs[:, None], shift)
-        now = None if reduced is None else reduced[:, 0]
-        return self._advance(
-            given[:, 0] + cast(Tensor, self.linear.shifted_bias(shift)), now, hidden, state, None, None
-        )
+        """Read one input (B, E) without dropout; return the next state."""
+        from_input, reduced, hidden = self._input_products(inputs[:, None], shift)
+        first_reduced = None if reduced is None else reduced[:, 0]
+        gates = from_input[:, 0] + cast(Tensor, self.linear.shifted_bias(shift))
+        return self._advance(gates, first_reduced, hidden, state, None, None)
 
-    def _input_share(self, inputs: Tensor, shift: Shift) -> tuple[Tensor, Tensor | None, Shift]:
-        """Compute the share of inputs (B, T, E) in the gates (B, T, G) and in x L + h L (B, T, R).
+    def _input_products(self, inputs: Tensor, shift: Shift) -> tuple[Tensor, Tensor | None, Shift]:
+        """Compute the part of inputs (B, T, E) in the gates (B, T, G) and in x L + h L (B, T, R).
 
-        Also return the shift of the rows of h; its R is already scaled, so that s remains for the product with W alone.
+        Also return the shift of the rows of h. Its R is scaled already, so that s applies only to the product with W.
         """
-        ours, hidden = self.linear.split(shift, self.embedding_size)
-        given, right = inputs @ cast(Tensor, ours.matrix), hidden.right
-        reduced = None if ours.left is None else inputs @ ours.left
+        of_inputs, hidden = self.linear.split(shift, self.embedding_size)
+        from_input, right = inputs @ cast(Tensor, of_inputs.matrix), hidden.right
+        reduced = None if of_inputs.left is None else inputs @ of_inputs.left
         if reduced is not None and right is not None and self.kind.separate_products:
-            given, reduced = given + reduced @ right, None
-        if ours.scale is None or hidden.scale is None:
-            return given, reduced, hidden
+            from_input, reduced = from_input + reduced @ right, None
+        if of_inputs.scale is None or hidden.scale is None:
+            return from_input, reduced, hidden
         scaled = None if right is None else right * hidden.scale[:, None]
-        return given * ours.scale[:, None], reduced, replace(hidden, right=scaled)
+        return from_input * of_inputs.scale[:, None], reduced, replace(hidden, right=scaled)
 
     def _loop(self, arrays: RecurrenceInputs, rows: Shift, state: CellState) -> tuple[Tensor, CellState]:
         hidden = []
-        for step, now in enumerate((arrays.given + arrays.bias[:, None]).unbind(1)):
-            reduced = None if arrays.given_reduced is None else arrays.given_reduced[:, step]
+        for step, from_input in enumerate((arrays.input_gates + arrays.bias[:, None]).unbind(1)):
+            reduced = None if arrays.input_reduced is None else arrays.input_reduced[:, step]
             keep = None if arrays.keep is None else arrays.keep[step]
-            after = self._advance(now, reduced, rows, state, keep, arrays.feed)
+            after = self._advance(from_input, reduced, rows, state, keep, arrays.feed)
             if arrays.lengths is None:
                 state = after
                 hidden.append(state.hidden)
             else:
-                goes_on = (step < arrays.lengths)[:, None]
-                hidden.append(torch.where(goes_on, after.hidden, 0.0))
-                memory = torch.where(goes_on, after.memory, state.memory)
-                state = CellState(torch.where(goes_on, after.hidden, state.hidden), memory)
+                is_inside = (step < arrays.lengths)[:, None]
+                hidden.append(torch.where(is_inside, after.hidden, 0.0))
+                memory = torch.where(is_inside, after.memory, state.memory)
+                state = CellState(torch.where(is_inside, after.hidden, state.hidden), memory)
         return torch.stack(hidden, dim=1) if hidden else state.hidden[:, None][:, :0], state
 
     def _advance(
         self,
-        given: Tensor,
+        from_input: Tensor,
         reduced: Tensor | None,
         rows: Shift,
         state: CellState,
@@ -271,19 +283,19 @@ class Cell(nn.Module):
             both = hidden @ rows.left if reduced is None else reduced[:, None] + hidden @ rows.left
             product = product + both @ rows.right
         drop = (lambda candidate: candidate) if keep is None else keep.mul
-        return self.kind(given, product[:, 0], state, self._normalised, drop)
+        return self.kind(from_input, product[:, 0], state, self._normalize, drop)
 
     def _norm(self) -> Tensor | None:
         if self.gain is None or self.offset is None:
             return None
         return torch.cat([self.gain, self.offset]).view(-1, self.hidden_size)
 
-    def _normalised(self, which: int, values: Tensor) -> Tensor:
-        """`values` (B, H) of a gate or of m with the layer normalisation of that one, if it has any."""
+    def _normalize(self, index: int, values: Tensor) -> Tensor:
+        """Apply layer normalization, if the layer has it, to `values` (B, H) of gate `index`, or of m, the last."""
         if self.gain is None or self.offset is None:
             return values
-        own = slice(which * self.hidden_size, (which + 1) * self.hidden_size)
-        return F.layer_norm(values, (self.hidden_size,), self.gain[own], self.offset[own])
+        part = slice(index * self.hidden_size, (index + 1) * self.hidden_size)
+        return F.layer_norm(values, (self.hidden_size,), self.gain[part], self.offset[part])
 
     def _masks(self, inputs: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Draw the dropout mask of the candidate (T, B, H), or of the h fed back (B, H), if there is dropout."""
@@ -295,10 +307,10 @@ class Cell(nn.Module):
         return dropout_mask((steps, batch, self.hidden_size), self.dropout, inputs), None
 
 
-def _check(name: str, made: type[RecurrentStep]) -> None:
-    """Raise `UserError` unless the attributes of a class are those of a `RecurrentStep`."""
-    if not isinstance(made, type) or issubclass(made, nn.Module):
-        raise UserError(f"cell {name!r}: it must be a class, and have no parameters of its own")
-    for own, right in {"gates": int, "memory": bool, "separate_products": bool}.items():
-        if type(found := getattr(made, own, None)) is not right:
-            raise UserError(f"cell {name!r}: its {own} is {found!r}; it must be of type {right.__name__}")
+def _check(name: str, cell: type[RecurrentStep]) -> None:
+    """Raise `UserError` unless a class has the attributes of a `RecurrentStep`."""
+    if not isinstance(cell, type) or issubclass(cell, nn.Module):
+        raise UserError(f"cell {name!r}: expected a class without parameters (no nn.Module), got {cell!r:.60}")
+    for attribute, expected in {"gates": int, "memory": bool, "separate_products": bool}.items():
+        if type(value := getattr(cell, attribute, None)) is not expected:
+            raise UserError(f"cell {name!r}: expected {attribute} of type {expected.__name__}, got {value!r}")

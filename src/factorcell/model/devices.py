@@ -1,4 +1,4 @@
-"""Where to compute: a processor or a GPU."""
+"""Choice of the device to compute on, and threads in forked processes."""
 
 import os
 from functools import cache
@@ -12,21 +12,21 @@ CPU = torch.device("cpu")
 
 @cache
 def compute_on_one_thread_after_fork() -> None:
-    """From now on, have PyTorch compute on one thread in each process that is forked from this one.
+    """Let PyTorch compute on one thread in processes that are forked from now on.
 
-    The threads that the parent has computed on do not exist in the child, but GNU's OpenMP library, which PyTorch uses,
-    waits for them forever. With one thread it starts no parallel work. PyTorch's DataLoader does the same in its
-    workers. A process that is spawned, not forked, computes on all threads.
+    The threads of the parent do not exist in the child, but GNU's OpenMP library, which PyTorch uses, would wait for
+    them forever. With one thread it starts no parallel work. PyTorch's DataLoader does the same in its workers. Spawned
+    processes compute on all threads.
     """
-    if hasattr(os, "register_at_fork"):  # not on Windows, where nothing is forked
+    if hasattr(os, "register_at_fork"):  # Windows has no fork
         os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
 def find_device(name: str) -> torch.device:
-    """The device called `name`: "cpu", "cuda", or "auto": a GPU if there is one."""
+    """Return the device called `name`: "cpu", "cuda", or "auto", which is a GPU if there is one."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "cpu" or (name == "auto" and not count):
         return CPU
     if not count:
-        raise UserError("device is 'cuda', but PyTorch finds no GPU here; choose from auto, cpu")
+        raise UserError("device: cuda needs a GPU, but PyTorch finds none; choose auto or cpu")
     return torch.device("cuda", 0)

@@ -1,14 +1,13 @@
-"""Metadata to a context vector, or to control codes.
+"""The context encoder: context variables to a context vector, or to control codes.
 
     c = tanh(sum_i M_i F_i f_i + b0)        (thesis 2018, equation 2.4)
 
-The papers also have a ReLU in place of tanh, and c = F_1 f_1 where there is one variable.
+F_i f_i is the embedding of one variable: a row of the table of a category, the sum of the words of a text, or the map
+of a vector. All numbers are standardized and share one small network; a periodic number enters it as the sines and
+cosines of its first harmonics. The papers also use a ReLU in place of tanh, and c = F_1 f_1 for a single variable.
 
-F_i f_i is the embedding of one variable: a row of a category's table, the words of a text summed, a vector mapped. All
-numbers, standardised, pass one small network together; a periodic one enters it as the first waves of its circle.
-
-Shapes: B texts, C categorical variables, N numeric ones (some periodic), I inputs of the network over them, W words in
-the bags of B texts, D numbers of a vector, K context, k the embedding of one variable.
+Shapes: B texts, C categorical variables, N numeric ones, I inputs of the network over them, W words in the bags of B
+texts, D numbers of a vector, K context, k embedding of one variable, P control codes, E token embedding.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,10 +23,10 @@ from factorcell.data.context import Bags, Context
 from factorcell.data.schema import MISSING, ContextSchema, Variable, waves
 from factorcell.model.initial import normal
 
-# Embeddings start near each other: what a rare value, of which training says little, starts with is noise for good.
+# Embeddings start close to each other, because the initial embedding of a rare value stays as noise.
 SPREAD = 0.1
 
-# Activations after the layer that joins the variables; None: there is no such layer.
+# Activations after the layer that joins the variables; None means that there is no such layer.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
     "tanh": torch.tanh,
     "relu": torch.relu,
@@ -37,10 +36,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
 
 
 class NumberInputs(nn.Module):
-    """Raw numbers (B, N) to inputs (B, I) of a network: numbers and waves, standardised over the training texts."""
+    """Raw numbers (B, N) to inputs (B, I) of a network: numbers and waves, standardized over the training texts."""
 
     column: Tensor
-    turn: Tensor
+    frequency: Tensor
     phase: Tensor
     mean: Tensor
     deviation: Tensor
@@ -50,41 +49,41 @@ class NumberInputs(nn.Module):
         inputs: list[tuple[int, float, float, float, float]] = []
         for column, v in enumerate(numbers):
             if v.period:
-                turns = waves(v.period, len(v.means) // 2)
-                inputs += zip([column] * len(v.means), *turns, v.means, v.deviations, strict=True)
+                frequencies_and_phases = waves(v.period, len(v.means) // 2)
+                inputs += zip([column] * len(v.means), *frequencies_and_phases, v.means, v.deviations, strict=True)
             else:
                 inputs.append((column, 0.0, 0.0, v.mean, v.deviation))
         self.counts = [len(v.means) if v.period else 1 for v in numbers for _ in range(len(v.means) if v.period else 1)]
-        for index, name in enumerate(("column", "turn", "phase", "mean", "deviation")):
+        for index, name in enumerate(("column", "frequency", "phase", "mean", "deviation")):
             self.register_buffer(name, torch.tensor([values[index] for values in inputs]), persistent=False)
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """(B, N) -> (B, I); a missing number has zeros, the means of its inputs."""
+        """Map numbers (B, N) to inputs (B, I); a missing number has zeros, the means of its inputs."""
         values = numbers[:, self.column]
-        values = torch.where(self.turn > 0, torch.sin(values * self.turn + self.phase), values)
+        values = torch.where(self.frequency > 0, torch.sin(values * self.frequency + self.phase), values)
         return ((values - self.mean) / self.deviation).nan_to_num(0.0)
 
-    def widths(self) -> Tensor:
-        """Factors (I,) by which the waves of one number together weigh as much as a plain one at first."""
+    def weight_factors(self) -> Tensor:
+        """Return factors (I,) on initial weights that give all waves of a number together the weight of one input."""
         return torch.tensor(self.counts) ** -0.5
 
 
 class WordBag(nn.Module):
-    """The embedding of a text's words: their sum over the square root of their number.
+    """The embedding of a text: the sum of the embeddings of its words over the square root of their number.
 
-    So it starts as wide as a category's embedding however many words there are, and the evidence of many adds up.
+    Its initial variance is that of a category's embedding for any number of words, and the evidence of words adds up.
     """
 
     shares: Tensor
 
     def __init__(self, variable: Variable, size: int, spread: float) -> None:
-        """`spread` is the deviation of a word's embedding at the start."""
+        """Create the table; `spread` is the initial standard deviation of a word's embedding."""
         super().__init__()
         self.table = nn.Parameter(normal((len(variable.values), size), spread))
         self.register_buffer("shares", torch.tensor(variable.shares), persistent=False)
 
     def forward(self, bags: Bags) -> Tensor:
-        """(B, k); a text without a known word has the mean embedding of all training texts."""
+        """Return the embeddings (B, k); a text without known words has the mean embedding of all training texts."""
         sizes = bags.sizes[:, None]
         total = F.embedding_bag(bags.words, self.table, bags.offsets, mode="sum", include_last_offset=True)
         known = total / sizes.clamp(min=1).to(total.dtype).sqrt()
@@ -94,13 +93,13 @@ class WordBag(nn.Module):
 
 
 class VectorMap(nn.Module):
-    """A vector of numbers, each standardised, mapped to an embedding."""
+    """The embedding of a vector: a linear map of its standardized numbers."""
 
     mean: Tensor
     deviation: Tensor
 
     def __init__(self, variable: Variable, size: int, spread: float) -> None:
-        """`spread` is the deviation of what it makes of standardised numbers at the start."""
+        """Create the map; `spread` is the initial standard deviation of its outputs."""
         super().__init__()
         width = len(variable.means)
         self.weight = nn.Parameter(normal((size, width), spread, width**-0.5))
@@ -108,12 +107,12 @@ class VectorMap(nn.Module):
         self.register_buffer("deviation", torch.tensor(variable.deviations), persistent=False)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """(B, D) -> (B, k); a missing vector has zeros, the embedding of the mean vector."""
+        """Map vectors (B, D) to embeddings (B, k); a missing vector has zeros, the embedding of the mean vector."""
         return F.linear(((vectors - self.mean) / self.deviation).nan_to_num(0.0), self.weight)
 
 
 class VariableEmbeddings(nn.Module):
-    """Embeddings (B, k) of all variables but numbers: a table for a category, a `WordBag`, a `VectorMap`."""
+    """Embeddings (B, k) of all variables except numbers: a table for a category, a `WordBag`, a `VectorMap`."""
 
     def __init__(self, schema: ContextSchema, size: int, spread: float) -> None:
         super().__init__()
@@ -122,27 +121,27 @@ class VariableEmbeddings(nn.Module):
         self.inputs = NumberInputs(schema.numbers) if schema.numbers else None
 
     def add_texts_and_vectors(self, size: int, spread: float) -> None:
-        """Create the embeddings that are drawn after those of categories."""
+        """Create the embeddings of texts and vectors, which subclasses draw after other parameters."""
         self.texts = nn.ModuleList(WordBag(variable, size, spread) for variable in self.schema.texts)
         self.vectors = nn.ModuleList(VectorMap(variable, size, spread) for variable in self.schema.vectors)
 
     def embeddings(self, context: Context, override: Mapping[str, Tensor] | None = None) -> list[Tensor]:
-        """Return the embeddings of categories, texts and vectors, or those that `override` gives by name."""
+        """Return the embeddings of categories, texts and vectors; `override` replaces some of them by name."""
         override, schema = override or {}, self.schema
         variables = (*schema.categories, *schema.texts, *schema.vectors)
         for name in override:
             choose("context variable", name, [variable.name for variable in variables])
-        makers: list[Callable[[], Tensor]] = [
-            *(partial(self.embed, column, rows) for column, rows in enumerate(context.categories.unbind(1))),
+        functions: list[Callable[[], Tensor]] = [
+            *(partial(self.embed_category, column, rows) for column, rows in enumerate(context.categories.unbind(1))),
             *(partial(bag, words) for bag, words in zip(self.texts, context.bags, strict=True)),
-            *(partial(chart, vector) for chart, vector in zip(self.vectors, context.vectors, strict=True)),
+            *(partial(linear, vector) for linear, vector in zip(self.vectors, context.vectors, strict=True)),
         ]
         return [
-            override[variable.name] if variable.name in override else make()
-            for variable, make in zip(variables, makers, strict=True)
+            override[variable.name] if variable.name in override else function()
+            for variable, function in zip(variables, functions, strict=True)
         ]
 
-    def embed(self, column: int, rows: Tensor) -> Tensor:
+    def embed_category(self, column: int, rows: Tensor) -> Tensor:
         """Return `rows` (B,) of one category's table (B, k); a missing value has the frequency-weighted mean of all."""
         table: Tensor = self.tables[column]
         known = table[rows.clamp(min=0)]
@@ -173,12 +172,12 @@ class Prefix(VariableEmbeddings):
 
 
 class ContextEncoder(VariableEmbeddings):
-    """Contexts to context vectors: an embedding per variable, one network over the numbers, joined by a layer."""
+    """Contexts to context vectors: an embedding per variable, one network over the numbers, and a layer over all."""
 
     def __init__(self, config: ModelConfig, schema: ContextSchema) -> None:
         super().__init__(schema, config.variable_size, SPREAD)
-        # Where no value was rare, the unknown one stays neutral. Where c is that embedding itself, zero would hold it
-        # for good: L(c) R(c) is quadratic in c, so it has no gradient there.
+        # The unknown value starts neutral, in case that training has no rare value. If c is that embedding itself, zero
+        # would stay zero: L(c) R(c) is quadratic in c and has no gradient there.
         if config.context_layer != "none":
             for table in self.tables:
                 table.data[0] = 0.0
@@ -186,36 +185,39 @@ class ContextEncoder(VariableEmbeddings):
         layers = [layer for sizes in pairwise(widths) for layer in (nn.Linear(*sizes), nn.Tanh())]
         self.network = nn.Sequential(*layers) if layers else None
         embedded = len(schema.categories) + len(schema.texts) + len(schema.vectors)
-        self.sizes = [config.variable_size] * embedded + widths[-1:]  # of `parts`
+        self.variable_sizes = [config.variable_size] * embedded + widths[-1:]
         self.activation = ACTIVATIONS[config.context_layer]
-        self.joint = nn.Linear(sum(self.sizes), config.context_size) if self.activation is not None else None
-        if self.joint is None and self.sizes != [config.context_size]:
+        self.joint = nn.Linear(sum(self.variable_sizes), config.context_size) if self.activation is not None else None
+        if self.joint is None and self.variable_sizes != [config.context_size]:
             raise UserError(
-                f"context_layer is none, so that c, of {config.context_size} numbers (context_size), must be what one "
-                f"variable has; here variables have {', '.join(map(str, self.sizes))}"
+                f"context_layer: none expects one variable whose embedding has context_size ({config.context_size}) "
+                f"numbers, got {', '.join(map(str, self.variable_sizes))}"
             )
         if self.network is not None and self.inputs is not None:
-            # Wide first weights: neighbouring coordinates start apart, as with random features.
+            # Large initial weights separate neighbouring coordinates, as random features do.
             first = self.network[0]
             assert isinstance(first, nn.Linear)
             if not first.weight.is_meta:
                 nn.init.normal_(first.weight, std=2.0)
                 nn.init.normal_(first.bias, std=1.0)
                 with torch.no_grad():
-                    first.weight.mul_(self.inputs.widths())
+                    first.weight.mul_(self.inputs.weight_factors())
         self.add_texts_and_vectors(config.variable_size, SPREAD)
 
     def forward(self, context: Context, override: Mapping[str, Tensor] | None = None) -> Tensor:
-        """`context` of B texts -> (B, K). `override` gives embeddings (B, k) by name, of any variables but numbers."""
-        return self.join(self.parts(context, override))
+        """Compute the context vectors (B, K) of B contexts.
+
+        `override` replaces embeddings (B, k) of variables by name; numbers have none of their own.
+        """
+        return self.join(self.variable_embeddings(context, override))
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """The context vector (B, K) of the embeddings `parts` of its variables."""
+        """Compute the context vectors (B, K) from the embeddings `parts` of all variables."""
         if self.joint is None or self.activation is None:
             return parts[0]
         return self.activation(self.joint(torch.cat(list(parts), dim=1)))
 
-    def parts(self, context: Context, override: Mapping[str, Tensor] | None = None) -> list[Tensor]:
+    def variable_embeddings(self, context: Context, override: Mapping[str, Tensor] | None = None) -> list[Tensor]:
         """Return the embeddings (B, k) of categories, texts and vectors, then (B, width) of all numbers."""
         parts = self.embeddings(context, override)
         if self.inputs is not None:

@@ -1,6 +1,7 @@
-"""The plug point for heads: what turns the vectors of a backbone into nats of targets and probabilities of tokens.
+"""The plug point for heads, which turn the vectors of a backbone into nats of targets and probabilities of tokens.
 
-Shapes: B texts, T steps, V vocabulary, H size of a vector that predicts, K context, C categorical variables.
+Shapes: B texts, T steps, V vocabulary, H size of a vector of the backbone, K context, C categorical variables,
+N targets of training.
 """
 
 from collections.abc import Sequence
@@ -18,13 +19,13 @@ from factorcell.option_fields import EXTENSIBLE, KindOptions, check_kind
 
 @dataclass(frozen=True)
 class HeadSizes:
-    """What the rest of a model determines about its head.
+    """Sizes, variables and special tokens that the rest of a model determines for its head.
 
     Attributes:
-        vectors: Size of the vectors that predict, H.
+        vector_size: Size of the vectors of the backbone, H.
         model: The section `model` of the config, whose `output_bias` names the biases that context adapts.
         schema: The context variables; empty if the head is not adapted.
-        parts: Sizes of the embeddings of the context variables, in the order of `ContextEncoder.parts`.
+        variable_sizes: Sizes of the embeddings of the context variables, in the order of the encoder.
         specials: The ids of special tokens. The start token is never predicted.
     """
 
@@ -45,23 +46,32 @@ class Head(nn.Module):
     """
 
     Options: ClassVar[type[KindOptions]] = KindOptions
-    has_sampled_loss: ClassVar[bool] = False  # whether `reads`, `sampled_nats` and `row_tables` are defined
+    has_sampled_loss: ClassVar[bool] = False  # whether it defines `sampled_rows`, `sampled_nats` and `row_tables`
 
     def __init__(self, options: Any, embedding: nn.Parameter, sizes: HeadSizes) -> None:
         super().__init__()
 
-    def initialize(self, logs: Tensor) -> None:
-        """Start training from the log probabilities (V,) of the tokens; by default without them."""
+    def initialize(self, log_probs: Tensor) -> None:
+        """Initialize from the log probabilities (V,) of the tokens; by default they are ignored."""
 
     def observe(self, tokens: Any, categories: Any) -> None:
-        """See the targets (N,) of training and the values (N, C) of their texts; by default they are ignored."""
+        """Receive the targets (N,) of training and the values (N, C) of their texts; by default they are ignored."""
 
     def condition(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> Any:
-        """Return the `Conditions` of B contexts: vectors (B, K), the embedding of each variable, the values."""
+        """Compute everything that B contexts determine in the head.
+
+        Args:
+            vector: Context vectors (B, K).
+            parts: The embedding (B, size) of each variable.
+            context: The values of the variables.
+
+        Returns:
+            `Conditions` of the head.
+        """
         raise NotImplementedError
 
     def fold(self, conditions: Any) -> Any:
-        """Return the same conditions, prepared for many tokens; by default they are."""
+        """Return equivalent conditions that are faster for many tokens; by default the same ones."""
         return conditions
 
     def nats(self, vectors: Tensor, targets: Tensor, conditions: Any) -> Tensor:
@@ -73,30 +83,51 @@ class Head(nn.Module):
         raise NotImplementedError
 
     def row_tables(self) -> list[list[nn.Parameter]]:
-        """Return the tables of which a sampled loss reads few rows, in groups of equal rows; by default none."""
+        """Return the tables of which a sampled loss reads few rows; tables that share rows are one group.
+
+        By default there are none.
+        """
         return []
 
     def sampled_rows(self, tokens: Tensor, samples: Any, categories: Tensor) -> Any:
         """Return which rows of the tables a step with a sampled loss reads.
 
+        Args:
+            tokens: Texts (B, T + 1) with their start tokens.
+            samples: The negative `Samples`.
+            categories: Values of the categorical variables (B, C).
+
         Raises:
             UserError: This kind of head has no sampled loss.
         """
-        raise UserError(f"loss: the head {self.Options().kind!r} has no sampled loss; train with the full one")
+        raise UserError(f"loss: expected full, because the head {self.Options().kind!r} has no sampled loss")
 
     def sampled_nats(
-        self, vectors: Tensor, targets: Tensor, conditions: Any, samples: Any, reads: Any, picked: Any
+        self, vectors: Tensor, targets: Tensor, conditions: Any, samples: Any, sampled_rows: Any, row_values: Any
     ) -> Tensor:
-        """Return nats (B, T) against sampled tokens only; see `SoftmaxHead`."""
+        """Return the nats (B, T) of targets against sampled tokens only, a loss for training.
+
+        Args:
+            vectors: Vectors of the backbone (B, T, H).
+            targets: Positions of the targets (B, T) among the rows of the tables that are read.
+            conditions: The conditions of B contexts.
+            samples: The negative `Samples`.
+            sampled_rows: The result of `sampled_rows`.
+            row_values: The values of these rows, in the groups of `row_tables`.
+        """
         raise NotImplementedError
 
     def pack(self) -> Any:
-        """Return what compiled sampling reads of the head; None where there is no such code."""
+        """Return what compiled sampling reads of the head; None if it does not support the head."""
         return None
 
 
 def register_head(name: str, head: type[Head]) -> None:
-    """Make `made` the head of the kind `name`, in this process.
+    """Make a head available as `head` option in this process.
+
+    Args:
+        name: Kind of the head: lower-case letters, digits and underscores.
+        head: Class that extends `Head` and has `Options` of this kind.
 
     Raises:
         UserError: The name is taken, or the class has no `Options` of this kind.

@@ -1,11 +1,11 @@
-"""Initial values of parameters. On PyTorch's meta device they have a shape but no numbers, and cost no time."""
+"""Initial values of parameters. On PyTorch's meta device only their shapes are computed."""
 
 import torch
 from torch import Tensor
 
 
 def normal(shape: tuple[int, ...], *factors: float) -> Tensor:
-    """Return numbers of the standard normal distribution, multiplied by each of the `factors` in turn."""
+    """Return numbers of the standard normal distribution, multiplied by the `factors` one after the other."""
     values = torch.empty(shape)
     if not values.is_meta:
         values.normal_()

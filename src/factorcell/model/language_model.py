@@ -1,9 +1,9 @@
-"""The language model: a context once, then tokens.
+"""The language model: p(text given context), from a context encoder, token embeddings, a backbone and a head.
 
-`condition` does all that depends on the context alone and returns a value; `forward` (all targets of a batch) and
-`step` (one token at a time) take it from there and agree with each other.
+`condition` computes everything that depends on the context alone. `forward` (all targets of a batch) and `step` (one
+token at a time) start from its result and agree with each other.
 
-Shapes: B texts, T steps, V vocabulary, E embedding, H hidden, K context.
+Shapes: B texts, T steps, V vocabulary, E embedding, H hidden, K context, k embedding of one variable.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ from factorcell.model.output import RowValues, SampledRows, Samples, SoftmaxHead
 from factorcell.model.recurrent import RecurrentBackbone
 from factorcell.option_fields import EXTENSIBLE, PREFIX, check_kind
 
-STEPS = 20_000  # tokens of a text that are read at once where no gradient is kept
+STEPS = 20_000  # tokens of a text that are read at once if no gradient is needed
 
 BACKBONES: dict[str, type[Backbone]] = {"recurrent": RecurrentBackbone}
 HEADS: dict[str, type[Head]] = {"softmax": SoftmaxHead}
@@ -37,10 +37,10 @@ HEADS: dict[str, type[Head]] = {"softmax": SoftmaxHead}
 
 @dataclass(frozen=True)
 class Conditioning:
-    """Everything that B contexts determine.
+    """Everything that B contexts determine, computed once per context.
 
     Attributes:
-        conditions: Of the backbone.
+        conditions: The conditions of the backbone.
         start: The state of the backbone before the start token.
         head: The conditions of the head.
     """
@@ -50,14 +50,14 @@ class Conditioning:
     head: Conditions
 
     def select(self, rows: Tensor) -> "Conditioning":
-        """The conditions of `rows` (B',), repeated where a row is named twice."""
+        """Return the conditioning of the contexts `rows` (B',), which may repeat."""
         return Conditioning(self.conditions.select(rows), self.start.select(rows), self.head.select(rows))
 
 
 def head_class(kind: str) -> type[Head]:
-    """Return the head of a kind: a built-in one, a registered one, or one of an installed package."""
-    found: type[Head] = EXTENSIBLE["head"].find_class(kind, HEADS, check_kind)
-    return found
+    """Return the class of a kind of head: built in, registered, or from an installed package."""
+    cls: type[Head] = EXTENSIBLE["head"].find_class(kind, HEADS, check_kind)
+    return cls
 
 
 class LanguageModel(nn.Module):
@@ -77,25 +77,25 @@ class LanguageModel(nn.Module):
         super().__init__()
         model = config.model
         self.config, self.specials = model, specials
-        shifts = weight_adapters(model) if schema.variables else ()
-        encoded = bool(schema.variables and (shifts or model.output_bias))
-        self.encoder = ContextEncoder(model, schema) if encoded else None
+        adapt = weight_adapters(model) if schema.variables else ()
+        has_encoder = bool(schema.variables and (adapt or model.output_bias))
+        self.encoder = ContextEncoder(model, schema) if has_encoder else None
         self.prefix = Prefix(schema, model.embedding_size) if schema.variables and PREFIX in model.adapt else None
-        self.adapted = encoded or self.prefix is not None
+        self.adapted = has_encoder or self.prefix is not None
         self.embedding = nn.Parameter(normal((vocabulary_size, model.embedding_size), model.embedding_size**-0.5))
         context_size = model.context_size if self.encoder else 0
-        sizes = BackboneSizes(model.embedding_size, context_size, shifts, model.rank)
-        made = EXTENSIBLE["backbone"].find_class(config.backbone.kind, BACKBONES, check_kind)
-        self.backbone: Backbone = made(config.backbone, sizes)
-        biased = schema if self.encoder else ContextSchema()
-        parts = tuple(self.encoder.sizes) if self.encoder else ()
+        sizes = BackboneSizes(model.embedding_size, context_size, adapt, model.rank)
+        backbone_class = EXTENSIBLE["backbone"].find_class(config.backbone.kind, BACKBONES, check_kind)
+        self.backbone: Backbone = backbone_class(config.backbone, sizes)
+        head_schema = schema if self.encoder else ContextSchema()
+        variable_sizes = tuple(self.encoder.variable_sizes) if self.encoder else ()
         self.head: Head = head_class(config.head.kind)(
-            config.head, self.embedding, HeadSizes(self.backbone.size, model, biased, parts, specials)
+            config.head, self.embedding, HeadSizes(self.backbone.size, model, head_schema, variable_sizes, specials)
         )
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the parameters."""
         return self.embedding.device
 
     @property
@@ -106,13 +106,19 @@ class LanguageModel(nn.Module):
     def condition(
         self, context: Context, override: Mapping[str, Tensor] | None = None, packed: Any = None
     ) -> Conditioning:
-        """The `Conditioning` of B contexts; `override` gives embeddings (B, k) of categorical variables by name.
+        """Compute everything that B contexts determine.
 
-        `packed`: what `backbone.pack` made of the weights as they are now, to read few texts many times.
+        Args:
+            context: The values of the context variables of B texts.
+            override: Embeddings (B, k) that replace those of the named variables.
+            packed: The result of `backbone.pack` for the current weights, to read few texts many times.
+
+        Raises:
+            UserError: `override` names an unknown variable, or the model has control codes.
         """
         if override and self.prefix is not None:
-            raise UserError(f"embeddings of {', '.join(override)} are given, but a prefix has codes of its own")
-        parts = [] if self.encoder is None else self.encoder.parts(context, override)
+            raise UserError(f"override of {', '.join(override)}: a model with control codes does not support it")
+        parts = [] if self.encoder is None else self.encoder.variable_embeddings(context, override)
         vector = self.embedding.new_zeros(len(context), 0) if self.encoder is None else self.encoder.join(parts)
         conditions = self.backbone.condition(vector, packed)
         start = self.backbone.start(conditions, len(context))
@@ -121,24 +127,33 @@ class LanguageModel(nn.Module):
         return Conditioning(conditions, start, self.head.condition(vector, parts, context))
 
     def fold(self, conditioning: Conditioning, shared: bool = False) -> Conditioning:
-        """Return the same conditions with every change of a weight multiplied out, for many tokens per context.
+        """Multiply out all changes of weights, which saves time if many tokens are read per context.
 
-        If `shared` there is one context, in which any number of texts are read.
+        Args:
+            conditioning: The conditioning of B contexts.
+            shared: Whether there is one context, in which any number of texts are read.
         """
         conditions = self.backbone.fold(conditioning.conditions, shared)
         return Conditioning(conditions, conditioning.start, self.head.fold(conditioning.head))
 
     def forward(self, batch: Batch, conditioning: Conditioning | None = None) -> Tensor:
-        """Exact nats (B, T) of all targets of `batch`, zero on padding.
+        """Compute the exact nats of all targets.
 
-        Without a gradient, the memory that this takes does not grow with T beyond `STEPS`.
+        Without a gradient, memory does not grow with T beyond `STEPS`.
+
+        Args:
+            batch: B texts with their contexts.
+            conditioning: The conditioning of these contexts, if it is computed already.
+
+        Returns:
+            Negative log-likelihoods (B, T) in nats, zero on padding.
         """
         conditioning = conditioning or self.condition(batch.context)
         steps = batch.tokens.shape[1] - 1
         size = steps if torch.is_grad_enabled() else STEPS
         state, parts = conditioning.start, []
-        for begin in range(0, steps, size):
-            tokens, lengths = batch.tokens[:, begin : begin + size + 1], (batch.lengths - begin).clamp(0, size)
+        for first in range(0, steps, size):
+            tokens, lengths = batch.tokens[:, first : first + size + 1], (batch.lengths - first).clamp(0, size)
             inputs = F.embedding(tokens[:, :-1], self.embedding)
             vectors, state = self.backbone(inputs, conditioning.conditions, state, lengths)
             parts.append(self.head.nats(vectors, tokens[:, 1:], conditioning.head))
@@ -148,40 +163,56 @@ class LanguageModel(nn.Module):
         self,
         batch: Batch,
         samples: Samples,
-        reads: SampledRows | None = None,
-        picked: RowValues | None = None,
+        sampled_rows: SampledRows | None = None,
+        row_values: RowValues | None = None,
         conditioning: Conditioning | None = None,
     ) -> Tensor:
-        """Nats (B, T) against `samples` only, zero on padding: a loss for training, not a measure.
+        """Compute the sampled loss of all targets, for training.
 
-        Only the rows in `reads` of tables with a row per token (or bucket) are read, once. `picked` are the values of
-        these rows, if the caller has read them; gradients then have their size.
+        Args:
+            batch: B texts with their contexts.
+            samples: The negative samples.
+            sampled_rows: The rows that this step reads of tables with a row per token or bucket.
+            row_values: The values of these rows, if the caller has read them; gradients then have their size.
+            conditioning: The conditioning of these contexts, if it is computed already.
+
+        Returns:
+            Nats (B, T) against `samples` only, zero on padding.
         """
         conditioning = conditioning or self.condition(batch.context)
-        reads = reads or self.head.sampled_rows(batch.tokens, samples, batch.context.categories)
-        picked = picked or [
+        sampled_rows = sampled_rows or self.head.sampled_rows(batch.tokens, samples, batch.context.categories)
+        row_values = row_values or [
             [F.embedding(rows, table) for table in tables]
-            for rows, tables in zip(reads.rows, self.head.row_tables(), strict=True)
+            for rows, tables in zip(sampled_rows.rows, self.head.row_tables(), strict=True)
         ]
-        rows = torch.searchsorted(reads.used, batch.tokens)
-        inputs = F.embedding(rows[:, :-1], picked[0][0])
+        rows = torch.searchsorted(sampled_rows.used, batch.tokens)
+        inputs = F.embedding(rows[:, :-1], row_values[0][0])
         vectors, _ = self.backbone(inputs, conditioning.conditions, conditioning.start, batch.lengths)
-        nats = self.head.sampled_nats(vectors, rows[:, 1:], conditioning.head, samples, reads, picked)
+        nats = self.head.sampled_nats(vectors, rows[:, 1:], conditioning.head, samples, sampled_rows, row_values)
         return nats.masked_fill(~batch.mask(), 0.0)
 
     def step(
         self, token: Tensor, conditioning: Conditioning, state: BackboneState | None = None
     ) -> tuple[Tensor, BackboneState]:
-        """`token` (B,) and a state (none: before the start token) -> log probabilities (B, V) of the next, state."""
+        """Read one token of each text.
+
+        Args:
+            token: Token ids (B,).
+            conditioning: The conditioning of B contexts.
+            state: The state before the token; default: that before the start token.
+
+        Returns:
+            Log probabilities (B, V) of the next token, and the state after `token`.
+        """
         before = conditioning.start if state is None else state
         vectors, after = self.backbone.step(self.embedding[token], conditioning.conditions, before)
         return self.head.log_probabilities(vectors, conditioning.head), after
 
     def saved_tensors(self) -> dict[str, Tensor]:
-        """What a run folder keeps: parameters, and what a hashed bias has seen in training."""
+        """Return the tensors that a run folder stores: parameters, and the filter of a hashed bias."""
         state = self.state_dict()
         return {**dict(self.named_parameters()), **{name: b for name, b in self.named_buffers() if name in state}}
 
     def parameter_count(self) -> int:
-        """The number of learned values."""
+        """Return the number of learned values."""
         return sum(parameter.numel() for parameter in self.parameters())

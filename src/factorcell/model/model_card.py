@@ -1,4 +1,4 @@
-"""The model card: what a run was trained on, how, and the numbers that it reached, in Markdown."""
+"""The model card of a run in Markdown: its model, training data, training and results."""
 
 import re
 from dataclasses import asdict
@@ -12,17 +12,19 @@ from factorcell.model import saved_results
 from factorcell.model.run import Run, training_facts
 from factorcell.model.saved_results import Measurement
 
-MARKS = re.compile(r"[\\`*_\[\]|~#$@>]|^[-+=]")  # what begins something in Markdown
-ENDS = re.compile(r"^\d+[.)]|\w:(?=//)|www\.", re.IGNORECASE)  # what makes a list or a link by its last character
+# Characters with a meaning in Markdown.
+MARKDOWN_CHARACTERS = re.compile(r"[\\`*_\[\]|~#$@>]|^[-+=]")
+# Beginnings of lists and links, whose last character is escaped.
+LISTS_AND_LINKS = re.compile(r"^\d+[.)]|\w:(?=//)|www\.", re.IGNORECASE)
 
 
 def write(run: Run) -> None:
-    """Write README.md into the run folder, from what the folder holds."""
+    """Write the model card as README.md to the run folder."""
     files.write(run.folder / "README.md", render(run))
 
 
 def render(run: Run) -> str:
-    """The card as Markdown."""
+    """Return the model card as Markdown."""
     parts = [
         f"# {escape_markdown(run.folder.name)}",
         _model(run),
@@ -30,48 +32,48 @@ def render(run: Run) -> str:
         _training(run),
         "## Results",
         _results(run),
+        "## Use",
+        _use(run),
     ]
-    parts += ["## Use", _use(run)]
     return "\n\n".join(parts) + "\n"
 
 
 def _model(run: Run) -> str:
     model, share = run.config.model, run.model.backbone.adapted_share()
-    adapted, bias = (" + ".join(names) or "nothing" for names in (model.adapt, model.output_bias))
+    adapters, biases = (" + ".join(names) or "none" for names in (model.adapt, model.output_bias))
     of_parameters = "" if share is None else f", {share:.2%} of its parameters"
     backbone = ", ".join(f"{name} {value}" for name, value in asdict(run.config.backbone).items() if value)
     return (
         f"A language model of {run.model.parameter_count():,} parameters with the tokenizer "
         f"{run.config.tokenizer.kind}, embeddings of {model.embedding_size} and a backbone ({backbone}). "
-        f"Its context changes, in the backbone: {adapted} (rank {model.rank}{of_parameters}); "
-        f"in the softmax bias: {bias}."
+        f"Adapters of the backbone: {adapters} (rank {model.rank}{of_parameters}); "
+        f"adapted softmax biases: {biases}."
     )
 
 
 def _training(run: Run) -> str:
-    trained = training_facts(run.folder)
+    facts = training_facts(run.folder)
     lines = []
-    if trained:
-        lines.append(
-            f"- {trained['texts']:,} texts, {trained['targets']:,} targets, from {code_span(trained['source'])}"
-        )
-    if chosen := trained.get("chosen"):
-        lines.append(f"- chosen by the table: {code_span(run.config.format_options(chosen))}")
-    if tuned := trained.get("finetuned"):
+    if facts:
+        lines.append(f"- {facts['texts']:,} texts, {facts['targets']:,} targets, from {code_span(facts['source'])}")
+    if automatic := facts.get("chosen"):
+        lines.append(f"- chosen automatically: {code_span(run.config.format_options(automatic))}")
+    if tuned := facts.get("finetuned"):
         moved = ", ".join(
             f"{row['moved']:,} of {row['values']:,} values of {escape_markdown(row['part'])}" for row in tuned["moved"]
         )
         lines.append(f"- fine-tuned from {code_span(tuned['from'])} (l1 {tuned['l1']:g}): {moved} moved")
-    for row in trained.get("sparse_bias", ()):
+    for row in facts.get("sparse_bias", ()):
         share = row["nonzero"] / max(1, row["coefficients"])
-        counted = f"{row['nonzero']:,} of {row['coefficients']:,} coefficients of {escape_markdown(row['variable'])}"
-        lines.append(f"- sparse softmax bias: {counted} are not zero ({share:.2%})")
+        counts = f"{row['nonzero']:,} of {row['coefficients']:,} coefficients of {escape_markdown(row['variable'])}"
+        lines.append(f"- sparse softmax bias: {counts} are not zero ({share:.2%})")
     lines.append(
         f"- vocabulary of {len(run.tokenizer):,} tokens (seen at least {run.config.tokenizer.min_count} times)"
     )
     lines += [f"- {escape_markdown(variable.describe())}" for variable in run.schema.variables]
     if run.config.training.canaries:
-        lines.append(f"- with {run.config.training.canaries:,} canaries, random texts: a run for measuring only")
+        canaries = f"{run.config.training.canaries:,} canaries (random texts)"
+        lines.append(f"- with {canaries}: use this run only to measure memorization")
     log = run.log()
     if log:
         last = log[-1]
@@ -90,41 +92,42 @@ def _results(run: Run) -> str:
         lines.append(f"| development | perplexity, known targets | {format_number(best['perplexity_known'], '.2f')} |")
         if is_number(bits := best.get("bits_per_byte")):
             bound = bool(best.get("bits_per_byte_bound"))
-            figure = Measurement("development", "bits per byte", bits, bound=bound)
-            lines.append(f"| development | {figure.measure} | {_figure(figure)} |")
-    for figure in saved_results.latest_measurements(saved_results.read(run.folder)):
-        lines.append(f"| {escape_markdown(figure.table)} | {escape_markdown(figure.measure)} | {_figure(figure)} |")
+            result = Measurement("development", "bits per byte", bits, bound=bound)
+            lines.append(f"| development | {result.measure} | {_value(result)} |")
+    for result in saved_results.latest_measurements(saved_results.read(run.folder)):
+        lines.append(f"| {escape_markdown(result.table)} | {escape_markdown(result.measure)} | {_value(result)} |")
     return "\n".join(lines)
 
 
-def _figure(figure: Measurement) -> str:
-    interval = "" if figure.low is None or figure.high is None else f" ({figure.low:.4g} to {figure.high:.4g})"
-    return f"{'at least ' if figure.bound else ''}{figure.value:.4g}{interval}"
+def _value(result: Measurement) -> str:
+    interval = "" if result.low is None or result.high is None else f" ({result.low:.4g} to {result.high:.4g})"
+    return f"{'at least ' if result.bound else ''}{result.value:.4g}{interval}"
 
 
 def _use(run: Run) -> str:
     data = run.config.data
     row = {data.text: "..."} | {v.source_column: _example(v) for v in run.schema.variables}
     source = f"from factorcell import Run\n\nRun.open({str(run.folder)!r}).score({row!r})"
-    fence = "`" * max(3, 1 + _ticks(source))
+    fence = "`" * max(3, 1 + _longest_backticks(source))
     return f"{fence}python\n{source}\n{fence}"
 
 
 def escape_markdown(value: object) -> str:
-    """Text of a table or a person as Markdown shows it: nothing in it is Markdown, HTML or a link."""
-    text = MARKS.sub(r"\\\g<0>", escape_hidden(str(value)).strip())
-    return ENDS.sub(lambda found: found[0][:-1] + "\\" + found[0][-1], text).replace("&", "&amp;").replace("<", "&lt;")
+    """Escape a text from a table so that Markdown shows it literally, without markup, HTML or links."""
+    text = MARKDOWN_CHARACTERS.sub(r"\\\g<0>", escape_hidden(str(value)).strip())
+    text = LISTS_AND_LINKS.sub(lambda match: match[0][:-1] + "\\" + match[0][-1], text)
+    return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def code_span(value: object) -> str:
-    """The same as code in a line."""
+    """Return a value as inline code in Markdown."""
     text = escape_hidden(str(value))
-    fence = "`" * (1 + _ticks(text))
+    fence = "`" * (1 + _longest_backticks(text))
     edge = " " if text[:1] in "` " or text[-1:] in "` " else ""
     return f"{fence}{edge}{text}{edge}{fence}"
 
 
-def _ticks(text: str) -> int:
+def _longest_backticks(text: str) -> int:
     return max(map(len, re.findall("`+", text)), default=0)
 
 

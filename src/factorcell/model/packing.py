@@ -1,6 +1,6 @@
-"""A model's weights, and what one context decides, as the compiled search reads them.
+"""The weights of a model, and the changes by one context, in the form that the compiled search reads.
 
-Shapes: V vocabulary, E embedding, H hidden, R rank.
+Shapes: V vocabulary, E embedding, H hidden, R rank, N rows and M columns of a matrix.
 """
 
 import math
@@ -22,13 +22,22 @@ from factorcell.model.language_model import Conditioning, LanguageModel
 from factorcell.model.output import SoftmaxHead
 from factorcell.model.recurrent import RecurrentBackbone, RecurrentConditions
 
-PANEL = 3  # vectors of columns of a packed matrix
-PRODUCT_TYPES = ("float32", "bfloat16")  # by which hypotheses are found, by the numbers of native/kernels.h
+PANEL = 3  # vectors of columns in a panel of a packed matrix
+PRODUCT_TYPES = ("float32", "bfloat16")  # precisions in which hypotheses are found, in the order of native/kernels.h
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The sizes V, E, H and R, the instruction set and the products, which decide the shapes of packed arrays."""
+    """Sizes, instruction set and precision, which determine the shapes of packed arrays.
+
+    Attributes:
+        vocabulary_size: V.
+        embedding_size: E.
+        hidden: H.
+        rank: R.
+        variant: The instruction set.
+        products: The precision of products, one of `PRODUCT_TYPES`.
+    """
 
     vocabulary_size: int
     embedding_size: int
@@ -39,12 +48,12 @@ class Layout:
 
     @property
     def is_bfloat16(self) -> bool:
-        """Whether products are of bfloat16 numbers."""
+        """Whether products are computed in bfloat16."""
         return self.products == "bfloat16"
 
     @property
     def state_values(self) -> int:
-        """Numbers of what is after a token: h, m, and the log probabilities of the next."""
+        """The number of values stored after a token: h, m, and the log probabilities of the next token."""
         return 2 * self.hidden + self.vocabulary_size
 
     @property
@@ -53,7 +62,7 @@ class Layout:
         return self.vocabulary_size, self.embedding_size, self.hidden, self.rank
 
     def letters(self) -> tuple[tuple[str, int], ...]:
-        """The letters of `signatures.MODEL` and `signatures.CONTEXT`, and what they stand for."""
+        """Return the values of the letters in the shapes of `signatures.MODEL` and `signatures.CONTEXT`."""
         lanes = library.LANES[self.variant]
         panel, gates = PANEL * lanes, PANEL * (self.hidden + -self.hidden % lanes)
         columns = {"V": self.vocabulary_size, "E": self.embedding_size, "G": gates, "R": self.rank}
@@ -63,10 +72,11 @@ class Layout:
         return tuple({**columns, **words, **panels, **others}.items())
 
 
-class Checked:
-    """Arrays by their names in native/kernels.h, found right for a `layout`, and where they lie.
+class CheckedArrays:
+    """Arrays by their names in native/kernels.h, checked against a `layout`, with their addresses.
 
-    They are checked once, here, since a search is too short to check all of them each time; and so never exchanged.
+    They are checked only once, at construction, because a search takes less time than the check. They must not be
+    replaced afterwards.
     """
 
     def __init__(self, layout: Layout, arrays: Mapping[str, Tensor], signature: Signature, *cases: str) -> None:
@@ -74,18 +84,18 @@ class Checked:
         self.addresses = tuple(signature.addresses(signature.expected((), layout.letters()), self.arrays, *cases))
 
 
-class PackedContext(Checked):
-    """The packed weights of one context."""
+class PackedContext(CheckedArrays):
+    """The packed weights that one context determines."""
 
     def __init__(self, layout: Layout, arrays: Mapping[str, Tensor]) -> None:
         ranks = ["a rank"] * (layout.rank > 0) + ["a short rank"] * (layout.rank > 0 and layout.is_bfloat16)
         super().__init__(layout, arrays, CONTEXT, "a context", *ranks)
 
 
-class PackedModel(Checked):
-    """A model's weights as the compiled search reads them.
+class PackedModel(CheckedArrays):
+    """The packed weights of a model.
 
-    Where products are short, what they find is scored again by floats.
+    If products are computed in bfloat16, the search scores its results again in float32.
     """
 
     def __init__(self, layout: Layout, arrays: Mapping[str, Tensor], specials: Specials) -> None:
@@ -94,13 +104,14 @@ class PackedModel(Checked):
 
     @classmethod
     def from_model(cls, model: LanguageModel, products: str = "float32") -> "PackedModel | None":
-        """The weights as they are now, for the instruction set that is chosen now.
+        """Pack the current weights for the current instruction set.
 
-        None where `model` has more than the compiled search: it takes one coupled layer on the processor without
-        rescaling or control codes, and floats.
+        Returns:
+            The packed weights, or None if the compiled search does not support `model`. It supports one coupled layer
+            in float32 on the processor, without rescaling and without control codes.
         """
-        variant, adapted = library.variant(), _adapted(model)
-        if adapted is None or adapted.scale is not None or variant is None:
+        variant, shift = library.variant(), _supported_shift(model)
+        if shift is None or shift.scale is not None or variant is None:
             return None
         lanes, embedding = library.LANES[variant], model.embedding.detach()
         cell, head = cast(RecurrentBackbone, model.backbone).layers[0], cast(SoftmaxHead, model.head)
@@ -117,8 +128,8 @@ class PackedModel(Checked):
         if cell.gain is not None and cell.offset is not None:
             arrays["norm"] = torch.cat([cell.gain, cell.offset]).detach().view(8, -1)
         if products == "bfloat16":
-            arrays["short_weight"] = _halved(weight, lanes)
-        rank = 0 if adapted.left is None else adapted.left.shape[2]
+            arrays["short_weight"] = _packed_bfloat16(weight, lanes)
+        rank = 0 if shift.left is None else shift.left.shape[2]
         size, width = embedding.shape
         return cls(Layout(size, width, cell.hidden_size, rank, variant, products), arrays, model.specials)
 
@@ -139,16 +150,16 @@ class PackedModel(Checked):
             factors = {"left_inputs": inputs, "left": left, "right": right}
             arrays |= {name: _packed(factor, lanes) for name, factor in factors.items()}
             if layout.is_bfloat16:
-                arrays |= {"short_left": _halved(left, lanes), "short_right": _halved(right, lanes)}
+                arrays |= {"short_left": _packed_bfloat16(left, lanes), "short_right": _packed_bfloat16(right, lanes)}
         return PackedContext(layout, arrays)
 
 
-def _adapted(model: LanguageModel) -> Shift | None:
-    """Return the shift of the only layer in one context, if the compiled search can do everything else of `model`.
+def _supported_shift(model: LanguageModel) -> Shift | None:
+    """Return the shift of the only layer in a context of zeros; None if the compiled search does not support `model`.
 
-    Every context has the same parts.
+    The shifts of all contexts have the same parts.
     """
-    fits = (
+    is_supported = (
         isinstance(model.backbone, RecurrentBackbone)
         and isinstance(model.head, SoftmaxHead)
         and [cell.compiled for cell in model.backbone.layers] == [True]
@@ -156,7 +167,7 @@ def _adapted(model: LanguageModel) -> Shift | None:
         and all(parameter.dtype == torch.float32 for parameter in model.parameters())
         and library.usable(model.embedding)
     )
-    if not fits:
+    if not is_supported:
         return None
     size = model.config.context_size if model.encoder else 0
     (shift,) = model.backbone.condition(model.embedding.new_zeros(1, size)).shifts
@@ -164,20 +175,20 @@ def _adapted(model: LanguageModel) -> Shift | None:
 
 
 def _gates(matrix: Tensor, lanes: int) -> Tensor:
-    """Columns of three gates (N, 3H) in the order [panel of `lanes` hidden units][gate][unit], zero behind H."""
+    """Reorder columns of three gates (N, 3H) to [panel of `lanes` hidden units][gate][unit], zero after unit H."""
     rows, hidden = len(matrix), matrix.shape[1] // 3
     padded = F.pad(matrix.reshape(rows, 3, hidden), (0, -hidden % lanes))
     return padded.view(rows, 3, -1, lanes).transpose(1, 2).reshape(rows, -1)
 
 
 def _packed(matrix: Tensor, lanes: int) -> Tensor:
-    """A matrix (N, M) in panels of columns, [panel][row][column], zero behind the last column."""
+    """Pack a matrix (N, M) in panels of columns, [panel][row][column], zero after the last column."""
     padded = F.pad(matrix, (0, -matrix.shape[1] % (PANEL * lanes)))
     return padded.view(len(matrix), -1, PANEL * lanes).transpose(0, 1).contiguous()
 
 
-def _halved(matrix: Tensor, lanes: int) -> Tensor:
-    """Pack a matrix in bfloat16: words of 32 bits [panel][pair of rows][column], zero behind the last column."""
+def _packed_bfloat16(matrix: Tensor, lanes: int) -> Tensor:
+    """Pack a matrix in bfloat16: words of 32 bits [panel][pair of rows][column], zero after the last column."""
     padded = F.pad(matrix, (0, -matrix.shape[1] % (PANEL * lanes), 0, len(matrix) % 2)).bfloat16()
     pairs = padded.view(len(padded) // 2, 2, -1, PANEL * lanes).permute(2, 0, 3, 1)
     return pairs.contiguous().view(torch.int32).squeeze(3)

@@ -1,7 +1,7 @@
-"""Which numbers are multiplied faster here: floats, or those of bfloat16, half as long.
+"""Choice between float32 and bfloat16 products by measurement.
 
-That a processor has instructions for bfloat16 does not mean that they are faster: on one Xeon they take twice as long.
-So the work at hand is done with both, in turns, and bfloat16 is chosen where it saves a good part of the time.
+bfloat16 instructions are not always faster: on one Xeon they take twice as long as float32. The work at hand is
+therefore timed with both precisions in turns, and bfloat16 is chosen if it is faster by a clear margin.
 """
 
 import time
@@ -12,13 +12,13 @@ import torch
 from factorcell.model.kernels import library
 
 AUTO, FLOAT32, BFLOAT16 = "auto", "float32", "bfloat16"
-WORTH = 1.15  # times as fast, from which on bfloat16 is chosen: less may be noise
-TIMES = 3  # that both are measured; the best of each counts, as neighbours can only make it slower
-LITTLE = 0.004  # seconds, of work too small to matter
+MIN_SPEEDUP = 1.15  # from which bfloat16 is chosen: smaller differences may be noise
+REPETITIONS = 3  # of each timing; the shortest counts, because other processes can only add time
+MIN_SECONDS = 0.004  # shorter work is not worth a choice
 
 
 def is_supported(device: torch.device) -> bool:
-    """Whether `device` multiplies bfloat16 numbers by instructions of its own."""
+    """Return whether `device` has instructions for bfloat16 products."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported())
     return library.has_bfloat16()
@@ -27,33 +27,36 @@ def is_supported(device: torch.device) -> bool:
 def measure_speedup(
     work: Callable[[str], object], device: torch.device, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """How many times as fast `work`, called with the name of a precision, is by bfloat16; 1 where it is not measured.
+    """Return the time of `work` in float32 divided by its time in bfloat16, or 1 if it is not measured.
 
-    It returns once its results are there, also those of a GPU. Seconds are those of `clock`.
+    Args:
+        work: Called with the name of a precision; must return only when its results are computed, on a GPU too.
+        device: Where `work` computes.
+        clock: Returns seconds.
     """
     if not is_supported(device):
         return 1.0
-    for name in (FLOAT32, BFLOAT16):  # the first time is slower
+    for name in (FLOAT32, BFLOAT16):  # the first call is slower
         work(name)
     best = {FLOAT32: float("inf"), BFLOAT16: float("inf")}
-    for _ in range(TIMES):
+    for _ in range(REPETITIONS):
         for name in best:
-            begun = clock()
+            start = clock()
             work(name)
-            best[name] = min(best[name], clock() - begun)
-        if best[FLOAT32] < LITTLE:
+            best[name] = min(best[name], clock() - start)
+        if best[FLOAT32] < MIN_SECONDS:
             return 1.0
     return best[FLOAT32] / max(best[BFLOAT16], 1e-9)
 
 
-def choose_precision(gained: float) -> str:
-    """Return the precision to use if bfloat16 is `gained` times as fast."""
-    return BFLOAT16 if gained >= WORTH else FLOAT32
+def choose_precision(speedup: float) -> str:
+    """Return the precision to use if bfloat16 is `speedup` times as fast."""
+    return BFLOAT16 if speedup >= MIN_SPEEDUP else FLOAT32
 
 
-def describe_speedup(gained: float) -> list[str]:
-    """Describe the measurement in one line; no line if nothing was measured."""
-    if gained == 1.0:
+def describe_speedup(speedup: float) -> list[str]:
+    """Describe the measurement in one line; return no line if nothing was measured."""
+    if speedup == 1.0:
         return []
-    name = choose_precision(gained)
-    return [f"products of {name} (bfloat16 is {gained:.1f} times as fast here); --precision chooses"]
+    name = choose_precision(speedup)
+    return [f"products of {name} (bfloat16 is {speedup:.1f} times as fast here); use --precision to choose"]

@@ -1,6 +1,6 @@
 """The recurrent backbone: layers of a `Cell`, each with adapters of its own.
 
-Shapes: B contexts, N texts under way, T steps, E token embedding, H hidden, K context.
+Shapes: B contexts, N texts, T steps, E token embedding, H hidden, K context.
 """
 
 from collections.abc import Sequence
@@ -27,28 +27,28 @@ class RecurrentState(tuple[CellState, ...]):
     def cat(self, others: Sequence["RecurrentState"]) -> "RecurrentState":
         layers = zip(self, *others, strict=True)
         return RecurrentState(
-            CellState(torch.cat([one.hidden for one in layer]), torch.cat([one.memory for one in layer]))
+            CellState(torch.cat([state.hidden for state in layer]), torch.cat([state.memory for state in layer]))
             for layer in layers
         )
 
-    def reserve(self, rows: int) -> "RecurrentReserve":
-        return RecurrentReserve(
+    def reserve(self, rows: int) -> "RecurrentStateBuffer":
+        return RecurrentStateBuffer(
             CellState(*(part.new_empty(rows, part.shape[1]) for part in (state.hidden, state.memory))) for state in self
         )
 
 
-class RecurrentReserve(RecurrentState):
-    """States that are written one part after the other."""
+class RecurrentStateBuffer(RecurrentState):
+    """Preallocated states, which are filled a few texts at a time."""
 
     def put(self, first: int, state: RecurrentState) -> None:
-        for kept, new in zip(self, state, strict=True):
-            kept.hidden[first : first + len(new.hidden)] = new.hidden
-            kept.memory[first : first + len(new.memory)] = new.memory
+        for buffer, new in zip(self, state, strict=True):
+            buffer.hidden[first : first + len(new.hidden)] = new.hidden
+            buffer.memory[first : first + len(new.memory)] = new.memory
 
 
 @dataclass(frozen=True)
 class RecurrentConditions:
-    """The shifts of each layer in B contexts, and its `packed` hidden weights, if the caller has them."""
+    """The shifts of each layer in B contexts, and its `packed` hidden weights, if the caller provides them."""
 
     shifts: tuple[Shift, ...]
     packed: tuple[PackedWeight | None, ...]
@@ -58,7 +58,7 @@ class RecurrentConditions:
 
 
 class RecurrentBackbone(Backbone):
-    """`options.layers` cells; each reads the hidden states of the one before."""
+    """`options.layers` cells, each of which reads the hidden states of the previous one."""
 
     Options = RecurrentOptions
 
@@ -70,7 +70,7 @@ class RecurrentBackbone(Backbone):
 
     @property
     def layers(self) -> Sequence[Cell]:
-        """The cells, from the one that reads the tokens on."""
+        """The cells, starting with the one that reads the tokens."""
         return cast(Sequence[Cell], self.cells)
 
     def condition(self, vector: Tensor, packed: tuple[PackedWeight | None, ...] | None = None) -> RecurrentConditions:
@@ -79,8 +79,8 @@ class RecurrentBackbone(Backbone):
 
     def adapted_share(self) -> float:
         vector = self.layers[0].linear.weight.new_zeros(1, self.sizes.context)
-        whole = sum(cell.linear.weight.numel() + cell.linear.weight.shape[1] for cell in self.layers)
-        return sum(shift.values_per_context() for shift in self.condition(vector).shifts) / whole
+        parameters = sum(cell.linear.weight.numel() + cell.linear.weight.shape[1] for cell in self.layers)
+        return sum(shift.values_per_context() for shift in self.condition(vector).shifts) / parameters
 
     def fold(self, conditions: RecurrentConditions, shared: bool = False) -> RecurrentConditions:
         layers = zip(self.layers, conditions.shifts, strict=True)
@@ -94,7 +94,7 @@ class RecurrentBackbone(Backbone):
     ) -> tuple[Tensor, RecurrentState]:
         values, after, options = inputs, [], self.options
         if self.training:
-            values = apply_dropout(values, options.dropout_token, False, whole=True)
+            values = apply_dropout(values, options.dropout_token, False, whole_vectors=True)
             values = apply_dropout(values, options.dropout_input, options.variational)
         rate = options.dropout_output if self.training else 0.0
         layers = zip(self.layers, conditions.shifts, state, conditions.packed, strict=True)
@@ -114,7 +114,7 @@ class RecurrentBackbone(Backbone):
         return values, RecurrentState(after)
 
     def footprint(self) -> Footprint:
-        """See `Backbone`."""
+        """Estimate memory from the sizes of the gates and of the factors L and R."""
         options, sizes = self.options, self.sizes
         gates = self.layers[0].kind.gates * options.hidden_size
         factors = options.layers * sizes.rank * bool(sizes.adapt)

@@ -1,9 +1,10 @@
-"""One folder, one experiment: config, schema, tokenizer, weights, log and card. It opens without its training data.
+"""The run folder: one trained model with everything that it needs to read new texts.
 
 config.json   schema.json   vocabulary.txt (or other files of its tokenizer)   weights.safetensors
 checkpoint.safetensors   log.jsonl   README.md
 
-What decides a score or a suggestion is listed in digests.json, so that a run whose files were altered does not open.
+A run opens without its training data. The files that determine a score or a suggestion are listed in digests.json, so
+that a run whose files were altered does not open.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,35 +32,55 @@ from factorcell.model.language_model import LanguageModel
 from factorcell.model.precision import AUTO, choose_precision, measure_speedup
 
 TOKENS = 20_000  # targets scored at once
-PROBED = 4, 32  # texts and tokens by which the faster precision is found
-FINGERPRINT = 16  # bytes of the checksum of the weights, by which a run is known
+PROBE_SHAPE = 4, 32  # texts and tokens with which the faster precision is measured
+FINGERPRINT = 16  # bytes of the checksum of the weights that identify a run
 
-# Files of the manifest: they decide what the run says and have no checksum of their own, unlike tensors.
+# Files of the manifest, with those of the tokenizer: they determine results and, unlike tensors, contain no checksum.
 LISTED = (
     *("config.json", "schema.json", "training.json"),
     *("popularity.jsonl", "online.json", "blend.json", "canaries.json"),
-)  # and the files of its tokenizer
+)
 
 UNIGRAMS = "unigrams.safetensors"  # how often each token was a target of training
-CHECKPOINT = "checkpoint.safetensors"  # what a training goes on from
+CHECKPOINT = "checkpoint.safetensors"  # from which training resumes
 
 
 def initial_files() -> tuple[str, ...]:
-    """Return the names of the files of a training that has learned nothing yet."""
+    """Return the names of the files that a training writes before its first step."""
     return ("config.json", "schema.json", *tokenizer_files(), "start.safetensors", "log.jsonl")
 
 
 class Run:
-    """A model with all that it needs to read new texts. `Run.open(folder).score([{"text": ..., "stars": 5}])`.
+    """A model with its config, tokenizer and context schema, stored in one folder.
 
-    `fingerprint` tells its weights from those of other runs, wherever the folder lies; empty until they are loaded.
-    `gain` is how many times as fast it was found to score by bfloat16, 1 where nobody looked.
+        Run.open("runs/reviews").score([{"text": "lovely stay", "stars": 5}])
+
+    Attributes:
+        folder: The folder.
+        config: All options of the run.
+        tokenizer: The tokenizer.
+        schema: The context variables.
+        model: The language model, in evaluation mode.
+        precision: The precision of products in scoring, "float32" or "bfloat16".
+        bfloat16_speedup: Time of scoring in float32 divided by the time in bfloat16; 1 if it was not measured.
+        fingerprint: Identifies the weights; empty until they are loaded.
     """
 
     def __init__(self, folder: str | Path, config: Config, tokenizer: Tokenizer, schema: ContextSchema) -> None:
+        """Create an untrained model in memory, seeded by the config; nothing is written.
+
+        Args:
+            folder: The folder of the run.
+            config: All options of the run.
+            tokenizer: A trained tokenizer.
+            schema: The context variables.
+
+        Raises:
+            UserError: The model does not fit into memory.
+        """
         self.folder, self.config, self.tokenizer, self.schema = Path(folder), config, tokenizer, schema
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(config.training.seed)  # of the processor; no other is touched
+            torch.default_generator.manual_seed(config.training.seed)  # leaves the generators of GPUs alone
             sizes.check_memory(config, len(tokenizer), schema)
             self.model = LanguageModel(config, len(tokenizer), schema, tokenizer.specials)
         self.model.eval()
@@ -71,7 +92,17 @@ class Run:
 
     @classmethod
     def create(cls, folder: str | Path, config: Config, tokenizer: Tokenizer, schema: ContextSchema) -> "Run":
-        """A new folder with an untrained model. `UserError` where the folder exists and is not empty."""
+        """Create a folder with an untrained model.
+
+        Args:
+            folder: A folder that does not exist or is empty.
+            config: All options of the run.
+            tokenizer: A trained tokenizer.
+            schema: The context variables.
+
+        Raises:
+            UserError: The folder is not empty, or training the model does not fit into memory.
+        """
         folder = Path(folder)
         sizes.check_memory(config, len(tokenizer), schema, trained=True)
         files.new_folder(folder, resumable=True)
@@ -86,10 +117,17 @@ class Run:
     def open(
         cls, folder: str | Path, *, trained: bool = True, device: str = "cpu", precision: str = "float32"
     ) -> "Run":
-        """The run in `folder` with its best weights, or (not `trained`) without any, to go on training.
+        """Open a run folder.
 
-        `device` is cpu, cuda or auto: a GPU if there is one. It scores with products of numbers of `precision`; auto:
-        of those that are faster for this model here, which takes tens of milliseconds to find out.
+        Args:
+            folder: The folder.
+            trained: Whether to load the best weights; otherwise the weights are untrained, to resume training.
+            device: "cpu", "cuda", or "auto", which is a GPU if there is one.
+            precision: Precision of products in scoring: "float32", "bfloat16", or "auto", which measures the faster one
+                for this model in some tens of milliseconds.
+
+        Raises:
+            UserError: The folder is not a run, its files are damaged, or the model does not fit into memory.
         """
         folder = Path(folder)
         config = read_config(folder)
@@ -100,14 +138,14 @@ class Run:
         choose("precision", precision, PRECISIONS)
         if trained:
             run.load_weights()
-        run.precision = run.faster() if precision == AUTO and trained else precision
+        run.precision = run.faster_precision() if precision == AUTO and trained else precision
         return run
 
-    def faster(self) -> str:
-        """The precision in which it scores faster here: that of made-up texts."""
+    def faster_precision(self) -> str:
+        """Measure on random texts in which precision this run scores faster."""
         random = np.random.default_rng(0)
-        drawn = random.integers(len(self.tokenizer), size=PROBED)
-        texts = [self.tokenizer.join(self.tokenizer.decode(line)) for line in drawn]
+        ids = random.integers(len(self.tokenizer), size=PROBE_SHAPE)
+        texts = [self.tokenizer.join(self.tokenizer.decode(line)) for line in ids]
         probe = self.read(texts, [{}] * len(texts))
 
         def score(name: str) -> None:
@@ -121,28 +159,32 @@ class Run:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         return self.model.embedding.device
 
     def to(self, device: torch.device) -> "Run":
-        """This run, its model moved to `device`."""
+        """Move the model to `device`; return this run."""
         self.model.to(device)
         return self
 
     def load_weights(self) -> None:
-        """Take the best weights from the folder. From here on the model is read, not trained."""
+        """Load the best weights from the folder and disable gradients of the model.
+
+        Raises:
+            UserError: The weights are missing, damaged or of another model.
+        """
         path = self.folder / "weights.safetensors"
-        begun = self.log_path.exists() or (self.folder / CHECKPOINT).exists()
-        if begun and not (path.exists() or (self.folder / "training.json").exists()):
-            early = "its training stopped before its first evaluation"
-            raise UserError(f"{self.folder}: {early}; the command that trained it goes on with --resume")
+        was_started = self.log_path.exists() or (self.folder / CHECKPOINT).exists()
+        if was_started and not (path.exists() or (self.folder / "training.json").exists()):
+            early = "training stopped before its first evaluation"
+            raise UserError(f"{self.folder}: {early}; run the training command again with --resume")
         tensors, _, checksum = files.load_checked(path)
         state = self.model.saved_tensors()
         expected = {name: tuple(tensor.shape) for name, tensor in state.items()}
         if expected != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
             raise UserError(f"{path}: does not belong to this config, schema and vocabulary")
         if wrong := [name for name, tensor in tensors.items() if not tensor.sum().isfinite()]:
-            raise UserError(f"{path}: {wrong[0]} holds what is no finite number; it must be trained anew")
+            raise UserError(f"{path}: {wrong[0]} contains NaN or infinity; train the run again")
         with torch.no_grad():
             for name, tensor in state.items():
                 tensor.copy_(tensors[name])
@@ -150,15 +192,19 @@ class Run:
         self.fingerprint = checksum[:FINGERPRINT]
 
     def save_weights(self, facts: dict[str, Any]) -> None:
-        """Put the model's weights into the folder, with `facts` about them."""
+        """Write the weights of the model to the folder, with `facts` about them."""
         files.save_tensors(self.folder / "weights.safetensors", self.model.saved_tensors(), facts)
 
     def save_unigram_counts(self, counts: NDArray[np.int64]) -> None:
-        """Keep in the folder how often each token was a target of training (V,)."""
+        """Write how often each token was a target of training (V,) to the folder."""
         files.save_tensors(self.folder / UNIGRAMS, {"counts": torch.from_numpy(counts)}, {})
 
     def unigram_counts(self) -> Tensor:
-        """How often each token was a target of training (V,), 64-bit; `UserError` where the folder does not say."""
+        """Read how often each token was a target of training (V,), as 64-bit integers.
+
+        Raises:
+            UserError: The folder has no valid counts.
+        """
         path = self.folder / UNIGRAMS
         if not path.exists():
             raise UserError(f"{path}: there is no such file; training writes it at its end")
@@ -170,23 +216,23 @@ class Run:
 
     @property
     def log_path(self) -> Path:
-        """The JSON lines that training wrote."""
+        """The path of the log of training, which has a JSON object per line."""
         return self.folder / "log.jsonl"
 
     def log(self) -> list[dict[str, Any]]:
-        """The rows that training wrote."""
+        """Read the rows of the log of training."""
         return files.read_rows(self.log_path)
 
     def best_evaluation(self) -> dict[str, Any] | None:
-        """The row of the log whose weights are kept, the best of its training; none before the first evaluation."""
-        kept: dict[str, Any] | None = None
+        """Return the log row of the evaluation whose weights were saved; None before the first evaluation."""
+        best: dict[str, Any] | None = None
         for row in self.log():
-            if row["split"] == "dev" and (kept is None or row["best"] != kept["best"]):
-                kept = row
-        return kept
+            if row["split"] == "dev" and (best is None or row["best"] != best["best"]):
+                best = row
+        return best
 
     def training_minutes(self) -> float:
-        """How long it was trained, up to the last row of the log."""
+        """Return the time of training in minutes, up to the last row of the log."""
         return max((float(row["seconds"]) for row in self.log()), default=0.0) / 60
 
     def prepare(
@@ -199,7 +245,19 @@ class Run:
         truncate: bool = True,
         report: bool = True,
     ) -> Corpus:
-        """Texts from rows, tables or a file, read as in training; all options as `data.prepare`."""
+        """Read texts as in training.
+
+        Args:
+            source: Rows, a table, or the path of a file.
+            unknown: What a value that training never saw means: "error", "group" (the unknown value) or "expected".
+            optional: Names of context variables whose columns may be missing.
+            progress: Whether to show progress.
+            truncate: Whether to cut texts after `max_tokens` tokens.
+            report: Whether to issue a `Notice` about cut texts.
+
+        Raises:
+            UserError: The source cannot be read.
+        """
         try:
             return prepare(
                 source,
@@ -215,27 +273,34 @@ class Run:
         except UnknownKindError as error:
             if not isinstance(source, str):
                 raise
-            raise error.with_message(f"{error.message}; a text? give [{{{self.config.data.text!r}: ...}}]") from None
+            raise error.with_message(
+                f"{error.message}; to read a text, pass [{{{self.config.data.text!r}: ...}}]"
+            ) from None
 
     def read(self, texts: Sequence[str], contexts: Any, *, unknown: str = "error", truncate: bool = True) -> Corpus:
-        """A text for each of `contexts`, which are rows, or a table of them, from column to value.
+        """Read texts with a context for each.
 
-        A column that they do not give is expected. Texts are cut as in training unless `truncate` is false; no `Notice`
-        says so, but `Corpus.truncated` does. `UserError` for a column or value that the run does not know, or that only
-        some give.
+        Args:
+            texts: The texts.
+            contexts: A row (from column to value) for each text, or a table of such rows, all with the same columns.
+                A missing column has its expected value.
+            unknown: What a value that training never saw means: "error", "group" (the unknown value) or "expected".
+            truncate: Whether to cut texts after `max_tokens` tokens, without a `Notice`; `Corpus.truncated` marks them.
+
+        Raises:
+            UserError: A column or value is unknown, or rows differ in their columns.
         """
         contexts = to_rows(contexts)
         if len(texts) != len(contexts):
             raise UserError(f"contexts: expected one for each of {len(texts):,} texts, got {len(contexts):,}")
-        given = set(contexts[0]) if contexts else set()
+        columns = set(contexts[0]) if contexts else set()
         for context in contexts:
             for name in context:
                 choose("context column", name, self.schema.columns())
-            if set(context) != given:
-                raise UserError(
-                    f"contexts with and without {', '.join(sorted(given ^ set(context)))}: all must give the same"
-                )
-        missing = tuple(variable.name for variable in self.schema.variables if variable.source_column not in given)
+            if set(context) != columns:
+                different = ", ".join(sorted(columns ^ set(context)))
+                raise UserError(f"contexts: expected the same columns in all of them; only some have {different}")
+        missing = tuple(variable.name for variable in self.schema.variables if variable.source_column not in columns)
         rows = [{**context, self.config.data.text: text} for text, context in zip(texts, contexts, strict=True)]
         try:
             return self.prepare(rows, unknown=unknown, optional=missing, truncate=truncate, report=False)
@@ -244,21 +309,21 @@ class Run:
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
-        """Within it no gradient is kept, and products are of the numbers of `self.precision`."""
+        """Disable gradients and set the precision of products to `self.precision` within this context manager."""
         with torch.inference_mode(), library.precision(self.precision, self.device):
             yield
 
     def batch(self, corpus: Corpus, rows: NDArray[np.int64]) -> Batch:
-        """The texts of `rows` as one batch, where the model is."""
+        """Return the texts of `rows` as one batch on the device of the model."""
         return corpus.batch(rows).to(self.device)
 
     def batches(self, corpus: Corpus) -> Iterator[Batch]:
-        """All rows of `corpus`, sorted by length."""
+        """Yield all rows of `corpus` in batches, sorted by length."""
         for rows in corpus.batches(TOKENS):
             yield self.batch(corpus, rows)
 
     def nats(self, corpus: Corpus) -> NDArray[np.float32]:
-        """Exact nats of every target of `corpus`, text after text (`corpus.targets` values)."""
+        """Return the exact nats of every target of `corpus`, text after text (`corpus.target_count` values)."""
         nats, starts = np.zeros(corpus.target_count, dtype=np.float32), target_offsets(corpus)
         with self.scoring():
             for batch in self.batches(corpus):
@@ -268,10 +333,18 @@ class Run:
         return nats
 
     def score(self, source: Any, *, tokens: bool = False, unknown: str = "error") -> list[dict[str, Any]]:
-        """One row a text: `nats`, `targets`, `perplexity`; with `tokens` also each target and its nats.
+        """Score whole texts, including those that training and `evaluate` cut after `max_tokens` tokens.
 
-        `source` is one row, `{"text": "lovely stay", "stars": 5}`, rows, a table or a file, which may be empty. Texts
-        are scored whole, also those that training and `evaluate` cut after `max_tokens` tokens.
+        Args:
+            source: One row such as `{"text": "lovely stay", "stars": 5}`, rows, a table, or the path of a file.
+            tokens: Whether to list each target with its nats.
+            unknown: What a value that training never saw means: "error", "group" (the unknown value) or "expected".
+
+        Returns:
+            A row per text: its number `row`, `nats`, `targets`, `perplexity`, and `tokens` if requested.
+
+        Raises:
+            UserError: The source cannot be read.
         """
         try:
             corpus = self.prepare(source, unknown=unknown, truncate=False)
@@ -281,23 +354,25 @@ class Run:
             return []
         nats, starts = self.nats(corpus), target_offsets(corpus)
         rows = []
-        for row in range(len(corpus)):
-            part = nats[starts[row] : starts[row + 1]].astype(np.float64)
+        for index in range(len(corpus)):
+            part = nats[starts[index] : starts[index + 1]].astype(np.float64)
             total = float(part.sum())
-            scored: dict[str, Any] = {"row": row, "nats": total, "targets": len(part)}
-            scored["perplexity"] = float(np.exp(total / max(1, len(part))))
+            row: dict[str, Any] = {"row": index, "nats": total, "targets": len(part)}
+            row["perplexity"] = float(np.exp(total / max(1, len(part))))
             if tokens:
-                ids = corpus.tokens[corpus.offsets[row] + 1 : corpus.offsets[row + 1]].tolist()
+                ids = corpus.tokens[corpus.offsets[index] + 1 : corpus.offsets[index + 1]].tolist()
                 names = self.tokenizer.decode(ids)
-                scored["tokens"] = [
-                    {"token": name, "nats": float(value)} for name, value in zip(names, part, strict=True)
-                ]
-            rows.append(scored)
+                row["tokens"] = [{"token": name, "nats": float(value)} for name, value in zip(names, part, strict=True)]
+            rows.append(row)
         return rows
 
 
 def read_config(folder: Path) -> Config:
-    """The config of the run in `folder`; `UserError` where there is none, or one of a format yet to come."""
+    """Read the config of the run in `folder`.
+
+    Raises:
+        UserError: The folder is not a run, or is of a later format.
+    """
     path = folder / folders.CONFIG
     if not path.is_file():
         raise folders.not_a_run_error(folder)
@@ -305,9 +380,9 @@ def read_config(folder: Path) -> Config:
 
 
 def training_facts(folder: Path) -> dict[str, Any]:
-    """What the run in `folder` was trained on; nothing of one whose training has not ended."""
+    """Read what the run in `folder` was trained on; empty if its training has not ended."""
     path = folder / "training.json"
-    kept = files.read_json(path) if path.exists() else {}
-    if not isinstance(kept, dict):
-        raise UserError(f"{path}: damaged (it must hold an object, not a {type(kept).__name__})")
-    return kept
+    facts = files.read_json(path) if path.exists() else {}
+    if not isinstance(facts, dict):
+        raise UserError(f"{path}: damaged (expected an object, got {type(facts).__name__})")
+    return facts

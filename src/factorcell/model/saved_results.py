@@ -1,7 +1,7 @@
-"""The results that a folder keeps, a row of results.jsonl each, and the answer to each question: the last one given.
+"""Evaluation results saved in a run folder, one row of `results.jsonl` each.
 
-A question is a measure of certain texts. It does not include the precision of products, so that results that
-differ by rounding do not stand side by side.
+Later rows replace earlier rows of the same measure on the same texts. The precision of products does not distinguish
+rows, so that results which differ only by rounding are not listed twice.
 """
 
 from collections import Counter
@@ -13,13 +13,20 @@ from factorcell import files
 from factorcell.finite import is_number
 
 FILE = "results.jsonl"
-COSTS, JUDGED = ("perplexity", "perplexity_known", "bits_per_byte"), ("accuracy", "macro_f1", "auc")
+PERPLEXITY_MEASURES = ("perplexity", "perplexity_known", "bits_per_byte")
+CLASSIFICATION_MEASURES = ("accuracy", "macro_f1", "auc")
 
 
 class Measurement(NamedTuple):
-    """The `value` of a `measure` of a `table`; the number of texts is added if two tables have the same name.
+    """A measured value.
 
-    `low` and `high` are the ends of its interval, if it has one; `bound` says that it is only a lower bound.
+    Attributes:
+        table: Name of the table, with its number of texts if several tables have that name.
+        measure: Name of the measure.
+        value: The value.
+        low: Lower end of its interval, if it has one.
+        high: Upper end of its interval, if it has one.
+        bound: Whether the value is only a lower bound.
     """
 
     table: str
@@ -31,9 +38,13 @@ class Measurement(NamedTuple):
 
 
 class GainTable(NamedTuple):
-    """Perplexities by the values of a `column` of a `table`: `rows`, whose gains are `over` a baseline.
+    """Perplexities of the texts of each value of a context column.
 
-    That is another model, or (None) the same one without context.
+    Attributes:
+        table: Name of the table.
+        column: The column.
+        over: The baseline of the gains: the name of another model, or None for the same model without context.
+        rows: A row for each value.
     """
 
     table: str
@@ -43,38 +54,39 @@ class GainTable(NamedTuple):
 
 
 def read(folder: Path) -> list[files.Row]:
-    """All results of a folder."""
+    """Read all results saved in a folder."""
     return files.read_rows(folder / FILE)
 
 
 def append(folder: Path, row: Mapping[str, Any]) -> None:
-    """Add a result to those of a folder."""
+    """Save a result in a folder."""
     files.append_row(folder / FILE, row)
 
 
 def latest_measurements(rows: Iterable[files.Row]) -> list[Measurement]:
-    """The last value of every measure of every table, in the order in which they were first asked for."""
+    """Return the last value of every measure on every table, in the order in which they first occur."""
     last: dict[tuple[str, str, str], tuple[int, files.Row]] = {}
     for row in rows:
         scores = row.get("evaluation", row)
-        for name in (*COSTS, *JUDGED):
+        for name in (*PERPLEXITY_MEASURES, *CLASSIFICATION_MEASURES):
             if is_number(scores.get(name)):
-                key = row.get("accuracy_key", scores.get("texts_key")) if name in JUDGED else scores.get("texts_key")
-                measure = name.replace("_", " ") + (_asked(row) if name in JUDGED else "")
+                is_classification = name in CLASSIFICATION_MEASURES
+                key = row.get("accuracy_key", scores.get("texts_key")) if is_classification else scores.get("texts_key")
+                measure = name.replace("_", " ") + (_classification_settings(row) if is_classification else "")
                 last[scores.get("table", ""), measure, str(key)] = (scores.get("texts", 0), _value(scores, name))
-    named = Counter((table, measure) for table, measure, _ in last)
+    tables = Counter((table, measure) for table, measure, _ in last)
     return [
-        Measurement(f"{table} ({texts:,} texts)" if named[table, measure] > 1 else table, measure, **value)
+        Measurement(f"{table} ({texts:,} texts)" if tables[table, measure] > 1 else table, measure, **value)
         for (table, measure, _), (texts, value) in last.items()
     ]
 
 
 def _value(scores: files.Row, name: str) -> files.Row:
-    ends = {end: scores.get(f"{name}_{end}") for end in ("low", "high")}
-    return {"value": scores[name], **ends, "bound": bool(scores.get(f"{name}_bound"))}
+    interval = {end: scores.get(f"{name}_{end}") for end in ("low", "high")}
+    return {"value": scores[name], **interval, "bound": bool(scores.get(f"{name}_bound"))}
 
 
-def _asked(row: files.Row) -> str:
+def _classification_settings(row: files.Row) -> str:
     parts = [f" of {row['target']}"] if row.get("target") else []
     parts += [f", priors of {row['priors']}"] if row.get("priors", "uniform") != "uniform" else []
     parts += [f", {row['samples']:,} samples"] if row.get("samples") else []
@@ -82,17 +94,17 @@ def _asked(row: files.Row) -> str:
 
 
 def latest_evaluation(rows: Iterable[files.Row]) -> files.Row:
-    """The perplexities of the table that was evaluated last, with its last gain; empty if there is none."""
-    every = [row["evaluation"] for row in rows if row.get("kind") == "evaluate"]
-    found: files.Row = {}
-    for row in every:
-        if all(row.get(name) == every[-1].get(name) for name in ("table", "texts_key")):
-            found |= row
-    return found
+    """Return the perplexities of the table evaluated last, with its last gain; empty if there is none."""
+    evaluations = [row["evaluation"] for row in rows if row.get("kind") == "evaluate"]
+    result: files.Row = {}
+    for row in evaluations:
+        if all(row.get(name) == evaluations[-1].get(name) for name in ("table", "texts_key")):
+            result |= row
+    return result
 
 
 def latest_gains(rows: Iterable[files.Row]) -> list[GainTable]:
-    """The last perplexities by every column of every table over every baseline."""
+    """Return the last perplexities by every column of every table over every baseline."""
     last: dict[tuple[Any, ...], GainTable] = {}
     for row in rows:
         if row.get("kind") == "evaluate":

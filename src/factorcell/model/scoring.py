@@ -1,4 +1,4 @@
-"""Sums of nats, and the protocol of models that score."""
+"""The protocol of models that score texts, and sums of their nats."""
 
 import math
 from dataclasses import dataclass
@@ -13,22 +13,33 @@ from factorcell.data.tokenizer import Tokenizer
 
 
 class Scorer(Protocol):
-    """A model of the probability of texts: a `Run`, an n-gram model, or several of them that act as one."""
+    """A model of the probability of texts: a `Run`, an n-gram model, or several models that act as one.
+
+    Attributes:
+        folder: Folder of the model.
+        tokenizer: Tokenizer of the model.
+        schema: Context variables of the model.
+    """
 
     folder: Path
     tokenizer: Tokenizer
     schema: ContextSchema
 
     def prepare(self, source: Any, *, unknown: str = "error") -> Corpus:
-        """Texts from rows, tables or a file, as `nats` takes them."""
+        """Read texts from rows, a table or a file into the form that `nats` takes."""
 
     def nats(self, corpus: Corpus) -> NDArray[Any]:
-        """Nats of every target, text after text (`corpus.targets` values)."""
+        """Return the nats of every target, text after text (`corpus.target_count` values)."""
 
 
 @dataclass(frozen=True)
 class Tally:
-    """Nats and the targets they belong to. Tallies add up; the ratio is taken once."""
+    """A sum of nats over targets. Tallies are added with `+`; `perplexity` is taken of the sum.
+
+    Attributes:
+        nats: Sum of the negative log-likelihoods.
+        targets: Number of targets.
+    """
 
     nats: float = 0.0
     targets: int = 0
@@ -38,5 +49,5 @@ class Tally:
 
     @property
     def perplexity(self) -> float:
-        """exp(nats / tokens); NaN of nothing."""
+        """exp(nats / targets), or NaN without targets."""
         return math.exp(self.nats / self.targets) if self.targets else math.nan

@@ -1,9 +1,9 @@
-"""Estimate the size of a model from its config alone, before memory is allocated or a file of weights is read.
+"""Estimates of the memory of a model from its config, before memory is allocated or weights are read.
 
     bytes of a model = 4 P + filter        bytes of a step = 4 (7 P + tokens per batch * values per token)
 
-P is the number of parameters. A step keeps the gradient and two moments of each, and writes three values of it into a
-checkpoint. The estimate is at most three times too high.
+P is the number of parameters. A training step stores the gradient and two moments of each, and writes three values of
+each to a checkpoint. The estimate is at most three times too high.
 """
 
 import math
@@ -18,13 +18,13 @@ from factorcell.config import Config, UserError
 from factorcell.data.schema import ContextSchema
 from factorcell.model.language_model import LanguageModel
 
-Shapes = dict[str, tuple[int, ...]]  # of parameters, by their names
+Shapes = dict[str, tuple[int, ...]]  # shapes of parameters by their names
 
-FLOAT = 4  # bytes
-KEPT = 7  # values of each parameter in training
+FLOAT_BYTES = 4
+TRAINING_VALUES = 7  # values stored per parameter in training
 
 
-def without_memory(config: Config, vocabulary: int, schema: ContextSchema) -> LanguageModel:
+def meta_model(config: Config, vocabulary: int, schema: ContextSchema) -> LanguageModel:
     """Return the model of a config on PyTorch's meta device, where tensors have a shape but no storage.
 
     Raises:
@@ -40,56 +40,57 @@ def without_memory(config: Config, vocabulary: int, schema: ContextSchema) -> La
 
 
 def tensor_shapes(config: Config, vocabulary: int, schema: ContextSchema) -> Shapes:
-    """Return the shape of everything that a run keeps, by its name in the run folder (`LanguageModel.kept`)."""
+    """Return the shape of each tensor that a run folder stores (`LanguageModel.saved_tensors`), by its name."""
     return {
-        name: tuple(tensor.shape) for name, tensor in without_memory(config, vocabulary, schema).saved_tensors().items()
+        name: tuple(tensor.shape) for name, tensor in meta_model(config, vocabulary, schema).saved_tensors().items()
     }
 
 
-def parameter_count(kept: Mapping[str, tuple[int, ...]]) -> int:
-    """Return the number of learned values among what is `kept`."""
-    return sum(math.prod(shape) for name, shape in kept.items() if not name.endswith(".bits"))
+def parameter_count(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Return the number of learned values in stored tensors with these `shapes`."""
+    return sum(math.prod(shape) for name, shape in shapes.items() if not name.endswith(".bits"))
 
 
 def check_memory(config: Config, vocabulary: int, schema: ContextSchema, *, trained: bool = False) -> None:
-    """Raise `UserError` if a model, and what training keeps of it if `trained`, does not fit into memory."""
-    kept = tensor_shapes(config, vocabulary, schema)
-    count = parameter_count(kept)
-    filters = sum(math.prod(shape) for name, shape in kept.items() if name.endswith(".bits"))
+    """Raise `UserError` if a model, or its training if `trained`, does not fit into memory."""
+    shapes = tensor_shapes(config, vocabulary, schema)
+    count = parameter_count(shapes)
+    filters = sum(math.prod(shape) for name, shape in shapes.items() if name.endswith(".bits"))
     what = f"{'training ' if trained else ''}a model of {count:,} parameters"
-    memory.check(FLOAT * count * (KEPT if trained else 1) + filters, what)
+    memory.check(FLOAT_BYTES * count * (TRAINING_VALUES if trained else 1) + filters, what)
 
 
 def step_bytes(config: Config, vocabulary: int, schema: ContextSchema, tokens: int, texts: int) -> int:
-    """Estimate the bytes of a training on so many `tokens` in so many `texts`, or on batches of them."""
-    training, model = config.training, without_memory(config, vocabulary, schema)
+    """Estimate the bytes of a training step, for a table of `texts` texts with `tokens` tokens in all."""
+    training, model = config.training, meta_model(config, vocabulary, schema)
     batch = min(tokens, training.batch_tokens + config.data.max_tokens)
     texts, tokens = -(-texts * batch // max(1, tokens)), batch
     backbone = model.backbone.footprint()
-    of_token = 4 * config.model.embedding_size + backbone.token
-    drawn = training.samples if training.loss != "full" else 0
-    return FLOAT * (KEPT * model.parameter_count() + tokens * of_token + texts * backbone.text + 6 * drawn)
+    per_token = 4 * config.model.embedding_size + backbone.token
+    samples = training.samples if training.loss != "full" else 0
+    return FLOAT_BYTES * (
+        TRAINING_VALUES * model.parameter_count() + tokens * per_token + texts * backbone.text + 6 * samples
+    )
 
 
-def beam_bytes(model: LanguageModel, contexts: int, width: int, across: int, tokens: int) -> int:
-    """Estimate the bytes of a beam: `width` beginnings of `tokens`, each grown by `across` tokens, in each context."""
+def beam_bytes(model: LanguageModel, contexts: int, width: int, continuations: int, tokens: int) -> int:
+    """Estimate the bytes of beams of `width` hypotheses with `tokens` tokens and `continuations` each, per context."""
     backbone = model.backbone.footprint()
-    of_beginning = 4 * backbone.state + 4 * tokens + 8 * min(across, model.vocabulary_size) + backbone.conditions
-    return FLOAT * contexts * width * of_beginning
+    scores = 8 * min(continuations, model.vocabulary_size)
+    return FLOAT_BYTES * contexts * width * (4 * backbone.state + 4 * tokens + scores + backbone.conditions)
 
 
 def check_header(path: Path, expected: Shapes) -> None:
-    """Raise `UserError` unless the tensors in the file of weights `path` have the `expected` shapes; read no tensor."""
+    """Raise `UserError` unless the weights in the file `path` have the `expected` shapes, without reading them."""
     if not path.is_file():
-        return  # the reader reports it
+        return  # reading the weights reports it
     try:
         with files.open_tensors(path) as file:
-            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, RuntimeError) as error:
         raise UserError(f"{path}: truncated or not a safetensors file ({error})") from None
-    if found != expected:
-        name = next(name for name in {**expected, **found} if found.get(name) != expected.get(name))
-        has, wanted = (str(shape) if shape else "nothing" for shape in (found.get(name), expected.get(name)))
-        raise UserError(
-            f"{path}: does not belong to this config, schema and vocabulary (its {name} is {has}, they make {wanted})"
-        )
+    if shapes != expected:
+        name = next(name for name in {**expected, **shapes} if shapes.get(name) != expected.get(name))
+        actual, right = (str(shape) if shape else "nothing" for shape in (shapes.get(name), expected.get(name)))
+        mismatch = f"{name}: expected {right}, got {actual}"
+        raise UserError(f"{path}: does not belong to this config, schema and vocabulary ({mismatch})")

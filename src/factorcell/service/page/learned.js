@@ -1,74 +1,74 @@
-/* What a service keeps of a person: shown, forgotten text by text, undone, paused, exported, deleted. */
+/* The panel with the saved texts of a user, which can be forgotten, undone, paused, exported and deleted. */
 "use strict";
 
 const learned = (() => {
-  const FEW = 8; // texts shown until more are asked for
-  const CATCHING_UP = [200, 400, 800, 1600, 3200]; // milliseconds until it is asked again whether all is learned
-  const SHORT = 60; // characters of a text within a sentence
+  const MAX_ROWS = 8; // texts shown before "Show all"
+  const POLL_INTERVALS = [200, 400, 800, 1600, 3200]; // milliseconds between checks whether the model has caught up
+  const MAX_QUOTE = 60; // characters of a text quoted in a sentence
   const { element, visible } = factorcell;
   const $ = (id) => document.getElementById(id);
 
-  /** The panel. `said(words)` says something, `failed(error)` that something failed, and `changed()` is called when
-      what is suggested has changed. */
+  /** The panel. It calls `notify(content)` with notices, `onError(error)` with failures, and `onChange()` when
+      suggestions may have changed. */
   class Panel {
     #client = null;
-    #person = null;
-    #turn = 0; // of the newest look; what others find is not shown
-    #all = false;
-    missing = false; // whether the last look failed
-    #profile; // null where nothing is kept, undefined until it is known
-    #tells;
+    #user = null;
+    #request = 0; // number of the newest refresh; results of older ones are dropped
+    #showsAll = false;
+    #profile; // null: the service has no record; undefined: not loaded yet
+    #callbacks;
+    isStale = false; // whether the last refresh failed
 
-    constructor(tells) {
-      this.#tells = tells;
-      $("undo").onclick = () => this.#do(() => this.undo());
-      $("pause").onclick = () => this.#do(() => this.#pause());
-      $("export").onclick = () => this.#do(() => this.#export());
+    constructor(callbacks) {
+      this.#callbacks = callbacks;
+      $("undo").onclick = () => this.#run(() => this.undo());
+      $("pause").onclick = () => this.#run(() => this.#pause());
+      $("export").onclick = () => this.#run(() => this.#export());
       $("delete").onclick = () => $("sure").showModal();
-      $("sure").onclose = () => $("sure").returnValue === "delete" && this.#do(() => this.#delete());
+      $("sure").onclose = () => $("sure").returnValue === "delete" && this.#run(() => this.#delete());
       $("more").onclick = () => {
-        this.#all = !this.#all;
+        this.#showsAll = !this.#showsAll;
         this.#draw();
       };
     }
 
-    /** Show another person, null for nobody. */
-    set(client, person) {
+    /** Show another user; null shows no user. */
+    set(client, user) {
       this.#client = client;
-      this.#person = person;
-      this.#all = false;
+      this.#user = user;
+      this.#showsAll = false;
       this.#profile = undefined;
-      this.missing = false;
-      $("whose").textContent = $("who").textContent = person ?? "nobody";
+      this.isStale = false;
+      $("panel-user").textContent = $("delete-user").textContent = user ?? "no user";
       this.#draw();
       return this.refresh();
     }
 
-    /** Show what is kept now. Returns once the model has learned all of it, or after some seconds: whether it is still
-        this person that is shown. */
+    /** Load and show the saved texts, and wait some seconds for the model to learn them all. Return whether the panel
+        still shows the same user. */
     async refresh() {
-      const turn = ++this.#turn;
-      if (this.#person === null) return true;
-      for (const wait of [...CATCHING_UP, null]) {
+      const request = ++this.#request;
+      if (this.#user === null) return true;
+      for (const wait of [...POLL_INTERVALS, null]) {
         let profile = null;
         try {
           profile = await this.#ask("GET", "");
         } catch (error) {
-          if (turn !== this.#turn) return false;
+          if (request !== this.#request) return false;
           if (error.status !== 404) {
-            this.missing = true;
+            this.isStale = true;
             this.#draw();
-            this.#tells.failed(error);
+            this.#callbacks.onError(error);
             return false;
           }
         }
-        if (turn !== this.#turn) return false;
+        if (request !== this.#request) return false;
         this.#profile = profile;
-        this.missing = false;
+        this.isStale = false;
         this.#draw();
         if (wait === null || !profile || profile.learned) break;
-        await new Promise((done) => setTimeout(done, wait));
-        if (turn !== this.#turn) return false;
+        await new Promise((resolve) => setTimeout(resolve, wait));
+        if (request !== this.#request) return false;
       }
       return true;
     }
@@ -76,32 +76,32 @@ const learned = (() => {
     /** Forget the newest text. */
     async undo() {
       const { removed } = await this.#ask("POST", "/undo");
-      await this.#removed(removed ? "The last text is forgotten." : "There is nothing to undo.");
+      await this.#afterRemoval(removed ? "The last text was forgotten." : "There is nothing to undo.");
     }
 
     async #forget(text) {
-      const places = [...$("texts").querySelectorAll("button")];
-      const place = places.indexOf(document.activeElement);
+      const index = [...$("texts").querySelectorAll("button")].indexOf(document.activeElement);
       await this.#ask("POST", "/forget", { text });
-      await this.#removed(["“", element("bdi", {}, brief(text)), "” is forgotten."]);
+      await this.#afterRemoval(["“", element("bdi", {}, quote(text)), "” was forgotten."]);
       const buttons = $("texts").querySelectorAll("button");
-      (buttons[Math.min(place, buttons.length - 1)] ?? $("learned-title")).focus();
+      (buttons[Math.min(index, buttons.length - 1)] ?? $("learned-title")).focus();
     }
 
-    async #removed(words) {
-      this.#tells.said(words);
-      if (await this.refresh()) this.#tells.changed();
+    async #afterRemoval(notice) {
+      this.#callbacks.notify(notice);
+      if (await this.refresh()) this.#callbacks.onChange();
     }
 
     async #pause() {
       const { paused } = await this.#ask("POST", this.#profile?.paused ? "/resume" : "/pause");
-      this.#tells.said(paused ? "Paused: nothing is learned or kept until you resume." : "Learning goes on.");
+      this.#callbacks.notify(paused
+        ? "Learning is paused: no text is learned or saved until you resume." : "Learning has resumed.");
       await this.refresh();
     }
 
     async #delete() {
       await this.#ask("DELETE", "");
-      await this.#removed(["All of ", element("bdi", {}, this.#person), " is deleted."]);
+      await this.#afterRemoval(["All data of ", element("bdi", {}, this.#user), " was deleted."]);
       $("learned-title").focus();
     }
 
@@ -109,74 +109,75 @@ const learned = (() => {
       const values = await this.#ask("GET", "/export");
       const content = new Blob([`${JSON.stringify(values, null, 2)}\n`], { type: "application/json" });
       const address = URL.createObjectURL(content);
-      element("a", { href: address, download: `${this.#person.replace(/[^\p{L}\p{N}_-]+/gu, "_")}.json` }).click();
+      element("a", { href: address, download: `${this.#user.replace(/[^\p{L}\p{N}_-]+/gu, "_")}.json` }).click();
       setTimeout(() => URL.revokeObjectURL(address), 1000);
     }
 
-    #ask(method, what, body) {
-      return this.#client.ask(method, `v1/users/${encodeURIComponent(this.#person)}${what}`, body);
+    #ask(method, path, body) {
+      return this.#client.ask(method, `v1/users/${encodeURIComponent(this.#user)}${path}`, body);
     }
 
-    async #do(act) {
+    async #run(action) {
       try {
-        await act();
+        await action();
       } catch (error) {
-        this.#tells.failed(error);
+        this.#callbacks.onError(error);
       }
     }
 
     #draw() {
       const profile = this.#profile;
       const rows = grouped(profile?.texts ?? []);
-      $("summary").textContent = this.missing && !profile
-        ? "What is kept cannot be shown now." : summary(this.#person, profile);
+      $("summary").textContent = this.isStale && !profile
+        ? "The saved texts cannot be loaded now." : summary(this.#user, profile);
       $("tools").hidden = !profile;
       $("undo").disabled = !rows.length;
       $("pause").textContent = profile?.paused ? "Resume" : "Pause";
       $("pause").setAttribute("aria-pressed", String(Boolean(profile?.paused)));
-      $("texts").replaceChildren(...rows.slice(0, this.#all ? rows.length : FEW).map((one) => this.#row(one)));
-      $("more").hidden = rows.length <= FEW;
-      $("more").textContent = this.#all ? "Show fewer" : `Show all ${rows.length}`;
+      const shown = this.#showsAll ? rows : rows.slice(0, MAX_ROWS);
+      $("texts").replaceChildren(...shown.map((row) => this.#row(row)));
+      $("more").hidden = rows.length <= MAX_ROWS;
+      $("more").textContent = this.#showsAll ? "Show fewer" : `Show all ${rows.length}`;
     }
 
     #row({ text, count, time }) {
-      const forget = element("button", { class: "quiet", "aria-label": `Forget “${brief(text)}”` }, "Forget");
+      const forget = element("button", { class: "quiet", "aria-label": `Forget “${quote(text)}”` }, "Forget");
       forget.type = "button";
-      forget.onclick = () => this.#do(() => this.#forget(text));
+      forget.onclick = () => this.#run(() => this.#forget(text));
       const when = new Date(1000 * time);
       return element("li", {},
-        element("span", { class: "what", dir: "auto" }, visible(text)),
-        element("time", { class: "often", datetime: when.toISOString(), title: when.toLocaleString() },
+        element("span", { class: "text", dir: "auto" }, visible(text)),
+        element("time", { class: "count", datetime: when.toISOString(), title: when.toLocaleString() },
           count > 1 ? `${count} times` : ""),
         forget);
     }
   }
 
-  /** The texts, each once, the newest first, with how often they were accepted. */
+  /** Merge equal texts, newest first, and count how often each was accepted. */
   function grouped(texts) {
-    const found = new Map();
+    const rows = new Map();
     for (const { text, time } of texts.toReversed()) {
-      const one = found.get(text) ?? { text, time, count: 0 };
-      one.count++;
-      found.set(text, one);
+      const row = rows.get(text) ?? { text, time, count: 0 };
+      row.count++;
+      rows.set(text, row);
     }
-    return [...found.values()];
+    return [...rows.values()];
   }
 
-  /** A text as it stands within a sentence. */
-  function brief(text) {
-    const all = [...text];
-    return visible(all.length > SHORT ? `${all.slice(0, SHORT - 1).join("")}…` : text);
+  /** Shorten a text for use in a sentence. */
+  function quote(text) {
+    const characters = [...text];
+    return visible(characters.length > MAX_QUOTE ? `${characters.slice(0, MAX_QUOTE - 1).join("")}…` : text);
   }
 
-  function summary(person, profile) {
-    if (person === null) return "Nobody is learned: suggestions are those for everybody.";
-    if (profile === undefined) return "\u00a0"; // a line's height, so that nothing jumps
-    if (!profile) return "Nothing yet. What you accept is kept here, and you can take any of it back.";
+  function summary(user, profile) {
+    if (user === null) return "No user is selected: suggestions are the same for everyone.";
+    if (profile === undefined) return "\u00a0"; // reserves the height of a line
+    if (!profile) return "No texts yet. Texts that you accept are saved here, and you can delete any of them.";
     const count = profile.texts.length;
-    const kept = count === 1 ? "One text is kept." : `${count} texts are kept.`;
-    if (profile.paused) return `${kept} Learning is paused.`;
-    return profile.learned ? kept : `${kept} The model is catching up…`;
+    const saved = count === 1 ? "1 text is saved." : `${count} texts are saved.`;
+    if (profile.paused) return `${saved} Learning is paused.`;
+    return profile.learned ? saved : `${saved} The model is catching up…`;
   }
 
   return { Panel };
