@@ -21,7 +21,7 @@ The kinds of a tokenizer, backbone or head have different options; if an option 
 names the kinds that have it.
 Other packages can add kinds with their own options ([extending](extending.md)).
 
-"By the table" means that `train` [chooses the value](training.md#what-is-not-said-is-chosen) from the training table.
+"Automatic" means that `train` [chooses the value](training.md#what-is-not-said-is-chosen) from the training table.
 The last column is the default of a `Config` in Python, where no value is chosen.
 `python docs/options.py` generates this page.
 """
@@ -48,7 +48,7 @@ def _section(section: str) -> Iterator[str]:
         meaning += f" ({', '.join(choices)})" if choices else ""
         meaning += f"; only {', '.join(by_kind)}" if len(by_kind) < len(kinds) else ""
         default = _format(first.default) if name == "kind" else _format_by_kind(by_kind)
-        shown = "by the table" if name in AUTOMATIC_OPTIONS.get(section, ()) else default
+        shown = "automatic" if name in AUTOMATIC_OPTIONS.get(section, ()) else default
         yield f"| `{name}` | {meaning.replace('|', chr(92) + '|')} | {shown} | {default} |"
     yield ""
 

@@ -164,7 +164,7 @@ def defaults(text: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("train", {"--adapt": "concat factor", "--rank": "by the table", "--max-tokens": "200", "--tokenizer": "word"}),
+        ("train", {"--adapt": "concat factor", "--rank": "automatic", "--max-tokens": "200", "--tokenizer": "word"}),
         ("finetune", {"--epochs": str(choices.SMALL_DATA_DEFAULTS["epochs"]), "--warmup": "as in RUN"}),
         ("compare", {"--models": " ".join(PAPER_MODELS), "--seeds": "1"}),
         ("audit", {"--unknown": "group", "--precision": "auto"}),

@@ -38,13 +38,13 @@ Model = TypeVar("Model")
 def add_config_options(parser: Parser, *sections: str, run_defaults: Mapping[str, Any] | None = None) -> None:
     """Add an option for every field of the sections (default: all); unspecified options are absent after parsing.
 
-    The help names the default of the field, or with `run_defaults` those defaults and "as in RUN" for all others.
+    The help shows the default of the field, or with `run_defaults` those defaults and "as in RUN" for all others.
     """
     if not sections or "training" in sections:
         add_max_memory(parser)
     for section, field in config_fields(parser.kinds):
         if not sections or section in sections:
-            default = "by the table" if field.name in AUTOMATIC_OPTIONS.get(section, ()) else field.default
+            default = "automatic" if field.name in AUTOMATIC_OPTIONS.get(section, ()) else field.default
             if run_defaults is not None:
                 default = run_defaults.get(field.name, "as in RUN")
             group = parser.rare if field.metadata.get("rare") else parser.section(section)
@@ -142,7 +142,7 @@ def add_training_files(parser: Parser) -> None:
     parser.add_argument("--dev", type=Path, help="development table (default: 5 %% of the rows are held out)")
     text = "TOML or JSON file of options; options on the command line take precedence"
     parser.add_argument("--config", type=Path, help=text)
-    text = "time limit of each training, in minutes (default: determined by the table)"
+    text = "time limit of each training, in minutes (default: chosen from the table)"
     parser.add_argument("--minutes", type=float, help=text)
     text = "effort to spend on the table (default: good; with --minutes best)"
     parser.add_argument("--preset", choices=PRESETS, help=text)
