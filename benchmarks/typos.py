@@ -1,4 +1,4 @@
-"""How often a text is suggested when there is a slip in what is typed of it: typos forgiven, not forgiven, none made.
+"""Measure how often a text is suggested for a prefix with a typo and without one, with typos forgiven and not forgiven.
 
     python benchmarks/typos.py RUN TEST.parquet --counted TRAIN.parquet
 
@@ -24,17 +24,17 @@ from factorcell.completion.typos import TypoCosts
 
 LETTERS = "etaoinsrhldcumfpgwybvk "
 SHORTEST, LONGEST = 8, 40  # letters that are typed at least, and of a text: few longer ones are ever suggested
-Case = tuple[str, str, str, dict[str, Any]]  # text, typed, typed with a slip, context
+Case = tuple[str, str, str, dict[str, Any]]  # text, typed, typed with a typo, context
 
 
-def slip(typed: str, chosen: random.Random) -> str:
-    """One slip at a random place: a letter too many, one too few, a wrong one, two in the wrong order."""
+def add_typo(typed: str, chosen: random.Random) -> str:
+    """Add one random typo: a letter inserted, omitted or replaced, or two neighbouring letters swapped."""
     while True:
         place, letter = chosen.randrange(len(typed)), chosen.choice(LETTERS)
         before, replaced, after = typed[:place], typed[place], typed[place + 1 :]
         ways = (letter + replaced + after, after, letter + after, after[:1] + replaced + after[1:])
-        if (slipped := before + chosen.choice(ways)) != typed:
-            return slipped
+        if (changed := before + chosen.choice(ways)) != typed:
+            return changed
 
 
 def cases(run: Run, path: Path, count: int, seed: int) -> list[Case]:
@@ -45,25 +45,25 @@ def cases(run: Run, path: Path, count: int, seed: int) -> list[Case]:
     rows = [row for row in pq.read_table(path).to_pylist() if SHORTEST < len(row[column]) <= LONGEST]
     for row in chosen.sample(rows, count):
         typed = row[column][: chosen.randint(SHORTEST, len(row[column]) - 1)]
-        result.append((row[column], typed, slip(typed, chosen), {name: row[name] for name in names}))
+        result.append((row[column], typed, add_typo(typed, chosen), {name: row[name] for name in names}))
     return result
 
 
 def measure(
-    name: str, suggest: Callable[[str, dict[str, Any]], list[Suggestion]], cases: list[Case], slipped: bool
+    name: str, suggest: Callable[[str, dict[str, Any]], list[Suggestion]], cases: list[Case], has_typo: bool
 ) -> None:
     """Print how often and where the text is."""
     ranks, times = [], []
     for text, typed, wrong, context in cases:
         began = time.thread_time()
-        suggestions = suggest(wrong if slipped else typed, context)
+        suggestions = suggest(wrong if has_typo else typed, context)
         times.append(1e3 * (time.thread_time() - began))
         ranks.append(
             next((1 / place for place, suggestion in enumerate(suggestions, 1) if suggestion.text == text), 0.0)
         )
     row = {
         "way": name,
-        "slip": slipped,
+        "typo": has_typo,
         "found": round(statistics.mean(rank > 0 for rank in ranks), 3),
         "reciprocal_rank": round(statistics.mean(ranks), 3),
         "milliseconds": round(statistics.median(times), 1),
@@ -87,18 +87,20 @@ def main() -> None:
     texts = cases(run, arguments.table, arguments.count, arguments.seed)
     ways = [
         ("model", TypoCosts(0)),
-        *((f"model, {cost:g} nats a slip", TypoCosts(2, cost)) for cost in arguments.costs),
+        *((f"model, {cost:g} nats per typo", TypoCosts(2, cost)) for cost in arguments.costs),
     ]
     for name, typos in ways:
         completer = Completer(run, unknown="group", typos=typos)
-        for slipped in (False, True):
-            measure(name, lambda typed, row, c=completer: c.complete(typed, context=row, k=arguments.k), texts, slipped)
+        for has_typo in (False, True):
+            measure(
+                name, lambda typed, row, c=completer: c.complete(typed, context=row, k=arguments.k), texts, has_typo
+            )
     if arguments.counted:
         popular = Popularity.fit(pq.read_table(arguments.counted)[run.config.data.text].to_pylist(), min_count=1)
         texts = cases(run, arguments.counted, arguments.count, arguments.seed)
         for name, counted in (("popularity", popular), ("popularity, typos", TypoTolerantLookup(popular))):
-            for slipped in (False, True):
-                measure(name, lambda typed, row, c=counted: c.complete(typed, arguments.k), texts, slipped)
+            for has_typo in (False, True):
+                measure(name, lambda typed, row, c=counted: c.complete(typed, arguments.k), texts, has_typo)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ The kinds of a tokenizer, backbone or head have different options; if an option 
 names the kinds that have it.
 Other packages can add kinds with their own options ([extending](extending.md)).
 
-"Automatic" means that `train` [chooses the value](training.md#what-is-not-said-is-chosen) from the training table.
+"Automatic" means that `train` [chooses the value](training.md#automatic-options) from the training table.
 The last column is the default of a `Config` in Python, where no value is chosen.
 `python docs/options.py` generates this page.
 """

@@ -112,7 +112,7 @@ def test_a_user_of_another_run_is_refused(folder: Path) -> None:
     run = Run.open(folder / "letters")
     line = (
         f"this user belongs to another run (fingerprint {user.fingerprint.hex()[:8]}..., this run is "
-        f"{run.fingerprint.hex()[:8]}...); learn the person again from their texts"
+        f"{run.fingerprint.hex()[:8]}...); learn the user again from the user's texts"
     )
     completer, popularity = Completer(run), Popularity.from_run(run)
     assert refusal(learn_one, run, user, "bat") == line
@@ -134,20 +134,20 @@ def test_a_user_of_a_run_without_weights_on_disk_takes_the_fingerprint_of_the_ru
     assert user.fingerprint == run.fingerprint
     assert learn_one(untrained, user, "bat").fingerprint == user.fingerprint
     short = User(user.vector[:1], user.state[:, :1])
-    assert "a user of 1 numbers; those of " in refusal(Completer(run).begin, short)
+    assert "expected a user vector of size 2, got size 1" in refusal(Completer(run).begin, short)
 
 
 def test_altered_users_are_refused(folder: Path) -> None:
     content = user_of(Run.open(folder / "letters")).to_bytes()
     assert content[3] == online.USER_FORMAT
     for size in range(len(content)):
-        assert "not a user" in refusal(User.from_bytes, content[:size])
+        assert "invalid user" in refusal(User.from_bytes, content[:size])
     for place in range(len(content)):
         altered = bytes([*content[:place], content[place] ^ 1, *content[place + 1 :]])
         message = refusal(User.from_bytes, altered)
-        assert ("its format is 0" if place == 3 else "not a user") in message
+        assert ("its format is 0" if place == 3 else "invalid user") in message
     head = online.HEAD.size
-    assert "not a user" in refusal(User.from_bytes, content[head : -online.CHECK.size])
+    assert "invalid user" in refusal(User.from_bytes, content[head : -online.CHECK.size])
     newer = bytes([*content[:3], online.USER_FORMAT + 1]) + b"?"
     assert refusal(User.from_bytes, newer) == (
         f"this user: its format is {online.USER_FORMAT + 1}, this factorcell reads up to {online.USER_FORMAT}; "

@@ -180,7 +180,7 @@ def test_words_of_a_run_without_categories(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "run").rename(tmp_path / "numbers")
     folder = tmp_path / "numbers"
     text = error_of(capsys, folder)
-    assert "none of its contexts is a category" in text
+    assert "expected a categorical context variable" in text
     assert main(["contexts", str(folder), "--threads", "1", "--between", "lat=60;lon=10", "lat=43;lon=7"]) == 0
     assert "lat=60, lon=10 against lat=43, lon=7" in capsys.readouterr().out
     assert main(["contexts", str(folder), "--threads", "1", "--words", "--context", "lat=60"]) == 0

@@ -78,7 +78,7 @@ def test_an_adapted_baseline_reads_its_context(folder: Path, capsys: pytest.Capt
     files.write_versioned(other.folder / "config.json", config, FORMAT)
     other.save_weights({})
     assert main(["evaluate", plain, table, "--baseline", str(other.folder)]) == 2
-    assert "read these texts differently: no gain can be computed" in capsys.readouterr().err
+    assert "the models read the texts differently, so perplexities cannot be compared" in capsys.readouterr().err
 
 
 def test_a_baseline_with_other_tokens_is_reported_before_missing_columns(
@@ -93,7 +93,7 @@ def test_a_baseline_with_other_tokens_is_reported_before_missing_columns(
     command += ["--by", "stars"]
     assert main(command) == 2
     error = capsys.readouterr().err
-    assert error.endswith("have different vocabularies: no gain can be computed; compare bits per byte\n")
+    assert error.endswith(": the vocabularies differ, so perplexities cannot be compared; compare bits per byte\n")
     assert "--unknown" not in error
 
 
@@ -142,9 +142,9 @@ def test_classify_reports_its_progress(
     assert capsys.readouterr().err == ""
     total = len(ROWS) * 3 * len(Run.open(cell).schema.variable("city").values[1:])
     assert main(["classify", str(cell), table, "--target", "city", "--calibrate", table]) == 0
-    progress_lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("judging: ")]
+    progress_lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("classifying: ")]
     assert all(f" of {total} likelihoods, " in line for line in progress_lines)
-    assert sum(line.startswith(f"judging: {total} of ") for line in progress_lines) >= 2
+    assert sum(line.startswith(f"classifying: {total} of ") for line in progress_lines) >= 2
 
 
 def unlabelled(folder: Path, rows: list[dict[str, object]]) -> str:
@@ -237,11 +237,11 @@ def test_texts_without_coordinates_are_classified_by_named_points(
 def test_fitting_a_temperature_requires_values(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     test, out = str(folder / "test.jsonl"), folder / "out.jsonl"
     command = ["classify", str(folder / "cell"), test, "--target", "city", "--out", str(out)]
-    why = "a temperature is fitted by the values that texts have"
+    why = "the temperature is fitted on texts with a value"
     for row, message in (
         ({}, f"new.jsonl: no column 'city'; it has text, stars; {why}"),
-        ({"city": None}, f"new.jsonl: no text has a value of city to choose among (Oslo, Nice); {why}"),
-        ({"city": "Rome"}, f"new.jsonl: no text has a value of city to choose among (Oslo, Nice); {why}"),
+        ({"city": None}, f"new.jsonl: no text has a candidate value of city (Oslo, Nice); {why}"),
+        ({"city": "Rome"}, f"new.jsonl: no text has a candidate value of city (Oslo, Nice); {why}"),
     ):
         table = unlabelled(folder, [{"text": "sun", "stars": "1", **row}])
         assert main([*command, "--calibrate", table]) == 2
@@ -258,7 +258,7 @@ def test_baseline_classifiers_require_values(tmp_path: Path, kind: str, capsys: 
     assert main([*command, table]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.endswith(
-        "new.jsonl: no text has a value of city that training has; there is nothing to judge a classifier by"
+        "new.jsonl: no text has a value of city that occurs in training; the classifier cannot be evaluated"
     )
     assert main([*command, str(tmp_path / "train.jsonl")]) == 0
 

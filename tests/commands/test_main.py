@@ -113,7 +113,7 @@ def test_a_read_only_run_can_be_evaluated(trained: Path, capsys: pytest.CaptureF
         shown = capsys.readouterr()
         assert "perplexity" in shown.out or "accuracy" in shown.out
         assert shown.err.splitlines() == [
-            f"the result is not kept in the run folder: {run}/results.jsonl: cannot be written (Is a directory)"
+            f"the result was not saved in the run folder: {run}/results.jsonl: cannot be written (Is a directory)"
         ]
 
 
@@ -215,10 +215,10 @@ def test_invalid_searches_are_errors(tables: Path, capsys: pytest.CaptureFixture
     wrong = _write(tables / "wrong.toml", "ranks = [1, 2]\n")
     command = ["tune", str(tables / "train.csv"), "--text", "review", "--out", str(tables / "search")]
     for more, message in [
-        (["--space", str(space), "--rank", "3"], "rank is given as an option and in"),
+        (["--space", str(space), "--rank", "3"], "rank is also set as an option"),
         (["--space", str(wrong)], "did you mean 'rank'?"),
         (["--models", "factorcell", "--adapt", "concat"], "give either --models or --adapt"),
-        (["--target", "dialect"], "give --dev with --target"),
+        (["--target", "dialect"], "target: expected a development table to classify"),
     ]:
         assert main([*command, *more]) == 2
         assert message in capsys.readouterr().err
@@ -291,9 +291,9 @@ def test_an_interrupt_shows_how_to_resume_if_possible(
 
 def test_resume_refuses_other_options(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_train(trained, "run", "--resume", "--seed", "7") == 2
-    assert "seed = 0, not 7" in capsys.readouterr().err
+    assert "expected seed = 0 as before, got 7" in capsys.readouterr().err
     assert run_train(trained, "run", "--resume") == 0
-    assert f"{trained / 'run'}: nothing to do, its training has come to its end before\n" in capsys.readouterr().err
+    assert f"{trained / 'run'}: the training is already complete\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("policy", ["", "active"])

@@ -75,7 +75,7 @@ def test_replay_resumes(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert shown == files.read_json(folder / "out" / "summary.json")["rows"]
     assert "mrr_difference" in shown[0]
     assert main(command(folder, "--seed", "1")) == 2
-    assert "was begun with other texts or options" in capsys.readouterr().err
+    assert "was written with other texts or options" in capsys.readouterr().err
 
 
 def test_systems_are_chosen_by_default(folder: Path) -> None:

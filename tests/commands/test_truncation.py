@@ -157,5 +157,5 @@ def test_completion_reports_texts_that_are_too_long(folder: Path, capsys: pytest
     assert main(["complete", str(folder / "run"), "ab", "--context", "city=Oslo", "--history", "ab;abcabcabca"]) == 0
     lines = truncation_notices(capsys)
     assert [line.partition(";")[0] for line in lines] == [
-        f"Notice: the text learned: 1 of 1 texts is cut after {MAX_TOKENS} tokens"
+        f"Notice: the learned text: 1 of 1 texts is cut after {MAX_TOKENS} tokens"
     ]

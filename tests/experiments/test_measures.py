@@ -49,7 +49,7 @@ def test_values_are_told_by_samples_where_that_is_asked_for(tmp_path: Path) -> N
     assert found["value_nats"] != measures.measure_classification(run, {"judged": judged}, "city").row["value_nats"]
 
 
-@pytest.mark.filterwarnings("ignore:.*far outside of training")
+@pytest.mark.filterwarnings("ignore:.*far outside the range of training")
 def test_the_cities_of_the_paper_stand_beside_ours(tmp_path: Path) -> None:
     """Each six judge the texts at most 300 km from one of them, by the likelihoods at these cities alone."""
     run = make_run(tmp_path / "r", ("city", "stars", "lat:number", "lon:number"))
@@ -82,7 +82,7 @@ def test_the_cities_of_the_paper_stand_beside_ours(tmp_path: Path) -> None:
         assert sums.numerator.sum() / sums.denominator.sum() == pytest.approx(np.mean(right))
 
 
-@pytest.mark.filterwarnings("ignore:.*far outside of training")
+@pytest.mark.filterwarnings("ignore:.*far outside the range of training")
 def test_cities_that_no_text_is_near_are_left_out(tmp_path: Path) -> None:
     """A small trial has no row of them, where a share of no texts would be none."""
     run = make_run(tmp_path / "r", ("lat:number", "lon:number"))

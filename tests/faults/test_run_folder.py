@@ -191,7 +191,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "name": (1, None, []),
     "column": (1, None),
     "kind": ("txt", None, 3, []),
-    "rare": (-1, 1.5, "1"),
+    "rare_count": (-1, 1.5, "1"),
 }
 FIELDS = [(name, value) for name, values in VALUES.items() for value in values]
 
@@ -229,7 +229,9 @@ def test_weights_that_are_no_numbers_are_refused(world: Path, tmp_path: Path) ->
     run = Run.open(copy)
     run.model.embedding[3, 1] = np.nan
     run.save_weights({})
-    with pytest.raises(UserError, match=r"weights.safetensors: embedding contains NaN or infinity; train the run again"):
+    with pytest.raises(
+        UserError, match=r"weights.safetensors: embedding contains NaN or infinity; train the run again"
+    ):
         Run.open(copy)
 
 

@@ -18,7 +18,7 @@ from factorcell.completion.replay import streams
 from factorcell.config import Config
 from tests.faults.tables import ROLES, ROWS, Expected, Write, delimited, file, json_lines, judge, parquet, scores, zstd
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* is far outside of training:factorcell.config.Notice")
+pytestmark = pytest.mark.filterwarnings("ignore:.* is far outside the range of training:factorcell.config.Notice")
 
 TEXTUAL: dict[str, Write] = {  # for values that are text
     "csv": file("t.csv", delimited),
@@ -257,6 +257,6 @@ def test_moments_of_a_stream(value: Any, said: str) -> None:
         (found,) = streams.read_streams(rows, Config.of(), time_column="t")
         assert len(found.rows) == 2
         return
-    with pytest.raises(UserError, match="the rows given row 2: t is ") as error:
+    with pytest.raises(UserError, match="in-memory table row 2: t is ") as error:
         streams.read_streams(rows, Config.of(), time_column="t")
     assert said in str(error.value)

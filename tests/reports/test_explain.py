@@ -36,7 +36,7 @@ def row(*tokens: Row, **more: Any) -> Row:
     """Return the row of a text of words."""
     total = {name: sum(each["nats"][name] for each in tokens) for name in BETWEEN}
     text = " ".join(each["token"] for each in tokens)
-    whole = {"text": text, "unit": "word", "nats": total, "posterior": tokens[-1]["posterior"]}
+    whole = {"text": text, "tokenizer": "word", "nats": total, "posterior": tokens[-1]["posterior"]}
     return {**whole, "ratio": sum(each["ratio"] for each in tokens), "tokens": list(tokens), **more}
 
 
@@ -108,8 +108,8 @@ def test_several_models_and_many_contexts() -> None:
 
 
 @given(st.lists(st.text(min_size=1, max_size=70), max_size=80), st.sampled_from(["word", "char"]))
-def test_lines_contain_every_token_once_without_overlap(texts: list[str], unit: str) -> None:
-    lines = break_lines({"tokens": [{"token": text} for text in texts], "unit": unit})
+def test_lines_contain_every_token_once_without_overlap(texts: list[str], tokenizer: str) -> None:
+    lines = break_lines({"tokens": [{"token": text} for text in texts], "tokenizer": tokenizer})
     assert [number for line in lines for number, *_ in line] == list(range(len(texts)))
     for line in lines:
         positions = [position for _, position, _ in line]
@@ -118,7 +118,7 @@ def test_lines_contain_every_token_once_without_overlap(texts: list[str], unit: 
 
 
 def test_wide_characters_take_two_columns_and_combining_marks_none() -> None:
-    ((*_,),) = (line := break_lines({"tokens": [{"token": text} for text in ("日本", "e\u0301", "a")], "unit": "word"}))
+    ((*_,),) = (line := break_lines({"tokens": [{"token": text} for text in ("日本", "e\u0301", "a")], "tokenizer": "word"}))
     assert [position for _, position, _ in line[0]] == [2.0, 5.5, 7.5]
     assert readable_token("</s>") == "¶"
     assert readable_token("a\nb") == "a b"
@@ -134,7 +134,7 @@ def test_the_posterior_starts_at_the_prior_and_covers_all_lines() -> None:
     shares[:, 2] += 1
     shares /= shares.sum(1, keepdims=True)
     tokens = [{"token": "x", "posterior": dict(zip(names, share, strict=True))} for share in shares.tolist()]
-    figure = running_posterior([{"unit": "char", "tokens": tokens, "posterior": tokens[-1]["posterior"]}])
+    figure = running_posterior([{"tokenizer": "char", "tokens": tokens, "posterior": tokens[-1]["posterior"]}])
     texts = texts_inside(figure)
     assert "country 2" in texts
     assert sum(name in texts for name in names) == 6
@@ -150,7 +150,7 @@ def test_the_posterior_starts_at_the_prior_and_covers_all_lines() -> None:
 
 def test_posteriors_of_two_contexts_have_the_colours_of_the_ratios() -> None:
     pair = {
-        "unit": "word",
+        "tokenizer": "word",
         "tokens": [{"token": "x", "posterior": {"a": 0.9, "b": 0.1}}],
         "posterior": {"a": 1, "b": 0},
     }
@@ -161,7 +161,7 @@ def test_posteriors_of_two_contexts_have_the_colours_of_the_ratios() -> None:
 
 def test_dollar_signs_ends_and_empty_texts_are_drawn() -> None:
     price = {"token": "$\\no$", "posterior": {"$\\a$": 0.5, "$\\b$": 0.5}}
-    dollars = {"unit": "word", "tokens": [price], "posterior": price["posterior"], "model": "$\\m$"}
+    dollars = {"tokenizer": "word", "tokens": [price], "posterior": price["posterior"], "model": "$\\m$"}
     end = {**dollars, "tokens": [{**price, "token": "</s>"}]}
     for rows in ([dollars, end], [{**dollars, "tokens": []}]):
         assert "</svg>" in charts.svg(running_posterior(rows), "x")

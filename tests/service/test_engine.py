@@ -284,7 +284,7 @@ def test_only_the_newest_texts_are_saved(open_service: OpenService) -> None:
     assert service.wait_for_learning()
     user = service.model.user(service.store.read("ann"))
     assert user is not None
-    assert user.seen == 3, "a text that is no longer saved is forgotten too"
+    assert user.text_count == 3, "a text that is no longer saved is forgotten too"
 
 
 class Failing:

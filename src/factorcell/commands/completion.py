@@ -51,7 +51,7 @@ def run_complete(arguments: argparse.Namespace) -> None:
         for suggestion, log_prob in zip(result.suggestions, log_probs, strict=True)
     ]
     gains = []
-    if arguments.explain and isinstance(source, Blend) and source.popularity and user is not None and user.seen:
+    if arguments.explain and isinstance(source, Blend) and source.popularity and user is not None and user.text_count:
         gains = Learner(run).largest_gains(user, source.popularity.top(HISTORY_TEXTS), arguments.count)
     if result.cut:
         terminal.notify(f"the search stopped after {result.rows:,} hypotheses; better suggestions may exist")

@@ -55,7 +55,7 @@ def _show(
             f"{over} (perplexity {total['perplexity_without']:.2f}): {gain}"
             f"{hint if not baseline and total['gain'] > 0 else ''}"
         )
-        if total.get("strangers"):
+        if total.get("only_unknown_users"):
             terminal.show(unknown_users_notice(run, "text"))
     if difference := format_difference("bits_per_byte_difference", total):
         bound = "at least " if total["bits_per_byte_baseline_bound"] else ""

@@ -100,7 +100,7 @@ def _show(rows: Sequence[Row], between: Sequence[str]) -> None:
     for row in rows:
         terminal.show("", *([row["model"]] if "model" in row else []))
         if len(between) == 2:
-            gap = " " if row["unit"] in ("word", "space") else ""
+            gap = " " if row["tokenizer"] in ("word", "space") else ""
             marks = [mark_token(readable_token(token["token"]), token["ratio"], colour) for token in row["tokens"]]
             terminal.show(terminal.join(gap, marks))
             terminal.show(

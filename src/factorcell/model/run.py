@@ -305,7 +305,7 @@ class Run:
         try:
             return self.prepare(rows, unknown=unknown, optional=missing, truncate=truncate, report=False)
         except UserError as error:
-            raise error.with_message(error.message.replace("the rows given row", "context", 1)) from None
+            raise error.with_message(error.message.replace("in-memory table row", "context", 1)) from None
 
     @contextmanager
     def scoring(self) -> Iterator[None]:

@@ -91,7 +91,7 @@ def _legend(between: Sequence[str]) -> str:
 
 def _spans(row: Row) -> str:
     """Return a text with shaded tokens, its total ratio and its model if there are several."""
-    gap = " " if row["unit"] in ("word", "space") else ""
+    gap = " " if row["tokenizer"] in ("word", "space") else ""
     head = f"<h3>{elements.escape(display_name(row['model']))}</h3>" if row.get("model") else ""
     return (
         f'{head}<p style="white-space: pre-wrap; line-height: 1.9; overflow-wrap: anywhere">'
@@ -141,7 +141,7 @@ def _strongest(rows: Sequence[Row], between: Sequence[str]) -> str:
 
 def _preceding(row: Row, index: int) -> str:
     """Return the last few tokens before a token."""
-    gap, count = (" ", 4) if row["unit"] in ("word", "space") else ("", 12)
+    gap, count = (" ", 4) if row["tokenizer"] in ("word", "space") else ("", 12)
     start = max(0, index - count)
     return "… " * (start > 0) + gap.join(readable_token(token["token"]) for token in row["tokens"][start:index])
 
@@ -169,7 +169,7 @@ def _values(row: Row, title: str) -> str:
 def running_posterior(rows: Sequence[Row]) -> Figure:
     """Draw the posterior of each context after every token of texts, above the tokens.
 
-    Rows: tokens (token, posterior by context), unit, posterior of the whole text, and optionally model. The contexts
+    Rows: tokens (token, posterior by context), tokenizer, posterior of the whole text, and optionally model. The contexts
     with the highest final posteriors (as many as `DASHES`) have distinct colours and dashes; all others are grey.
     """
     names = list(rows[0]["posterior"])
@@ -213,7 +213,7 @@ def _strips(rows: Sequence[Row]) -> tuple[Figure, list[tuple[Row, Axes, Line]]]:
 
 def break_lines(row: Row) -> list[Line]:
     """Break a text into lines of at most `LINE_WIDTH` monospaced characters, with spaces between words."""
-    gap = 1 if row["unit"] in ("word", "space") else 0
+    gap = 1 if row["tokenizer"] in ("word", "space") else 0
     lines: list[Line] = []
     end = float(LINE_WIDTH)
     for number, token in enumerate(row["tokens"]):
