@@ -118,7 +118,9 @@ def test_lines_contain_every_token_once_without_overlap(texts: list[str], tokeni
 
 
 def test_wide_characters_take_two_columns_and_combining_marks_none() -> None:
-    ((*_,),) = (line := break_lines({"tokens": [{"token": text} for text in ("日本", "e\u0301", "a")], "tokenizer": "word"}))
+    ((*_,),) = (
+        line := break_lines({"tokens": [{"token": text} for text in ("日本", "e\u0301", "a")], "tokenizer": "word"})
+    )
     assert [position for _, position, _ in line[0]] == [2.0, 5.5, 7.5]
     assert readable_token("</s>") == "¶"
     assert readable_token("a\nb") == "a b"

@@ -169,7 +169,7 @@ def _values(row: Row, title: str) -> str:
 def running_posterior(rows: Sequence[Row]) -> Figure:
     """Draw the posterior of each context after every token of texts, above the tokens.
 
-    Rows: tokens (token, posterior by context), tokenizer, posterior of the whole text, and optionally model. The contexts
+    Rows: tokens (token, posterior by context), tokenizer, posterior of the whole text, optionally model. The contexts
     with the highest final posteriors (as many as `DASHES`) have distinct colours and dashes; all others are grey.
     """
     names = list(rows[0]["posterior"])
