@@ -33,11 +33,16 @@ def test_evaluate_prints_the_interval_of_a_gain(folder: Path, capsys: pytest.Cap
     cell, plain, table = (str(folder / name) for name in ("cell", "plain", "test.jsonl"))
     assert main(["evaluate", cell, table, "--by", "city"]) == 0
     output = capsys.readouterr().out
-    assert re.search(rf"gain over the same model without context \(perplexity \d+\.\d\d\): {DIFFERENCE}", output)
+    assert re.search(
+        rf"gain over the same model without context \(perplexity \d+\.\d\d; 95 % CI in brackets\): {DIFFERENCE}",
+        output,
+    )
     assert "perplexity  without context" in output
     assert len(re.findall(rf"(?:Oslo|Nice) .*{DIFFERENCE}", output)) == 2
     assert main(["evaluate", cell, table, "--baseline", plain]) == 0
-    assert re.search(rf"gain over \S+plain \(perplexity \d+\.\d\d\): {DIFFERENCE}", capsys.readouterr().out)
+    assert re.search(
+        rf"gain over \S+plain \(perplexity \d+\.\d\d; 95 % CI in brackets\): {DIFFERENCE}", capsys.readouterr().out
+    )
     assert main(["evaluate", plain, table, "--baseline", plain]) == 0
     assert "+0.0% [+0.0, +0.0] not significant" in capsys.readouterr().out
 

@@ -52,7 +52,7 @@ def _show(
     if gain := format_difference("gain", total):
         hint = " (the gain over an unadapted run is smaller: --baseline RUN)"
         terminal.show(
-            f"{over} (perplexity {total['perplexity_without']:.2f}): {gain}"
+            f"{over} (perplexity {total['perplexity_without']:.2f}; 95 % CI in brackets): {gain}"
             f"{hint if not baseline and total['gain'] > 0 else ''}"
         )
         if total.get("only_unknown_users"):
@@ -62,7 +62,7 @@ def _show(
         figure = f"{bound}{total['bits_per_byte_baseline']:.3f}"
         terminal.show(f"difference in bits per byte to {other_model} ({figure}): {difference}")
     for name in arguments.by:
-        terminal.show("", f"by {name}; {over}")
+        terminal.show("", f"by {name}; {over} (95 % CI in brackets)")
         other = "baseline" if baseline else "without_context"
         lines = [{**row, other: row["perplexity_without"], "gain": format_difference("gain", row)} for row in by[name]]
         terminal.show_table(lines, ("value", "count", "targets", "perplexity", other, "gain"))
