@@ -83,7 +83,7 @@ def test_any_user_id_arrives_unchanged(user: str) -> None:
     assert (before, b"/" in after) == (b"", False)
     assert part
     scope = {"type": "http", "path_params": {"user": after.decode("ascii")}}
-    assert reading.part(Request(scope), "user") == user
+    assert reading.path_parameter(Request(scope), "user") == user
 
 
 def test_each_accept_has_its_own_key() -> None:

@@ -90,7 +90,9 @@ def test_bfloat16_is_used_only_on_processors_that_have_it() -> None:
             for products in PRODUCT_TYPES:
                 engine = new_engine(run.model, products)
                 assert isinstance(engine, CompiledEngine)
-                assert engine.packed.layout.products == (products if variant in library.WITH_SHORT else "float32")
+                assert engine.packed.layout.products == (
+                    products if variant in library.BFLOAT16_VARIANTS else "float32"
+                )
 
 
 def test_a_bfloat16_run_completes_with_float32_scores() -> None:

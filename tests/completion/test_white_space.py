@@ -167,7 +167,7 @@ def test_a_service_stores_the_canonical_form(service: Service, variant: str) -> 
     profile = service.show("ann")
     assert profile is not None
     assert [s.text for s in profile.texts] == ["cab a"]
-    with pytest.raises(UserError, match="an empty text"):
+    with pytest.raises(UserError, match="text is empty"):
         service.accept("ann", "\u3000\n")
     service.close()
 

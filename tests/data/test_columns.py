@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.columns import ContextColumns, parse_column
-from factorcell.data.readers import Column, NumberColumn, Ragged, TextColumn, VectorColumn, to_vector
+from factorcell.data.readers import ColumnReader, NumberReader, Ragged, TextReader, VectorReader, to_vector
 from factorcell.data.schema import HARMONICS, ContextSchema, Variable
 from factorcell.data.tables import open_table
 from factorcell.data.values import to_hour, to_time, to_weekday, to_yearday
@@ -26,7 +26,7 @@ NOON = "2024-02-29T12:30:36"  # a Thursday in a leap year
 NO_TIMES: list[Any] = ["", None, "2024", "12", "noon", 5, 12.5, pd.NaT, "2024-02-30", [], np.datetime64("NaT")]
 
 
-def read(values: list[Any], kind: str, **data: Any) -> Column:
+def read(values: list[Any], kind: str, **data: Any) -> ColumnReader:
     table = open_table([{"x": value} for value in values])
     (reader,) = ContextColumns(table, Config.of(context=(f"x:{kind}",), **data).data).readers
     half = len(values) // 2
@@ -115,8 +115,8 @@ def test_column_specifications_are_parsed_to_name_kind_and_period() -> None:
 @given(st.lists(st.floats(-1e4, 1e4), min_size=1, max_size=20), st.floats(0.5, 400))
 def test_periodic_numbers_have_the_moments_of_their_waves(values: list[float], period: float) -> None:
     reader = read(values, f"cyclic={period!r}")
-    variable = reader.variable(Config.of(min_context_count=1).data)
-    encoded = reader.array(variable)
+    variable = reader.build_variable(Config.of(min_context_count=1).data)
+    encoded = reader.encode(variable)
     assert isinstance(encoded, np.ndarray)
     assert ((encoded >= 0) & (encoded <= period)).all()
     for value, reduced in zip(values, encoded.tolist(), strict=True):
@@ -133,12 +133,12 @@ def test_periodic_numbers_have_the_moments_of_their_waves(values: list[float], p
 
 
 def test_the_mean_of_a_periodic_number_is_a_mean_on_a_circle() -> None:
-    variable = read(["23:00", "01:00"], "hour").variable(Config.of().data)
+    variable = read(["23:00", "01:00"], "hour").build_variable(Config.of().data)
     assert min(variable.mean, 24 - variable.mean) == pytest.approx(0, abs=1e-9)
     assert variable.deviation == pytest.approx(1)
     assert (variable.period, variable.kind) == (24, "hour")
-    assert read([-180, 180.0, "180"], "longitude").variable(Config.of().data).mean == pytest.approx(180)
-    assert read([10.1] * 7, "longitude").variable(Config.of().data).deviations == (1,) * 2 * HARMONICS
+    assert read([-180, 180.0, "180"], "longitude").build_variable(Config.of().data).mean == pytest.approx(180)
+    assert read([10.1] * 7, "longitude").build_variable(Config.of().data).deviations == (1,) * 2 * HARMONICS
 
 
 @pytest.mark.parametrize(
@@ -178,12 +178,12 @@ def test_bags_of_words_equal_those_of_plain_loops(texts: list[str | None], min_c
     reader, config = read(texts, "text"), Config.of(min_context_word=min_count, max_context_words=max_words).data
     if not words:
         with pytest.raises(UserError, match=f"x: no word occurs {min_count} times"):
-            reader.variable(config)
+            reader.build_variable(config)
         return
-    variable = reader.variable(config)
+    variable = reader.build_variable(config)
     assert variable.values == tuple(words)
     expected = [[word for word in bag if word in words] for bag in bags]
-    encoded = reader.array(variable)
+    encoded = reader.encode(variable)
     assert isinstance(encoded, Ragged)
     assert [_bag(encoded, row, words) for row in range(len(texts))] == expected
     nonempty = [bag for bag in expected if bag]
@@ -209,7 +209,7 @@ def test_texts_are_encoded_with_the_words_of_training() -> None:
         policy = "expected" if "b" in rows[0] else "error"
         (reader,) = ContextColumns(open_table(rows), Config.of().data, ContextSchema((known,)), policy).readers
         reader.add([row.get(reader.column) for row in rows], 0)
-        bags = reader.array(known)
+        bags = reader.encode(known)
         assert isinstance(bags, Ragged)
         assert bags.offsets.tolist() == ([0, 3, 3, 3] if policy == "error" else [0] * 4)
         assert bags.values.tolist() == ([1, 0, 1] if policy == "error" else [])
@@ -223,10 +223,10 @@ def test_a_vector_may_be_a_list_an_array_or_json() -> None:
         assert vector.dtype == np.float32
         assert vector.tolist() == [1, 2.5]
     reader = read([*forms, [3, 2.5]], "vector")
-    variable = reader.variable(Config.of(min_context_count=1).data)
+    variable = reader.build_variable(Config.of(min_context_count=1).data)
     assert variable.means == pytest.approx((9 / 7, 2.5))
     assert variable.deviations == pytest.approx((np.std([1] * 6 + [3]), 1))  # a constant has deviation 1
-    array = reader.array(variable)
+    array = reader.encode(variable)
     assert isinstance(array, np.ndarray)
     assert array.tolist() == [[1, 2.5]] * 6 + [[3, 2.5]]
 
@@ -237,7 +237,7 @@ def test_vectors_must_have_the_size_of_training() -> None:
     def array(values: list[Any], policy: str) -> Any:
         (reader,) = ContextColumns(open_table([{"v": v} for v in values]), Config.of().data, known, policy).readers
         reader.add(values, 0)
-        return reader.array(known.variable("v"))
+        return reader.encode(known.variable("v"))
 
     assert np.array_equal(array([None, [1, 2], "", math.nan], "expected")[1], [1, 2])
     assert np.isnan(array([None, [1, 2], "", math.nan], "expected")[[0, 2, 3]]).all()
@@ -314,7 +314,7 @@ def test_each_kind_of_column_has_its_reader_in_training_and_later() -> None:
     schema = None
     for _ in range(2):
         columns = ContextColumns(table, config.data, schema)
-        assert [type(reader) for reader in columns.readers] == [NumberColumn] * 5 + [TextColumn, VectorColumn]
+        assert [type(reader) for reader in columns.readers] == [NumberReader] * 5 + [TextReader, VectorReader]
         columns.add({name: [row[name] for row in rows] for name in rows[0]}, len(rows), 0)
         new_schema = columns.arrays(len(rows))["schema"]
         assert schema is None or new_schema == schema

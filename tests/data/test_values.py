@@ -17,20 +17,20 @@ from hypothesis import strategies as st
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.columns import ContextColumns, parse_column
-from factorcell.data.readers import CategoryColumn, NumberColumn
+from factorcell.data.readers import CategoryReader, NumberReader
 from factorcell.data.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variable, bloom_filter, may_contain
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, is_missing
 
 
-def read(values: list[Any], kind: str = "") -> CategoryColumn | NumberColumn:
+def read(values: list[Any], kind: str = "") -> CategoryReader | NumberReader:
     table = open_table([{"x": value} for value in values])
     (reader,) = ContextColumns(table, Config.of(context=(f"x{kind}",)).data).readers
     half = len(values) // 2
     for begin, part in ((0, values[:half]), (half, values[half:])):
         if part:
             reader.add(part, begin)
-    assert isinstance(reader, CategoryColumn | NumberColumn)
+    assert isinstance(reader, CategoryReader | NumberReader)
     return reader
 
 
@@ -54,7 +54,7 @@ def read(values: list[Any], kind: str = "") -> CategoryColumn | NumberColumn:
 def test_kinds_are_guessed_from_values(values: list[Any], kind: str) -> None:
     table = open_table([{"x": value} for value in values])
     (reader,) = ContextColumns(table, Config.of(context=("x",)).data).readers
-    assert isinstance(reader, NumberColumn if kind == "number" else CategoryColumn)
+    assert isinstance(reader, NumberReader if kind == "number" else CategoryReader)
 
 
 NUMBERS = [f"{number / 7:.3f}" for number in range(300)]
@@ -83,8 +83,8 @@ def test_a_notice_reports_the_value_that_makes_a_column_a_category(values: list[
 
 
 def test_a_specified_kind_overrides_the_guess() -> None:
-    assert isinstance(read(["1", "2"], ":number"), NumberColumn)
-    assert isinstance(read(["1.5", "2.5"], ":category"), CategoryColumn)
+    assert isinstance(read(["1", "2"], ":number"), NumberReader)
+    assert isinstance(read(["1.5", "2.5"], ":category"), CategoryReader)
     assert parse_column("a:b:number") == ("a:b", "number", 0.0)
     with pytest.raises(UserError, match="unknown kind of context column 'numbr' \\(did you mean 'number'"):
         parse_column("x:numbr")
@@ -135,7 +135,7 @@ def test_the_name_of_a_32_bit_number_is_the_shortest(number: float) -> None:
 
 @given(st.permutations([True, 1, "1", 1.0, False, 0, None, math.nan]))
 def test_names_do_not_depend_on_the_order_of_values(values: list[Any]) -> None:
-    column = CategoryColumn(Variable("x", "category"), "rows")
+    column = CategoryReader(Variable("x", "category"), "rows")
     column.add(values, 0)
     names = {row: name for name, row in column.ids_by_name.items()}
     for value, row in zip(values, column.provisional_ids().tolist(), strict=True):
@@ -156,7 +156,7 @@ def test_bytes_that_are_not_utf_8_are_an_error() -> None:
 @given(st.lists(st.sampled_from(["a", "b", "c", "d", None]), min_size=1, max_size=40), st.integers(1, 6))
 def test_rare_values_are_grouped(values: list[str | None], min_count: int) -> None:
     reader = read(values, ":category")
-    variable = reader.variable(Config.of(min_context_count=min_count).data)
+    variable = reader.build_variable(Config.of(min_context_count=min_count).data)
     counts = {name: values.count(name) for name in values if name is not None}
     frequent = sorted((name for name in counts if counts[name] >= min_count), key=lambda n: (-counts[n], n))
     frequent_counts = [counts[name] for name in frequent]
@@ -164,16 +164,16 @@ def test_rare_values_are_grouped(values: list[str | None], min_count: int) -> No
     assert variable.counts == (sum(counts.values()) - sum(frequent_counts), *frequent_counts)
     assert variable.rare_count == len(counts) - len(frequent)
     expected = [MISSING if v is None else variable.values.index(v) if v in frequent else 0 for v in values]
-    assert reader.array(variable).tolist() == expected
+    assert reader.encode(variable).tolist() == expected
 
 
 def test_a_numeric_variable_has_the_moments_and_range_of_its_numbers() -> None:
     reader = read(["1", 2, 6.0], ":number")
-    variable = reader.variable(Config.of(min_context_count=1).data)
+    variable = reader.build_variable(Config.of(min_context_count=1).data)
     assert (variable.mean, variable.low, variable.high) == (3, 1, 6)
     assert variable.deviation == pytest.approx(np.std([1, 2, 6]))
-    assert reader.array(variable).tolist() == [1, 2, 6]
-    assert read([4, 4], ":number").variable(Config.of().data).deviation == 1
+    assert reader.encode(variable).tolist() == [1, 2, 6]
+    assert read([4, 4], ":number").build_variable(Config.of().data).deviation == 1
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def encode_with_schema(rows: list[dict[str, Any]], unknown: str, optional: tuple
     readers = ContextColumns(open_table(rows), Config.of().data, schema(), unknown, optional).readers
     for reader in readers:
         reader.add([row.get(reader.declared.name) for row in rows], 0)
-    arrays = [reader.array(schema().variable(reader.declared.name)) for reader in readers]
+    arrays = [reader.encode(schema().variable(reader.declared.name)) for reader in readers]
     return [array.tolist() for array in arrays if isinstance(array, np.ndarray)]
 
 

@@ -17,7 +17,7 @@ from factorcell.config import Config, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.data.vocabulary import START
 from factorcell.evaluation import baselines
-from factorcell.evaluation.baselines import FastText, Linear, naive_bayes, read_train_and_test
+from factorcell.evaluation.baselines import FastTextClassifier, LinearClassifier, naive_bayes, read_train_and_test
 from factorcell.evaluation.ngram import NGram
 from tests.small_runs import CONTEXT, make_run
 
@@ -125,7 +125,7 @@ def test_the_linear_model_equals_an_implementation_with_dictionaries(
 ) -> None:
     rows, unseen = two_dialects(150, 1)[0], two_dialects(20, 2)[0]
     for train, test in (corpora, read_train_and_test(rows, unseen, "dialect", CONFIG)):
-        result = Linear(train, order=order, seed=3)(test)
+        result = LinearClassifier(train, order=order, seed=3)(test)
         np.testing.assert_allclose(result.log_posterior, slow_linear(train, test, order, 3), atol=2e-5)
         np.testing.assert_allclose(result.probabilities.sum(1), 1, atol=1e-9)
 
@@ -134,10 +134,10 @@ def test_fasttext_gives_posteriors_and_is_reproducible(two_dialects: Dialects) -
     train, test = read_train_and_test(
         two_dialects(200, 1)[0], [{"text": "", "dialect": "coast"}, *two_dialects(30, 2)[0]], "dialect", CONFIG
     )
-    first, again = (FastText(train, seed=4)(test) for _ in range(2))
+    first, again = (FastTextClassifier(train, seed=4)(test) for _ in range(2))
     np.testing.assert_allclose(first.probabilities.sum(1), 1, atol=1e-3)
     np.testing.assert_array_equal(first.log_posterior, again.log_posterior)
-    assert not np.array_equal(first.log_posterior, FastText(train, seed=5)(test).log_posterior)
+    assert not np.array_equal(first.log_posterior, FastTextClassifier(train, seed=5)(test).log_posterior)
 
 
 def test_invalid_arguments_of_classifiers_are_errors(
@@ -145,7 +145,7 @@ def test_invalid_arguments_of_classifiers_are_errors(
 ) -> None:
     monkeypatch.setitem(sys.modules, "fasttext", None)
     with pytest.raises(UserError, match=r"pip install 'factorcell\[fasttext\]'"):
-        FastText(corpora[0])
+        FastTextClassifier(corpora[0])
     with pytest.raises(UserError, match="unknown priors 'flat'"):
         naive_bayes(*corpora, priors="flat")
     with pytest.raises(UserError, match="place: expected at least two values with 2 training texts each, got fewer"):

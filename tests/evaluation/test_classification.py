@@ -164,8 +164,8 @@ def test_scores_are_z_normalized_perplexities() -> None:
     result = apply_bayes_rule(("a", "b", "c"), likelihoods, np.array([2, 1]), ["a", None])
     perplexities = np.exp([1.0, 2.0, 3.0])
     expected = -(perplexities - perplexities.mean()) / perplexities.std()
-    np.testing.assert_allclose(result.score[0], expected)
-    assert result.score[1].tolist() == [0, 0, 0]
+    np.testing.assert_allclose(result.detection_score[0], expected)
+    assert result.detection_score[1].tolist() == [0, 0, 0]
 
 
 def test_sampled_likelihoods_approximate_exact_ones(tmp_path: Path) -> None:

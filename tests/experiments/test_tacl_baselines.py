@@ -109,7 +109,7 @@ def test_classifiers_are_as_sure_as_suits_dev(made: Path) -> None:
     config = Config.from_dict(found["linear", 1]["config"])
     train, dev = baselines.read_train_and_test(texts["train"], texts["dev"], "section", config)
     _, test = baselines.read_train_and_test(texts["train"], texts["test"], "section", config)
-    model = baselines.Linear(train, seed=1)
+    model = baselines.LinearClassifier(train, seed=1)
     warm = model(test).at_temperature(model(dev).fitted_temperature()).metrics()
     priors = {"priors": "training"}
     by_rule, held = (baselines.naive_bayes(train, part, **priors)[0] for part in (test, dev))

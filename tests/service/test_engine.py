@@ -99,8 +99,8 @@ def test_texts_are_learned_in_order_with_their_contexts(service: Service, model:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"text": ""}, "a text that is not empty"),
-        ({"text": " "}, "a text that is not empty"),
+        ({"text": ""}, "text is empty"),
+        ({"text": " "}, "text is empty"),
         ({"text": "\ud800"}, "not Unicode"),
         ({"text": "a" * 70_000}, "at most 65,536 bytes"),
         ({"text": "a", "user": "a\nb"}, "user id"),

@@ -73,5 +73,5 @@ def test_users_are_learned_online_in_an_anonymous_run(anonymous: Run) -> None:
 
 
 def test_anonymous_needs_a_user_column() -> None:
-    with pytest.raises(UserError, match="anonymous leaves out the names of users"):
+    with pytest.raises(UserError, match="anonymous requires the column with the author"):
         Config.of(anonymous=True)

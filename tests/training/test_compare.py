@@ -10,7 +10,7 @@ import pytest
 from factorcell import files
 from factorcell.config import Config, UserError
 from factorcell.evaluation import perplexity, text_figures
-from factorcell.evaluation.ngram import USUAL, NGram, count_ngrams
+from factorcell.evaluation.ngram import DEFAULT_ORDER, NGram, count_ngrams
 from factorcell.model.run import Run, training_facts
 from factorcell.reports.runs import report_page
 from factorcell.training.compare import compare
@@ -110,7 +110,7 @@ def test_the_last_row_is_an_n_gram_model_of_the_same_training_texts(tmp_path: Pa
     assert model.tokenizer.tokens == run.tokenizer.tokens
     for saved, counted in zip(model.grams, count_ngrams(corpus, len(model.grams)), strict=True):
         assert np.array_equal(saved.counts, counted.counts)
-    assert (row["model"], row["trainings"], len(model.grams)) == ("ngram", 1, USUAL)
+    assert (row["model"], row["trainings"], len(model.grams)) == ("ngram", 1, DEFAULT_ORDER)
     assert row["perplexity"] == pytest.approx(perplexity.evaluate(model, TEST)["perplexity"])
     assert row["gain"] == pytest.approx(1 - row["perplexity"] / first["perplexity"])
     assert row["gain_low"] <= row["gain"] <= row["gain_high"]

@@ -14,7 +14,7 @@ import pytest
 
 from factorcell import Run, UserError, digests, files, lock
 from factorcell.config import Config
-from factorcell.model.run import LISTED
+from factorcell.model.run import MANIFEST_FILES
 from factorcell.training.check import check
 from factorcell.training.fit import fit
 from factorcell.training.trainer import Trainer
@@ -59,7 +59,7 @@ def train_or_resume(folder: Path) -> Run:
 def assert_same_files(folder: Path, uninterrupted: Path) -> None:
     """Assert that the files equal those of an uninterrupted training except for times, and that there are no others."""
     assert_same_run(folder, uninterrupted)
-    for name in LISTED:
+    for name in MANIFEST_FILES:
         resumed, expected = (path / name for path in (folder, uninterrupted))
         assert resumed.exists() == expected.exists(), name
         assert not resumed.exists() or resumed.read_bytes() == expected.read_bytes(), name

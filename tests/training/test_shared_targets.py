@@ -97,5 +97,5 @@ def test_without_shared_targets_nothing_is_learned(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["min_users", "max_user_texts"])
 def test_counting_users_needs_a_user_column(option: str) -> None:
-    with pytest.raises(UserError, match=f"{option} counts users"):
+    with pytest.raises(UserError, match=f"{option} requires the column with the author"):
         Config.of(**{option: 3})

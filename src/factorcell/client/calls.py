@@ -30,7 +30,8 @@ from factorcell.service.http.messages import Context, Export, Problem, TextChunk
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# always: repeating is harmless. if_no_effect: only if no earlier attempt had an effect. never: the answer must be new.
+# always: a repeated call does no harm. if_no_effect: repeat only if no earlier attempt had an effect. never: the caller
+# needs the current state of the server.
 Repeat = Literal["always", "if_no_effect", "never"]
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 

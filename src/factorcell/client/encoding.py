@@ -1,6 +1,7 @@
 """Encodes the arguments of a call as JSON.
 
-A NumPy scalar is sent as its plain value; times and decimals are sent as the text by which the model names them.
+A NumPy scalar is sent as its plain value; dates, times and decimals are sent as the name of the category that a model
+has for them.
 """
 
 import json
@@ -46,8 +47,8 @@ def _of_numpy(value: Any) -> Any:
         exact = float(value)
         return exact if value.itemsize >= 8 or exact.is_integer() else float(str(value))
     if kind == "M" and value == value:
-        is_fine = value.dtype.str[-4:] in ("[ns]", "[ps]", "[fs]", "[as]")
-        moment = (value.astype("datetime64[us]") if is_fine else value).item()
+        exceeds_microseconds = value.dtype.str[-4:] in ("[ns]", "[ps]", "[fs]", "[as]")
+        moment = (value.astype("datetime64[us]") if exceeds_microseconds else value).item()
         return moment.isoformat() if isinstance(moment, date) else str(value)
     if kind in "biuUO":
         return value.item()

@@ -1,4 +1,4 @@
-"""When a failed call is sent again: after a random pause with a doubling bound, and within a deadline.
+"""Retries of failed calls: after random pauses whose upper bound doubles, and within a deadline.
 
 pause ~ retry_after + uniform(0, min(max_pause, first_pause * 2^(attempts - 1)))
 """
@@ -14,6 +14,7 @@ from factorcell.client.calls import Call
 from factorcell.client.errors import RefusedError, ServiceError, UnreachableError
 from factorcell.limits import MAX_COUNT, Limits
 
+# Errors that occur before a request is sent.
 UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.LocalProtocolError)
 
 
@@ -42,7 +43,7 @@ class RetryPolicy:
 
 
 class Attempts:
-    """The attempts of one call; `is_final` forbids another one, once a part of the response has been returned."""
+    """The attempts of one call; `is_final` forbids another attempt after a part of the response has been returned."""
 
     def __init__(self, call: Call[Any], policy: RetryPolicy) -> None:
         self.call, self.policy, self.count, self.is_final = call, policy, 0, False

@@ -23,15 +23,17 @@ def run_baseline_bayes(arguments: argparse.Namespace) -> None:
 
 def run_baseline_linear(arguments: argparse.Namespace) -> None:
     """Run `factorcell baseline linear`."""
-    _evaluate(baselines.Linear, arguments)
+    _evaluate(baselines.LinearClassifier, arguments)
 
 
 def run_baseline_fasttext(arguments: argparse.Namespace) -> None:
     """Run `factorcell baseline fasttext`."""
-    _evaluate(baselines.FastText, arguments)
+    _evaluate(baselines.FastTextClassifier, arguments)
 
 
-def _evaluate(classifier: type[baselines.Linear] | type[baselines.FastText], arguments: argparse.Namespace) -> None:
+def _evaluate(
+    classifier: type[baselines.LinearClassifier] | type[baselines.FastTextClassifier], arguments: argparse.Namespace
+) -> None:
     train, test = _read(arguments)
     result = classifier(train, order=arguments.order, seed=arguments.seed, progress=True)(test)
     terminal.show_classification(result, result.metrics(), arguments.json)

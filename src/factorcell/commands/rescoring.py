@@ -31,7 +31,7 @@ def run_rescore(arguments: argparse.Namespace) -> None:
     weights = _fit_or_read_weights(arguments, model, lists)
     scored = _score_lists(arguments, model, lists)
     rows = rescore.rescore(scored, weights)
-    summary = rescore.word_error_rates(rows, arguments.by) if lists.referenced else []
+    summary = rescore.word_error_rates(rows, arguments.by) if lists.has_references else []
     if arguments.out is not None:
         files.write_rows(arguments.out, rows)
     _notify_problems(model, lists, options.parse_context(arguments.context), summary)

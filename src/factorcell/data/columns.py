@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from factorcell.choices import UNKNOWN_POLICIES
 from factorcell.config import DataConfig, Notice, UserError, choose
 from factorcell.data.chunks import Table
-from factorcell.data.readers import CategoryColumn, Column, NumberColumn, Ragged, TextColumn, VectorColumn
+from factorcell.data.readers import CategoryReader, ColumnReader, NumberReader, Ragged, TextReader, VectorReader
 from factorcell.data.schema import COLUMN_KINDS, PERIODS, TIME_KINDS, ContextSchema, Variable
 from factorcell.data.tables import open_table
 from factorcell.data.values import is_missing, short_repr, to_number
@@ -20,7 +20,7 @@ MAX_RATINGS = 20  # this many different whole numbers, or fewer, are categories,
 MIN_NUMBER_SHARE = 0.9  # if at least this share of the values are numbers, the others are reported as likely mistakes
 
 # The readers of all other kinds are `NumberColumn`.
-READERS: dict[str, type[Column]] = {"category": CategoryColumn, "text": TextColumn, "vector": VectorColumn}
+READERS: dict[str, type[ColumnReader]] = {"category": CategoryReader, "text": TextReader, "vector": VectorReader}
 
 
 class ContextColumns:
@@ -51,7 +51,7 @@ class ContextColumns:
         """
         choose("policy for unknown values", unknown, UNKNOWN_POLICIES)
         self.config, self.schema = config, schema
-        self.readers = list[Column]()
+        self.readers = list[ColumnReader]()
         for variable in _new_variables(table, config) if schema is None else schema.variables:
             column, policy = variable.source_column, "expected" if variable.name in optional else unknown
             if schema is None:
@@ -60,9 +60,9 @@ class ContextColumns:
                 policy = "group"  # the schema has no names of users, so all users are unknown
             if column not in table.columns and policy != "expected":
                 raise table.missing_column_error(column, (("unknown", "expected"),))
-            reader_class = READERS.get(variable.kind, NumberColumn)
+            reader_class = READERS.get(variable.kind, NumberReader)
             reader = reader_class(variable, table.name, policy, is_known=schema is not None)
-            if isinstance(reader, CategoryColumn):
+            if isinstance(reader, CategoryReader):
                 reader.is_private = column == config.user
             self.readers.append(reader)
         self.names = [reader.column for reader in self.readers if reader.column in table.columns]
@@ -74,13 +74,13 @@ class ContextColumns:
 
     def arrays(self, rows: int) -> dict[str, Any]:
         """Return the fields of a `Corpus` that come from context columns, including its schema."""
-        schema = self.schema or ContextSchema(tuple(reader.variable(self.config) for reader in self.readers))
+        schema = self.schema or ContextSchema(tuple(reader.build_variable(self.config) for reader in self.readers))
         categories, numbers = list[NDArray[Any]](), list[NDArray[Any]]()
         vectors, bags, users = list[NDArray[np.float32]](), list[Ragged](), np.zeros(0, np.int32)
         lists: dict[str, list[Any]] = {"category": categories, "vector": vectors, "text": bags}
         for reader, variable in zip(self.readers, schema.variables, strict=True):
-            lists.get(variable.kind, numbers).append(reader.array(variable))
-            if isinstance(reader, CategoryColumn) and reader.is_private:
+            lists.get(variable.kind, numbers).append(reader.encode(variable))
+            if isinstance(reader, CategoryReader) and reader.is_private:
                 users = reader.provisional_ids()
                 if self.config.anonymous:
                     schema = schema.anonymize([variable.name])

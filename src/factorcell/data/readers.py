@@ -52,7 +52,7 @@ class Ragged(NamedTuple):
         return Ragged(values, np.concatenate([self.offsets, other.offsets[1:] + self.offsets[-1]]))
 
 
-class Column:
+class ColumnReader:
     """Base of the readers of a context column.
 
     In training, `variable` determines the variable from the values; later, the schema has the variable.
@@ -75,11 +75,11 @@ class Column:
         """Add the values of one chunk; `first_row` is the number of rows before it."""
         raise NotImplementedError
 
-    def variable(self, config: DataConfig) -> Variable:
+    def build_variable(self, config: DataConfig) -> Variable:
         """Return the variable that training determines from the values of all rows."""
         raise NotImplementedError
 
-    def array(self, variable: Variable) -> Any:
+    def encode(self, variable: Variable) -> Any:
         """Return the values of all rows, encoded with the values and words of `variable`."""
         return np.concatenate(self.chunks)
 
@@ -108,7 +108,7 @@ class _ValueIds(dict[Any, int]):
         return index
 
 
-class CategoryColumn(Column):
+class CategoryReader(ColumnReader):
     """Reads a column of categories; messages do not list other values of a column that is `is_private`."""
 
     is_private = False
@@ -140,7 +140,7 @@ class CategoryColumn(Column):
                 return self.error(row, f"is a {type(value).__name__}, not the name of a category{hint}")
         raise AssertionError("every value has a name")
 
-    def variable(self, config: DataConfig) -> Variable:
+    def build_variable(self, config: DataConfig) -> Variable:
         """Return the variable with the frequent values in order of decreasing count; rare values are grouped."""
         min_count = config.min_user_count if self.column == config.user else config.min_context_count
         counts = np.bincount(self.provisional_ids(), minlength=len(self.ids_by_name) + 1)[1:].tolist()
@@ -159,7 +159,7 @@ class CategoryColumn(Column):
         """Return an id for each row, from 1 on in order of appearance, also for rare values; 0 where missing."""
         return np.concatenate(self.chunks)
 
-    def array(self, variable: Variable) -> NDArray[np.int32]:
+    def encode(self, variable: Variable) -> NDArray[np.int32]:
         """Return the index of each row's value in `variable`; `UserError` if the policy forbids an unseen value."""
         ids, indices = self.provisional_ids(), {name: index for index, name in enumerate(variable.values)}
         if self.is_known and self.unknown == "error":
@@ -198,7 +198,7 @@ NUMBER_PARSERS: dict[str, tuple[Callable[[Any], float | None], str]] = {
 }
 
 
-class NumberColumn(Column):
+class NumberReader(ColumnReader):
     """Reads a column of numbers or times; periodic numbers are reduced to [0, period)."""
 
     def add(self, values: list[Any], first_row: int) -> None:
@@ -215,7 +215,7 @@ class NumberColumn(Column):
         array = np.array([math.nan if number is None else number for number in numbers])
         self.chunks.append(array % self.declared.period if self.declared.period else array)
 
-    def variable(self, config: DataConfig) -> Variable:
+    def build_variable(self, config: DataConfig) -> Variable:
         """Return the variable with the moments and the range of the numbers, or with the moments of their waves.
 
         The mean of a periodic number is the direction of the mean of all points of the circle.
@@ -238,7 +238,7 @@ class NumberColumn(Column):
         )
 
 
-class TextColumn(Column):
+class TextReader(ColumnReader):
     """Reads a column of texts as bags of words."""
 
     def __init__(self, variable: Variable, table_name: str, unknown: str = "error", *, is_known: bool = False) -> None:
@@ -258,7 +258,7 @@ class TextColumn(Column):
             self.sizes.append(len(words))
         self.chunks.append(np.array(flat, dtype=np.int32))
 
-    def variable(self, config: DataConfig) -> Variable:
+    def build_variable(self, config: DataConfig) -> Variable:
         """Return the variable with the frequent words and their shares of the mean embedding of all texts."""
         min_count = config.min_context_word
         counts = np.bincount(np.concatenate(self.chunks), minlength=len(self.ids)).tolist()
@@ -273,7 +273,7 @@ class TextColumn(Column):
         shares = np.bincount(bags.values, weights, minlength=len(words))
         return replace(self.declared, values=words, shares=tuple(shares.tolist()))
 
-    def array(self, variable: Variable) -> Ragged:
+    def encode(self, variable: Variable) -> Ragged:
         """Return the index of each known word in `variable`, for all rows."""
         return self._bags(variable.values)
 
@@ -285,7 +285,7 @@ class TextColumn(Column):
         return Ragged(final[final >= 0], np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
 
 
-class VectorColumn(Column):
+class VectorReader(ColumnReader):
     """Reads a column of vectors, NaN where missing; all must have the size of training, or of the first vector."""
 
     def add(self, values: list[Any], first_row: int) -> None:
@@ -306,7 +306,7 @@ class VectorColumn(Column):
         no_vector = np.full(size, math.nan, dtype=np.float32)
         self.chunks.append(np.stack([no_vector if vector is None else vector for vector in vectors]))
 
-    def variable(self, config: DataConfig) -> Variable:
+    def build_variable(self, config: DataConfig) -> Variable:
         """Return the variable with the mean and standard deviation of each number of the vectors."""
         vectors = np.concatenate(self.chunks)
         means, spread = vectors.mean(0, dtype=np.float64), deviations(vectors)

@@ -23,7 +23,7 @@ FORMATS: dict[str, Callable[[Content], Table]] = {
     ".jsonl": json_table,
     ".parquet": parquet_table,
 }
-COLUMNS_IN_MEMORY = "in-memory table"  # the name of tables without a file, for messages
+IN_MEMORY = "in-memory table"  # the name of tables without a file, for messages
 # The tables of Arrow streams that were read, because a stream can be read only once.
 READ_STREAMS: WeakKeyDictionary[pa.RecordBatchReader, pa.Table] = WeakKeyDictionary()
 NARROW_FLOATS: dict[str, Any] = {  # by the names of types in NumPy, pandas and Arrow
@@ -90,7 +90,7 @@ def _sliced_table(columns: Sequence[str], rows: int, read_slice: Callable[[str, 
         for begin in range(0, rows, CHUNK_ROWS):
             yield {name: read_slice(name, slice(begin, begin + CHUNK_ROWS)) for name in names}
 
-    return Table(COLUMNS_IN_MEMORY, tuple(columns), read, row_count=rows)
+    return Table(IN_MEMORY, tuple(columns), read, row_count=rows)
 
 
 def _from_rows(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -106,15 +106,15 @@ def _from_columns(columns: Mapping[str, Sequence[Any]]) -> Table:
     rows = max(sizes.values())
     for name, size in sizes.items():
         if size != rows:
-            raise UserError(f"{COLUMNS_IN_MEMORY}: column {name} has {size} rows, another has {rows}")
+            raise UserError(f"{IN_MEMORY}: column {name} has {size} rows, another has {rows}")
     return _sliced_table(tuple(columns), rows, lambda name, part: list(columns[name][part]))
 
 
 def _from_arrow(table: pa.Table) -> Table:
     def read(names: tuple[str, ...]) -> Iterator[Chunk]:
-        return to_python_values(table.select(list(names)).to_batches(max_chunksize=CHUNK_ROWS), COLUMNS_IN_MEMORY)
+        return to_python_values(table.select(list(names)).to_batches(max_chunksize=CHUNK_ROWS), IN_MEMORY)
 
-    return Table(COLUMNS_IN_MEMORY, tuple(table.column_names), read, row_count=table.num_rows)
+    return Table(IN_MEMORY, tuple(table.column_names), read, row_count=table.num_rows)
 
 
 def _from_arrow_interface(source: Any) -> Table:
@@ -149,7 +149,7 @@ def to_value_list(values: Any) -> list[Any]:
         return list(values)
     if _has_arrow_interface(values) and not hasattr(values, "iloc"):
         column = pa.chunked_array(values if hasattr(values, "__arrow_c_stream__") else [pa.array(values)])
-        chunks = to_python_values(pa.table({"value": column}).to_batches(max_chunksize=CHUNK_ROWS), COLUMNS_IN_MEMORY)
+        chunks = to_python_values(pa.table({"value": column}).to_batches(max_chunksize=CHUNK_ROWS), IN_MEMORY)
         return [value for chunk in chunks for value in chunk["value"]]
     if hasattr(values, "sparse"):
         values = values.sparse.to_dense()

@@ -100,7 +100,7 @@ def naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uniform") -> tupl
     return result.with_priors(frequencies) if priors == "training" else result, tally
 
 
-class Linear:
+class LinearClassifier:
     """Logistic regression on hashed n-grams of 1 to `order` tokens, trained by Adagrad on texts with frequent values.
 
     The features of a text are its n-gram counts divided by the square root of the number of its n-grams.
@@ -168,7 +168,7 @@ class _Bags:
         return torch.from_numpy(distinct), torch.from_numpy(positions), torch.from_numpy(starts)
 
 
-class FastText:
+class FastTextClassifier:
     """The fastText classifier with n-grams up to `order`, 10 dimensions and 5 passes (Joulin et al. 2017, sec. 3.1)."""
 
     def __init__(self, train: Corpus, *, order: int = 2, seed: int = 0, progress: bool = False) -> None:

@@ -55,10 +55,10 @@ class Classification:
 
     names: tuple[str, ...]
     log_posterior: Floats
-    score: Floats
+    detection_score: Floats
     truth: NDArray[np.int64]
-    distractor: NDArray[np.bool_]
-    missing: NDArray[np.bool_] | None = None
+    is_distractor: NDArray[np.bool_]
+    is_missing: NDArray[np.bool_] | None = None
     training_prior_predictions: NDArray[np.int64] | None = None
     key: str = ""
     log_prior: Floats | None = None
@@ -142,17 +142,20 @@ class Classification:
                 "precision": _ratio(correct[index], predicted[index]),
                 "recall": _ratio(correct[index], true[index]),
                 "f1": _ratio(2 * correct[index], true[index] + predicted[index]),
-                "auc": auc(self.score[judged | self.distractor, index], self.truth[judged | self.distractor] == index),
+                "auc": auc(
+                    self.detection_score[judged | self.is_distractor, index],
+                    self.truth[judged | self.is_distractor] == index,
+                ),
             }
             for index, name in enumerate(self.names)
         ]
         present = [value for value in values if value["count"]]
-        excluded = ~judged & ~self.distractor
-        row: Row = {"texts": int(counts.sum()), "distractors": int(self.distractor.sum())}
+        excluded = ~judged & ~self.is_distractor
+        row: Row = {"texts": int(counts.sum()), "distractors": int(self.is_distractor.sum())}
         row |= {} if self.truncated is None else {"truncated": int(self.truncated.sum())}
         row["left_out"] = int(excluded.sum())
-        if self.missing is not None:
-            missing = int((excluded & self.missing).sum())
+        if self.is_missing is not None:
+            missing = int((excluded & self.is_missing).sum())
             row |= {"left_out_missing": missing, "left_out_other": row["left_out"] - missing}
         row["accuracy"] = _ratio(correct.sum(), counts.sum())
         if self.training_prior_predictions is not None and judged.any():

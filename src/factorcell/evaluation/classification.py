@@ -268,7 +268,7 @@ def _classify_uniformly(
     likelihoods = log_likelihoods(run, corpus, [{target: name} for name in names], **options)
     missing = np.array([name is None for name in truth], dtype=bool)
     result = apply_bayes_rule(names, likelihoods, corpus.lengths, truth, distractors, corpus.truncated)
-    return replace(result, missing=missing, key=texts_digest(corpus, target, *names))
+    return replace(result, is_missing=missing, key=texts_digest(corpus, target, *names))
 
 
 def _choose_value(run: Run, variable: Variable, name: str, valid: Sequence[str]) -> None:

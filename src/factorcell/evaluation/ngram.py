@@ -31,7 +31,7 @@ from factorcell.data.tokenizer import Tokenizer, load_tokenizer, new_tokenizer
 from factorcell.progress import progress_bar
 
 ORDERS = range(1, 13)
-USUAL, USUAL_OF_CHARACTERS = 4, 9  # default orders; higher orders gain little
+DEFAULT_ORDER, DEFAULT_CHARACTER_ORDER = 4, 9  # default orders; higher orders gain little
 TOKENS = 1 << 20  # tokens per block
 FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)  # used if a corpus has too few n-grams to estimate the discounts
 FORMAT = 1  # version of the folder's format
@@ -164,7 +164,7 @@ class NGram:
         reading = tokenizer or (source.tokenizer if isinstance(source, Corpus) else new_tokenizer(config))
         config = Config(data=data, tokenizer=reading.options)
         if order is None:
-            order = USUAL_OF_CHARACTERS if reading.is_character_level else USUAL
+            order = DEFAULT_CHARACTER_ORDER if reading.is_character_level else DEFAULT_ORDER
         limits.check(order=order)
         with lock.training_lock(folder):
             files.new_folder(folder, (TABLES, *reading.FILES))

@@ -39,7 +39,7 @@ class BlockList:
         Args:
             phrases: Words or sequences of words. Phrases that are empty after normalization are ignored.
         """
-        self.phrases = sorted({_folded(phrase) for phrase in phrases} - {""})
+        self.phrases = sorted({_fold(phrase) for phrase in phrases} - {""})
         by_border: dict[tuple[str, str], list[str]] = {}
         for phrase in self.phrases:
             by_border.setdefault((_border_before(phrase), _border_after(phrase)), []).append(phrase)
@@ -59,10 +59,10 @@ class BlockList:
 
     def __call__(self, text: str) -> bool:
         """Return True if the text contains none of the phrases."""
-        return self.pattern is None or self.pattern.search(_folded(text)) is None
+        return self.pattern is None or self.pattern.search(_fold(text)) is None
 
 
-def _folded(text: str) -> str:
+def _fold(text: str) -> str:
     """Return the normalized form in which all spellings of the same characters are equal."""
     folded = normalize("NFKC", normalize("NFKC", INVISIBLE.sub("", text)).casefold())
     return " ".join(folded.replace("_", " ").split())

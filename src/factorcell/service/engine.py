@@ -39,7 +39,7 @@ from factorcell.service.stores.store import Store
 
 LOCKS = 1024  # write locks of a process, shared by users with equal hashes
 CACHE_SIZE = 1000  # users whose adapted weights are cached in memory
-ATTEMPTS = 5  # to save a relearned user while others write
+ATTEMPTS = 5  # attempts to save a relearned user while others write
 MAX_CACHED_TOKENS = 32  # longest typed text in the cache
 
 Context = Mapping[str, Any]
@@ -193,7 +193,7 @@ class Service:
         checked_id(user)
         check_key(key)
         if not text:
-            raise UserError("text: expected a text that is not empty")
+            raise UserError("text is empty; expected at least one character")
         truncated = model.check(text, checked)
         if why := self.privacy.withhold_reason(text, checked):
             return AcceptResult("withheld", why=why)
@@ -317,7 +317,7 @@ class Service:
         return count
 
     def check(self) -> None:
-        """Raise a `StoreError` unless the store can be read and written; it is asked at most once per second."""
+        """Raise a `StoreError` unless the store can be read and written; repeated calls query it once per second."""
         self.store.check()
 
     def close(self) -> None:
@@ -348,7 +348,7 @@ class Service:
         return key[2], typed
 
     def _change(self, user: str, change: Change) -> tuple[Record, Record]:
-        """Apply a change; a lock per user lets writers wait, since many retries would starve some of them."""
+        """Apply a change under a lock per user: without it, writers would retry, and some would never succeed."""
         with self._locks[hash(user) % LOCKS]:
             return changes.apply(self.store, user, change, self._now)
 
@@ -378,7 +378,7 @@ class Service:
 def _key(model: ServedModel, user: str | None, version: int | None, context: Context) -> Key:
     """Return the cache key of a typed text; all users without a record share one.
 
-    The key marks booleans, because True equals 1 in Python but is another category.
+    The key marks booleans, because True equals 1 in Python but is a different category.
     """
     values = tuple((name, isinstance(value, bool), value) for name, value in sorted(context.items()))
     return model, None if version is None else user, version, values

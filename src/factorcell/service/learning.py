@@ -1,7 +1,7 @@
 """A served model: suggestions for a user, and the learned state of a user.
 
 The learned state is a deterministic function of the model and the saved texts in order. It can therefore be computed
-again at any time, also by another model, with identical bits.
+again at any time with identical bits, and another model can learn the same user from the same texts.
 """
 
 import hashlib
@@ -100,7 +100,7 @@ class ServedModel:
         return replace(self._before(record.state(self.identity)), history=history)
 
     def begin(self, record: Record | None, context: Mapping[str, Any]) -> TypedText:
-        """Return the empty text typed by a user in a context. `UserError` if the context is invalid."""
+        """Return the state before a user types the first character in a context. `UserError` if it is invalid."""
         self._check_context(context)
         return self.completer.begin(self.user(record), context)
 

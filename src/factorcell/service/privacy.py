@@ -14,9 +14,9 @@ from factorcell.completion.texts import MAX_BYTES
 from factorcell.config import UserError
 from factorcell.service.record import StoredText
 
-MAX_TEXTS = 1000  # of one user
-MAX_USER_BYTES = 4 * MAX_BYTES  # of all texts of one user
-PATTERN_TIMEOUT = 0.05  # seconds of one pattern on one text
+MAX_TEXTS = 1000  # saved texts of one user
+MAX_USER_BYTES = 4 * MAX_BYTES  # bytes of all saved texts of one user
+PATTERN_TIMEOUT = 0.05  # seconds to search one text for one pattern
 CARD_DIGITS = (13, 19)  # minimum and maximum length of a card number
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -54,7 +54,7 @@ class Privacy:
     def __post_init__(self) -> None:
         if self.max_texts < 1 or (self.retention is not None and self.retention < 1):
             raise UserError("privacy: expected at least 1 text per user and a retention of at least 1 second")
-        object.__setattr__(self, "patterns", tuple(map(_compiled, self.withheld_patterns)))
+        object.__setattr__(self, "patterns", tuple(map(_compile, self.withheld_patterns)))
 
     def withhold_reason(self, text: str, context: Mapping[str, Any] | None = None) -> str | None:
         """Return what a text or its context seems to contain, such as "a password"; None if it may be saved."""
@@ -77,7 +77,7 @@ class Privacy:
             return "an e-mail address"
         if _has_card(text):
             return "a card number"
-        if _SECRETS.search(text) or any(map(_like_password, text.split())):
+        if _SECRETS.search(text) or any(map(_resembles_password, text.split())):
             return "a password"
         return "a withheld pattern" if any(_matches(pattern, text) for pattern in self.patterns) else None
 
@@ -90,7 +90,7 @@ def parse_duration(text: str) -> int:
     return int(count) * UNITS[unit]
 
 
-def _compiled(pattern: str) -> Any:
+def _compile(pattern: str) -> Any:
     try:
         compiled = regex.compile(pattern)
     except regex.error as error:
@@ -129,8 +129,12 @@ def _passes_luhn(digits: str) -> bool:
     return len(set(digits)) > 1 and sum(number // 10 + number % 10 for number in doubled) % 10 == 0
 
 
-def _like_password(word: str) -> bool:
-    """Return whether a word has both cases, digits and a rare character, or is long and has both cases and digits."""
+def _resembles_password(word: str) -> bool:
+    """Return whether a word looks like a password.
+
+    It has lower case, upper case, a digit and a character that ordinary text does not contain, or it is long and
+    consists of lower case, upper case and digits.
+    """
     if len(word) < _SHORTEST or "://" in word:
         return False
     kinds = [

@@ -21,7 +21,7 @@ MAX_ID_BYTES = 256  # bytes of an id in UTF-8
 MAX_KEY_LENGTH = 256  # characters of an idempotency key
 MAX_KEYS = 200  # newest idempotency keys per user
 MAX_STATES = 2  # learned states per user: of the served model and of its replacement
-DIGEST = 16  # bytes of the digest of a key
+DIGEST = 16  # bytes of the digest of a key or a model
 MAX_VALUE_LENGTH, MAX_NUMBER = 1000, 1e15  # of a context value: characters of a text, magnitude of a number
 MAX_TIME = 253_402_300_799  # the last second of the year 9999
 FIRST_VERSIONS = 1 << 52  # bound of the random first version; later versions remain exact as JSON numbers
@@ -30,7 +30,7 @@ ContextValue = str | bool | int | float  # the value of a context column
 
 
 class StoreError(RuntimeError):
-    """The store cannot be reached or cannot do its work now."""
+    """The store cannot be reached, or cannot read or write now."""
 
 
 class DamagedRecordError(StoreError):
@@ -174,14 +174,14 @@ def checked_context(context: Mapping[str, Any] | None) -> dict[str, ContextValue
         ):
             raise UserError(
                 f"context {name!s:.50}: expected a text of at most {MAX_VALUE_LENGTH} characters, a finite number or a "
-                f"boolean, got {_described(value)}"
+                f"boolean, got {_describe(value)}"
             )
         byte_length(f"{name}{value}", "context")  # checks that the text is valid Unicode
         checked[name] = value
     return checked
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, str):
         return f"{len(value):,} characters"
     return f"{value:g}" if isinstance(value, float) else type(value).__name__

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from factorcell import files
 from factorcell.config import DataConfig, UserError
 from factorcell.data.corpus import Corpus
-from factorcell.data.readers import CategoryColumn
+from factorcell.data.readers import CategoryReader
 from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import open_table
 from factorcell.evaluation.results import open_model
@@ -199,12 +199,12 @@ class Mixture:
 def _read_values(source: Any, variable: Variable) -> tuple[Variable, NDArray[np.int32]]:
     """Read a column: return its variable, with the values of `source` if it had none, and the value of each row."""
     table, offset = open_table(source), 0
-    reader = CategoryColumn(Variable(variable.name, "category"), table.name)
+    reader = CategoryReader(Variable(variable.name, "category"), table.name)
     for chunk in table.chunks([variable.name]):
         reader.add(chunk[variable.name], offset)
         offset += len(chunk[variable.name])
-    complete = variable if variable.values else reader.variable(DataConfig(min_context_count=1))
-    return complete, reader.array(complete)
+    complete = variable if variable.values else reader.build_variable(DataConfig(min_context_count=1))
+    return complete, reader.encode(complete)
 
 
 def mix(

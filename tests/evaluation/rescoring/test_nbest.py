@@ -49,7 +49,7 @@ def test_json_lines_and_rows_give_the_same_lists(tmp_path: Path) -> None:
         assert first.scores.tolist() == [[-31.5, -9.0], [-32.0, -9.5]]
         assert (first.reference, second.reference) == ("so is it", "")
         assert (first.columns, second.columns) == ({"speaker": "ann", "hour": 12.5}, {"speaker": None})
-        assert nbest.referenced
+        assert nbest.has_references
         assert nbest.columns == ["speaker", "hour"]
 
 
@@ -231,10 +231,10 @@ def test_lists_without_utterances_are_an_error() -> None:
 def test_references_and_columns_are_read_from_files(tmp_path: Path) -> None:
     nbest = read_nbest(ROWS)
     (tmp_path / "text").write_text("7\na1 so was it\nb1 other\n")
-    assert not read_nbest([{**row, "reference": None} for row in ROWS]).referenced
+    assert not read_nbest([{**row, "reference": None} for row in ROWS]).has_references
     with_new_references = with_references(nbest, tmp_path / "text")
     assert [utterance.reference for utterance in with_new_references.utterances] == ["so was it", ""]
-    assert with_new_references.referenced
+    assert with_new_references.has_references
     (tmp_path / "spk.tsv").write_text("utt\tspeaker\trole\na1\tbob\tx\n7\tcy\ty\n")
     with_new_columns = with_columns(nbest, tmp_path / "spk.tsv")
     assert with_new_columns.utterances[0].columns == {"speaker": "bob", "role": "x", "hour": 12.5}

@@ -28,7 +28,7 @@ compiled = pytest.mark.skipif(LIBRARY is None, reason="needs the compiled kernel
 def test_bfloat16_is_used_only_within_autocast() -> None:
     assert not library.half()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert library.half() == (VARIANTS[-1] in library.WITH_SHORT)
+        assert library.half() == (VARIANTS[-1] in library.BFLOAT16_VARIANTS)
         os.environ["FACTORCELL_KERNEL"] = "plain"
         assert not library.half()
 

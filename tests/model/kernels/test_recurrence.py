@@ -260,7 +260,7 @@ def test_results_of_a_text_do_not_depend_on_the_batch(
 @pytest.mark.parametrize("hidden", [5, 33])
 def test_a_packed_weight_gives_the_same_results(hidden: int, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FACTORCELL_KERNEL", variant)
-    for half in (False, True) if variant in library.WITH_SHORT else (False,):
+    for half in (False, True) if variant in library.BFLOAT16_VARIANTS else (False,):
         with library.precision("bfloat16" if half else "float32", torch.device("cpu")):
             a = make_leaves(arrays(3, 6, hidden, 2, norm=True, ragged=True), double=False)
             weight = a["weight"]

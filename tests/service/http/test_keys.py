@@ -29,12 +29,12 @@ def key_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def ring(key_file: Path) -> dict[str, str]:
+def key_by_scope(key_file: Path) -> dict[str, str]:
     return {scope: keys.add_key(key_file, f"of {scope}", [scope]) for scope in KEY_SCOPES}
 
 
 @pytest.fixture
-def guarded(service: Service, key_file: Path, ring: dict[str, str]) -> Iterator[TestClient]:
+def guarded(service: Service, key_file: Path, key_by_scope: dict[str, str]) -> Iterator[TestClient]:
     with TestClient(application(Site(service, Settings(deadline=5.0), KeyRing(key_file)))) as client:
         yield client
 
@@ -42,10 +42,10 @@ def guarded(service: Service, key_file: Path, ring: dict[str, str]) -> Iterator[
 @pytest.mark.parametrize("needed", REQUESTS)
 @pytest.mark.parametrize("granted", KEY_SCOPES)
 def test_each_scope_allows_only_its_operations(
-    guarded: TestClient, ring: dict[str, str], needed: str, granted: str
+    guarded: TestClient, key_by_scope: dict[str, str], needed: str, granted: str
 ) -> None:
     method, path, body = REQUESTS[needed]
-    answer = guarded.request(method, path, json=body, headers={"Authorization": f"Bearer {ring[granted]}"})
+    answer = guarded.request(method, path, json=body, headers={"Authorization": f"Bearer {key_by_scope[granted]}"})
     if needed == granted:
         assert answer.status_code in (200, 404)
     else:
@@ -67,9 +67,9 @@ def test_all_requests_but_health_need_a_key(guarded: TestClient, header: str | N
     assert guarded.get("/healthz", headers=headers).status_code == 200
 
 
-def test_file_contains_no_key(key_file: Path, ring: dict[str, str]) -> None:
+def test_file_contains_no_key(key_file: Path, key_by_scope: dict[str, str]) -> None:
     content = key_file.read_text(encoding="utf-8")
-    assert not [key for key in ring.values() if key in content]
+    assert not [key for key in key_by_scope.values() if key in content]
     assert key_file.stat().st_mode & 0o077 == 0
     assert [operation.scopes for operation in keys.read_keys(key_file)] == [(scope,) for scope in KEY_SCOPES]
 

@@ -101,7 +101,7 @@ def test_every_referenced_id_exists(tags: Tags) -> None:
         for name in ("for", "aria-labelledby", "aria-describedby")
         for word in (values.get(name) or "").split()
     }
-    scripts = "".join((FOLDER / name).read_text(encoding="utf-8") for name in ("page.js", "learned.js"))
+    scripts = "".join((FOLDER / name).read_text(encoding="utf-8") for name in ("page.js", "saved_texts.js"))
     assert referenced | set(re.findall(r"\$\(\"([\w-]+)\"\)", scripts)) <= set(ids)
 
 

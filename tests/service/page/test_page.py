@@ -63,7 +63,7 @@ def test_one_text_is_forgotten(serve: Serve, open_page: OpenPage, service: Servi
     wait_until(page, "document.activeElement.ariaLabel === 'Forget “cab”'")  # the focus moves to the next button
     page.keyboard.press("Enter")
     page.locator("#texts li").wait_for(state="detached")
-    wait_until(page, "document.activeElement.id === 'learned-title'")
+    wait_until(page, "document.activeElement.id === 'saved-title'")
     assert texts(service) == []
 
 
@@ -110,10 +110,10 @@ def test_all_data_is_deleted_after_confirmation(serve: Serve, open_page: OpenPag
     page = open_page(serve())
     for end in ("Cancel", None):
         press(page, "Delete all")
-        sure = page.get_by_role("dialog", name="Delete all data of Ada?")
-        sure.wait_for()
+        dialog = page.get_by_role("dialog", name="Delete all data of Ada?")
+        dialog.wait_for()
         press(page, end) if end else page.keyboard.press("Escape")
-        sure.wait_for(state="hidden")
+        dialog.wait_for(state="hidden")
         assert texts(service) == ["abba"]
     press(page, "Delete all")
     page.get_by_role("dialog").get_by_role("button", name="Delete all").click()

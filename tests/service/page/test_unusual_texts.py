@@ -45,7 +45,7 @@ def test_invisible_and_bidirectional_characters_are_shown_escaped(
     assert ESCAPED in shown_texts(page)
     page.locator(OPTIONS, has_text=ESCAPED).click()
     wait_for_notice(page, "Learned")
-    page.locator("#picture li", has_text=ESCAPED).wait_for()
+    page.locator("#chart li", has_text=ESCAPED).wait_for()
     page.get_by_role("button", name=f"Forget “{ESCAPED}”").click()
     wait_for_notice(page, f"“{ESCAPED}” was forgotten.")
     profile = service.show(USER)

@@ -29,7 +29,7 @@ from factorcell.data.cache import prepare, report_truncated
 from factorcell.data.columns import parse_column
 from factorcell.data.corpus import Corpus
 from factorcell.data.schema import UNKNOWN_VALUE, ContextSchema, Variable
-from factorcell.data.tables import COLUMNS_IN_MEMORY, table_name
+from factorcell.data.tables import IN_MEMORY, table_name
 from factorcell.evaluation import baselines
 from factorcell.evaluation.advice.conditional_ngram import (
     ValueNGram,
@@ -84,7 +84,7 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
     except UserError as error:
         sampled = "" if total <= rows else f", of {rows:,} rows drawn,"
         name = f"{table_name(source)}{sampled}"
-        raise error.with_message(error.message.replace(COLUMNS_IN_MEMORY, name, 1)) from None
+        raise error.with_message(error.message.replace(IN_MEMORY, name, 1)) from None
     report_truncated(corpus.truncated, table_name(source), data.max_tokens)
     if len(corpus) < MIN_ROWS:
         raise UserError(f"{table_name(source)}: expected at least {MIN_ROWS} rows, got {len(corpus)}")
@@ -177,7 +177,7 @@ def _linear_classifier_rows(split: Split, column: LabelColumn, prior: Floats, se
         return replace(split.corpus.select(rows), categories=ids, schema=ContextSchema((variable,)))
 
     train_rows, tune_rows, test_rows = split.rows
-    classifier = baselines.Linear(select(train_rows[:MAX_CLASSIFIER_TEXTS]), seed=seed)
+    classifier = baselines.LinearClassifier(select(train_rows[:MAX_CLASSIFIER_TEXTS]), seed=seed)
     tune_posterior, test_texts = classifier(select(tune_rows)).log_posterior, select(test_rows)
     prefixes = [*(test_texts.truncate(length) for length in PREFIX_LENGTHS), test_texts]
     by_prefix = [classifier(texts).log_posterior for texts in prefixes]

@@ -81,12 +81,12 @@ class NBest:
             if utterance.id in ids:
                 raise UserError(f"utterance {utterance.id!r} occurs twice; ids must be unique")
             ids.add(utterance.id)
-            if (utterance.reference is None) == self.referenced:
-                without = utterance.id if self.referenced else self.utterances[0].id
+            if (utterance.reference is None) == self.has_references:
+                without = utterance.id if self.has_references else self.utterances[0].id
                 raise UserError(f"utterance {without}: expected a reference; either all or no utterances have one")
 
     @property
-    def referenced(self) -> bool:
+    def has_references(self) -> bool:
         """Whether all utterances have references; otherwise none has."""
         return self.utterances[0].reference is not None
 

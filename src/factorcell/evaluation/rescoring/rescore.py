@@ -193,7 +193,7 @@ def fit_weights(scored: ScoredNBest) -> tuple[ScoreWeights, float]:
         UserError: The lists have no references.
     """
     nbest = scored.nbest
-    if not nbest.referenced:
+    if not nbest.has_references:
         raise UserError("n-best lists: weights cannot be fitted without references")
     lists = scored.features()
     features = np.asarray(weighting.pad_lists(lists), dtype=np.float64)

@@ -23,7 +23,7 @@ LIBRARY = Path(__file__).with_name("_kernels.so")  # setup.py builds it under th
 # Instruction sets in the order of their numbers in the library, with the number of floats per vector.
 LANES = {"plain": 4, "avx2": 8, "avx512": 16, "avx512_bf16": 16, "amx": 16}
 VARIANTS = tuple(LANES)
-WITH_SHORT = ("avx512_bf16", "amx")  # instruction sets that multiply bfloat16
+BFLOAT16_VARIANTS = ("avx512_bf16", "amx")  # instruction sets that multiply bfloat16
 
 FLOATS = (torch.float32, torch.bfloat16)  # accepted element types; bfloat16 arrays come from autocast
 
@@ -113,7 +113,7 @@ def half() -> bool:
 
 def has_bfloat16() -> bool:
     """Whether the instruction set of the compiled code can multiply bfloat16 numbers."""
-    return variant() in WITH_SHORT
+    return variant() in BFLOAT16_VARIANTS
 
 
 def product(a: Tensor, b: Tensor, half: bool) -> Tensor:

@@ -34,7 +34,7 @@ ARRIVED, OPERATION = "factorcell.arrived", "factorcell.operation"
 OTHER = "other"  # operation name of requests to unknown paths
 COMPUTING_SHARE = 0.8  # share of a completion's deadline for computing; the rest is for reading and sending
 CLIENT_DISCONNECTED = 499  # status in the metrics if the client has disconnected
-CORS_SECONDS = 600  # for which a browser caches the response to a preflight request
+CORS_SECONDS = 600  # seconds for which a browser caches the response to a preflight request
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 HEADERS = {
     "cache-control": "no-store",
@@ -87,7 +87,7 @@ def application(site: Site, watcher: Watcher | None = None) -> Starlette:
         routes=routes,
         lifespan=lifespan,
         middleware=[*([cors] if site.settings.origins else []), Middleware(Guard, site=site)],
-        exception_handlers={HTTPException: _unrouted},
+        exception_handlers={HTTPException: _no_route},
     )
     app.router.redirect_slashes = False
     return app
@@ -96,7 +96,7 @@ def application(site: Site, watcher: Watcher | None = None) -> Starlette:
 class Guard:
     """Middleware that checks host and origin, adds headers, turns errors into problems, and records metrics.
 
-    Routes match the escaped path, so that an id may contain any character, escaped.
+    Routes match the path before it is unescaped, so that an id may contain any character, such as an escaped slash.
     """
 
     def __init__(self, app: ASGIApp, site: Site) -> None:
@@ -137,7 +137,8 @@ class Guard:
 def _check_origin(headers: Headers, method: str, site: Site) -> None:
     """Raise a `ProblemError` for a foreign host name, and for a change sent by a page of another origin.
 
-    Browsers send both headers, so that no web page can reach a server that serves only its own machine.
+    Browsers always send the headers Host and Origin, so that no foreign web page can use a server that accepts only
+    requests from its own machine.
     """
     host = headers.get("host", "").lower()
     name, _, port = host.rpartition(":")
@@ -163,8 +164,8 @@ def _endpoint(site: Site, by_method: dict[str, Operation]) -> Endpoint:
         _authorize(site, operation.scope, request)
         message = None
         if operation.request_type is not None:
-            message = await reading.message(request, operation.request_type, operation.max_body_bytes)
-        user = reading.part(request, "user") if "user" in request.path_params else ""
+            message = await reading.read_message(request, operation.request_type, operation.max_body_bytes)
+        user = reading.path_parameter(request, "user") if "user" in request.path_params else ""
         deadline = request.scope[ARRIVED] + site.settings.timeout
         if isinstance(message, CompleteRequest):
             milliseconds = message.deadline_ms
@@ -226,7 +227,7 @@ def _metrics(site: Site) -> Endpoint:
     return answer
 
 
-async def _unrouted(_: Request, error: Exception) -> Response:
+async def _no_route(_: Request, error: Exception) -> Response:
     """Return the problem of a request that matches no route."""
     assert isinstance(error, HTTPException)
     problems_by_status = {

@@ -4,8 +4,8 @@
     share = time left / (1 + waiting)
 
 Work that is expected to end after its deadline is refused on arrival. Work that can be cut short (a search) gets its
-`share` of the time left when it starts, and counts with the `min_seconds` that it needs at least. Each kind of work
-has its own lane, so that none can starve another.
+`share` of the time left when it starts, but at least `min_seconds`; only these seconds and any time beyond the share
+count in the mean. Each kind of work has its own lane, so that none can starve another.
 """
 
 import asyncio
@@ -95,7 +95,7 @@ class Lane:
             if future.cancel():
                 with self._lock:
                     self.waiting -= 1
-            result.cancel()  # else asyncio logs an error that nobody awaits, with the text of the request
+            result.cancel()  # otherwise asyncio would log an unretrieved error, with the text of the request
             stop.set()
 
     async def stream(
@@ -116,7 +116,7 @@ class Lane:
         def end(task: asyncio.Task[None]) -> None:
             values.put_nowait(None)
             if not task.cancelled():
-                task.exception()  # else asyncio logs an error that nobody awaits
+                task.exception()  # otherwise asyncio would log an unretrieved error
 
         task = asyncio.ensure_future(self.run(put, deadline, disconnected))
         task.add_done_callback(end)

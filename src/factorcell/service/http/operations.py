@@ -23,7 +23,7 @@ from factorcell.service.learning import UNKNOWN_POLICY, ServedModel
 from factorcell.service.record import ContextValue
 
 MAX_PAIRS = 10_000  # pairs of text and candidate, or hypotheses, per request
-MAX_EXPORT_BYTES = 4 << 20  # bytes
+MAX_EXPORT_BYTES = 4 << 20  # maximum size of an import
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ FILES = {
     "/": ("service/page", "index.html", PAGE_POLICY),
     **{
         f"/{name}": ("service/page", name, PAGE_POLICY)
-        for name in ("page.css", "page.js", "learned.js", "picture.js", BOX, "icon.svg")
+        for name in ("page.css", "page.js", "saved_texts.js", "chart.js", BOX, "icon.svg")
     },
     "/docs": ("assets", "api.html", DOCS_POLICY),
     "/docs.js": ("assets", "api.js", DOCS_POLICY),

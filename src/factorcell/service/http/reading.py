@@ -13,7 +13,7 @@ from factorcell.service.http.problems import ProblemError
 M = TypeVar("M", bound=msgspec.Struct)
 
 
-async def message(request: Request, kind: type[M], max_bytes: int) -> M:
+async def read_message(request: Request, kind: type[M], max_bytes: int) -> M:
     """Return the message in the body of a request. `ProblemError` if it is invalid."""
     try:
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -28,8 +28,8 @@ async def message(request: Request, kind: type[M], max_bytes: int) -> M:
         raise ProblemError("malformed", "expected a body in JSON") from None
 
 
-def part(request: Request, name: str) -> str:
-    """Return a segment of the path, unescaped."""
+def path_parameter(request: Request, name: str) -> str:
+    """Return a parameter of the path, unescaped."""
     return _text(unquote_to_bytes(request.path_params[name]), "path")
 
 

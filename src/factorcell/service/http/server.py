@@ -125,18 +125,18 @@ def serve(options: ServerOptions, notify: Callable[[str], None]) -> None:
         if not is_loopback(options.host):
             raise UserError(f"host {options.host}: other machines can reach it; add --keys FILE, or serve on localhost")
         options = replace(options, settings=replace(options.settings, host_names=(*LOOPBACK, options.host)))
-    with bind_socket(options.host, options.port) as port:
+    with bind_socket(options.host, options.port) as listener:
         host = f"[{options.host}]" if ":" in options.host else options.host
-        address = f"http://{host}:{port.getsockname()[1]}"
+        address = f"http://{host}:{listener.getsockname()[1]}"
         if options.workers == 1:
             app = options.application()
             notify(f"serving {options.run} at {address}; press Ctrl-C to stop")
-            return uvicorn_server(app).run([port])
+            return uvicorn_server(app).run([listener])
         options.site().close()  # reports an invalid run or store once, not once per worker
         with TemporaryDirectory(prefix="factorcell-") as folder:
             os.environ[metrics.DIRECTORY_VARIABLE] = folder
             notify(f"serving {options.run} at {address} in {options.workers} processes; press Ctrl-C to stop")
-            supervise(options, port)
+            supervise(options, listener)
     return None
 
 
@@ -160,7 +160,7 @@ def uvicorn_server(app: ASGIApp) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
-def supervise(options: ServerOptions, port: socket.socket) -> None:
+def supervise(options: ServerOptions, listener: socket.socket) -> None:
     """Run the workers until SIGINT or SIGTERM, replace those that die, and forward SIGHUP to them."""
     context = multiprocessing.get_context("spawn")
     stops, reloads = list[int](), list[int]()  # received signals
@@ -172,7 +172,7 @@ def supervise(options: ServerOptions, port: socket.socket) -> None:
     }
 
     def start() -> SpawnProcess:
-        process = context.Process(target=work, args=(options, port))
+        process = context.Process(target=work, args=(options, listener))
         process.start()
         return process
 
@@ -197,7 +197,7 @@ def supervise(options: ServerOptions, port: socket.socket) -> None:
             signal.signal(number, handler)
 
 
-def work(options: ServerOptions, port: socket.socket) -> None:
+def work(options: ServerOptions, listener: socket.socket) -> None:
     """Serve in a worker process, which ends with a one-line error if the run or the store cannot be opened."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     try:
@@ -206,4 +206,4 @@ def work(options: ServerOptions, port: socket.socket) -> None:
         LOG.error("%s", error)
         sys.exit(1)
     with suppress(KeyboardInterrupt):
-        uvicorn_server(app).run([port])
+        uvicorn_server(app).run([listener])

@@ -1,4 +1,4 @@
-"""A site: the service, settings, keys, metrics and thread pools of the request handlers; the type of an operation."""
+"""Everything that the request handlers need: the service, settings, keys, metrics, thread pools, and operations."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from factorcell.service.http.lanes import Lane, TimeLimit
 from factorcell.service.http.metrics import Metrics
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")  # RFC 6454
-MIN_SEARCH_SECONDS = 0.003  # time of a search, regardless of how many requests wait
+MIN_SEARCH_SECONDS = 0.003  # minimum time of a search, regardless of how many requests wait
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Settings:
     """How a site answers.
 
     Attributes:
-        deadline: Seconds of a completion, unless the request sets its own deadline.
-        timeout: Seconds of every other request.
+        deadline: Seconds for a completion, unless the request sets its own deadline.
+        timeout: Seconds for every other request.
         host_names: Accepted host names of the server; any if empty.
         origins: Origins of other sites whose pages may send requests.
         pad: The length of a completion is a multiple of this number of bytes; 0 for no padding.

@@ -22,7 +22,8 @@
   const MAX_KEEPALIVE = 10_000; // characters of a text sent with `keepalive`, whose bytes browsers limit
   const ANNOUNCE_DELAY = 600; // milliseconds without a keystroke before a screen reader announces the number of results
   const MIN_ROOM = 200; // pixels below the input; with less, the list opens above if there is more room
-  const INVISIBLE = /[\0-\x08\v-\x1F\x7F-\x9F\u202A-\u202E\u2066-\u2069]/g; // control characters but tabs and line ends
+  // Control characters except tabs and line ends, and characters that change the direction of text.
+  const INVISIBLE = /[\0-\x08\v-\x1F\x7F-\x9F\u202A-\u202E\u2066-\u2069]/g;
   const TEMPORARY = new Set([0, 408, 429, 500, 502, 503, 504]); // statuses after which the same request may succeed
 
   /** All messages; `attach(input, {messages})` replaces any of them. */

@@ -12,7 +12,6 @@
     repeated: (user) => ["Learned for ", user, "."],
     kept: (user) => ["Saved for ", user, "; the model will learn it shortly."],
     paused: () => "Not saved: learning is paused.",
-    private: () => "Not saved: this session is private.",
     withheld: (user, reason) => `Not saved: the text seems to contain ${reason}.`,
   };
 
@@ -77,10 +76,10 @@
     },
   });
 
-  const panel = new learned.Panel({ notify, onError: showError, onChange: () => addStep("−") });
+  const panel = new savedTexts.Panel({ notify, onError: showError, onChange: () => addStep("−") });
 
   function currentHistory() {
-    if (!histories.has(user)) histories.set(user, new picture.SuggestionHistory());
+    if (!histories.has(user)) histories.set(user, new chart.SuggestionHistory());
     return histories.get(user);
   }
 
@@ -136,7 +135,7 @@
     const history = currentHistory();
     const { prefix } = history;
     if (!prefix) return;
-    const request = { query: prefix, limit: picture.ROWS, context, deadline_ms: 1000 };
+    const request = { query: prefix, limit: chart.ROWS, context, deadline_ms: 1000 };
     if (user !== null) request.user = user;
     try {
       const answer = await client.ask("POST", "v1/complete", request);
@@ -153,7 +152,7 @@
     $("caption").textContent = history.steps.length
       ? "Top suggestions after each accepted text. Your texts are highlighted; larger dots are more probable."
       : "Accept a text several times to see it rise among the suggestions.";
-    picture.draw($("picture"), history.steps);
+    chart.draw($("chart"), history.steps);
   }
 
   $("search").addEventListener("submit", (event) => event.preventDefault());
@@ -188,7 +187,7 @@
     draw();
     if (!currentHistory().steps.length) addStep("now");
   });
-  new ResizeObserver(() => picture.draw($("picture"), currentHistory().steps)).observe($("picture"));
+  new ResizeObserver(() => chart.draw($("chart"), currentHistory().steps)).observe($("chart"));
 
   const first = storage.get("user") ?? NAMES[0];
   drawUsers(first);

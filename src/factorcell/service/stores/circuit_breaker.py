@@ -52,7 +52,7 @@ class CircuitBreakerStore:
         return self._ask(self._reading, self.store.users_older_than, before, limit)
 
     def check(self) -> None:
-        """Raise a `StoreError` unless the store works; a working store is asked at most once per second."""
+        """Raise a `StoreError` unless the store works; a working store is queried at most once per second."""
         if self._writing.down or monotonic() >= self._checked + CHECK:
             self._ask(self._writing, self.store.check)
             self._checked = monotonic()

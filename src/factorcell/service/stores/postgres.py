@@ -19,7 +19,7 @@ from factorcell.config import UserError
 from factorcell.service.record import StoreError
 from factorcell.service.stores.store import SQLStore, check_schema, one_line
 
-CONNECTIONS = 16  # of one process
+CONNECTIONS = 16  # maximum number of connections of one process
 WAIT = 2.0  # seconds to wait for a connection and for an answer
 POLL = 0.1  # seconds between checks of the deadline
 PURGE_TIMEOUT = 3600.0  # seconds for rewriting the table
@@ -103,7 +103,9 @@ class PostgresStore(SQLStore):
                     try:
                         connection.execute(command)
                     except psycopg.errors.InsufficientPrivilege:
-                        remaining.append(f"write-ahead log: this role may not run {command}; run it as a superuser")
+                        remaining.append(
+                            f"write-ahead log: this role lacks the right to run {command}; run it as a superuser"
+                        )
                 settings = dict(
                     connection.execute("SELECT name, setting FROM pg_settings WHERE name = ANY(%s)", [LOG_SETTINGS])
                 )

@@ -32,8 +32,8 @@ redis.call('ZADD', KEYS[3], ARGV[4], ARGV[2])
 return 1
 """
 DELETE = """
-local found = redis.call('HGET', KEYS[1], 'version')
-if not found or ARGV[1] ~= '' and found ~= ARGV[1] then return 0 end
+local version = redis.call('HGET', KEYS[1], 'version')
+if not version or ARGV[1] ~= '' and version ~= ARGV[1] then return 0 end
 redis.call('DEL', KEYS[1])
 redis.call('ZREM', KEYS[2], ARGV[2])
 redis.call('ZREM', KEYS[3], ARGV[2])

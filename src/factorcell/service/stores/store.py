@@ -1,7 +1,7 @@
 """The protocol of a store, and the SQL that SQLite and PostgreSQL share.
 
 All methods block and are called from threads. Each may raise a `StoreError`; after a failed write, only reading again
-tells whether the write happened. Stores do not retry.
+shows whether the write happened. Stores do not retry.
 """
 
 from abc import ABC, abstractmethod

@@ -2,9 +2,9 @@
    right, next to the list of texts. The size of a dot shows the probability of the text. */
 "use strict";
 
-const picture = (() => {
+const chart = (() => {
   const ROWS = 5; // suggestions shown
-  const ROW_HEIGHT = 38; // pixels, the height of .picture li
+  const ROW_HEIGHT = 38; // pixels, the height of .chart li
   const [FOOT, GAP, PAD] = [24, 56, 14]; // pixels
   const MAX_STEPS = 12; // steps shown
   const SVG = "http://www.w3.org/2000/svg";

@@ -1,7 +1,7 @@
-/* The panel with the saved texts of a user, which can be forgotten, undone, paused, exported and deleted. */
+/* The panel with the saved texts of a user: it can forget a text, undo the last one, pause, export and delete all. */
 "use strict";
 
-const learned = (() => {
+const savedTexts = (() => {
   const MAX_ROWS = 8; // texts shown before "Show all"
   const POLL_INTERVALS = [200, 400, 800, 1600, 3200]; // milliseconds between checks whether the model has caught up
   const MAX_QUOTE = 60; // characters of a text quoted in a sentence
@@ -24,8 +24,10 @@ const learned = (() => {
       $("undo").onclick = () => this.#run(() => this.undo());
       $("pause").onclick = () => this.#run(() => this.#pause());
       $("export").onclick = () => this.#run(() => this.#export());
-      $("delete").onclick = () => $("sure").showModal();
-      $("sure").onclose = () => $("sure").returnValue === "delete" && this.#run(() => this.#delete());
+      $("delete").onclick = () => $("confirm-delete").showModal();
+      $("confirm-delete").onclose = () => {
+        if ($("confirm-delete").returnValue === "delete") this.#run(() => this.#delete());
+      };
       $("more").onclick = () => {
         this.#showsAll = !this.#showsAll;
         this.#draw();
@@ -84,7 +86,7 @@ const learned = (() => {
       await this.#ask("POST", "/forget", { text });
       await this.#afterRemoval(["“", element("bdi", {}, quote(text)), "” was forgotten."]);
       const buttons = $("texts").querySelectorAll("button");
-      (buttons[Math.min(index, buttons.length - 1)] ?? $("learned-title")).focus();
+      (buttons[Math.min(index, buttons.length - 1)] ?? $("saved-title")).focus();
     }
 
     async #afterRemoval(notice) {
@@ -102,7 +104,7 @@ const learned = (() => {
     async #delete() {
       await this.#ask("DELETE", "");
       await this.#afterRemoval(["All data of ", element("bdi", {}, this.#user), " was deleted."]);
-      $("learned-title").focus();
+      $("saved-title").focus();
     }
 
     async #export() {
@@ -127,7 +129,7 @@ const learned = (() => {
 
     #draw() {
       const profile = this.#profile;
-      const rows = grouped(profile?.texts ?? []);
+      const rows = groupTexts(profile?.texts ?? []);
       $("summary").textContent = this.isStale && !profile
         ? "The saved texts cannot be loaded now." : summary(this.#user, profile);
       $("tools").hidden = !profile;
@@ -154,7 +156,7 @@ const learned = (() => {
   }
 
   /** Merge equal texts, newest first, and count how often each was accepted. */
-  function grouped(texts) {
+  function groupTexts(texts) {
     const rows = new Map();
     for (const { text, time } of texts.toReversed()) {
       const row = rows.get(text) ?? { text, time, count: 0 };
