@@ -1,4 +1,4 @@
-"""Tweets with their places, from tables that courses in geography collected; each in a repository of its own."""
+"""Tweets with coordinates, from tables of courses in geography, each in its own repository."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ SHORTEST = 10  # characters
 
 
 def rows(sources: Sequence[Repository]) -> Rows:
-    """A tweet, its latitude and longitude; one that several tables have comes once."""
+    """Yield tweets with latitude and longitude; a tweet of several tables occurs once."""
     distinct = set[tuple[str, str, str]]()
     for source in sources:
         for path in source.paths():
@@ -35,7 +35,7 @@ def rows(sources: Sequence[Repository]) -> Rows:
 
 
 def decoded(content: bytes) -> str:
-    """UTF-8, or what spreadsheets of Western Europe write."""
+    """Decode UTF-8, or else Latin-1, which spreadsheets in Western Europe write."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -43,7 +43,7 @@ def decoded(content: bytes) -> str:
 
 
 def number(field: str) -> float | None:
-    """A number of degrees, or None where there is none such."""
+    """Parse a number of degrees, or return None."""
     try:
         degrees = float(field)
     except ValueError:

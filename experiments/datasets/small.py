@@ -1,4 +1,4 @@
-"""Data sets of few lines each: abstracts, film reviews, titles of posts, commit subjects."""
+"""Data sets with short readers: abstracts, film reviews, titles of posts, commit subjects."""
 
 import html
 import re
@@ -13,7 +13,7 @@ from .repository import Repository
 
 
 def dbpedia14(sources: Sequence[Repository]) -> Rows:
-    """An abstract of DBPedia and its category, from a table `number,text`."""
+    """Yield abstracts of DBPedia with their category, from a table `number,text`."""
     (source,) = sources
     names = source.text("data/dbpedia/classes.txt").split()
     for fields in table(source.text("data/dbpedia/train.csv")):
@@ -30,7 +30,7 @@ BEGINNING = re.compile(r"\S+(?:\s+\S+){0,199}")  # 200 words
 
 
 def imdb(sources: Sequence[Repository]) -> Rows:
-    """The beginning of a review, its rating and its film."""
+    """Yield the beginnings of reviews with rating and film."""
     (source,) = sources
     for label in ("neg", "pos"):
         films = FILM.findall(source.text(f"{REVIEWS}urls_{label}.txt"))
@@ -40,16 +40,16 @@ def imdb(sources: Sequence[Repository]) -> Rows:
                 continue
             number, rating = name.groups()
             if int(number) >= len(films):
-                raise UserError(f"{source}: {path} is the review of line {number}, and there are {len(films)} films")
+                raise UserError(f"{source}: {path}: no film {number}; the list has {len(films)} films")
             begun = BEGINNING.match(clean(source.text(path).replace("<br />", " ")))
             yield {"text": begun.group(), "rating": rating, "movie": films[int(number)]} if begun else None
 
 
-MOST = 500  # titles of a community
+MOST = 500  # maximum of titles per community
 
 
 def reddit_titles(sources: Sequence[Repository]) -> Rows:
-    """A title and its community, those with the highest scores; none for adults, none twice in a community."""
+    """Yield the titles with the highest scores of each community, without repeated titles or adult content."""
     (source,) = sources
     for path in source.paths("data/", ".csv"):
         scored = list[tuple[int, str]]()
@@ -65,15 +65,15 @@ def reddit_titles(sources: Sequence[Repository]) -> Rows:
         yield from list(best.values())[:MOST]
 
 
-LONGEST = 100  # characters of a subject
+LONGEST = 100  # maximum length of a subject, in characters
 ROBOT = re.compile(r"\[bot\]|\bbot$", re.IGNORECASE)
 RELEASE = re.compile(r"((bump|prepar\w+|release|git|version|for|to|v)[ -]*)*\d+(\.\d+)+\S*", re.IGNORECASE)
 
 
 def commits(sources: Sequence[Repository]) -> Rows:
-    """A subject, its author as a number that hides the name, the project, the time; by author, then in order of time.
+    """Yield subjects with author, project and time; sorted by author and time, authors pseudonymised by a hash.
 
-    One who wrote for two projects is two authors. Merges, robots and releases are left out.
+    An author who contributed to two projects counts as two. Merges, bots and releases are left out.
     """
     subjects = []
     for source in sources:
