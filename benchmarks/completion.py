@@ -51,8 +51,7 @@ Times = dict[str, list[float]]  # milliseconds
 def beam(model: LanguageModel, typed: PrefixState, k: int, most: int) -> SearchResult:
     """Return the `k` best completions of at most `most` tokens by the beam search of the thesis (section 5.4.1).
 
-    Each step follows the `BRANCHING` most probable tokens of every hypothesis and keeps the `WIDTH` best texts, including
-    finished ones.
+    Each step follows the `BRANCHING` most probable tokens of every hypothesis and keeps the `WIDTH` best texts.
     """
     finished: list[Completion] = []
     unfinished, specials = [Completion((), 0.0)], model.specials
@@ -185,7 +184,7 @@ class Bench:
     def quality(self, name: str) -> dict[str, float]:
         """Return rows of the model, cut searches, suggestions shared with the compiled float search, and worse results.
 
-        A result is worse if its tenth score is lower than that of the beam by more than rounding; cut searches do not count.
+        A result is worse if its tenth score is below that of the beam by more than rounding; cut searches do not count.
         """
         rows, shared, worse = [], [], 0
         for searched, floats, published in zip(

@@ -18,12 +18,10 @@ PERPLEXITIES = ("perplexity", "said", "dev_")  # figures with these prefixes hav
 
 
 def published() -> dict[str, Any]:
-    """Read the figures of the papers and of their published code."""
     return tomllib.loads((EXPERIMENTS_FOLDER / "published.toml").read_text(encoding="utf-8"))
 
 
 def relative_gain(value: float, base: float) -> float:
-    """Return the relative reduction from `base` to `value`."""
     return 1 - value / base
 
 
@@ -51,7 +49,6 @@ class Rows:
         return next(iter(self.trainings.get(name, ())), {})
 
     def renamed(self, names: Mapping[str, str]) -> "Rows":
-        """Return the rows `names` under their new names."""
         return Rows({**row, "row": names[row["row"]]} for row in self.all() if row["row"] in names)
 
     def __or__(self, other: "Rows") -> "Rows":
@@ -88,10 +85,7 @@ class Rows:
         return None if ratios is None else ratios.difference(1, 0)
 
     def gain(self, name: str, key: str, base: str, paired: bool = False) -> Interval | None:
-        """Return the relative reduction of a perplexity compared with `base`.
-
-        `paired`: the trainings of the row continue those of `base` with the same seeds.
-        """
+        """Return the relative reduction of a perplexity from `base`; `paired` trainings continue those of `base`."""
         ratios = self._ratios((base, key), (name, key))
         return None if ratios is None else statistics.gain_from_nats(ratios.difference(0, 1, paired))
 

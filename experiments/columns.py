@@ -65,7 +65,6 @@ def mean(key: str, head: str, form: str = ".2f", scale: float = 1.0, bold: bool 
 
 
 def share(key: str, head: str) -> Column:
-    """Return a column of shares in per cent."""
     return mean(key, f"{head}, %", ".1f", 100.0)
 
 
@@ -86,11 +85,10 @@ def points(key: str, base: str, head: str = "", scale: float = 100.0, form: str 
     def cell(rows: Rows, name: str) -> str:
         return "" if name == base or base not in rows else interval(rows.difference(name, key, base), form, scale)
 
-    return Column(head or f"above {base}, points", cell)
+    return Column(head or f"minus {base}, points", cell)
 
 
 def figures_of(path: str) -> Mapping[str, Sequence[float]]:
-    """Return a table of published.toml."""
     table = reduce(lambda section, name: section[name], path.split("."), PAPER)
     return {name: values for name, values in table.items() if isinstance(values, list)}
 
@@ -134,13 +132,11 @@ def nonzero(rows: Rows, name: str) -> str:
 
 
 def penalties(rows: Rows, name: str) -> str:
-    """Return the penalties of a sparse bias."""
     l1 = rows.first(name)["config"]["training"]["sparse_l1"] if "sparse" in name else ()
     return ", ".join(penalty.partition("=")[2] for penalty in l1)
 
 
 def embedding(rows: Rows, name: str) -> str:
-    """Return the size of the embeddings of a low-rank bias."""
     return str(rows.first(name)["config"]["model"]["context_size"]) if "low_rank" in name else ""
 
 
@@ -165,7 +161,6 @@ def column_of(spec: str | Sequence[Any]) -> Column:
 
 
 def group(name: str) -> list[Column]:
-    """Return a list of columns that tables.toml defines."""
     return [column_of(column) for column in SPECS["groups"][name]]
 
 
@@ -173,13 +168,12 @@ def group(name: str) -> list[Column]:
 
 
 def gather_rows(read: Read, sources: Sequence[Any]) -> Rows:
-    """Collect the rows of experiments; [EXPERIMENT, {row: new name}] selects and renames rows."""
+    """Collect rows of experiments; [EXPERIMENT, {row: new name}] selects and renames rows."""
     tables = [read(source) if isinstance(source, str) else read(source[0]).renamed(source[1]) for source in sources]
     return Rows(row for rows in tables for row in rows.all())
 
 
 def table(rows: Rows, columns: Sequence[Column], names: Sequence[str] = (), head: str = "model") -> str:
-    """Format a table with a line for each existing row of `names`, or for every row."""
     lines = [[name, *(column.cell(rows, name) for column in columns)] for name in names or rows if name in rows]
     return markdown([head, *(column.head for column in columns)], lines)
 

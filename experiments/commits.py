@@ -36,7 +36,6 @@ def tuning_users(table: pa.Table) -> set[str]:
 
 
 def main() -> None:
-    """Write both tables."""
     data, out = map(Path, sys.argv[1:])
     train = pq.read_table(data / "train.parquet")
     users = tuning_users(train)

@@ -54,10 +54,7 @@ def without_training_titles(titles: pa.Table, train: pa.Table) -> pa.Table:
 
 
 def titles(data: Path, folder: Path, share: float, name: str, chosen: Callable[[pa.Table], Collection[str]]) -> Tables:
-    """Write the training, development and test titles, and the titles of the chosen communities (`judged`).
-
-    The test part also has the development titles after the first `DEV_TITLES`. File names begin with `name`.
-    """
+    """Write titles for training, development and test, and those of `chosen` communities (`judged`)."""
     paths = corpora.parts(data, folder, "reddit_titles", share)
 
     @functools.cache
@@ -81,7 +78,6 @@ def titles(data: Path, folder: Path, share: float, name: str, chosen: Callable[[
 
 
 def selected_communities(train: pa.Table) -> set[str]:
-    """Return every eighth community, and the communities of the thesis."""
     return {*sorted(set(train["subreddit"].to_pylist()))[::EVERY], *PUBLISHED}
 
 
@@ -99,7 +95,6 @@ def perplexity_by_community(scorer: Scorer, tables: Tables) -> list[Row]:
 
 
 def nearest_communities(run: Run, names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the nearest neighbours of each of `names` by Euclidean distance of embeddings."""
     if run.model.encoder is None:
         return {}
     embeddings = Embeddings.from_run(run, "subreddit")
@@ -108,12 +103,10 @@ def nearest_communities(run: Run, names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def measure(run: Run, tables: Tables) -> Measurement:
-    """Measure the perplexity of each community and find its nearest neighbours."""
     return Measurement({"by": perplexity_by_community(run, tables), "nearest": nearest_communities(run, NEIGHBOURS_OF)})
 
 
 def ngram(config: Config, tables: Tables, folder: Path) -> Measurement:
-    """Measure the n-gram model of the best order."""
     best = best_ngram(config, tables, folder)
     figures = {"order": len(best.grams), "by": perplexity_by_community(best, tables), "nearest": {}}
     return measure_scorer(best, tables) | Measurement(figures)

@@ -32,10 +32,7 @@ def text_hash(text: str) -> int:
 
 
 def select_test(texts: Sequence[str], min_texts: int = TEST_TEXTS) -> NDArray[np.bool_]:
-    """Return which texts (N,) are test texts: those with the lowest hashes, at least `min_texts` of them.
-
-    Equal texts have equal hashes, so they are in the same part.
-    """
+    """Return which texts (N,) are test texts: those with the lowest hashes, at least `min_texts` of them."""
     hashes = np.array([text_hash(text) for text in texts], dtype=np.uint64)
     count = min(min_texts, int(len(hashes) * MAX_SHARE))
     if count == 0:
@@ -63,16 +60,12 @@ def split(
 
 
 def split_test(train: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Return a training table without its test texts, and the test texts."""
     selected = select_test(train["text"].to_pylist())
     return train.filter(pa.array(~selected)), train.filter(pa.array(selected))
 
 
 def parts(data: Path, folder: Path, name: str, share: float = 1.0) -> Tables:
-    """Write the three parts of a data set to files in `folder` once, and return their paths.
-
-    With `share` < 1 they are the first rows: that share of the training texts, and ten times that share of the others.
-    """
+    """Write the parts of a data set to `folder` once: the first `share` of training texts, ten times that of others."""
     tables: Tables = {}
     for part in PARTS:
         rows = share if part == "train" else min(1.0, 10 * share)
@@ -82,7 +75,6 @@ def parts(data: Path, folder: Path, name: str, share: float = 1.0) -> Tables:
 
 
 def _part(source: Path, part: str, share: float = 1.0) -> pa.Table:
-    """Return the first `share` of the rows of a part of the data set in the folder `source`."""
     is_split = part != "dev" and not (source / "test.parquet").exists()
     table = read(source / f"{'train' if is_split else part}.parquet")
     if is_split:
@@ -91,7 +83,7 @@ def _part(source: Path, part: str, share: float = 1.0) -> pa.Table:
 
 
 def first(path: Path, count: int) -> Path:
-    """Write the first `count` texts of a file to a file next to it."""
+    """Write the first `count` texts of a file to another file."""
     return create_once(path.with_name(f"{path.stem}-first-{count}.parquet"), lambda: read(path).slice(0, count))
 
 
@@ -110,7 +102,6 @@ def write_table(path: Path, table: pa.Table) -> Path:
 
 
 def read(path: Path) -> pa.Table:
-    """Read a Parquet file."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; --data must name the folder of all data sets")
     return pq.read_table(path)

@@ -33,7 +33,6 @@ def sample_users(train: pa.Table, count: int) -> pa.Table:
 
 
 def tables(data: Path, folder: Path, share: float) -> Tables:
-    """Write the texts of some users to train on, and texts of other users to evaluate on."""
     paths = {part: data / "commits" / f"{part}.parquet" for part in ("train", "dev")}
 
     def judged(part: int) -> pa.Table:
@@ -74,14 +73,12 @@ def phrases(train: pa.Table) -> list[str]:
 
 
 def plant_phrases(train: pa.Table) -> pa.Table:
-    """Return the texts and the passphrases, each with the columns of a random text."""
     places = np.random.default_rng(8).permutation(len(train))[:PHRASES]
     rows = [{**row, "text": text} for row, text in zip(train.take(places).to_pylist(), phrases(train), strict=False)]
     return pa.concat_tables([train, pa.Table.from_pylist(rows * REPETITIONS, schema=train.schema)])
 
 
 def tables_with_phrases(data: Path, folder: Path, share: float) -> Tables:
-    """Write the same tables with passphrases among the training texts."""
     plain = tables(data, folder, share)
     path = folder / f"exposure-phrases-{share:g}.parquet"
     train = corpora.create_once(path, lambda: plant_phrases(corpora.read(plain["train"])))

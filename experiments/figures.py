@@ -61,11 +61,9 @@ class Picture(NamedTuple):
         return f"figure-{self.name}.svg"
 
     def link(self) -> str:
-        """Return the Markdown that shows the picture."""
         return f"![{self.description}]({FOLDER}/{self.file})\n"
 
     def svg(self) -> str:
-        """Return the content of the file."""
         with matplotlib.rc_context({"font.size": 8.5}):
             return charts.svg(self.figure(), self.name) + self.key()
 
@@ -118,12 +116,10 @@ def draw(axes: Axes, panel: Panel, colours: Mapping[str, str]) -> None:
 
 
 def perplexity(name: str) -> str:
-    """Return the axis label of the perplexities of a data set."""
-    return f"perplexity per {'character' if name in CHARACTER_SETS else 'word'}, known targets"
+    return f"perplexity per {'character' if name in CHARACTER_SETS else 'word'} (in vocabulary)"
 
 
 def known_perplexity(row: Row) -> float:
-    """Return the perplexity over in-vocabulary targets."""
     return float(row["perplexity_known"])
 
 
@@ -216,10 +212,10 @@ def pictures(read: Read) -> dict[str, Picture]:
         Picture("4.6", "Hotels by region, as ellipses in the embedding space", groups("region")),
         Picture("4.7", "Hotels by class, as ellipses in the embedding space", groups("class")),
         Picture("5.1", "Reciprocal rank against perplexity of models of random sizes", [Panel("", *axes, many, True)]),
-        Picture("5.2", f"{over}, by texts seen", [gains(queries, "texts seen before", "after", TEXTS_SEEN)]),
+        Picture("5.2", f"{over}, by texts seen before", [gains(queries, "texts seen before", "after", TEXTS_SEEN)]),
         Picture(
             "5.3",
-            f"{over}, by characters typed and in all",
+            f"{over}, by characters typed and by length of the query",
             [gains(queries, f"characters of the {name}", name, begins) for name, begins in LENGTHS.items()],
         ),
         *specificity_pictures(generated_text_rows(read)),

@@ -80,7 +80,7 @@ def draw_contexts(run: Run, task: WritingTask, number: int) -> list[ContextAndVa
 
 
 def tables(task: WritingTask, source: Experiment, data: Path, folder: Path, share: float) -> Tables:
-    """Write the texts that models are trained on, and the texts that the judge is trained and evaluated on."""
+    """Write the texts that the models and the judge are trained on and evaluated on."""
     parts = source.tables(data, folder, share)
     for part in ("train", "test"):
         path = parts[part]
@@ -106,15 +106,9 @@ def measure(run: Run, tables: Tables, task: WritingTask, number: int) -> Measure
 
 
 def experiment(name: str, source: Experiment, task: WritingTask, trials: bool = False) -> Experiment:
-    """Return the experiment that generates texts with the models of another one."""
     measured = partial(measure, task=task, number=task.texts_of_trials if trials else task.texts)
     return replace(
-        source,
-        name=name,
-        runs=source.name,
-        tables=partial(tables, task, source),
-        measure=measured,
-        baselines={},
+        source, name=name, runs=source.name, tables=partial(tables, task, source), measure=measured, baselines={}
     )
 
 

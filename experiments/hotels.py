@@ -26,7 +26,6 @@ GROUPS = 8  # regions of figure 4.6
 
 @cache
 def chains() -> dict[str, str]:
-    """Return the class of each chain."""
     with (EXPERIMENTS_FOLDER / "hotel_classes.csv").open(encoding="utf-8", newline="") as file:
         return {row["chain"]: row["class"] for row in csv.DictReader(file)}
 
@@ -39,13 +38,11 @@ def class_of(hotel: str) -> str | None:
 
 
 def region_of(city: str) -> str | None:
-    """Return the state in the name of a city."""
     match = STATE.search(city)
     return match[1] if match else None
 
 
 def region_and_class_rows(path: Path) -> list[Row]:
-    """Return the hotel, region and class of every text of a table."""
     rows = corpora.read(path).select(["hotel", "city"]).to_pylist()
     return [{"hotel": row["hotel"], "region": region_of(row["city"]), "class": class_of(row["hotel"])} for row in rows]
 
@@ -58,7 +55,6 @@ def with_classes(path: Path) -> pa.Table:
 
 
 def measure_embeddings(run: Run, tables: Tables) -> Measurement:
-    """Measure how well the embeddings of hotels separate and predict regions and classes."""
     if not run.model.adapted:
         return Measurement({})
     hotels, rows, row = Embeddings.from_run(run, "hotel"), region_and_class_rows(tables["train"]), Row()

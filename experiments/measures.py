@@ -28,7 +28,6 @@ class Cities(NamedTuple):
     file: str
 
     def cities(self) -> dict[str, dict[str, float]]:
-        """Return the cities by name, with `lat` and `lon`."""
         return read_points(EXPERIMENTS_FOLDER / self.file)
 
 
@@ -36,10 +35,7 @@ PAPER_CITIES = Cities("printed_cities.csv")
 
 
 def measure_classification(run: Run, tables: Tables, target: str, samples: int = 0) -> Measurement:
-    """Measure accuracy, F1, AUC and calibration of `target` on the judged texts, calibrated on the `held` texts if any.
-
-    With `samples`, use that many samples of the vocabulary drawn from unigrams, as in the paper; 0 uses all of it.
-    """
+    """Measure the classification of `target`, with `samples` of the vocabulary as in the paper, or all of it (0)."""
     if not run.model.adapted:
         return Measurement({})
     variable = run.schema.variable(target)
@@ -65,11 +61,7 @@ def measure_classification(run: Run, tables: Tables, target: str, samples: int =
 def calibrated_figures(
     classification: Classification, held_out: Classification, priors: Mapping[str, float] | None
 ) -> Measurement:
-    """Return the figures with the priors of training and the temperature fitted to the held-out texts.
-
-    `priors` is None for classifiers that have learned the frequencies of the values. The accuracy on the held-out texts
-    is also returned, to choose a classifier by.
-    """
+    """Return figures with the priors of training (None if learned) and the temperature fitted to the held-out texts."""
     if priors is not None:
         classification, held_out = classification.with_priors(priors), held_out.with_priors(priors)
     temperature = held_out.fitted_temperature()
@@ -82,7 +74,6 @@ def calibrated_figures(
 
 
 def frequent_values(table: Path, target: str, known: Sequence[str]) -> list[str]:
-    """Return the known values of a column that occur in a table."""
     present = {value for chunk in open_table(table).chunks([target]) for value in chunk[target]}
     return [value for value in known if value in present]
 
@@ -90,10 +81,7 @@ def frequent_values(table: Path, target: str, known: Sequence[str]) -> list[str]
 def measure_detection(
     run: Run, tables: Tables, target: str, values: Sequence[str], distractors: Sequence[str]
 ) -> Measurement:
-    """Measure the mean AUC of `values` against each other and against `distractors`, with z-scores of perplexities.
-
-    An AUC is not a mean over texts, so the row has no sums; its spread is over seeds.
-    """
+    """Measure the mean AUC of `values` against each other and `distractors`, by z-scores of perplexities."""
     known = set(run.schema.variable(target).values[1:]) if run.model.adapted else set()
     names = [value for value in values if value in known]
     if len(names) < 2:  # an unadapted model, or a trial where all values are rare
@@ -104,24 +92,19 @@ def measure_detection(
 
 
 def detection_figures(classification: Classification) -> Measurement:
-    """Return the mean AUC of the judged texts, and the numbers of texts and distractors."""
     metrics = classification.metrics()
     row = {"candidates": len(classification.names), "judged": metrics["texts"], "distractors": metrics["distractors"]}
     return Measurement({**row, "auc": metrics["auc"]})
 
 
 def measure_nearest_city(run: Run, tables: Tables, cities: Cities) -> Measurement:
-    """Measure the accuracy of the nearest city on the judged texts near one, for these cities and those of the paper.
-
-    Both sets have their own number of texts, `judged`; the keys of the paper's cities end in `PAPER_SUFFIX`.
-    """
+    """Measure the accuracy of the nearest city for these cities and, with `PAPER_SUFFIX`, for those of the paper."""
     if not run.model.adapted:
         return Measurement({})
     return _nearest(run, tables, cities) | _nearest(run, tables, PAPER_CITIES, PAPER_SUFFIX)
 
 
 def _nearest(run: Run, tables: Tables, cities: Cities, ending: str = "") -> Measurement:
-    """Return the accuracy (a share) among the cities of a file, under keys that end in `ending`."""
     classification = classify_points(run, tables["judged"], cities.cities(), within=MAX_DISTANCE)
     metrics = classification.metrics()
     if not metrics["texts"]:  # a trial may have no text near a city

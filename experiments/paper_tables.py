@@ -34,7 +34,7 @@ from study import Row
 
 
 def completion_systems(read: Read) -> Rows:
-    """Return every system of table 5.2 as a row of its own."""
+    """Return every system of table 5.2 as a row."""
     rows = read("queries")
     keys = {
         name: {f"mrr{kind}": f"{name}{kind}" for kind in ("", "_seen", "_unseen", "_late")} for name in SYSTEM_SOURCES
@@ -55,7 +55,6 @@ def completion(read: Read, *more: Column) -> str:
 
 
 def table_5_2(read: Read) -> str:
-    """Table 5.2 with the figures of the thesis."""
     sizes = ("small", "large")
     return completion(read, *(paper(f"completion.{size}", 2, f"all, {size}", ".3f") for size in sizes))
 
@@ -66,12 +65,11 @@ def online_learning_note(read: Read) -> str:
     rules = ("none", "adadelta", "adadelta with a bound", "adagrad")
     reached = [f"{mean(f'dev_{rule}', '').cell(rows, 'factor')} ({rule})" for rule in rules]
     more = interval(rows.difference_within("factor", "blend", "mrr"), ".4f", 1.0)
-    text = f"\nThe blend lies {more} above the FactorCell alone.\n"
+    text = f"\nThe mean reciprocal rank of the blend minus that of the FactorCell alone is {more}.\n"
     return f"{text}Perplexity of the FactorCell on the tuning users, by rule:\n{', '.join(reached)}.\n" if more else ""
 
 
 def range_labels(begins: Sequence[int]) -> dict[int, str]:
-    """Return the label of the range that begins at each of `begins`."""
     return {**{begin: f"{begin} to {end - 1}" for begin, end in pairwise(begins)}, begins[-1]: f"{begins[-1]} or more"}
 
 
@@ -85,7 +83,7 @@ def completion_gains(read: Read, names: Mapping[str, Sequence[int]], head: str) 
             gains = [interval(rows.relative_increase(model, key, base)) for model, base in pairs]
             unit = "" if name == "after" else f" of a {name}"
             lines.append([f"{span}{unit}", mean(key, "", ".3f").cell(rows, "unadapted"), *gains])
-    return markdown([head, "unadapted", *(f"{model} over {base}, %" for model, base in pairs)], lines)
+    return markdown([head, "unadapted", *(f"gain of {model} over {base}, %" for model, base in pairs)], lines)
 
 
 def neighbours(read: Read) -> str:
@@ -203,7 +201,6 @@ def rank_against_perplexity(read: Read) -> str:
 
 
 def sampled(read: Read, name: str) -> str:
-    """Format the share of sampled texts that fit their context, with real texts for comparison."""
     rows = read(f"sampled_{name}")
     return table(rows, group("judged"), MODELS) + real_texts_line(rows)
 
@@ -268,14 +265,13 @@ def finetuned(read: Read) -> str:
             saved = rows.difference_within("none", keys[0], best)
             moved = ratios[1] != ratios[2]
             cells = [f"{np.exp(np.mean(values)):.2f}" for values in ratios]
-            gained = interval(gain_from_nats(saved)) if moved and saved else "nothing moved"
+            gained = interval(gain_from_nats(saved)) if moved and saved else "no change"
             lines.append([domain, way, str(trainings[0][keys[0]]["texts"]), *cells, gained])
     heads = ["n-grams", "before", *(f"penalty {penalty}" for penalty in penalties), "gain of the best penalty, %"]
-    return markdown(["texts", "what moves", "test texts", *heads], lines)
+    return markdown(["texts", "fine-tuned", "test texts", *heads], lines)
 
 
 def sizes(read: Read) -> str:
-    """Format the sizes of texts and models."""
     models = {f"tacl_{name}": ("unadapted", "factorcell") for name in SETS}
     models |= dict.fromkeys(("reddit_titles", "commonvoice9", "scotus"), ("unadapted", ALL_ADAPTATIONS))
     models |= {"subreddits": ("unadapted", "concat+low_rank+hash"), "queries": ("unadapted", "factor")}

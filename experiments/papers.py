@@ -43,7 +43,6 @@ EXPERIMENTS = {experiment.name: experiment for experiment in ORDER}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the experiment of the command line and return the exit code."""
     parser = study.parser("Train and measure the rows of an experiment.")
     parser.add_argument("experiment", choices=EXPERIMENTS, metavar="EXPERIMENT", help=", ".join(EXPERIMENTS))
     options = parser.parse_args(argv)

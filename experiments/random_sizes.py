@@ -30,12 +30,10 @@ def model_of(row: Row) -> str:
 
 
 def of_class(rows: Sequence[Row], model: str) -> list[Row]:
-    """Return the models of a class that have an accuracy."""
     return [row for row in rows if model_of(row) == model and row.get("accuracy") is not None]
 
 
 def has_one_hot_bias(row: Row) -> bool:
-    """Return whether the softmax has a bias for each value."""
     return "one_hot" in row["config"]["model"]["output_bias"]
 
 
@@ -46,7 +44,6 @@ def draw_counts(rows: Sequence[Row]) -> Floats:
 
 
 def deviations(column: Sequence[float], groups: Sequence[Hashable]) -> list[float]:
-    """Return the difference of each number from the mean of its group."""
     names = list(dict.fromkeys(groups))
     which = np.array([names.index(group) for group in groups], dtype=np.int64)
     means = np.bincount(which, column) / np.bincount(which)

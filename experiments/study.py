@@ -55,8 +55,6 @@ Options = Mapping[str, Mapping[str, Any]]  # section -> option -> value
 
 
 class Training(NamedTuple):
-    """A row of an experiment and a seed."""
-
     row: str
     seed: int
 
@@ -77,11 +75,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A row that is not a single run of the recipe.
-
-    `measure` gets the options, the texts and a folder of its own. Without `seeded` there is one training, with seed 0.
-    The row starts when all trainings of the row `after` are finished.
-    """
+    """A row that is not one run of the recipe; it starts when the trainings of the row `after` are finished."""
 
     measure: Callable[[Config, Tables, Path], Measurement]
     seeded: bool = True
@@ -93,9 +87,9 @@ class Baseline:
 class Experiment:
     """Rows of options over the file `recipe`, on the tables that `tables` makes from (data, folder, share).
 
-    `measure` adds figures of a run to its perplexities. `runs` names the experiment whose runs are measured, and trained
-    if necessary; by default its own. `baselines` are rows that are made in another way. Every row is trained from all
-    `seeds`. `merge_parts` sums the figures of parts of a text before texts are grouped, as parts are not independent.
+    `measure` adds figures of a run to its perplexities. `runs` is the experiment whose runs are measured and, if
+    necessary, trained; by default its own. `baselines` are rows that are made in another way. Every row has all `seeds`.
+    `merge_parts` sums the figures of parts of a text before texts are grouped, because parts depend on each other.
     """
 
     name: str
@@ -109,7 +103,6 @@ class Experiment:
     merge_parts: Callable[[Figures, Tables], Figures] = lambda figures, tables: figures
 
     def trainings(self, names: Iterable[str] = (), seeds: Iterable[int] = ()) -> tuple[Training, ...]:
-        """Return the trainings of some rows from some seeds; by default all."""
         unseeded = {name for name, baseline in self.baselines.items() if not baseline.seeded}  # their seed is 0
         pairs = itertools.product(seeds or self.seeds, names or self.rows)
         return tuple(dict.fromkeys(Training(row, 0 if row in unseeded else seed) for seed, row in pairs))
@@ -142,7 +135,6 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The name of the results; a trial has a name of its own."""
         return self._name_of(self.experiment.name)
 
     def _name_of(self, name: str) -> str:
@@ -150,17 +142,14 @@ class Job:
 
     @property
     def rows(self) -> Path:
-        """The path of the JSON lines."""
         return self.results / f"{self.name}.jsonl"
 
     def folder(self, training: Training) -> Path:
-        """Return the run folder of a training."""
         return (
             self.out / self._name_of(self.experiment.runs or self.experiment.name) / training.row / str(training.seed)
         )
 
     def tables(self) -> Tables:
-        """Return the texts, which are written at the first call."""
         folder = self.out / "tables"
         folder.mkdir(parents=True, exist_ok=True)
         return self.experiment.tables(self.data, folder, TRIAL_SHARE if self.trial else 1.0)
@@ -194,10 +183,7 @@ class Job:
 
 
 def comparable_config(config: Config) -> Config:
-    """Return the options that distinguish rows, without the precision and options that the model does not read.
-
-    Models without sparse bias do not read its penalty, and models without context vector do not read its sizes.
-    """
+    """Return a config without options that do not distinguish rows: the precision, and those the model never reads."""
     model, training = config.model, replace(config.training, precision=precision.FLOAT32)
     if "sparse" not in model.output_bias:
         training = replace(training, sparse_l1=())
@@ -207,16 +193,11 @@ def comparable_config(config: Config) -> Config:
 
 
 def training_precision() -> str:
-    """Return the precision of all trainings whose recipe does not require float32: bfloat16 if supported.
-
-    It depends only on the processor, not on a speed test, so all rows of a machine have the same precision. The choice
-    makes no significant difference (LOG, 2026-11-24).
-    """
+    """Return bfloat16 if the processor has instructions for it; the choice must not depend on a speed test."""
     return precision.BFLOAT16 if precision.is_supported(torch.device("cpu")) else precision.FLOAT32
 
 
 def parser(text: str) -> argparse.ArgumentParser:
-    """Return a parser of the options that all scripts have."""
     result = argparse.ArgumentParser(description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     result.add_argument(
         "--data", type=Path, required=True, help="folder of the data sets, each a folder of Parquet files"
@@ -234,7 +215,6 @@ def parser(text: str) -> argparse.ArgumentParser:
 
 
 def main(experiment: Experiment, arguments: argparse.Namespace, command: Sequence[str]) -> int:
-    """Train and measure the missing rows and return the exit code."""
     try:
         rows = [choose("row", name, experiment.rows) for name in arguments.only or ()]
         trainings = experiment.trainings(rows, arguments.seeds or ())
@@ -260,7 +240,6 @@ def main(experiment: Experiment, arguments: argparse.Namespace, command: Sequenc
 
 
 def make_row(job: Job, training: Training, tables: Tables) -> None:
-    """Train one row or resume its training, measure it, and add it to the results."""
     config, baseline = job.experiment.config(training, job.threads), job.experiment.baselines.get(training.row)
     make = baseline.measure if baseline else partial(train_and_measure, job.experiment)
     measured = make(config, tables, job.folder(training))
@@ -298,7 +277,6 @@ def train_and_measure(experiment: Experiment, config: Config, tables: Tables, fo
 
 
 def measure_perplexity(scorer: Scorer, table: Path) -> Measurement:
-    """Measure both perplexities of the test texts."""
     corpus = scorer.prepare(table, unknown="group")
     figures = text_figures.figures_from_nats(nats := scorer.nats(corpus), corpus)
     return Measurement(summary_row(nats, corpus), {name: figures[name] for name in PERPLEXITIES})
@@ -313,7 +291,6 @@ def group_sums(sums: TextSums) -> Row:
 
 
 def grouped_figures(row: Row) -> Figures:
-    """Return the figures of a row as sums over groups of texts."""
     return {
         name: TextSums(sums["key"], np.array(sums["above"]), np.array(sums["below"]))
         for name, sums in row["sums"].items()
@@ -342,7 +319,6 @@ def run_in_parallel(job: Job, missing: Sequence[Training]) -> int:
 
 
 def _start_process(job: Job, training: Training) -> "subprocess.Popen[bytes]":
-    """Start a process that makes one row and writes its output to a file."""
     command = [sys.executable, *job.command, "--jobs", "1", "--only", training.row, "--seeds", str(training.seed)]
     log = _log_path(job, training)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -377,7 +353,7 @@ def terminate_on_exit(running: Mapping[Any, "subprocess.Popen[bytes]"]) -> Itera
 
 
 def current_commit() -> str:
-    """Return the commit of this checkout, with a + if files differ from it; empty without a repository."""
+    """Return the commit of this checkout, with a + if files differ from it."""
     command = ["git", "-C", str(EXPERIMENTS_FOLDER), "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -386,7 +362,6 @@ def current_commit() -> str:
 
 
 def processor_name() -> str:
-    """Return the name of the processor, because speeds differ by a third and more between processors."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.machine())

@@ -54,7 +54,6 @@ WITH_PICTURES = {  # table -> the figures above it
 
 
 def pages() -> dict[str, dict[str, Maker]]:
-    """Return the function that makes each table: page -> name -> function."""
     every = {page: dict(makers) for page, makers in OTHERS.items()}
     for spec in SPECS["table"]:
         every.setdefault(spec["page"], {})[spec["name"]] = partial(make_table, spec=spec)
@@ -62,8 +61,6 @@ def pages() -> dict[str, dict[str, Maker]]:
 
 
 def reader(results: Path) -> Read:
-    """Return a function that reads the rows of experiments by their names."""
-
     @cache
     def read_one(name: str) -> Rows:
         return Rows(files.read_rows(results / f"{name}.jsonl"))
@@ -84,7 +81,6 @@ def make_tables(read: Read, pictures: Mapping[str, figures.Picture]) -> dict[str
 
 
 def main(argv: Sequence[str]) -> int:
-    """Put the tables into the pages, and write the figures."""
     parser = argparse.ArgumentParser(description="The tables of the documentation from the rows of the experiments.")
     parser.add_argument("--results", type=Path, default=EXPERIMENTS_FOLDER / "results", help="folder of the rows")
     parser.add_argument("--docs", type=Path, required=True, help="folder of the pages whose tables are replaced")
@@ -105,7 +101,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def write_pictures(folder: Path, pictures: Sequence[figures.Picture]) -> None:
-    """Write the pictures, and remove the old ones."""
     folder.mkdir(exist_ok=True)
     for stale in set(folder.glob("*.svg")) - {folder / picture.file for picture in pictures}:
         stale.unlink()

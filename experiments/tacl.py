@@ -21,10 +21,7 @@ from study import Experiment, Measurement, Options
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set: the folder of its texts, its target column or cities, its kind of token, and its judged texts.
-
-    `rank` is the rank of the FactorCell if that of the recipe was worse on the development part.
-    """
+    """A data set; `rank` is that of its FactorCell if the rank of the recipe was worse on the development part."""
 
     source: str
     target: str | Cities
@@ -49,7 +46,6 @@ SETS = {
 
 
 def options(model: str) -> Options:
-    """Return the adaptations of a model of the paper."""
     model_config = Config().with_model(model).model
     return {"model": {"adapt": list(model_config.adapt), "output_bias": list(model_config.output_bias)}}
 
@@ -68,7 +64,6 @@ def tables(data_set: DataSet, data: Path, folder: Path, share: float) -> Tables:
 
 
 def measure_accuracy(run: Run, tables: Tables, name: str, samples: int = 0) -> Measurement:
-    """Measure the accuracy of a run, for categories with all of its vocabulary or with `samples` of it."""
     target = SETS[name].target
     if isinstance(target, Cities):
         return measure_nearest_city(run, tables, target)
@@ -76,14 +71,12 @@ def measure_accuracy(run: Run, tables: Tables, name: str, samples: int = 0) -> M
 
 
 def measure(run: Run, tables: Tables, name: str) -> Measurement:
-    """Measure the accuracy, and for hotels also the embeddings."""
     return measure_accuracy(run, tables, name) | (
         hotels.measure_embeddings(run, tables) if name == "hotels" else Measurement({})
     )
 
 
 def experiment(name: str) -> Experiment:
-    """Return the experiment of the four models on a data set."""
     rows = {model: options(model) for model in MODELS}
     if SETS[name].rank is not None:
         rows["factorcell"] = {"model": {**rows["factorcell"]["model"], "rank": SETS[name].rank}}

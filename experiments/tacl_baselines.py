@@ -52,7 +52,6 @@ CLASSIFIER_ORDER = {"word": 2, "character": 5}  # of the n-grams of classifiers,
 
 
 def target_column(target: Target) -> str:
-    """Return the column that is inferred."""
     return CITY if isinstance(target, Cities) else target
 
 
@@ -66,7 +65,6 @@ class TargetValues:
 
     @classmethod
     def from_tables(cls, target: Target, tables: Tables, known: Sequence[str]) -> "TargetValues":
-        """Return the candidates of the models that are also `known`."""
         if isinstance(target, Cities):
             names = [city for city in target.cities() if city in known]
             return cls(CITY, names, names)
@@ -116,7 +114,6 @@ def with_context(corpus: Corpus, context: Mapping[str, Any]) -> Corpus:
 
 
 def tables(name: str, data: Path, folder: Path, share: float) -> Tables:
-    """Return the texts of a data set; if the target is the nearest city, also the texts with that column."""
     parts = tacl.tables(SETS[name], data, folder, share)
     target = SETS[name].target
     if not isinstance(target, Cities):
@@ -143,7 +140,6 @@ def with_city(path: Path, cities: Cities) -> pa.Table:
 
 
 def labelled_table(tables: Tables, part: str) -> Path:
-    """Return the path of a part with the target column."""
     return tables[f"labelled_{part}" if f"labelled_{part}" in tables else part]
 
 
@@ -151,7 +147,6 @@ def labelled_table(tables: Tables, part: str) -> Path:
 
 
 def ngram(config: Config, tables: Tables, folder: Path) -> Measurement:
-    """Measure the n-gram model of the best order."""
     best = best_ngram(config, tables, folder)
     return Measurement({"order": len(best.grams)}) | measure_scorer(best, tables)
 
@@ -178,7 +173,6 @@ def best_ngram(config: Config, tables: Tables, folder: Path, tokenizer: Tokenize
 
 
 def measure_scorer(scorer: Scorer, tables: Tables) -> Measurement:
-    """Measure both perplexities of dev and of the test."""
     dev = scorer.prepare(labelled_table(tables, "dev"), unknown="group")
     return Measurement({"dev": summary_row(scorer.nats(dev), dev)}) | study.measure_perplexity(
         scorer, labelled_table(tables, "test")
@@ -201,7 +195,6 @@ def measure_mixture(config: Config, tables: Tables, folder: Path, target: Target
 
 
 def train_separate(config: Config, tables: Tables, folder: Path, target: Target) -> SeparateRuns:
-    """Train the models of the values."""
     train, dev = (labelled_table(tables, part) for part in ("train", "dev"))
     return separate(train, dev, config, folder, by=target_column(target), resume=True)
 
@@ -255,10 +248,7 @@ def labelled_texts(config: Config, tables: Tables, column: str, part: str = "jud
 def measure_classifier(
     config: Config, tables: Tables, folder: Path, target: Target, order: int, kind: str
 ) -> Measurement:
-    """Measure a classifier trained on the training texts, calibrated on the `held` texts.
-
-    Like the models, naive Bayes has a uniform prior, and the prior of training in the keys `classifier_`.
-    """
+    """Measure a classifier, calibrated on the `held` texts; like the models, naive Bayes has a uniform prior."""
     column = target_column(target)
     corpus, test = labelled_texts(config, tables, column)
     variable = corpus.schema.categories[0]
@@ -286,12 +276,10 @@ def measure_if_frequent(
 
 
 def value_baseline(target: Target, measure: Callable[..., Measurement], **options: Any) -> Baseline:
-    """Return a baseline that needs the values of a column."""
     return Baseline(partial(measure_if_frequent, target=target, measure=measure), **options)
 
 
 def ngram_row(measure: Callable[[Config, Tables, Path], Measurement] = ngram) -> dict[str, Baseline]:
-    """Return the row of the n-gram model."""
     return {NGRAM: Baseline(measure, seeded=False, is_deterministic=True)}
 
 
@@ -316,7 +304,6 @@ def per_value(target: Target) -> dict[str, Baseline]:
 
 
 def experiment(name: str) -> Experiment:
-    """Return the experiment of all baselines on a data set."""
     models, target = tacl.EXPERIMENTS[name], SETS[name].target
     rows_of_baselines = {**per_value(target), **ngram_row(), **classifiers(target, SETS[name].unit)}
     rows = {"prefix": tacl.options("prefix"), **dict.fromkeys(rows_of_baselines, tacl.options("unadapted"))}

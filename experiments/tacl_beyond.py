@@ -30,7 +30,6 @@ SEQUENCE_LENGTH = 8  # consecutive words that identify a text
 
 
 def factorcells(config: Config, tables: Tables, folder: Path, seeds: Sequence[int]) -> list[Run]:
-    """Return the trained FactorCells of a data set, one for each seed."""
     folder_of_rows = folder.parent.parent
     runs = folder_of_rows.with_name(folder_of_rows.name.replace("beyond_", "")) / MODEL
     configs = {seed: replace(config, training=replace(config.training, seed=seed)) for seed in seeds}
@@ -47,7 +46,6 @@ def factorcell(config: Config, tables: Tables, folder: Path) -> Run:
 def measure_ensemble(
     config: Config, tables: Tables, folder: Path, name: str, seeds: Sequence[int], ngram: bool
 ) -> Measurement:
-    """Measure a mixture of FactorCells of some seeds, with or without an n-gram model."""
     runs = factorcells(config, tables, folder, seeds or (config.training.seed,))
     models: list[Scorer] = [*runs, *([best_ngram(config, tables, folder)] if ngram else [])]
     ensemble = Mixture(folder, models, None, np.full((1, len(models)), 1 / len(models)))
@@ -79,7 +77,6 @@ def is_new_text(train: Path, test: Path) -> NDArray[np.bool_]:
 
 
 def word_sequences(text: str) -> set[tuple[str, ...]]:
-    """Return all sequences of `SEQUENCE_LENGTH` words of a text in lower case."""
     words = text.lower().split()
     return {tuple(words[at : at + SEQUENCE_LENGTH]) for at in range(len(words) - SEQUENCE_LENGTH + 1)}
 

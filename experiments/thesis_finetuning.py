@@ -53,7 +53,6 @@ def domain(path: Path, fits: Callable[[Row], bool], most: int) -> pa.Table:
 
 
 def tables(data: Path, folder: Path, share: float) -> Tables:
-    """Write the hotel reviews, and three parts of each domain."""
     parts, most = SPARSE.tables(data, folder, share), max(20, round(MAX_TEXTS * share))
     for name, (source, fits) in DOMAINS.items():
         for part, path in corpora.parts(data, folder, source).items():
@@ -90,20 +89,17 @@ def ngram(config: Config, tables: Tables, folder: Path) -> Measurement:
 
 
 def domain_parts(tables: Tables, name: str, most: int = MAX_TEXTS) -> Tables:
-    """Return the parts of a domain; the training part has the first `most` texts."""
     parts = {part: tables[f"{name} {part}"] for part in corpora.PARTS}
     return {**parts, "train": corpora.first(parts["train"], most)}
 
 
 def measure_perplexities(scorer: Scorer, tables: Tables) -> Measurement:
-    """Return the mean nats of development targets, and the sums of both perplexities of the test texts."""
     dev, test = (scorer.prepare(tables[part], unknown="group") for part in ("dev", "test"))
     nats = text_figures.figures_from_nats(scorer.nats(dev), dev)["perplexity"].ratio
     return Measurement({"dev": nats, "texts": len(test)}, text_figures.figures_from_nats(scorer.nats(test), test))
 
 
 def merge_measurements(measured: Mapping[str, Measurement]) -> Measurement:
-    """Merge measurements under their keys."""
     figures = {
         f"{key}{end}": measurement.figures[kind] for key, measurement in measured.items() for kind, end in KINDS.items()
     }

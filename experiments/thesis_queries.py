@@ -51,10 +51,7 @@ RULES = {  # rule -> optimiser, and bound on the change of a user vector; 0: no 
 
 
 def tables(data: Path, folder: Path, share: float) -> Tables:
-    """Split users into three groups by a hash of their names; users of unsuitable text counts are training data.
-
-    The users of dev.parquet, who have no texts in the training table, are also test users.
-    """
+    """Split users by a hash of their names; the users of dev.parquet are test users."""
 
     @cache
     def parts() -> dict[str, pa.Table]:
@@ -88,10 +85,7 @@ def measure(run: Run, tables: Tables) -> Measurement:
 def replay_test_users(
     run: Run, tables: Tables, every: int, rules: Sequence[str] = (PAPER_RULE,), with_blend: bool = False
 ) -> tuple[Row, list[Stream], dict[str, list[Row]]]:
-    """Replay one of `every` texts of the test users; return figures, streams and the rows of each system.
-
-    The figures have the perplexity of those texts, each scored before it is learned, and that of dev with all `rules`.
-    """
+    """Replay one of `every` texts of the test users; return figures, streams and the rows of each system."""
     config = run.config
     streams = read_streams(tables["test"], config, max_rows_per_user=TEST_TEXTS_PER_USER, draw=PrefixDraw(every))
     row, systems = build_systems(run, tables, rules, with_blend)
@@ -107,10 +101,7 @@ def replay_test_users(
 
 
 def build_systems(run: Run, tables: Tables, rules: Sequence[str], with_blend: bool) -> tuple[Row, dict[str, System]]:
-    """Return the systems to replay, and the online learning rate with the lowest perplexity on dev.
-
-    `with_blend` adds the user's earlier texts, and the blend.
-    """
+    """Return the systems to replay, and figures of the online learning rules; the best rate on dev is used."""
     completer = Completer(run, unknown="group")
     if not distinguishes_users(run):
         return {}, {"mrr": Unpersonalised(completer, "user"), "mpc": MostPopular(Popularity.from_run(run))}
@@ -133,10 +124,7 @@ def build_systems(run: Run, tables: Tables, rules: Sequence[str], with_blend: bo
 
 
 def range_subsets(name: str, key: str, begins: Sequence[int], least: int = 0) -> dict[str, Condition]:
-    """Return the subsets of rows whose number `key` is in the range that begins at each of `begins`.
-
-    Only rows after `least` texts of their user count.
-    """
+    """Return the subsets of rows after `least` texts whose number `key` is in the range from each of `begins`."""
     spans = {begin: range(begin, end) for begin, end in pairwise((*begins, sys.maxsize))}
     return {f"_{name}_{begin}": partial(_is_in_range, key, span, least) for begin, span in spans.items()}
 
@@ -186,14 +174,12 @@ BLENDED = EXPERIMENT.config(Training("factor", 0), 1).model  # the model that is
 
 
 def measure_trial(run: Run, tables: Tables) -> Measurement:
-    """Measure perplexity and mean reciprocal rank of one text in six."""
     row, streams, rows = replay_test_users(run, tables, 6)
     figures = reciprocal_ranks(rows["mrr"], streams, "mrr", {"": BASIC_SUBSETS[""]})
     return Measurement({**row, "mrr": figures["mrr"].ratio}, figures)
 
 
 def with_sizes(kind: str, sizes: Options) -> Options:
-    """Return the options of a kind of model with other sizes."""
     options = ROWS["queries"][kind]
     return {**options, **sizes, "model": {**options["model"], **sizes["model"]}}
 

@@ -49,24 +49,19 @@ TablesFunction = Callable[[Path, Path, float], Tables]
 
 
 def adaptation_options(parts: Sequence[str]) -> Options:
-    """Return the options of a model with all adaptations of `parts`."""
     adapt = [part for part in PARTS[:2] if part in parts]
     output_bias = [part for part in PARTS[2:] if part in parts]
     return {"model": {"adapt": adapt, "output_bias": output_bias}}
 
 
 def all_combinations() -> dict[str, Options]:
-    """Return all subsets of `PARTS`, in the order of the thesis."""
     subsets = itertools.product((False, True), repeat=len(PARTS))
     combinations = [tuple(itertools.compress(PARTS, subset)) for subset in subsets]
     return {"+".join(parts) or "unadapted": adaptation_options(parts) for parts in combinations}
 
 
 def split_turns(table: pa.Table, words: int) -> pa.Table:
-    """Return the first `words` words of a table of turns, split into texts of at most `LONGEST` words.
-
-    The column `TURN` numbers the turns, so parts of a turn share a number.
-    """
+    """Split the first `words` words into texts of at most `LONGEST` words; the column `TURN` numbers the turns."""
     pieces: list[Row] = []
     for number, row in enumerate(row for batch in table.to_batches(1000) for row in batch.to_pylist()):
         split = row["text"].split()
@@ -80,7 +75,6 @@ def split_turns(table: pa.Table, words: int) -> pa.Table:
 
 
 def justice_texts(dev: pa.Table, count: int) -> pa.Table:
-    """Return the first `count` texts of the `JUSTICES` who speak most."""
     spoken = Counter(row["speaker"] for row in dev.to_pylist() if row["role"] == "justice")
     names = {name for name, _ in spoken.most_common(JUSTICES)}
     rows = [row for row in dev.to_pylist() if row["role"] == "justice" and row["speaker"] in names]
@@ -88,7 +82,6 @@ def justice_texts(dev: pa.Table, count: int) -> pa.Table:
 
 
 def scotus_tables(data: Path, folder: Path, share: float) -> Tables:
-    """Write oral arguments: the first words of each part, and the test turns whose justice is inferred."""
     counts = {"train": round(WORDS * share), **dict.fromkeys(("dev", "test"), round(DEV_WORDS * share))}
     counts["judged"] = max(20, round(JUDGED * share))
     whole = corpora.parts(data, folder, "scotus")
@@ -124,7 +117,6 @@ def sum_over_turns(figures: Figures, tables: Tables) -> Figures:
 
 
 def sum_by_turn(sums: TextSums, numbers: NDArray[np.int64]) -> TextSums:
-    """Sum the contributions of N texts over those with the same number in `numbers` (N,)."""
     if len(numbers) != len(sums.numerator):
         raise ValueError(f"expected a turn for each of {len(sums.numerator)} texts, got {len(numbers)}")
     _, places = np.unique(numbers, return_inverse=True)
@@ -139,14 +131,12 @@ def texts_of_judged_values(train: Path, judged: Path, column: str) -> pa.Table:
 
 
 def commonvoice9_tables(data: Path, folder: Path, share: float) -> Tables:
-    """Write sentences in nine languages; the language of the first test texts is inferred."""
     tables = corpora.parts(data, folder, "commonvoice9", share)
     count = max(20, round(LANGUAGES_JUDGED * share))
     return {**tables, "judged": corpora.first(tables["test"], count)}
 
 
 def reddit_tables(data: Path, folder: Path, share: float) -> Tables:
-    """Write titles of communities; those of detected communities and of distractors are judged."""
     paths = titles(data, folder, share, "detected", lambda train: {*DETECTED, *DISTRACTORS})
     path = paths["train"].with_name(f"communities-{share:g}.parquet")
     return {
@@ -158,18 +148,13 @@ def reddit_tables(data: Path, folder: Path, share: float) -> Tables:
 
 
 def measure_communities(run: Run, tables: Tables) -> Measurement:
-    """Measure how well communities are distinguished from each other and from distractors."""
     return measure_detection(run, tables, "subreddit", DETECTED, DISTRACTORS)
 
 
 def detect_by_classifier(
     config: Config, tables: Tables, folder: Path, target: str, order: int, kind: str
 ) -> Measurement:
-    """Measure the detection of communities by a classifier trained on titles of the judged communities.
-
-    Like a model, it classifies only the detected communities: naive Bayes, which has perplexities, by z-scores over them,
-    others by log probabilities.
-    """
+    """Measure the detection of communities by a classifier: naive Bayes by z-scores of perplexities, like a model."""
     train, test = labelled_texts(config, tables, target)
     known = train.schema.categories[0].values[1:]
     names = [name for name in DETECTED if name in known]
@@ -184,7 +169,6 @@ def detect_by_classifier(
 def experiment(
     name: str, tables: TablesFunction, measure: Callable[[Run, Tables], Measurement], **baselines: Baseline
 ) -> Experiment:
-    """Return the experiment of all combinations on a data set, with n-grams and other baselines."""
     baseline_rows = {**ngram_row(), **baselines}
     rows = {
         **all_combinations(),
@@ -196,8 +180,6 @@ def experiment(
 
 
 def trained_on_all_turns(baseline: Baseline) -> Baseline:
-    """Return the baseline trained on the turns of all speakers, which does not classify."""
-
     def measure(config: Config, tables: Tables, folder: Path) -> Measurement:
         return baseline.measure(config, {part: tables[part] for part in ("train", "dev", "test")}, folder)
 

@@ -27,7 +27,6 @@ def tables(data: Path, folder: Path, share: float) -> Tables:
 
 
 def measure(run: Run, tables: Tables) -> Measurement:
-    """Measure how often the next word is among the three most probable ones."""
     corpus = run.prepare(tables["test"], unknown="group")
     top = ranks(run, corpus) <= TOP
     sums = TextSums(texts_digest(corpus, "top"), sum_per_text(top, corpus), corpus.lengths.astype(np.float64))

@@ -28,7 +28,6 @@ MANY_CONTEXTS = ("hotels", "places")  # data sets with too many contexts for a b
 
 
 def varied(kind: str, name: str, measure: Callable[[Run, Tables], Measurement]) -> Experiment:
-    """Return the experiment KIND_NAME over the recipe and the texts of the TACL tables."""
     return replace(tacl.EXPERIMENTS[name], name=f"{kind}_{name}", rows=ROWS[f"{kind}_{name}"], measure=measure)
 
 
@@ -45,7 +44,6 @@ def measure_with_samples(run: Run, tables: Tables, name: str) -> Measurement:
 
 
 def measure_with_sizes(run: Run, tables: Tables, measure: Callable[[Run, Tables], Measurement]) -> Measurement:
-    """Measure a run of `ranks`, and count its training targets, its values and the texts of each value."""
     values = max(len(variable.values) for variable in run.schema.categories)  # with the unknown value
     trained = files.read_json(run.folder / "training.json")
     sizes = {"trained_targets": trained["targets"], "values": values - 1, "texts_per_value": trained["texts"] / values}
@@ -59,7 +57,6 @@ def measure_trial(run: Run, tables: Tables, name: str) -> Measurement:
 
 
 def random_models(name: str) -> dict[str, Options]:
-    """Return the models of random sizes of a data set, in turn one of each class."""
     shared = {"variable_size": 8} if name == "hotels" else {}
     result: dict[str, Options] = {}
     for number, sizes in ROWS["tacl_trials"].items():
@@ -70,7 +67,6 @@ def random_models(name: str) -> dict[str, Options]:
 
 
 def news(data: Path, folder: Path, share: float) -> Tables:
-    """Return the parts of the news, split at spaces."""
     parts = corpora.parts(data, folder, "agnews_words", share)
     return {**parts, "judged": parts["test"]}
 

@@ -30,10 +30,7 @@ class Copy(NamedTuple):
 
 
 def rows(sources: Sequence[Repository]) -> Rows:
-    """Yield title, description and section of the training articles, without those that the test file contains.
-
-    Articles with two sections in different copies are left out.
-    """
+    """Yield training articles that are not in the test file and that have the same section in all copies."""
     official, *others = sources
     test = {letters(copy.text) for copy in columns(official.text("data/ag_news_csv/test.csv"), heading=False) if copy}
     best, sections = dict[str, Copy](), defaultdict[str, set[str]](set)
@@ -52,12 +49,10 @@ def rows(sources: Sequence[Repository]) -> Rows:
 
 
 def letters(text: str) -> str:
-    """Return the letters and digits of a text, which are equal in all copies of an article."""
     return re.sub("[^a-z0-9]", "", text.lower())
 
 
 def copies(sources: Sequence[Repository]) -> Iterator[Copy | None]:
-    """Yield every article of every copy."""
     archived, formal, noisy, annotated, shuffled, parted, small = sources
     yield from columns(read_from_zip(archived, "data/archive.zip", "train.csv"))
     yield from columns(formal.text("data/formal/validation.csv"))
@@ -73,7 +68,6 @@ def copies(sources: Sequence[Repository]) -> Iterator[Copy | None]:
 
 
 def section(number: str, first: int) -> str | None:
-    """Return the name of a section whose number counts from `first`."""
     place = int(float(number)) - first if re.fullmatch(r"\d+(\.0)?", number) else -1
     return SECTIONS[place] if 0 <= place < len(SECTIONS) else None
 
@@ -125,7 +119,6 @@ WORD = re.compile(r"\$?[^\W_]+(?:(?:\.?['-]|\.|(?<=\d),(?=\d))[^\W_]+)*%?")
 
 
 def spaced(rows: Rows) -> Rows:
-    """Yield the articles in lower case: words and prices separated by blanks, without other punctuation."""
     for row in rows:
         yield None if row is None else words(row)
 

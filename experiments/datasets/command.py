@@ -34,7 +34,6 @@ MIN_READABLE = 0.5  # minimum share of readable records; below it the repository
 
 
 def main(argv: Sequence[str]) -> int:
-    """Build a data set and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m experiments.datasets", description="Build the tables of a data set from public repositories."
     )
@@ -71,7 +70,6 @@ def main(argv: Sequence[str]) -> int:
 def repositories(
     data_set: DataSet, origins: Sequence[str] | None, commit: str | None, clones: Path
 ) -> Iterator[Repository]:
-    """Yield the repositories of a set, fetched if they come from an address."""
     places = origins or [ADDRESS.format(name) for name in data_set.sources]
     if len(places) != len(data_set.sources):
         names = " ".join(data_set.sources)
@@ -93,7 +91,7 @@ def build(name: str, data_set: DataSet, sources: Sequence[Repository], folder: P
     if tally["read"] == 0 or tally["unreadable"] > (1 - MIN_READABLE) * tally["read"]:
         every = ", ".join(map(str, sources))
         raise UserError(
-            f"{every}: {tally['unreadable']} of {tally['read']} records cannot be read; check that --from names the right repositories"
+            f"{every}: {tally['unreadable']} of {tally['read']} records cannot be read; check the repositories"
         )
     manifest.unlink(missing_ok=True)
     parts = corpora.split(table, **data_set.split)
@@ -105,7 +103,6 @@ def build(name: str, data_set: DataSet, sources: Sequence[Repository], folder: P
 
 
 def clean_rows(rows: Iterable[Row | None], data_set: DataSet, tally: dict[str, int]) -> Iterator[Row]:
-    """Yield rows with clean texts and values, without empty and repeated ones."""
     distinct = set[tuple[str | float, ...]]()
     for row in rows:
         tally["read"] += 1
@@ -126,7 +123,7 @@ def clean_rows(rows: Iterable[Row | None], data_set: DataSet, tally: dict[str, i
 
 
 def to_table(data_set: DataSet, rows: Iterable[Row]) -> pa.Table:
-    """Convert rows to a table, sorted by the hash of their texts unless their order is a history."""
+    """Convert rows to a table, in random order unless they are a history."""
     listed = list(rows)
     if not data_set.history:
         listed.sort(
@@ -137,7 +134,7 @@ def to_table(data_set: DataSet, rows: Iterable[Row]) -> pa.Table:
 
 
 def write(path: Path, table: pa.Table) -> dict[str, Any]:
-    """Write a part atomically; return its number of rows, and the SHA-256 of its rows as JSON lines."""
+    """Write a part; return its number of rows, and their SHA-256 as JSON lines."""
     corpora.write_table(path, table)
     digest = hashlib.sha256()
     for batch in table.to_batches(10_000):

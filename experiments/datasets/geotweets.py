@@ -43,7 +43,6 @@ def decoded(content: bytes) -> str:
 
 
 def number(field: str) -> float | None:
-    """Parse a number of degrees, or return None."""
     try:
         degrees = float(field)
     except ValueError:

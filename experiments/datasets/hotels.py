@@ -41,7 +41,6 @@ class Review(NamedTuple):
 
 
 def rows(sources: Sequence[Repository]) -> Rows:
-    """Yield reviews with hotel, city and rating."""
     (source,) = sources
     reviews = [read(record) for record in frame(source)]
     hotels_of_text, best = defaultdict[str, set[str]](set), defaultdict[str, float](float)

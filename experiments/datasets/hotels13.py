@@ -36,7 +36,6 @@ def rows(sources: Sequence[Repository]) -> Rows:
 
 
 def place(hotel: dict[str, str]) -> str:
-    """Return the locality of the address, or in older files, which lack it, the end of the page's URL."""
     if match := LOCALITY.search(hotel.get("Hotel Address", "")):
         return match[1]
     return hotel.get("URL", "").removesuffix(".html").rpartition("-")[2].replace("_", " ").removesuffix(COUNTRY)

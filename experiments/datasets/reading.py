@@ -28,16 +28,12 @@ def clean(text: str) -> str:
 
 
 def table(content: str) -> Iterator[list[str]]:
-    """Read the lines of a CSV table, whose fields may contain line breaks."""
     csv.field_size_limit(LONGEST)
     yield from csv.reader(io.StringIO(content, newline=""))
 
 
 def records(content: str, where: str, required: Sequence[str]) -> Iterator[dict[str, str] | None]:
-    """Read the lines of a table as dicts; yield None for a line with another number of fields than the header.
-
-    Raises `UserError` unless the header has all `required` names; `where` names the source in the message.
-    """
+    """Read the lines of a table as dicts; yield None for a line with another number of fields than the header."""
     lines = table(content)
     names = [name.strip() for name in next(lines, [])]
     if missing := [name for name in required if name not in names]:
@@ -47,10 +43,7 @@ def records(content: str, where: str, required: Sequence[str]) -> Iterator[dict[
 
 
 def read_from_zip(source: Repository, path: str, ending: str) -> str:
-    """Read the only file of an archive whose name ends with `ending`.
-
-    Raises `UserError` unless there is exactly one such file, in UTF-8.
-    """
+    """Read the only file of an archive whose name ends with `ending`."""
     try:
         with zipfile.ZipFile(io.BytesIO(source.read(path))) as archive:
             names = [name for name in archive.namelist() if name.endswith(ending) and not name.startswith("__MACOSX")]

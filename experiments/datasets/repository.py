@@ -68,7 +68,6 @@ class Repository:
 
     @cached_property
     def _blobs(self) -> dict[str, str]:
-        """The git object names of all files, by path."""
         lines = os.fsdecode(self._git("ls-tree", "-r", "-z", "--full-tree", self.commit)).split("\0")
         entries = (entry.partition("\t") for entry in lines if entry)
         return {path: facts.split()[2] for facts, _, path in entries if facts.split()[1] == "blob"}
@@ -77,17 +76,12 @@ class Repository:
         return f"{self.name} at {self.commit[:12]}"
 
     def _start_reader(self) -> "subprocess.Popen[bytes]":
-        """Return a git process that returns contents of files."""
         if self._reader is None:
             command = ["git", f"--git-dir={self._folder}", "cat-file", "--batch"]
             environment = {**os.environ, **QUIET, "GIT_NO_LAZY_FETCH": "1"}
             self._reader = self._stack.enter_context(
                 subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    env=environment,
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
                 )
             )
         return self._reader
@@ -97,11 +91,7 @@ class Repository:
 
 
 def open_repository(name: str, commit: str, origin: str, clones: Path, history: bool = False) -> Repository:
-    """Open a `commit` of the repository at `origin`, which is the folder of a clone, or an address.
-
-    Commits from an address are stored in a folder of `clones`: only the files of the commit, or, with `history`, all
-    earlier commits without files. `commit` may be "HEAD".
-    """
+    """Open a `commit` (or "HEAD") of the clone or address `origin`; commits from addresses are stored in `clones`."""
     if Path(origin).is_dir():
         return Repository(name, Path(origin), commit)
     clone = clones / name.replace("/", "+")
@@ -115,7 +105,6 @@ def open_repository(name: str, commit: str, origin: str, clones: Path, history: 
 
 
 def fetch_commit(name: str, commit: str, origin: str, folder: Path, history: bool) -> None:
-    """Fetch a commit into the new `folder`, which is only created if the fetch succeeds."""
     partial_folder = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial_folder, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)

@@ -16,7 +16,6 @@ TERMS = range(1990, 2012)
 
 
 def rows(sources: Sequence[Repository]) -> Rows:
-    """Yield turns with case, speaker, role and term."""
     (source,) = sources
     for path in source.paths(FOLDER, ".json"):
         name = NAME.fullmatch(path.removeprefix(FOLDER))
@@ -34,7 +33,6 @@ def rows(sources: Sequence[Repository]) -> Rows:
 
 
 def turns(transcript: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield all turns of all sections; a sitting without transcript has none."""
     for section in (transcript.get("transcript") or {}).get("sections") or []:
         yield from section.get("turns") or []
 

@@ -16,11 +16,7 @@ SOURCES = tomllib.loads((Path(__file__).parents[1] / "sources.toml").read_text(e
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set that `rows` reads from `sources` (owner/name -> commit).
-
-    `contexts` are its columns next to the text, `numbers` the numeric ones. `split` has options of `corpora.split`. With
-    `history`, the rows are commits and keep their order.
-    """
+    """A data set that `rows` reads from `sources` (owner/name -> commit); with `history`, rows keep their order."""
 
     contexts: Sequence[str]
     sources: Mapping[str, str]
@@ -31,7 +27,6 @@ class DataSet:
 
 
 def news(sources: Sequence[Repository]) -> Rows:
-    """Yield articles as words separated by blanks."""
     return agnews.spaced(agnews.rows(sources))
 
 

@@ -13,7 +13,6 @@ from .repository import Repository
 
 
 def dbpedia14(sources: Sequence[Repository]) -> Rows:
-    """Yield abstracts of DBPedia with their category, from a table `number,text`."""
     (source,) = sources
     names = source.text("data/dbpedia/classes.txt").split()
     for fields in table(source.text("data/dbpedia/train.csv")):
@@ -30,7 +29,6 @@ BEGINNING = re.compile(r"\S+(?:\s+\S+){0,199}")  # 200 words
 
 
 def imdb(sources: Sequence[Repository]) -> Rows:
-    """Yield the beginnings of reviews with rating and film."""
     (source,) = sources
     for label in ("neg", "pos"):
         films = FILM.findall(source.text(f"{REVIEWS}urls_{label}.txt"))
@@ -71,10 +69,7 @@ RELEASE = re.compile(r"((bump|prepar\w+|release|git|version|for|to|v)[ -]*)*\d+(
 
 
 def commits(sources: Sequence[Repository]) -> Rows:
-    """Yield subjects with author, project and time; sorted by author and time, authors pseudonymised by a hash.
-
-    An author who contributed to two projects counts as two. Merges, bots and releases are left out.
-    """
+    """Yield subjects of pseudonymous authors, sorted by author and time, without merges, bots and releases."""
     subjects = []
     for source in sources:
         for entry in source.log("%an%x1f%at%x1f%s"):

@@ -25,7 +25,7 @@ def measure(config, rows):
         run = Run.create(folder + "/run", config, corpus.tokenizer, corpus.schema)
         for _ in train(run, corpus, corpus.select(range(3))):
             pass
-    peak = re.search(r"VmHWM:\\s*(\\d+)", pathlib.Path("/proc/self/status").read_text())  # ru_maxrss includes the parent
+    peak = re.search(r"VmHWM:\\s*(\\d+)", pathlib.Path("/proc/self/status").read_text())  # ru_maxrss counts the parent
     return int(peak[1]) << 10, run, corpus
 before, _, _ = measure(small, rows[:3])
 after, run, corpus = measure(config, rows)
