@@ -48,15 +48,15 @@ WIDTH, BRANCHING = 100, 4  # of the published beam
 Times = dict[str, list[float]]  # milliseconds
 
 
-def beam(model: LanguageModel, typed: PrefixState, k: int, most: int) -> SearchResult:
-    """Return the `k` best completions of at most `most` tokens by the beam search of the thesis (section 5.4.1).
+def beam(model: LanguageModel, typed: PrefixState, k: int, max_tokens: int) -> SearchResult:
+    """Return the `k` best completions of at most `max_tokens` tokens by the beam search of the thesis (section 5.4.1).
 
     Each step follows the `BRANCHING` most probable tokens of every hypothesis and keeps the `WIDTH` best texts.
     """
     finished: list[Completion] = []
     unfinished, specials = [Completion((), 0.0)], model.specials
     logs, states, rows = typed.logs[-1], typed.states[-1], 0
-    for length in range(most + 1):
+    for length in range(max_tokens + 1):
         candidates = []
         known = logs.clone()
         known[:, specials.unknown] = -math.inf
@@ -66,7 +66,7 @@ def beam(model: LanguageModel, typed: PrefixState, k: int, most: int) -> SearchR
                 candidates.append((hypothesis.log_probability + value, hypothesis.ids, token, row))
         finished += [Completion(ids, score) for score, ids, token, _ in candidates if token == specials.end]
         continued = (
-            [new for new in candidates if new[2] != specials.end and new[0] > -math.inf] if length < most else []
+            [new for new in candidates if new[2] != specials.end and new[0] > -math.inf] if length < max_tokens else []
         )
         best_scores = heapq.nlargest(
             WIDTH, [text.log_probability for text in finished] + [score for score, *_ in continued]
@@ -96,10 +96,10 @@ def prefixes(path: Path, text: str, user: str, count: int, longest: int) -> list
     chunks = open_table(path).chunks([text, user])
     rows = [row for chunk in chunks for row in zip(chunk[text], chunk[user], strict=True)]
     result = []
-    for position, (typed, who) in enumerate(rows):
-        prefix = draw_prefix(str(who), typed, position) if len(typed) <= longest else None
+    for position, (typed, contender) in enumerate(rows):
+        prefix = draw_prefix(str(contender), typed, position) if len(typed) <= longest else None
         if prefix is not None:
-            result.append({text: prefix, user: str(who)})
+            result.append({text: prefix, user: str(contender)})
     random.Random(0).shuffle(result)
     return result[:count]
 
@@ -108,23 +108,23 @@ class Bench:
     """The contenders of one run, with the milliseconds and results of each."""
 
     def __init__(self, run: Run) -> None:
-        self.run, self.most = run, run.config.data.max_tokens - 1
+        self.run, self.max_tokens = run, run.config.data.max_tokens - 1
         self.engines: dict[str, Any] = {PLAIN: PlainEngine(run.model), FLOATS: new_engine(run.model, "float32")}
         if library.has_bfloat16():
             self.engines |= {f"{FLOATS}, {name}": new_engine(run.model, name) for name in PRODUCT_TYPES[1:]}
         self.times: dict[str, Times] = defaultdict(lambda: defaultdict(list))
         self.results: dict[str, list[SearchResult]] = defaultdict(list)
 
-    def timed(self, what: str, who: str, once: Callable[[], Any]) -> Any:
+    def timed(self, what: str, contender: str, once: Callable[[], Any]) -> Any:
         """Call `once`, record the processor time of this thread and return the result."""
         start = time.thread_time()
         result = once()
-        self.times[what][who].append((time.thread_time() - start) * 1e3)
+        self.times[what][contender].append((time.thread_time() - start) * 1e3)
         return result
 
     def request(self, typed: Any) -> SearchRequest:
         """Return a request for ten completions."""
-        return SearchRequest(typed, K, self.most - len(typed.ids), lambda ids: ids != ())
+        return SearchRequest(typed, K, self.max_tokens - len(typed.ids), lambda ids: ids != ())
 
     def measure_row(self, row: dict[str, str]) -> dict[str, Any]:
         """Complete a prefix with all contenders in random order; return the prefix state of each engine."""
@@ -153,7 +153,7 @@ class Bench:
         """Search with one contender; the beam returns one more completion because the prefix itself does not count."""
         if name == BEAM:
             prefix = typed[PLAIN]
-            return beam(self.run.model, prefix, K + 1, self.most - len(prefix.ids))
+            return beam(self.run.model, prefix, K + 1, self.max_tokens - len(prefix.ids))
         results: list[SearchResult] = self.engines[name].search([self.request(typed[name])], None, 1)
         return results[0]
 
@@ -187,22 +187,25 @@ class Bench:
         A result is worse if its tenth score is below that of the beam by more than rounding; cut searches do not count.
         """
         rows, shared, worse = [], [], 0
-        for searched, floats, published in zip(
+        for result_of_engine, floats, published in zip(
             self.results[name], self.results[FLOATS], self.results[BEAM], strict=True
         ):
-            rows.append(searched.rows)
-            if floats.cut or searched.cut:
+            rows.append(result_of_engine.rows)
+            if floats.cut or result_of_engine.cut:
                 continue
-            searched_ids, theirs, beams = (
+            searched_ids, float_completions, beam_completions = (
                 [completion for completion in completions.completions if completion.ids][:K]
-                for completions in (searched, floats, published)
+                for completions in (result_of_engine, floats, published)
             )
             shared.append(
-                len({completion.ids for completion in searched_ids} & {completion.ids for completion in theirs})
-                / max(1, len(theirs))
+                len(
+                    {completion.ids for completion in searched_ids}
+                    & {completion.ids for completion in float_completions}
+                )
+                / max(1, len(float_completions))
             )
-            if len(beams) == K:
-                worse += searched_ids[-1].log_probability < beams[-1].log_probability - 1e-3
+            if len(beam_completions) == K:
+                worse += searched_ids[-1].log_probability < beam_completions[-1].log_probability - 1e-3
         return {
             "rows": statistics.median(rows),
             "cut": sum(completions.cut for completions in self.results[name]),
@@ -244,7 +247,7 @@ def main() -> None:
         parser.error(f"{options.run}: no compiled search for this model on this machine")
     begin = time.perf_counter()
     Completer(Run.open(options.run))
-    opened = (time.perf_counter() - begin) * 1e3
+    opening_time = (time.perf_counter() - begin) * 1e3
     bench = Bench(run)
     texts = prefixes(options.table, run.config.data.text, options.user, options.prefixes, options.longest)
     with torch.inference_mode():
@@ -257,7 +260,7 @@ def main() -> None:
             if name != PLAIN and len(everyone) >= USERS:
                 rate = bench.throughput(name, everyone, options.threads)
                 rows.append({"what": f"{USERS} users, {options.threads} threads", "contender": name, "a_second": rate})
-    rows.append({"what": "opening a run", "contender": FLOATS, "ms": opened})
+    rows.append({"what": "opening a run", "contender": FLOATS, "ms": opening_time})
     if run.config.data.user:
         user = replace(User.new(run), history=History())
         rows.append({"what": "a user without texts", "contender": "", "bytes": len(user.to_bytes())})

@@ -50,9 +50,9 @@ class Bench:
         self.contexts = [{column: value} for value in category_values(run.schema, column)]
         self.rates: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for name in ("step", "advance"):
-            setattr(run.model, name, self._counted(getattr(run.model, name)))
+            setattr(run.model, name, self._count_rows(getattr(run.model, name)))
 
-    def _counted(self, read: Callable[..., Any]) -> Callable[..., Any]:
+    def _count_rows(self, read: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function with counting of its rows."""
 
         def counted(token: torch.Tensor, *rest: Any) -> Any:

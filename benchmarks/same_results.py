@@ -96,9 +96,9 @@ def digest(content: str | bytes) -> str:
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:32]
 
 
-def texts_without_options(printed: str) -> str:
+def texts_without_options(output: str) -> str:
     """Return rows of generated texts without their options."""
-    rows = [json.loads(line) for line in printed.splitlines()]
+    rows = [json.loads(line) for line in output.splitlines()]
     return json.dumps([{name: row[name] for name in row if name != "options"} for row in rows])
 
 
@@ -126,11 +126,11 @@ def figures(recipe: Recipe, data: Path, folder: Path) -> Iterator[tuple[str, Any
     common = ("--threads", "1", "--unknown", "group", "--json", "--precision", "float32")
     yield "scores", digest(factorcell("score", str(run), str(dev), "--tokens", *common))
     if recipe.classify:
-        printed = factorcell(
+        output = factorcell(
             "classify", str(run), str(dev), *recipe.classify, "--out", str(folder / "rows.jsonl"), *common
         )
         rows = (folder / "rows.jsonl").read_text(encoding="utf-8")
-        yield "classification", digest(printed + rows)
+        yield "classification", digest(output + rows)
     yield "generated texts", digest(texts_without_options(factorcell("generate", str(run), *recipe.generate, *common)))
     if recipe.complete:
         yield "completions", digest(factorcell("complete", str(run), *recipe.complete, *common))

@@ -77,20 +77,20 @@ class Clock:
     def part(self, name: str) -> Iterator[None]:
         """Count the time within this context for `name`."""
         self.inside.append(0.0)
-        begun = time.process_time()
+        start = time.process_time()
         try:
             yield
         finally:
-            whole = time.process_time() - begun
+            whole = time.process_time() - start
             self.spent[name] += whole - self.inside.pop()
             self.inside[-1] += whole
 
-    def watch(self, owner: Any, name: str, called: Callable[..., str]) -> None:
+    def watch(self, owner: Any, name: str, part_of_call: Callable[..., str]) -> None:
         """Count the time of a function from now on, for the part that `called` returns for its arguments."""
         function = getattr(owner, name)
 
         def timed(*positional: Any, **keywords: Any) -> Any:
-            with self.part(called(*positional)):
+            with self.part(part_of_call(*positional)):
                 return function(*positional, **keywords)
 
         setattr(owner, name, staticmethod(timed) if hasattr(owner, "save_for_backward") else timed)

@@ -76,7 +76,7 @@ class Rows:
     def _ratios(self, *figures: tuple[str, str]) -> Ratios | None:
         """Return figures (row, key) over bootstrap draws of their common texts."""
         sums = [self.sums(name, key) for name, key in figures]
-        exact = {place for place, (name, _) in enumerate(figures) if self.first(name).get("exact")}
+        exact = {index for index, (name, _) in enumerate(figures) if self.first(name).get("exact")}
         return Ratios.from_sums(sums, deterministic=exact) if all(sums) else None
 
     def difference(self, name: str, key: str, base: str, base_key: str = "") -> Interval | None:
@@ -109,8 +109,8 @@ class Rows:
         """Return the row that is significantly better than every other row of `names`, or None."""
         names = [name for name in names if self.sums(name, key)]
         ratios = self._ratios(*((name, key) for name in names)) if len(names) > 1 else None
-        place = None if ratios is None else ratios.best_model(highest)
-        return None if place is None else names[place]
+        index = None if ratios is None else ratios.best_model(highest)
+        return None if index is None else names[index]
 
     def dev_perplexity(self, name: str) -> float:
         """Return the geometric mean of the development perplexity over in-vocabulary targets."""

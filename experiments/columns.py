@@ -93,12 +93,12 @@ def figures_of(path: str) -> Mapping[str, Sequence[float]]:
     return {name: values for name, values in table.items() if isinstance(values, list)}
 
 
-def paper(path: str, place: int, head: str, form: str = ".2f") -> Column:
+def paper(path: str, index: int, head: str, form: str = ".2f") -> Column:
     """Return a column of figures from the table `path` of published.toml; `place` is their index."""
     values = figures_of(path)
     return Column(
         f"paper: {head}",
-        lambda rows, name: number(values[name][place], form) if len(values.get(name, ())) > place else "",
+        lambda rows, name: number(values[name][index], form) if len(values.get(name, ())) > index else "",
     )
 
 
@@ -113,12 +113,12 @@ def paper_gain(path: str, base: str) -> Column:
     return Column("paper: gain, %", cell)
 
 
-def about(key: str, head: str) -> Column:
+def any_row(key: str, head: str) -> Column:
     """Return a column with a number that is the same for all rows, such as the number of training texts."""
     return Column(head, lambda rows, _: next((f"{row[key]:,.0f}" for row in rows.all() if key in row), ""))
 
 
-def of(name: str, column: Sequence[Any]) -> Column:
+def fixed_row(name: str, column: Sequence[Any]) -> Column:
     """Return a column that always shows the row `name`, for tables with one line per data set."""
     head, cell = column_of(column)
     return Column(head, lambda rows, _: cell(rows, name))
@@ -142,7 +142,7 @@ def embedding(rows: Rows, name: str) -> str:
 
 COLUMN_KINDS: Mapping[str, Callable[..., Column]] = {
     **{"mean": mean, "share": share, "lower": lower, "points": points, "paper": paper, "paper_gain": paper_gain},
-    **{"about": about, "of": of},
+    **{"about": any_row, "of": fixed_row},
 }
 FIXED_COLUMNS = {  # columns without arguments
     "parameters": Column("parameters", lambda rows, name: number(rows.first(name).get("parameters"), ",.0f")),

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-TUNED, FEW, MANY, ROWS = 60, 20, 400, 100
+TUNING_USERS, MIN_TEXTS, MAX_TEXTS, TEXTS_PER_USER = 60, 20, 400, 100
 
 
 def first_per_user(table: pa.Table, max_texts: int) -> pa.Table:
@@ -31,17 +31,20 @@ def first_per_user(table: pa.Table, max_texts: int) -> pa.Table:
 def tuning_users(table: pa.Table) -> set[str]:
     """Choose users by a hash of their names, among those with 20 to 400 texts."""
     counts = Counter(table["user"].to_pylist())
-    among = [user for user, count in counts.items() if FEW <= count <= MANY]
-    return set(sorted(among, key=lambda user: hashlib.sha256(user.encode()).hexdigest())[:TUNED])
+    candidates = [user for user, count in counts.items() if MIN_TEXTS <= count <= MAX_TEXTS]
+    return set(sorted(candidates, key=lambda user: hashlib.sha256(user.encode()).hexdigest())[:TUNING_USERS])
 
 
 def main() -> None:
     data, out = map(Path, sys.argv[1:])
     train = pq.read_table(data / "train.parquet")
     users = tuning_users(train)
-    tuned = pa.array([user in users for user in train["user"].to_pylist()])
+    is_tuning_row = pa.array([user in users for user in train["user"].to_pylist()])
     out.mkdir(parents=True, exist_ok=True)
-    for name, table in (("train", train.filter(pc.invert(tuned))), ("tune", first_per_user(train.filter(tuned), ROWS))):
+    for name, table in (
+        ("train", train.filter(pc.invert(is_tuning_row))),
+        ("tune", first_per_user(train.filter(is_tuning_row), TEXTS_PER_USER)),
+    ):
         pq.write_table(table, out / f"{name}.parquet")
         print(f"{name}: {len(table):,} texts of {len(set(table['user'].to_pylist())):,} users")
 

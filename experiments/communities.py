@@ -23,8 +23,8 @@ from tacl_baselines import best_ngram, measure_scorer, ngram_row
 
 HELD_OUT_TITLES = 60  # titles of each community
 DEV_TITLES = 10_000  # titles that the best weights are chosen on
-EVERY, NEAREST = 8, 4
-PUBLISHED = (
+COMMUNITY_INTERVAL, NEIGHBOURS = 8, 4
+THESIS_COMMUNITIES = (
     *("FlashTV", "shield", "GlobalOffensive", "nba", "SquaredCircle", "Fitness", "hockey", "leagueoflegends"),
     *("pcmasterrace", "nfl", "AskWomen", "news", "worldnews", "AskMen", "gaming", "pics", "videos", "funny"),
 )
@@ -78,7 +78,7 @@ def titles(data: Path, folder: Path, share: float, name: str, chosen: Callable[[
 
 
 def selected_communities(train: pa.Table) -> set[str]:
-    return {*sorted(set(train["subreddit"].to_pylist()))[::EVERY], *PUBLISHED}
+    return {*sorted(set(train["subreddit"].to_pylist()))[::COMMUNITY_INTERVAL], *THESIS_COMMUNITIES}
 
 
 def perplexity_by_community(scorer: Scorer, tables: Tables) -> list[Row]:
@@ -98,7 +98,7 @@ def nearest_communities(run: Run, names: Sequence[str]) -> dict[str, list[str]]:
     if run.model.encoder is None:
         return {}
     embeddings = Embeddings.from_run(run, "subreddit")
-    near = {name: embeddings.neighbours([name], NEAREST, "distance") for name in names if name in embeddings.values}
+    near = {name: embeddings.neighbours([name], NEIGHBOURS, "distance") for name in names if name in embeddings.values}
     return {name: [row["near"] for row in rows] for name, rows in near.items()}
 
 

@@ -33,7 +33,7 @@ from study import Experiment, Measurement
 BEAM = GenerationOptions(
     "stochastic", max_tokens=70, min_tokens=70, no_repeat_ngram=3, width=120, grow=8, length_penalty=0.0
 )
-SHORTER = replace(BEAM, max_tokens=40, min_tokens=40, width=50, grow=4)
+SHORT_BEAM = replace(BEAM, max_tokens=40, min_tokens=40, width=50, grow=4)
 SAMPLED = GenerationOptions("sample", max_tokens=70)
 ContextAndValue = tuple[dict[str, str], str]  # a context, and the value that its text should express
 
@@ -55,8 +55,8 @@ class WritingTask:
 
 SETS = {
     "imdb": WritingTask("imdb", "rating", BEAM, 200),
-    "ratings": WritingTask("ratings", "rating", SHORTER, 2000, 1000),
-    "hotels": WritingTask("hotels", "class", SHORTER, 400, 1000, hotels.CLASSES),
+    "ratings": WritingTask("ratings", "rating", SHORT_BEAM, 2000, 1000),
+    "hotels": WritingTask("hotels", "class", SHORT_BEAM, 400, 1000, hotels.CLASSES),
 }
 BY_SAMPLING = WritingTask("sampled", "rating", SAMPLED, 1000, 4000)
 
@@ -66,9 +66,9 @@ def draw_contexts(run: Run, task: WritingTask, number: int) -> list[ContextAndVa
     random = np.random.default_rng(0)
     if task.target == "class":
         classes = {hotel: hotels.class_of(hotel) for hotel in run.schema.variable("hotel").values[1:]}
-        of_chains = [(hotel, hotel_class) for hotel, hotel_class in classes.items() if hotel_class]
-        drawn = random.integers(len(of_chains), size=number) if of_chains else ()
-        return [({"hotel": of_chains[place][0], "rating": "5"}, of_chains[place][1]) for place in drawn]
+        chain_hotels = [(hotel, hotel_class) for hotel, hotel_class in classes.items() if hotel_class]
+        positions = random.integers(len(chain_hotels), size=number) if chain_hotels else ()
+        return [({"hotel": chain_hotels[place][0], "rating": "5"}, chain_hotels[place][1]) for place in positions]
     ratings = category_values(run.schema, "rating")
     contexts = [({"rating": rating}, rating) for rating in ratings for _ in range(number // len(ratings))]
     if "hotel" not in [variable.name for variable in run.schema.variables]:

@@ -29,7 +29,7 @@ from factorcell.bootstrap import Interval
 from factorcell.evaluation.exposure import READERS, SOURCES, uniformity_p_value
 from factorcell.evaluation.statistics import NORMAL_QUANTILE, gain_from_nats, rank_correlation
 from figures import Read
-from random_sizes import correlated, of_class
+from random_sizes import correlation_over_models, of_class
 from study import Row
 
 
@@ -124,9 +124,9 @@ def communities(read: Read) -> str:
     header = ["community", *(f"{model}: perplexity" for model in models), "gain, %", "paper: gain, %"]
     selected = [name for name in order if name in {*order[:shown], *order[-shown:], *values}]
     average = [f"{model} {interval(mean_interval([*gains[model].values()]))}" for model in models[1:]]
-    both = [name for name in order if name in values]
-    paper_gains = [relative_gain(values[name][1], values[name][0]) for name in both]
-    r = rank_correlation([gains[models[1]][name] for name in both], paper_gains)
+    common = [name for name in order if name in values]
+    paper_gains = [relative_gain(values[name][1], values[name][0]) for name in common]
+    r = rank_correlation([gains[models[1]][name] for name in common], paper_gains)
     return (
         f"{markdown(header, [line(name) for name in selected])}\n"
         f"Mean gain of {len(titles)} communities, %:\n{', '.join(average)}.\n"
@@ -136,8 +136,8 @@ def communities(read: Read) -> str:
 
 def mean_interval(values: Sequence[float]) -> Interval:
     """Return a mean with its interval over the values."""
-    point, reach = float(np.mean(values)), NORMAL_QUANTILE * float(np.std(values, ddof=1)) / len(values) ** 0.5
-    return Interval(point, point - reach, point + reach)
+    point, half_width = float(np.mean(values)), NORMAL_QUANTILE * float(np.std(values, ddof=1)) / len(values) ** 0.5
+    return Interval(point, point - half_width, point + half_width)
 
 
 def trials(read: Read) -> str:
@@ -161,7 +161,7 @@ def trials(read: Read) -> str:
             cells = [f"{text[KNOWN_PERPLEXITY]:.2f}", f"{100 * text['accuracy']:.1f}"]
             cells += [f"{100 * label['accuracy']:.1f}", f"{label[KNOWN_PERPLEXITY]:.2f}"]
             classes.append([name, model, str(len(models)), interval(r, ".2f", 1.0), *cells])
-        changes += [[name, change, *map(interval, both)] for change, both in random_sizes.effects(rows).items()]
+        changes += [[name, change, *map(interval, common)] for change, common in random_sizes.effects(rows).items()]
     ends = ["lowest perplexity", "its accuracy, %", "highest accuracy, %", "its perplexity"]
     header = ["data set", "model", "models", "correlation", *ends]
     return f"{markdown(header, classes)}\n{markdown(['data set', 'change', 'gain, %', 'accuracy, points'], changes)}"
@@ -192,7 +192,7 @@ def rank_against_perplexity(read: Read) -> str:
     for kind in ("unadapted", "concat", "factor", "all"):
         models = [row for row in every if kind in ("all", random_sizes.model_of(row))]
         logs = [float(np.log(row["perplexity_online"])) for row in models]
-        r = correlated(logs, [row["mrr"] for row in models], models)
+        r = correlation_over_models(logs, [row["mrr"] for row in models], models)
         best = max(models, key=lambda row: float(row["mrr"]))
         lines.append(
             [kind, str(len(models)), interval(r, ".2f", 1.0), f"{best['mrr']:.3f}", f"{best['perplexity_online']:.2f}"]
@@ -238,10 +238,10 @@ def correlations(read: Read) -> str:
             "rank": [row["config"]["model"]["rank"] for row in factorcells],
             "log perplexity": [float(np.log(row[KNOWN_PERPLEXITY])) for row in factorcells],
         }
-        r = correlated([row["accuracy"] for row in rows], [row["specificity"] for row in rows], rows)
+        r = correlation_over_models([row["accuracy"] for row in rows], [row["specificity"] for row in rows], rows)
         lines.append([accuracy, title, "accuracy", str(len(rows)), interval(r, ".2f", 1.0)])
         for what, column in values.items():
-            r = correlated(column, [row["specificity"] for row in factorcells], factorcells)
+            r = correlation_over_models(column, [row["specificity"] for row in factorcells], factorcells)
             lines.append([rank, title, what, str(len(factorcells)), interval(r, ".2f", 1.0)])
     return markdown(["figure", "judged by", "correlated with", "models", "correlation"], lines)
 
@@ -263,10 +263,10 @@ def finetuned(read: Read) -> str:
                 )
             ]
             saved = rows.difference_within("none", keys[0], best)
-            moved = ratios[1] != ratios[2]
+            is_changed = ratios[1] != ratios[2]
             cells = [f"{np.exp(np.mean(values)):.2f}" for values in ratios]
-            gained = interval(gain_from_nats(saved)) if moved and saved else "no change"
-            lines.append([domain, way, str(trainings[0][keys[0]]["texts"]), *cells, gained])
+            gain_text = interval(gain_from_nats(saved)) if is_changed and saved else "no change"
+            lines.append([domain, way, str(trainings[0][keys[0]]["texts"]), *cells, gain_text])
     heads = ["n-grams", "before", *(f"penalty {penalty}" for penalty in penalties), "gain of the best penalty, %"]
     return markdown(["texts", "fine-tuned", "test texts", *heads], lines)
 
@@ -329,10 +329,12 @@ def advice(read: Read) -> str:
         gains.append(("scotus", column, scotus.gain(row, KNOWN_PERPLEXITY, "none")))
     gains = [line for line in gains if line[0] in expected and line[2] is not None]
     lines, keys = [], ("least", "expected", "most")
-    for name, column, gained in gains:
+    for name, column, gain_text in gains:
         columns = column or ", ".join(key for key in expected[name] if key)
-        lines.append([name, columns, *(f"{100 * expected[name][column][key]:.1f}" for key in keys), interval(gained)])
-    both = [(expected[name][column]["expected"], gained.point) for name, column, gained in gains if gained]
-    r = rank_correlation(*zip(*both, strict=True))
+        lines.append(
+            [name, columns, *(f"{100 * expected[name][column][key]:.1f}" for key in keys), interval(gain_text)]
+        )
+    common = [(expected[name][column]["expected"], gain_text.point) for name, column, gain_text in gains if gain_text]
+    r = rank_correlation(*zip(*common, strict=True))
     text = f"Rank correlation of expected and measured gains: {interval(r, '.2f', 1.0)} (n = {r['n']}).\n"
     return f"{markdown(['texts', 'columns', *(f'{key}, %' for key in keys), 'measured gain, %'], lines)}\n{text}"

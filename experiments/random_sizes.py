@@ -39,15 +39,15 @@ def has_one_hot_bias(row: Row) -> bool:
 
 def draw_counts(rows: Sequence[Row]) -> Floats:
     """Count how often each model is drawn (1 + D, models); models with the same sizes are drawn together."""
-    numbers, which = np.unique([row["row"].rpartition(" ")[2] for row in rows], return_inverse=True)
-    return bootstrap.resampling_counts(len(numbers), DRAWS)[:, which]
+    numbers, group_index = np.unique([row["row"].rpartition(" ")[2] for row in rows], return_inverse=True)
+    return bootstrap.resampling_counts(len(numbers), DRAWS)[:, group_index]
 
 
 def deviations(column: Sequence[float], groups: Sequence[Hashable]) -> list[float]:
     names = list(dict.fromkeys(groups))
-    which = np.array([names.index(group) for group in groups], dtype=np.int64)
-    means = np.bincount(which, column) / np.bincount(which)
-    return [round(value, 12) for value in (np.asarray(column) - means[which]).tolist()]
+    group_index = np.array([names.index(group) for group in groups], dtype=np.int64)
+    means = np.bincount(group_index, column) / np.bincount(group_index)
+    return [round(value, 12) for value in (np.asarray(column) - means[group_index]).tolist()]
 
 
 def correlation_within_groups(first: Sequence[float], second: Sequence[float], groups: Sequence[Hashable]) -> Row:
@@ -56,11 +56,14 @@ def correlation_within_groups(first: Sequence[float], second: Sequence[float], g
     free = result["n"] - 3 - (len(set(groups)) - 1)
     if result["r"] is None or free < 1:
         return {**result, "low": None, "high": None}
-    middle, reach = float(np.arctanh(np.clip(result["r"], -1 + 1e-12, 1 - 1e-12))), NORMAL_QUANTILE / math.sqrt(free)
-    return {**result, "low": math.tanh(middle - reach), "high": math.tanh(middle + reach)}
+    middle, half_width = (
+        float(np.arctanh(np.clip(result["r"], -1 + 1e-12, 1 - 1e-12))),
+        NORMAL_QUANTILE / math.sqrt(free),
+    )
+    return {**result, "low": math.tanh(middle - half_width), "high": math.tanh(middle + half_width)}
 
 
-def correlated(first: Sequence[float], second: Sequence[float], rows: Sequence[Row]) -> Row:
+def correlation_over_models(first: Sequence[float], second: Sequence[float], rows: Sequence[Row]) -> Row:
     """Correlate two columns over models, with a bootstrap interval if several models have the same sizes."""
     if len({row["row"].rpartition(" ")[2] for row in rows}) == len(rows):
         return correlation(first, second)

@@ -48,13 +48,13 @@ class Judge:
         return self._figures(prepare(table, self.config, tokenizer=self.train.tokenizer, schema=self.train.schema))
 
     def _figures(self, corpus: Corpus) -> tuple[Row, NDArray[np.bool_]]:
-        classification, hashed = self.classify(corpus), ngrams(corpus)
+        classification, hashes = self.classify(corpus), ngrams(corpus)
         known, fits = classification.truth >= 0, classification.predicted == classification.truth
-        away = np.abs(self.scale[classification.predicted] - self.scale[classification.truth])
+        deviations = np.abs(self.scale[classification.predicted] - self.scale[classification.truth])
         figures = {
             "accuracy": fits[known],
-            "deviation": away[known],
-            f"copied_{COPIED}": np.isin(hashed, self.training_ngrams),
+            "deviation": deviations[known],
+            f"copied_{COPIED}": np.isin(hashes, self.training_ngrams),
         }
         return {name: float(values.mean()) for name, values in figures.items() if len(values)}, fits
 
@@ -63,11 +63,11 @@ def ngrams(corpus: Corpus) -> NDArray[np.uint64]:
     """Return 64-bit hashes of all n-grams without special or unknown tokens."""
     tokens = np.asarray(corpus.tokens).astype(np.uint64)
     plain, count = ~np.isin(tokens, corpus.tokenizer.specials), max(0, len(tokens) - COPIED + 1)
-    hashed, inside = np.zeros(count, dtype=np.uint64), np.ones(count, dtype=bool)
-    for place in range(COPIED):
-        hashed = extend_hashes(hashed, tokens[place : place + count])
-        inside &= plain[place : place + count]  # each text begins with a special token
-    return hashed[inside]
+    hashes, inside = np.zeros(count, dtype=np.uint64), np.ones(count, dtype=bool)
+    for offset in range(COPIED):
+        hashes = extend_hashes(hashes, tokens[offset : offset + count])
+        inside &= plain[offset : offset + count]  # each text begins with a special token
+    return hashes[inside]
 
 
 def write_texts(run: Run, contexts: Sequence[Mapping[str, str]], options: GenerationOptions, file: Path) -> list[Row]:

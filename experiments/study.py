@@ -88,7 +88,7 @@ class Experiment:
     """Rows of options over the file `recipe`, on the tables that `tables` makes from (data, folder, share).
 
     `measure` adds figures of a run to its perplexities. `runs` is the experiment whose runs are measured and, if
-    necessary, trained; by default its own. `baselines` are rows that are made in another way. Every row has all `seeds`.
+    necessary, trained; by default its own. `baselines` are rows that are made in another way. Every row has all seeds.
     `merge_parts` sums the figures of parts of a text before texts are grouped, because parts depend on each other.
     """
 
@@ -256,8 +256,8 @@ def make_row(job: Job, training: Training, tables: Tables) -> None:
         "config": config.to_dict(),
     }
     files.append_row(job.rows, result)
-    shown = (*Training._fields, "minutes", "perplexity", "accuracy")
-    print(json.dumps({key: result[key] for key in shown if key in result}), flush=True)
+    summary_keys = (*Training._fields, "minutes", "perplexity", "accuracy")
+    print(json.dumps({key: result[key] for key in summary_keys if key in result}), flush=True)
 
 
 def train_and_measure(experiment: Experiment, config: Config, tables: Tables, folder: Path) -> Measurement:

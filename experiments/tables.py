@@ -54,10 +54,10 @@ WITH_PICTURES = {  # table -> the figures above it
 
 
 def pages() -> dict[str, dict[str, Maker]]:
-    every = {page: dict(makers) for page, makers in OTHERS.items()}
+    tables_by_page = {page: dict(makers) for page, makers in OTHERS.items()}
     for spec in SPECS["table"]:
-        every.setdefault(spec["page"], {})[spec["name"]] = partial(make_table, spec=spec)
-    return every
+        tables_by_page.setdefault(spec["page"], {})[spec["name"]] = partial(make_table, spec=spec)
+    return tables_by_page
 
 
 def reader(results: Path) -> Read:
@@ -73,11 +73,11 @@ def reader(results: Path) -> Read:
 
 def make_tables(read: Read, pictures: Mapping[str, figures.Picture]) -> dict[str, dict[str, str]]:
     """Make all tables: page -> name -> Markdown, with the pictures above their tables."""
-    every = {page: {name: make(read) for name, make in makers.items()} for page, makers in pages().items()}
+    tables_by_page = {page: {name: make(read) for name, make in makers.items()} for page, makers in pages().items()}
     for name, numbers in WITH_PICTURES.items():
         links = "".join(pictures[number].link() for number in numbers if number in pictures)
-        every["tables.md"][name] = f"{links}\n{every['tables.md'][name]}"
-    return every
+        tables_by_page["tables.md"][name] = f"{links}\n{tables_by_page['tables.md'][name]}"
+    return tables_by_page
 
 
 def main(argv: Sequence[str]) -> int:

@@ -130,13 +130,14 @@ def with_city(path: Path, cities: Cities) -> pa.Table:
     table, every = corpora.read(path), cities.cities()
     # The precision is that of the model, so that the same texts are near a city.
     coordinates = np.stack([table[name].to_numpy().astype(np.float32) for name in ("lat", "lon")], axis=1)
-    away = great_circle_distances(
+    distances = great_circle_distances(
         coordinates.astype(np.float64), np.array([[city["lat"], city["lon"]] for city in every.values()])
     )
-    near = [
-        list(every)[place] if away[row, place] <= MAX_DISTANCE else None for row, place in enumerate(away.argmin(1))
+    nearest = [
+        list(every)[place] if distances[row, place] <= MAX_DISTANCE else None
+        for row, place in enumerate(distances.argmin(1))
     ]
-    return table.append_column(CITY, pa.array(near, pa.string()))
+    return table.append_column(CITY, pa.array(nearest, pa.string()))
 
 
 def labelled_table(tables: Tables, part: str) -> Path:

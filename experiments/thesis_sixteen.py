@@ -34,11 +34,11 @@ from tacl_baselines import TargetValues, classifier, classifiers, labelled_texts
 
 PARTS = ("scale", "concat", "low_rank", "hash")  # the first two adapt the recurrent layer
 WORDS, DEV_WORDS = 3_000_000, 200_000  # words of oral arguments in the training part, and in the other parts
-LONGEST = 45  # words of a turn; longer ones are split, as in the thesis
+MAX_TURN_WORDS = 45  # words of a turn; longer ones are split, as in the thesis
 TURN = "turn"  # the column of the number of a turn
 PARTS_BY_TURN = ("test", "judged")  # the tables that perplexities and accuracies are measured on
-JUSTICES, JUDGED = 11, 1000
-LANGUAGES_JUDGED = 2000  # sentences whose language is inferred
+JUSTICES, JUDGED_TEXTS = 11, 1000
+JUDGED_SENTENCES = 2000  # sentences whose language is inferred
 DETECTED = ("AskMen", "askscience", "AskWomen", "atheism", "changemyview", "Fitness", "politics", "worldnews")
 DISTRACTORS = (
     *("books", "chicago", "nyc", "Seattle", "explainlikeimfive"),
@@ -61,12 +61,12 @@ def all_combinations() -> dict[str, Options]:
 
 
 def split_turns(table: pa.Table, words: int) -> pa.Table:
-    """Split the first `words` words into texts of at most `LONGEST` words; the column `TURN` numbers the turns."""
+    """Split the first `words` words into texts of `MAX_TURN_WORDS` words; the column `TURN` numbers the turns."""
     pieces: list[Row] = []
     for number, row in enumerate(row for batch in table.to_batches(1000) for row in batch.to_pylist()):
         split = row["text"].split()
-        for begin in range(0, len(split), LONGEST):
-            part = split[begin : min(begin + LONGEST, begin + words)]
+        for begin in range(0, len(split), MAX_TURN_WORDS):
+            part = split[begin : min(begin + MAX_TURN_WORDS, begin + words)]
             pieces.append({**row, "text": " ".join(part), TURN: number})
             words -= len(part)
             if words == 0:
@@ -75,15 +75,15 @@ def split_turns(table: pa.Table, words: int) -> pa.Table:
 
 
 def justice_texts(dev: pa.Table, count: int) -> pa.Table:
-    spoken = Counter(row["speaker"] for row in dev.to_pylist() if row["role"] == "justice")
-    names = {name for name, _ in spoken.most_common(JUSTICES)}
+    turn_counts = Counter(row["speaker"] for row in dev.to_pylist() if row["role"] == "justice")
+    names = {name for name, _ in turn_counts.most_common(JUSTICES)}
     rows = [row for row in dev.to_pylist() if row["role"] == "justice" and row["speaker"] in names]
     return pa.Table.from_pylist(rows[:count])
 
 
 def scotus_tables(data: Path, folder: Path, share: float) -> Tables:
     counts = {"train": round(WORDS * share), **dict.fromkeys(("dev", "test"), round(DEV_WORDS * share))}
-    counts["judged"] = max(20, round(JUDGED * share))
+    counts["judged"] = max(20, round(JUDGED_TEXTS * share))
     whole = corpora.parts(data, folder, "scotus")
 
     def pieces(part: str) -> pa.Table:
@@ -132,7 +132,7 @@ def texts_of_judged_values(train: Path, judged: Path, column: str) -> pa.Table:
 
 def commonvoice9_tables(data: Path, folder: Path, share: float) -> Tables:
     tables = corpora.parts(data, folder, "commonvoice9", share)
-    count = max(20, round(LANGUAGES_JUDGED * share))
+    count = max(20, round(JUDGED_SENTENCES * share))
     return {**tables, "judged": corpora.first(tables["test"], count)}
 
 
@@ -186,7 +186,7 @@ def trained_on_all_turns(baseline: Baseline) -> Baseline:
     return replace(baseline, measure=measure)
 
 
-SHORTER = {"training": {"epochs": 0.3}}
+SHORT_TRAINING = {"training": {"epochs": 0.3}}
 TITLES = experiment(
     "reddit_titles",
     reddit_tables,
@@ -203,7 +203,7 @@ ARGUMENTS = experiment(
 )
 LANGUAGES = {**per_value("language"), **classifiers("language", "character")}
 EXPERIMENTS = {
-    "reddit_titles": replace(TITLES, rows={row: {**options, **SHORTER} for row, options in TITLES.rows.items()}),
+    "reddit_titles": replace(TITLES, rows={row: {**options, **SHORT_TRAINING} for row, options in TITLES.rows.items()}),
     "scotus": replace(ARGUMENTS, merge_parts=sum_over_turns),
     "commonvoice9": experiment(
         "commonvoice9", commonvoice9_tables, partial(measure_classification, target="language"), **LANGUAGES

@@ -27,7 +27,7 @@ TRIALS = ("agnews", "dbpedia", "hotels", "imdb", "languages", "places")
 MANY_CONTEXTS = ("hotels", "places")  # data sets with too many contexts for a bias of each value
 
 
-def varied(kind: str, name: str, measure: Callable[[Run, Tables], Measurement]) -> Experiment:
+def tacl_variation(kind: str, name: str, measure: Callable[[Run, Tables], Measurement]) -> Experiment:
     return replace(tacl.EXPERIMENTS[name], name=f"{kind}_{name}", rows=ROWS[f"{kind}_{name}"], measure=measure)
 
 
@@ -73,21 +73,22 @@ def news(data: Path, folder: Path, share: float) -> Tables:
 
 EXPERIMENTS = {
     **{
-        f"switches_{name}": varied("switches", name, partial(measure_with_samples, name=name)) for name in tacl.SWITCHED
+        f"switches_{name}": tacl_variation("switches", name, partial(measure_with_samples, name=name))
+        for name in tacl.SWITCHED
     },
     **{
-        f"restraint_{name}": varied("restraint", name, partial(tacl.measure_accuracy, name=name))
+        f"restraint_{name}": tacl_variation("restraint", name, partial(tacl.measure_accuracy, name=name))
         for name in ("hotels", "hotels13")
     },
 }
 for name in ("hotels", "hotels13", "dbpedia", "languages"):
-    EXPERIMENTS[f"ranks_{name}"] = varied(
+    EXPERIMENTS[f"ranks_{name}"] = tacl_variation(
         "ranks", name, partial(measure_with_sizes, measure=partial(tacl.measure_accuracy, name=name))
     )
 for name in ("scotus", "reddit_titles"):
     base = thesis_sixteen.EXPERIMENTS[name]
-    key, sized = f"ranks_{name}", partial(measure_with_sizes, measure=base.measure)
-    EXPERIMENTS[key] = replace(base, name=key, rows=ROWS[key], baselines={}, measure=sized)
+    key, measure_ranks = f"ranks_{name}", partial(measure_with_sizes, measure=base.measure)
+    EXPERIMENTS[key] = replace(base, name=key, rows=ROWS[key], baselines={}, measure=measure_ranks)
 EXPERIMENTS["family"] = Experiment(
     "family",
     "agnews_words.toml",

@@ -53,14 +53,14 @@ def letters(text: str) -> str:
 
 
 def copies(sources: Sequence[Repository]) -> Iterator[Copy | None]:
-    archived, formal, noisy, annotated, shuffled, parted, small = sources
+    archived, formal, noisy, annotated, shuffled, split, small = sources
     yield from columns(read_from_zip(archived, "data/archive.zip", "train.csv"))
     yield from columns(formal.text("data/formal/validation.csv"))
     yield from dotted(noisy.text("dataset/samples10000valMed.csv"))
     yield from labels(annotated)
     yield from joined(shuffled.text("data/ag_news_train.csv"))
     for part in ("train", "dev", "test"):
-        yield from joined(parted.text(f"data/ag_news/{part}.csv"))
+        yield from joined(split.text(f"data/ag_news/{part}.csv"))
     names = {"world": "World", "sports": "Sports", "business": "Business", "sci_tech": "Sci/Tech"}
     for fields in table(small.text("data/agnews/train.csv")):
         known = len(fields) == 2 and fields[1] in names
@@ -118,12 +118,12 @@ TAG = re.compile(r"<[^<>]*>")
 WORD = re.compile(r"\$?[^\W_]+(?:(?:\.?['-]|\.|(?<=\d),(?=\d))[^\W_]+)*%?")
 
 
-def spaced(rows: Rows) -> Rows:
+def words_of_articles(rows: Rows) -> Rows:
     for row in rows:
-        yield None if row is None else words(row)
+        yield None if row is None else article_words(row)
 
 
-def words(row: Row) -> Row:
+def article_words(row: Row) -> Row:
     """Resolve tags and entities; keep punctuation only inside words."""
     text = ENTITY.sub(lambda match: html.unescape(f"&{match[1]};"), str(row["text"])).replace("\u2019", "'")
     return {**row, "text": " ".join(WORD.findall(TAG.sub(" ", text).replace("\\", " ").lower()))}

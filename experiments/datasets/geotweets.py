@@ -8,7 +8,7 @@ from .repository import Repository
 
 COLUMNS = ("created_at", "lat", "lng", "text")
 LINK = re.compile(r"https?://t\.co/\w*")
-SHORTEST = 10  # characters
+MIN_CHARACTERS = 10  # characters
 
 
 def rows(sources: Sequence[Repository]) -> Rows:
@@ -29,7 +29,7 @@ def rows(sources: Sequence[Repository]) -> Rows:
                     continue
                 tweet = record["created_at"], record.get("username", ""), record["text"]
                 text = clean(LINK.sub("", record["text"]))
-                if tweet not in distinct and len(text) >= SHORTEST:
+                if tweet not in distinct and len(text) >= MIN_CHARACTERS:
                     distinct.add(tweet)
                     yield {"text": text, "lat": lat, "lon": lon}
 

@@ -18,7 +18,7 @@ from .repository import Repository
 PATH = "data/Hotel_Reviews.rda"
 COLUMNS = ("reviews.text", "name", "city", "province", "reviews.rating")
 BEST = 5.0
-CHAIN = 3  # a text of so many hotels is a description by their chain
+MAX_HOTELS_PER_TEXT = 3  # a text of so many hotels is a description by their chain
 CUT = re.compile(r"\s*\.\.\.\s*More$")
 WORD = re.compile(r"[^\W\d_]+")
 ENGLISH = frozenset(
@@ -27,8 +27,8 @@ ENGLISH = frozenset(
     "one up out about great good nice clean room rooms staff stay stayed hotel".split()
 )
 FOREIGN = frozenset("muy bien bueno buena tres bon bonne gut sehr molto ottimo todo y la le il und".split())
-FEW = 8  # texts with fewer words are too short to count English words
-SHARE = 0.25  # minimum share of frequent English words in an English text
+MIN_WORDS = 8  # texts with fewer words are too short to count English words
+MIN_ENGLISH_SHARE = 0.25  # minimum share of frequent English words in an English text
 
 
 class Review(NamedTuple):
@@ -42,25 +42,25 @@ class Review(NamedTuple):
 
 def rows(sources: Sequence[Repository]) -> Rows:
     (source,) = sources
-    reviews = [read(record) for record in frame(source)]
-    hotels_of_text, best = defaultdict[str, set[str]](set), defaultdict[str, float](float)
+    reviews = [parse_review(record) for record in read_frame(source)]
+    hotels_of_text, best_rating = defaultdict[str, set[str]](set), defaultdict[str, float](float)
     for known in filter(None, reviews):
         hotels_of_text[known.text].add(known.hotel)
-        best[known.hotel] = max(best[known.hotel], known.rating)
+        best_rating[known.hotel] = max(best_rating[known.hotel], known.rating)
     for review in reviews:
         if review is None:
             yield None
         elif (
-            best[review.hotel] <= BEST
-            and len(hotels_of_text[review.text]) < CHAIN
+            best_rating[review.hotel] <= BEST
+            and len(hotels_of_text[review.text]) < MAX_HOTELS_PER_TEXT
             and review.rating
-            and english(review.text)
+            and is_english(review.text)
         ):
             rating = str(math.floor(review.rating + 0.5))
             yield {"text": review.text, "hotel": review.hotel, "city": review.city, "rating": rating}
 
 
-def read(record: dict[str, Any]) -> Review | None:
+def parse_review(record: dict[str, Any]) -> Review | None:
     """Parse a line of the frame; return None without a text, a hotel, a city or a rating."""
     text, hotel, city, province, rating = (record[name] for name in COLUMNS)
     if not all(isinstance(value, str) and value.strip() for value in (text, hotel, city, province)):
@@ -70,15 +70,15 @@ def read(record: dict[str, Any]) -> Review | None:
     return Review(CUT.sub("", clean(text)), hotel, f"{city}, {province}", rating)
 
 
-def english(text: str) -> bool:
+def is_english(text: str) -> bool:
     """Return whether enough words are frequent English ones; for short texts, whether all letters are English."""
     words = WORD.findall(text.lower())
-    if len(words) < FEW:
+    if len(words) < MIN_WORDS:
         return text.isascii() and FOREIGN.isdisjoint(words)
-    return sum(word in ENGLISH for word in words) >= SHARE * len(words)
+    return sum(word in ENGLISH for word in words) >= MIN_ENGLISH_SHARE * len(words)
 
 
-def frame(source: Repository) -> Iterable[dict[str, Any]]:
+def read_frame(source: Repository) -> Iterable[dict[str, Any]]:
     """Return the lines of the data frame. Raises `UserError` without pyreadr, or if the file is not such a frame."""
     try:
         import pyreadr  # type: ignore[import-not-found]  # a few megabytes that nothing else needs

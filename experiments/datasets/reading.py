@@ -19,7 +19,7 @@ CONTROLS = re.compile(
 )  # control characters other than white space
 REPLACEMENT = "\ufffd"  # stands for characters that were lost in an earlier decoding
 
-LONGEST = 1 << 30  # maximum length of a field, in characters
+MAX_FIELD_LENGTH = 1 << 30  # maximum length of a field, in characters
 
 
 def clean(text: str) -> str:
@@ -28,7 +28,7 @@ def clean(text: str) -> str:
 
 
 def table(content: str) -> Iterator[list[str]]:
-    csv.field_size_limit(LONGEST)
+    csv.field_size_limit(MAX_FIELD_LENGTH)
     yield from csv.reader(io.StringIO(content, newline=""))
 
 

@@ -27,7 +27,7 @@ class DataSet:
 
 
 def news(sources: Sequence[Repository]) -> Rows:
-    return agnews.spaced(agnews.rows(sources))
+    return agnews.words_of_articles(agnews.rows(sources))
 
 
 LARGE = {"min_rows": 10_000}  # for dev and for the test

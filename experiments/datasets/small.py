@@ -39,11 +39,11 @@ def imdb(sources: Sequence[Repository]) -> Rows:
             number, rating = name.groups()
             if int(number) >= len(films):
                 raise UserError(f"{source}: {path}: no film {number}; the list has {len(films)} films")
-            begun = BEGINNING.match(clean(source.text(path).replace("<br />", " ")))
-            yield {"text": begun.group(), "rating": rating, "movie": films[int(number)]} if begun else None
+            beginning = BEGINNING.match(clean(source.text(path).replace("<br />", " ")))
+            yield {"text": beginning.group(), "rating": rating, "movie": films[int(number)]} if beginning else None
 
 
-MOST = 500  # maximum of titles per community
+MAX_TITLES = 500  # maximum of titles per community
 
 
 def reddit_titles(sources: Sequence[Repository]) -> Rows:
@@ -60,10 +60,10 @@ def reddit_titles(sources: Sequence[Repository]) -> Rows:
         name = path.removeprefix("data/").removesuffix(".csv")
         for _, title in sorted(scored, key=lambda pair: -pair[0]):
             best.setdefault(title, {"text": title, "subreddit": name})
-        yield from list(best.values())[:MOST]
+        yield from list(best.values())[:MAX_TITLES]
 
 
-LONGEST = 100  # maximum length of a subject, in characters
+MAX_CHARACTERS = 100  # maximum length of a subject, in characters
 ROBOT = re.compile(r"\[bot\]|\bbot$", re.IGNORECASE)
 RELEASE = re.compile(r"((bump|prepar\w+|release|git|version|for|to|v)[ -]*)*\d+(\.\d+)+\S*", re.IGNORECASE)
 
@@ -81,7 +81,7 @@ def commits(sources: Sequence[Repository]) -> Rows:
             if ROBOT.search(name) or RELEASE.fullmatch(subject) or not subject:
                 continue
             author = f"{source.name}:{text_hash(f'{source.name} {name}'):016x}"
-            subjects.append((author, seconds, source.name, subject[:LONGEST].strip()))
+            subjects.append((author, seconds, source.name, subject[:MAX_CHARACTERS].strip()))
     for author, seconds, project, subject in sorted(subjects, key=lambda subject_row: subject_row[:2]):
         time = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         yield {"text": subject, "user": author, "project": project, "time": time}

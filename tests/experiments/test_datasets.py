@@ -222,20 +222,20 @@ def test_news_are_split_into_words() -> None:
         "...": "",
     }
     for text, expected in examples.items():
-        assert agnews.words({"text": text, "section": "World"}) == {"text": expected, "section": "World"}
+        assert agnews.article_words({"text": text, "section": "World"}) == {"text": expected, "section": "World"}
 
 
 def test_reviews_of_chains_and_of_wrong_scales_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """So are other languages and missing ratings; half stars are rounded up."""
-    fine = "The room was clean and the staff was very nice"
+    review_text = "The room was clean and the staff was very nice"
 
-    def record(hotel: str, rating: Any, text: Any = fine) -> dict[str, Any]:
+    def record(hotel: str, rating: Any, text: Any = review_text) -> dict[str, Any]:
         names = {"name": hotel, "city": "Macon", "province": "GA"}
         return {**names, "reviews.rating": rating, "reviews.text": text}
 
     chain = [record(f"chain {n}", 5.0, "This is a hotel of our chain in the city") for n in range(3)]
     records = [
-        record("a", 3.5, f"{fine}... More"),
+        record("a", 3.5, f"{review_text}... More"),
         record("a", 0.0),
         record("a", float("nan")),
         record("a", 4.0, float("nan")),
@@ -244,16 +244,16 @@ def test_reviews_of_chains_and_of_wrong_scales_are_left_out(monkeypatch: pytest.
         record("c", 4.4, "La chambre etait tres petite mais jolie"),
         *chain,
     ]
-    monkeypatch.setattr(hotels, "frame", lambda source: records)
+    monkeypatch.setattr(hotels, "read_frame", lambda source: records)
     rows = list(hotels.rows([None]))  # type: ignore[list-item]
-    assert [row for row in rows if row] == [{"text": fine, "hotel": "a", "city": "Macon, GA", "rating": "4"}]
+    assert [row for row in rows if row] == [{"text": review_text, "hotel": "a", "city": "Macon, GA", "rating": "4"}]
     assert rows.count(None) == 2
 
 
 def test_hotels_require_pyreadr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyreadr", None)
     with pytest.raises(UserError, match="pip install pyreadr"):
-        hotels.frame(Repository("x", commit_files(tmp_path / "x", {hotels.PATH: "x"}), "HEAD"))
+        hotels.read_frame(Repository("x", commit_files(tmp_path / "x", {hotels.PATH: "x"}), "HEAD"))
 
 
 def test_commits_are_sorted_by_author_and_time(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def test_the_last_collection_of_a_language_is_shortened(tmp_path: Path, monkeypa
     """It contributes the sentences with the lowest hashes."""
     sentences = [f"Esaldi {n}" for n in range(9)]
     files = {**SENTENCES, "server/data/eu/wiki.eu.txt": "\n".join(sentences)}
-    monkeypatch.setattr(commonvoice9, "MOST", 4)
+    monkeypatch.setattr(commonvoice9, "MAX_SENTENCES", 4)
     with Repository("x", commit_files(tmp_path / "x", files), "HEAD") as source:
         texts = [row["text"] for row in commonvoice9.rows([source]) if row]
     assert texts == ["Egun on.", *sorted(sentences, key=corpora.text_hash)[:3]]

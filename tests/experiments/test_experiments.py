@@ -95,7 +95,7 @@ def test_long_turns_are_split() -> None:
     for words in (1, 3, 48, 93, 94, 95, 1000):
         pieces = thesis_sixteen.split_turns(table, words).to_pylist()
         assert " ".join(piece["text"] for piece in pieces).split() == all_words[:words]
-        assert all(0 < len(piece["text"].split()) <= thesis_sixteen.LONGEST for piece in pieces)
+        assert all(0 < len(piece["text"].split()) <= thesis_sixteen.MAX_TURN_WORDS for piece in pieces)
         assert all("abcdef"[int(piece["text"][1])] == piece["case"] for piece in pieces)
         assert all(piece["text"][1] == str(piece["turn"]) for piece in pieces)
 

@@ -63,16 +63,20 @@ def test_models_that_share_sizes_are_drawn_together() -> None:
     random = np.random.default_rng(2)
     first, second = random.normal(size=(2, len(models)))
     second += first
-    assert random_sizes.correlated(first.tolist(), second.tolist(), models) == correlation(
+    assert random_sizes.correlation_over_models(first.tolist(), second.tolist(), models) == correlation(
         first.tolist(), second.tolist()
     )
 
     def correlate_copies(count: int) -> dict[str, Any]:
-        twins = [{**row, "row": row["row"].replace("softmaxbias", f"x{n}")} for n in range(count) for row in models]
-        return random_sizes.correlated(np.tile(first, count).tolist(), np.tile(second, count).tolist(), twins)
+        copied_rows = [
+            {**row, "row": row["row"].replace("softmaxbias", f"x{n}")} for n in range(count) for row in models
+        ]
+        return random_sizes.correlation_over_models(
+            np.tile(first, count).tolist(), np.tile(second, count).tolist(), copied_rows
+        )
 
-    two, nine = correlate_copies(2), correlate_copies(9)
-    assert {key: two[key] for key in ("r", "low", "high")} == pytest.approx(
-        {key: nine[key] for key in ("r", "low", "high")}
+    two_copies, nine_copies = correlate_copies(2), correlate_copies(9)
+    assert {key: two_copies[key] for key in ("r", "low", "high")} == pytest.approx(
+        {key: nine_copies[key] for key in ("r", "low", "high")}
     )
-    assert two["low"] < two["r"] < two["high"]
+    assert two_copies["low"] < two_copies["r"] < two_copies["high"]

@@ -159,11 +159,11 @@ def test_runs_of_another_experiment_are_measured_without_training(
     steps: list[str] = []
     step = training.Trainer.step
 
-    def noted(trainer: training.Trainer, batch: Any) -> None:
+    def record_folder(trainer: training.Trainer, batch: Any) -> None:
         steps.append(trainer.run.folder.parent.name)
         step(trainer, batch)
 
-    monkeypatch.setattr(training.Trainer, "step", noted)
+    monkeypatch.setattr(training.Trainer, "step", record_folder)
     assert study.main(measuring, script_options(tmp_path), ["x.py"]) == 0
     assert set(steps) == {"unadapted"}
     rows = {row["row"]: row for row in files.read_rows(tmp_path / "told.jsonl")}
@@ -322,18 +322,18 @@ def test_stopping_the_script_stops_its_trainings(tmp_path: Path, monkeypatch: py
     started: list[subprocess.Popen[bytes]] = []
     start = study._start_process
 
-    def noted(job: study.Job, training: study.Training) -> "subprocess.Popen[bytes]":
+    def record_folder(job: study.Job, training: study.Training) -> "subprocess.Popen[bytes]":
         started.append(start(job, training))
         return started[-1]
 
-    monkeypatch.setattr(study, "_start_process", noted)
+    monkeypatch.setattr(study, "_start_process", record_folder)
 
-    def naps() -> Iterator[None]:
+    def interrupt_after_first() -> Iterator[None]:
         yield
         raise KeyboardInterrupt
 
-    nap = naps()
-    monkeypatch.setattr(time, "sleep", lambda _: next(nap))
+    sleeps = interrupt_after_first()
+    monkeypatch.setattr(time, "sleep", lambda _: next(sleeps))
     parallel_job = job(tmp_path, ["long", "long too", "never"])
     with pytest.raises(KeyboardInterrupt):
         study.run_in_parallel(parallel_job, parallel_job.trainings)

@@ -83,7 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command_words(command: str, folder: Path, fresh: Path) -> list[str]:
     """Return the words of a command with its placeholders filled."""
-    verb = command.split()[0]
+    command_name = command.split()[0]
     values = {
         "table": folder / TABLE,
         "lists": folder / LISTS,
@@ -99,7 +99,11 @@ def command_words(command: str, folder: Path, fresh: Path) -> list[str]:
     }
     words = [word for word in command.split() if word != "{small}"]
     small = [*SIZES, *MIN_COUNTS[:-2]] if "{small}" in command else []
-    return [word.format(**values) for word in words] + small + (["--threads", "1"] if verb not in UNTHREADED else [])
+    return (
+        [word.format(**values) for word in words]
+        + small
+        + (["--threads", "1"] if command_name not in UNTHREADED else [])
+    )
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
