@@ -74,7 +74,7 @@ check-slow: setup
 	$(BIN)/pytest -m slow $(ARGS)
 
 # Where hostile inputs, faults and kills are counted.
-FAULTS := tests/faults tests/completion/test_hostile_users.py tests/training/test_begun.py \
+FAULTS := tests/faults tests/completion/test_hostile_users.py tests/training/test_interrupted_writes.py \
   tests/model/kernels/test_signatures.py
 
 faults: setup

@@ -1,9 +1,9 @@
-"""The compiled part; all else is in pyproject.toml. Where it cannot be built, the installation goes on without.
+"""Build of the compiled kernels; everything else is in pyproject.toml.
 
-With FACTORCELL_KERNEL=off it is not tried, as it would not be used.
+If the kernels cannot be built, the installation continues without them. FACTORCELL_KERNEL=off skips the build.
 
-It is no Python module but a plain library, which ctypes loads: one build serves every Python on its platform. So
-its file and its wheel are named after no version of Python.
+The kernels are not a Python module but a plain library that ctypes loads, so one build works with every Python version
+on its platform. The names of the library and of the wheel therefore contain no Python version.
 """
 
 import os
@@ -18,30 +18,30 @@ NATIVE = Path("src/factorcell/model/kernels/native")
 
 
 class Library(build_ext):
-    """Builds `_kernels.so`, under that name on every system: library.py looks for it."""
+    """Build `_kernels.so`; library.py looks for this name on every system."""
 
     def build_extension(self, ext: Extension) -> None:
-        """Compile the files side by side, the instruction sets at once: each takes seconds."""
+        """Compile the files in parallel, since each instruction set takes seconds."""
         compile_files = self.compiler.compile
 
-        def compile_together(sources: list[str], **options: object) -> list[str]:
+        def compile_in_parallel(sources: list[str], **options: object) -> list[str]:
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                found = pool.map(lambda source: compile_files([source], **options), sources)
-                return [name for names in found for name in names]
+                results = pool.map(lambda source: compile_files([source], **options), sources)
+                return [name for names in results for name in names]
 
-        self.compiler.compile = compile_together
+        self.compiler.compile = compile_in_parallel
         super().build_extension(ext)
 
     def get_ext_filename(self, fullname: str) -> str:
-        """Where the library of this dotted name lies."""
+        """Return the path of the library with this dotted name."""
         return f"{fullname.replace('.', '/')}.so"
 
 
 class Wheel(bdist_wheel):
-    """Tagged `py3-none-PLATFORM` with the library, `py3-none-any` where it could not be built."""
+    """Tag the wheel `py3-none-PLATFORM`, or `py3-none-any` if the library could not be built."""
 
     def run(self) -> None:
-        """Build first: whether there is a library is known afterwards only."""
+        """Build first, because the tag depends on whether the library could be built."""
         self.run_command("build")
         if not all(Path(path).exists() for path in self.get_finalized_command("build_ext").get_outputs()):
             self.distribution.ext_modules = []
@@ -49,7 +49,7 @@ class Wheel(bdist_wheel):
         super().run()
 
     def get_tag(self) -> tuple[str, str, str]:
-        """The names of Python, its ABI and the platform."""
+        """Return the tags of Python, its ABI and the platform."""
         return "py3", "none", super().get_tag()[2]
 
 

@@ -1,4 +1,4 @@
-"""The page of all options, from the config itself: `python docs/options.py` writes options.md anew."""
+"""Generate the page of all options from the config: `python docs/options.py` writes options.md."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -12,29 +12,30 @@ from factorcell.option_fields import KIND_HELP, OPTION_KINDS
 PAGE = Path(__file__).with_suffix(".md")
 HEAD = """# Options
 
-Every option of `factorcell train`, by section of a TOML file.
-On the command line an option `min_count` is `--min-count`, and the options `kind` are `--tokenizer`, `--backbone` and
-`--head`.
-`compare`, `tune`, `finetune`, `separate` and `advise` take those that they need.
+This page is for users who configure a training: it lists all options of `factorcell train`, by section of a TOML file.
+On the command line the option `min_count` is `--min-count`, and the option `kind` of a section is `--tokenizer`,
+`--backbone` or `--head`.
+A repeatable option is a list in TOML and in Python; among choices, `none` on the command line stands for an empty list.
+`compare`, `tune`, `finetune`, `separate` and `advise` accept those of these options that they need.
 
-The kinds of the sections `tokenizer`, `backbone` and `head` have different options; the tables name the kinds that have
-an option, if it is not all.
-Other packages can add kinds with options of their own ([extending](extending.md)).
+The kinds of a tokenizer, backbone or head have different options; if an option does not exist for all kinds, the table
+names the kinds that have it.
+Other packages can add kinds with their own options ([extending](extending.md)).
 
-An option that is not set [is chosen](training.md#what-is-not-said-is-chosen) where the default is "by the table".
-The last column is the value in a `Config` of Python, where nothing is chosen.
-`python docs/options.py` writes this page.
+"Automatic" means that `train` [chooses the value](training.md#automatic-options) from the training table.
+The last column is the default of a `Config` in Python, where no value is chosen.
+`python docs/options.py` generates this page.
 """
 
 
 def page() -> str:
-    """A table for each section of the config."""
+    """Return the page: a table for each section of the config."""
     tables = ("\n".join(_section(name)) for name in section_types())
     return "\n".join([HEAD, "<!-- options -->", "", *tables, "<!-- end of options -->", ""])
 
 
 def _section(section: str) -> Iterator[str]:
-    """Yield the heading and the table of a section, of all its kinds."""
+    """Yield the heading and the table of a section, with the options of all its kinds."""
     kinds = OPTION_KINDS.get(section, {"": section_types()[section]})
     yield from (f"## {section}", "", "| option | meaning | default | in a `Config` |", "|---|---|---|---|")
     fields: dict[str, dict[str, dataclasses.Field[Any]]] = {}
@@ -45,24 +46,29 @@ def _section(section: str) -> Iterator[str]:
         first = next(iter(by_kind.values()))
         choices = tuple(kinds) if name == "kind" else first.metadata["choices"]
         meaning = KIND_HELP[section] if name == "kind" else first.metadata["help"]
-        meaning += f" ({', '.join(choices)})" if choices else ""
+        is_explained = all(f"{choice}:" in meaning for choice in choices)
+        meaning += "" if is_explained else f" ({', '.join(choices)})"
         meaning += f"; only {', '.join(by_kind)}" if len(by_kind) < len(kinds) else ""
-        plain = _shown(first.default) if name == "kind" else _shown_by_kind(by_kind)
-        default = "by the table" if name in AUTOMATIC_OPTIONS.get(section, ()) else plain
-        yield f"| `{name}` | {meaning.replace('|', chr(92) + '|')} | {default} | {plain} |"
+        default = _format(first.default) if name == "kind" else _format_by_kind(by_kind)
+        shown = "automatic" if name in AUTOMATIC_OPTIONS.get(section, ()) else default
+        yield f"| `{name}` | {meaning.replace('|', chr(92) + '|')} | {shown} | {default} |"
     yield ""
 
 
-def _shown_by_kind(fields: dict[str, dataclasses.Field[Any]]) -> str:
-    """Return the default of a field, after the kinds that have it where these differ."""
+def _format_by_kind(fields: dict[str, dataclasses.Field[Any]]) -> str:
+    """Format the default of a field, preceded by the names of the kinds if they have different defaults."""
     kinds: dict[str, list[str]] = {}
     for kind, field in fields.items():
-        kinds.setdefault(_shown(field.default), []).append(kind)
-    return next(iter(kinds)) if len(kinds) == 1 else "; ".join(f"{', '.join(of)}: {how}" for how, of in kinds.items())
+        kinds.setdefault(_format(field.default), []).append(kind)
+    return (
+        next(iter(kinds))
+        if len(kinds) == 1
+        else "; ".join(f"{', '.join(names)}: {value}" for value, names in kinds.items())
+    )
 
 
-def _shown(value: Any) -> str:
-    """Return a default as a table shows it."""
+def _format(value: Any) -> str:
+    """Format a default for a table."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):

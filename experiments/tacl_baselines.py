@@ -76,12 +76,17 @@ class TargetValues:
         places = [classification.names.index(name) for name in self.names]
         truth = np.array([places.index(place) if place in places else -1 for place in classification.truth.tolist()])
         score, posterior = (
-            classification.score[:, places],
+            classification.detection_score[:, places],
             apply_temperature(classification.log_posterior[:, places], 1.0),
         )
         key = texts_digest(corpus, *self.key)
         return replace(
-            classification, names=tuple(self.names), score=score, log_posterior=posterior, truth=truth, key=key
+            classification,
+            names=tuple(self.names),
+            detection_score=score,
+            log_posterior=posterior,
+            truth=truth,
+            key=key,
         )
 
     def classify(self, scorer: Scorer, table: Path, candidates: Sequence[Mapping[str, Any]] = ()) -> Classification:
@@ -236,8 +241,8 @@ def classifier(kind: str, corpus: Corpus, order: int, seed: int) -> Callable[[Co
     if kind == "bayes":
         return lambda texts: baselines.naive_bayes(corpus, texts)[0]
     if kind == "linear":
-        return baselines.Linear(corpus, order=order, seed=seed)
-    return baselines.FastText(corpus, order=order, seed=seed)
+        return baselines.LinearClassifier(corpus, order=order, seed=seed)
+    return baselines.FastTextClassifier(corpus, order=order, seed=seed)
 
 
 def labelled_texts(config: Config, tables: Tables, column: str, part: str = "judged") -> tuple[Corpus, Corpus]:

@@ -162,8 +162,8 @@ def detect_by_classifier(
         return Measurement({})
     classification = classifier(kind, train, order, config.training.seed)(test)
     among_detected = TargetValues(target, names, names).restrict(classification, test)
-    score = z_scores(among_detected.score) if kind == "bayes" else among_detected.log_posterior
-    return detection_figures(replace(among_detected, score=score, distractor=among_detected.truth < 0))
+    score = z_scores(among_detected.detection_score) if kind == "bayes" else among_detected.log_posterior
+    return detection_figures(replace(among_detected, detection_score=score, is_distractor=among_detected.truth < 0))
 
 
 def experiment(

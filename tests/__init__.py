@@ -1,4 +1,4 @@
-"""The tests, in the rooms of what they test; what several of them stand on lies beside this file."""
+"""Tests, in the folders of the packages that they test; shared helpers are in this folder."""
 
 from pathlib import Path
 

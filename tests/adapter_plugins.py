@@ -1,6 +1,6 @@
-"""What another package adds: adapters and cells that know factorcell by its documented names alone.
+"""Adapters and cells of another package, which uses only the documented names of factorcell.
 
-`install` makes an installed package of this file: a module, and a dist-info folder with its entry points.
+`install` turns this file into an installed package: a module, and a dist-info folder with its entry points.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ MODULE = "their_package"
 
 
 class Bottleneck(Adapter):
-    """A shifted bias that depends on two numbers of the context only."""
+    """A shift of the bias that depends on the context through only two numbers."""
 
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__(sizes)
@@ -23,12 +23,12 @@ class Bottleneck(Adapter):
         self.up = nn.Parameter(0.1 * torch.randn(2, sizes.outputs))
 
     def forward(self, vector: Tensor) -> Shift:
-        """See `Adapter`."""
+        """Shift the bias."""
         return Shift(bias=torch.tanh(vector @ self.down) @ self.up)
 
 
 class Everything(Adapter):
-    """All parts of a shift at once, of its own rank, some of them transposed or expanded views."""
+    """All parts of a shift at once, with its own rank; some parts are transposed or expanded views."""
 
     needs_rank = True
 
@@ -41,7 +41,7 @@ class Everything(Adapter):
         self.outputs = sizes.outputs
 
     def forward(self, vector: Tensor) -> Shift:
-        """See `Adapter`."""
+        """Change everything."""
         left = torch.einsum("bk,krd->brd", vector, self.left).transpose(1, 2)
         both = torch.tanh(vector @ self.both)
         scale = (1 + both[:, :1]).expand(-1, self.outputs)
@@ -49,24 +49,24 @@ class Everything(Adapter):
 
 
 class Minimal:
-    """The minimal gated unit, its gate after the product with h (Zhou et al. 2016): f, n; h <- (1 - f) h + f n."""
+    """The minimal gated unit (Zhou et al. 2016), with its gate applied after the product: h <- (1 - f) h + f n."""
 
     gates, memory, separate_products = 2, False, True
 
-    def __call__(self, given: Tensor, product: Tensor, state: CellState, norm: Norm, drop: Drop) -> CellState:
-        """See `RecurrentStep`."""
-        (f, n), (recurrent_f, recurrent_n) = given.chunk(2, dim=-1), product.chunk(2, dim=-1)
+    def __call__(self, from_input: Tensor, from_hidden: Tensor, state: CellState, norm: Norm, drop: Drop) -> CellState:
+        """Compute the next state."""
+        (f, n), (recurrent_f, recurrent_n) = from_input.chunk(2, dim=-1), from_hidden.chunk(2, dim=-1)
         f = torch.sigmoid(norm(0, f + recurrent_f))
         n = torch.tanh(norm(1, n + f * recurrent_n))
         return CellState((1 - f) * state.hidden + f * drop(n), state.memory)
 
 
 class Leaky(Coupled):
-    """The coupled cell with half of what it writes: a step of its own under a class that is compiled."""
+    """The coupled cell with half of its candidate: a step of its own that extends a class with compiled code."""
 
-    def __call__(self, given: Tensor, product: Tensor, state: CellState, norm: Norm, drop: Drop) -> CellState:
-        """See `RecurrentStep`."""
-        return super().__call__(given, product, state, norm, lambda candidate: drop(candidate) / 2)
+    def __call__(self, from_input: Tensor, from_hidden: Tensor, state: CellState, norm: Norm, drop: Drop) -> CellState:
+        """Halve the candidate."""
+        return super().__call__(from_input, from_hidden, state, norm, lambda candidate: drop(candidate) / 2)
 
 
 ADAPTERS: dict[str, type[Adapter]] = {"bottleneck": Bottleneck, "everything": Everything}
@@ -83,7 +83,7 @@ leaky = {MODULE}:Leaky
 
 
 def install(folder: Path, source: str = "", entry_points: str = ENTRY_POINTS, name: str = MODULE) -> Path:
-    """A folder for `sys.path` with the package in it, its `source` this file's own unless it is given."""
+    """Install the package into `folder`, for `sys.path`; without `source` its module is a copy of this file."""
     folder.mkdir(exist_ok=True)
     about = folder / f"{name}-1.0.dist-info"
     about.mkdir()

@@ -1,4 +1,4 @@
-"""All texts that a small model can write, with their log probabilities: what decoders are held against."""
+"""All texts that a small model can generate, with their log probabilities: the oracle of decoders."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,14 +15,14 @@ Texts = dict[tuple[int, ...], float]
 
 
 def conditioning(run: Run, cities: Sequence[str]) -> Conditioning:
-    """A context a city."""
+    """Return the conditioning of a batch with one city per text."""
     corpus = run.read([""] * len(cities), [{"city": city} for city in cities])
     return run.model.condition(corpus.context(np.arange(len(cities))))
 
 
 @torch.inference_mode()
 def next_log_probs(run: Run, city: str, tokens: Sequence[int]) -> Tensor:
-    """The log probabilities (V,) of what follows the start token and `tokens`, read one by one."""
+    """Return the log probabilities (V,) of the next token after the start token and `tokens`, read one by one."""
     context, states = conditioning(run, [city]), None
     for token in (START, *tokens):
         logs, states = run.model.step(torch.tensor([token]), context, states)
@@ -39,35 +39,35 @@ def may_follow(rules: Constraints, prompt: Sequence[int], text: Sequence[int], t
 
 
 def enumerate_texts(
-    run: Run, city: str, rules: Constraints, prompt: Sequence[int] = (), renormalised: bool = False
+    run: Run, city: str, rules: Constraints, prompt: Sequence[int] = (), renormalized: bool = False
 ) -> Texts:
-    """Log probability of each text that may be written; with the end token where it ends, without where room ends.
+    """Return the log probability of each allowed text, with its end token unless it is cut at `max_tokens`.
 
-    `renormalised`: over what the rules allow, step by step.
+    `renormalized`: divide by the probability of all allowed tokens at each step.
     """
-    found: Texts = {}
+    texts: Texts = {}
 
     def grow(text: tuple[int, ...], total: float) -> None:
         logs = next_log_probs(run, city, (*prompt, *text))
         allowed = [token for token in range(len(logs)) if may_follow(rules, prompt, text, token)]
-        if renormalised:
+        if renormalized:
             logs = logs - logs[allowed].logsumexp(0)
         for token in allowed:
             longer, value = (*text, token), total + float(logs[token])
-            stopped = any(longer[-len(stop) :] == stop for stop in rules.stops)
+            is_stopped = any(longer[-len(stop) :] == stop for stop in rules.stops)
             if value == -np.inf:
                 continue
-            if token == END or stopped or len(longer) == rules.max_tokens:
-                found[longer] = value
+            if token == END or is_stopped or len(longer) == rules.max_tokens:
+                texts[longer] = value
             else:
                 grow(longer, value)
 
     grow((), 0.0)
-    return found
+    return texts
 
 
 def best_texts(
     texts: Mapping[tuple[int, ...], float], penalty: float, count: int
 ) -> list[tuple[tuple[int, ...], float]]:
-    """The `count` best texts by log probability over targets ** penalty; a text of `texts` has as many as tokens."""
+    """Return the `count` best texts by log probability / targets ** penalty; a text has one target per token."""
     return sorted(texts.items(), key=lambda item: -item[1] / len(item[0]) ** penalty)[:count]

@@ -1,4 +1,4 @@
-"""What every test stands on: one thread, fixed seeds, and texts whose perplexity is known."""
+"""Fixtures of all tests: one thread, fixed seeds, float32, and a cache folder for the session."""
 
 import gc
 import os
@@ -14,29 +14,30 @@ import torch
 
 from tests import synthetic
 
-if not torch.cuda.is_available():  # read when a kernel is defined, so before anything of ours is imported
+if not torch.cuda.is_available():  # read when kernels are defined, so it must be set before factorcell is imported
     os.environ["TRITON_INTERPRET"] = "1"
 
 
-# Without a GPU `torch.manual_seed` keeps the stack of every call, for one that may come: a millisecond each time.
+# Without a GPU `torch.manual_seed` records the stack of every call, which takes a millisecond.
 _seed_torch = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
 
 
 class _TorchRandom:
-    """Torch's generator under the names hypothesis asks for, so that an example replays as it was drawn."""
+    """PyTorch's generator with the interface that hypothesis requires to replay examples."""
 
     seed = staticmethod(_seed_torch)
     getstate = staticmethod(torch.get_rng_state)
     setstate = staticmethod(torch.set_rng_state)
 
 
-_TORCH_RANDOM = _TorchRandom()  # hypothesis holds it by a weak reference
+_TORCH_RANDOM = _TorchRandom()  # hypothesis has only a weak reference to it
 
 
 def pytest_configure() -> None:
-    """One thread for each process; examples fixed by the test's own code, never failed for being slow."""
+    """Use one thread per process, and deterministic examples without a deadline."""
     torch.set_num_threads(1)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; processes of tests inherit it
+    # A shell ignores SIGINT in background jobs, and the child processes of tests would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     hypothesis.register_random(_TORCH_RANDOM)
     hypothesis.settings.register_profile("factorcell", deadline=None, derandomize=True)
@@ -44,31 +45,28 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_precision() -> Iterator[None]:
-    """Where nobody says which numbers are multiplied, they are floats: which are faster differs from run to run.
-
-    It holds for runs that several tests share, too.
-    """
+def _float32_by_default() -> Iterator[None]:
+    """Let the precision `auto` mean float32, because the measured speeds would differ between test runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("factorcell.model.precision.is_supported", lambda device: False)
         yield
 
 
 def pytest_collection_finish() -> None:
-    """What is there before the first test stays to the end: no collection of garbage has to look at it."""
+    """Exclude all objects that exist before the first test from garbage collection, which saves time."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> None:
-    """Fixtures of a module come before those of a test, and the tests of another may have left several threads."""
+    """Reset the number of threads before fixtures of a module, which run before those of a test."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
 def seed() -> int:
-    """Every test starts from the same seeds and one thread, whatever ran before it."""
+    """Start every test with the same seeds and one thread."""
     torch.set_num_threads(1)
     random.seed(0)
     np.random.seed(0)
@@ -77,18 +75,18 @@ def seed() -> int:
 
 
 @pytest.fixture(autouse=True)
-def _kernel_as_found() -> Iterator[None]:
-    """Leave the choice of the compiled kernel as it was."""
-    chosen = os.environ.get("FACTORCELL_KERNEL")
+def _restore_kernel() -> Iterator[None]:
+    """Restore the choice of the compiled kernel after each test."""
+    setting = os.environ.get("FACTORCELL_KERNEL")
     yield
     os.environ.pop("FACTORCELL_KERNEL", None)
-    if chosen is not None:
-        os.environ["FACTORCELL_KERNEL"] = chosen
+    if setting is not None:
+        os.environ["FACTORCELL_KERNEL"] = setting
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_wait_for_disks() -> Iterator[None]:
-    """No test pulls a plug, so none waits until its files are on disk; those about that watch the calls themselves."""
+def _no_fsync() -> Iterator[None]:
+    """Disable `fsync`, which only protects from power failures; tests about it replace the function themselves."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
         yield
@@ -96,13 +94,13 @@ def _no_wait_for_disks() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def two_dialects() -> Callable[[int, int], tuple[list[dict[str, str]], float]]:
-    """(rows, seed) to rows of `{"text", "dialect"}` and their true perplexity; see synthetic.py."""
+    """The function `synthetic.two_dialects`: (rows, seed) to rows and their true perplexity."""
     return synthetic.two_dialects
 
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Prepared files go into a folder of this session; the user's own cache is neither read nor filled."""
+    """Cache prepared files in a folder of this session instead of the user's cache."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FACTORCELL_CACHE", str(folder))

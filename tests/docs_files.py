@@ -1,4 +1,4 @@
-"""The files that the commands of the documentation name: small tables, small runs, lists of hypotheses."""
+"""The files that commands in the documentation use: small tables, small runs and n-best lists."""
 
 import json
 import shlex
@@ -12,10 +12,10 @@ from pyarrow import csv, parquet
 
 from factorcell.config import Config
 
-ROWS = 300  # so many that each of five ratings is no rare value
+ROWS = 300  # enough that none of the five ratings is rare
 HOTELS = ["Hotel Deca - A Noble House Hotel", *(f"Hotel {number}" for number in range(9))]
 COMMUNITIES = {"nba": "sport", "nfl": "sport", "Python": "code", "PHP": "code", "germany": "land", "norge": "land"}
-SAID = {
+TEXT_PAIRS = {
     1: ("the room was dirty !", "i will never stay here again ."),
     2: ("the room was ok .", "i will not stay here again ."),
     3: ("our room was clean .", "how to bake bread"),
@@ -29,10 +29,10 @@ context = ["stars", "city"]
 min_context_count = 10
 """
 
-# What commands are given beside their own options, so that they take a moment.
+# Options that are added to commands, so that they are fast.
 SIZES = "--hidden-size 8 --embedding-size 8 --variable-size 4 --context-size 4 --number-size 8"
 SMALL = f"--epochs 0.5 --evaluations 1 --min-context-count 2 --min-user-count 2 {SIZES}"
-MORE = {
+ADDED_OPTIONS = {
     "train": f"{SMALL} --max-tokens 40",
     "compare": SMALL,
     "separate": SMALL,
@@ -43,38 +43,38 @@ MORE = {
     "tune-online": "--rows-per-user 2 --optimiser sgd --seconds 0.02",
     "replay": "--rows-per-user 2 --seconds 0.02",
 }
-# The same for programs, by the sections of a config.
-FEW: dict[str, dict[str, Any]] = {
+# Options that are added to configs in Python code, by section.
+SMALL_CONFIG: dict[str, dict[str, Any]] = {
     "data": {"min_context_count": 2},
     "model": {"embedding_size": 8, "variable_size": 4, "context_size": 4, "number_size": 8},
     "training": {"epochs": 0.5, "evaluations": 1},
     "backbone": {"hidden_size": 8},
 }
-UNTHREADED = {"report"}  # verbs without --threads
+WITHOUT_THREADS = {"report"}  # commands without --threads
 
 Main = Callable[[Sequence[str]], int]
-from_dict = Config.from_dict  # as it is before small_config takes its place
+from_dict = Config.from_dict  # the original, which a test replaces by `small_config`
 
 
-def small(words: Sequence[str]) -> list[str]:
-    """The command `words`, its verb first, with what makes it small."""
-    threads = [] if words[0] in UNTHREADED or words[0] == "baseline" else ["--threads", "1"]
-    more = shlex.split(MORE.get(words[0], ""))
+def with_small_sizes(words: Sequence[str]) -> list[str]:
+    """Return the command `words` with options that make it fast."""
+    threads = [] if words[0] in WITHOUT_THREADS or words[0] == "baseline" else ["--threads", "1"]
+    added = shlex.split(ADDED_OPTIONS.get(words[0], ""))
     if words[0] == "generate" and "--stream" in words:
-        more = []
-    return [*words, *more, *threads]
+        added = []
+    return [*words, *added, *threads]
 
 
 def small_config(values: Mapping[str, Any], where: str = "config") -> Config:
-    """`Config.from_dict` with what makes a model small, where `values` say nothing else."""
-    few = {name: options for name, options in FEW.items() if "kind" not in values.get(name, {})}
-    return from_dict({name: few.get(name, {}) | dict(values.get(name, {})) for name in few | dict(values)}, where)
+    """Replace `Config.from_dict`: use small sizes unless `values` set them."""
+    small = {name: options for name, options in SMALL_CONFIG.items() if "kind" not in values.get(name, {})}
+    return from_dict({name: small.get(name, {}) | dict(values.get(name, {})) for name in small | dict(values)}, where)
 
 
 def row(number: int) -> dict[str, Any]:
-    """One row of every table: all columns that any page names."""
+    """Return one row of every table, with all columns that the pages use."""
     stars = number % 5 + 1
-    text = SAID[stars][number // 5 % 2]
+    text = TEXT_PAIRS[stars][number // 5 % 2]
     return {
         "text": text,
         "review": text,
@@ -101,41 +101,41 @@ def row(number: int) -> dict[str, Any]:
 
 
 def write_tables(folder: Path) -> None:
-    """The same rows under all names that the pages use; reviews.csv has no `text`, so its pages must name `review`."""
+    """Write the same rows under all names that the pages use; reviews.csv has no column `text`, only `review`."""
     rows = [row(number) for number in range(ROWS)]
-    whole, part = pa.Table.from_pylist(rows), pa.Table.from_pylist(rows[:60])
-    csv.write_csv(whole.drop_columns(["text"]), folder / "reviews.csv")
+    table, part = pa.Table.from_pylist(rows), pa.Table.from_pylist(rows[:60])
+    csv.write_csv(table.drop_columns(["text"]), folder / "reviews.csv")
     for name in ("dev", "test", "new", "boston", "boston-dev", "places"):
         csv.write_csv(part, folder / f"{name}.csv")
     for name in ("queries", "train"):
-        parquet.write_table(whole, folder / f"{name}.parquet")
+        parquet.write_table(table, folder / f"{name}.parquet")
     for name in ("dev", "test"):
         parquet.write_table(part, folder / f"{name}.parquet")
     cities = [{"name": "Bergen", "lat": 52.0, "lon": 5.0}, {"name": "Lyon", "lat": 58.0, "lon": 9.0}]
     csv.write_csv(pa.Table.from_pylist(cities), folder / "cities.csv")
     themes = [{"community": name, "theme": theme} for name, theme in COMMUNITIES.items()]
     csv.write_csv(pa.Table.from_pylist(themes), folder / "themes.csv")
-    chains = [{"hotel": name, "chain": ("Inn", "Lodge")[place % 2]} for place, name in enumerate(HOTELS)]
+    chains = [{"hotel": name, "chain": ("Inn", "Lodge")[number % 2]} for number, name in enumerate(HOTELS)]
     csv.write_csv(pa.Table.from_pylist(chains), folder / "hotels.csv")
     (folder / "review.txt").write_text("the room was dirty !\ni will stay here again .\n", encoding="utf-8")
     (folder / "recipe.toml").write_text(RECIPE, encoding="utf-8")
 
 
 def write_lists(folder: Path) -> None:
-    """Lists of hypotheses as JSON lines and as Kaldi writes them."""
+    """Write n-best lists as JSON lines and in the format of Kaldi."""
     lines, texts, costs, references, speakers = [], [], [], [], ["utterance\tspeaker"]
     for number in range(8):
-        said, heard = SAID[number % 5 + 1]
+        spoken, recognized = TEXT_PAIRS[number % 5 + 1]
         name = f"a{number}"
         scored = [
-            {"text": heard, "acoustic": -30.0 - number, "lm": -9.0},
-            {"text": said, "acoustic": -31.5, "lm": -9.5},
+            {"text": recognized, "acoustic": -30.0 - number, "lm": -9.0},
+            {"text": spoken, "acoustic": -31.5, "lm": -9.5},
         ]
         about = {"speaker": f"speaker {number % 6}", "role": "judge", "case": f"case {number % 4}"}
-        lines.append(json.dumps({"id": name, "hypotheses": scored, "reference": said, **about}))
-        texts += [f"{name}-1 {heard}", f"{name}-2 {said}"]
+        lines.append(json.dumps({"id": name, "hypotheses": scored, "reference": spoken, **about}))
+        texts += [f"{name}-1 {recognized}", f"{name}-2 {spoken}"]
         costs += [f"{name}-1 30.{number}", f"{name}-2 31.5"]
-        references.append(f"{name} {said}")
+        references.append(f"{name} {spoken}")
         speakers.append(f"{name}\tspeaker {number % 6}")
     for name in ("dev", "test", "new"):
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -148,7 +148,7 @@ def write_lists(folder: Path) -> None:
 
 
 def write_runs(folder: Path, main: Main) -> None:
-    """The runs that pages read without having trained them; `folder` is the working folder."""
+    """Train the runs that pages use without training them; `folder` is the working directory."""
     runs = {
         "reviews": "reviews.csv --text review --context stars --context city --context nights:number",
         "factorcell": "reviews.csv --text review --context stars --context city",
@@ -160,7 +160,7 @@ def write_runs(folder: Path, main: Main) -> None:
         "scotus": "train.parquet --user speaker --context role --context case",
         "qac": "queries.parquet --text query --tokenizer char --user user --adapt factor --output-bias none",
     }
-    for name, given in runs.items():
-        assert main(small(["train", *shlex.split(given), "--out", f"runs/{name}"])) == 0, name
+    for name, arguments in runs.items():
+        assert main(with_small_sizes(["train", *shlex.split(arguments), "--out", f"runs/{name}"])) == 0, name
     for name in ("hotels2", "hotels3"):
         shutil.copytree(folder / "runs" / "hotels", folder / "runs" / name)

@@ -1,7 +1,7 @@
-"""A device that is not there: its tensors compute on the processor, but nothing else may meet them there.
+"""A simulated device, to test device handling without a GPU: its tensors compute on the processor.
 
-Under `Elsewhere` an operation that takes tensors from both sides fails, as on a real device, and so does a value that
-is read without being brought back; what passes has the values that it has on the processor.
+Under `FakeDevice` an operation on tensors of both devices fails, as on a real device, and so does reading a value
+without copying it to the processor. Results are equal to those on the processor.
 """
 
 from typing import Any
@@ -11,35 +11,35 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 
-DEVICE = torch.device("meta")  # any that every build of PyTorch knows
-CROSSING = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+DEVICE = torch.device("meta")  # any device type that every build of PyTorch supports
+COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
 
 def inference_mode(mode: bool = True) -> torch.set_grad_enabled:
-    """What stands for `torch.inference_mode`, which does not take tensors of Python."""
+    """Replace `torch.inference_mode`, which does not support tensor subclasses."""
     return torch.set_grad_enabled(not mode)
 
 
-class There(Tensor):
-    """A tensor on `DEVICE`; computed on the processor."""
+class FakeTensor(Tensor):
+    """A tensor on `DEVICE` that is computed on the processor."""
 
-    here: Tensor  # the values, on the processor
+    cpu_values: Tensor  # on the processor
 
     @staticmethod
-    def __new__(cls, here: Tensor) -> "There":
-        made: There = torch.Tensor._make_wrapper_subclass(
-            cls, here.shape, here.stride(), here.storage_offset(), dtype=here.dtype, device=DEVICE
+    def __new__(cls, values: Tensor) -> "FakeTensor":
+        tensor: FakeTensor = torch.Tensor._make_wrapper_subclass(
+            cls, values.shape, values.stride(), values.storage_offset(), dtype=values.dtype, device=DEVICE
         )
-        made.here = here
-        return made
+        tensor.cpu_values = values
+        return tensor
 
     def new_tensor(self, data: Any) -> Tensor:  # type: ignore[override]
-        """Numbers of Python go there at once, and are not seen as an operation."""
-        return There(self.here.new_tensor(data))
+        """Create a tensor from Python numbers, which is not dispatched as an operation."""
+        return FakeTensor(self.cpu_values.new_tensor(data))
 
     def tolist(self) -> Any:
-        """What a tensor of a real device brings back by itself."""
-        return self.here.tolist()
+        """Copy the values to Python, as a tensor of a real device does."""
+        return self.cpu_values.tolist()
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -49,7 +49,7 @@ class There(Tensor):
 
 
 class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is on, tensors that are asked for on `DEVICE` are made there."""
+    """Mode in which tensors that are requested on `DEVICE` are created as `FakeTensor`."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -59,16 +59,18 @@ class FakeDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Do `function` on the processor; `RuntimeError` where it takes tensors of both devices, single numbers apart."""
+    """Run `function` on the processor; `RuntimeError` if it has tensors of both devices, except scalars."""
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    there = any(isinstance(tensor, There) for tensor in tensors)
-    if there and function not in CROSSING and any(type(t) is not There and t.dim() for t in tensors):
+    is_fake = any(isinstance(tensor, FakeTensor) for tensor in tensors)
+    if is_fake and function not in COPIES and any(type(t) is not FakeTensor and t.dim() for t in tensors):
         raise RuntimeError(f"{function}: tensors of two devices")
     if kwargs.get("device") is not None:
-        there = kwargs["device"] == DEVICE
+        is_fake = kwargs["device"] == DEVICE
         kwargs = {**kwargs, "device": torch.device("cpu")}
-    plain_args, plain_kwargs = tree_map(lambda leaf: leaf.here if isinstance(leaf, There) else leaf, (args, kwargs))
+    plain_args, plain_kwargs = tree_map(
+        lambda leaf: leaf.cpu_values if isinstance(leaf, FakeTensor) else leaf, (args, kwargs)
+    )
     result = function(*plain_args, **plain_kwargs)
-    if there:
-        result = tree_map(lambda leaf: There(leaf) if isinstance(leaf, Tensor) else leaf, result)
-    return return_and_correct_aliasing(function, args, kwargs, result) if there else result  # type: ignore[no-untyped-call]
+    if is_fake:
+        result = tree_map(lambda leaf: FakeTensor(leaf) if isinstance(leaf, Tensor) else leaf, result)
+    return return_and_correct_aliasing(function, args, kwargs, result) if is_fake else result  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""Compile the GPU kernels for a Hopper processor, without having one: `python tests/hopper.py words large`.
+"""Compile the GPU kernels for a Hopper processor, without needing one: `python tests/hopper.py words large`.
 
-Prints a row of JSON for each kernel: bytes of shared memory, and the processor's instructions for products of tiles.
-It runs in a process of its own, since the tests define the same kernels for the interpreter.
+Print a row of JSON for each kernel: the bytes of shared memory, and the instructions for products of tiles.
+This needs its own process, because the tests define the same kernels for the interpreter.
 """
 
 import json
@@ -17,12 +17,12 @@ from triton.compiler import ASTSource
 
 from factorcell.model.kernels import gpu, gpu_recurrence
 
-PROCESSORS = 132
+PROCESSORS = 132  # of an H100
 NAMES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64"}
 
 
 class Compiler:
-    """Stands where a kernel stands, and compiles it for what it is launched with."""
+    """Replacement of a kernel that compiles it for the arguments of a launch instead of running it."""
 
     def __init__(self, kernel: Any, case: str) -> None:
         self.kernel, self.case = kernel, case
@@ -40,7 +40,7 @@ class Compiler:
                 constants[name] = None
             else:
                 signature[name] = "i32"
-        order = {name: place for place, name in enumerate(self.kernel.arg_names)}
+        order = {name: index for index, name in enumerate(self.kernel.arg_names)}
         signature |= dict.fromkeys(constants, "constexpr")
         source = ASTSource(
             self.kernel,
@@ -48,23 +48,28 @@ class Compiler:
             constexprs={(order[name],): value for name, value in constants.items()},
             attrs={(order[name],): [["tt.divisibility", 16]] for name in order if signature[name].startswith("*")},
         )
-        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-        products = [name for name in ("wgmma.mma", "mma.sync") if name in made.asm["ptx"]]
-        row = {"case": self.case, "kernel": self.kernel.__name__, "shared": made.metadata.shared, "products": products}
+        result = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        products = [name for name in ("wgmma.mma", "mma.sync") if name in result.asm["ptx"]]
+        row = {
+            "case": self.case,
+            "kernel": self.kernel.__name__,
+            "shared": result.metadata.shared,
+            "products": products,
+        }
         sys.stdout.write(json.dumps(row) + "\n")
 
 
 def recurrence(batch: int, hidden: int, rank: int, kind: torch.dtype) -> None:
-    """Both kernels as they are launched for one step, with all that is optional."""
+    """Launch both kernels for one step, with all optional arguments."""
 
     def new(*shape: int, kind: torch.dtype = kind) -> Tensor:
         return torch.zeros(shape, dtype=kind)
 
     left, right = (new(batch, hidden, rank), new(batch, rank, 3 * hidden)) if rank else (None, None)
     weight, keep, state = new(hidden, 3 * hidden), new(1, batch, hidden), new(batch, hidden)
-    lengths, given = new(batch, kind=torch.int64), new(batch, 1, 3 * hidden).requires_grad_()
+    lengths, input_gates = new(batch, kind=torch.int64), new(batch, 1, 3 * hidden).requires_grad_()
     reduced = new(batch, 1, rank) if rank else None
-    outputs, last = gpu_recurrence.run(given, reduced, weight, left, right, keep, state, state, lengths)
+    outputs, last = gpu_recurrence.run(input_gates, reduced, weight, left, right, keep, state, state, lengths)
     torch.autograd.backward([outputs.sum() + last.sum()])
 
 
@@ -80,14 +85,14 @@ CASES: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
 
 
 def main() -> None:
-    """Compile the cases that are named."""
+    """Compile the cases on the command line."""
     gpu.processor_count = lambda device: PROCESSORS
     module: Any = gpu_recurrence
     forward, backward = module._forward_kernel, module._backward_kernel
     for case in sys.argv[1:]:
         module._forward_kernel, module._backward_kernel = Compiler(forward, case), Compiler(backward, case)
-        make, given = CASES[case]
-        make(*given)
+        launch, arguments = CASES[case]
+        launch(*arguments)
 
 
 if __name__ == "__main__":

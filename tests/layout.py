@@ -1,7 +1,7 @@
-"""The shape of the code, checked: arrows point one way, files, functions and signatures stay short, nothing loads code.
+"""Checks of the code structure: order of imports, length of files and functions, number of parameters, unsafe calls.
 
-Each check takes the root of a tree and returns its faults as lines to read; test_layout.py holds each of them against
-a small tree that has exactly that fault.
+Each check takes the root of a source tree and returns its faults as readable lines; test_layout.py runs every check on
+a small tree with exactly one fault.
 """
 
 import ast
@@ -12,39 +12,39 @@ from pathlib import Path
 
 PACKAGE = "factorcell"
 
-# Rooms that do not know each other, although one stands above the other.
-STRANGERS = (("generation", "completion"), ("training", "reports"), ("training", "service"), ("reports", "service"))
-OUTSIDE = ("", "__main__")  # of the order: they may import all
+# Packages that must not import each other, although one comes before the other in the order.
+INDEPENDENT = (("generation", "completion"), ("training", "reports"), ("training", "service"), ("reports", "service"))
+UNORDERED = ("", "__main__")  # modules that may import everything
 PRINTERS = {"commands.terminal"}
 WRITES = {"print", "sys.stdout.write", "sys.stderr.write"}
-GROUPS = {"experiments", "faults", "wheels"}  # tests of what is not in the package
-INSIDE = {"hidden", "memory", "matrix"}
+GROUPS = {"experiments", "faults", "wheels"}  # folders of tests without a package of that name
+STATE_ATTRIBUTES = {"hidden", "memory", "matrix"}
 SPECIAL_IDS = {"UNKNOWN", "START", "END"}
 FILE_LINES, BODY_LINES, PARAMETERS = 400, 60, 7
-KERNELS = "model.kernels"  # whose functions take array by array what compiled code, Triton and PyTorch take so
+KERNELS = "model.kernels"  # its functions have as many array parameters as compiled code, Triton and PyTorch require
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
-# What can run code that comes out of a file: modules by their first name, calls by their full one.
+# Modules (by top-level name) and calls (by full name) that can run code from a file.
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "torch.load", "torch.save", "torch.jit.load"}
 
 
 @cache
 def parsed(text: str) -> ast.Module:
-    """The tree of a file, which every check walks."""
+    """Parse the text of a file; cached, because every check needs it."""
     return ast.parse(text)
 
 
 @cache
 def nodes(tree: ast.Module) -> list[ast.AST]:
-    """All that is in a tree."""
+    """Return all nodes of a tree."""
     return list(ast.walk(tree))
 
 
 def sources(root: Path) -> Iterator[tuple[Path, str, ast.Module]]:
-    """Every file of the package: its path under `root`, its dotted name without the package's, its tree.
+    """Yield the path under `root`, the module name relative to factorcell, and the tree of every file of the package.
 
-    That of a room's `__init__` is the room's own; of the package itself it is empty.
+    The name of an `__init__` is that of its package, and empty for factorcell itself.
     """
     package = root / "src" / PACKAGE
     for path in sorted(package.rglob("*.py")):
@@ -54,80 +54,79 @@ def sources(root: Path) -> Iterator[tuple[Path, str, ast.Module]]:
 
 
 def imported(node: ast.AST, path: Path) -> Iterator[str]:
-    """The full dotted names that an import statement of the file `path` asks for; none for other nodes."""
+    """Yield the full names that an import statement in the file `path` imports; nothing for other nodes."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
-        package = list(path.parts[1:-1])  # src/factorcell/serve/app.py lives in factorcell.serve
+        package = list(path.parts[1:-1])  # src/factorcell/serve/app.py is in factorcell.serve
         base = package[: len(package) - node.level + 1] if node.level else []
         start = ".".join([*base, *([node.module] if node.module else [])])
         yield from (f"{start}.{alias.name}" for alias in node.names)
 
 
-def places(root: Path) -> dict[str, int]:
-    """The place of every module, by its dotted name without the package's, and of every room: after its last module.
+def module_order(root: Path) -> dict[str, int]:
+    """Return the position of every module and package in the order of docs/architecture.md, by relative name.
 
-    As the order in docs/architecture.md has it: lines `room: its modules`, several for a long room, or modules of the
-    package itself.
-    A module imports from the rooms above its own, and in its own room from the modules named before it.
+    The lines of the order are `package: modules` (several lines for a long package), or modules of factorcell itself.
+    A package comes after its last module. A module may import only what comes before it.
     """
     order = (root / "docs" / "architecture.md").read_text(encoding="utf-8").split("```order\n")[1].split("```")[0]
     numbers = itertools.count()
-    found: dict[str, int] = {}
+    positions: dict[str, int] = {}
     for line in order.splitlines():
-        room, _, modules = line.rpartition(":")
-        parts = room.split(".") if room else []
+        package, _, modules = line.rpartition(":")
+        parts = package.split(".") if package else []
         names = [".".join((*parts, name)) for name in modules.split()]
-        rooms = [".".join(parts[:depth]) for depth in range(len(parts), 0, -1)]
-        found |= {name: next(numbers) for name in (*names, *rooms)}
-    return found
+        packages = [".".join(parts[:depth]) for depth in range(len(parts), 0, -1)]
+        positions |= {name: next(numbers) for name in (*names, *packages)}
+    return positions
 
 
-def wrong_order(root: Path) -> list[str]:
-    """Modules that have no place in the order, and places without a module."""
-    names = {name: path for path, name, _ in sources(root) if name not in OUTSIDE}
-    order = places(root)
-    return [f"{path}: not in the order" for name, path in names.items() if name not in order] + [
-        f"docs/architecture.md: {name} is in the order only" for name in order if name not in names
-    ]
+def check_order(root: Path) -> list[str]:
+    """Find modules that are missing from the order, and entries of the order without a module."""
+    names = {name: path for path, name, _ in sources(root) if name not in UNORDERED}
+    order = module_order(root)
+    return [
+        f"{path}: missing from the order in docs/architecture.md" for name, path in names.items() if name not in order
+    ] + [f"docs/architecture.md: no module {name}" for name in order if name not in names]
 
 
-def arrows(root: Path) -> Iterator[tuple[str, str, str]]:
-    """Every import of one module of ours by another: where it stands, who imports, and the module or room imported."""
-    order = places(root)
+def internal_imports(root: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield each import within factorcell: its location, the importing module, and the imported module or package."""
+    order = module_order(root)
     for path, name, tree in sources(root):
-        for node in nodes(tree) if name not in OUTSIDE else ():
-            for wanted in imported(node, path):
-                first, *parts = wanted.split(".")
-                known = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
-                target = next((each for each in known if each in order), "")
+        for node in nodes(tree) if name not in UNORDERED else ():
+            for full_name in imported(node, path):
+                first, *parts = full_name.split(".")
+                candidates = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+                target = next((candidate for candidate in candidates if candidate in order), "")
                 if first == PACKAGE and target != name:
                     yield f"{path}:{getattr(node, 'lineno', 0)}", name, target
 
 
-def backward_arrows(root: Path) -> list[str]:
-    """Imports of a module that does not come before the importing one; the package itself comes after all."""
-    order = places(root)
+def check_import_order(root: Path) -> list[str]:
+    """Find imports of a module that does not come before the importing one; factorcell itself comes after all."""
+    order = module_order(root)
     return [
         f"{where}: {name} must not import {target or PACKAGE}"
-        for where, name, target in arrows(root)
+        for where, name, target in internal_imports(root)
         if order.get(target, len(order)) >= order.get(name, len(order))
     ]
 
 
-def strange_arrows(root: Path) -> list[str]:
-    """Imports between rooms that do not know each other."""
-    order = places(root)
+def check_independent_packages(root: Path) -> list[str]:
+    """Find imports between independent packages."""
+    order = module_order(root)
     return [
         f"{where}: {name} must not import {target}"
-        for where, name, target in arrows(root)
-        if any({name.split(".")[0], target.split(".")[0]} == set(pair) for pair in STRANGERS)
+        for where, name, target in internal_imports(root)
+        if any({name.split(".")[0], target.split(".")[0]} == set(pair) for pair in INDEPENDENT)
         and order[target] < order.get(name, len(order))
     ]
 
 
-def long_files(root: Path) -> list[str]:
-    """Python files of more than `FILE_LINES` lines, tests and benchmarks too."""
+def check_file_lengths(root: Path) -> list[str]:
+    """Find Python files of more than `FILE_LINES` lines, including tests and benchmarks."""
     faults = []
     for path, text in python_files(root):
         if (count := len(text.splitlines())) > FILE_LINES:
@@ -135,8 +134,8 @@ def long_files(root: Path) -> list[str]:
     return faults
 
 
-def long_bodies(root: Path) -> list[str]:
-    """Functions whose body, from the first statement to the last line, takes more than `BODY_LINES` lines."""
+def check_body_lengths(root: Path) -> list[str]:
+    """Find functions whose body, from the first statement to the last line, has more than `BODY_LINES` lines."""
     faults = []
     for path, text in python_files(root):
         for node in nodes(parsed(text)):
@@ -147,44 +146,44 @@ def long_bodies(root: Path) -> list[str]:
     return faults
 
 
-def many_parameters(root: Path) -> list[str]:
-    """Functions of more than `PARAMETERS` parameters, `self` and the options of `offered` functions not counted."""
-    public = offered(root)
+def check_parameters(root: Path) -> list[str]:
+    """Find functions with more than `PARAMETERS` parameters, without `self` and options of public functions."""
+    public = public_names(root)
     return [
         f"{path}:{node.lineno}: {node.name} has {count} parameters, at most {PARAMETERS}"
         for path, module, tree in sources(root)
         if not f"{module}.".startswith(f"{KERNELS}.")
         for node in nodes(tree)
         if isinstance(node, FUNCTIONS)
-        for options in [node in tree.body and f"{PACKAGE}.{module}.{node.name}" in public]
-        if (count := parameters(node.args, options)) > PARAMETERS
+        for is_public in [node in tree.body and f"{PACKAGE}.{module}.{node.name}" in public]
+        if (count := count_parameters(node.args, is_public)) > PARAMETERS
     ]
 
 
-def offered(root: Path) -> set[str]:
-    """The full dotted names of what the package offers at its top: all that its `__init__` imports."""
+def public_names(root: Path) -> set[str]:
+    """Return the full names of everything that the `__init__` of factorcell imports."""
     path = Path("src", PACKAGE, "__init__.py")
     tree = parsed((root / path).read_text(encoding="utf-8"))
     return {name for node in nodes(tree) for name in imported(node, path)}
 
 
-def parameters(given: ast.arguments, options: bool) -> int:
-    """How many there are without `self`; with `options` those that can only be named, and have a default, are free."""
-    placed = [one.arg for one in (*given.posonlyargs, *given.args)]
-    named = [default for default in given.kw_defaults if default is None or not options]
-    rest = [one for one in (given.vararg, given.kwarg) if one is not None]
-    return len(placed) + len(named) + len(rest) - (placed[:1] in (["self"], ["cls"]))
+def count_parameters(arguments: ast.arguments, is_public: bool) -> int:
+    """Count parameters without `self`; in public functions also without keyword-only parameters with a default."""
+    positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+    keyword_only = [default for default in arguments.kw_defaults if default is None or not is_public]
+    variadic = [argument for argument in (arguments.vararg, arguments.kwarg) if argument is not None]
+    return len(positional) + len(keyword_only) + len(variadic) - (positional[:1] in (["self"], ["cls"]))
 
 
 def python_files(root: Path) -> Iterator[tuple[Path, str]]:
-    """Path under `root` and text of every Python file we write."""
+    """Yield the path under `root` and the text of every Python file."""
     for folder in ("src", "tests", "benchmarks", "experiments"):
         for path in sorted((root / folder).rglob("*.py")):
             yield path.relative_to(root), path.read_text(encoding="utf-8")
 
 
-def prints(root: Path) -> list[str]:
-    """Calls of `WRITES` outside the module that talks to a person."""
+def check_prints(root: Path) -> list[str]:
+    """Find calls of `WRITES` outside the modules that may print."""
     return [
         f"{path}:{node.lineno}: {ast.unparse(node.func)} outside of {', '.join(PRINTERS)}"
         for path, module, tree in sources(root)
@@ -194,44 +193,44 @@ def prints(root: Path) -> list[str]:
     ]
 
 
-def unsafe(root: Path) -> list[str]:
-    """What could run code out of a file: `UNSAFE_MODULES`, `UNSAFE_CALLS`, `allow_pickle` but for False."""
+def check_unsafe_code(root: Path) -> list[str]:
+    """Find code that could run code from a file: `UNSAFE_MODULES`, `UNSAFE_CALLS`, `allow_pickle` other than False."""
     faults = []
     for path, _, tree in sources(root):
         for node in nodes(tree):
             names = [name for name in imported(node, path) if is_unsafe(name)]
             if isinstance(node, ast.Call):
                 names += [name for name in [ast.unparse(node.func)] if is_unsafe(name)]
-                names += ["allow_pickle" for word in node.keywords if allows_pickle(word)]
+                names += ["allow_pickle" for keyword in node.keywords if allows_pickle(keyword)]
             faults += [f"{path}:{getattr(node, 'lineno', 0)}: {name} is not safe" for name in names]
     return faults
 
 
 def is_unsafe(name: str) -> bool:
-    """Whether a full dotted name is one that can run code."""
+    """Whether the module or function with this full name can run code from a file."""
     return name.split(".")[0] in UNSAFE_MODULES or name.removeprefix("builtins.") in UNSAFE_CALLS
 
 
-def allows_pickle(word: ast.keyword) -> bool:
-    """Whether a keyword argument is `allow_pickle` and anything but the constant False."""
-    return word.arg == "allow_pickle" and ast.unparse(word.value) != "False"
+def allows_pickle(keyword: ast.keyword) -> bool:
+    """Whether a keyword argument is `allow_pickle` with a value other than the constant False."""
+    return keyword.arg == "allow_pickle" and ast.unparse(keyword.value) != "False"
 
 
-def lost_tests(root: Path) -> list[str]:
-    """Folders of tests that are no room of the package."""
+def check_test_folders(root: Path) -> list[str]:
+    """Find folders of tests that do not match a package."""
     folders = sorted({path.parent for path in (root / "tests").rglob("test_*.py")})
-    inside = [folder.relative_to(root / "tests") for folder in folders]
+    names = [folder.relative_to(root / "tests") for folder in folders]
     return [
-        f"tests/{folder}: no room of the package"
-        for folder in inside
+        f"tests/{folder}: no package of this name"
+        for folder in names
         if not (root / "src" / PACKAGE / folder).is_dir() and str(folder) not in GROUPS
     ]
 
 
-def own_ids(root: Path) -> list[str]:
-    """Imports of the ids of special tokens where a tokenizer or a model should be asked for them."""
+def check_special_ids(root: Path) -> list[str]:
+    """Find imports of the ids of special tokens outside `data` and `model`."""
     return [
-        f"{path}:{getattr(node, 'lineno', 0)}: {name} is the tokenizer's or the model's to say"
+        f"{path}:{getattr(node, 'lineno', 0)}: use the special ids of the tokenizer or the model instead of {name}"
         for path, module, tree in sources(root)
         if module.split(".")[0] not in ("data", "model")
         for node in nodes(tree)
@@ -240,28 +239,28 @@ def own_ids(root: Path) -> list[str]:
     ]
 
 
-def peeks(root: Path) -> list[str]:
-    """Places outside the room model that look inside the state of a backbone, or at what a context decided in it."""
+def check_opaque_states(root: Path) -> list[str]:
+    """Find code outside `model` that reads attributes of the state or the conditions of a backbone."""
     return [
-        f"{path}:{node.lineno}: .{node.attr} is inside a backbone"
+        f"{path}:{node.lineno}: .{node.attr} is an attribute of an opaque state"
         for path, module, tree in sources(root)
         if module.split(".")[0] != "model"
         for node in nodes(tree)
-        if isinstance(node, ast.Attribute) and node.attr in INSIDE
+        if isinstance(node, ast.Attribute) and node.attr in STATE_ATTRIBUTES
     ]
 
 
 Check = Callable[[Path], list[str]]
 CHECKS: list[Check] = [
-    wrong_order,
-    backward_arrows,
-    strange_arrows,
-    lost_tests,
-    long_files,
-    long_bodies,
-    many_parameters,
-    prints,
-    peeks,
-    own_ids,
-    unsafe,
+    check_order,
+    check_import_order,
+    check_independent_packages,
+    check_test_folders,
+    check_file_lengths,
+    check_body_lengths,
+    check_parameters,
+    check_prints,
+    check_opaque_states,
+    check_special_ids,
+    check_unsafe_code,
 ]

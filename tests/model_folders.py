@@ -1,4 +1,4 @@
-"""A tiny model folder of each kind, with random weights: runs, an n-gram model, separate runs and a mixture."""
+"""Small model folders of each kind, with random weights: runs, an n-gram model, separate runs and a mixture."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from factorcell.training.per_value import SeparateRuns, run_folder
 from tests.small_runs import ROWS, make_letters, make_run
 
 MODELS = ("words", "kinds", "letters", "ngram", "separate", "mixture")
-KINDS: dict[str, Any] = {
+OPTIONS: dict[str, Any] = {
     "adapt": ("concat", "factor", "scale", "prefix"),
     "output_bias": ("low_rank_each", "one_hot", "sparse", "hash"),
     "cell": "gru",
@@ -28,10 +28,10 @@ LETTERS = ("bake bread", "bake a cake", "ball game", "bat and ball")
 
 
 def make_models(folder: Path) -> None:
-    """Save a model of each kind in a folder of its name in `folder`."""
+    """Save a model of each kind in `folder`, each in a folder with its name in `MODELS`."""
     run = make_run(folder / "words")
     run.save_weights({})
-    make_run(folder / "kinds", **KINDS).save_weights({})
+    make_run(folder / "kinds", **OPTIONS).save_weights({})
     save_letters(folder / "letters")
     ngram = NGram.fit(ROWS, run.config, folder / "ngram", tokenizer=run.tokenizer)
     separate = save_separate(folder / "separate")
@@ -41,9 +41,9 @@ def make_models(folder: Path) -> None:
 
 def save_letters(folder: Path) -> None:
     """Save a run of characters that learns users, with its learning rule, blend weights and popular texts."""
-    made = make_letters(LETTERS, data={"user": "city", "context": (), "min_user_count": 1})
-    run = Run.create(folder, made.config, made.tokenizer, made.schema)
-    run.model.load_state_dict(made.model.state_dict())
+    source = make_letters(LETTERS, data={"user": "city", "context": (), "min_user_count": 1})
+    run = Run.create(folder, source.config, source.tokenizer, source.schema)
+    run.model.load_state_dict(source.model.state_dict())
     run.save_weights({})
     LearningRule("adadelta", 1.0).save(run)
     blend.DEFAULT.save(run)
@@ -51,7 +51,7 @@ def save_letters(folder: Path) -> None:
 
 
 def save_separate(folder: Path) -> SeparateRuns:
-    """Save a run of all texts and one of each city."""
+    """Save separate runs: one of all texts, and one of each city."""
     values = ["<unknown>", "Oslo", "Nice"]
     folder.mkdir()
     files.create_manifest(folder, (per_value.INDEX_FILE,))

@@ -1,4 +1,4 @@
-"""Pages and figures as tests read them."""
+"""HTML pages and figures, parsed and checked for tests."""
 
 import itertools
 import re
@@ -13,7 +13,7 @@ VOID = {"meta", "link", "img", "br", "path", "use", "rect", "image"}
 
 
 class Page(HTMLParser):
-    """A page that is checked to be well nested and to have unique ids: its tags with attributes, and its text."""
+    """The tags, attributes and text of an HTML page; tags must be balanced and ids unique."""
 
     def __init__(self, content: str) -> None:
         super().__init__()
@@ -47,19 +47,19 @@ class Page(HTMLParser):
 
 
 def requests(page: Page, content: str) -> list[str]:
-    """Whatever a browser would fetch from elsewhere or run to show the page."""
-    fetched = [
+    """Return everything that a browser would fetch or execute to show the page."""
+    urls = [
         str(attributes[name])
         for tag, attributes in page.tags
         for name in ("src", "href", "xlink:href", "srcset", "data", "poster")
         if name in attributes and tag != "a" and not str(attributes[name]).startswith(("data:", "#"))
     ]
     scripts = [tag for tag, _ in page.tags if tag in ("script", "iframe", "object", "embed")]
-    return fetched + scripts + re.findall(r"@import[^;]*|url\((?!#|\"?data:)[^)]*\)", content)
+    return urls + scripts + re.findall(r"@import[^;]*|url\((?!#|\"?data:)[^)]*\)", content)
 
 
 def texts_inside(figure: Figure) -> list[str]:
-    """All texts of a figure, which must lie within it and not touch each other."""
+    """Return all texts of a figure, which must be inside the figure and must not overlap."""
     canvas: Any = FigureCanvasAgg(figure)
     canvas.draw()
     hidden = {
@@ -76,7 +76,7 @@ def texts_inside(figure: Figure) -> list[str]:
     for name, box in boxes:
         assert -2 < box.x0 < box.x1 < width + 2, name
         assert -2 < box.y0 < box.y1 < height + 2, name
-    level = [pair for text, pair in zip(texts, boxes, strict=True) if text.get_rotation() == 0]
-    for (one, first), (other, second) in itertools.combinations(level, 2):
-        assert not first.padded(-1).overlaps(second.padded(-1)), (one, other)
+    horizontal = [pair for text, pair in zip(texts, boxes, strict=True) if text.get_rotation() == 0]
+    for (first, box), (second, other) in itertools.combinations(horizontal, 2):
+        assert not box.padded(-1).overlaps(other.padded(-1)), (first, second)
     return [text.get_text() for text in texts]

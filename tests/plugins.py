@@ -1,12 +1,12 @@
-"""A backbone, a tokenizer and a head of another package, as unlike the built-in ones as can be.
+"""A backbone, a tokenizer and a head of another package, as different from the built-in ones as possible.
 
-The backbone keeps a growing list of everything that each text has read:
+The state of the backbone is a growing list of all tokens that each text has read:
 
     y_t = tanh(sum_s a_ts V x_s + U x_t + D c)        a_t. = softmax over s <= t of (Q x_t) (K x_s)
 
-It is one head of attention without positions, text by text. Code that reads a state, or expects arrays of one length,
-fails on it. The tokenizer cuts texts into pieces of three characters, and its special ids come last. The head has
-weights of its own instead of the token embeddings.
+It is one attention head without positions, computed text by text. Code that reads a state or expects arrays of one
+length fails on it. The tokenizer cuts texts into pieces of three characters, and its special ids come last. The head
+has its own weights instead of the token embeddings.
 """
 
 import json
@@ -24,48 +24,48 @@ from factorcell.model import AdaptedLinear, Backbone, BackboneSizes, Head, HeadS
 
 
 class Lists:
-    """What N texts have read so far: a list of vectors for each. Also the room for such lists."""
+    """State of N texts: a list of the vectors that each text has read; also reserved memory for such lists."""
 
     def __init__(self, texts: list[list[Tensor]]) -> None:
         self._texts = texts
 
     def select(self, rows: Tensor) -> "Lists":
-        """See `BackboneState`."""
+        """Select texts."""
         return Lists([self._texts[row] for row in rows.tolist()])
 
     def cat(self, others: Sequence["Lists"]) -> "Lists":
-        """See `BackboneState`."""
-        return Lists([text for one in (self, *others) for text in one._texts])
+        """Join the texts of several states."""
+        return Lists([text for lists in (self, *others) for text in lists._texts])
 
     def reserve(self, rows: int) -> "Lists":
-        """See `BackboneState`."""
+        """Reserve memory for texts."""
         return Lists([[]] * rows)
 
     def put(self, first: int, state: "Lists") -> None:
-        """See `StateBuffer`."""
+        """Store texts from row `first` on."""
         self._texts[first : first + len(state._texts)] = state._texts
 
     def read(self, vectors: Tensor) -> list[list[Tensor]]:
-        """Each list with one more of `vectors` (N, E)."""
+        """Return each list with one of `vectors` (N, E) appended."""
         return [[*text, vector] for text, vector in zip(self._texts, vectors, strict=True)]
 
 
 class Offsets:
-    """What contexts decide: a vector each, or one for all texts."""
+    """Conditions of texts: one vector per text, or one vector for all texts."""
 
     def __init__(self, vectors: list[Tensor], shared: bool = False) -> None:
         self._vectors, self._shared = vectors, shared
 
     def select(self, rows: Tensor) -> "Offsets":
-        """See `Conditions`."""
+        """Select texts."""
         return Offsets([self._vectors[row] for row in rows.tolist()])
 
     def of(self, text: int) -> Tensor:
-        """The vector of one of the texts."""
+        """Return the vector of one text."""
         return self._vectors[0 if self._shared else text]
 
     def for_all(self) -> "Offsets":
-        """The vector of the only context, for any number of texts."""
+        """Return the vector of the only context, for any number of texts."""
         (only,) = self._vectors
         return Offsets([only], shared=True)
 
@@ -86,24 +86,26 @@ class Growing(Backbone):
     def __init__(self, options: GrowingOptions, sizes: BackboneSizes) -> None:
         super().__init__(options, sizes)
         self.size = options.width
-        self.query, self.key, self.value, self.own = (nn.Linear(sizes.inputs, self.size, bias=False) for _ in range(4))
+        self.query, self.key, self.value, self.direct = (
+            nn.Linear(sizes.inputs, self.size, bias=False) for _ in range(4)
+        )
         self.offset = nn.Linear(sizes.context, self.size) if sizes.context else None
 
     def condition(self, vector: Tensor, packed: Any = None) -> Offsets:
-        """See `Backbone`."""
+        """Compute one vector per context."""
         assert packed is None
         return Offsets(list(vector.new_zeros(len(vector), self.size) if self.offset is None else self.offset(vector)))
 
     def fold(self, conditions: Offsets, shared: bool = False) -> Offsets:
-        """See `Backbone`."""
+        """Share the only context if asked to."""
         return conditions.for_all() if shared else conditions
 
     def start(self, conditions: Offsets, count: int) -> Lists:
-        """See `Backbone`."""
+        """Start with empty lists."""
         return Lists([[] for _ in range(count)])
 
     def step(self, inputs: Tensor, conditions: Offsets, state: Lists) -> tuple[Tensor, Lists]:
-        """See `Backbone`."""
+        """Read one token of each text."""
         texts = state.read(inputs)
         vectors = [self._last(torch.stack(text), conditions.of(row)) for row, text in enumerate(texts)]
         return torch.stack(vectors) if vectors else inputs.new_zeros(0, self.size), Lists(texts)
@@ -111,7 +113,7 @@ class Growing(Backbone):
     def forward(
         self, inputs: Tensor, conditions: Offsets, state: Lists, lengths: Tensor | None = None
     ) -> tuple[Tensor, Lists]:
-        """See `Backbone`."""
+        """Read all tokens of each text."""
         counts = [inputs.shape[1]] * len(inputs) if lengths is None else lengths.tolist()
         outputs, lasts = list(inputs.new_zeros(*inputs.shape[:2], self.size)), []
         for row, count in enumerate(counts):
@@ -125,9 +127,9 @@ class Growing(Backbone):
         return torch.stack(outputs), lasts[0].cat(lasts[1:])
 
     def _last(self, inputs: Tensor, offset: Tensor) -> Tensor:
-        """What predicts after the last of `inputs` (t, E)."""
+        """Return the vector that predicts the token after the last of `inputs` (t, E)."""
         attention = torch.softmax(self.key(inputs) @ self.query(inputs[-1]), 0)
-        vector: Tensor = torch.tanh(attention @ self.value(inputs) + self.own(inputs[-1]) + offset)
+        vector: Tensor = torch.tanh(attention @ self.value(inputs) + self.direct(inputs[-1]) + offset)
         return vector
 
 
@@ -164,7 +166,7 @@ class Pieces(Tokenizer):
     def split(self, text: str) -> list[str]:
         """Cut a text."""
         size = self.options.length
-        return [text[place : place + size] for place in range(0, len(text), size)]
+        return [text[i : i + size] for i in range(0, len(text), size)]
 
     def join(self, tokens: Sequence[str]) -> str:
         """Join pieces."""
@@ -197,7 +199,7 @@ class UntiedOptions(KindOptions):
 
 
 class Untied(Head):
-    """A softmax over weights of its own, whose bias the context shifts."""
+    """A softmax with its own weights, whose bias the context shifts."""
 
     Options = UntiedOptions
 
@@ -226,9 +228,9 @@ class Untied(Head):
         for layer in self.hidden:
             vectors = torch.relu(layer(vectors))
         logits = self.linear(vectors, conditions)
-        barred = torch.zeros(logits.shape[-1], device=logits.device)
-        barred[self.start] = -torch.inf
-        return F.log_softmax(logits + barred, -1)
+        forbidden = torch.zeros(logits.shape[-1], device=logits.device)
+        forbidden[self.start] = -torch.inf
+        return F.log_softmax(logits + forbidden, -1)
 
 
 ENTRY_POINTS = """

@@ -1,4 +1,4 @@
-"""Free ports for servers of the tests."""
+"""Free ports for servers in tests."""
 
 import os
 import random
@@ -7,9 +7,9 @@ from contextlib import suppress
 
 
 def free_port() -> int:
-    """Return a port that no process listens on, below those that the system gives to connections."""
+    """Return a port that no process listens on, below the range that the system uses for outgoing connections."""
     for port in random.Random(os.getpid()).sample(range(20_000, 30_000), 1000):
-        with socket.socket() as tried, suppress(OSError):
-            tried.bind(("localhost", port))
+        with socket.socket() as server, suppress(OSError):
+            server.bind(("localhost", port))
             return port
     raise OSError("no port is free")

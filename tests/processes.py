@@ -1,4 +1,4 @@
-"""Work in a process of its own, which `kill -9` may end."""
+"""Functions that run in a child process, which can be killed."""
 
 import math
 import os
@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 import pytest
 
-requires_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+requires_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 
 def start_process(work: Callable[[], object]) -> int:
-    """Do `work` in a copy of this process, whose number it is; the copy ends with 0 if nothing was raised, else 1."""
+    """Fork a child that runs `work`, and return its process id; its exit code is 0, or 1 if `work` raises."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a fork where there are threads; the child has none
+        warnings.simplefilter("ignore")  # about a fork in a process with threads; the child has none
         child = os.fork()
     if not child:
         try:
@@ -27,12 +27,12 @@ def start_process(work: Callable[[], object]) -> int:
 
 
 def wait_for_exit(child: int) -> int:
-    """Wait for a process; what it ended with, or the signal that killed it as a negative number."""
+    """Wait for a process; return its exit code, or the negative number of the signal that killed it."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def run_and_kill(work: Callable[[], object], after: float = math.inf) -> bool:
-    """Do `work` in a copy of this process, which is killed after so many seconds, or kills itself; whether it was."""
+    """Run `work` in a child that is killed after a number of seconds or kills itself; return whether it was killed."""
     child = start_process(work)
     if after < math.inf:
         time.sleep(after)

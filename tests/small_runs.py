@@ -1,4 +1,4 @@
-"""A small run with random weights, adapters included, and its texts: what the oracles are held against."""
+"""Small runs with random weights, including the adapters, and their texts."""
 
 import hashlib
 import itertools
@@ -26,14 +26,14 @@ CONTEXT = ("city", "stars", "lat:number", "lon:number")
 
 
 def as_any(opaque: object) -> Any:
-    """What is opaque to all others, of any type: for tests that look inside."""
+    """Return an opaque object without its type, for tests that read its attributes."""
     return opaque
 
 
 def make_run(
     folder: Path, context: tuple[str, ...] = CONTEXT, training: dict[str, Any] | None = None, **model: Any
 ) -> Run:
-    """A run with random weights everywhere, adapters included."""
+    """Create a run of words with random weights in all parameters."""
     config = Config.of(
         **{
             "context": context,
@@ -60,17 +60,17 @@ def make_run(
 
 
 def split(text: str, config: Config) -> list[str]:
-    """The tokens of a text, by the tokenizer that a config names."""
+    """Split a text by the tokenizer of a config."""
     return new_tokenizer(config).split(text)
 
 
 def join(tokens: Sequence[str], kind: str) -> str:
-    """The text of tokens of a kind."""
+    """Join tokens by a kind of tokenizer."""
     return new_tokenizer(Config.of(tokenizer=kind)).join(tokens)
 
 
 def nats_of(run: Run, row: dict[str, Any]) -> list[float]:
-    """The nats of one text, step by step."""
+    """Compute the nats of the targets of one text, step by step."""
     corpus = run.prepare([row])
     conditioning = run.model.condition(corpus.context(np.array([0])))
     ids, state, nats = corpus.tokens.tolist(), None, []
@@ -82,12 +82,12 @@ def nats_of(run: Run, row: dict[str, Any]) -> list[float]:
 
 
 def hash_bucket(column: int, value: int, token: int, size: int) -> int:
-    """Thesis, equation 3.4: (w r_0 + f_i r_i) mod l, with the numbers r that are fixed for ever."""
-    first, own = (
+    """Hash by equation 3.4 of the thesis: (w r_0 + f_i r_i) mod l, with constant numbers r."""
+    token_factor, value_factor = (
         1 + int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") % (size - 1)
         for name in ("bucket word", f"bucket variable {column}")
     )
-    return (token * first + (value + 1) * own) % size
+    return (token * token_factor + (value + 1) * value_factor) % size
 
 
 def make_letters(
@@ -97,12 +97,12 @@ def make_letters(
     data: dict[str, Any] | None = None,
     **model: Any,
 ) -> Run:
-    """A run of characters, of no folder: the more `spread` its weights, the surer it is. Its context is a city."""
+    """Create a run of characters in memory, with the context variable city; `spread`: scale of its random weights."""
     sizes = {"embedding_size": 4, "rank": 2, "context_size": 3, "variable_size": 2}
     if "backbone" not in model:
         sizes["hidden_size"] = 5
-    reads = {"context": ("city",), "tokenizer": "char", "min_count": 1, "min_context_count": 1, "max_tokens": 12}
-    config = Config.of(**{**reads, **(data or {}), **sizes, **model})
+    options = {"context": ("city",), "tokenizer": "char", "min_count": 1, "min_context_count": 1, "max_tokens": 12}
+    config = Config.of(**{**options, **(data or {}), **sizes, **model})
     corpus = prepare([{"text": text, "city": city} for text in texts for city in ("Oslo", "Nice")], config)
     run = Run(folder=Path("letters"), config=config, tokenizer=corpus.tokenizer, schema=corpus.schema)
     observe(run.model, corpus)

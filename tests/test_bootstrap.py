@@ -1,4 +1,4 @@
-"""The bootstrap against draws that are made and added up one by one."""
+"""The bootstrap, compared with draws that are summed up one by one."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from factorcell import bootstrap
 from factorcell.bootstrap import Interval
 
 
-def test_sums_are_those_of_units_added_up_one_by_one() -> None:
+def test_resampled_sums_equal_sums_over_single_units() -> None:
     values = np.random.default_rng(1).gamma(2.0, size=(13, 3))
     random, expected = np.random.default_rng(7), [[sum(values[:, s]) for s in range(3)]]
     for _ in range(40):
@@ -19,17 +19,17 @@ def test_sums_are_those_of_units_added_up_one_by_one() -> None:
     np.testing.assert_allclose(bootstrap.resampling_counts(13, draws=40, seed=7) @ values, expected)
 
 
-def test_many_units_vary_as_much_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grouping_many_units_preserves_the_variance(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(0).normal(3.0, 1.0, size=(3000, 2))
-    alone = bootstrap.resampled_sums(values, draws=400)
-    monkeypatch.setattr(bootstrap, "MANY", 500)
+    ungrouped = bootstrap.resampled_sums(values, draws=400)
+    monkeypatch.setattr(bootstrap, "MAX_UNITS", 500)
     grouped = bootstrap.resampled_sums(values, draws=400)
-    np.testing.assert_allclose(grouped[0], alone[0])
-    ratios = [np.std(sums[1:, 0] / sums[1:, 1]) for sums in (alone, grouped)]
+    np.testing.assert_allclose(grouped[0], ungrouped[0])
+    ratios = [np.std(sums[1:, 0] / sums[1:, 1]) for sums in (ungrouped, grouped)]
     assert ratios[1] == pytest.approx(ratios[0], rel=0.2)
 
 
-def test_the_middle_holds_95_of_100_finite_draws() -> None:
+def test_percentile_interval_contains_95_percent_of_the_finite_draws() -> None:
     points = np.array([2.0, *np.linspace(0, 1, 101), np.inf, np.nan])
     assert bootstrap.percentile_interval(points) == pytest.approx((2.0, 0.025, 0.975))
     assert bootstrap.percentile_interval(points, bootstrap.MIN_UNITS - 1) == Interval(2.0)
@@ -37,33 +37,35 @@ def test_the_middle_holds_95_of_100_finite_draws() -> None:
     assert bootstrap.percentile_interval(np.array([np.nan, 1.0])).low is None
 
 
-TOLD: list[tuple[Interval, dict[str, Any], str, int]] = [
-    (Interval(0.0215, 0.01, 0.032), {"form": ".1f", "scale": 100, "unit": "%"}, "+2.1% [+1.0, +3.2]", 1),
-    (Interval(-1.0, -2.0, -0.5), {"form": ".1f"}, "-1.0 [-2.0, -0.5]", -1),
-    (Interval(0.5, -0.1, 1.0), {}, "+0.50 [-0.10, +1.00] no difference", 0),
-    (Interval(0.0, 0.0, 0.0), {}, "+0.00 [+0.00, +0.00] no difference", 0),
-    (Interval(1e-9, 1e-9, 2e-9), {}, "+0.00 [+0.00, +0.00] no difference", 1),
+TEXTS: list[tuple[Interval, dict[str, Any], str, int]] = [
+    (Interval(0.0215, 0.01, 0.032), {"number_format": ".1f", "scale": 100, "unit": "%"}, "+2.1% [+1.0, +3.2]", 1),
+    (Interval(-1.0, -2.0, -0.5), {"number_format": ".1f"}, "-1.0 [-2.0, -0.5]", -1),
+    (Interval(0.5, -0.1, 1.0), {}, "+0.50 [-0.10, +1.00] not significant", 0),
+    (Interval(0.0, 0.0, 0.0), {}, "+0.00 [+0.00, +0.00] not significant", 0),
+    (Interval(1e-9, 1e-9, 2e-9), {}, "+0.00 [+0.00, +0.00] not significant", 1),
     (Interval(1e-2, 1e-3, 2e-2), {}, "+0.01 [+0.00, +0.02]", 1),
     (Interval(0.5), {}, "+0.50", 0),
 ]
 
 
-@pytest.mark.parametrize(("found", "how", "text", "sign"), TOLD)
-def test_a_difference_says_where_there_is_none(found: Interval, how: dict[str, Any], text: str, sign: int) -> None:
-    assert (found.to_text(**how), found.sign) == (text, sign)
-    assert Interval.from_row(found.to_row("gain"), "gain") == found
+@pytest.mark.parametrize(("interval", "options", "text", "sign"), TEXTS)
+def test_text_of_an_interval_says_if_it_is_not_significant(
+    interval: Interval, options: dict[str, Any], text: str, sign: int
+) -> None:
+    assert (interval.to_text(**options), interval.sign) == (text, sign)
+    assert Interval.from_row(interval.to_row("gain"), "gain") == interval
     assert Interval.from_row({}, "gain") is None
 
 
-def test_ahead_is_who_beats_every_other() -> None:
-    points, wide = np.array([3.0, 1.0, 2.5]), {0.5: 1.0, 2.0: 0.1}
+def test_clear_winner_must_beat_every_other_model() -> None:
+    points, widths = np.array([3.0, 1.0, 2.5]), {0.5: 1.0, 2.0: 0.1}
 
-    def difference(one: int, other: int) -> Interval:
-        far = float(points[one] - points[other])
-        return Interval(far, far - wide.get(abs(far), 0.1), far + wide.get(abs(far), 0.1))
+    def difference(first: int, second: int) -> Interval:
+        point = float(points[first] - points[second])
+        return Interval(point, point - widths.get(abs(point), 0.1), point + widths.get(abs(point), 0.1))
 
     assert bootstrap.clear_winner(points, True, difference) is None
-    wide[0.5] = 0.4
+    widths[0.5] = 0.4
     assert bootstrap.clear_winner(points, True, difference) == 0
     assert bootstrap.clear_winner(points, False, difference) == 1
     assert bootstrap.clear_winner(points[:1], True, difference) is None

@@ -1,4 +1,4 @@
-"""Nothing acts or hides in what is visible, and all that people write stays as it is."""
+"""Escaping of hidden and controlling characters; ordinary text of all scripts is unchanged."""
 
 import json
 import unicodedata
@@ -17,7 +17,7 @@ READABLE = [
     "γειά σου Κόσμε",
     "שלום עולם",
     "السلام عليكم",
-    "می\u200cخواهم",  # Persian parts its syllables by a non-joiner
+    "می\u200cخواهم",  # Persian separates syllables by a non-joiner
     "क्\u200dष और क्\u200cष",
     "ශ්\u200dරී ලංකා",
     "ক্\u200dষ",
@@ -32,12 +32,12 @@ READABLE = [
 
 
 @pytest.mark.parametrize("text", READABLE)
-def test_what_people_write_stays(text: str) -> None:
+def test_ordinary_text_is_unchanged(text: str) -> None:
     assert escape_hidden(text) == escape_hidden_lines(text) == escape_hidden_json(text) == text
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "escaped"),
     [
         ("a\x1b[2J", r"a\x1b[2J"),
         ("\x1b]0;title\x07", r"\x1b]0;title\x07"),
@@ -56,33 +56,35 @@ def test_what_people_write_stays(text: str) -> None:
         ("\ud800 \udfff", r"\ud800 \udfff"),
     ],
 )
-def test_what_acts_or_hides_is_written_out(text: str, shown: str) -> None:
-    assert escape_hidden(text) == shown
+def test_hidden_and_controlling_characters_are_escaped(text: str, escaped: str) -> None:
+    assert escape_hidden(text) == escaped
 
 
-# Any text, and more of what is rare in any.
-NASTY = st.text(st.characters() | st.sampled_from("\x1b\x9b\n\t\r\u202e\u200d\u200c\ufeff\ud800\U000e0041🏴👩क"))
+# Any text, with rare characters more often.
+HOSTILE = st.text(st.characters() | st.sampled_from("\x1b\x9b\n\t\r\u202e\u200d\u200c\ufeff\ud800\U000e0041🏴👩क"))
 
 
-@given(NASTY)
-def test_nothing_visible_acts_or_hides(text: str) -> None:
-    shown = escape_hidden(text)
-    assert not [mark for mark in shown if unicodedata.category(mark) in ("Cc", "Cs", "Zl", "Zp")]
-    assert not set(shown) & BIDIRECTIONAL
-    assert not HIDDEN.search(shown)
-    assert len(shown.splitlines()) <= 1
-    assert escape_hidden(shown) == shown
-    shown.encode()
-    assert escape_hidden_lines(text).translate({10: r"\n", 9: r"\t"}) == shown
+@given(HOSTILE)
+def test_escaped_text_contains_no_hidden_or_controlling_character(text: str) -> None:
+    escaped = escape_hidden(text)
+    assert not [character for character in escaped if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")]
+    assert not set(escaped) & BIDIRECTIONAL
+    assert not HIDDEN.search(escaped)
+    assert len(escaped.splitlines()) <= 1
+    assert escape_hidden(escaped) == escaped
+    escaped.encode()
+    assert escape_hidden_lines(text).translate({10: r"\n", 9: r"\t"}) == escaped
 
 
-@given(NASTY, NASTY)
-def test_what_stands_before_is_seen_as_alone(before: str, text: str) -> None:
-    assert escape_hidden(before + text).startswith(escape_hidden(before))
+@given(HOSTILE, HOSTILE)
+def test_a_prefix_is_escaped_independently_of_the_rest(prefix: str, text: str) -> None:
+    assert escape_hidden(prefix + text).startswith(escape_hidden(prefix))
 
 
-@given(st.recursive(NASTY | st.none() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(NASTY, inner)))
-def test_json_is_read_as_before(value: object) -> None:
+@given(
+    st.recursive(HOSTILE | st.none() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(HOSTILE, inner))
+)
+def test_escaped_json_has_the_same_value(value: object) -> None:
     line = escape_hidden_json(json.dumps(value, ensure_ascii=False))
     assert json.loads(line) == json.loads(json.dumps(value))
     assert not HIDDEN.search(line)

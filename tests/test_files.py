@@ -1,4 +1,4 @@
-"""Files that are whole or not there: crashes, full disks, and files that somebody else has touched."""
+"""Atomic files: crashes, full disks and altered files."""
 
 import errno
 import json
@@ -18,48 +18,48 @@ from torch import Tensor
 from factorcell import files
 from factorcell.config import UserError
 
-FULL = Path("/dev/full")  # a device on which every write fails for want of space
+FULL = Path("/dev/full")  # a device that is always full
 
 
 def tensors() -> dict[str, Tensor]:
-    """Several kinds and shapes, one of them a view that is not contiguous."""
+    """Return tensors of several types and shapes, one of them not contiguous."""
     return {
         "matrix": torch.randn(3, 4),
-        "turned": torch.randn(2, 5).T,
+        "transposed": torch.randn(2, 5).T,
         "step": torch.tensor(7.0),
         "ids": torch.arange(5),
         "empty": torch.zeros(0, 3),
     }
 
 
-def one_line(error: pytest.ExceptionInfo[UserError], *words: str) -> None:
-    """The message is one line that holds all `words`."""
+def check_message(error: pytest.ExceptionInfo[UserError], *words: str) -> None:
+    """Check that the message is one line that contains all `words`."""
     message = str(error.value)
     assert "\n" not in message
     assert [word for word in words if word not in message] == []
 
 
-def test_tensors_and_facts_come_back(tmp_path: Path) -> None:
+def test_saved_tensors_and_facts_are_loaded_unchanged(tmp_path: Path) -> None:
     path, facts = tmp_path / "w.safetensors", {"step": 3, "best": float("inf"), "name": "Málaga"}
-    given_tensors = tensors()
-    files.save_tensors(path, given_tensors, facts)
-    loaded, read = files.load_tensors(path)
-    assert read == facts
-    assert loaded.keys() == given_tensors.keys()
-    for name, tensor in given_tensors.items():
+    saved_tensors = tensors()
+    files.save_tensors(path, saved_tensors, facts)
+    loaded, loaded_facts = files.load_tensors(path)
+    assert loaded_facts == facts
+    assert loaded.keys() == saved_tensors.keys()
+    for name, tensor in saved_tensors.items():
         assert loaded[name].dtype == tensor.dtype
         assert torch.equal(loaded[name], tensor)
     assert [file.name for file in tmp_path.iterdir()] == ["w.safetensors"]
 
 
-def test_one_number_of_any_stride_comes_back(tmp_path: Path) -> None:
-    alone = torch.zeros(1, 2, dtype=torch.double)[:, 1]
-    assert alone.stride() == (2,)
-    files.save_tensors(tmp_path / "t.safetensors", {"x": alone.as_strided((1,), (2,))}, {})
+def test_a_tensor_of_one_element_and_any_stride_is_loaded_unchanged(tmp_path: Path) -> None:
+    column = torch.zeros(1, 2, dtype=torch.double)[:, 1]
+    assert column.stride() == (2,)
+    files.save_tensors(tmp_path / "t.safetensors", {"x": column.as_strided((1,), (2,))}, {})
     assert files.load_tensors(tmp_path / "t.safetensors")[0]["x"].tolist() == [0.0]
 
 
-def test_every_truncation_is_found(tmp_path: Path) -> None:
+def test_every_truncation_is_detected(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     files.save_tensors(whole, tensors(), {"step": 1})
     content = whole.read_bytes()
@@ -67,22 +67,22 @@ def test_every_truncation_is_found(tmp_path: Path) -> None:
         cut.write_bytes(content[:size])
         with pytest.raises(UserError) as error:
             files.load_tensors(cut)
-        one_line(error, str(cut), "truncated")
+        check_message(error, str(cut), "truncated")
 
 
-def test_every_altered_byte_is_found(tmp_path: Path) -> None:
+def test_every_altered_byte_is_detected(tmp_path: Path) -> None:
     whole, changed = tmp_path / "whole", tmp_path / "changed"
-    given_tensors = tensors()
-    files.save_tensors(whole, given_tensors, {"step": 1})
+    saved_tensors = tensors()
+    files.save_tensors(whole, saved_tensors, {"step": 1})
     content = whole.read_bytes()
     for place in range(0, len(content), 3):
         changed.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         with pytest.raises(UserError) as error:
             files.load_tensors(changed)
-        one_line(error, str(changed))
+        check_message(error, str(changed))
 
 
-def test_swapped_tensors_facts_and_shapes_are_found(tmp_path: Path) -> None:
+def test_swapped_tensors_facts_and_shapes_are_detected(tmp_path: Path) -> None:
     path = tmp_path / "w"
     a, b = torch.randn(2, 3), torch.randn(2, 3)
     files.save_tensors(path, {"a": a, "b": b}, {"step": 1})
@@ -109,36 +109,36 @@ def test_other_files_are_refused(content: bytes, tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(UserError) as error:
         files.load_tensors(path)
-    one_line(error, str(path), "safetensors")
+    check_message(error, str(path), "safetensors")
 
 
-def test_missing_files_are_named(tmp_path: Path) -> None:
+def test_errors_name_missing_files(tmp_path: Path) -> None:
     for read in (files.load_tensors, files.read_json):
         for path in (tmp_path / "none", tmp_path / "no" / "folder"):
             with pytest.raises(UserError) as error:
                 read(path)
-            one_line(error, str(path), "no such file")
+            check_message(error, str(path), "no such file")
     assert files.read_rows(tmp_path / "none") == []
 
 
-@pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
+@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("before", [None, b"good"])
-def test_a_full_disk_leaves_what_was_there(before: bytes | None, tmp_path: Path) -> None:
+def test_a_full_disk_preserves_the_old_file(before: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "file"
     if before:
         path.write_bytes(before)
     (tmp_path / "file.partial").symlink_to(FULL)
     with pytest.raises(UserError) as error:
         files.write(path, b"new")
-    one_line(error, str(path), os.strerror(errno.ENOSPC))
-    assert ("last good one is kept" in str(error.value)) == bool(before)
+    check_message(error, str(path), os.strerror(errno.ENOSPC))
+    assert ("previous file is unchanged" in str(error.value)) == bool(before)
     assert (path.read_bytes() if path.exists() else None) == before
     assert [file.name for file in tmp_path.iterdir()] == (["file"] if before else [])
     files.write(path, b"new")
     assert path.read_bytes() == b"new"
 
 
-def test_rows_for_which_there_is_no_room_leave_those_of_before(tmp_path: Path) -> None:
+def test_a_full_disk_preserves_earlier_rows(tmp_path: Path) -> None:
     resource = pytest.importorskip("resource")
     path, rows = tmp_path / "rows.jsonl", [{"text": "x" * 80}] * 10
     files.append_rows(path, rows)
@@ -149,12 +149,12 @@ def test_rows_for_which_there_is_no_room_leave_those_of_before(tmp_path: Path) -
             files.append_row(path, {"text": "y" * 100})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    one_line(error, str(path), os.strerror(errno.EFBIG))
+    check_message(error, str(path), os.strerror(errno.EFBIG))
     files.append_row(path, {"text": "z"})
     assert files.read_rows(path) == [*rows, {"text": "z"}]
 
 
-def test_a_crash_before_the_rename_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_before_the_rename_preserves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     files.write(path, b"good")
 
@@ -174,13 +174,13 @@ def test_a_crash_before_the_rename_leaves_what_was_there(tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_new_file_is_on_disk_before_it_takes_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_file_is_synchronized_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     fsync, replace = os.fsync, Path.replace
 
     def watched_fsync(handle: int) -> None:
-        found = os.fstat(handle)
-        order.append("sync the folder" if stat.S_ISDIR(found.st_mode) else f"sync {found.st_size}")
+        status = os.fstat(handle)
+        order.append("sync the folder" if stat.S_ISDIR(status.st_mode) else f"sync {status.st_size}")
         fsync(handle)
 
     def watched_replace(self: Path, target: Path) -> Path:
@@ -206,7 +206,7 @@ JSON = st.recursive(
 
 @settings(max_examples=40)
 @given(rows=st.lists(st.dictionaries(st.text(), JSON, max_size=3), max_size=4), tail=st.integers(0, 30))
-def test_rows_come_back_and_a_cut_last_row_is_left_out(
+def test_rows_are_read_unchanged_and_an_incomplete_last_row_is_ignored(
     rows: list[dict[str, Any]], tail: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("rows") / "log.jsonl"
@@ -220,17 +220,17 @@ def test_rows_come_back_and_a_cut_last_row_is_left_out(
     assert files.read_rows(path) == rows
 
 
-def test_damaged_rows_and_json_are_named(tmp_path: Path) -> None:
+def test_errors_name_damaged_rows_and_json(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text('{"step": 1}\n{"step": \n{"step": 3}\n')
     with pytest.raises(UserError) as error:
         files.read_rows(path)
-    one_line(error, f"{path} line 2")
+    check_message(error, f"{path} line 2")
     for content in (b'{"a": ', b"\xff\xfe", b""):
         path.write_bytes(content)
         with pytest.raises(UserError) as error:
             files.read_json(path)
-        one_line(error, str(path), "damaged")
+        check_message(error, str(path), "damaged")
 
 
 @pytest.mark.parametrize("name", ["r\udce9views", "\udfff", "a\ud800b", "\udc80\udcff"])
@@ -246,8 +246,8 @@ def test_lone_surrogates_are_escaped_and_json_returns_them(name: str, tmp_path: 
     assert path.read_text(encoding="utf-8") == f"# {name.encode('unicode_escape').decode()}\n"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the system has no such names")
-def test_tensors_come_back_from_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a system with such names")
+def test_tensors_are_loaded_from_a_path_that_is_not_utf8(tmp_path: Path) -> None:
     folder = tmp_path / "r\udce9n"
     folder.mkdir()
     files.save_tensors(folder / "\udcff.safetensors", tensors(), {"from": "r\udce9n"})
@@ -256,29 +256,29 @@ def test_tensors_come_back_from_a_name_that_is_not_utf8(tmp_path: Path) -> None:
     assert loaded.keys() == tensors().keys()
 
 
-@pytest.mark.parametrize("asked", ["exists", "is_dir"])
-def test_a_folder_that_another_process_makes_meanwhile_is_new(
-    asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("method", ["exists", "is_dir"])
+def test_a_folder_that_another_process_creates_meanwhile_is_new(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    question = getattr(Path, asked)
+    original = getattr(Path, method)
 
-    def answered(path: Path) -> bool:
-        found: bool = question(path)
-        if not found:
+    def call_then_create(path: Path) -> bool:
+        result: bool = original(path)
+        if not result:
             path.mkdir()
-        return found
+        return result
 
-    monkeypatch.setattr(Path, asked, answered)
+    monkeypatch.setattr(Path, method, call_then_create)
     assert files.is_new(tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", [".DS_Store", "Thumbs.db", ".git/HEAD", "empty"])
-def test_a_folder_of_hidden_files_is_new_and_keeps_them(name: str, tmp_path: Path) -> None:
+def test_a_folder_of_hidden_files_is_new_and_they_are_preserved(name: str, tmp_path: Path) -> None:
     if name == "empty":
         (tmp_path / name).mkdir()
     else:
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"kept")
+        (tmp_path / name).write_bytes(b"content")
     assert files.is_new(tmp_path)
     files.new_folder(tmp_path)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [Path(name).name] * (name != "empty")
@@ -287,12 +287,12 @@ def test_a_folder_of_hidden_files_is_new_and_keeps_them(name: str, tmp_path: Pat
 @pytest.mark.parametrize("name", ["file", "project/.git/HEAD", "sub/.DS_Store"])
 def test_a_folder_of_other_files_is_not_new(name: str, tmp_path: Path) -> None:
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / name).write_bytes(b"kept")
+    (tmp_path / name).write_bytes(b"content")
     assert not files.is_new(tmp_path)
 
 
 @pytest.mark.parametrize("before", [None, b"good"])
-def test_a_path_that_can_be_written_is_tried_without_a_trace(before: bytes | None, tmp_path: Path) -> None:
+def test_checking_a_writable_path_leaves_no_trace(before: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "file"
     if before:
         path.write_bytes(before)
@@ -301,20 +301,20 @@ def test_a_path_that_can_be_written_is_tried_without_a_trace(before: bytes | Non
     assert [file.name for file in tmp_path.iterdir()] == (["file"] if before else [])
     files.check_writable(tmp_path / "a" / "b", folder=True)
     assert not (tmp_path / "a").exists()
-    files.check_writable(FULL)  # a device is written to; what it says of that is known only then
+    files.check_writable(FULL)  # a device is not opened, so its errors appear only when it is written
 
 
-def test_a_path_that_cannot_be_written_is_found_before(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_detected_in_advance(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_bytes(b"good")
     for name in ("none/file", "folder", "file/below"):
-        said = []
+        messages = []
         for attempt in (files.check_writable, lambda path: files.write(path, b"new")):
             with pytest.raises((UserError, NotADirectoryError)) as error:
                 attempt(tmp_path / name)
-            said.append(str(error.value))
-        assert said[0] == said[1] or "Not a directory" in said[1]
+            messages.append(str(error.value))
+        assert messages[0] == messages[1] or "Not a directory" in messages[1]
     for name in ("file", "file/below/it"):
         with pytest.raises(UserError) as error:
             files.check_writable(tmp_path / name, folder=True)
-        one_line(error, str(tmp_path / name), "cannot be saved (Not a directory)")
+        check_message(error, str(tmp_path / name), "cannot be saved (Not a directory)")

@@ -1,4 +1,4 @@
-"""What no finite number is: null in every row that is written, None in every row that is read, a dash for people."""
+"""Numbers that are not finite: null in JSON files, None in rows that are read, a dash in text."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from factorcell import files
 from factorcell.commands import streams
 from factorcell.finite import format_number, format_option, is_number, to_json
 
-ODD = [math.nan, math.inf, -math.inf]
+NONFINITE = [math.nan, math.inf, -math.inf]
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
@@ -21,46 +21,46 @@ VALUES = st.recursive(
 )
 
 
-def refuse(constant: str) -> NoReturn:
+def refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
-def strict(text: str | bytes) -> Any:
-    """A reader that knows JSON as it is."""
-    return json.loads(text, parse_constant=refuse)
+def parse_strictly(text: str | bytes) -> Any:
+    """Parse JSON without the constants that only Python accepts."""
+    return json.loads(text, parse_constant=refuse_constant)
 
 
-def replaced(content: Any) -> Any:
-    """The oracle: what Python's own JSON has, every constant that JSON lacks being None."""
+def with_none(content: Any) -> Any:
+    """Replace nonfinite numbers by None through Python's own JSON parser: the oracle."""
     return json.loads(json.dumps(content), parse_constant=lambda _: None)
 
 
 @given(VALUES)
-def test_every_reader_reads_what_is_written(content: Any) -> None:
-    assert strict(to_json(content)) == replaced(content)
+def test_json_is_valid_for_strict_readers(content: Any) -> None:
+    assert parse_strictly(to_json(content)) == with_none(content)
 
 
-def test_what_is_finite_is_written_as_ever() -> None:
+def test_finite_content_is_written_as_by_python() -> None:
     row = {"a": 1.5, "b": ["é", None, True], "c": -0.0}
     assert to_json(row) == json.dumps(row, ensure_ascii=False)
     assert to_json(row, indent=1) == json.dumps(row, indent=1, ensure_ascii=False)
 
 
-@pytest.mark.parametrize("odd", ODD)
-def test_files_of_rows_have_null_for_it(tmp_path: Path, odd: float) -> None:
-    row, path = {"accuracy": odd, "values": [{"f1": odd}, 1.0]}, tmp_path / "rows.jsonl"
+@pytest.mark.parametrize("value", NONFINITE)
+def test_files_contain_null_for_nonfinite_numbers(tmp_path: Path, value: float) -> None:
+    row, path = {"accuracy": value, "values": [{"f1": value}, 1.0]}, tmp_path / "rows.jsonl"
     files.write_rows(path, [row])
     files.append_row(path, row)
     files.write_json(tmp_path / "one.json", row)
     expected = {"accuracy": None, "values": [{"f1": None}, 1.0]}
-    assert [strict(line) for line in path.read_bytes().splitlines()] == [expected, expected]
-    assert strict((tmp_path / "one.json").read_bytes()) == expected
-    assert strict(streams.to_json_line(row)) == expected
+    assert [parse_strictly(line) for line in path.read_bytes().splitlines()] == [expected, expected]
+    assert parse_strictly((tmp_path / "one.json").read_bytes()) == expected
+    assert parse_strictly(streams.to_json_line(row)) == expected
     assert files.read_rows(path) == [expected, expected]
 
 
-def test_people_read_a_dash() -> None:
-    assert [format_number(value, ".2f") for value in (1.234, None, *ODD)] == ["1.23", "-", "-", "-", "-"]
+def test_text_has_a_dash_for_nonfinite_numbers() -> None:
+    assert [format_number(value, ".2f") for value in (1.234, None, *NONFINITE)] == ["1.23", "-", "-", "-", "-"]
     assert [format_option(value) for value in (1.2345, 1e-5, 1234, "none", True)] == [
         "1.23",
         "1e-05",
@@ -68,4 +68,4 @@ def test_people_read_a_dash() -> None:
         "none",
         "True",
     ]
-    assert [is_number(value) for value in (0.0, None, *ODD)] == [True, False, False, False, False]
+    assert [is_number(value) for value in (0.0, None, *NONFINITE)] == [True, False, False, False, False]

@@ -1,4 +1,4 @@
-"""Format numbers of files, fingerprints of users: files of another version or run are refused in one line."""
+"""Format numbers of files and fingerprints of users: files of another version or run are refused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ from factorcell.evaluation import ngram
 from factorcell.training import mixture, per_value
 from tests.model_folders import make_models
 
-# Files that carry a number, what is opened by it, how, and what a message calls it.
+# For each file with a format number: the newest format, a function that opens the file, its name in error messages.
 Opener = Callable[[Path], Any]
 NUMBERED: dict[str, tuple[int, Opener, str]] = {
     "words/config.json": (options.FORMAT, lambda folder: Run.open(folder / "words"), "words"),
@@ -47,35 +47,35 @@ def folder(tmp_path: Path) -> Path:
 
 
 def user_of(run: Run) -> User:
-    """A user who has learned two texts."""
+    """Return a user with two learned texts."""
     return learn_one(run, learn_one(run, User.new(run), "bat"), "ball")
 
 
-def refused(opened: Callable[..., Any], *given: Any) -> str:
-    """The one line by which something is refused."""
+def refusal(call: Callable[..., Any], *arguments: Any) -> str:
+    """Return the error message of a call, which must be one line."""
     with pytest.raises(UserError) as error:
-        opened(*given)
+        call(*arguments)
     assert "\n" not in str(error.value)
     return str(error.value)
 
 
 @pytest.mark.parametrize("name", NUMBERED)
-def test_files_carry_a_format_number_and_another_one_is_refused(name: str, folder: Path) -> None:
-    newest, opened, what = NUMBERED[name]
+def test_files_with_another_format_number_are_refused(name: str, folder: Path) -> None:
+    newest, open_file, what = NUMBERED[name]
     content = files.read_json(folder / name)
     assert content["format"] == newest
-    opened(folder)
-    files.write_json(folder / name, {**content, "format": newest + 1, "unheard": "of"})
-    assert refused(opened, folder).endswith(
+    open_file(folder)
+    files.write_json(folder / name, {**content, "format": newest + 1, "unknown": "key"})
+    assert refusal(open_file, folder).endswith(
         f"/{what}: its format is {newest + 1}, this factorcell reads up to {newest}; "
         "upgrade factorcell (pip install --upgrade factorcell)"
     )
     for number in (0, 1.0, True, "1", None, [1]):
         files.write_json(folder / name, {**content, "format": number})
-        assert f"{what}: damaged (its format is {number!r}" in refused(opened, folder)
-    for wrong in ("[]", "1", '{"format": 1'):
-        (folder / name).write_text(wrong, encoding="utf-8")
-        assert (folder / name).name in refused(opened, folder)
+        assert f"{what}: damaged (its format is {number!r}" in refusal(open_file, folder)
+    for content_text in ("[]", "1", '{"format": 1'):
+        (folder / name).write_text(content_text, encoding="utf-8")
+        assert (folder / name).name in refusal(open_file, folder)
 
 
 def test_a_recipe_may_be_the_config_of_a_run(folder: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_fingerprint_depends_on_the_weights_alone(folder: Path) -> None:
 
 
 def change_weights(folder: Path) -> None:
-    """Give the run in a folder other weights."""
+    """Change the weights of the run in a folder."""
     run = Run.open(folder)
     with torch.no_grad():
         run.model.embedding.add_(0.01)
@@ -112,14 +112,14 @@ def test_a_user_of_another_run_is_refused(folder: Path) -> None:
     run = Run.open(folder / "letters")
     line = (
         f"this user belongs to another run (fingerprint {user.fingerprint.hex()[:8]}..., this run is "
-        f"{run.fingerprint.hex()[:8]}...); learn the person again from their texts"
+        f"{run.fingerprint.hex()[:8]}...); learn the user again from the user's texts"
     )
     completer, popularity = Completer(run), Popularity.from_run(run)
-    assert refused(learn_one, run, user, "bat") == line
-    assert refused(Learner(run).largest_gains, user, ["bat"]) == line
-    assert refused(completer.begin, user) == line
-    assert refused(completer.complete, "ba", user) == line
-    assert refused(Blend(completer, popularity).complete, "ba", user) == line
+    assert refusal(learn_one, run, user, "bat") == line
+    assert refusal(Learner(run).largest_gains, user, ["bat"]) == line
+    assert refusal(completer.begin, user) == line
+    assert refusal(completer.complete, "ba", user) == line
+    assert refusal(Blend(completer, popularity).complete, "ba", user) == line
     again = User.new(run)
     for text in user.history.texts:
         again = learn_one(run, again, text)
@@ -134,22 +134,22 @@ def test_a_user_of_a_run_without_weights_on_disk_takes_the_fingerprint_of_the_ru
     assert user.fingerprint == run.fingerprint
     assert learn_one(untrained, user, "bat").fingerprint == user.fingerprint
     short = User(user.vector[:1], user.state[:, :1])
-    assert "a user of 1 numbers; those of " in refused(Completer(run).begin, short)
+    assert "expected a user vector of size 2, got size 1" in refusal(Completer(run).begin, short)
 
 
 def test_altered_users_are_refused(folder: Path) -> None:
     content = user_of(Run.open(folder / "letters")).to_bytes()
     assert content[3] == online.USER_FORMAT
     for size in range(len(content)):
-        assert "not a user" in refused(User.from_bytes, content[:size])
+        assert "invalid user" in refusal(User.from_bytes, content[:size])
     for place in range(len(content)):
         altered = bytes([*content[:place], content[place] ^ 1, *content[place + 1 :]])
-        message = refused(User.from_bytes, altered)
-        assert ("its format is 0" if place == 3 else "not a user") in message
+        message = refusal(User.from_bytes, altered)
+        assert ("its format is 0" if place == 3 else "invalid user") in message
     head = online.HEAD.size
-    assert "not a user" in refused(User.from_bytes, content[head : -online.CHECK.size])
+    assert "invalid user" in refusal(User.from_bytes, content[head : -online.CHECK.size])
     newer = bytes([*content[:3], online.USER_FORMAT + 1]) + b"?"
-    assert refused(User.from_bytes, newer) == (
+    assert refusal(User.from_bytes, newer) == (
         f"this user: its format is {online.USER_FORMAT + 1}, this factorcell reads up to {online.USER_FORMAT}; "
         "upgrade factorcell (pip install --upgrade factorcell)"
     )

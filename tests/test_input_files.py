@@ -1,4 +1,4 @@
-"""Text files from editors of all systems: byte order marks, other encodings, paths as text."""
+"""Text files of users: byte order marks, other encodings, hidden files, and paths as strings."""
 
 import codecs
 import json
@@ -30,7 +30,7 @@ KEY = f'[[key]]\nname = "shop"\nhash = "{"0" * 64}"\nscopes = ["learn"]\n'
 
 
 def read_kaldi(path: Path | str) -> Any:
-    """Texts and costs: both files have the content, whose words are numbers too."""
+    """Read a Kaldi folder in which both files have the content of `path`."""
     folder = Path(path).parent / "kaldi"
     folder.mkdir(exist_ok=True)
     content = Path(path).read_bytes()
@@ -40,15 +40,15 @@ def read_kaldi(path: Path | str) -> Any:
 
 
 def nbest_values(path: Path | str) -> Any:
-    found = read_nbest(path)
-    return found.names, [(one.id, one.texts, one.scores.tolist()) for one in found.utterances]
+    lists = read_nbest(path)
+    return lists.names, [(item.id, item.texts, item.scores.tolist()) for item in lists.utterances]
 
 
 def references(path: Path | str) -> Any:
-    return [one.reference for one in with_references(read_nbest([ROW]), path).utterances]
+    return [item.reference for item in with_references(read_nbest([ROW]), path).utterances]
 
 
-# Each reader of text files: the name and the content of a file, and what is read of it.
+# For each kind of text file: a file name, a content, and the function that reads it.
 READERS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "options in TOML": ("x.toml", "[model]\nrank = 3\n", Config.load),
     "options in JSON": ("x.json", '{"model": {"rank": 3}}', Config.load),
@@ -88,7 +88,7 @@ def test_a_byte_order_mark_is_ignored(name: str, content: str, read: Callable[[A
         (json.dumps({"format": 1, "a": 2}), lambda path: files.read_versioned(path, 1)),
     ],
 )
-def test_a_byte_order_mark_is_ignored_in_json_of_our_own(
+def test_a_byte_order_mark_is_ignored_in_our_json_files(
     content: str, read: Callable[[Any], Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "x.json"
@@ -98,7 +98,7 @@ def test_a_byte_order_mark_is_ignored_in_json_of_our_own(
     assert read(path) == read(str(path)) == expected
 
 
-def test_folders_may_be_text(tmp_path: Path) -> None:
+def test_folders_may_be_strings(tmp_path: Path) -> None:
     make_run(tmp_path / "run").save_weights({})
     folder = str(tmp_path / "run")
     for opened in (Run.open(folder), open_scorer(folder), open_model(folder)):
@@ -113,21 +113,21 @@ def test_folders_may_be_text(tmp_path: Path) -> None:
     assert all(finding.is_valid for finding in check(folder))
 
 
-def test_texts_to_explain_may_begin_with_a_mark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_to_explain_may_begin_with_a_byte_order_mark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, path = make_run(tmp_path / "run", ("stars:category",), adapt=["concat"]), tmp_path / "texts.txt"
     run.save_weights({})
     values = run.schema.variables[0].values[1:3]
     command = ["explain", str(run.folder), str(path), "--json", "--threads", "1"]
     command += ["--between", *(f"stars={value}" for value in values)]
-    shown = []
+    outputs = []
     for encoding in ("utf-8", "utf-8-sig"):
         path.write_text("the sea\ncold sand\n", encoding=encoding)
         assert main(command) == 0
-        shown.append(capsys.readouterr().out)
-    assert shown[0] == shown[1]
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
 
 
-def test_hidden_files_are_not_visible(tmp_path: Path) -> None:
+def test_hidden_files_are_not_listed(tmp_path: Path) -> None:
     folder = tmp_path / ".cache" / "run"
     run = make_run(folder)
     run.save_weights({})
@@ -145,7 +145,7 @@ def test_hidden_files_are_not_visible(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "encoding", "text"),
     [
-        (codecs.BOM_UTF8 + "é".encode(), "cp1252", "é"),  # the mark says which encoding it is
+        (codecs.BOM_UTF8 + "é".encode(), "cp1252", "é"),  # the mark overrides the encoding
         (b"\xe9", "cp1252", "é"),
         (b"\x00a", "utf-8", "\x00a"),
         (b"a\x00b", "utf-8", "a\x00b"),
@@ -153,5 +153,5 @@ def test_hidden_files_are_not_visible(tmp_path: Path) -> None:
         ("a\ufeffb".encode(), "utf-8", "a\ufeffb"),
     ],
 )
-def test_bytes_become_text(content: bytes, encoding: str, text: str) -> None:
+def test_bytes_are_decoded(content: bytes, encoding: str, text: str) -> None:
     assert input_files.decode(content, "here", encoding) == text

@@ -1,4 +1,4 @@
-"""One writer per folder: refused while another process has the lock, free as soon as that one is dead."""
+"""The training lock: one process per folder, until that process dies."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ fcntl = pytest.importorskip("fcntl")
 HOLD = "import sys, time; from pathlib import Path; from factorcell.lock import training_lock\n"
 HOLD += "with training_lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
 
-COME_AND_GO = """
+LOCK_REPEATEDLY = """
 import sys
 from pathlib import Path
 from factorcell.config import UserError
@@ -37,7 +37,7 @@ while done < 100:
 
 @pytest.fixture
 def holder(tmp_path: Path) -> Any:
-    """A process that holds a folder until it is killed."""
+    """A process that holds the lock of a folder until it is killed."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", HOLD, str(tmp_path / "run")]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
@@ -47,7 +47,7 @@ def holder(tmp_path: Path) -> Any:
         process.kill()
 
 
-def test_the_second_writer_is_refused_until_the_first_is_dead(holder: Any, tmp_path: Path) -> None:
+def test_a_second_process_is_refused_until_the_first_dies(holder: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError) as error, lock.training_lock(tmp_path / "run"):
         pass
     assert str(error.value).startswith(f"{tmp_path / 'run'}: process {holder.pid} on ")
@@ -58,7 +58,7 @@ def test_the_second_writer_is_refused_until_the_first_is_dead(holder: Any, tmp_p
         pass
 
 
-def test_what_was_made_for_nothing_goes(tmp_path: Path) -> None:
+def test_a_folder_created_for_the_lock_is_removed_if_it_stays_empty(tmp_path: Path) -> None:
     with lock.training_lock(tmp_path / "deep" / "run"):
         assert (tmp_path / "deep" / "run" / lock.FILE).exists()
     assert not (tmp_path / "deep" / "run").exists()
@@ -71,25 +71,26 @@ def test_what_was_made_for_nothing_goes(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "filled").iterdir()) == ["file", lock.FILE]
 
 
-def test_one_after_the_other_never_two(tmp_path: Path) -> None:
+def test_only_one_process_at_a_time_holds_the_lock(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    started = [
-        subprocess.Popen([sys.executable, "-c", COME_AND_GO, str(tmp_path / "run")], env=environment) for _ in "abc"
+    processes = [
+        subprocess.Popen([sys.executable, "-c", LOCK_REPEATEDLY, str(tmp_path / "run")], env=environment) for _ in "abc"
     ]
-    assert [process.wait(120) for process in started] == [0, 0, 0]
+    assert [process.wait(120) for process in processes] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("how", ["unsupported", "windows"])
-def test_without_locks_a_line_says_so(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("reason", ["unsupported", "windows"])
+def test_missing_locks_give_a_notice(reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unsupported(*_: Any) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    if how == "windows":
+    if reason == "windows":
         monkeypatch.setattr(lock, "fcntl", None)
     else:
         monkeypatch.setattr(fcntl, "flock", unsupported)
-    said: list[str] = []
-    with lock.training_lock(tmp_path / "run", said.append):
+    notices: list[str] = []
+    with lock.training_lock(tmp_path / "run", notices.append):
         pass
-    assert said == [f"{tmp_path / 'run'}: no locks here, so nothing refuses a second training in this folder"]
+    notice = "the file system has no locks; do not start a second training in this folder"
+    assert notices == [f"{tmp_path / 'run'}: {notice}"]

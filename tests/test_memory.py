@@ -1,11 +1,11 @@
-"""The cores of the processor: those that a process may run on, not all that the machine has."""
+"""The number of processor cores that a process may use, which can be smaller than that of the machine."""
 
 import pytest
 
 from factorcell import memory
 
 
-def test_a_pinned_process_uses_its_own_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pinned_process_counts_only_its_allowed_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 64)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {5, 9, 11}, raising=False)
     assert memory.usable_cores() == 3

@@ -1,4 +1,4 @@
-"""A backbone, a tokenizer and a head of another package pass every step that the built-in ones pass."""
+"""A backbone, a tokenizer and a head of another package work everywhere, like the built-in ones."""
 
 import csv
 import json
@@ -35,8 +35,8 @@ COUNTS = {"min_context_count": 1, "min_user_count": 1}
 
 @pytest.fixture
 def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    for more in EXTENSIBLE.values():
-        monkeypatch.setattr(more, "registered", {})
+    for registry in EXTENSIBLE.values():
+        monkeypatch.setattr(registry, "registered", {})
     monkeypatch.delitem(sys.modules, "their_plugins", raising=False)
 
 
@@ -53,7 +53,7 @@ def config_of(**kinds: str) -> Config:
 
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("section", [*KINDS, "all"])
-def test_a_run_of_a_foreign_kind_trains_and_opens_with_the_same_scores(section: str, tmp_path: Path) -> None:
+def test_a_run_of_an_external_kind_trains_and_opens_with_the_same_scores(section: str, tmp_path: Path) -> None:
     kinds = KINDS if section == "all" else {section: KINDS[section]}
     run = fit(ROWS, ROWS, config_of(**kinds), tmp_path / "run")
     opened = Run.open(tmp_path / "run")
@@ -61,13 +61,13 @@ def test_a_run_of_a_foreign_kind_trains_and_opens_with_the_same_scores(section: 
     scores = [row["nats"] for row in opened.score(ROWS)]
     assert scores == [row["nats"] for row in run.score(ROWS)]
     assert scores == pytest.approx([sum(nats_of(opened, row)) for row in ROWS], abs=1e-4)
-    written = {path.name for path in (tmp_path / "run").iterdir()}
-    assert ("pieces.json" in written) == ("tokenizer" in kinds)
-    assert ("vocabulary.txt" in written) == ("tokenizer" not in kinds)
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert ("pieces.json" in names) == ("tokenizer" in kinds)
+    assert ("vocabulary.txt" in names) == ("tokenizer" not in kinds)
 
 
 @pytest.mark.usefixtures("registered")
-def test_a_user_is_learned_online_through_foreign_kinds(tmp_path: Path) -> None:
+def test_a_user_is_learned_online_with_external_kinds(tmp_path: Path) -> None:
     run = fit(ROWS, ROWS, config_of(**KINDS), tmp_path / "run")
     user = User.new(run)
     learned = learn_one(run, user, "the sea is cold")
@@ -86,15 +86,15 @@ def installed(nothing_registered: None, tmp_path: Path, monkeypatch: pytest.Monk
     return tmp_path
 
 
-def test_every_command_takes_the_kinds_of_an_installed_package(
+def test_every_command_accepts_the_kinds_of_an_installed_package(
     installed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kinds = [word for section, kind in KINDS.items() for word in (f"--{section}", kind)]
     options = [
         word for name, value in {**SMALL, **COUNTS}.items() for word in (f"--{name.replace('_', '-')}", str(value))
     ]
-    theirs = "--width 5 --length 2 --depth 2 --context city --user user --threads 1".split()
-    assert main(["train", "texts.csv", "--out", "run", *kinds, *theirs, *options]) == 0
+    kind_options = "--width 5 --length 2 --depth 2 --context city --user user --threads 1".split()
+    assert main(["train", "texts.csv", "--out", "run", *kinds, *kind_options, *options]) == 0
     sections = json.loads((installed / "run" / "config.json").read_text(encoding="utf-8"))
     assert sections["backbone"] == {"kind": "growing", "width": 5}
     assert sections["head"] == {"kind": "untied", "depth": 2}
@@ -118,14 +118,14 @@ def test_every_command_takes_the_kinds_of_an_installed_package(
 def test_help_shows_the_options_of_the_chosen_kind(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main("train --backbone growing --help".split())
-    shown = capsys.readouterr().out
-    assert "--width" in shown
-    assert "--hidden-size" not in shown
+    output = capsys.readouterr().out
+    assert "--width" in output
+    assert "--hidden-size" not in output
     with pytest.raises(SystemExit):
         main("train --help".split())
-    shown = capsys.readouterr().out
-    assert "--width" not in shown
-    assert "--hidden-size" in shown
+    output = capsys.readouterr().out
+    assert "--width" not in output
+    assert "--hidden-size" in output
 
 
 def test_help_lists_an_option_without_a_text() -> None:
@@ -145,45 +145,45 @@ def test_an_unknown_kind_lists_the_known_ones() -> None:
 
 
 @pytest.mark.usefixtures("nothing_registered")
-def test_a_class_whose_options_are_of_another_kind_is_refused() -> None:
+def test_a_class_with_invalid_options_is_refused() -> None:
     with pytest.raises(UserError, match=r"expected Options\.kind to be 'other' by default, got 'growing'"):
         register_backbone("other", plugins.Growing)
-    with pytest.raises(UserError, match="factorcell's own"):
+    with pytest.raises(UserError, match="is built into factorcell"):
         register_backbone("recurrent", RecurrentBackbone)
     with pytest.raises(UserError, match="expected a class with `Options`"):
         register_head("number", 3)  # type: ignore[arg-type]
-    bare = type("Bare", (plugins.Pieces,), {"Options": type("Options", (KindOptions,), {"kind": "bare"})})
+    invalid = type("Bare", (plugins.Pieces,), {"Options": type("Options", (KindOptions,), {"kind": "bare"})})
     with pytest.raises(UserError, match="expected a class with `Options`, a dataclass that extends TokenizerOptions"):
-        register_tokenizer("bare", bare)
+        register_tokenizer("bare", invalid)
 
 
 @pytest.mark.usefixtures("registered")
-def test_a_search_leaves_out_what_a_backbone_does_not_have() -> None:
+def test_a_search_ignores_options_that_the_backbone_does_not_have() -> None:
     config = config_of(backbone="growing")
     space = search_space.applicable(search_space.DEFAULT, config)
     assert "hidden_size" not in space
     assert "rank" in space
     search_space.check(space, config)
-    own = search_space.applicable({"hidden_size": (3, 4)}, config)
+    custom = search_space.applicable({"hidden_size": (3, 4)}, config)
     with pytest.raises(UserError, match="unknown option 'hidden_size'"):
-        search_space.check(own, config)
+        search_space.check(custom, config)
 
 
 def other_backbone(option: str, default: Any) -> type[Backbone]:
-    """A backbone of the kind `other` with one option."""
+    """Create a backbone of the kind `other` with one option."""
     fields = [("kind", str, "other"), (option, type(default), default)]
     return type("Other", (Backbone,), {"Options": make_dataclass("Options", fields, bases=(KindOptions,), frozen=True)})
 
 
 @pytest.mark.usefixtures("nothing_registered")
-@pytest.mark.parametrize("given", [{"backbone": "other"}, {"rank": 5, "backbone": "other"}])
-def test_two_options_of_one_name_are_refused(given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{"backbone": "other"}, {"rank": 5, "backbone": "other"}])
+def test_two_options_with_the_same_name_are_refused(options: dict[str, Any]) -> None:
     register_backbone("other", other_backbone("rank", 3))
     with pytest.raises(UserError, match=r"\[model\] and \[backbone\] both have the option 'rank'; rename one"):
-        Config.of(**given)
+        Config.of(**options)
 
 
 @pytest.mark.usefixtures("nothing_registered")
-def test_an_option_needs_a_default_that_a_flag_can_take() -> None:
+def test_an_option_needs_a_default_of_a_supported_type() -> None:
     with pytest.raises(UserError, match="option 'limit': expected a default that is a bool, int"):
         register_backbone("other", other_backbone("limit", None))

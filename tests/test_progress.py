@@ -1,4 +1,4 @@
-"""A bar on a terminal; a line now and then elsewhere; nothing unless it is asked for."""
+"""Progress: a bar on a terminal, occasional lines elsewhere, nothing if it is disabled."""
 
 import os
 import pty
@@ -13,14 +13,14 @@ from factorcell.progress import progress_bar
 
 JOB = """
 from factorcell import progress
-progress.FIRST = progress.SELDOM = 0.0
+progress.FIRST = progress.INTERVAL = 0.0
 for _ in progress.progress_bar(range(20), desc="reading", unit="rows"):
     pass
 """
 
 
-def lines_of(seconds: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The lines of a job with a step each second."""
+def run_job(seconds: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return the lines of a job that makes one step per second."""
     clock = iter(range(10_000))
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
@@ -31,15 +31,15 @@ def lines_of(seconds: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     return capsys.readouterr().err.splitlines()
 
 
-def test_the_first_line_is_after_five_seconds_and_others_every_half_minute(
+def test_the_first_line_comes_after_5_seconds_and_others_every_30_seconds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert lines_of(4, monkeypatch, capsys) == []
-    lines = lines_of(100, monkeypatch, capsys)
+    assert run_job(4, monkeypatch, capsys) == []
+    lines = run_job(100, monkeypatch, capsys)
     assert [line.split(" rows")[0] for line in lines] == [f"reading: {n} of 100" for n in (6, 36, 66, 96)]
 
 
-def test_the_job_can_be_renamed_and_say_more(
+def test_description_and_postfix_can_change(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "FIRST", 0.0)
@@ -57,26 +57,26 @@ def test_the_job_can_be_renamed_and_say_more(
     assert capsys.readouterr().err == ""
 
 
-def test_pipe_gets_lines_and_no_carriage_return() -> None:
+def test_a_pipe_receives_lines_without_carriage_returns() -> None:
     done = subprocess.run([sys.executable, "-c", JOB], capture_output=True, check=True)
     assert b"\r" not in done.stderr
     assert done.stderr.decode().splitlines()[-1].startswith("reading: 20 of 20 rows, ")
     assert done.stdout == b""
 
 
-def test_terminal_gets_a_bar() -> None:
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 80))
-    process = subprocess.Popen([sys.executable, "-c", JOB], stderr=theirs)
-    os.close(theirs)
-    said = b""
+def test_a_terminal_shows_a_bar() -> None:
+    master, slave = pty.openpty()
+    termios.tcsetwinsize(slave, (24, 80))
+    process = subprocess.Popen([sys.executable, "-c", JOB], stderr=slave)
+    os.close(slave)
+    output = b""
     try:
-        while part := os.read(ours, 4096):
-            said += part
-    except OSError:  # Linux's way to say that the other end is closed
+        while part := os.read(master, 4096):
+            output += part
+    except OSError:  # Linux reports the closed terminal so
         pass
-    os.close(ours)
+    os.close(master)
     assert process.wait() == 0
-    assert b"\r" in said
-    assert b"reading: 100%" in said
-    assert b"20/20" in said
+    assert b"\r" in output
+    assert b"reading: 100%" in output
+    assert b"20/20" in output

@@ -1,4 +1,4 @@
-"""What benchmarks and experiments import of the package is there: no other test runs all of them."""
+"""Benchmarks and experiments import only names that exist; no other test runs all of them."""
 
 import ast
 import importlib
@@ -9,19 +9,19 @@ from tests import ROOT
 
 
 def imports() -> Iterator[tuple[str, str, str]]:
-    """Script, module and name of every `from factorcell... import ...` in a script."""
+    """Yield script, module and name of every `from factorcell... import ...` in a script."""
     for path in sorted([*ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("experiments/**/*.py")]):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "factorcell":
                 yield from ((path.name, str(node.module), name.name) for name in node.names)
 
 
-def test_scripts_import_what_there_is() -> None:
-    found = list(imports())
-    assert len(found) > 100
+def test_scripts_import_existing_names() -> None:
+    rows = list(imports())
+    assert len(rows) > 100
     missing = [
         (script, module, name)
-        for script, module, name in found
+        for script, module, name in rows
         if not hasattr(importlib.import_module(module), name) and find_spec(f"{module}.{name}") is None
     ]
     assert missing == []

@@ -1,4 +1,4 @@
-"""The known truth of the two dialects, against brute force and against samples."""
+"""The exact perplexity of the synthetic dialects, compared with brute force and with samples."""
 
 import itertools
 import math
@@ -10,14 +10,14 @@ from tests.synthetic import NAMES, Dialects, dialects, two_dialects
 
 
 def tiny() -> Dialects:
-    """One short-lived dialect of two words beside another, so that nearly all texts can be written out."""
+    """Return two dialects of two words and short texts, so that nearly all texts can be enumerated."""
     start = np.array([[0.7, 0.3], [0.1, 0.9]])
     moves = np.array([[[0.2, 0.1, 0.7], [0.3, 0.0, 0.7]], [[0.0, 0.4, 0.6], [0.1, 0.1, 0.8]]])
     return Dialects(("a", "b"), NAMES, start, moves)
 
 
 def ratio_and_error(chains: Dialects, rows: list[dict[str, str]]) -> tuple[float, float]:
-    """Nats per target of a sample, and the standard error of that ratio."""
+    """Return the nats per target of a sample, and the standard error of this ratio."""
     nats = np.array([chains.nats(row["text"])[chains.names.index(row["dialect"])] for row in rows])
     targets = np.array([len(row["text"].split()) + 1 for row in rows])
     ratio = nats.sum() / targets.sum()
@@ -25,7 +25,7 @@ def ratio_and_error(chains: Dialects, rows: list[dict[str, str]]) -> tuple[float
     return float(ratio), error
 
 
-def test_expectation_equals_sum_over_all_texts() -> None:
+def test_the_expectation_equals_the_sum_over_all_texts() -> None:
     chains = tiny()
     mass, nats, targets = np.zeros(2), np.zeros(2), np.zeros(2)
     for length in range(1, 14):
@@ -40,13 +40,13 @@ def test_expectation_equals_sum_over_all_texts() -> None:
     assert chains.perplexity() == pytest.approx(math.exp(nats.sum() / targets.sum()), abs=1e-4)
 
 
-def test_sample_mean_approaches_the_truth() -> None:
+def test_the_sample_mean_approaches_the_true_perplexity() -> None:
     chains = dialects()
     rows, perplexity = two_dialects(6000, seed=1)
     ratio, error = ratio_and_error(chains, rows)
     assert error < 0.01
     assert abs(ratio - math.log(perplexity)) < 4 * error
-    # The same sample tells the truth from its neighbours: the end token left out, or the dialects swapped.
+    # The sample is large enough to detect errors: a missing end token, or swapped dialects.
     nats, targets = chains.expectation()
     assert abs(ratio - nats.sum() / (targets - 1).sum()) > 4 * error
     swapped = Dialects(chains.words, NAMES, chains.start[::-1], chains.moves[::-1])

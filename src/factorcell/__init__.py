@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING
 
 from factorcell.lazy import lazy
 
-# PyTorch's threads then sleep while they wait for one another. Where other work takes a core they would turn in circles
-# for whole slices of its time, and a training be ten times as slow. Read once, when PyTorch is imported: whoever has
-# imported it before, has its threads as they were.
+# Let PyTorch's threads sleep while they wait for each other. If another program takes a core, spinning threads waste
+# whole time slices, which can make training ten times slower. PyTorch reads this variable once, when it is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Options that give a number to all of something, NUMBER, or to one of it by its name, NAME=NUMBER."""
+"""Options that set a number for all variables (NUMBER) or for one variable (NAME=NUMBER)."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,23 +6,28 @@ from factorcell.limits import MAX_FLOAT, UserError, choose
 
 
 def parse_assignment(option: str, text: str) -> tuple[str, float]:
-    """`text` as a name, empty for all, and a number from 0 on; `UserError` where it is neither form."""
+    """Parse `text` into a variable name (empty: all variables) and a nonnegative number.
+
+    Raises:
+        UserError: `text` is neither NUMBER nor NAME=NUMBER; the message names the `option`.
+    """
     name, _, number = text.rpartition("=")
     try:
         value = float(number)
     except ValueError:
         value = -1.0
     if not 0 <= value <= MAX_FLOAT:
-        raise UserError(f"{option} is {text!r}; it must be NUMBER or NAME=NUMBER, of numbers from 0 on")
+        raise UserError(f"{option}: expected NUMBER or NAME=NUMBER with a number of at least 0, got {text!r}")
     return name, value
 
 
-def variable_numbers(option: str, given: Iterable[str], names: Sequence[str]) -> list[float]:
-    """The number of each of the variables `names`, from what the `option` says; 0 where it says nothing.
+def variable_numbers(option: str, texts: Iterable[str], names: Sequence[str]) -> list[float]:
+    """Return the number of each variable in `names`, in their order; 0 for a variable that `texts` do not set.
 
-    `UserError` for a name that no variable has.
+    Raises:
+        UserError: One of the `texts` cannot be parsed or names an unknown variable.
     """
-    known = dict(parse_assignment(option, text) for text in given)
-    for name in known.keys() - {"", *names}:
+    numbers = dict(parse_assignment(option, text) for text in texts)
+    for name in numbers.keys() - {"", *names}:
         choose(f"variable in {option}", name, names)
-    return [known.get(name, known.get("", 0.0)) for name in names]
+    return [numbers.get(name, numbers.get("", 0.0)) for name in names]

@@ -1,25 +1,27 @@
-"""What options choose among, beside those of the config, and what some are if not given; the library takes them here.
+"""Choices and defaults of options that are not fields of a `Config`.
 
-The command line shows all of it in its help, before anything of the library is imported.
+This module imports nothing, so that the help of the command line can show them without loading PyTorch.
 """
 
 from typing import Any
 
-UNKNOWN_POLICIES = ("error", "group", "expected")  # never seen: refused, a rare value, a missing one
-PRIORS = ("uniform", "training")
-PROPOSALS = ("rank", "unigram")  # of the tokens that classification samples
+# How a value that training never saw is read: refused, as a rare value, or as a missing value.
+UNKNOWN_POLICIES = ("error", "group", "expected")
+PRIORS = ("uniform", "training")  # of the classes in a classification
+PROPOSALS = ("rank", "unigram")  # distributions from which a classification samples tokens
 SAMPLERS = ("random", "tpe")
 PRUNERS = ("median", "none")
-PRESETS = ("quick", "good", "best")  # how much work a training is worth
-MODEL_PARTS = ("embedding", "context", "backbone", "output_bias", "projection")  # of a model, which a fine-tuning moves
-GENERATION_METHODS = ("sample", "greedy", "beam", "stochastic")  # of generation
+PRESETS = ("quick", "good", "best")  # amounts of training
+MODEL_PARTS = ("embedding", "context", "backbone", "output_bias", "projection")  # that fine-tuning can train
+GENERATION_METHODS = ("sample", "greedy", "beam", "stochastic")
 ONLINE_OPTIMIZERS = ("adagrad", "adadelta", "sgd")
-EMBEDDING_MEASURES = ("cosine", "distance")  # between embeddings
-KEY_SCOPES = ("complete", "learn", "users", "admin")  # of a key of the server
-STORE_VARIABLE = "FACTORCELL_STORE"  # of the environment; all on a machine can read a command line
+EMBEDDING_MEASURES = ("cosine", "distance")
+KEY_SCOPES = ("complete", "learn", "users", "admin")  # permissions of an API key of the service
+# Environment variable for the URL of the store with its password; all users of a machine can read command lines.
+STORE_VARIABLE = "FACTORCELL_STORE"
 STORE_URLS = "sqlite:///FILE, postgresql://USER@HOST/DATABASE or redis://HOST:PORT/NUMBER"
 
-# Options that follow from the table unless they are said, by section of the config (`training.rules`).
+# Options that `training.rules` chooses from the training table unless the user sets them, by section of the config.
 AUTOMATIC_OPTIONS: dict[str, tuple[str, ...]] = {
     "model": ("embedding_size", "context_size", "variable_size", "rank", "dropout_context"),
     "backbone": ("hidden_size", "layer_norm", "dropout_recurrent", "dropout_input", "dropout_output"),
@@ -29,12 +31,12 @@ AUTOMATIC_OPTIONS: dict[str, tuple[str, ...]] = {
     ),
 }
 
-ADVICE_ROWS = 100_000  # of a table that advice reads, drawn at random
-ALTERNATIVES = 1000  # random texts that an audit ranks a canary among
-REPLAY_WINDOW = 9  # places that a point of the curve takes together, as in the thesis (figure 5.2)
-DEFAULT_VALUE_COUNT = 10  # values, the most frequent, that stand for all where none is named
+ADVICE_ROWS = 100_000  # rows of a table that `advise` reads, drawn at random
+ALTERNATIVES = 1000  # random texts among which an audit ranks a canary
+REPLAY_WINDOW = 9  # positions averaged in one point of the replay curve, as in the thesis (figure 5.2)
+DEFAULT_VALUE_COUNT = 10  # most frequent values that are shown if the user names none
 
-# What few texts want other than many, unless it is said otherwise: an exact loss, small steps, a stop in time.
+# Defaults of training on few texts: the exact loss, small steps and early stopping.
 SMALL_DATA_DEFAULTS: dict[str, Any] = {
     "epochs": 10.0,
     "learning_rate": 1e-3,

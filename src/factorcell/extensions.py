@@ -1,14 +1,15 @@
-"""Adapters, cells, tokenizers, backbones and heads of other packages, which options choose by name.
+"""Registry of adapters, cells, tokenizers, backbones and heads that other packages add and that options select by name.
 
-An installed package declares its classes in its pyproject.toml. A name that is neither built in nor registered is
-looked up there. The module of an adapter or a cell is imported when a model is made with it, that of a tokenizer,
-backbone or head when a config names it:
+An installed package declares its classes in its pyproject.toml:
 
     [project.entry-points."factorcell.adapters"]
     gate_shift = "their_package:GateShift"
 
-A run folder or a recipe holds the name alone. Which module stands behind a name is for the installed packages to say,
-so that no file makes anything else be imported.
+A name that is neither built in nor registered is looked up among these entry points. The module of an adapter or a cell
+is imported when a model is built with it, the module of a tokenizer, backbone or head when a config names it.
+
+A run folder or a recipe contains only the name. The installed packages decide which module a name refers to, so that a
+file cannot cause any other module to be imported.
 """
 
 import re
@@ -20,85 +21,91 @@ from factorcell.limits import UserError, choose
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-NAME = re.compile(r"[a-z][a-z0-9_]*")  # also that of a parameter in a file of weights
-NONE = "none"  # what the command line calls an empty list
+NAME = re.compile(r"[a-z][a-z0-9_]*")  # a name is also part of the parameter names in a weights file
+NONE = "none"  # an empty list on the command line
 
 
 class Extensions:
-    """Classes of other packages of one `kind` (such as "adapter" or "head"), by names that are not our `own`.
+    """Classes of one `kind` (such as "adapter" or "head") that other packages add, by name.
 
-    `registered` changes while the package runs: names are added, for the whole process.
+    Args:
+        kind: What the classes are, as error messages and entry-point groups name it.
+        built_in: Names that factorcell defines; other packages cannot use them.
+
+    Attributes:
+        registered: Registered classes by name, for the whole process.
     """
 
-    def __init__(self, kind: str, own: Sequence[str]) -> None:
-        self.kind, self.built_in, self.group = kind, tuple(own), f"factorcell.{kind}s"
+    def __init__(self, kind: str, built_in: Sequence[str]) -> None:
+        self.kind, self.built_in, self.group = kind, tuple(built_in), f"factorcell.{kind}s"
         self.registered: dict[str, type] = {}
 
     def choose(self, option: str, name: str) -> str:
-        """`name`, if something stands behind it; otherwise a `UserError` that says what can be done.
+        """Return `name` if it is built in, registered or declared by an installed package.
 
-        Only a name that is not known yet has the installed packages asked.
+        Entry points are only read if `name` is neither built in nor registered.
+
+        Raises:
+            UserError: The name is unknown; the message lists the known ones.
         """
         if name in self.built_in or name in self.registered:
             return name
         try:
-            return choose(option, name, dict.fromkeys((*self.built_in, *self.registered, *self._offered())))
+            return choose(option, name, dict.fromkeys((*self.built_in, *self.registered, *self._entry_points())))
         except UserError as error:
-            advice = "one of another package is known once that is installed or, in Python, its module is imported"
+            advice = "to use one of another package, install the package or, in Python, import its module"
             raise error.with_message(f"{error.message}; {advice}") from None
 
-    def register(self, name: str, made: type, check: Callable[[str, type], None]) -> None:
-        """Let `name` stand for the class `made`, which `check` has to find right.
+    def register(self, name: str, cls: type, check: Callable[[str, type], None]) -> None:
+        """Register the class `cls` under `name`, after `check` has accepted it.
 
-        `UserError` for a name that is taken. A class of the same name and module takes the place of the first, as
-        where a cell of a notebook is run again.
+        A class with the same name and module replaces the first one, so that a notebook cell can run again.
+
+        Raises:
+            UserError: The name is invalid or taken, or `check` refuses the class.
         """
         if not (isinstance(name, str) and NAME.fullmatch(name)) or name == NONE:
-            raise UserError(f"{self.kind} {name!r:.60}: a name must be of lower-case letters, digits and _, not {NONE}")
+            raise UserError(f"{self.kind} {name!r:.60}: expected a name of a-z, 0-9 and _ other than {NONE!r}")
         if name in self.built_in:
-            raise UserError(f"{self.kind} {name!r} is one of factorcell's own; it must have another name")
-        before = self.registered.get(name, made)
-        if _place(before) != _place(made):
-            raise UserError(f"{self.kind} {name!r} is registered already, as {_place(before)}; choose another name")
-        check(name, made)
-        self.registered[name] = made
+            raise UserError(f"{self.kind} {name!r} is built into factorcell; choose another name")
+        before = self.registered.get(name, cls)
+        if _location(before) != _location(cls):
+            raise UserError(f"{self.kind} {name!r} is already registered as {_location(before)}; choose another name")
+        check(name, cls)
+        self.registered[name] = cls
 
     def find_class(self, name: str, built_in: Mapping[str, type], check: Callable[[str, type], None]) -> Any:
-        """Return the class of a name: one of those that are `built_in`, a registered one, or one of another package.
-
-        One of another package is imported, and `check` has to find it right.
-        """
+        """Return the class of a name: built in, registered, or imported from an installed package and checked."""
         if name in built_in:
             return built_in[name]
         if name not in self.registered:
-            self.register(name, self._imported(self._offered()[self.choose(self.kind, name)]), check)
+            self.register(name, self._load(self._entry_points()[self.choose(self.kind, name)]), check)
         return self.registered[name]
 
-    def _offered(self) -> "dict[str, list[EntryPoint]]":
-        """What the installed packages offer, by name."""
-        from importlib.metadata import entry_points  # takes longer than all of `--help`
+    def _entry_points(self) -> "dict[str, list[EntryPoint]]":
+        """Return the entry points of installed packages by name, without duplicates."""
+        from importlib.metadata import entry_points  # slow to import: it would double the time of `--help`
 
-        found: dict[str, list[EntryPoint]] = {}
-        for one in entry_points(group=self.group):
-            if one.value not in [other.value for other in found.setdefault(one.name, [])]:
-                found[one.name].append(one)
-        return found
+        points: dict[str, list[EntryPoint]] = {}
+        for point in entry_points(group=self.group):
+            if point.value not in [other.value for other in points.setdefault(point.name, [])]:
+                points[point.name].append(point)
+        return points
 
-    def _imported(self, offers: "list[EntryPoint]") -> type:
-        """The class that the only one of `offers` names."""
-        one = offers[0]
-        if len(offers) > 1:
-            places = " and ".join(sorted(offer.value for offer in offers))
-            raise UserError(f"{self.kind} {one.name!r} is offered by two packages, as {places}; uninstall one")
+    def _load(self, points: "list[EntryPoint]") -> type:
+        """Import the class of an entry point; `points` has more than one element if packages conflict."""
+        point = points[0]
+        if len(points) > 1:
+            locations = " and ".join(sorted(other.value for other in points))
+            raise UserError(f"{self.kind} {point.name!r} is defined by two packages, as {locations}; uninstall one")
         try:
-            made: type = one.load()
-        except Exception as error:  # whatever a module of somebody else raises
+            cls: type = point.load()
+        except Exception as error:  # the imported module may raise anything
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            what = f"{one.value}, which an installed package offers, cannot be imported"
-            raise UserError(f"{self.kind} {one.name!r}: {what} ({reason})") from error
-        return made
+            what = f"{point.value} of an installed package cannot be imported"
+            raise UserError(f"{self.kind} {point.name!r}: {what} ({reason})") from error
+        return cls
 
 
-def _place(made: type) -> str:
-    """Where a class comes from."""
-    return f"{getattr(made, '__module__', '')}:{getattr(made, '__qualname__', repr(made))}"
+def _location(cls: type) -> str:
+    return f"{getattr(cls, '__module__', '')}:{getattr(cls, '__qualname__', repr(cls))}"

@@ -1,8 +1,8 @@
-"""Files that are whole or not there, and as they were written: one writer, one reader; JSON, tensors and rows by them.
+"""Atomic reading and writing of files: bytes, JSON, rows of JSON lines, and tensors.
 
-A file that is listed in the manifest of its folder is checked against it whenever it is read. A safetensors file cannot
-execute code. Its header has a SHA-256 of the tensors and their metadata, so that truncation and damage are detected in
-any folder.
+A file is either complete or absent. A file that is listed in the manifest of its folder is checked against it whenever
+it is read. A safetensors file cannot execute code; its header contains a SHA-256 of the tensors and the metadata, so
+that truncation and damage are detected in any folder.
 """
 
 import hashlib
@@ -27,68 +27,77 @@ from factorcell.finite import to_json
 
 Row = dict[str, Any]  # of a file of JSON lines
 
-PARTIAL = ".partial"  # the end of the name of a file that is being written
+PARTIAL = ".partial"  # suffix of a file that is being written
 
 
-def encoded(text: str) -> bytes:
+def encode(text: str) -> bytes:
     """Return `text` in UTF-8, with an escape for each lone surrogate, such as a byte of a file name that is not UTF-8.
 
-    The escape is that of JSON, so a value in a JSON document is read back as it was.
+    The escape is that of JSON, so that a JSON reader restores the surrogate.
     """
     return text.encode("utf-8", "backslashreplace")
 
 
 def write(path: str | Path, content: bytes | str) -> None:
-    """Replace `path` by `content` at once: what was there stays whole until the new file is on disk.
+    """Replace the file `path` atomically: the old file stays complete until the new one is on disk.
 
-    Text is written as UTF-8 (`encoded`). If the manifest of the folder lists the file, it is updated first. A device or
-    a pipe is written to; it stays what it is.
+    Text is written as UTF-8 (`encode`). If the manifest of the folder lists the file, the manifest is updated first.
+    A device or a pipe is written to directly.
+
+    Raises:
+        UserError: The file cannot be written.
     """
     path = Path(path)
-    if path.is_dir():  # also of no name: the folder of work
+    if path.is_dir():  # also for an empty path, which is the working directory
         raise UserError(f"{path}: cannot be saved (Is a directory)")
-    content = encoded(content) if isinstance(content, str) else content
+    content = encode(content) if isinstance(content, str) else content
     if path.exists() and not path.is_file():
         try:
             path.write_bytes(content)
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({error.strerror})") from None
         return
-    listed = digests.read(path.parent)
-    if path.name in listed:
-        _replace(
-            path.parent / digests.FILE, digests.encoded(digests.replacing(listed, path, digests.sha256_of(content)))
-        )
+    manifest = digests.read(path.parent)
+    if path.name in manifest:
+        manifest = digests.with_replacement(manifest, path, digests.sha256_of(content))
+        _replace(path.parent / digests.FILE, digests.encode(manifest))
     _replace(path, content)
 
 
 def check_writable(path: str | Path, folder: bool = False) -> None:
-    """`UserError` unless `path` can be written as a file, or made as a `folder`: before the work that it is for.
+    """Check, before long work, that `path` can be written as a file or created as a `folder`; leave no trace.
 
-    Nothing remains of the attempt. A device or a pipe is not opened, since its reader would see it end.
+    A device or a pipe is not opened, since closing it would end its reader's input.
+
+    Raises:
+        UserError: `path` cannot be written.
     """
     path = Path(path)
     if path.is_dir() and not folder:
         raise UserError(f"{path}: cannot be saved (Is a directory)")
     if path.exists() and not (path.is_file() or folder):
         return
-    place = path if folder else path.parent
-    while folder and not place.exists() and place != place.parent:
-        place = place.parent
+    parent = path if folder else path.parent
+    while folder and not parent.exists() and parent != parent.parent:
+        parent = parent.parent
     try:
-        with tempfile.TemporaryFile(dir=place):
+        with tempfile.TemporaryFile(dir=parent):
             pass
     except OSError as error:
         raise UserError(f"{path}: cannot be saved ({error.strerror})") from None
 
 
 def create_manifest(folder: str | Path, names: Iterable[str]) -> None:
-    """Begin the manifest of a new `folder`: files of these `names` will be held against it."""
-    _replace(Path(folder, digests.FILE), digests.encoded(dict.fromkeys(names, ())))
+    """Create the manifest of a new `folder`; files with these `names` will be checked against it."""
+    _replace(Path(folder, digests.FILE), digests.encode(dict.fromkeys(names, ())))
 
 
 def read(path: str | Path) -> bytes:
-    """What `path` holds. `UserError` where it cannot be read, or is not what the manifest of its folder lists."""
+    """Return the content of the file `path`.
+
+    Raises:
+        UserError: The file cannot be read or does not match the manifest of its folder.
+    """
     path = Path(path)
     for _ in range(2):  # a writer may replace the file and its digest between the two reads
         content = input_files.content(path)
@@ -108,13 +117,13 @@ def _replace(path: Path, content: bytes) -> None:
         _sync(path.parent)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        kept = "; the last good one is kept" if path.exists() else ""
-        raise UserError(f"{path}: cannot be saved ({error.strerror}){kept}") from None
+        notice = "; the previous file is unchanged" if path.exists() else ""
+        raise UserError(f"{path}: cannot be saved ({error.strerror}){notice}") from None
 
 
 def _sync(folder: Path) -> None:
-    """Have the names in `folder` on disk, where the system can."""
-    with suppress(OSError):  # Windows opens no folder, and some file systems synchronise none
+    """Write the directory entries of `folder` to disk, if the system supports it."""
+    with suppress(OSError):  # Windows cannot open folders, and some file systems cannot synchronize them
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -122,35 +131,39 @@ def _sync(folder: Path) -> None:
             os.close(handle)
 
 
-def is_new(folder: str | Path, beginning: Collection[str] = ()) -> bool:
-    """Whether `folder` is not there, or holds nothing but what a command leaves that ends before it has made anything.
+def is_new(folder: str | Path, first_files: Collection[str] = ()) -> bool:
+    """Whether `folder` is absent, empty, or contains only files of a command that died before its first result.
 
-    That is a manifest, which is written first, and then files of `beginning`, by their names, or parts of files.
-    Hidden files and folders right in `folder` do not count.
+    Such files are the manifest, `first_files` and partial files. Hidden files and hidden folders at the top level do
+    not count.
     """
     folder = Path(folder)
-    if not folder.exists():  # the first question, since another process may make the folder before the next one
+    if not folder.exists():  # checked first, because another process may create the folder before the next check
         return True
     if not folder.is_dir():
         return False
     paths = (path for top in input_files.list_visible(folder) for path in (top, *top.rglob("*")))
     names = {path.name for path in paths if not path.is_dir()} - {lock.FILE, digests.FILE + PARTIAL}
     if digests.FILE in names:
-        names = {name for name in names if not name.endswith(PARTIAL)} - {digests.FILE, *beginning}
+        names = {name for name in names if not name.endswith(PARTIAL)} - {digests.FILE, *first_files}
     return not names
 
 
 def folder_exists_error(folder: str | Path, *, resumable: bool = False) -> UserError:
-    """The error about a folder that is not new; whether the same work `resumable` goes on with it."""
+    """Return the error about a folder that is not new; it suggests `resume` if the work is `resumable`."""
     if not resumable:
         return UserError(f"{folder}: exists already; choose another folder")
-    return UserError(f"{folder}: exists already", (("resume", True),), "to go on with it, or choose another folder")
+    return UserError(f"{folder}: exists already", (("resume", True),), "to continue it, or choose another folder")
 
 
-def new_folder(folder: str | Path, beginning: Collection[str] = (), *, resumable: bool = False) -> None:
-    """Make `folder`, empty but for a lock and hidden files; `UserError` (`occupied`) unless it `is_new`."""
+def new_folder(folder: str | Path, first_files: Collection[str] = (), *, resumable: bool = False) -> None:
+    """Create `folder`, or empty it except for its lock and hidden files.
+
+    Raises:
+        UserError: The folder exists and is not new (`is_new`), or it cannot be created.
+    """
     folder = Path(folder)
-    if not is_new(folder, beginning):
+    if not is_new(folder, first_files):
         raise folder_exists_error(folder, resumable=resumable)
     try:
         paths = input_files.list_visible(folder)
@@ -161,16 +174,16 @@ def new_folder(folder: str | Path, beginning: Collection[str] = (), *, resumable
                 path.unlink()
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{folder}: cannot be made ({error.strerror})") from None
+        raise UserError(f"{folder}: cannot be created ({error.strerror})") from None
 
 
 def write_json(path: str | Path, content: Any) -> None:
-    """Replace `path` by `content` as JSON, null where a number is not finite."""
+    """Replace `path` by `content` as JSON, with null for numbers that are not finite."""
     write(path, to_json(content, indent=1) + "\n")
 
 
 def read_json(path: str | Path) -> Any:
-    """The content of a JSON file, or a `UserError` that names it."""
+    """Read a JSON file; raise a `UserError` that names it if it is damaged."""
     content = read(path)
     try:
         return json.loads(content)
@@ -179,14 +192,20 @@ def read_json(path: str | Path) -> Any:
 
 
 def write_versioned(path: str | Path, content: Mapping[str, Any], number: int) -> None:
-    """Replace `path` by `content` as JSON, after the number of its format."""
+    """Replace `path` by `content` as JSON, together with the number of its format."""
     write_json(path, {"format": number, **content})
 
 
 def read_versioned(path: str | Path, newest: int, what: str | Path | None = None) -> dict[str, Any]:
-    """What `write_versioned` wrote, without its number.
+    """Read a file of `write_versioned` and return its content without the format number.
 
-    `UserError` for a format after the `newest` that is known of `what` (`path` itself, or the folder that it opens).
+    Args:
+        path: The file.
+        newest: The newest format that the caller can read.
+        what: What error messages name instead of `path`, such as the folder that the file is part of.
+
+    Raises:
+        UserError: The file is damaged or its format is newer.
     """
     content = read_json(path)
     if not isinstance(content, dict):
@@ -196,21 +215,21 @@ def read_versioned(path: str | Path, newest: int, what: str | Path | None = None
 
 
 def finite_number(value: Any, path: Path, what: str) -> float:
-    """A `value` that `path` holds as `what`. `UserError` unless it is a finite number."""
+    """Return `value`, which `path` contains as `what`, as a float; raise `UserError` if it is not a finite number."""
     if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
         raise UserError(f"{path}: {what} is {value!r:.40}; it must be a finite number")
     return float(value)
 
 
 def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Replace `path` by `tensors` and `facts` (plain values), with a checksum over both."""
+    """Replace `path` by a safetensors file of `tensors` and `facts` (plain values), with a checksum over both."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header = json.dumps(facts, sort_keys=True)
-    write(path, _ordered(save(plain, {"facts": header, "sha256": _digest(plain, header)})))
+    write(path, _sort_metadata(save(plain, {"facts": header, "sha256": _digest(plain, header)})))
 
 
-def _ordered(content: bytes) -> bytes:
-    """A safetensors file with its metadata by name: safetensors has them in another order each time."""
+def _sort_metadata(content: bytes) -> bytes:
+    """Sort the metadata of a safetensors file by name; safetensors writes them in a random order."""
     begin = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:begin])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
@@ -221,20 +240,24 @@ def _ordered(content: bytes) -> bytes:
 
 @contextmanager
 def open_tensors(path: Path) -> Iterator[Any]:
-    """Open a safetensors file, whose library takes only names that are UTF-8."""
+    """Open a safetensors file, also if its name is not UTF-8, which the library does not support."""
     with path.open("rb") as file:
-        name = str(path) if encoded(str(path)) == os.fsencode(path) else f"/dev/fd/{file.fileno()}"
+        name = str(path) if encode(str(path)) == os.fsencode(path) else f"/dev/fd/{file.fileno()}"
         with safe_open(name, framework="pt") as opened:
             yield opened
 
 
 def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and facts of a file by `save_tensors`; a `UserError` if it is missing, truncated or altered."""
+    """Return the tensors and facts of a file by `save_tensors`.
+
+    Raises:
+        UserError: The file is missing, truncated or altered.
+    """
     return load_checked(path)[:2]
 
 
 def load_checked(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any], bytes]:
-    """Tensors and facts of a file by `save_tensors`, and the checksum (32 bytes) of both."""
+    """Return the tensors and facts of a file by `save_tensors`, and the checksum (32 bytes) of both."""
     path = Path(path)
     if not path.exists():
         raise UserError(f"{path}: there is no such file")
@@ -255,33 +278,34 @@ def _digest(tensors: Mapping[str, Tensor], header: str) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        flat = tensor.contiguous().reshape(-1).as_strided((tensor.numel(),), (1,))  # one number may have any stride
+        # A tensor of one element may have any stride, which `view` would refuse.
+        flat = tensor.contiguous().reshape(-1).as_strided((tensor.numel(),), (1,))
         digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
 def append_row(path: str | Path, row: Mapping[str, Any]) -> None:
-    """Add one row to a file of JSON lines."""
+    """Append one row to a file of JSON lines."""
     append_rows(path, [row])
 
 
 def append_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Add rows to a file of JSON lines, after its last whole one; null where a number is not finite."""
+    """Append rows to a file of JSON lines, after its last complete line; null for numbers that are not finite."""
     path = Path(path)
     added, end = _lines(rows), None
     try:
         with path.open("ab+") as file:
-            end = _whole(file)
+            end = _cut_incomplete_line(file)
             file.write(added)
     except OSError as error:
         if end is not None:
-            with suppress(OSError):  # no part of a row stays, of which closing the file may have written one more
+            with suppress(OSError):  # remove a partly written row, which closing the file may have extended
                 os.truncate(path, end)
         raise UserError(f"{path}: cannot be written ({error.strerror})") from None
 
 
-def _whole(file: BinaryIO) -> int:
-    """The end of the last whole line of `file`, which is cut there: the writer of the rest was killed."""
+def _cut_incomplete_line(file: BinaryIO) -> int:
+    """Truncate `file` after its last complete line, in case its writer was killed; return the new size."""
     end = file.seek(0, os.SEEK_END)
     back = min(end, 1)
     file.seek(end - back)
@@ -294,7 +318,7 @@ def _whole(file: BinaryIO) -> int:
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """All whole rows of a file of JSON lines; a last line that was cut off is ignored."""
+    """Return all complete rows of a file of JSON lines, none if it does not exist; ignore an incomplete last line."""
     path = Path(path)
     if not path.exists():
         return []
@@ -310,9 +334,9 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
 
 
 def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Replace `path` by rows of JSON lines; null where a number is not finite."""
+    """Replace `path` by rows as JSON lines; null for numbers that are not finite."""
     write(path, _lines(rows))
 
 
 def _lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    return encoded("".join(to_json(row) + "\n" for row in rows))
+    return encode("".join(to_json(row) + "\n" for row in rows))

@@ -1,6 +1,6 @@
-"""Numbers that are finite, and what stands where there is none: null in JSON, a dash in a line for people.
+"""Output of numbers that may be infinite or not a number: null in JSON, a dash in text.
 
-JSON has neither NaN nor infinity. Python writes and reads both all the same, and other readers then refuse the row.
+JSON has neither NaN nor infinity. Python's `json` writes them anyway, and other readers then refuse the line.
 """
 
 import json
@@ -10,33 +10,33 @@ from typing import Any, TypeGuard
 DASH = "-"
 
 
-def to_json(content: Any, **how: Any) -> str:
-    """`content` as JSON that every reader takes, null where a number is not finite; `how` as `json.dumps` has it."""
-    how = {"ensure_ascii": False, "allow_nan": False, **how}
+def to_json(content: Any, **options: Any) -> str:
+    """Return `content` as valid JSON, with null for numbers that are not finite; `options` go to `json.dumps`."""
+    options = {"ensure_ascii": False, "allow_nan": False, **options}
     try:
-        return json.dumps(content, **how)
-    except ValueError:  # rare, so that only then every value is looked at
-        return json.dumps(_finite(content), **how)
+        return json.dumps(content, **options)
+    except ValueError:  # rare, so values are only inspected then
+        return json.dumps(_replace_nonfinite(content), **options)
 
 
 def is_number(value: float | None) -> TypeGuard[float]:
-    """Whether there is a number, and a finite one."""
+    """Whether `value` is a finite number."""
     return value is not None and math.isfinite(value)
 
 
-def format_number(value: float | None, form: str) -> str:
-    """A number as a line has it; a dash for none, and for one that is not finite."""
-    return format(value, form) if is_number(value) else DASH
+def format_number(value: float | None, number_format: str) -> str:
+    """Format a number; return a dash for None and for numbers that are not finite."""
+    return format(value, number_format) if is_number(value) else DASH
 
 
 def format_option(value: Any) -> str:
-    """The value of an option as a line has it: a number with a point to three digits, all else as it is."""
+    """Format the value of an option: floats with three significant digits, everything else by `str`."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _finite(content: Any) -> Any:
+def _replace_nonfinite(content: Any) -> Any:
     if isinstance(content, float):
         return content if math.isfinite(content) else None
     if isinstance(content, dict):
-        return {key: _finite(value) for key, value in content.items()}
-    return [_finite(value) for value in content] if isinstance(content, (list, tuple)) else content
+        return {key: _replace_nonfinite(value) for key, value in content.items()}
+    return [_replace_nonfinite(value) for value in content] if isinstance(content, (list, tuple)) else content

@@ -1,4 +1,4 @@
-"""Recognise the kind of a folder by its files, for errors about folders that a command does not accept."""
+"""Errors about paths that a command does not accept: they say what the path contains."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from factorcell.limits import UserError
 
 CONFIG = "config.json"  # of a run
 
-# Folders of other models: the file that only they have, what they are, and the commands that accept them.
+# Folders of other models: the file that identifies them, a description, and the commands that accept them.
 OTHER_MODELS = {
     "ngram.json": ("an n-gram model", "evaluate, rescore, mix, report and check"),
     "separate.json": ("separate runs of the values of a column", "evaluate, mix, report and check"),
@@ -16,16 +16,19 @@ OTHER_MODELS = {
 
 
 def not_a_run_error(folder: Path, expected: str = "a run folder") -> UserError:
-    """Return the error about a path that is not what is `expected`; it says what is there and which commands accept it.
+    """Return the error about a path that is not of the `expected` kind.
 
     Args:
-        folder: The path that was given.
-        expected: What the caller accepts.
+        folder: The path.
+        expected: What the caller accepts, with its article.
+
+    Returns:
+        An error that says what the path contains and which commands accept it.
     """
-    return UserError(f"{folder}: expected {expected}, got {_content(folder)}")
+    return UserError(f"{folder}: expected {expected}, got {_describe(folder)}")
 
 
-def _content(folder: Path) -> str:
+def _describe(folder: Path) -> str:
     if not folder.exists():
         return "a path that does not exist"
     if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""Files that the user names, read only if they are files: a device may have no end."""
+"""Reading of files that the user names. Devices are refused, because they may never end."""
 
 import codecs
 import json
@@ -9,41 +9,45 @@ from typing import Any
 
 from factorcell.limits import UserError
 
-LARGEST = 1 << 30  # bytes of a file that is read at once; tables and lists are read in parts
+MAX_BYTES = 1 << 30  # of a file that is read at once; tables and lists are read in parts
 SYSTEM_FILES = ("thumbs.db", "desktop.ini")  # which Windows adds to folders
 UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def check(path: str | Path) -> None:
-    """`UserError` unless `path` is an existing file or pipe."""
+    """Raise `UserError` unless `path` is an existing file or pipe."""
     try:
         mode = Path(path).stat().st_mode
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file") from None
-    except (OSError, ValueError) as error:  # no path at all: a zero inside
+    except (OSError, ValueError) as error:  # ValueError: the path contains a null character
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UserError(f"{path}: cannot be read ({reason})") from None
     if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
-        raise UserError(f"{path}: cannot be read (it is a {'folder' if stat.S_ISDIR(mode) else 'device'}, no file)")
+        raise UserError(f"{path}: expected a file, got a {'folder' if stat.S_ISDIR(mode) else 'device'}")
 
 
 def content(path: str | Path) -> bytes:
-    """All of a file; `UserError` for one that cannot be read, or is too large to be read at once."""
+    """Return the content of a file.
+
+    Raises:
+        UserError: The file cannot be read or is larger than `MAX_BYTES`.
+    """
     check(path)
     try:
         with Path(path).open("rb") as file:
-            found = file.read(LARGEST + 1)
+            data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    if len(found) > LARGEST:
-        raise UserError(f"{path}: larger than {LARGEST >> 20:,} MiB; it must be smaller")
-    return found
+    if len(data) > MAX_BYTES:
+        raise UserError(f"{path}: expected a file of at most {MAX_BYTES >> 20:,} MiB, got a larger one")
+    return data
 
 
 def list_visible(folder: str | Path, pattern: str = "*") -> list[Path]:
-    """Return the paths in a folder that match a glob pattern, by name, without hidden ones and those that systems add.
+    """Return the paths in a folder that match a glob pattern, sorted, without hidden files and system files.
 
-    Hidden are names that begin with a dot, such as the .DS_Store of macOS, and all that is in a folder of such a name.
+    A path is hidden if a part of it begins with a dot, such as the .DS_Store of macOS.
     """
     folder = Path(folder)
     return sorted(
@@ -82,10 +86,10 @@ def read_text(path: str | Path) -> str:
 
 
 def read_options_file(path: str | Path) -> Any:
-    """Read a file of options: JSON if its name ends with .json, otherwise TOML; `UserError` if it is not valid."""
+    """Read a file of options: JSON if its name ends in .json, otherwise TOML; `UserError` if it is not valid."""
     kind = "JSON" if Path(path).suffix == ".json" else "TOML"
-    found = read_text(path)
+    text = read_text(path)
     try:
-        return json.loads(found) if kind == "JSON" else tomllib.loads(found)
-    except (ValueError, RecursionError) as error:  # of any parser: syntax, numbers too long, nested too deep
+        return json.loads(text) if kind == "JSON" else tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # syntax errors, numbers that are too long, nesting that is too deep
         raise UserError(f"{path}: not valid {kind} ({error})") from None

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a stop of long work that loses nothing."""
+"""Graceful stopping of long work on Ctrl-C or SIGTERM, without losing progress."""
 
 import os
 import signal
@@ -8,56 +8,62 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-INTERRUPTED_EXIT_CODE = 130  # the exit code after Ctrl-C
-ASKED = b"\nstopping as soon as all is saved; Ctrl-C again stops at once\n"
+INTERRUPTED_EXIT_CODE = 130
+NOTICE = b"\nstopping after the next save; press Ctrl-C again to stop immediately\n"
 
 
 class Stopped(KeyboardInterrupt):
-    """Work that was asked to stop has saved what there is; its text says where it stands."""
+    """The work has saved its progress and stopped as requested; the text of the exception says how far it got."""
 
 
 class Stop:
-    """Within it the first Ctrl-C or SIGTERM only sets `asked`, or raises `Stopped` in a block `at_once`.
+    """Context manager that turns the first Ctrl-C or SIGTERM into a request to stop.
 
-    The next one is a `KeyboardInterrupt`. Signals that somebody else sees to, and other threads, are left alone. It
-    says what it waits for if it is `aloud`.
+    The first signal sets `is_requested`, or raises `Stopped` inside an `interruptible` block. The second one raises
+    `KeyboardInterrupt`. Signals with a handler of the application, and threads other than the main thread, are left
+    alone.
+
+    Args:
+        verbose: Whether the first signal prints a notice on standard error.
     """
 
-    def __init__(self, aloud: bool = False) -> None:
-        self.is_requested, self.aloud = False, aloud
-        self._before: dict[int, Any] = {}
-        self._at_once = False
+    def __init__(self, verbose: bool = False) -> None:
+        self.is_requested, self.verbose = False, verbose
+        self._handlers: dict[int, Any] = {}
+        self._is_interruptible = False
 
     def __enter__(self) -> "Stop":
         if threading.current_thread() is threading.main_thread():
-            for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
-                before = signal.getsignal(number)
-                if before == usual or isinstance(getattr(before, "__self__", None), Stop):
-                    self._before[number] = signal.signal(number, self._note)
+            for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+                handler = signal.getsignal(number)
+                if handler == default or isinstance(getattr(handler, "__self__", None), Stop):
+                    self._handlers[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *error: object) -> None:
-        for number, before in self._before.items():
-            if signal.getsignal(number) == self._note:
-                signal.signal(number, before)
-        self._before = {}
+        for number, handler in self._handlers.items():
+            if signal.getsignal(number) == self._handle:
+                signal.signal(number, handler)
+        self._handlers = {}
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """A block that may end anywhere: a stop that was asked for raises `Stopped` in it, also before it begins."""
-        self._at_once = True
+        """Mark a block that may end anywhere: a request to stop raises `Stopped` in it, also an earlier request."""
+        self._is_interruptible = True
         try:
             if self.is_requested:
                 raise Stopped
             yield
         finally:
-            self._at_once = False
+            self._is_interruptible = False
 
-    def _note(self, _number: int, _frame: FrameType | None) -> None:
-        if self.is_requested or not self._before:  # of a block that has ended, whose handler somebody has put back
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        if (
+            self.is_requested or not self._handlers
+        ):  # no handlers: the block has ended, but other code restored this handler
             raise KeyboardInterrupt
         self.is_requested = True
-        if self.aloud:
-            os.write(2, ASKED)
-        if self._at_once:
+        if self.verbose:
+            os.write(2, NOTICE)
+        if self._is_interruptible:
             raise Stopped

@@ -1,8 +1,8 @@
-"""Names that are imported when they are first asked for (PEP 562), so that importing a package costs nothing.
+"""Lazy imports of the public names of a package (PEP 562), so that importing the package is fast.
 
     __getattr__, __dir__, __all__ = lazy(__name__, {"run": ("Run",), "scoring": ("Scorer", "Tally")})
 
-The same imports stand under `TYPE_CHECKING`, for those who read the code without running it.
+The package repeats the imports under `TYPE_CHECKING` for type checkers.
 """
 
 import importlib
@@ -14,14 +14,14 @@ from typing import Any
 def lazy(
     package: str, names: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package that offers `names` of its modules."""
-    places = {name: f"{package}.{module}" for module, own in names.items() for name in own}
+    """Return `__getattr__`, `__dir__` and `__all__` of a package; `names` lists public names by module."""
+    modules = {name: f"{package}.{module}" for module, exports in names.items() for name in exports}
 
-    def find(name: str) -> Any:
-        if name not in places:
+    def load(name: str) -> Any:
+        if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
-        found = getattr(importlib.import_module(places[name]), name)
-        setattr(sys.modules[package], name, found)  # found at once from now on
-        return found
+        value = getattr(importlib.import_module(modules[name]), name)
+        setattr(sys.modules[package], name, value)  # later accesses do not call this function
+        return value
 
-    return find, lambda: sorted({*vars(sys.modules[package]), *places}), sorted(places)
+    return load, lambda: sorted({*vars(sys.modules[package]), *modules}), sorted(modules)

@@ -1,7 +1,7 @@
-"""The range of every number that somebody can give, and the error that says what is wrong with one.
+"""The valid range of every number that a user can set, and the error about an invalid input.
 
-A field of the config has its `Limits` beside its help text. `NUMBERS` has those of the options that are no fields:
-the command line holds what it parses against them, and the functions that take these numbers call `check`.
+A field of a `Config` has its `Limits` in its metadata. `NUMBER_LIMITS` has the limits of the options that are not
+fields; the command line uses it for parsing, and the functions that take these numbers call `check`.
 """
 
 import difflib
@@ -11,17 +11,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-MAX_COUNT = 1_000_000_000  # rows, tokens, values: more than any table here has, and 32 bits hold it
-MAX_FLOAT = 1e38  # which 32-bit floats hold
-SHORT = 100  # a range up to here is shown whole
-MAX_SEED = 1 << 43  # training multiplies a seed by a million, and 63 bits hold that
+MAX_COUNT = 1_000_000_000  # of rows, tokens or values: more than any table has, and it fits into 32 bits
+MAX_FLOAT = 1e38  # fits into a 32-bit float
+MAX_SHORT_RANGE = 100  # messages show a range up to this bound completely
+MAX_SEED = 1 << 43  # training multiplies a seed by a million, which must fit into 63 bits
 CONTINUE_ANYWAY = "to continue anyway"
 
 
 class UserError(ValueError):
-    """A mistake in what the user gave: one line that says what was got, where, and what is valid.
+    """A mistake in the user's input: one line that says where, what is wrong, and what is valid.
 
-    `remedies` are options, name and value, spelled as in Python, where a flag is True; `outcome` is what they are for.
+    Args:
+        message: The line without the remedies.
+        remedies: Options that solve the problem, as name and value; True stands for a flag without a value.
+        outcome: What the remedies achieve, as the end of the sentence.
     """
 
     def __init__(
@@ -31,16 +34,16 @@ class UserError(ValueError):
         self.message, self.remedies, self.outcome = message, tuple(remedies), outcome
 
     def __str__(self) -> str:
-        named = [(name, value if value is True else f'"{value}"') for name, value in self.remedies]
-        return self._with([f"{name}={value}" for name, value in named])
+        arguments = [(name, value if value is True else f'"{value}"') for name, value in self.remedies]
+        return self._with([f"{name}={value}" for name, value in arguments])
 
     def as_command(self) -> str:
-        """The same line with the remedies as flags of the command line."""
-        named = [(f"--{name.replace('_', '-')}", value) for name, value in self.remedies]
-        return self._with([flag if value is True else f"{flag} {value}" for flag, value in named])
+        """Return the line with the remedies as flags of the command line."""
+        flags = [(f"--{name.replace('_', '-')}", value) for name, value in self.remedies]
+        return self._with([flag if value is True else f"{flag} {value}" for flag, value in flags])
 
     def with_message(self, message: str) -> "UserError":
-        """An error of another message with the same remedies."""
+        """Return an error with another message and the same remedies."""
         return UserError(message, self.remedies, self.outcome)
 
     def _with(self, remedies: list[str]) -> str:
@@ -48,24 +51,28 @@ class UserError(ValueError):
 
 
 def choose(kind: str, name: str, valid: Iterable[str]) -> str:
-    """`name`, if it is one of `valid`; otherwise a `UserError` that lists them and names the nearest."""
+    """Return `name` if it is one of the `valid` names.
+
+    Raises:
+        UserError: It is not; the message calls it a `kind`, lists the valid names and suggests the most similar one.
+    """
     names = list(valid)
     if name in names:
         return name
-    known = ", ".join(names) or "nothing: there are none"
+    known = ", ".join(names) or "an empty list"
     raise UserError(f"unknown {kind} {name!r}{nearest_hint(name, names)}; choose from {known}")
 
 
 def nearest_hint(name: str, valid: Iterable[str]) -> str:
-    """What an error adds about a `name` that is not there: the nearest of those that are, if one is near."""
+    """Return " (did you mean ...?)" with the valid name most similar to `name`, or "" if none is similar."""
     near = difflib.get_close_matches(name, list(valid), n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def check_format(number: Any, newest: int, what: object) -> None:
-    """`UserError` unless this code reads format `number` of `what`: it reads all from 1 to `newest`."""
+    """Raise `UserError` unless the format `number` of the file `what` is from 1 to `newest`."""
     if type(number) is not int or number < 1:
-        raise UserError(f"{what}: damaged (its format is {number!r:.40}; it must be a whole number from 1 on)")
+        raise UserError(f"{what}: damaged (its format is {number!r:.40}; expected a whole number of at least 1)")
     if number > newest:
         raise UserError(
             f"{what}: its format is {number}, this factorcell reads up to {newest}; "
@@ -75,9 +82,14 @@ def check_format(number: Any, newest: int, what: object) -> None:
 
 @dataclass(frozen=True)
 class Limits:
-    """The numbers from `low` to `high`, both included unless `above` (not `low`) or `below` (not `high`) is set.
+    """The numbers from `low` to `high`.
 
-    `whole`: no fractions.
+    Args:
+        low: The lower bound.
+        high: The upper bound.
+        whole: Whether the number must be an integer.
+        above: Whether `low` itself is excluded.
+        below: Whether `high` itself is excluded.
     """
 
     low: float
@@ -87,28 +99,28 @@ class Limits:
     below: bool = False
 
     def check(self, name: str, value: Any) -> None:
-        """`UserError` unless `value`, which the message calls `name`, is such a number."""
-        kind: Any = numbers.Integral if self.whole else numbers.Real
-        if isinstance(value, bool) or not isinstance(value, kind):
+        """Raise `UserError` unless `value` is within the limits; the message calls it `name`."""
+        number_type: Any = numbers.Integral if self.whole else numbers.Real
+        if isinstance(value, bool) or not isinstance(value, number_type):
             raise UserError(f"{name} is {value!r:.60}; it must be {'a whole number' if self.whole else 'a number'}")
-        enough = value > self.low if self.above else value >= self.low
-        little = value < self.high if self.below else value <= self.high
-        if not (enough and little):  # not a number is neither
-            shown = f"{value:g}" if isinstance(value, float) else f"{value!s:.40}"
-            raise UserError(f"{name} is {shown}; it must be {self._wanted(enough)}")
+        is_large_enough = value > self.low if self.above else value >= self.low
+        is_small_enough = value < self.high if self.below else value <= self.high
+        if not (is_large_enough and is_small_enough):  # NaN is neither
+            text = f"{value:g}" if isinstance(value, float) else f"{value!s:.40}"
+            raise UserError(f"{name} is {text}; it must be {self._describe(is_large_enough)}")
 
-    def _wanted(self, enough: bool) -> str:
-        """What is valid: all of a short range, of a long one the bound that was missed."""
+    def _describe(self, is_large_enough: bool) -> str:
+        """Describe the valid numbers: a short range completely, otherwise the bound that the number violates."""
         low = f"above {self.low:g}" if self.above else f"at least {self.low:g}"
         high = f"below {self.high:g}" if self.below else f"at most {self.high:{'g' if not self.whole else ''}}"
-        if self.high > SHORT:
-            return high if enough else low
+        if self.high > MAX_SHORT_RANGE:
+            return high if is_large_enough else low
         return f"{low} and {high}" if self.above or self.below else f"from {self.low:g} to {self.high:g}"
 
 
-# The options that are no fields of the config, by the name that the command line and Python share.
+# The options that are not fields of a `Config`, by their name in Python and on the command line.
 NUMBER_LIMITS = {
-    "alternatives": Limits(1000, 1_000_000),  # fewer tell no exposure
+    "alternatives": Limits(1000, 1_000_000),  # fewer cannot show exposure
     "cached": Limits(1),
     "count": Limits(1, 100_000),
     "deadline_ms": Limits(1, 10_000),
@@ -132,7 +144,7 @@ NUMBER_LIMITS = {
     "rate": Limits(0, 1_000_000, whole=False, above=True),
     "reach": Limits(0, MAX_COUNT, whole=False),
     "repeats": Limits(1, 1_000_000),
-    "rows": Limits(20),  # fewer say nothing of a column
+    "rows": Limits(20),  # fewer cannot show the effect of a column
     "rows_per_user": Limits(1),
     "samples": Limits(0),
     "seconds": Limits(0, MAX_COUNT, whole=False),
@@ -152,8 +164,8 @@ NUMBER_LIMITS = {
 }
 
 
-def check(**given: float | None) -> None:
-    """`UserError` unless each of the numbers `given`, by its name in `NUMBERS`, is valid; None is not given."""
-    for name, value in given.items():
+def check(**values: float | None) -> None:
+    """Raise `UserError` unless each number, passed by its name in `NUMBER_LIMITS`, is valid; None is always valid."""
+    for name, value in values.items():
         if value is not None:
             NUMBER_LIMITS[name].check(name, value)

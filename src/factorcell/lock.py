@@ -1,4 +1,4 @@
-"""A lock on a folder: one process at a time trains in it. It ends with its process, also by `kill -9`."""
+"""A lock on a folder, so that one process at a time trains in it. The lock ends with its process, even on `kill -9`."""
 
 import os
 import platform
@@ -13,16 +13,21 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-FILE = "training.lock"  # stays in the folder: two processes could lock different files if it was removed
+FILE = "training.lock"  # is not removed: two processes could then lock different files
 
 
 @contextmanager
 def training_lock(folder: Path, notify: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Make this process the only one that trains in `folder`, which is made if need be and removed if it stays empty.
+    """Hold the lock on `folder`. Create the folder if it does not exist, and remove it again if it stays empty.
 
-    `UserError` names another process that trains there. `say` takes a line where the file system has no locks.
+    Args:
+        folder: The folder to train in.
+        notify: Receives a line if the file system does not support locks.
+
+    Raises:
+        UserError: Another process is training in the folder, or it cannot be written.
     """
-    made, path = not folder.exists(), folder / FILE
+    is_created, path = not folder.exists(), folder / FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = path.open("a+", encoding="utf-8")
@@ -38,14 +43,14 @@ def training_lock(folder: Path, notify: Callable[[str], None] | None = None) -> 
             raise UserError(f"{folder}: {file.read(200) or 'another process'} is training there") from None
         except OSError:
             if notify is not None:
-                notify(f"{folder}: no locks here, so nothing refuses a second training in this folder")
+                notify(f"{folder}: the file system has no locks; do not start a second training in this folder")
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}")
         file.flush()
         try:
             yield
         finally:
-            if made and list(folder.iterdir()) == [path]:
+            if is_created and list(folder.iterdir()) == [path]:
                 with suppress(OSError):
                     path.unlink()
                     folder.rmdir()

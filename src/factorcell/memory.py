@@ -6,60 +6,60 @@ from pathlib import Path
 from factorcell import limits
 from factorcell.limits import UserError
 
-LIMIT_VARIABLE = "FACTORCELL_MAX_MEMORY"  # of the environment, in GiB; `--max-memory` sets it for one command
+LIMIT_VARIABLE = "FACTORCELL_MAX_MEMORY"  # environment variable, in GiB; `--max-memory` sets it for one command
 GIB = 1 << 30
 GROUPS, OWN_GROUP, INFO = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"), Path("/proc/meminfo")
 
 
-def check(wanted: int, what: str) -> None:
-    """`UserError` if `what` takes more bytes than there are: it says both, and what raises the limit."""
-    most, whose = limit()
-    if wanted > most:
+def check(needed: int, what: str) -> None:
+    """Raise `UserError` if `what` needs more bytes than this process may use."""
+    available, source = limit()
+    if needed > available:
         raise UserError(
-            f"{what} would take about {shown(wanted)} of memory; {whose} {shown(most)} "
+            f"{what} would take about {format_bytes(needed)} of memory; {source} {format_bytes(available)} "
             f"(--max-memory or {LIMIT_VARIABLE} sets another limit, in GiB)"
         )
 
 
 def limit() -> tuple[int, str]:
-    """The most bytes to take, and whose limit it is: the user's, or that of the control group and the machine."""
-    given = os.environ.get(LIMIT_VARIABLE, "")
-    if given:
+    """Return the bytes that this process may use, and the words before this number in an error message."""
+    text = os.environ.get(LIMIT_VARIABLE, "")
+    if text:
         try:
-            number = float(given)
+            number = float(text)
         except ValueError:
-            raise UserError(f"{LIMIT_VARIABLE} is {given!r:.60}; it must be a number of GiB") from None
+            raise UserError(f"{LIMIT_VARIABLE} is {text!r:.60}; it must be a number of GiB") from None
         limits.check(max_memory=number)
         return int(number * GIB), "the limit is"
     return machine_memory(), "this machine has"
 
 
 def machine_memory() -> int:
-    """The bytes of memory of this machine, or of its control group where that has fewer."""
-    found = [1 << 62]
+    """Return the bytes of memory of this machine, or of its control group if that has less."""
+    sizes = [1 << 62]
     for line in _lines(INFO):
         if line.startswith("MemTotal:"):
-            found.append(int(line.split()[1]) << 10)
+            sizes.append(int(line.split()[1]) << 10)
     for line in _lines(OWN_GROUP):
-        _, controllers, own = line.split(":", 2)
-        second = not controllers  # of the two versions of control groups
-        if second or "memory" in controllers.split(","):
-            root, name = (GROUPS, "memory.max") if second else (GROUPS / "memory", "memory.limit_in_bytes")
-            inner = root / own.strip("/")
+        _, controllers, group = line.split(":", 2)
+        is_version_2 = not controllers
+        if is_version_2 or "memory" in controllers.split(","):
+            root, name = (GROUPS, "memory.max") if is_version_2 else (GROUPS / "memory", "memory.limit_in_bytes")
+            inner = root / group.strip("/")
             for folder in (inner, *inner.parents):
-                found += [int(text) for text in _lines(folder / name) if text.isdecimal()]
+                sizes += [int(text) for text in _lines(folder / name) if text.isdecimal()]
                 if folder == root:
                     break
-    return min(found)
+    return min(sizes)
 
 
-def shown(count: int) -> str:
-    """Bytes in a unit that people read."""
+def format_bytes(count: int) -> str:
+    """Format a number of bytes in GiB, or in MiB if it is small."""
     return f"{count / GIB:,.1f} GiB" if count >= GIB / 10 else f"{count / (1 << 20):,.0f} MiB"
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a file of the system; none where it has no such file."""
+    """Return the lines of a system file, none if the system does not have it."""
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -67,5 +67,5 @@ def _lines(path: Path) -> list[str]:
 
 
 def usable_cores() -> int:
-    """The cores that the system lets this process run on."""
+    """Return the number of cores that the system allows this process to run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

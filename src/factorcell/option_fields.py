@@ -1,7 +1,7 @@
-"""Fields of options with their checks, and the kinds of tokenizers, backbones and heads with their options.
+"""Dataclass fields for options, and the built-in kinds of tokenizers, backbones and heads with their options.
 
 A kind of another package is a class with an attribute `Options`, a dataclass that extends `KindOptions`.
-`EXTENSIBLE` holds, by option, the names that other packages may add to.
+`EXTENSIBLE` contains, for each option whose choices other packages can extend, the registry of these choices.
 """
 
 import dataclasses
@@ -17,8 +17,27 @@ from factorcell.limits import MAX_COUNT, MAX_FLOAT, Limits, UserError, choose
 PREFIX = "prefix"  # reads the context as control codes; the other adapters change weights
 ADAPTERS = ("concat", "scale", "factor", PREFIX)
 CELLS = ("coupled", "lstm", "gru", "tanh", "relu")
-LARGEST_HASH = 1 << 30  # so that the sum of two hashes has 32 bits
-MAX_SIZE, MAX_LAYERS = 1_000_000, 100  # the largest there may be; memory sets a bound before
+MAX_HASH_SIZE = 1 << 30  # the sum of two hashes must fit into 32 bits
+MAX_SIZE, MAX_LAYERS = 1_000_000, 100  # sanity bounds; in practice memory is the limit
+
+
+# Help texts that explain the choices of an option.
+CHOICE_HELP = {
+    "adapt": (
+        "how the context adapts the backbone (repeatable); concat: shifts the bias, scale: rescales the outputs, "
+        "factor: adds a matrix of low rank to the weights, prefix: control codes before the text"
+    ),
+    "output_bias": (
+        "how the context shifts the softmax bias (repeatable); low_rank: by the context vector, low_rank_each: by the "
+        "embedding of each variable, one_hot: by a coefficient for each token and value, sparse: as one_hot with an l1 "
+        "penalty, hash: by coefficients in hash buckets"
+    ),
+    "context_layer": (
+        "activation of the layer that combines the context variables; none: no such layer, for a single variable"
+    ),
+    "cell": "recurrent cell; coupled: an LSTM with coupled input and forget gates, as in the papers",
+    "loss": "training loss; full: softmax over all tokens, sampled: over the target and tokens sampled for each batch",
+}
 
 
 def option(
@@ -30,35 +49,44 @@ def option(
     metavar: str = "",
     rare: bool = False,
 ) -> Any:
-    """A dataclass field with its help text, and its valid choices or, of a number, its limits.
+    """Declare an option as a dataclass field.
 
-    `metavar` stands for a value in the help of the command line, where a `rare` one comes last.
+    Args:
+        default: The default value.
+        text: The help text.
+        choices: The valid values, if the option is a choice.
+        limits: The valid range, if the option is a number.
+        metavar: The placeholder of the value in the help of the command line.
+        rare: Whether the help lists the option after the others.
+
+    Returns:
+        A field with this metadata, for the body of a dataclass.
     """
-    about = {"help": text, "choices": choices, "limits": limits, "metavar": metavar, "rare": rare}
-    return dataclasses.field(default=default, metadata=about)
+    metadata = {"help": text, "choices": choices, "limits": limits, "metavar": metavar, "rare": rare}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def int_option(default: int, text: str, low: int, high: int = MAX_COUNT, *, rare: bool = False) -> Any:
-    """The field of a whole number from `low` to `high`."""
+    """Declare an option that is an integer from `low` to `high`; `text` is its help text."""
     return option(default, text, limits=Limits(low, high), rare=rare)
 
 
 def float_option(default: float, text: str, low: float = 0.0, high: float = MAX_FLOAT, *, rare: bool = False) -> Any:
-    """The field of a number from `low` to `high`."""
+    """Declare an option that is a number from `low` to `high`; `text` is its help text."""
     return option(default, text, limits=Limits(low, high, whole=False), rare=rare)
 
 
 def rate_option(text: str, *, rare: bool = False) -> Any:
-    """The field of a share that is dropped: not all, and by default nothing."""
+    """Declare an option that is a dropout rate, from 0 (the default) to below 1; `text` is its help text."""
     return option(0.0, text, limits=Limits(0, 1, whole=False, below=True), rare=rare)
 
 
 def check_fields(section: Any) -> None:
-    """Check every field of `section` against its type, its choices and its limits."""
+    """Check every field of the dataclass `section` against its type, choices and limits."""
     hints = typing.get_type_hints(type(section))
     for field in dataclasses.fields(section):
         value, limits = getattr(section, field.name), field.metadata.get("limits")
-        value = _typed(field.name, value, hints[field.name])
+        value = _convert(field.name, value, hints[field.name])
         for item in value if isinstance(value, tuple) else (value,):
             if field.name in EXTENSIBLE:
                 EXTENSIBLE[field.name].choose(field.name, item)
@@ -69,8 +97,8 @@ def check_fields(section: Any) -> None:
         object.__setattr__(section, field.name, value)
 
 
-def _typed(name: str, value: Any, hint: Any) -> Any:
-    """`value` as the type `hint`; lists become tuples and whole numbers floats where a field says so."""
+def _convert(name: str, value: Any, hint: Any) -> Any:
+    """Return `value` as the type `hint`: lists become tuples, and integers become floats if a float is expected."""
     if typing.get_origin(hint) is tuple:
         if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
             return tuple(value)
@@ -84,9 +112,10 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
 
 @dataclass(frozen=True)
 class KindOptions:
-    """Base of the options of one kind of tokenizer, backbone or head; a subclass sets `kind` to its name.
+    """Base class of the options of one kind of tokenizer, backbone or head.
 
-    Fields may be plain or made by `option`, `whole` and `real`, which give them a help text, choices and limits.
+    A subclass is a frozen dataclass that sets the default of `kind` to its name. Its fields may have plain defaults or
+    be declared by `option`, `int_option` and `float_option`, which add a help text, choices and limits.
     """
 
     kind: str = ""
@@ -97,11 +126,11 @@ class KindOptions:
 
 @dataclass(frozen=True)
 class TokenizerOptions(KindOptions):
-    """Options that every tokenizer with a vocabulary of counted tokens has."""
+    """Options of every tokenizer with a vocabulary of counted tokens."""
 
-    lowercase: bool = option(False, "lower-case the text")
-    min_count: int = int_option(2, "a token seen less often in training is out of vocabulary", 1)
-    max_vocabulary: int = int_option(50_000, "at most this many tokens, the most frequent", 1)
+    lowercase: bool = option(False, "convert the text to lower case")
+    min_count: int = int_option(2, "tokens that occur less often in the training texts are out of vocabulary", 1)
+    max_vocabulary: int = int_option(50_000, "largest vocabulary: the most frequent tokens", 1)
 
 
 @dataclass(frozen=True)
@@ -109,7 +138,7 @@ class WordOptions(TokenizerOptions):
     """Words, numbers and punctuation marks."""
 
     kind: str = "word"
-    lowercase: bool = option(True, "lower-case the text")
+    lowercase: bool = option(True, "convert the text to lower case")
     strip_punctuation: bool = option(False, "drop tokens without a letter, digit, $ or %", rare=True)
 
 
@@ -125,12 +154,12 @@ class CharacterOptions(TokenizerOptions):
     """Unicode code points."""
 
     kind: str = "char"
-    lowercase: bool = option(False, "lower-case the text")
+    lowercase: bool = option(False, "convert the text to lower case")
 
 
 @dataclass(frozen=True)
 class GraphemeOptions(CharacterOptions):
-    """Letters with their accents, flags, emoji: what a reader calls a character."""
+    """Grapheme clusters: what a reader sees as one character, such as a letter with its accents, a flag or an emoji."""
 
     kind: str = "grapheme"
 
@@ -140,37 +169,44 @@ class RecurrentOptions(KindOptions):
     """Layers of recurrent cells."""
 
     kind: str = "recurrent"
-    cell: str = option(
-        "coupled", "kind of recurrent layer; coupled: the LSTM of the papers; packages may add names", choices=CELLS
-    )
-    layers: int = int_option(1, "recurrent layers, each with adapters of its own", 1, MAX_LAYERS)
-    hidden_size: int = int_option(200, "d, size of the recurrent layer", 1, MAX_SIZE)
-    layer_norm: bool = option(False, "normalise gates and memory over the hidden units (Ba et al. 2016)", rare=True)
+    cell: str = option("coupled", CHOICE_HELP["cell"], choices=CELLS)
+    layers: int = int_option(1, "recurrent layers, each with its own adapters", 1, MAX_LAYERS)
+    hidden_size: int = int_option(200, "size d of the hidden state", 1, MAX_SIZE)
+    layer_norm: bool = option(False, "normalize the gates and the memory of each layer (Ba et al. 2016)", rare=True)
     variational: bool = option(
-        False, "dropout: one mask a text, and the recurrent one on h (Gal and Ghahramani 2016)", rare=True
+        False,
+        "variational dropout (Gal and Ghahramani 2016): one mask for all steps of a text, and recurrent dropout of the "
+        "hidden state",
+        rare=True,
     )
     dropout_recurrent: float = rate_option(
-        "drop rate of the candidate (Semeniuta et al. 2016); if variational, of h where it is fed back"
+        "dropout rate of the new values for the memory (Semeniuta et al. 2016); with variational, of the hidden state "
+        "in the recurrent products"
     )
-    dropout_input: float = rate_option("drop rate of the token embeddings")
-    dropout_output: float = rate_option("drop rate of the hidden states given to the softmax or the next layer")
-    dropout_token: float = rate_option("rate at which whole input tokens are replaced by zero", rare=True)
+    dropout_input: float = rate_option("dropout rate of the token embeddings")
+    dropout_output: float = rate_option("dropout rate of the hidden states, before the softmax or the next layer")
+    dropout_token: float = rate_option("rate at which the embeddings of whole tokens are set to zero", rare=True)
 
 
 @dataclass(frozen=True)
 class SoftmaxOptions(KindOptions):
-    """A softmax over the token embeddings of the input layer."""
+    """A softmax whose weights are the token embeddings."""
 
     kind: str = "softmax"
     hash_size: int = int_option(
-        1 << 22, "buckets of the hashed softmax bias (the next prime)", 1, LARGEST_HASH, rare=True
+        1 << 22, "buckets of the softmax bias `hash`, rounded up to a prime", 1, MAX_HASH_SIZE, rare=True
     )
     bloom_size: int = int_option(
-        1 << 26, "bits of its filter of pairs seen in training; 0: no filter, all pairs", 0, LARGEST_HASH, rare=True
+        1 << 26,
+        "bits of the Bloom filter that limits the softmax bias `hash` to pairs of token and value in the training "
+        "texts; 0: no filter",
+        0,
+        MAX_HASH_SIZE,
+        rare=True,
     )
 
 
-# The built-in kinds of each tagged section, the default first; other packages add their own (`EXTENSIBLE`).
+# The built-in kinds of each section that has kinds, with the default first; `EXTENSIBLE` has those of other packages.
 OPTION_KINDS: dict[str, dict[str, type[KindOptions]]] = {
     "tokenizer": {"word": WordOptions, "space": SpaceOptions, "char": CharacterOptions, "grapheme": GraphemeOptions},
     "backbone": {"recurrent": RecurrentOptions},
@@ -182,28 +218,32 @@ EXTENSIBLE = {
     **{section: Extensions(section, tuple(kinds)) for section, kinds in OPTION_KINDS.items()},
 }
 KIND_HELP = {
-    "tokenizer": "how text becomes tokens: words, parts between spaces, characters or graphemes",
-    "backbone": "what reads the tokens",
-    "head": "what turns the vectors of the backbone into probabilities of tokens",
+    "tokenizer": "how text is split into tokens: words, parts between spaces, characters or graphemes",
+    "backbone": "network that turns the tokens read so far into a vector",
+    "head": "network that turns the vector of the backbone into probabilities of the next token",
 }
 
 
 def options_class(section: str, kind: str) -> type[KindOptions]:
-    """Return the dataclass of the options of a `kind` of tokenizer, backbone or head.
+    """Return the dataclass with the options of a `kind` of tokenizer, backbone or head.
 
     Raises:
-        UserError: No kind of this `section` has this name, neither here nor in an installed package.
+        UserError: This `section` has no kind of this name, neither built in nor in an installed package.
     """
     known = OPTION_KINDS[section]
     return known[kind] if kind in known else EXTENSIBLE[section].find_class(kind, {}, KIND_CHECKS[section]).Options
 
 
-def check_kind(name: str, made: Any, base: type[KindOptions] = KindOptions) -> None:
-    """Raise `UserError` unless `made` is a class whose attribute `Options`, a `base`, is for the kind `name`."""
-    options = getattr(made, "Options", None)
-    if not (isinstance(made, type) and isinstance(options, type) and issubclass(options, base)):
+def check_kind(name: str, cls: Any, base: type[KindOptions] = KindOptions) -> None:
+    """Check that `cls` is a class with an attribute `Options` that extends `base` and belongs to the kind `name`.
+
+    Raises:
+        UserError: It is not, or an option has a default of an unsupported type.
+    """
+    options = getattr(cls, "Options", None)
+    if not (isinstance(cls, type) and isinstance(options, type) and issubclass(options, base)):
         raise UserError(
-            f"{name!r} is {made!r:.60}; expected a class with `Options`, a dataclass that extends {base.__name__}"
+            f"{name!r}: expected a class with `Options`, a dataclass that extends {base.__name__}, got {cls!r:.60}"
         )
     for field in dataclasses.fields(options):
         if not isinstance(field.default, (bool, int, float, str, tuple)):

@@ -1,6 +1,8 @@
-"""How far a long job is: a bar on a terminal, elsewhere a line now and then, so that a log stays short and readable.
+"""Progress of long work: a bar on a terminal; otherwise an occasional line, so that logs stay short and readable.
 
-reading: 120k of 500k rows, 8.00k rows/s, 00:47 left
+Such a line is, for example:
+
+    reading: 120k of 500k rows, 8.00k rows/s, 00:47 left
 """
 
 import sys
@@ -11,20 +13,20 @@ from typing import Any
 
 from factorcell.escapes import escape_hidden
 
-FIRST, SELDOM = 5.0, 30.0  # seconds before the first line, and between lines
+FIRST, INTERVAL = 5.0, 30.0  # seconds before the first line, and between lines
 
 
 class Log:
-    """A stream that writes the state of a bar to standard error as a line, if one is due."""
+    """Stream for tqdm that prints the state of a bar on standard error as a line, if a line is due."""
 
     def __init__(self) -> None:
         self.stream, self.due = sys.stderr, time.monotonic() + FIRST
 
     def write(self, text: str) -> None:
-        """Write the text of a bar without its carriage return, and ignore it before a line is due."""
+        """Print the text of a bar without its carriage return if a line is due; otherwise ignore it."""
         now = time.monotonic()
         if (text := text.strip()) and now >= self.due:
-            self.due = now + SELDOM
+            self.due = now + INTERVAL
             self.stream.write(text + "\n")
 
     def flush(self) -> None:
@@ -32,23 +34,28 @@ class Log:
         self.stream.flush()
 
 
-def progress_bar(items: Iterable[Any] | None = None, *, desc: str, unit: str, show: bool = True, **more: Any) -> Any:
-    """A bar of tqdm over `items`, or of a job that `update` counts; silent unless `show`.
+def progress_bar(items: Iterable[Any] | None = None, *, desc: str, unit: str, show: bool = True, **options: Any) -> Any:
+    """Return a tqdm bar over `items`, or without items a bar that the caller moves by `update`.
 
-    `unit` is a plural, `more` as tqdm has it: `total`, `initial`, `leave`, `unit_scale`.
+    Args:
+        items: What to iterate over.
+        desc: What is being done, such as "reading".
+        unit: The unit in the plural, such as "rows".
+        show: Whether anything is displayed.
+        **options: Options of tqdm: `total`, `initial`, `leave`, `unit_scale`.
     """
-    more |= {"desc": f"{desc}: ", "unit": f" {unit}", "miniters": 1, "disable": not show}
+    options |= {"desc": f"{desc}: ", "unit": f" {unit}", "miniters": 1, "disable": not show}
     if sys.stderr.isatty():
-        return _bar()(items, dynamic_ncols=True, **more)
-    known = more.get("total") is not None or isinstance(items, Sized)
-    done, left = ("{n_fmt} of {total_fmt}", ", {remaining} left") if known else ("{n_fmt}", "")
+        return _bar_class()(items, dynamic_ncols=True, **options)
+    has_total = options.get("total") is not None or isinstance(items, Sized)
+    done, left = ("{n_fmt} of {total_fmt}", ", {remaining} left") if has_total else ("{n_fmt}", "")
     line = f"{{desc}}{done}{{unit}}, {{rate_fmt}}{left}{{postfix}}"
-    return _bar()(items, file=Log(), ncols=1000, bar_format=line, **more)
+    return _bar_class()(items, file=Log(), ncols=1000, bar_format=line, **options)
 
 
 @cache
-def _bar() -> Any:
-    """The bar of tqdm with names that cannot steer the terminal; tqdm is imported when a bar is needed."""
+def _bar_class() -> Any:
+    """Define a tqdm bar that escapes its texts, so that they cannot control the terminal; tqdm is imported lazily."""
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[misc]
@@ -56,7 +63,7 @@ def _bar() -> Any:
 
         @property
         def format_dict(self) -> dict[str, Any]:
-            drawn = super().format_dict
-            return {**drawn, **{name: escape_hidden(drawn[name] or "") for name in ("prefix", "postfix", "unit")}}
+            values = super().format_dict
+            return {**values, **{name: escape_hidden(values[name] or "") for name in ("prefix", "postfix", "unit")}}
 
     return Bar

@@ -1,6 +1,6 @@
-"""Which factorcell this is."""
+"""The version of the package."""
 
 from importlib.metadata import version
 
 __version__ = version("factorcell")
-"""The version of the package that is installed."""
+"""The version of the installed package."""

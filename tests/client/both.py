@@ -1,4 +1,4 @@
-"""Both clients behind one face, so that one test asks both."""
+"""Both clients behind one interface, so that one test covers both."""
 
 import asyncio
 import inspect
@@ -9,42 +9,42 @@ import httpx
 
 from factorcell.client import AsyncClient, Client, RetryPolicy
 
-KINDS = ("blocking", "asynchronous")
-LONG = RetryPolicy(deadline=120, timeout=60)  # the machine of a test may be busy
+CLIENT_KINDS = ("blocking", "asynchronous")
+PATIENT = RetryPolicy(deadline=120, timeout=60)  # for busy machines
 
 Handler = Callable[[httpx.Request], httpx.Response]
 
 
 class Awaited:
-    """An `AsyncClient` whose methods wait, in an event loop of its own."""
+    """An `AsyncClient` with blocking methods, which run in its own event loop."""
 
     def __init__(self, client: AsyncClient, runner: asyncio.Runner) -> None:
         self.client, self.runner = client, runner
 
     def __getattr__(self, name: str) -> Any:
-        asked = getattr(self.client, name)
+        method = getattr(self.client, name)
 
         def wait(*args: Any, **fields: Any) -> Any:
-            given = asked(*args, **fields)
-            if isinstance(given, AsyncGenerator):
-                return _each(given, self.runner)
-            return self.runner.run(given)
+            result = method(*args, **fields)
+            if isinstance(result, AsyncGenerator):
+                return _iterate(result, self.runner)
+            return self.runner.run(result)
 
         return wait
 
 
-def _each(items: AsyncGenerator[Any, None], runner: asyncio.Runner) -> Generator[Any, None, None]:
-    async def following() -> Any:
+def _iterate(items: AsyncGenerator[Any, None], runner: asyncio.Runner) -> Generator[Any, None, None]:
+    async def next_item() -> Any:
         return await anext(items, None)
 
     try:
-        while (item := runner.run(following())) is not None:
+        while (item := runner.run(next_item())) is not None:
             yield item
     finally:
         runner.run(items.aclose())
 
 
-def made(
+def new_client(
     kind: str,
     runner: asyncio.Runner,
     *args: Any,
@@ -52,16 +52,16 @@ def made(
     connections: int | None = None,
     **options: Any,
 ) -> tuple[Any, Callable[[], None]]:
-    own: dict[str, Any] = {"verify": False} if handler is None else {"transport": httpx.MockTransport(handler)}
-    own |= {} if connections is None else {"limits": httpx.Limits(max_connections=connections)}
-    options = {"patience": LONG, **options}
+    http_options: dict[str, Any] = {"verify": False} if handler is None else {"transport": httpx.MockTransport(handler)}
+    http_options |= {} if connections is None else {"limits": httpx.Limits(max_connections=connections)}
+    options = {"retry_policy": PATIENT, **options}
     if kind == "blocking":
-        http = httpx.Client(**own)
+        http = httpx.Client(**http_options)
         return Client(*args, http=http, **options), http.close
-    other = httpx.AsyncClient(**own)
-    return Awaited(AsyncClient(*args, http=other, **options), runner), lambda: runner.run(other.aclose())
+    async_http = httpx.AsyncClient(**http_options)
+    return Awaited(AsyncClient(*args, http=async_http, **options), runner), lambda: runner.run(async_http.aclose())
 
 
-def ask(client: Any, name: str, *args: Any, **fields: Any) -> Any:
-    given = getattr(client, name)(*args, **fields)
-    return list(given) if inspect.isgenerator(given) else given
+def call(client: Any, name: str, *args: Any, **fields: Any) -> Any:
+    result = getattr(client, name)(*args, **fields)
+    return list(result) if inspect.isgenerator(result) else result

@@ -1,4 +1,4 @@
-"""A service on the loopback, and clients of both kinds."""
+"""Fixtures: a service on the loopback interface, and clients of both kinds."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -10,13 +10,13 @@ import pytest
 from factorcell.service.engine import Service
 from factorcell.service.http.application import application
 from factorcell.service.http.site import Settings, Site
-from tests.client.both import KINDS, made
-from tests.service.conftest import model, models, opened, service
+from tests.client.both import CLIENT_KINDS, new_client
+from tests.service.conftest import model, models, open_service, service
 from tests.service.listening import listening
 
-__all__ = ["model", "models", "opened", "service"]
+__all__ = ["model", "models", "open_service", "service"]
 
-Make = Callable[..., Any]
+MakeClient = Callable[..., Any]
 
 
 @pytest.fixture
@@ -31,12 +31,12 @@ def url(site: Site) -> Iterator[str]:
         yield address
 
 
-@pytest.fixture(params=KINDS)
-def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+@pytest.fixture(params=CLIENT_KINDS)
+def make_client(request: pytest.FixtureRequest) -> Iterator[MakeClient]:
     with asyncio.Runner() as runner, ExitStack() as stack:
 
         def another(*args: Any, **options: Any) -> Any:
-            client, close = made(request.param, runner, *args, **options)
+            client, close = new_client(request.param, runner, *args, **options)
             stack.callback(close)
             return client
 
@@ -44,5 +44,5 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
 
 
 @pytest.fixture
-def client(make: Make, url: str) -> Any:
-    return make(url)
+def client(make_client: MakeClient, url: str) -> Any:
+    return make_client(url)

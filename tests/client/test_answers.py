@@ -1,4 +1,4 @@
-"""Answers as they come over the wire, however they are cut and whatever they hold."""
+"""Responses in any split and with any content."""
 
 import httpx
 import msgspec
@@ -16,22 +16,22 @@ TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_f
 
 
 @given(TEXTS, st.data())
-def test_pieces_are_those_that_were_sent(texts: list[str], data: st.DataObject) -> None:
+def test_chunks_equal_those_that_were_sent(texts: list[str], data: st.DataObject) -> None:
     sent = [*(TextChunk(text=text) for text in texts), TextChunk(text="", done=True)]
-    content = b"".join(b"data: " + msgspec.json.encode(one) + b"\n\n" for one in sent)
+    content = b"".join(b"data: " + msgspec.json.encode(chunk) + b"\n\n" for chunk in sent)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(content)), max_size=10)))
-    reader, found = calls.Pieces(CALL), list[TextChunk]()
-    for begin, end in zip([0, *cuts], [*cuts, len(content)], strict=True):
-        found += reader.feed(content[begin:end])
-    assert found == sent
+    reader, chunks = calls.ChunkReader(CALL), list[TextChunk]()
+    for start, end in zip([0, *cuts], [*cuts, len(content)], strict=True):
+        chunks += reader.feed(content[start:end])
+    assert chunks == sent
     reader.end()
 
 
 @pytest.mark.parametrize("content", [b"", b'data: {"text":"a"}\n\n', b'data: {"text":"","done":true}', b": alive\n\n"])
-def test_a_text_that_breaks_off_is_an_error(content: bytes) -> None:
-    reader = calls.Pieces(CALL)
+def test_cut_off_text_is_an_error(content: bytes) -> None:
+    reader = calls.ChunkReader(CALL)
     list(reader.feed(content))
-    with pytest.raises(UnreachableError, match="broke off"):
+    with pytest.raises(UnreachableError, match="cut off"):
         reader.end()
 
 
@@ -39,7 +39,7 @@ def test_a_text_that_breaks_off_is_an_error(content: bytes) -> None:
 @example(b'{"status":"\xff"}')
 @example(b'{"type":"\xed\xa0\x80","title":"a","status":502,"detail":"a"}')
 @example(b'{"unknown":' + b"[" * 100_000)
-def test_any_bytes_are_an_answer_or_an_error(content: bytes) -> None:
+def test_any_bytes_are_a_response_or_an_error(content: bytes) -> None:
     with pytest.raises(UnexpectedAnswerError):
         calls.health().answer(httpx.Response(200, content=content + b"x"))
     with pytest.raises(RefusedError) as raised:
@@ -48,12 +48,12 @@ def test_any_bytes_are_an_answer_or_an_error(content: bytes) -> None:
     assert (error.status, error.type, error.is_temporary, error.may_have_run) == (502, "about:blank", True, True)
 
 
-@pytest.mark.parametrize("kind", problems.KINDS)
-def test_every_problem_of_the_server_is_an_error_with_all_of_it(kind: str) -> None:
+@pytest.mark.parametrize("kind", problems.PROBLEM_KINDS)
+def test_every_problem_becomes_an_error_with_all_fields(kind: str) -> None:
     response = ProblemError(kind, "because", retry=2.5).response()
     sent = httpx.Response(response.status_code, headers=dict(response.headers), content=bytes(response.body))
     error = calls.show("ann").refusal(sent)
-    status, title = problems.KINDS[kind]
+    status, title = problems.PROBLEM_KINDS[kind]
     assert (error.status, error.title, error.detail, error.kind) == (status, title, "because", kind)
     assert (error.type, error.retry_after) == (f"/docs#{kind}", 3.0)
     assert str(error) == f"show: {status} {title}: because"

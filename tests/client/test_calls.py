@@ -1,4 +1,4 @@
-"""What can be asked: all that the service answers, by the names of its messages, without PyTorch or the server."""
+"""The calls cover all operations with the fields of their messages, without PyTorch or the server."""
 
 import inspect
 import re
@@ -17,8 +17,8 @@ from factorcell.client import Client, InvalidRequestError, calls
 from factorcell.service.http import messages, reading
 from factorcell.service.http.openapi import openapi
 from factorcell.service.http.operations import OPERATIONS
-from tests.client.both import ask
-from tests.client.conftest import Make
+from tests.client.both import call
+from tests.client.conftest import MakeClient
 
 ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "complete": ((), {"query": "a"}),
@@ -39,55 +39,58 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "ready": ((), {}),
     "metrics": ((), {}),
 }
-UNDESCRIBED = {("GET", "/healthz"), ("GET", "/metrics")}  # which docs/service.md has
-TAKEN = {one.name: one.request_type for one in OPERATIONS}
+UNDESCRIBED = {("GET", "/healthz"), ("GET", "/metrics")}  # documented only in docs/service.md
+REQUEST_TYPES = {operation.name: operation.request_type for operation in OPERATIONS}
 
 
-def test_every_route_has_a_method(make: Make) -> None:
+def test_every_route_has_a_method(make_client: MakeClient) -> None:
     sent: list[httpx.Request] = []
 
-    def note(request: httpx.Request) -> httpx.Response:
+    def record(request: httpx.Request) -> httpx.Response:
         sent.append(request)
         return httpx.Response(418)
 
-    client = make("http://h", handler=note)
+    client = make_client("http://h", handler=record)
     for name, (args, fields) in ARGUMENTS.items():
         with pytest.raises(InvalidRequestError, match=f"{name}: 418 I'm a teapot"):
-            ask(client, name, *args, **fields)
-    found = {(one.method, re.sub("/v1/users/[^/]+", "/v1/users/{user}", one.url.path)): one for one in sent}
-    described = openapi()["paths"]
-    wanted = {(method.upper(), path) for path, methods in described.items() for method in methods}
-    assert set(found) == wanted | UNDESCRIBED
-    for one in OPERATIONS:
-        if one.request_type is not None and one.method == "POST":
-            msgspec.json.decode(found[one.method, one.path].content, type=one.request_type)
+            call(client, name, *args, **fields)
+    requests = {
+        (operation.method, re.sub("/v1/users/[^/]+", "/v1/users/{user}", operation.url.path)): operation
+        for operation in sent
+    }
+    paths = openapi()["paths"]
+    documented = {(method.upper(), path) for path, methods in paths.items() for method in methods}
+    assert set(requests) == documented | UNDESCRIBED
+    for operation in OPERATIONS:
+        if operation.request_type is not None and operation.method == "POST":
+            msgspec.json.decode(requests[operation.method, operation.path].content, type=operation.request_type)
 
 
 @pytest.mark.parametrize("name", ["complete", "accept", "score", "classify", "rescore"])
-def test_keywords_are_the_fields_of_the_message(name: str) -> None:
-    taken = TAKEN[name]
-    assert taken is not None
-    fields = {field.name: field.required for field in msgspec.structs.fields(taken)}
-    given = inspect.signature(getattr(Client, name)).parameters
-    assert {key: one.default is one.empty for key, one in given.items()} == fields
+def test_keywords_equal_the_fields_of_the_message(name: str) -> None:
+    request_type = REQUEST_TYPES[name]
+    assert request_type is not None
+    fields = {field.name: field.required for field in msgspec.structs.fields(request_type)}
+    parameters = inspect.signature(getattr(Client, name)).parameters
+    assert {key: parameter.default is parameter.empty for key, parameter in parameters.items()} == fields
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20))
-def test_any_id_arrives_as_it_is(user: str) -> None:
-    call = calls.export(user)
-    path = httpx.URL("http://h/" + call.path).raw_path
+def test_any_user_id_arrives_unchanged(user: str) -> None:
+    export_call = calls.export(user)
+    path = httpx.URL("http://h/" + export_call.path).raw_path
     before, part, after = path.rpartition(b"/")[0].partition(b"/v1/users/")
     assert (before, b"/" in after) == (b"", False)
     assert part
     scope = {"type": "http", "path_params": {"user": after.decode("ascii")}}
-    assert reading.part(Request(scope), "user") == user
+    assert reading.path_parameter(Request(scope), "user") == user
 
 
-def test_each_accept_has_a_key_of_its_own() -> None:
+def test_each_accept_has_its_own_key() -> None:
     bodies = [msgspec.json.decode(calls.accept(user="ann", text="a").body or b"") for _ in range(100)]
-    assert len({one["idempotency_key"] for one in bodies}) == 100
-    own = calls.accept(user="ann", text="a", idempotency_key="mine").body
-    assert msgspec.json.decode(own or b"")["idempotency_key"] == "mine"
+    assert len({fields["idempotency_key"] for fields in bodies}) == 100
+    body = calls.accept(user="ann", text="a", idempotency_key="mine").body
+    assert msgspec.json.decode(body or b"")["idempotency_key"] == "mine"
 
 
 def test_client_loads_neither_torch_nor_the_server() -> None:
@@ -105,5 +108,9 @@ def test_client_loads_neither_torch_nor_the_server() -> None:
         "redis",
     }
     assert others == set()
-    ours = {name for name in loaded if name.startswith("factorcell.service.")}
-    assert ours == {"factorcell.service.http", "factorcell.service.http.messages", "factorcell.service.record"}
+    service_modules = {name for name in loaded if name.startswith("factorcell.service.")}
+    assert service_modules == {
+        "factorcell.service.http",
+        "factorcell.service.http.messages",
+        "factorcell.service.record",
+    }

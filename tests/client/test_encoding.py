@@ -1,4 +1,4 @@
-"""Arguments of every kind: NumPy scalars are sent as plain values, and what JSON cannot have is an error."""
+"""Arguments of all types: NumPy scalars are sent as plain values, and unsupported values are errors."""
 
 import datetime as dt
 import json
@@ -53,7 +53,7 @@ TIMES: list[tuple[Any, str]] = [
     (Decimal("5.50"), "5.5"),
     (Decimal("1E+3"), "1000"),
 ]
-WRONG = [
+UNSUPPORTED = [
     *(b"abba", np.bytes_(b"abba"), math.nan, -math.inf, np.float32(np.nan), np.longdouble("1e4000"), 1j),
     *(dt.timedelta(1), np.timedelta64(1, "s"), pd.NA, pd.NaT, np.datetime64("NaT"), Decimal("sNaN")),
     *(np.zeros(2), pd.DataFrame({"a": [1]}), object(), len, int, 10**5000, "a\ud800", np.str_("\udc00")),
@@ -62,24 +62,24 @@ WRONG = [
 
 @pytest.mark.parametrize(("value", "plain"), [*PLAIN, *TIMES], ids=repr)
 def test_values_are_sent_as_json(value: Any, plain: Any) -> None:
-    found = json.loads(encode("complete", {"context": UserDict({np.str_("city"): value})}))["context"]["city"]
-    assert (found, type(found)) == (plain, type(plain))
+    sent = json.loads(encode("complete", {"context": UserDict({np.str_("city"): value})}))["context"]["city"]
+    assert (sent, type(sent)) == (plain, type(plain))
 
 
-@pytest.mark.parametrize("value", WRONG, ids=lambda one: type(one).__name__)
-def test_values_that_json_cannot_have_are_not_sent(value: Any) -> None:
+@pytest.mark.parametrize("value", UNSUPPORTED, ids=lambda value: type(value).__name__)
+def test_unsupported_values_are_not_sent(value: Any) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
-        raise AssertionError("it was sent")
+        raise AssertionError("the request was sent")
 
     client = Client("http://h", http=httpx.Client(transport=httpx.MockTransport(answer)))
-    for ask in (
+    for call in (
         lambda: client.complete(query=value),
         lambda: client.complete(query="a", context={"city": value}),
         lambda: client.score(texts=[ContextText(text=value)]),
         lambda: client.forget("ann", value),
     ):
         with pytest.raises(InvalidArgumentError) as raised:
-            ask()
+            call()
         assert (raised.value.may_have_run, raised.value.is_temporary, raised.value.attempts) == (False, False, 1)
         assert "abba" not in str(raised.value)
 
@@ -90,17 +90,17 @@ def test_ids_that_are_not_text_are_not_sent(user: Any) -> None:
         calls.show(user)
 
 
-def test_a_list_that_holds_itself_is_an_error() -> None:
+def test_list_that_contains_itself_is_an_error() -> None:
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(InvalidArgumentError, match="Circular reference"):
         calls.score(texts=endless)
 
 
-def test_times_are_read_as_in_python() -> None:
+def test_times_are_parsed_as_in_python() -> None:
     for value, _ in TIMES:
         text = json.loads(encode("complete", {"when": value}))["when"]
-        python = value[()] if isinstance(value, np.ndarray) else value
-        assert text == category_name(python)
+        python_value = value[()] if isinstance(value, np.ndarray) else value
+        assert text == category_name(python_value)
         for read in (to_hour, to_weekday, to_yearday):
-            assert read(text) == read(python)
+            assert read(text) == read(python_value)

@@ -1,4 +1,4 @@
-"""A prefix and a context to suggestions: whatever is typed, from any thread, from the command line."""
+"""Completion of any typed text in a context, from Python and from the command line."""
 
 import codecs
 import io
@@ -25,7 +25,7 @@ from tests.completion.test_search import BOTH, CLOSE, instructions, typed_in, wr
 from tests.fake_device import DEVICE, FakeDevice, inference_mode
 from tests.small_runs import make_letters, make_run
 
-USERS = {"user": "city", "context": (), "min_user_count": 1}  # people are cities
+USERS = {"user": "city", "context": (), "min_user_count": 1}  # each city is a user
 NASTY = {
     "nothing": "",
     "unknown": "zß",
@@ -35,17 +35,17 @@ NASTY = {
     "right to left": "abשלום\u202eabc",
     "combining": "e\u0301" * 3 + "a\u0301\u0323",
     "not composed": "cafe\u0301",
-    "capitals": "ABİJ\u030c",  # the last has no letter of its own until it is lower-cased
+    "capitals": "ABİJ\u030c",  # the last is one character only in lower case
     "special": "<s></s>",
 }
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A run folder of characters, contexts of two kinds, weights of chance."""
-    made = make_letters(data={"context": ("city",)}, spread=0.8, seed=5)
-    run = Run.create(tmp_path / "run", made.config, made.tokenizer, made.schema)
-    run.model.load_state_dict(made.model.state_dict())
+    """A run folder with a model of characters, two contexts and random weights."""
+    source_run = make_letters(data={"context": ("city",)}, spread=0.8, seed=5)
+    run = Run.create(tmp_path / "run", source_run.config, source_run.tokenizer, source_run.schema)
+    run.model.load_state_dict(source_run.model.state_dict())
     run.save_weights({})
     return run.folder
 
@@ -56,10 +56,10 @@ def test_suggestions_are_the_most_probable_whole_texts() -> None:
     for city in ("Oslo", "Nice"):
         logs = {ids: log for ids, log in written_out(run, "a", city, 4).items() if ids}
         texts = sorted(logs, key=lambda ids: -logs[ids])[:7]
-        found = best[city] = completer.complete("a", context={"city": city}, k=7)
-        assert [one.log_probability for one in found] == pytest.approx([logs[ids] for ids in texts], abs=CLOSE)
-        assert [one.text for one in found] == ["a" + "".join(run.tokenizer.decode(ids)) for ids in texts]
-        assert {one.source for one in found} == {"model"}
+        suggestions = best[city] = completer.complete("a", context={"city": city}, k=7)
+        assert [s.log_probability for s in suggestions] == pytest.approx([logs[ids] for ids in texts], abs=CLOSE)
+        assert [s.text for s in suggestions] == ["a" + "".join(run.tokenizer.decode(ids)) for ids in texts]
+        assert {s.source for s in suggestions} == {"model"}
     assert best["Oslo"] != best["Nice"]
     expected = completer.complete("a", k=7)
     assert expected == completer.complete("a", context={"city": None}, k=7)
@@ -68,62 +68,66 @@ def test_suggestions_are_the_most_probable_whole_texts() -> None:
     assert completer.complete("abcab") == []
 
 
-def test_the_model_says_how_probable_any_text_is() -> None:
+def test_log_probabilities_agree_with_those_of_suggestions() -> None:
     run = make_letters(seed=2, spread=0.8, data={"max_tokens": 6})
-    told = make_letters(seed=2, spread=0.8, data={**USERS, "max_tokens": 6})
-    user = learn_one(told, User.new(told), "abca")
-    for of, who, context in ((run, None, {"city": "Oslo"}), (told, None, {"city": "Nice"}), (told, user, None)):
-        completer = Completer(of)
-        found = completer.complete("a", who, context, k=10_000)
-        assert len(found) == 3 + 9 + 27 + 81
-        said = completer.log_probabilities("a", [one.text for one in found], who, context)
-        assert said == pytest.approx([one.log_probability for one in found], abs=CLOSE)
-        assert Completer(of, typos=1).log_probabilities("a", ["abc"], who, context) == pytest.approx(
-            completer.log_probabilities("a", ["abc"], who, context)
+    run_with_users = make_letters(seed=2, spread=0.8, data={**USERS, "max_tokens": 6})
+    user = learn_one(run_with_users, User.new(run_with_users), "abca")
+    for any_run, typing_user, context in (
+        (run, None, {"city": "Oslo"}),
+        (run_with_users, None, {"city": "Nice"}),
+        (run_with_users, user, None),
+    ):
+        completer = Completer(any_run)
+        suggestions = completer.complete("a", typing_user, context, k=10_000)
+        assert len(suggestions) == 3 + 9 + 27 + 81
+        logs = completer.log_probabilities("a", [s.text for s in suggestions], typing_user, context)
+        assert logs == pytest.approx([s.log_probability for s in suggestions], abs=CLOSE)
+        assert Completer(any_run, typos=1).log_probabilities("a", ["abc"], typing_user, context) == pytest.approx(
+            completer.log_probabilities("a", ["abc"], typing_user, context)
         )
-        assert completer.log_probabilities("a", [], who, context) == []
-        assert np.isnan(completer.log_probabilities("a", ["ba", "b", "abcabc"], who, context)).all()
-    with pytest.raises(UserError, match="a user of 2 numbers"):
+        assert completer.log_probabilities("a", [], typing_user, context) == []
+        assert np.isnan(completer.log_probabilities("a", ["ba", "b", "abcabc"], typing_user, context)).all()
+    with pytest.raises(UserError, match="expected a user vector of size 3, got size 2"):
         Completer(make_letters(data=USERS, variable_size=3)).log_probabilities("a", ["ab"], user)
 
 
 @pytest.mark.parametrize("unit", ["char", "grapheme"])
 @pytest.mark.parametrize("typed", NASTY.values(), ids=NASTY)
 @pytest.mark.parametrize("lowercase", [False, True])
-def test_whatever_is_typed_is_kept_and_gone_on_with(unit: str, typed: str, lowercase: bool) -> None:
+def test_suggestions_continue_any_typed_text(unit: str, typed: str, lowercase: bool) -> None:
     texts = ("abc", "ab", "e\u0301a", "\u0301", "🇳🇴", "🇳", "🇴", "👩", "a\rb\n", "\r\n")
     run = make_letters(texts, data={"tokenizer": unit, "lowercase": lowercase, "max_tokens": 30}, spread=0.8)
     completer = Completer(run)
-    found = completer.complete(typed, k=25)
+    suggestions = completer.complete(typed, k=25)
     shown = canonical_prefix(typed)
     shown = unicodedata.normalize("NFC", shown.lower()) if lowercase else shown
-    assert len({unicodedata.normalize("NFC", one.text) for one in found}) == len(found) == 25
-    for one in found:
-        assert one.text.startswith(shown)
-        assert one.text != shown
-        assert not any(special in one.text.removeprefix(shown) for special in SPECIAL_TOKENS)
-        assert one.text == canonical(one.text)
-    # A keystroke at a time comes to the same.
-    written = completer.begin()
+    assert len({unicodedata.normalize("NFC", s.text) for s in suggestions}) == len(suggestions) == 25
+    for s in suggestions:
+        assert s.text.startswith(shown)
+        assert s.text != shown
+        assert not any(special in s.text.removeprefix(shown) for special in SPECIAL_TOKENS)
+        assert s.text == canonical(s.text)
+    # Typing one character at a time gives the same suggestions.
+    typed_text = completer.begin()
     for end in range(len(typed) + 1):
-        written = completer.type(written, typed[:end])
-    assert completer.suggest(written, k=25).suggestions == found
+        typed_text = completer.type(typed_text, typed[:end])
+    assert completer.suggest(typed_text, k=25).suggestions == suggestions
 
 
-def test_one_text_is_suggested_once_however_it_is_cut() -> None:
+def test_a_text_with_several_tokenizations_is_suggested_once() -> None:
     run = make_letters(("🇳🇴", "🇳", "🇴"), data={"tokenizer": "grapheme", "max_tokens": 4}, spread=0.2)
-    typed = typed_in(run, "")
+    prefix_state = typed_in(run, "")
     with run.scoring():
-        (found,) = PlainEngine(run.model).search([SearchRequest(typed, 30, 2)])
-    texts = ["".join(run.tokenizer.decode(one.ids)) for one in found.completions]
+        (result,) = PlainEngine(run.model).search([SearchRequest(prefix_state, 30, 2)])
+    texts = ["".join(run.tokenizer.decode(completion.ids)) for completion in result.completions]
     assert texts.count("🇳🇴") == 2
-    ours = [one.text for one in Completer(run).complete("", k=30)]
-    assert len(set(ours)) == len(ours)
-    assert "🇳🇴" in ours
+    texts_of_completer = [completion.text for completion in Completer(run).complete("", k=30)]
+    assert len(set(texts_of_completer)) == len(texts_of_completer)
+    assert "🇳🇴" in texts_of_completer
 
 
 @pytest.mark.parametrize("typos", [0, 1])
-def test_nothing_goes_on_from_what_is_too_long(typos: int) -> None:
+def test_a_prefix_that_is_too_long_has_no_suggestions(typos: int) -> None:
     completer = Completer(make_letters(), typos=typos)
     start = completer.begin()
     long, short = completer.type(start, "a" * 10_000), completer.type(start, "ab")
@@ -138,7 +142,7 @@ def test_nothing_goes_on_from_what_is_too_long(typos: int) -> None:
     assert completer.suggest(completer.type(long, "ab")).suggestions == completer.suggest(short).suggestions
 
 
-def test_other_mistakes_are_told(tmp_path: Path) -> None:
+def test_invalid_arguments_are_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="expected a tokenizer of characters, got word"):
         Completer(make_run(tmp_path / "words"))
     completer = Completer(make_letters())
@@ -153,33 +157,33 @@ def test_other_mistakes_are_told(tmp_path: Path) -> None:
     )
 
 
-def test_a_search_has_its_own_time() -> None:
+def test_deadlines_and_time_limits_end_a_search() -> None:
     for typos in (0, 1):
         patient, hasty = Completer(make_letters(), typos=typos), Completer(make_letters(), seconds=0.0, typos=typos)
-        written = patient.type(patient.begin(), "abc")
-        assert patient.suggest(written, deadline=0.0).cut
-        assert hasty.suggest(written).cut
-        assert hasty.suggest(written, deadline=time.monotonic() + 60.0) == patient.suggest(written)
+        typed_text = patient.type(patient.begin(), "abc")
+        assert patient.suggest(typed_text, deadline=0.0).cut
+        assert hasty.suggest(typed_text).cut
+        assert hasty.suggest(typed_text, deadline=time.monotonic() + 60.0) == patient.suggest(typed_text)
     with pytest.raises(UserError, match="seconds is -1; it must be at least 0"):
         Completer(make_letters(), seconds=-1.0)
 
 
 @pytest.mark.parametrize("model", [{}, {"cell": "gru"}], ids=["compiled", "plain"])
 @pytest.mark.parametrize("typos", [0, 1])
-def test_what_is_not_allowed_makes_room(model: dict[str, Any], typos: int) -> None:
+def test_texts_that_are_not_allowed_are_replaced_by_the_next_best(model: dict[str, Any], typos: int) -> None:
     run = make_letters(seed=2, spread=1.0, **model)
     plain, strict = Completer(run, typos=typos), Completer(run, typos=typos, is_allowed=lambda text: "ab" not in text)
     assert type(plain.engine).__name__ == ("PlainEngine" if model else "CompiledEngine")
     for prefix in ("", "a", "ca"):
         every = plain.complete(prefix, k=400)
-        expected = [one.text for one in every if "ab" not in one.text and not one.typos]
-        found = [one.text for one in strict.complete(prefix, k=6) if not one.typos]
-        assert found == expected[: len(found)]
-        assert len(found) == 6 or typos
-        shown = [one.text for one in strict.complete(prefix, k=6)]
+        expected = [s.text for s in every if "ab" not in s.text and not s.typos]
+        suggestions = [s.text for s in strict.complete(prefix, k=6) if not s.typos]
+        assert suggestions == expected[: len(suggestions)]
+        assert len(suggestions) == 6 or typos
+        shown = [s.text for s in strict.complete(prefix, k=6)]
         assert len(shown) == 6
         assert "ab" not in " ".join(shown)
-    assert [one.typos for one in strict.complete("ab")] == [] or typos
+    assert [s.typos for s in strict.complete("ab")] == [] or typos
 
 
 @BOTH
@@ -187,54 +191,56 @@ def test_many_prefixes_at_once_get_the_suggestions_of_each(kind: str) -> None:
     run = make_letters(("abcdef", "fed"), seed=1, spread=0.8)
     with instructions("off" if kind == "pytorch" else kind):
         completer = Completer(run)
-        written = [
+        typed_texts = [
             completer.type(completer.begin(context={"city": city}), text)
             for city in ("Oslo", "Nice")
             for text in ("", "a", "zb", "fed", "abc")
         ]
-        each = [completer.suggest(one, k=6) for one in written]
-        assert completer.suggest_all(written, k=6, threads=3) == each
+        each = [completer.suggest(typed_text, k=6) for typed_text in typed_texts]
+        assert completer.suggest_all(typed_texts, k=6, threads=3) == each
         assert completer.suggest_all([]) == []
-        assert len({str(one) for one in each}) == len(each)
+        assert len({str(typed_text) for typed_text in each}) == len(each)
 
 
 def test_a_run_on_another_device_completes_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FACTORCELL_KERNEL", "off")  # there only the plain path runs
+    monkeypatch.setenv("FACTORCELL_KERNEL", "off")  # other devices only have the plain search
     monkeypatch.setattr("torch.inference_mode", inference_mode)
-    here, there = make_letters(), make_letters()
-    ours = Completer(here).complete("ab", context={"city": "Nice"})
+    run, device_run = make_letters(), make_letters()
+    expected = Completer(run).complete("ab", context={"city": "Nice"})
     with FakeDevice():
-        there.model.to(DEVICE)
-        there.model.head.embedding = there.model.embedding
-        completer = Completer(there)
-        found = completer.complete("ab", context={"city": "Nice"})
-        assert [one.text for one in found] == [one.text for one in ours]
-        assert [one.log_probability for one in found] == pytest.approx([one.log_probability for one in ours], abs=CLOSE)
+        device_run.model.to(DEVICE)
+        device_run.model.head.embedding = device_run.model.embedding
+        completer = Completer(device_run)
+        suggestions = completer.complete("ab", context={"city": "Nice"})
+        assert [s.text for s in suggestions] == [s.text for s in expected]
+        assert [s.log_probability for s in suggestions] == pytest.approx(
+            [s.log_probability for s in expected], abs=CLOSE
+        )
 
 
-def test_complete_as_it_is_typed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_complete_on_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["complete", str(folder), "a", "--context", "city=Oslo", "--count", "3", "--threads", "1"]
     assert main(command) == 0
     header, *lines = capsys.readouterr().out.splitlines()
-    found = Completer(Run.open(folder)).complete("a", context={"city": "Oslo"}, k=3)
+    suggestions = Completer(Run.open(folder)).complete("a", context={"city": "Oslo"}, k=3)
     assert header.split() == ["text", "probability"]
-    assert [line.split() for line in lines] == [[one.text, f"{np.exp(one.log_probability):#.2g}"] for one in found]
+    assert [line.split() for line in lines] == [[s.text, f"{np.exp(s.log_probability):#.2g}"] for s in suggestions]
     assert main([*command, "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     probabilities = [row.pop("probability") for row in rows]
-    assert probabilities == pytest.approx([np.exp(one.log_probability) for one in found], abs=CLOSE)
-    assert [replace(found[0], **row) for row in rows] == found
+    assert probabilities == pytest.approx([np.exp(s.log_probability) for s in suggestions], abs=CLOSE)
+    assert [replace(suggestions[0], **row) for row in rows] == suggestions
     assert main([*command, "--explain"]) == 0
-    said = capsys.readouterr()
-    assert said.out.splitlines()[0].split() == ["text", "probability"]
-    assert "the model alone suggests these: the run does not tell users apart" in said.err
+    output = capsys.readouterr()
+    assert output.out.splitlines()[0].split() == ["text", "probability"]
+    assert "from the model alone, since the run does not distinguish users" in output.err
     assert main(["complete", str(folder), "", "--threads", "1"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 11
     assert main([*command, "--seconds", "0"]) == 0
-    assert "there may be better ones" in capsys.readouterr().err
+    assert "better suggestions may exist" in capsys.readouterr().err
     for wrong, message in (
-        (["--context", "city"], "--context 'city': it must be NAME=VALUE"),
-        (["--context", "city=Nice"], "--context city is given twice"),
+        (["--context", "city"], "--context: expected NAME=VALUE, got 'city'"),
+        (["--context", "city=Nice"], "--context: city is given twice"),
         (["--context", "town=Nice"], "unknown context column 'town'"),
         (["--count", "0"], "count is 0; it must be at least 1"),
     ):
@@ -247,26 +253,26 @@ def test_each_line_of_standard_input_is_completed(
 ) -> None:
     prefixes = ["a", "ab", "", "a" * 500, "zß"]
     command = ["complete", str(folder), "--stdin", "--context", "city=Oslo", "--count", "3", "--threads", "1"]
-    opened: list[Path] = []
+    folders: list[Path] = []
 
-    def opening(folder: Path, **more: Any) -> Run:
-        opened.append(folder)
-        return real(folder, **more)
+    def open_run(folder: Path, **options: Any) -> Run:
+        folders.append(folder)
+        return original_open(folder, **options)
 
-    real = Run.open
-    monkeypatch.setattr(Run, "open", opening)
+    original_open = Run.open
+    monkeypatch.setattr(Run, "open", open_run)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(prefixes).encode()), encoding="utf-8"))
     assert main(command) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["prefix"] for row in rows] == prefixes
-    assert len(opened) == 1
-    completer = Completer(real(folder))
+    assert len(folders) == 1
+    completer = Completer(original_open(folder))
     for row in rows:
-        found = completer.complete(row["prefix"], context={"city": "Oslo"}, k=3)
-        assert [one["text"] for one in row["suggestions"]] == [one.text for one in found]
+        suggestions = completer.complete(row["prefix"], context={"city": "Oslo"}, k=3)
+        assert [s["text"] for s in row["suggestions"]] == [s.text for s in suggestions]
     assert [len(row["suggestions"]) for row in rows] == [3, 3, 3, 0, 3]
     assert main([*command, "--explain"]) == 2
-    assert "neither PREFIX nor --explain" in capsys.readouterr().err
+    assert "remove PREFIX and --explain" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -274,7 +280,7 @@ def test_each_line_of_standard_input_is_completed(
     [
         (b"a\xff", "not UTF-8 (byte 1)"),
         (b"\xff\xfea\x00", "expected UTF-8, got UTF-16; convert it to UTF-8"),
-        (b"a" * 70_000, "70,000 characters; a text takes at most 65,536 bytes"),
+        (b"a" * 70_000, "70,000 characters; a text may have at most 65,536 bytes"),
     ],
 )
 def test_completion_continues_after_a_bad_line(
@@ -286,9 +292,9 @@ def test_completion_continues_after_a_bad_line(
     shown = capsys.readouterr()
     first, failed, last = [json.loads(line) for line in shown.out.splitlines()]
     for row, prefix in ((first, "a"), (last, "ab")):
-        found = Completer(Run.open(folder)).complete(prefix, k=3)
+        suggestions = Completer(Run.open(folder)).complete(prefix, k=3)
         assert row["prefix"] == prefix
-        assert [one["text"] for one in row["suggestions"]] == [one.text for one in found]
+        assert [s["text"] for s in row["suggestions"]] == [s.text for s in suggestions]
     assert failed["error"].startswith("standard input line 2: ")
     assert failed["error"].endswith(message)
     assert shown.err.splitlines() == [

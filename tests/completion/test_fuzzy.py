@@ -1,4 +1,4 @@
-"""Counted texts with typos against a look at every text."""
+"""Compare typo-tolerant lookup with a comparison of every text."""
 
 import math
 
@@ -10,29 +10,29 @@ from factorcell.completion.fuzzy import TypoTolerantLookup
 from factorcell.completion.popularity import History, Popularity
 from factorcell.completion.search import Suggestion
 from factorcell.completion.typos import FIRST_TOKEN_COST, TYPO_COST, TypoCosts
-from tests.completion.test_typos import slips_of, within
+from tests.completion.test_typos import count_typos, max_typos_for
 
 TEXTS = st.text("ab🇳", max_size=6)
 
 
-def looked_at(
-    shares: dict[str, float], exact: list[Suggestion], typed: str, k: int, typos: TypoCosts
+def expected_suggestions(
+    shares: dict[str, float], exact: list[Suggestion], typed: str, k: int, typo_costs: TypoCosts
 ) -> list[Suggestion]:
-    """The exact ones, and every text within the typos, sorted."""
-    found = []
+    """Return the exact suggestions, then all texts within the permitted number of typos, sorted."""
+    matches = []
     for text, share in shares.items():
-        count = slips_of(text, typed)
-        if 1 <= count <= within(typed, typos.max_typos):
-            cost = count * typos.cost + (text[:1] != typed[:1]) * typos.first_token_cost
-            found.append((-(math.log(share) - cost), text, count))
+        count = count_typos(text, typed)
+        if 1 <= count <= max_typos_for(typed, typo_costs.max_typos):
+            cost = count * typo_costs.cost + (text[:1] != typed[:1]) * typo_costs.first_token_cost
+            matches.append((-(math.log(share) - cost), text, count))
     source = exact[0].source if exact else ""
-    return exact + [Suggestion(text, -log, source, count) for log, text, count in sorted(found)[: k - len(exact)]]
+    return exact + [Suggestion(text, -log, source, count) for log, text, count in sorted(matches)[: k - len(exact)]]
 
 
-def alike(found: list[Suggestion], expected: list[Suggestion]) -> bool:
-    """The same texts, typos and order, log probabilities but for roundings."""
-    return [(one.text, one.typos) for one in found] == [(one.text, one.typos) for one in expected] and np.allclose(
-        [one.log_probability for one in found], [one.log_probability for one in expected], atol=1e-9
+def are_close(actual: list[Suggestion], expected: list[Suggestion]) -> bool:
+    """Return whether texts, typos and order agree, and log probabilities up to rounding."""
+    return [(s.text, s.typos) for s in actual] == [(s.text, s.typos) for s in expected] and np.allclose(
+        [s.log_probability for s in actual], [s.log_probability for s in expected], atol=1e-9
     )
 
 
@@ -41,27 +41,27 @@ def alike(found: list[Suggestion], expected: list[Suggestion]) -> bool:
     queries=st.lists(TEXTS, max_size=60),
     typed=st.text("aAb🇳", max_size=7),
     k=st.integers(1, 12),
-    most=st.integers(0, 2),
+    max_typos=st.integers(0, 2),
     cost=st.sampled_from([0.0, 1.0, TYPO_COST]),
     first=st.sampled_from([0.0, FIRST_TOKEN_COST]),
 )
-def test_forgiven_texts_are_those_of_a_look_at_every_text(
-    queries: list[str], typed: str, k: int, most: int, cost: float, first: float
+def test_lookup_finds_all_texts_within_the_permitted_typos(
+    queries: list[str], typed: str, k: int, max_typos: int, cost: float, first: float
 ) -> None:
-    typos = TypoCosts(most, cost, first)
+    typo_costs = TypoCosts(max_typos, cost, first)
     history = History()
     for query in queries:
         history = history.add(query)
     for counted, source in ((Popularity.fit(queries, min_count=1), "popularity"), (history, "history")):
         exact = counted.complete(typed, k)
-        found = TypoTolerantLookup(counted, typos).complete(typed, k)
-        assert alike(found, looked_at(counted.shares(), exact, typed, k, typos))
-        assert found[: len(exact)] == exact
-        assert {one.source for one in found} <= {source}
+        suggestions = TypoTolerantLookup(counted, typo_costs).complete(typed, k)
+        assert are_close(suggestions, expected_suggestions(counted.shares(), exact, typed, k, typo_costs))
+        assert suggestions[: len(exact)] == exact
+        assert {s.source for s in suggestions} <= {source}
 
 
-def test_ties_are_broken_by_alphabet_and_an_unknown_letter_is_no_other() -> None:
-    found = TypoTolerantLookup(Popularity.fit(["abd", "abc", "adc", "abe"], min_count=1))
-    assert [one.text for one in found.complete("axc")] == ["abc", "adc"]
-    assert [one.text for one in found.complete("abx")] == ["abc", "abd", "abe"]
+def test_ties_are_in_alphabetical_order_and_unknown_letters_match_no_letter() -> None:
+    lookup = TypoTolerantLookup(Popularity.fit(["abd", "abc", "adc", "abe"], min_count=1))
+    assert [s.text for s in lookup.complete("axc")] == ["abc", "adc"]
+    assert [s.text for s in lookup.complete("abx")] == ["abc", "abd", "abe"]
     assert TypoTolerantLookup(Popularity.fit(["adfh"], min_count=1)).complete("acgh") == []

@@ -1,4 +1,4 @@
-"""The best of few are the first of many, whatever suggests."""
+"""A shorter list of suggestions is the beginning of a longer one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,23 +20,21 @@ COUNTS = (1, 2, 3, 7, 9, 10, 11, 15, 20, 21, 45)
 RANDOM = np.random.default_rng(5)
 TEXTS = ["".join(RANDOM.choice(list("abc"), RANDOM.integers(3, 9))) for _ in range(400)]
 POPULAR = Popularity.fit([text for text in TEXTS for _ in range(RANDOM.geometric(0.3))], min_count=1)
-OWN = History(tuple(RANDOM.choice(TEXTS, 90)))
+HISTORY = History(tuple(RANDOM.choice(TEXTS, 90)))
 
 
-def check(of: Callable[[int], Sequence[Suggestion]]) -> None:
-    """Of every two counts the answer to the smaller is the beginning of that to the larger, probabilities too."""
-    found = {count: of(count) for count in COUNTS}
-    assert [len(found[count]) for count in COUNTS] == list(COUNTS)
-    longest = found[COUNTS[-1]]
-    assert len({one.text for one in longest}) == len(longest)
-    for few in found.values():
-        beginning = longest[: len(few)]
-        assert [(one.text, one.source, one.typos) for one in few] == [
-            (one.text, one.source, one.typos) for one in beginning
-        ]
-        logs = [one.log_probability for one in beginning]
-        assert [one.log_probability for one in few] == pytest.approx(logs, abs=1e-5)
-    assert found[1] == found[MIN_PROPOSALS][:1]
+def check_counts(complete: Callable[[int], Sequence[Suggestion]]) -> None:
+    """Check that shorter lists begin longer ones, with the same probabilities."""
+    suggestions = {count: complete(count) for count in COUNTS}
+    assert [len(suggestions[count]) for count in COUNTS] == list(COUNTS)
+    longest = suggestions[COUNTS[-1]]
+    assert len({s.text for s in longest}) == len(longest)
+    for shorter in suggestions.values():
+        beginning = longest[: len(shorter)]
+        assert [(s.text, s.source, s.typos) for s in shorter] == [(s.text, s.source, s.typos) for s in beginning]
+        logs = [s.log_probability for s in beginning]
+        assert [s.log_probability for s in shorter] == pytest.approx(logs, abs=1e-5)
+    assert suggestions[1] == suggestions[MIN_PROPOSALS][:1]
 
 
 def test_a_round_is_twice_as_large_as_the_one_before() -> None:
@@ -45,45 +43,45 @@ def test_a_round_is_twice_as_large_as_the_one_before() -> None:
     assert round_sizes(MAX_COUNT)[-2:] == [81_920, MAX_COUNT]
 
 
-def test_a_round_appends_what_is_new_in_it_and_raises_no_probability() -> None:
+def test_a_round_appends_new_texts_and_raises_no_probability() -> None:
     first = [Suggestion(str(number), -1.0 - number, "model") for number in range(10)]
     second = [Suggestion("x", -2.0, "history"), *first[::-1], Suggestion("y", -11.0, "model")]
-    found = merge_rounds(lambda size: first if size == 10 else second, 11)
-    assert found == [*first, Suggestion("x", -10.0, "history")]
-    assert merge_rounds(lambda size: first if size == 10 else second, 15)[10:] == [found[-1], second[-1]]
+    merged = merge_rounds(lambda size: first if size == 10 else second, 11)
+    assert merged == [*first, Suggestion("x", -10.0, "history")]
+    assert merge_rounds(lambda size: first if size == 10 else second, 15)[10:] == [merged[-1], second[-1]]
     assert merge_rounds(lambda size: first[:3], 15) == first[:3]
 
 
 @pytest.mark.parametrize("prefix", ["", "a", "bc", "abca"])
-def test_fewer_counted_texts_are_the_first_of_more(prefix: str) -> None:
-    for counted in (POPULAR, OWN, TypoTolerantLookup(POPULAR), TypoTolerantLookup(OWN)):
-        longest = counted.complete(prefix, 400)
+def test_shorter_lists_of_counted_texts_begin_longer_ones(prefix: str) -> None:
+    for lookup in (POPULAR, HISTORY, TypoTolerantLookup(POPULAR), TypoTolerantLookup(HISTORY)):
+        longest = lookup.complete(prefix, 400)
         for count in COUNTS:
-            assert counted.complete(prefix, count) == longest[:count]
+            assert lookup.complete(prefix, count) == longest[:count]
 
 
 @pytest.mark.parametrize("typos", [0, 1, 2])
 @pytest.mark.parametrize("plain", [False, True])
-def test_fewer_texts_of_a_model_are_the_first_of_more(typos: int, plain: bool) -> None:
+def test_shorter_lists_of_a_model_begin_longer_ones(typos: int, plain: bool) -> None:
     completer = Completer(make_letters(spread=0.8), typos=typos)
     assert isinstance(completer.engine, compiled.CompiledEngine)
     if plain:
         completer.engine = PlainEngine(completer.run.model)
     for prefix in ("", "bac", "abcaba"):
-        written = completer.type(completer.begin(), prefix)
-        assert not completer.suggest(written, COUNTS[-1]).cut
-        check(lambda count, written=written: completer.suggest(written, count).suggestions)  # type: ignore[misc]
+        typed_text = completer.type(completer.begin(), prefix)
+        assert not completer.suggest(typed_text, COUNTS[-1]).cut
+        check_counts(lambda count, typed_text=typed_text: completer.suggest(typed_text, count).suggestions)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("typos", [0, 2])
 @pytest.mark.parametrize("seed", [None, 0, 1])
-def test_fewer_blended_texts_are_the_first_of_more(typos: int, seed: int | None) -> None:
+def test_shorter_lists_of_a_blend_begin_longer_ones(typos: int, seed: int | None) -> None:
     run = make_letters(data=CITY, spread=0.8)
-    drawn = np.random.default_rng(seed).normal(size=len(FEATURES)).tolist()
-    weights = None if seed is None else BlendWeights(dict(zip(FEATURES, drawn, strict=True)))
-    blend, user = Blend(Completer(run, typos=typos), POPULAR, weights), replace(User.new(run), history=OWN)
+    values = np.random.default_rng(seed).normal(size=len(FEATURES)).tolist()
+    weights = None if seed is None else BlendWeights(dict(zip(FEATURES, values, strict=True)))
+    blend, user = Blend(Completer(run, typos=typos), POPULAR, weights), replace(User.new(run), history=HISTORY)
     sources = set()
     for prefix in ("", "bac", "abcab"):
-        check(lambda count, prefix=prefix: blend.complete(prefix, user, k=count))  # type: ignore[misc]
-        sources |= {one.source for one in blend.complete(prefix, user, k=40)}
+        check_counts(lambda count, prefix=prefix: blend.complete(prefix, user, k=count))  # type: ignore[misc]
+        sources |= {s.source for s in blend.complete(prefix, user, k=40)}
     assert len(sources) >= 5

@@ -1,4 +1,4 @@
-"""What one or two people typed, however often, is suggested to nobody else, and in no file of the run."""
+"""Texts of one or two users are neither suggested to others nor stored in a run, however often they were typed."""
 
 import json
 from collections import Counter, defaultdict
@@ -26,17 +26,17 @@ from factorcell.training import fit as fitting
 from factorcell.training.finetuning import finetune
 from factorcell.training.fit import fit
 
-SECRET, PEOPLE = "my pin is 7351", ("ann", "bob", "cat", "dan")
+SECRET, USERS = "my pin is 7351", ("ann", "bob", "cat", "dan")
 ROWS: list[dict[str, Any]] = [
     *[{"text": SECRET, "who": "ann"}] * 30,
     *[{"text": SECRET, "who": "bob"}] * 10,
-    *[{"text": SECRET, "who": ""}] * 5,  # may be ann, for all that is known
-    *[{"text": text, "who": who} for who in PEOPLE for text in ("my pie is hot", "my pie is cold", "hi")] * 4,
+    *[{"text": SECRET, "who": ""}] * 5,  # a missing user may be ann
+    *[{"text": text, "who": user} for user in USERS for text in ("my pie is hot", "my pie is cold", "hi")] * 4,
 ]
 
 
 def config(**data: Any) -> Config:
-    """A small model of characters, soon trained."""
+    """Return the config of a small model of characters that trains quickly."""
     return Config.of(
         **{
             "tokenizer": "char",
@@ -53,118 +53,118 @@ def config(**data: Any) -> Config:
     )
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """A table of `rows`."""
+def write_table(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """Write a table of `rows` and return its path."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Trained on `ROWS`, and on nothing that was held out."""
+    """Return a run trained on `ROWS`; the held-out rows are some of them."""
     folder = tmp_path_factory.mktemp("secrets")
-    fit(write(folder / "rows.jsonl", ROWS), None, config(), folder / "run")
+    fit(write_table(folder / "rows.jsonl", ROWS), None, config(), folder / "run")
     return Run.open(folder / "run")
 
 
-def test_no_source_suggests_what_too_few_people_wrote(run: Run) -> None:
-    popular, completer, stranger = Popularity.from_run(run), Completer(run, typos=2), User.new(run)
+def test_no_source_suggests_texts_of_too_few_users(run: Run) -> None:
+    popular, completer, new_user = Popularity.from_run(run), Completer(run, typos=2), User.new(run)
     replayed = open_systems(run.folder, ("mpc", "online", "blend"), user_column="who")
-    asked = 0
-    for size in range(len(SECRET) - 3):  # the last digits may be guessed
+    count = 0
+    for size in range(len(SECRET) - 3):  # the model may guess the last digits
         prefix = SECRET[:size]
-        found = [*popular.complete(prefix), *TypoTolerantLookup(popular).complete(prefix)]
-        found += completer.complete(prefix, stranger)
-        found += Blend(completer, popular).complete(prefix, stranger)
+        suggestions = [*popular.complete(prefix), *TypoTolerantLookup(popular).complete(prefix)]
+        suggestions += completer.complete(prefix, new_user)
+        suggestions += Blend(completer, popular).complete(prefix, new_user)
         for system in replayed.values():
-            found += system.suggest(system.start("eve"), prefix, {"who": "eve"}, 10)
-        asked += len(found)
-        assert SECRET not in [one.text for one in found]
-    assert asked > 100
-    assert SECRET not in [text for text, *_ in Learner(run).largest_gains(stranger, popular.top(100), 100)]
-    assert {one.text for one in popular.complete("my p")} == {"my pie is cold", "my pie is hot"}
+            suggestions += system.suggest(system.start("eve"), prefix, {"who": "eve"}, 10)
+        count += len(suggestions)
+        assert SECRET not in [s.text for s in suggestions]
+    assert count > 100
+    assert SECRET not in [text for text, *_ in Learner(run).largest_gains(new_user, popular.top(100), 100)]
+    assert {s.text for s in popular.complete("my p")} == {"my pie is cold", "my pie is hot"}
 
 
-def test_no_file_of_a_run_holds_it_nor_who_wrote_a_text(run: Run) -> None:
+def test_no_file_of_a_run_contains_the_secret_or_the_users(run: Run) -> None:
     for path in run.folder.rglob("*"):
         content = path.read_bytes()
         for encoding in ("utf-8", "utf-16-le", "utf-32-le"):
             assert SECRET[-6:].encode(encoding) not in content, path
     counted = (run.folder / POPULARITY).read_text(encoding="utf-8")
-    assert not [who for who in PEOPLE if who in counted]
+    assert not [user for user in USERS if user in counted]
     assert TextCounts.open(run.folder / POPULARITY).min_users == 3
 
 
-def test_an_option_says_how_many_people(tmp_path: Path) -> None:
+def test_min_text_users_is_an_option(tmp_path: Path) -> None:
     run = fit(ROWS, ROWS[:5], config(min_text_users=2), tmp_path / "run")
     assert TextCounts.open(run.folder / POPULARITY).counts[SECRET] == 45
     assert SECRET.encode() in (run.folder / POPULARITY).read_bytes()
 
 
 def texts_of(corpus: Corpus) -> list[str]:
-    """The texts of a corpus whose vocabulary has all characters."""
+    """Return the texts of a corpus whose vocabulary has all characters."""
     ids = np.split(corpus.tokens, corpus.offsets[1:-1])
     return ["".join(corpus.tokenizer.decode(line[1:-1])) for line in ids]
 
 
 def test_held_out_rows_are_not_counted(run: Run) -> None:
-    corpus, held = prepare(ROWS, run.config).split(fitting.HELD_OUT, run.config.training.seed)
+    corpus, held_out = prepare(ROWS, run.config).split(fitting.HELD_OUT, run.config.training.seed)
     expected = Counter(text for text in texts_of(corpus) if text != SECRET)
     assert TextCounts.open(run.folder / POPULARITY) == TextCounts(expected, len(corpus), 3)
-    assert len(held) == len(ROWS) - len(corpus) > 3
+    assert len(held_out) == len(ROWS) - len(corpus) > 3
 
 
 def test_a_fine_tuned_run_counts_its_own_texts(run: Run, tmp_path: Path) -> None:
-    rows = [{"text": text, "who": who} for who in PEOPLE for text in ("hello", "help")] + [ROWS[0]] * 9
-    tuned = finetune(run, write(tmp_path / "rows.jsonl", rows), rows[:3], tmp_path / "run", unknown="group")
+    rows = [{"text": text, "who": user} for user in USERS for text in ("hello", "help")] + [ROWS[0]] * 9
+    tuned = finetune(run, write_table(tmp_path / "rows.jsonl", rows), rows[:3], tmp_path / "run", unknown="group")
     assert TextCounts.open(tuned.folder / POPULARITY) == TextCounts({"hello": 4, "help": 4}, len(rows), 3)
 
 
-def test_words_and_tables_without_people_have_no_popular_texts(tmp_path: Path) -> None:
+def test_word_models_and_tables_without_users_have_no_popular_texts(tmp_path: Path) -> None:
     for data in ({"user": ""}, {"tokenizer": "word", "min_count": 1}):
         run = fit(ROWS, ROWS[:5], config(**data), tmp_path / str(len(data)))
         assert not (run.folder / POPULARITY).exists()
 
 
 TEXT = st.text("aé\u0301B \n", max_size=4)
-PERSON = st.sampled_from([None, "", "a", "b", 3, "3", 3.0, "d"])
+USER = st.sampled_from([None, "", "a", "b", 3, "3", 3.0, "d"])
 
 
 @settings(max_examples=80)
 @given(
-    st.lists(st.tuples(TEXT, PERSON), min_size=1, max_size=40),
+    st.lists(st.tuples(TEXT, USER), min_size=1, max_size=40),
     st.integers(1, 3),
     st.integers(1, 3),
     st.booleans(),
     st.randoms(use_true_random=False),
 )
-def test_counts_are_those_of_plain_sets(
-    pairs: list[tuple[str, Any]], least: int, people: int, lowercase: bool, chosen: Any
+def test_counts_agree_with_plain_sets(
+    pairs: list[tuple[str, Any]], min_count: int, min_users: int, lowercase: bool, rng: Any
 ) -> None:
-    popular = {"min_text_count": least, "min_text_users": people}
+    popular = {"min_text_count": min_count, "min_text_users": min_users}
     config = Config.of(tokenizer="grapheme", user="who", max_tokens=4, min_count=1, lowercase=lowercase, **popular)
-    corpus = prepare([{"text": text, "who": who} for text, who in pairs], config)
-    rows = np.array(chosen.sample(range(len(pairs)), chosen.randint(1, len(pairs))))
+    corpus = prepare([{"text": text, "who": user} for text, user in pairs], config)
+    rows = np.array(rng.sample(range(len(pairs)), rng.randint(1, len(pairs))))
     counts, writers = Counter[str](), defaultdict[str, set[str]](set)
     for row in rows.tolist():
-        text, who = normalize("NFC", pairs[row][0]), pairs[row][1]
+        text, user = normalize("NFC", pairs[row][0]), pairs[row][1]
         text = " ".join(normalize("NFC", text.lower() if lowercase else text).split())
         if text and corpus.tokens[corpus.offsets[row + 1] - 1] == 2:
             counts[text] += 1
-            writers[text] |= {str(who).removesuffix(".0")} if who not in (None, "") else set()
-    expected = {text: n for text, n in counts.items() if n >= least and len(writers[text]) >= people}
-    assert TextCounts.of_corpus(corpus.select(rows), least, people) == TextCounts(expected, len(rows), people)
+            writers[text] |= {str(user).removesuffix(".0")} if user not in (None, "") else set()
+    expected = {text: n for text, n in counts.items() if n >= min_count and len(writers[text]) >= min_users}
+    assert TextCounts.of_corpus(corpus.select(rows), min_count, min_users) == TextCounts(expected, len(rows), min_users)
 
 
 def test_texts_with_a_token_out_of_vocabulary_are_not_counted() -> None:
-    rows = [{"text": text, "who": who} for who in "abc" for text in ("aa", "ab")]
+    rows = [{"text": text, "who": user} for user in "abc" for text in ("aa", "ab")]
     corpus = prepare(rows, Config.of(tokenizer="char", user="who", min_count=4))
     assert TextCounts.of_corpus(corpus, 1, 1).counts == {"aa": 3}
 
 
-def test_people_may_be_given_beside_texts() -> None:
+def test_users_of_texts_are_counted() -> None:
     texts, users = ["a"] * 5 + ["b"] * 4, [1, 1, 2, None, None, 1, 2, 3, 3]
     assert TextCounts.of(texts, 3) == TextCounts({"a": 5, "b": 4}, 9, 0)
     assert TextCounts.of(texts, 3, users) == TextCounts({"b": 4}, 9, 3)
     assert TextCounts.of(texts, 3, users, 2) == TextCounts({"a": 5, "b": 4}, 9, 2)
-    assert [one.text for one in Popularity.fit(texts, 1, users).complete("")] == ["b"]
+    assert [s.text for s in Popularity.fit(texts, 1, users).complete("")] == ["b"]

@@ -1,4 +1,4 @@
-"""Searches by products of bfloat16 numbers: against scores by floats, where they are wrong, and which are chosen."""
+"""Searches with bfloat16 products have float32 scores and the same completions as float32 searches."""
 
 from typing import Any
 from unittest.mock import patch
@@ -16,83 +16,92 @@ from factorcell.model.kernels import library
 from factorcell.model.packing import PRODUCT_TYPES, PackedModel
 from tests.completion.test_search import (
     CLOSE,
+    INSTRUCTION_SETS,
     MODELS,
-    VARIANTS,
-    compiled_here,
-    found_in,
     instructions,
+    many_requests,
+    needs_compiled,
     packed_in,
-    people,
+    search,
     written_out,
 )
 from tests.small_runs import make_letters
 
-pytestmark = compiled_here
+pytestmark = needs_compiled
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", INSTRUCTION_SETS)
 @settings(max_examples=15)
 @given(model=MODELS, prefix=st.text("abcz", max_size=3), k=st.integers(1, 9))
-def test_what_short_products_find_has_scores_by_floats(
+def test_completions_found_in_bfloat16_have_float32_scores(
     variant: str, model: dict[str, Any], prefix: str, k: int
 ) -> None:
     run = make_letters(**model)
     logs = written_out(run, prefix, "Oslo", 4)
     with instructions(variant):
-        compiled, typed = packed_in(run, prefix, products="bfloat16")
-        _, of_floats = packed_in(run, prefix)
-        (found,) = compiled.search([SearchRequest(typed, k, 4)])
-    assert torch.equal(typed.rows[-1], of_floats.rows[-1])
-    scores = [one.log_probability for one in found.completions]
+        compiled, prefix_state = packed_in(run, prefix, products="bfloat16")
+        _, float32_prefix = packed_in(run, prefix)
+        (result,) = compiled.search([SearchRequest(prefix_state, k, 4)])
+    assert torch.equal(prefix_state.rows[-1], float32_prefix.rows[-1])
+    scores = [s.log_probability for s in result.completions]
     assert len(scores) == k
     assert scores == sorted(scores, reverse=True)
-    assert np.allclose(scores, [logs[one.ids] for one in found.completions], atol=CLOSE)
+    assert np.allclose(scores, [logs[s.ids] for s in result.completions], atol=CLOSE)
     assert np.allclose(scores, sorted(logs.values(), reverse=True)[:k], atol=0.1)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_errors_of_short_products_are_within_the_margin(variant: str) -> None:
+@pytest.mark.parametrize("variant", INSTRUCTION_SETS)
+def test_bfloat16_errors_are_within_the_margin(variant: str) -> None:
     run = make_letters(("abcdef", "fed"), seed=1, spread=0.3, hidden_size=70, rank=5, layer_norm=True)
     with instructions(variant):
-        alone = [compiled.search(requests) for compiled, requests in (people(run), people(run, "bfloat16"))]
-    for ours, theirs in zip(*alone, strict=True):
-        assert [one.ids for one in ours.completions] == [one.ids for one in theirs.completions]
-    by_floats, by_others = (sum(one.rows for one in results) for results in alone)
-    assert by_floats < by_others < 1.6 * by_floats
+        alone = [
+            compiled.search(requests) for compiled, requests in (many_requests(run), many_requests(run, "bfloat16"))
+        ]
+    for float32_result, bfloat16_result in zip(*alone, strict=True):
+        assert [c.ids for c in float32_result.completions] == [c.ids for c in bfloat16_result.completions]
+    in_float32, in_bfloat16 = (sum(c.rows for c in results) for results in alone)
+    assert in_float32 < in_bfloat16 < 1.6 * in_float32
 
 
-def test_where_short_products_are_wrong_floats_find() -> None:
+def test_wrong_bfloat16_weights_do_not_change_the_completions() -> None:
     run = make_letters(("abcdefgh",), seed=1, spread=0.8)
-    compiled, typed = packed_in(run, "ab", products="bfloat16")
-    packed, by_floats = compiled.packed, found_in(run, "ab", 30, 5)
+    compiled, prefix_state = packed_in(run, "ab", products="bfloat16")
+    packed, in_float32 = compiled.packed, search(run, "ab", 30, 5)
     with torch.no_grad():
         run.model.get_parameter("backbone.layers.0.linear.weight").mul_(-9)
     elsewhere, _ = packed_in(run, "ab", products="bfloat16")
     arrays = {**packed.arrays, "short_weight": elsewhere.packed.arrays["short_weight"]}
     wrong = PackedModel(packed.layout, arrays, packed.specials)
-    right, other = (CompiledEngine(run.model, one).search([SearchRequest(typed, 30, 5)])[0] for one in (packed, wrong))
+    right, other = (
+        CompiledEngine(run.model, weights).search([SearchRequest(prefix_state, 30, 5)])[0]
+        for weights in (packed, wrong)
+    )
     assert right.rows < other.rows
-    assert other.rows > by_floats.rows
-    for found in (right, other):
-        assert not found.cut
-        assert [one.ids for one in found.completions] == [one.ids for one in by_floats.completions]
+    assert other.rows > in_float32.rows
+    for result in (right, other):
+        assert not result.cut
+        assert [s.ids for s in result.completions] == [s.ids for s in in_float32.completions]
 
 
-def test_short_numbers_are_for_processors_that_have_them() -> None:
+def test_bfloat16_is_used_only_on_processors_that_have_it() -> None:
     run = make_letters()
-    for variant in VARIANTS:
+    for variant in INSTRUCTION_SETS:
         with instructions(variant):
             for products in PRODUCT_TYPES:
-                chosen = new_engine(run.model, products)
-                assert isinstance(chosen, CompiledEngine)
-                assert chosen.packed.layout.products == (products if variant in library.WITH_SHORT else "float32")
+                engine = new_engine(run.model, products)
+                assert isinstance(engine, CompiledEngine)
+                assert engine.packed.layout.products == (
+                    products if variant in library.BFLOAT16_VARIANTS else "float32"
+                )
 
 
-def test_a_run_of_short_products_completes_with_scores_by_floats() -> None:
+def test_a_bfloat16_run_completes_with_float32_scores() -> None:
     run = make_letters(seed=2, spread=0.8, layer_norm=True)
-    ours = Completer(run).complete("a", context={"city": "Oslo"}, k=5)
+    float32_suggestions = Completer(run).complete("a", context={"city": "Oslo"}, k=5)
     run.precision = "bfloat16"
     with patch.object(run, "scoring", torch.inference_mode):
-        short = Completer(run).complete("a", context={"city": "Oslo"}, k=5)
-    assert [one.text for one in short] == [one.text for one in ours]
-    assert [one.log_probability for one in short] == pytest.approx([one.log_probability for one in ours], abs=1e-5)
+        bfloat16_suggestions = Completer(run).complete("a", context={"city": "Oslo"}, k=5)
+    assert [s.text for s in bfloat16_suggestions] == [s.text for s in float32_suggestions]
+    assert [s.log_probability for s in bfloat16_suggestions] == pytest.approx(
+        [s.log_probability for s in float32_suggestions], abs=1e-5
+    )

@@ -1,4 +1,4 @@
-"""Texts that differ only in white space are one text wherever texts are counted, learned, suggested or forgotten."""
+"""Texts that differ only in white space are one text when they are counted, learned, suggested or forgotten."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from tests.service import runs
 from tests.small_runs import make_letters
 
 TEXT = "zebra crossing"
-TWINS = {
+VARIANTS = {
     "ends": " zebra crossing\r\n",
     "two spaces": "zebra  crossing",
     "tab": "zebra\tcrossing",
@@ -31,14 +31,14 @@ TWINS = {
     "narrow space": "zebra\u202f crossing\u2009",
     "separators": "zebra\x85\u2028\x1ccrossing",
 }
-each_twin = pytest.mark.parametrize("twin", TWINS.values(), ids=TWINS)
+each_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 USERS = {"user": "city", "context": (), "min_user_count": 1}
 
 
-@each_twin
-def test_twins_have_one_canonical_form(twin: str) -> None:
-    assert canonical(twin) == canonical(TEXT) == TEXT
-    assert canonical(f"{twin}\u0301") != TEXT
+@each_variant
+def test_variants_have_one_canonical_form(variant: str) -> None:
+    assert canonical(variant) == canonical(TEXT) == TEXT
+    assert canonical(f"{variant}\u0301") != TEXT
 
 
 @pytest.mark.parametrize(
@@ -62,16 +62,16 @@ def test_a_prefix_keeps_one_space_at_its_end(prefix: str, expected: str) -> None
     assert canonical_prefix(prefix) == expected
 
 
-@each_twin
-def test_counts_of_twins_are_added(twin: str) -> None:
-    texts, users = [TEXT, twin, twin, "other"], ["ann", "bob", "cas", "ann"]
+@each_variant
+def test_counts_of_variants_are_added(variant: str) -> None:
+    texts, users = [TEXT, variant, variant, "other"], ["ann", "bob", "cas", "ann"]
     assert TextCounts.of(texts, 1) == TextCounts({TEXT: 3, "other": 1}, 4)
     assert TextCounts.of(texts, 3, users, 3).counts == {TEXT: 3}
     assert TextCounts.of(texts, 3, ["ann", "bob", "ann", "ann"], 3).counts == {}
     data = Config.of(tokenizer="char", user="who", min_count=1)
     rows = [{"text": text, "who": who} for text, who in zip(texts, users, strict=True)]
-    for table, kept in ((rows, {TEXT: 3}), ([*rows[:2], rows[1], rows[3]], {})):
-        assert TextCounts.of_corpus(prepare(table, data), 3, 3).counts == kept
+    for table, expected in ((rows, {TEXT: 3}), ([*rows[:2], rows[1], rows[3]], {})):
+        assert TextCounts.of_corpus(prepare(table, data), 3, 3).counts == expected
 
 
 def test_texts_of_white_space_alone_are_not_counted() -> None:
@@ -81,54 +81,51 @@ def test_texts_of_white_space_alone_are_not_counted() -> None:
     assert TextCounts.of_corpus(prepare(rows, Config.of(tokenizer="char", user="who", min_count=1)), 1, 1).counts == {}
 
 
-@each_twin
-def test_popularity_and_history_know_a_text_once(twin: str) -> None:
-    history = History((TEXT, twin)).add(twin)
+@each_variant
+def test_popularity_and_history_suggest_a_text_once(variant: str) -> None:
+    history = History((TEXT, variant)).add(variant)
     assert history.texts == (TEXT,) * 3
-    for source in (Popularity.fit([TEXT, twin, twin], 3), history, TypoTolerantLookup(history, 1)):
-        for prefix in ("", " ", "zebra", twin.rstrip()[:-1], "\tzebra  ", "zebra\n"):
-            assert [one.text for one in source.complete(prefix)] == [TEXT], (source, prefix)
-        assert source.complete(twin.strip()) == []
+    for source in (Popularity.fit([TEXT, variant, variant], 3), history, TypoTolerantLookup(history, 1)):
+        for prefix in ("", " ", "zebra", variant.rstrip()[:-1], "\tzebra  ", "zebra\n"):
+            assert [s.text for s in source.complete(prefix)] == [TEXT], (source, prefix)
+        assert source.complete(variant.strip()) == []
 
 
 def test_a_space_at_the_end_of_a_prefix_ends_its_word() -> None:
     texts = ["new york", "newton", "new"]
     for source in (Popularity.fit(texts, 1), History(tuple(texts))):
         for prefix in ("new ", "new\t", " new  "):
-            assert [one.text for one in source.complete(prefix)] == ["new york"]
-        assert {one.text for one in source.complete("new")} == {"new york", "newton"}
+            assert [s.text for s in source.complete(prefix)] == ["new york"]
+        assert {s.text for s in source.complete("new")} == {"new york", "newton"}
 
 
-@each_twin
-def test_a_user_learns_twins_alike(twin: str) -> None:
+@each_variant
+def test_a_user_learns_the_same_from_all_variants(variant: str) -> None:
     run = make_letters(("zebra crossing\n\u00a0",), data={**USERS, "max_tokens": 30}, spread=0.8)
-    once, other = (learn_one(run, User.new(run), text) for text in (TEXT, twin))
+    once, other = (learn_one(run, User.new(run), text) for text in (TEXT, variant))
     assert np.array_equal(once.vector, other.vector)
     assert once.history == other.history
-    assert History.add(History(), twin) == once.history
-    user = learn_one(run, once, twin)
+    assert History.add(History(), variant) == once.history
+    user = learn_one(run, once, variant)
     assert user.history.texts == (TEXT, TEXT)
     assert User.from_bytes(user.to_bytes()).history == user.history
 
 
-@pytest.mark.parametrize("unit", ["char", "grapheme"])
+@pytest.mark.parametrize("tokenizer", ["char", "grapheme"])
 @pytest.mark.parametrize("typos", [0, 1])
-def test_a_model_suggests_no_twins(unit: str, typos: int) -> None:
-    """A model that writes white space in many ways suggests each text once, in canonical form.
-
-    Its most probable spelling counts, and the texts are as many as were asked for.
-    """
+def test_a_model_suggests_no_variants(tokenizer: str, typos: int) -> None:
+    """A model that writes white space in many ways suggests each text once, in canonical form."""
     run = make_letters(
-        ("ab", "a b", "b  a", "a\nb", "a\u00a0b "), data={"tokenizer": unit, "max_tokens": 8}, spread=0.8
+        ("ab", "a b", "b  a", "a\nb", "a\u00a0b "), data={"tokenizer": tokenizer, "max_tokens": 8}, spread=0.8
     )
     completer = Completer(run, typos=typos)
     for prefix in ("", "a", "a ", "\na  "):
-        found = completer.complete(prefix, k=30)
-        texts = [one.text for one in found]
+        suggestions = completer.complete(prefix, k=30)
+        texts = [s.text for s in suggestions]
         assert len(set(texts)) == len(texts) == 30
         assert texts == [canonical(text) for text in texts]
-        assert all(one.typos or one.text.startswith(canonical_prefix(prefix)) for one in found)
-        assert found == completer.complete(canonical_prefix(prefix), k=30)
+        assert all(s.typos or s.text.startswith(canonical_prefix(prefix)) for s in suggestions)
+        assert suggestions == completer.complete(canonical_prefix(prefix), k=30)
     assert completer.fits("a" + " " * 100)
 
 
@@ -138,54 +135,54 @@ def test_both_searches_return_the_same_texts() -> None:
     plain.engine = PlainEngine(run.model)
     for prefix in ("", "a ", "b"):
         for k in (1, 7, 40):
-            ours, theirs = compiled.complete(prefix, k=k), plain.complete(prefix, k=k)
-            assert [one.text for one in ours] == [one.text for one in theirs]
-            expected = [one.log_probability for one in theirs]
-            assert [one.log_probability for one in ours] == pytest.approx(expected, abs=1e-4)
+            compiled_suggestions, plain_suggestions = compiled.complete(prefix, k=k), plain.complete(prefix, k=k)
+            assert [s.text for s in compiled_suggestions] == [s.text for s in plain_suggestions]
+            expected = [s.log_probability for s in plain_suggestions]
+            assert [s.log_probability for s in compiled_suggestions] == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.fixture
 def service(tmp_path: Path) -> Service:
-    """A small model and a file."""
-    made = ServedModel(runs.make_run(tmp_path / "run"))
-    return Service(made, open_store(f"sqlite:///{tmp_path / 'users.db'}"))
+    """A service with a small model and a file."""
+    model = ServedModel(runs.make_run(tmp_path / "run"))
+    return Service(model, open_store(f"sqlite:///{tmp_path / 'users.db'}"))
 
 
-@pytest.mark.parametrize("twin", ["cab a ", "cab  a", "\ncab a", "cab\u00a0a\r\n"])
-def test_a_service_keeps_a_text_in_one_form(service: Service, twin: str) -> None:
+@pytest.mark.parametrize("variant", ["cab a ", "cab  a", "\ncab a", "cab\u00a0a\r\n"])
+def test_a_service_stores_the_canonical_form(service: Service, variant: str) -> None:
     assert service.accept("ann", "cab a", key="1").outcome == "learned"
-    assert service.accept("ann", twin, key="1").outcome == "repeated"
-    assert service.accept("ann", twin).outcome == "learned"
+    assert service.accept("ann", variant, key="1").outcome == "repeated"
+    assert service.accept("ann", variant).outcome == "learned"
     profile = service.show("ann")
     assert profile is not None
-    assert [one.text for one in profile.texts] == ["cab a"] * 2
-    found = service.complete(CompletionRequest(" cab  ", "ann")).results
-    assert [one.text for one in found].count("cab a") == 1
-    assert found == service.complete(CompletionRequest("cab ", "ann")).results
+    assert [s.text for s in profile.texts] == ["cab a"] * 2
+    results = service.complete(CompletionRequest(" cab  ", "ann")).results
+    assert [s.text for s in results].count("cab a") == 1
+    assert results == service.complete(CompletionRequest("cab ", "ann")).results
     values = service.export("ann")
     assert values is not None
     service.delete("ann")
-    service.restore({**values, "texts": [{"text": twin, "time": 1}]})
+    service.restore({**values, "texts": [{"text": variant, "time": 1}]})
     assert service.wait_for_learning()
     profile = service.show("ann")
     assert profile is not None
-    assert [one.text for one in profile.texts] == ["cab a"]
-    with pytest.raises(UserError, match="an empty text"):
+    assert [s.text for s in profile.texts] == ["cab a"]
+    with pytest.raises(UserError, match="text is empty"):
         service.accept("ann", "\u3000\n")
     service.close()
 
 
-@each_twin
-def test_every_twin_is_forgotten_at_once(service: Service, twin: str) -> None:
-    texts = (TEXT, "other", *TWINS.values())
+@each_variant
+def test_forgetting_a_text_forgets_all_variants(service: Service, variant: str) -> None:
+    texts = (TEXT, "other", *VARIANTS.values())
     record = changes.replace_fields(
-        Record.new("ann", 1), accepted=len(texts), texts=tuple(StoredText(n, one, 1) for n, one in enumerate(texts, 1))
+        Record.new("ann", 1), accepted=len(texts), texts=tuple(StoredText(n, s, 1) for n, s in enumerate(texts, 1))
     )
-    assert [one.text for one in changes.remove_text(record, twin).texts] == ["other"]
+    assert [s.text for s in changes.remove_text(record, variant).texts] == ["other"]
     assert service.store.write(record, None)
-    assert service.forget("ann", twin) == len(texts) - 1
-    for text in (TEXT, twin):
+    assert service.forget("ann", variant) == len(texts) - 1
+    for text in (TEXT, variant):
         service.accept("ann", text)
-    before, after = changes.apply(service.store, "ann", lambda record: changes.remove_text(record, twin), lambda: 0)
-    assert (len(before.texts), [one.text for one in after.texts]) == (3, ["other"])
+    before, after = changes.apply(service.store, "ann", lambda record: changes.remove_text(record, variant), lambda: 0)
+    assert (len(before.texts), [s.text for s in after.texts]) == (3, ["other"])
     service.close()

@@ -1,4 +1,4 @@
-"""Canaries: their form, where they are planted, and the file that keeps them."""
+"""Canaries: their form, how they are planted, and the file that stores them."""
 
 import json
 from collections import Counter
@@ -19,13 +19,13 @@ from factorcell.data.vocabulary import SPECIAL_TOKENS, Vocabulary
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 ROWS: list[dict[str, Any]] = [
     {
-        "text": f"{LETTERS[place % 7 :]} {word}!",
-        "who": f"user {place % 5}",
-        "lat": place / 2 if place % 3 else None,
+        "text": f"{LETTERS[index % 7 :]} {word}!",
+        "who": f"user {index % 5}",
+        "lat": index / 2 if index % 3 else None,
         "title": f"{word} things",
-        "topics": [place / 4, 1.0],
+        "topics": [index / 4, 1.0],
     }
-    for place, word in enumerate(("cold", "sea", "sun", "sand") * 6)
+    for index, word in enumerate(("cold", "sea", "sun", "sand") * 6)
 ]
 DATA = {"tokenizer": "char", "user": "who", "min_count": 1, "min_user_count": 5, "min_context_word": 1}
 CONTEXT = ("lat:number", "title:text", "topics:vector")
@@ -46,65 +46,65 @@ def lines_of(corpus: Corpus) -> list[list[int]]:
     return [corpus.tokens[corpus.offsets[i] : corpus.offsets[i + 1]].tolist() for i in range(len(corpus))]
 
 
-@pytest.mark.parametrize("unit", ["char", "grapheme", "word", "space"])
-def test_canaries_are_read_back_as_their_tokens(unit: str) -> None:
+@pytest.mark.parametrize("kind", ["char", "grapheme", "word", "space"])
+def test_a_joined_canary_is_split_into_its_tokens(kind: str) -> None:
     words = ["the", "of", ",", "naïve", "-", "3", "x1", "…", *(f"w{number}" for number in range(60))]
-    tokens = [*"eta 0.-7é", *LETTERS[1:4], *LETTERS[5:]] if unit in ("char", "grapheme") else words
-    tokenizer = tokenizer_of(unit, tokens)
+    tokens = [*"eta 0.-7é", *LETTERS[1:4], *LETTERS[5:]] if kind in ("char", "grapheme") else words
+    tokenizer = tokenizer_of(kind, tokens)
     form = CanaryForm.of(tokenizer, 200)
-    drawn = form.draw(300, (1, 2))
-    assert len(set(drawn)) == 300
+    texts = form.draw(300, (1, 2))
+    assert len(set(texts)) == 300
     assert form.space == len(form.alphabet) ** form.length
-    assert drawn == form.draw(300, (1, 2)) != form.draw(300, (1, 3))
+    assert texts == form.draw(300, (1, 2)) != form.draw(300, (1, 3))
     assert not {",", "-", "…", " ", "."} & set(form.alphabet)
-    for text in drawn:
+    for text in texts:
         assert tokenizer.split(tokenizer.join(text)) == list(text)
 
 
-def test_letters_that_join_are_not_both_drawn_from() -> None:
-    for unit, kept in (("char", 1), ("grapheme", 0)):
-        tokenizer = tokenizer_of(unit, ["\u1100", "\u1161", *LETTERS])
+def test_letters_that_compose_to_another_are_not_both_in_the_alphabet() -> None:
+    for kind, count in (("char", 1), ("grapheme", 0)):
+        tokenizer = tokenizer_of(kind, ["\u1100", "\u1161", *LETTERS])
         form = CanaryForm.of(tokenizer, 200)
-        assert len({"\u1100", "\u1161"} & set(form.alphabet)) == kept
+        assert len({"\u1100", "\u1161"} & set(form.alphabet)) == count
         for text in form.draw(200, (0,)):
             assert tokenizer.split(tokenizer.join(text)) == list(text)
 
 
-def test_a_form_of_few_texts_is_refused() -> None:
-    with pytest.raises(UserError, match="are too few"):
+def test_a_form_with_too_few_texts_is_an_error() -> None:
+    with pytest.raises(UserError, match="make too few texts"):
         CanaryForm.of(tokenizer_of("char", ["a", "b", "!"]), 200)
     with pytest.raises(UserError, match="max_tokens"):
         CanaryForm.of(tokenizer_of("char", LETTERS), 3)
 
 
 @pytest.mark.parametrize("user", ["who", ""])
-def test_each_is_planted_as_often_as_it_says_with_the_context_of_one_text(user: str) -> None:
+def test_each_canary_is_planted_with_its_repetitions_and_the_context_of_one_text(user: str) -> None:
     corpus, config = corpus_of(user=user, context=CONTEXT)
     canaries = Canaries.draw(corpus, config.data.max_tokens, 20, seed=3)
-    whole = canaries.plant(corpus)
+    planted = canaries.plant(corpus)
     assert Counter(canaries.repetitions.tolist()) == dict.fromkeys(range(1, 11), 2)
-    assert len(whole) == len(corpus) + 110
-    assert lines_of(whole)[: len(corpus)] == lines_of(corpus)
-    found: dict[tuple[str, ...], list[int]] = {}
-    for row, line in enumerate(lines_of(whole)[len(corpus) :], len(corpus)):
-        found.setdefault(tuple(whole.tokenizer.decode(line[1:-1])), []).append(row)
-    assert {text: len(rows) for text, rows in found.items()} == dict(
+    assert len(planted) == len(corpus) + 110
+    assert lines_of(planted)[: len(corpus)] == lines_of(corpus)
+    rows_by_text: dict[tuple[str, ...], list[int]] = {}
+    for row, line in enumerate(lines_of(planted)[len(corpus) :], len(corpus)):
+        rows_by_text.setdefault(tuple(planted.tokenizer.decode(line[1:-1])), []).append(row)
+    assert {text: len(rows) for text, rows in rows_by_text.items()} == dict(
         zip(canaries.texts, canaries.repetitions.tolist(), strict=True)
     )
     original = [context_of(corpus, row) for row in range(len(corpus))]
-    for rows in found.values():
-        contexts = [context_of(whole, row) for row in rows]
+    for rows in rows_by_text.values():
+        contexts = [context_of(planted, row) for row in rows]
         assert contexts[0] in original
         assert all(context == contexts[0] for context in contexts)
 
 
 def context_of(corpus: Corpus, row: int) -> Any:
-    one = corpus.select(np.array([row]))
-    bags = [bags.values.tolist() for bags in one.bags]
-    return [one.categories.tolist(), one.numbers.tolist(), [v.tolist() for v in one.vectors], bags, one.users.tolist()]
+    text = corpus.select(np.array([row]))
+    vectors, bags = [v.tolist() for v in text.vectors], [bags.values.tolist() for bags in text.bags]
+    return [text.categories.tolist(), text.numbers.tolist(), vectors, bags, text.users.tolist()]
 
 
-def test_the_file_says_that_nothing_is_real_and_opens_again(tmp_path: Path) -> None:
+def test_the_file_notes_that_nothing_is_real_and_can_be_opened(tmp_path: Path) -> None:
     corpus, config = corpus_of(context=CONTEXT)
     canaries = Canaries.draw(corpus, config.data.max_tokens, 12, seed=0)
     canaries.save(tmp_path / CANARIES_FILE)
@@ -132,7 +132,7 @@ def test_the_file_says_that_nothing_is_real_and_opens_again(tmp_path: Path) -> N
         lambda content: content.update(times="often"),
     ],
 )
-def test_a_damaged_file_is_named(change: Any, tmp_path: Path) -> None:
+def test_a_damaged_file_is_reported_with_its_name(change: Any, tmp_path: Path) -> None:
     corpus, config = corpus_of()
     Canaries.draw(corpus, config.data.max_tokens, 3, seed=0).save(tmp_path / CANARIES_FILE)
     content = json.loads((tmp_path / CANARIES_FILE).read_text(encoding="utf-8"))
@@ -142,7 +142,7 @@ def test_a_damaged_file_is_named(change: Any, tmp_path: Path) -> None:
         Canaries.open(tmp_path / CANARIES_FILE, corpus.tokenizer, corpus.schema)
 
 
-def test_nothing_is_planted_unless_asked_for(tmp_path: Path) -> None:
+def test_no_canaries_are_planted_by_default(tmp_path: Path) -> None:
     corpus, _ = corpus_of()
     assert plant_canaries(corpus, Config(), tmp_path) is corpus
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Times, circles, texts and vectors as columns: against plain loops, and each fault named with its row."""
+"""Columns of times, periodic numbers, texts and vectors, compared with plain loops; errors name the row."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.columns import ContextColumns, parse_column
-from factorcell.data.readers import Column, NumberColumn, Ragged, TextColumn, VectorColumn, to_vector
+from factorcell.data.readers import ColumnReader, NumberReader, Ragged, TextReader, VectorReader, to_vector
 from factorcell.data.schema import HARMONICS, ContextSchema, Variable
 from factorcell.data.tables import open_table
 from factorcell.data.values import to_hour, to_time, to_weekday, to_yearday
@@ -26,7 +26,7 @@ NOON = "2024-02-29T12:30:36"  # a Thursday in a leap year
 NO_TIMES: list[Any] = ["", None, "2024", "12", "noon", 5, 12.5, pd.NaT, "2024-02-30", [], np.datetime64("NaT")]
 
 
-def read(values: list[Any], kind: str, **data: Any) -> Column:
+def read(values: list[Any], kind: str, **data: Any) -> ColumnReader:
     table = open_table([{"x": value} for value in values])
     (reader,) = ContextColumns(table, Config.of(context=(f"x:{kind}",), **data).data).readers
     half = len(values) // 2
@@ -42,7 +42,7 @@ def read(values: list[Any], kind: str, **data: Any) -> Column:
         (NOON, 12.51, 3, 59),
         (NOON.replace("T", " "), 12.51, 3, 59),
         (NOON + "Z", 12.51, 3, 59),
-        (NOON + ".900000+05:00", 12.51025, 3, 59),  # as written: no zone is converted
+        (NOON + ".900000+05:00", 12.51025, 3, 59),  # time zones are not converted
         (datetime(2024, 2, 29, 12, 30, 36), 12.51, 3, 59),
         (datetime(2024, 2, 29, 12, 30, 36, tzinfo=timezone(timedelta(hours=9))), 12.51, 3, 59),
         (np.datetime64(NOON, "ns"), 12.51, 3, 59),
@@ -63,7 +63,7 @@ def test_times_are_read_as_written(value: Any, hour: float | None, weekday: int 
 
 
 @given(st.datetimes(timezones=st.none() | st.just(timezone(timedelta(hours=-7)))))
-def test_every_time_is_read_back(moment: datetime) -> None:
+def test_iso_8601_text_is_parsed_to_the_same_time(moment: datetime) -> None:
     for text in (moment.isoformat(), moment.isoformat(" ")):
         assert to_time(text) == moment
     hour = to_hour(moment.isoformat())
@@ -77,35 +77,36 @@ def test_every_time_is_read_back(moment: datetime) -> None:
     )
 
 
-def names(*context: str) -> list[tuple[str, str]]:
+def variable_names(*context: str) -> list[tuple[str, str]]:
+    """Return the name and the column of each variable that `context` specifies."""
     table = open_table([{"a": "1", "b": "2", "a.hour": "3"}])
-    return [(r.of.name, r.column) for r in ContextColumns(table, Config.of(context=context).data).readers]
+    return [(r.declared.name, r.column) for r in ContextColumns(table, Config.of(context=context).data).readers]
 
 
 def test_variables_are_named_by_column_and_kind() -> None:
-    assert names("a", "b:number") == [("a", "a"), ("b", "b")]
-    assert names("a:hour", "a:weekday", "b:longitude") == [("a.hour", "a"), ("a.weekday", "a"), ("b", "b")]
-    assert names("b:longitude", "b:number") == [("b.longitude", "b"), ("b.number", "b")]
+    assert variable_names("a", "b:number") == [("a", "a"), ("b", "b")]
+    assert variable_names("a:hour", "a:weekday", "b:longitude") == [("a.hour", "a"), ("a.weekday", "a"), ("b", "b")]
+    assert variable_names("b:longitude", "b:number") == [("b.longitude", "b"), ("b.number", "b")]
     for context in (("a", "a"), ("a", "a:number"), ("a:number", "a"), ("a:hour", "a:hour"), ("a.hour", "a:hour")):
-        with pytest.raises(UserError, match="is named twice; each time needs a kind of its own"):
-            names(*context)
+        with pytest.raises(UserError, match="is specified twice; set a different kind for each use"):
+            variable_names(*context)
 
 
-def test_the_columns_of_the_user_and_of_the_time_are_added_once() -> None:
+def test_the_user_and_time_columns_must_not_be_specified_again_as_context() -> None:
     table = open_table([{"a": "1", "b": "2"}])
-    for own, context in (({"user": "a"}, "a"), ({"time": "b"}, "b:hour")):
-        with pytest.raises(UserError, match="is named twice; --user or --time adds it already"):
-            ContextColumns(table, Config.of(context=(context,), **own).data)
+    for options, context in (({"user": "a"}, "a"), ({"time": "b"}, "b:hour")):
+        with pytest.raises(UserError, match="is specified twice; --user or --time already adds it"):
+            ContextColumns(table, Config.of(context=(context,), **options).data)
 
 
-def test_kinds_have_periods() -> None:
+def test_column_specifications_are_parsed_to_name_kind_and_period() -> None:
     assert parse_column("x:hour") == ("x", "hour", 24)
     assert parse_column("x:longitude") == ("x", "longitude", 360)
     assert parse_column("a:b:cyclic=12.5") == ("a:b", "cyclic", 12.5)
     for text in ("x:cyclic", "x:cyclic=", "x:cyclic=0", "x:cyclic=-3", "x:cyclic=day", "x:cyclic=inf", "x:cyclic=nan"):
-        with pytest.raises(UserError, match="say its period, a number above 0, as in x:cyclic=24"):
+        with pytest.raises(UserError, match="expected a period above 0, as in x:cyclic=24, got"):
             parse_column(text)
-    with pytest.raises(UserError, match="only cyclic takes a period"):
+    with pytest.raises(UserError, match="only the kind cyclic has a period"):
         parse_column("x:hour=12")
     with pytest.raises(UserError, match="'weekdays' \\(did you mean 'weekday'\\?\\); choose from category"):
         parse_column("x:weekdays")
@@ -114,33 +115,34 @@ def test_kinds_have_periods() -> None:
 @given(st.lists(st.floats(-1e4, 1e4), min_size=1, max_size=20), st.floats(0.5, 400))
 def test_periodic_numbers_have_the_moments_of_their_waves(values: list[float], period: float) -> None:
     reader = read(values, f"cyclic={period!r}")
-    variable = reader.variable(Config.of(min_context_count=1).data)
-    got = reader.array(variable)
-    assert isinstance(got, np.ndarray)
-    assert ((got >= 0) & (got <= period)).all()
-    for value, kept in zip(values, got.tolist(), strict=True):
-        turns = (value - kept) / period
+    variable = reader.build_variable(Config.of(min_context_count=1).data)
+    encoded = reader.encode(variable)
+    assert isinstance(encoded, np.ndarray)
+    assert ((encoded >= 0) & (encoded <= period)).all()
+    for value, reduced in zip(values, encoded.tolist(), strict=True):
+        turns = (value - reduced) / period
         assert turns == pytest.approx(round(turns), abs=1e-6)
     for harmonic in range(1, HARMONICS + 1):
         for wave, column in ((math.sin, 2 * harmonic - 2), (math.cos, 2 * harmonic - 1)):
-            waved = [wave(2 * math.pi * harmonic * value / period) for value in values]
-            assert variable.means[column] == pytest.approx(sum(waved) / len(waved), abs=1e-6)
-            spread = math.sqrt(sum((w - sum(waved) / len(waved)) ** 2 for w in waved) / len(waved))
+            heights = [wave(2 * math.pi * harmonic * value / period) for value in values]
+            mean = sum(heights) / len(heights)
+            assert variable.means[column] == pytest.approx(mean, abs=1e-6)
+            spread = math.sqrt(sum((height - mean) ** 2 for height in heights) / len(heights))
             if spread > 1e-4:
                 assert variable.deviations[column] == pytest.approx(spread, rel=1e-3)
 
 
-def test_means_on_a_circle() -> None:
-    variable = read(["23:00", "01:00"], "hour").variable(Config.of().data)
+def test_the_mean_of_a_periodic_number_is_a_mean_on_a_circle() -> None:
+    variable = read(["23:00", "01:00"], "hour").build_variable(Config.of().data)
     assert min(variable.mean, 24 - variable.mean) == pytest.approx(0, abs=1e-9)
     assert variable.deviation == pytest.approx(1)
     assert (variable.period, variable.kind) == (24, "hour")
-    assert read([-180, 180.0, "180"], "longitude").variable(Config.of().data).mean == pytest.approx(180)
-    assert read([10.1] * 7, "longitude").variable(Config.of().data).deviations == (1,) * 2 * HARMONICS
+    assert read([-180, 180.0, "180"], "longitude").build_variable(Config.of().data).mean == pytest.approx(180)
+    assert read([10.1] * 7, "longitude").build_variable(Config.of().data).deviations == (1,) * 2 * HARMONICS
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "got"),
+    ("kind", "value", "problem"),
     [
         ("hour", "soon", "'soon', not a time of day \\(ISO 8601, such as"),
         ("weekday", "12:30", "'12:30', not a date \\(ISO"),
@@ -149,17 +151,17 @@ def test_means_on_a_circle() -> None:
         ("text", 5, "5, not a text"),
         ("vector", "[1, 2", "'\\[1, 2', not a list of numbers"),
         ("vector", None, "empty, not a list of numbers; fill it in or leave the row out"),
-        ("vector", [1, 2, 3], "has 3 numbers; it must have 2, as in the first row"),
-        ("category", [1, 2], "is a list, not the name of a category \\(a vector\\? say x:vector\\)"),
+        ("vector", [1, 2, 3], "has 3 numbers; expected 2, as in the first row"),
+        ("category", [1, 2], "is a list, not the name of a category \\(for vectors, use x:vector\\)"),
         ("category", np.zeros(2), "is a ndarray, not the name of a category"),
         ("category", {"a": 1}, "is a dict, not the name of a category$"),
     ],
 )
-def test_what_does_not_fit_is_named_with_its_row(kind: str, value: Any, got: str) -> None:
-    good: Any = {"hour": NOON, "weekday": NOON, "yearday": NOON, "text": "a a a a a", "vector": [1, 2]}.get(kind, "1")
-    verb = "" if got.startswith(("is a", "has")) else "is .*"
-    with pytest.raises(UserError, match=f"^the rows given row 3: x {verb}{got}") as error:
-        read([good, good, value, good], kind)
+def test_an_invalid_value_is_reported_with_its_row(kind: str, value: Any, problem: str) -> None:
+    valid: Any = {"hour": NOON, "weekday": NOON, "yearday": NOON, "text": "a a a a a", "vector": [1, 2]}.get(kind, "1")
+    verb = "" if problem.startswith(("is a", "has")) else "is .*"
+    with pytest.raises(UserError, match=f"^in-memory table row 3: x {verb}{problem}") as error:
+        read([valid, valid, value, valid], kind)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 200
 
@@ -169,35 +171,35 @@ def test_what_does_not_fit_is_named_with_its_row(kind: str, value: Any, got: str
     st.integers(1, 4),
     st.integers(1, 4),
 )
-def test_bags_are_those_of_plain_loops(texts: list[str | None], least: int, most: int) -> None:
+def test_bags_of_words_equal_those_of_plain_loops(texts: list[str | None], min_count: int, max_words: int) -> None:
     bags = [_words(text or "") for text in texts]
     counts = Counter(word for bag in bags for word in bag)
-    kept = sorted((word for word in counts if counts[word] >= least), key=lambda w: (-counts[w], w))[:most]
-    reader, config = read(texts, "text"), Config.of(min_context_word=least, max_context_words=most).data
-    if not kept:
-        with pytest.raises(UserError, match=f"x has no word that training sees {least} times"):
-            reader.variable(config)
+    words = sorted((w for w in counts if counts[w] >= min_count), key=lambda w: (-counts[w], w))[:max_words]
+    reader, config = read(texts, "text"), Config.of(min_context_word=min_count, max_context_words=max_words).data
+    if not words:
+        with pytest.raises(UserError, match=f"x: no word occurs {min_count} times"):
+            reader.build_variable(config)
         return
-    variable = reader.variable(config)
-    assert variable.values == tuple(kept)
-    known = [[word for word in bag if word in kept] for bag in bags]
-    got = reader.array(variable)
-    assert isinstance(got, Ragged)
-    assert [_bag(got, row, kept) for row in range(len(texts))] == known
-    full = [bag for bag in known if bag]
-    for word, share in zip(kept, variable.shares, strict=True):
-        assert share == pytest.approx(sum(bag.count(word) / math.sqrt(len(bag)) for bag in full) / len(full))
+    variable = reader.build_variable(config)
+    assert variable.values == tuple(words)
+    expected = [[word for word in bag if word in words] for bag in bags]
+    encoded = reader.encode(variable)
+    assert isinstance(encoded, Ragged)
+    assert [_bag(encoded, row, words) for row in range(len(texts))] == expected
+    nonempty = [bag for bag in expected if bag]
+    for word, share in zip(words, variable.shares, strict=True):
+        assert share == pytest.approx(sum(bag.count(word) / math.sqrt(len(bag)) for bag in nonempty) / len(nonempty))
 
 
 def _words(text: str) -> list[str]:
-    return "".join(mark if mark.isalpha() else " " for mark in text.lower()).split()
+    return "".join(character if character.isalpha() else " " for character in text.lower()).split()
 
 
 def _bag(bags: Ragged, row: int, words: list[str]) -> list[str]:
     return [words[index] for index in bags.values[bags.offsets[row] : bags.offsets[row + 1]]]
 
 
-def test_texts_read_as_training_read_them() -> None:
+def test_texts_are_encoded_with_the_words_of_training() -> None:
     known = Variable("t", "text", values=("sea", "sun"), shares=(1.0, 0.5), column="title")
     tables: list[list[dict[str, Any]]] = [
         [{"title": "The SUN, the sea, sun!"}, {"title": "moon"}, {"title": None}],
@@ -207,13 +209,13 @@ def test_texts_read_as_training_read_them() -> None:
         policy = "expected" if "b" in rows[0] else "error"
         (reader,) = ContextColumns(open_table(rows), Config.of().data, ContextSchema((known,)), policy).readers
         reader.add([row.get(reader.column) for row in rows], 0)
-        bags = reader.array(known)
+        bags = reader.encode(known)
         assert isinstance(bags, Ragged)
         assert bags.offsets.tolist() == ([0, 3, 3, 3] if policy == "error" else [0] * 4)
         assert bags.values.tolist() == ([1, 0, 1] if policy == "error" else [])
 
 
-def test_vectors_in_all_their_forms() -> None:
+def test_a_vector_may_be_a_list_an_array_or_json() -> None:
     forms = [[1, 2.5], (1, 2.5), np.array([1, 2.5]), np.array([1, 2.5], np.float16), "[1, 2.5]", " [1.0,2.5] "]
     for form in forms:
         vector = to_vector(form)
@@ -221,39 +223,38 @@ def test_vectors_in_all_their_forms() -> None:
         assert vector.dtype == np.float32
         assert vector.tolist() == [1, 2.5]
     reader = read([*forms, [3, 2.5]], "vector")
-    variable = reader.variable(Config.of(min_context_count=1).data)
+    variable = reader.build_variable(Config.of(min_context_count=1).data)
     assert variable.means == pytest.approx((9 / 7, 2.5))
     assert variable.deviations == pytest.approx((np.std([1] * 6 + [3]), 1))  # a constant has deviation 1
-    array = reader.array(variable)
+    array = reader.encode(variable)
     assert isinstance(array, np.ndarray)
     assert array.tolist() == [[1, 2.5]] * 6 + [[3, 2.5]]
 
 
-def test_vectors_read_as_training_read_them() -> None:
+def test_vectors_must_have_the_size_of_training() -> None:
     known = ContextSchema((Variable("v", "vector", means=(0.0, 0.0), deviations=(1.0, 1.0)),))
 
     def array(values: list[Any], policy: str) -> Any:
         (reader,) = ContextColumns(open_table([{"v": v} for v in values]), Config.of().data, known, policy).readers
         reader.add(values, 0)
-        return reader.array(known.variable("v"))
+        return reader.encode(known.variable("v"))
 
     assert np.array_equal(array([None, [1, 2], "", math.nan], "expected")[1], [1, 2])
     assert np.isnan(array([None, [1, 2], "", math.nan], "expected")[[0, 2, 3]]).all()
     with pytest.raises(UserError, match="row 1: v is empty, not a list of numbers"):
         array([None], "group")
-    with pytest.raises(UserError, match="row 2: v has 1 numbers; it must have 2, as in training"):
+    with pytest.raises(UserError, match="row 2: v has 1 numbers; expected 2, as in training"):
         array([[1, 2], [1]], "expected")
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=8), st.data())
-def test_ragged_rows_are_selected_in_any_order(lists: list[list[int]], data: st.DataObject) -> None:
+def test_rows_of_ragged_lists_can_be_selected_in_any_order(lists: list[list[int]], data: st.DataObject) -> None:
     flat = np.array([x for part in lists for x in part], dtype=np.int32)
     ragged = Ragged(flat, np.concatenate([[0], np.cumsum([len(part) for part in lists])]).astype(np.int64))
     rows = data.draw(st.lists(st.integers(0, len(lists) - 1), max_size=8))
-    some = ragged.select(np.array(rows, dtype=np.int64))
-    assert [some.values[a:b].tolist() for a, b in zip(some.offsets, some.offsets[1:], strict=False)] == [
-        lists[row] for row in rows
-    ]
+    selected = ragged.select(np.array(rows, dtype=np.int64))
+    bounds = zip(selected.offsets, selected.offsets[1:], strict=False)
+    assert [selected.values[begin:end].tolist() for begin, end in bounds] == [lists[row] for row in rows]
 
 
 CONTEXT = ("at:hour", "at:weekday", "at:yearday", "lon:longitude", "turn:cyclic=1", "title:text", "topic:vector")
@@ -276,7 +277,7 @@ def rows_of_all_kinds(count: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "fixed", "pandas", "arrays"])
-def test_every_table_gives_the_same(kind: str, tmp_path: Path) -> None:
+def test_all_types_of_tables_give_the_same_corpus(kind: str, tmp_path: Path) -> None:
     rows = rows_of_all_kinds(12)
     plain = [{**row, "at": row["at"].isoformat(), "topic": json.dumps(row["topic"])} for row in rows]
     source: Any = tmp_path / f"rows.{'parquet' if kind == 'fixed' else kind}"
@@ -298,26 +299,25 @@ def test_every_table_gives_the_same(kind: str, tmp_path: Path) -> None:
         source["topic"] = np.array(source["topic"])
         source["at"] = [np.datetime64(moment) for moment in source["at"]]
     config = Config.of(context=CONTEXT, min_context_word=1)
-    corpora = [prepare(given_rows, config, cache=tmp_path / "cache") for given_rows in (source, plain)]
-    found, expected = corpora
-    assert [v.name for v in found.schema.variables][:3] == ["at.hour", "at.weekday", "at.yearday"]
-    assert found.schema == expected.schema
-    assert np.array_equal(found.numbers, expected.numbers)
-    assert np.array_equal(found.vectors[0], expected.vectors[0])
-    for x, y in zip(found.bags[0], expected.bags[0], strict=True):
+    corpus, expected = (prepare(table, config, cache=tmp_path / "cache") for table in (source, plain))
+    assert [v.name for v in corpus.schema.variables][:3] == ["at.hour", "at.weekday", "at.yearday"]
+    assert corpus.schema == expected.schema
+    assert np.array_equal(corpus.numbers, expected.numbers)
+    assert np.array_equal(corpus.vectors[0], expected.vectors[0])
+    for x, y in zip(corpus.bags[0], expected.bags[0], strict=True):
         assert np.array_equal(x, y)
 
 
-def test_readers_are_what_the_kinds_say() -> None:
+def test_each_kind_of_column_has_its_reader_in_training_and_later() -> None:
     config = Config.of(context=CONTEXT, min_context_word=1)
     table, rows = open_table(rows_of_all_kinds(4)), rows_of_all_kinds(4)
     schema = None
     for _ in range(2):
         columns = ContextColumns(table, config.data, schema)
-        assert [type(reader) for reader in columns.readers] == [NumberColumn] * 5 + [TextColumn, VectorColumn]
+        assert [type(reader) for reader in columns.readers] == [NumberReader] * 5 + [TextReader, VectorReader]
         columns.add({name: [row[name] for row in rows] for name in rows[0]}, len(rows), 0)
-        found = columns.arrays(len(rows))["schema"]
-        assert schema is None or found == schema
-        schema = ContextSchema.from_dict(json.loads(json.dumps(found.to_dict())))
+        new_schema = columns.arrays(len(rows))["schema"]
+        assert schema is None or new_schema == schema
+        schema = ContextSchema.from_dict(json.loads(json.dumps(new_schema.to_dict())))
     with pytest.raises(UserError, match="no column 'at'; it has text"):
         ContextColumns(open_table({"text": "a"}), config.data, schema)

@@ -1,4 +1,4 @@
-"""A file that others write to while it is read is an error."""
+"""A file that changes while it is read is an error."""
 
 import gzip
 import io
@@ -22,7 +22,7 @@ CHANGED = "changed while it was read; try again when nothing writes to it"
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "CHUNK_ROWS", 3)
     monkeypatch.setattr(chunks, "CHUNK_ROWS", 3)
 
@@ -87,11 +87,11 @@ def texts(chunks: Iterator[Chunk]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_table_that_is_rewritten_before_it_is_read_is_an_error(name: str, tmp_path: Path) -> None:
-    path, written = tmp_path / name, WRITERS[name]()
-    path.write_bytes(written)
+def test_a_table_that_is_rewritten_between_two_reads_is_an_error(name: str, tmp_path: Path) -> None:
+    path, content = tmp_path / name, WRITERS[name]()
+    path.write_bytes(content)
     table = open_table(path)
     assert texts(table.chunks(["text"])) == [row["text"] for row in ROWS]
-    path.write_bytes(bytes(reversed(written)))
+    path.write_bytes(bytes(reversed(content)))
     with pytest.raises(UserError, match=rf"{name}: {CHANGED}"):
         texts(table.chunks(["text"]))

@@ -1,4 +1,4 @@
-"""Flat arrays against plain lists: the same ids, the same contexts, every text in one batch, and the cache."""
+"""Corpora, compared with plain lists: token ids, contexts, batches, and the cache."""
 
 import warnings
 from collections import Counter
@@ -25,10 +25,11 @@ CONFIG = Config.of(context=("city", "lat:number"), min_count=2, max_tokens=5, mi
 
 
 def expected_ids(rows: list[dict[str, Any]], config: Config) -> list[list[int]]:
+    """Return the ids of each text, computed with plain lists."""
     tokens = [split(row["text"], config) for row in rows]
     counts = Counter(token for line in tokens for token in line)
-    kept = sorted((t for t in counts if counts[t] >= config.tokenizer.min_count), key=lambda t: (-counts[t], t))
-    ids = {token: index + 3 for index, token in enumerate(kept[: config.tokenizer.max_vocabulary])}
+    frequent = sorted((t for t in counts if counts[t] >= config.tokenizer.min_count), key=lambda t: (-counts[t], t))
+    ids = {token: index + 3 for index, token in enumerate(frequent[: config.tokenizer.max_vocabulary])}
     lines = []
     for line in tokens:
         cut = line[: config.data.max_tokens]
@@ -42,26 +43,26 @@ def lines_of(corpus: Corpus) -> list[list[int]]:
     return [corpus.tokens[corpus.offsets[i] : corpus.offsets[i + 1]].tolist() for i in range(len(corpus))]
 
 
-@pytest.mark.parametrize("unit", ["word", "space", "char", "grapheme"])
-def test_ids_are_those_of_plain_lists(unit: str) -> None:
-    config = Config.of(tokenizer=unit, min_count=2, max_tokens=5)
+@pytest.mark.parametrize("kind", ["word", "space", "char", "grapheme"])
+def test_ids_equal_those_of_plain_lists(kind: str) -> None:
+    config = Config.of(tokenizer=kind, min_count=2, max_tokens=5)
     corpus = prepare(ROWS, config)
     assert lines_of(corpus) == expected_ids(ROWS, config)
     assert corpus.target_count == sum(len(line) - 1 for line in lines_of(corpus))
     assert corpus.lengths.tolist() == [len(line) - 1 for line in lines_of(corpus)]
 
 
-def test_empty_texts_of_a_file_are_told(tmp_path: Path) -> None:
+def test_a_notice_reports_the_empty_texts_of_a_file(tmp_path: Path) -> None:
     path, rows = tmp_path / "rows.jsonl", [*ROWS, {**ROWS[0], "text": "  "}]
     files.write_rows(path, rows)
-    for unit, counted in (("word", "2 of 6 texts are"), ("char", "1 of 6 texts is")):
+    for kind, count in (("word", "2 of 6 texts are"), ("char", "1 of 6 texts is")):
         for _ in range(2):
-            with pytest.warns(Notice) as said:
+            with pytest.warns(Notice) as notices:
                 corpus = prepare(
-                    path, Config.of(tokenizer=unit, max_tokens=1), cache=tmp_path / "cache", report_truncation=False
+                    path, Config.of(tokenizer=kind, max_tokens=1), cache=tmp_path / "cache", report_truncation=False
                 )
-            assert [str(one.message) for one in said] == [
-                f"{path}: {counted} empty; the end of an empty text is its only target"
+            assert [str(notice.message) for notice in notices] == [
+                f"{path}: {count} empty; the end of an empty text is its only target"
             ]
         assert lines_of(corpus)[2] == [START, END]
     files.write_rows(path, [row for row in ROWS if row["text"]])
@@ -72,32 +73,32 @@ def test_empty_texts_of_a_file_are_told(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.text(alphabet="ab c", max_size=12), min_size=1, max_size=30), st.integers(1, 6), st.integers(1, 4))
-def test_ids_of_any_texts_are_those_of_plain_lists(texts: list[str], most: int, least: int) -> None:
-    config = Config.of(tokenizer="char", min_count=least, max_tokens=most)
+def test_ids_of_any_texts_equal_those_of_plain_lists(texts: list[str], max_tokens: int, min_count: int) -> None:
+    config = Config.of(tokenizer="char", min_count=min_count, max_tokens=max_tokens)
     rows = [{"text": text} for text in texts]
     assert lines_of(prepare(rows, config)) == expected_ids(rows, config)
 
 
-def test_chunks_and_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sizes_of_chunks_and_blocks_do_not_change_the_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = prepare(ROWS * 10, CONFIG)
     monkeypatch.setattr(tables, "CHUNK_ROWS", 3)
     monkeypatch.setattr(chunks, "CHUNK_ROWS", 3)
-    monkeypatch.setattr(tokens, "STRIDE", 7)
-    pieces = prepare(ROWS * 10, CONFIG)
-    assert lines_of(whole) == lines_of(pieces)
-    assert whole.tokenizer.tokens == pieces.tokenizer.tokens
-    assert np.array_equal(whole.categories, pieces.categories)
-    assert whole.schema == pieces.schema
+    monkeypatch.setattr(tokens, "BLOCK_TOKENS", 7)
+    chunked = prepare(ROWS * 10, CONFIG)
+    assert lines_of(whole) == lines_of(chunked)
+    assert whole.tokenizer.tokens == chunked.tokenizer.tokens
+    assert np.array_equal(whole.categories, chunked.categories)
+    assert whole.schema == chunked.schema
 
 
-def test_categories_are_rows_of_the_schema_and_numbers_stay() -> None:
+def test_categories_are_indices_of_schema_values_and_numbers_are_unchanged() -> None:
     corpus = prepare(ROWS, CONFIG)
     assert corpus.schema.variable("city").values == ("<unknown>", "A", "B")
     assert corpus.categories[:, 0].tolist() == [1, 2, 1, 2, 0]
     assert corpus.numbers[:, 0].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_other_tables_are_read_as_the_first() -> None:
+def test_other_tables_are_read_with_the_vocabulary_and_schema_of_training() -> None:
     first = prepare(ROWS, CONFIG)
     rows = [{"text": "the zyx", "city": "B", "lat": 4}]
     second = prepare(rows, CONFIG, tokenizer=first.tokenizer, schema=first.schema)
@@ -110,7 +111,7 @@ def test_other_tables_are_read_as_the_first() -> None:
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=200), st.integers(1, 200), st.integers(0, 3))
-def test_every_text_is_in_one_batch_within_the_budget(lengths: list[int], budget: int, epoch: int) -> None:
+def test_every_text_is_in_one_batch_of_limited_size(lengths: list[int], budget: int, epoch: int) -> None:
     corpus = prepare([{"text": "x" * length} for length in lengths], Config.of(tokenizer="char", min_count=1))
     for seed in (None, 5):
         batches = corpus.batches(budget, seed, epoch)
@@ -121,7 +122,7 @@ def test_every_text_is_in_one_batch_within_the_budget(lengths: list[int], budget
         assert all(np.array_equal(a, b) for a, b in zip(batches, again, strict=True))
 
 
-def test_epochs_differ_and_padding_is_little() -> None:
+def test_epochs_have_different_batches_with_little_padding() -> None:
     lengths = np.random.default_rng(0).gamma(4, 9, 4000).astype(int)
     corpus = prepare([{"text": "x" * int(length)} for length in lengths], Config.of(tokenizer="char", min_count=1))
     first, second = corpus.batches(2000, 1, 0), corpus.batches(2000, 1, 1)
@@ -130,36 +131,37 @@ def test_epochs_differ_and_padding_is_little() -> None:
     assert corpus.target_count / padded > 0.9
 
 
-WRITTEN = [{"text": "x" * (place % 9), "who": who} for place, who in enumerate([*"aabacacaabdd" * 9, None, None])]
+USER_ROWS = [{"text": "x" * (index % 9), "who": who} for index, who in enumerate([*"aabacacaabdd" * 9, None, None])]
 
 
-@pytest.mark.parametrize("most", [1, 2, 5])
-def test_an_epoch_has_at_most_so_many_texts_of_a_user(most: int) -> None:
-    corpus = prepare(WRITTEN, Config.of(tokenizer="char", user="who", min_count=1, min_user_count=30))
-    texts = Counter(row["who"] for row in WRITTEN)
-    drawn = []
+@pytest.mark.parametrize("max_user_texts", [1, 2, 5])
+def test_an_epoch_has_at_most_max_user_texts_of_each_user(max_user_texts: int) -> None:
+    corpus = prepare(USER_ROWS, Config.of(tokenizer="char", user="who", min_count=1, min_user_count=30))
+    texts = Counter(row["who"] for row in USER_ROWS)
+    epochs = []
     for epoch in range(3):
-        rows = np.concatenate(corpus.batches(40, 1, epoch, most)).tolist()
+        rows = np.concatenate(corpus.batches(40, 1, epoch, max_user_texts)).tolist()
         assert len(set(rows)) == len(rows)
-        assert Counter(WRITTEN[row]["who"] for row in rows) == {who: min(most, n) for who, n in texts.items()}
-        drawn.append(sorted(rows))
-    assert drawn[0] != drawn[1] != drawn[2]
-    assert sorted(np.concatenate(corpus.batches(40, 1, 0, 0)).tolist()) == list(range(len(WRITTEN)))
+        expected = {who: min(max_user_texts, count) for who, count in texts.items()}
+        assert Counter(USER_ROWS[row]["who"] for row in rows) == expected
+        epochs.append(sorted(rows))
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert sorted(np.concatenate(corpus.batches(40, 1, 0, 0)).tolist()) == list(range(len(USER_ROWS)))
 
 
-def test_users_are_told_apart_rare_or_not(tmp_path: Path) -> None:
-    names = dict.fromkeys(row["who"] for row in WRITTEN if row["who"])
-    expected = [([*names].index(row["who"]) + 1 if row["who"] else 0) for row in WRITTEN]
+def test_rare_users_are_distinguished_too(tmp_path: Path) -> None:
+    names = dict.fromkeys(row["who"] for row in USER_ROWS if row["who"])
+    expected = [([*names].index(row["who"]) + 1 if row["who"] else 0) for row in USER_ROWS]
     config = Config.of(tokenizer="char", user="who", min_count=1, min_user_count=30)
-    pd.DataFrame(WRITTEN).to_csv(tmp_path / "written.csv", index=False)
+    pd.DataFrame(USER_ROWS).to_csv(tmp_path / "written.csv", index=False)
     for _ in range(2):
         assert prepare(tmp_path / "written.csv", config, cache=tmp_path / "cache").users.tolist() == expected
-    corpus = prepare(WRITTEN, config)
+    corpus = prepare(USER_ROWS, config)
     assert corpus.select(np.array([5, 2])).users.tolist() == [expected[5], expected[2]]
-    assert prepare(WRITTEN, Config.of(tokenizer="char")).users.tolist() == []
+    assert prepare(USER_ROWS, Config.of(tokenizer="char")).users.tolist() == []
 
 
-def test_joined_corpora_are_one_after_the_other() -> None:
+def test_concatenated_corpora_have_the_rows_of_both() -> None:
     config = Config.of(context=("lat:number", "text:text"), user="city", min_count=1, min_context_word=1)
     corpus = prepare(ROWS, config)
     first, second = corpus.select(np.array([0, 1, 2])), corpus.select(np.array([3, 4]))
@@ -172,7 +174,7 @@ def test_joined_corpora_are_one_after_the_other() -> None:
     assert [ragged.offsets.tolist() for ragged in whole.bags] == [ragged.offsets.tolist() for ragged in corpus.bags]
 
 
-def test_batches_hold_their_texts() -> None:
+def test_a_batch_has_the_tokens_and_contexts_of_its_rows() -> None:
     corpus = prepare(ROWS, CONFIG)
     batch = corpus.batch(np.array([3, 2, 0]))
     lines = lines_of(corpus)
@@ -184,11 +186,11 @@ def test_batches_hold_their_texts() -> None:
     assert batch.rows.tolist() == [3, 2, 0]
 
 
-def test_select_keeps_the_order_and_split_has_every_row_once() -> None:
+def test_select_returns_rows_in_order_and_split_returns_every_row_once() -> None:
     corpus = prepare(ROWS * 20, CONFIG)
-    some = corpus.select(np.array([4, 1, 1]))
-    assert lines_of(some) == [lines_of(corpus)[row] for row in (4, 1, 1)]
-    assert some.numbers[:, 0].tolist() == [4, 1, 1]
+    selected = corpus.select(np.array([4, 1, 1]))
+    assert lines_of(selected) == [lines_of(corpus)[row] for row in (4, 1, 1)]
+    assert selected.numbers[:, 0].tolist() == [4, 1, 1]
     train, dev = corpus.split(0.1, seed=3)
     assert (len(train), len(dev)) == (90, 10)
     assert Counter(map(tuple, lines_of(train) + lines_of(dev))) == Counter(map(tuple, lines_of(corpus)))
@@ -207,7 +209,7 @@ def test_files_are_cached_by_content(table: Path, tmp_path: Path, monkeypatch: p
     cache = tmp_path / "cache"
     first = prepare(table, CONFIG, cache=cache)
     assert lines_of(first) == lines_of(prepare(ROWS, CONFIG))
-    monkeypatch.setattr(tokens.TokenizedTexts, "add", lambda *given: 1 / 0)
+    monkeypatch.setattr(tokens.TokenizedTexts, "add", lambda *arguments: 1 / 0)
     second = prepare(table, CONFIG, cache=cache)
     assert isinstance(second.tokens, np.memmap)
     assert lines_of(second) == lines_of(first)
@@ -218,10 +220,10 @@ def test_files_are_cached_by_content(table: Path, tmp_path: Path, monkeypatch: p
     table.write_text(table.read_text(encoding="utf-8") + "more,A,7\n", encoding="utf-8")
     with pytest.raises(ZeroDivisionError):
         prepare(table, CONFIG, cache=cache)
-    assert len(list(cache.iterdir())) == 1  # what failed left nothing behind
+    assert len(list(cache.iterdir())) == 1  # the calls that failed left no files
 
 
-def test_a_damaged_cache_is_made_again(table: Path, tmp_path: Path) -> None:
+def test_a_damaged_cache_entry_is_replaced(table: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     expected = lines_of(prepare(table, CONFIG, cache=cache))
     (folder,) = cache.iterdir()
@@ -232,20 +234,22 @@ def test_a_damaged_cache_is_made_again(table: Path, tmp_path: Path) -> None:
     assert lines_of(prepare(table, CONFIG, cache=cache)) == expected
 
 
-def test_another_process_may_be_first(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_process_may_create_the_cache_entry_first(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache, save, firsts = tmp_path / "cache", cache_entry.save, list[Corpus]()
 
-    def late(corpus: Corpus, partial: Path) -> None:
+    def save_after_another_process(corpus: Corpus, partial: Path) -> None:
         monkeypatch.setattr(cache_entry, "save", save)
         firsts.append(prepare(table, CONFIG, cache=cache))
         save(corpus, partial)
 
-    monkeypatch.setattr(cache_entry, "save", late)
+    monkeypatch.setattr(cache_entry, "save", save_after_another_process)
     assert lines_of(prepare(table, CONFIG, cache=cache)) == lines_of(firsts[0])
     assert len(list(cache.iterdir())) == 1
 
 
-def test_tables_that_are_read_by_the_schema_of_training_are_not_cached(table: Path, tmp_path: Path) -> None:
+def test_tables_that_are_read_with_a_schema_are_not_cached(table: Path, tmp_path: Path) -> None:
     first = prepare(table, CONFIG, cache=tmp_path / "cache")
     again = prepare(table, CONFIG, cache=tmp_path / "other", tokenizer=first.tokenizer, schema=first.schema)
     assert lines_of(again) == lines_of(first)

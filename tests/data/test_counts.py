@@ -1,4 +1,4 @@
-"""Counted texts: which users count."""
+"""Text counts: how the users of a text are counted."""
 
 import math
 from typing import Any
@@ -31,19 +31,19 @@ USERS = st.sampled_from([*MISSING, 5, 5.0, "5", "5.0", np.int64(5), "cafe\u0301"
     ],
     ids=repr,
 )
-def test_missing_users_and_other_spellings_of_one_user_are_not_several_users(users: Any) -> None:
+def test_missing_users_and_values_with_the_same_name_count_as_one_user(users: Any) -> None:
     assert TextCounts.of([SECRET] * 3, 1, users, min_users=2).counts == {}
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), USERS), max_size=20), st.integers(1, 4))
-def test_users_are_counted_by_their_names(rows: list[tuple[str, Any]], min_users: int) -> None:
-    found = TextCounts.of([text for text, _ in rows], 1, [user for _, user in rows], min_users)
+def test_users_are_counted_by_their_category_names(rows: list[tuple[str, Any]], min_users: int) -> None:
+    popular = TextCounts.of([text for text, _ in rows], 1, [user for _, user in rows], min_users)
     for text in "ab":
         writers = {category_name(user) for other, user in rows if other == text and not is_missing(user)}
-        assert (text in found.counts) == (len(writers) >= min_users)
+        assert (text in popular.counts) == (len(writers) >= min_users)
 
 
-def test_texts_and_users_that_do_not_fit() -> None:
+def test_invalid_texts_and_users_are_errors() -> None:
     with pytest.raises(UserError, match="text 2: expected a string, got None"):
         TextCounts.of(["a", None], 1)  # type: ignore[list-item]
     with pytest.raises(UserError, match="users: expected one for each of 2 texts, got 1"):

@@ -1,4 +1,4 @@
-"""CSV and TSV files with other separators or misplaced quotes: the error, its line and the remedy."""
+"""Errors about CSV and TSV files with other separators or misplaced quotes: the line, the problem and the remedy."""
 
 import csv
 import gzip
@@ -16,24 +16,20 @@ from factorcell.data.schema import ContextSchema, Variable
 from factorcell.data.tables import open_table
 from factorcell.data.text_files import QUOTING_HELP
 
-COMMAS, TABS = "a .csv is separated by commas", "a .tsv is separated by tabs"
-SEPARATED = [
-    (
-        "t.csv",
-        "text;city\na;b\n",
-        f"{COMMAS}, this header seems to be by semicolons: save it with commas",
-    ),
-    ("t.csv", '"text";"city"\n"a, b";"c"\n', f"{COMMAS}, this header seems to be by semicolons"),
-    ("t.csv", "text|city\na|b\n", f"{COMMAS}, this header seems to be by bars: save it with commas"),
-    ("t.csv", "text\tcity\na\tb\n", f"{COMMAS}, this header seems to be by tabs: name the file .tsv"),
-    ("t.csv.gz", "text\tcity\na\tb\n", f"{COMMAS}, this header seems to be by tabs: name the file .tsv"),
-    ("t.tsv", "text,city\na,b\n", f"{TABS}, this header seems to be by commas: name the file .csv"),
-    ("t.tsv", "text;city\na;b\n", f"{TABS}, this header seems to be by semicolons: save it with tabs"),
+COMMAS, TABS = "expected commas in a .csv file", "expected tabs in a .tsv file"
+OTHER_SEPARATORS = [
+    ("t.csv", "text;city\na;b\n", f"{COMMAS}, got semicolons; save it with commas"),
+    ("t.csv", '"text";"city"\n"a, b";"c"\n', f"{COMMAS}, got semicolons"),
+    ("t.csv", "text|city\na|b\n", f"{COMMAS}, got bars; save it with commas"),
+    ("t.csv", "text\tcity\na\tb\n", f"{COMMAS}, got tabs; name the file .tsv"),
+    ("t.csv.gz", "text\tcity\na\tb\n", f"{COMMAS}, got tabs; name the file .tsv"),
+    ("t.tsv", "text,city\na,b\n", f"{TABS}, got commas; name the file .csv"),
+    ("t.tsv", "text;city\na;b\n", f"{TABS}, got semicolons; save it with tabs"),
 ]
 OPEN = f"the quote that opens a field of this row is not closed; {QUOTING_HELP}"
-SPANS = "the row ends in line 3: are its quotes part of a text?"
+SPANS = "the row ends in line 3; if its quotes are part of a text,"
 TEXT = "text follows the closing quote of a field"
-QUOTES = [
+MISPLACED_QUOTES = [
     ("open in a column of several", 'text,city\na,b\n"c,d\ne,f\n', f"line 3: {OPEN}"),
     ("open in the last column of Windows", 'city,text\r\na,b\r\nc,"d\r\ne,f\r\n', f"line 3: {OPEN}"),
     ("open without a last line break", 'city,text\na,b\nc,"d\ne,f', f"line 3: {OPEN}"),
@@ -56,7 +52,8 @@ QUOTES = [
 ]
 
 
-def fault(path: Path, content: str) -> str:
+def error_message(path: Path, content: str) -> str:
+    """Return the message of the error about a file with this content."""
     path.write_bytes(gzip.compress(content.encode()) if path.suffix == ".gz" else content.encode())
     with pytest.raises(UserError) as error:
         list(open_table(path).chunks(["text"]))
@@ -64,21 +61,21 @@ def fault(path: Path, content: str) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize(("name", "content", "said"), SEPARATED)
-def test_other_separators_are_named(tmp_path: Path, name: str, content: str, said: str) -> None:
-    message = fault(tmp_path / name, content)
+@pytest.mark.parametrize(("name", "content", "expected"), OTHER_SEPARATORS)
+def test_another_separator_is_reported(tmp_path: Path, name: str, content: str, expected: str) -> None:
+    message = error_message(tmp_path / name, content)
     assert "no column 'text'; it has " in message
-    assert said in message
+    assert expected in message
 
 
 @pytest.mark.parametrize(
     ("name", "content"), [("t.csv", "city\na;b\n"), ("t.csv", "a;b,city\nc,d\n"), ("t.tsv", "a\tb\n")]
 )
-def test_a_header_that_is_separated_as_it_should_be_is_not_blamed(tmp_path: Path, name: str, content: str) -> None:
-    assert "this header" not in fault(tmp_path / name, content)
+def test_a_header_with_the_right_separator_is_not_reported(tmp_path: Path, name: str, content: str) -> None:
+    assert "file, got" not in error_message(tmp_path / name, content)
 
 
-def test_a_fault_of_the_header_is_not_got_round(tmp_path: Path) -> None:
+def test_no_remedy_is_suggested_if_the_header_has_another_separator(tmp_path: Path) -> None:
     schema = ContextSchema((Variable("city", "category", values=("<unknown>", "b"), counts=(0, 1)),))
     for name, header, remedies in [("t.csv", "text;city", ()), ("u.csv", "text,town", (("unknown", "expected"),))]:
         (tmp_path / name).write_text(f"{header}\n", encoding="utf-8")
@@ -87,14 +84,19 @@ def test_a_fault_of_the_header_is_not_got_round(tmp_path: Path) -> None:
         assert error.value.remedies == remedies
 
 
-@pytest.mark.parametrize(("content", "said"), [case[1:] for case in QUOTES], ids=[name for name, _, _ in QUOTES])
-def test_a_misplaced_quote_is_an_error_with_its_line(tmp_path: Path, content: str, said: str) -> None:
-    message = fault(tmp_path / "t.csv", content)
-    assert said in message
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [case[1:] for case in MISPLACED_QUOTES],
+    ids=[name for name, _, _ in MISPLACED_QUOTES],
+)
+def test_a_misplaced_quote_is_reported_with_its_line(tmp_path: Path, content: str, expected: str) -> None:
+    message = error_message(tmp_path / "t.csv", content)
+    assert expected in message
     assert message.endswith(QUOTING_HELP)
 
 
-def strict(content: str, columns: int) -> list[list[str]] | None:
+def read_with_csv_module(content: str, columns: int) -> list[list[str]] | None:
+    """Return the rows that the strict mode of the csv module reads, or None for an error."""
     try:
         rows = list(csv.reader(io.StringIO(content, newline=""), strict=True))[1:]
     except csv.Error:
@@ -113,7 +115,7 @@ ENDS = st.sampled_from(["\n", "\r\n", "\r"])
     st.lists(st.tuples(st.lists(FIELDS, min_size=2, max_size=2), ENDS), min_size=1, max_size=6),
     st.text('a,"\n\r', max_size=8),
 )
-def test_rows_are_those_of_the_csv_module(
+def test_rows_equal_those_of_the_csv_module(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[list[str], str]], tail: str
 ) -> None:
     for columns in (1, 2):
@@ -123,11 +125,11 @@ def test_rows_are_those_of_the_csv_module(
         path = tmp_path_factory.mktemp("csv") / "t.csv"
         path.write_bytes(content.encode())
         with warnings.catch_warnings(record=True):
-            found = rows_of(path, names)
-        assert found == (strict(content, columns) or None)
+            rows_read = read_rows(path, names)
+        assert rows_read == (read_with_csv_module(content, columns) or None)
 
 
-def rows_of(path: Path, names: list[str]) -> list[list[str]] | None:
+def read_rows(path: Path, names: list[str]) -> list[list[str]] | None:
     try:
         chunks = list(open_table(path).chunks(names))
     except UserError:
@@ -135,7 +137,7 @@ def rows_of(path: Path, names: list[str]) -> list[list[str]] | None:
     return [list(row) for chunk in chunks for row in zip(*chunk.values(), strict=True)]
 
 
-def test_in_a_tsv_quotes_are_ordinary_characters(tmp_path: Path) -> None:
+def test_quotes_in_a_tsv_file_are_ordinary_characters(tmp_path: Path) -> None:
     texts = ['"Lovely stay', "fine", 'it was 5"', '"a"', 'b""c', r"d\"e"]
     path = tmp_path / "t.tsv"
     path.write_text('text\t"city"\n' + "".join(f'{text}\t"Oslo\n' for text in texts), encoding="utf-8")
@@ -145,21 +147,21 @@ def test_in_a_tsv_quotes_are_ordinary_characters(tmp_path: Path) -> None:
         list(open_table(path).chunks(["text"]))
 
 
-SWALLOWED = "a quoted field spans lines that look like rows"
+SPANNING = "a quoted field spans lines that look like rows"
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "expected"),
     [
-        ('a,b\n"Lovely stay,Oslo\nfine,Nice\nit was 5",Rome\n', f"line 3: {SWALLOWED}; if its"),
-        ('"Lovely stay,Oslo\r\nfine 5",Rome\r\nx,y\r\n"a,b\r\nc",d', f"line 2: {SWALLOWED}, like 1 other fields; if"),
+        ('a,b\n"Lovely stay,Oslo\nfine,Nice\nit was 5",Rome\n', f"line 3: {SPANNING}; if its"),
+        ('"Lovely stay,Oslo\r\nfine 5",Rome\r\nx,y\r\n"a,b\r\nc",d', f"line 2: {SPANNING}, like 1 other fields; if"),
         ('"two\nlines",Oslo\n', ""),
         ('"Lovely stay,Oslo\nfine 5",Rome\n"two\nlines",Oslo\n', ""),
         ('"one, line",Oslo\n', ""),
         ('"","\n,"\n', ""),
     ],
 )
-def test_a_field_of_lines_that_look_like_rows_is_a_notice(tmp_path: Path, body: str, said: str) -> None:
+def test_a_notice_reports_a_field_whose_lines_look_like_rows(tmp_path: Path, body: str, expected: str) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes(b"text,city\n" + body.encode())
     with warnings.catch_warnings(record=True) as caught:
@@ -167,10 +169,12 @@ def test_a_field_of_lines_that_look_like_rows_is_a_notice(tmp_path: Path, body: 
         table = open_table(path)
         for _ in range(2):
             list(table.chunks(["text"]))
-    assert [str(warning.message)[: len(f"{path} {said}")] for warning in caught] == ([f"{path} {said}"] if said else [])
+    beginning = f"{path} {expected}"
+    messages = [str(warning.message)[: len(beginning)] for warning in caught]
+    assert messages == ([beginning] if expected else [])
 
 
-def test_quotes_that_close_are_not_blamed_for_a_row_of_too_many_columns(tmp_path: Path) -> None:
-    assert fault(tmp_path / "t.csv", 'text,city\na,b\n"c, d",e,f\n').endswith("got 3")
+def test_a_row_with_too_many_columns_is_not_reported_as_a_problem_of_quotes(tmp_path: Path) -> None:
+    assert error_message(tmp_path / "t.csv", 'text,city\na,b\n"c, d",e,f\n').endswith("got 3")
     for row in ('"c\nd",e,"f"', 'a,"b",""\n'):
-        assert "got 3" in fault(tmp_path / "t.csv", f"text,city\na,b\n{row}\n")
+        assert "got 3" in error_message(tmp_path / "t.csv", f"text,city\na,b\n{row}\n")

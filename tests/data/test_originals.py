@@ -1,4 +1,4 @@
-"""The original texts of a corpus: their bytes as the table gives them, wherever the corpus comes from."""
+"""The original texts of a corpus: their sizes in bytes, their digests, and whether they are restorable."""
 
 import itertools
 import unicodedata
@@ -16,7 +16,7 @@ from factorcell.data.corpus import Corpus
 from factorcell.data.originals import OriginalTexts
 from factorcell.data.tokenizer import new_tokenizer
 
-UNITS = ("word", "space", "char", "grapheme")
+KINDS = ("word", "space", "char", "grapheme")
 COMPOSED, DECOMPOSED = "caf\u00e9", "cafe\u0301"
 BYTES = {  # counted by hand
     "": 0,
@@ -25,19 +25,18 @@ BYTES = {  # counted by hand
     " a  b\n": 6,
     COMPOSED: 5,
     DECOMPOSED: 6,
-    "\u212b": 3,  # the Angstrom sign, which NFC changes to a letter of two bytes
+    "\u212b": 3,  # the Angstrom sign, which NFC converts to a letter of two bytes
     "👩‍👩‍👧": 18,
     "🇳🇴": 8,
     "a\x00b": 3,
-    "\ud800": 3,  # half a pair, which JSON can hold
+    "\ud800": 3,  # half of a surrogate pair, which JSON can represent
 }
 texts = st.lists(st.text(max_size=8) | st.sampled_from(list(BYTES)), min_size=1, max_size=8)
 
 
-def read(texts: list[str], unit: str = "char", **options: Any) -> Corpus:
-    return prepare(
-        [{"text": text} for text in texts], Config.of(tokenizer=unit, min_count=1, **options), report_truncation=False
-    )
+def read(texts: list[str], kind: str = "char", **options: Any) -> Corpus:
+    config = Config.of(tokenizer=kind, min_count=1, **options)
+    return prepare([{"text": text} for text in texts], config, report_truncation=False)
 
 
 def originals_of(corpus: Corpus) -> list[tuple[Any, ...]]:
@@ -46,72 +45,71 @@ def originals_of(corpus: Corpus) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("unit", "options"),
+    ("kind", "options"),
     [
-        *itertools.product(UNITS, [{}, {"lowercase": True}, {"max_tokens": 1}]),
+        *itertools.product(KINDS, [{}, {"lowercase": True}, {"max_tokens": 1}]),
         *itertools.product(("word", "space"), [{"strip_punctuation": True}]),
     ],
     ids=str,
 )
-def test_bytes_are_those_of_the_texts_as_given(unit: str, options: dict[str, Any]) -> None:
-    corpus = read(list(BYTES), unit, **options)
+def test_sizes_are_those_of_the_original_texts(kind: str, options: dict[str, Any]) -> None:
+    corpus = read(list(BYTES), kind, **options)
     assert corpus.originals is not None
     assert corpus.originals.sizes.tolist() == list(BYTES.values())
 
 
 @given(texts=texts, more=texts, data=st.data())
-def test_selected_and_joined_corpora_have_the_originals_of_their_texts(
+def test_selected_and_concatenated_corpora_have_the_originals_of_their_texts(
     texts: list[str], more: list[str], data: st.DataObject
 ) -> None:
     corpus = read(texts + more)
-    assert originals_of(
-        corpus.select(np.arange(len(texts))).concatenate(corpus.select(len(texts) + np.arange(len(more))))
-    ) == (originals_of(corpus))
+    first, second = corpus.select(np.arange(len(texts))), corpus.select(len(texts) + np.arange(len(more)))
+    assert originals_of(first.concatenate(second)) == originals_of(corpus)
     rows = data.draw(st.lists(st.integers(0, len(corpus) - 1), max_size=9))
     expected = [originals_of(corpus)[row] for row in rows]
     assert originals_of(corpus.select(np.array(rows, dtype=np.int64))) == expected
-    held = corpus.split(0.5, 0)
-    assert sorted(originals_of(held[0]) + originals_of(held[1])) == sorted(originals_of(corpus))
+    train, held_out = corpus.split(0.5, 0)
+    assert sorted(originals_of(train) + originals_of(held_out)) == sorted(originals_of(corpus))
     assert originals_of(corpus.truncate(1)) == originals_of(corpus)
     assert originals_of(corpus.without_context(corpus.schema)) == originals_of(corpus)
 
 
 @given(texts=texts)
-def test_the_key_is_of_the_original_texts_in_their_order(texts: list[str]) -> None:
-    def key(texts: list[str], unit: str = "char") -> str:
-        originals = read(texts, unit).originals
+def test_the_key_depends_on_the_original_texts_and_their_order(texts: list[str]) -> None:
+    def key(texts: list[str], kind: str = "char") -> str:
+        originals = read(texts, kind).originals
         assert originals is not None
         return originals.key
 
-    assert len({key(texts, unit) for unit in UNITS}) == 1
+    assert len({key(texts, kind) for kind in KINDS}) == 1
     assert (key(texts) == key(texts[::-1])) == (texts == texts[::-1])
     assert key([*texts, COMPOSED]) != key([*texts, DECOMPOSED])
 
 
-def test_texts_that_no_table_gave_have_no_originals() -> None:
+def test_texts_that_are_not_from_a_table_have_no_originals() -> None:
     corpus = read(["abc", "d"])
-    made = replace_texts(corpus, [("a", "b"), ("c",)])
-    assert made.originals is None
-    assert made.select(np.array([1])).originals is None
-    assert corpus.concatenate(made).originals is None
-    assert made.concatenate(corpus).originals is None
+    replaced = replace_texts(corpus, [("a", "b"), ("c",)])
+    assert replaced.originals is None
+    assert replaced.select(np.array([1])).originals is None
+    assert corpus.concatenate(replaced).originals is None
+    assert replaced.concatenate(corpus).originals is None
 
 
 @given(
     text=st.text(max_size=8) | st.sampled_from(list(BYTES)),
-    unit=st.sampled_from(UNITS),
+    kind=st.sampled_from(KINDS),
     lowercase=st.booleans(),
     strip=st.booleans(),
 )
-def test_restorable_texts_are_their_tokens_joined(text: str, unit: str, lowercase: bool, strip: bool) -> None:
-    more = {"strip_punctuation": strip} if unit in ("word", "space") else {}
-    tokenizer = new_tokenizer(Config.of(tokenizer=unit, lowercase=lowercase, **more))
+def test_joining_the_tokens_of_a_restorable_text_returns_it(text: str, kind: str, lowercase: bool, strip: bool) -> None:
+    options = {"strip_punctuation": strip} if kind in ("word", "space") else {}
+    tokenizer = new_tokenizer(Config.of(tokenizer=kind, lowercase=lowercase, **options))
     if tokenizer.is_restorable(text):
         assert tokenizer.join(tokenizer.split(text)) == text
 
 
 @pytest.mark.parametrize(
-    ("text", "unit", "lowercase", "expected"),
+    ("text", "kind", "lowercase", "expected"),
     [
         (COMPOSED, "char", False, True),
         (DECOMPOSED, "char", False, False),
@@ -127,8 +125,10 @@ def test_restorable_texts_are_their_tokens_joined(text: str, unit: str, lowercas
         ("a b", "word", True, False),
     ],
 )
-def test_which_texts_are_restorable(text: str, unit: str, lowercase: bool, expected: bool) -> None:
-    tokenizer = new_tokenizer(Config.of(tokenizer=unit, lowercase=lowercase))
+def test_texts_that_tokenization_changes_are_not_restorable(
+    text: str, kind: str, lowercase: bool, expected: bool
+) -> None:
+    tokenizer = new_tokenizer(Config.of(tokenizer=kind, lowercase=lowercase))
     assert tokenizer.is_restorable(text) is expected
     assert OriginalTexts.of([text], tokenizer).restorable.tolist() == [expected]
     assert unicodedata.is_normalized("NFC", text) or not expected

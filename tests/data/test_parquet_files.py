@@ -1,4 +1,4 @@
-"""Folders of Parquet files against the same rows in memory, and their key in the cache."""
+"""Folders of Parquet files, compared with the same rows in memory, and their key in the cache."""
 
 import os
 from collections.abc import Callable
@@ -46,13 +46,13 @@ def test_a_partitioned_folder_has_the_rows_of_its_files(
 
 
 def test_files_are_read_in_the_order_of_their_paths(tmp_path: Path) -> None:
-    for place, name in enumerate(("b/part-0.parquet", "a/part-1.parquet", "part-2.parquet", "a/part-0.parquet")):
-        write((tmp_path / name).parent, [{"text": name, "place": place}], Path(name).name)
+    for index, name in enumerate(("b/part-0.parquet", "a/part-1.parquet", "part-2.parquet", "a/part-0.parquet")):
+        write((tmp_path / name).parent, [{"text": name, "index": index}], Path(name).name)
     names = [name for (name,) in read(tmp_path, "text")]
     assert names == ["a/part-0.parquet", "a/part-1.parquet", "b/part-0.parquet", "part-2.parquet"]
 
 
-def test_a_column_that_one_file_lacks_is_an_error_only_if_it_is_read(tmp_path: Path) -> None:
+def test_a_column_that_a_file_lacks_is_an_error_only_if_it_is_read(tmp_path: Path) -> None:
     write(tmp_path, [{"text": "a", "city": "Oslo"}], "0.parquet")
     write(tmp_path, [{"text": "b", "stars": 5}], "1.parquet")
     assert read(tmp_path, "text") == [("a",), ("b",)]
@@ -60,7 +60,7 @@ def test_a_column_that_one_file_lacks_is_an_error_only_if_it_is_read(tmp_path: P
         read(tmp_path, "text", "stars")
 
 
-def test_the_value_of_a_folder_replaces_the_column_of_a_file(tmp_path: Path) -> None:
+def test_the_value_of_a_partition_folder_replaces_the_column_of_a_file(tmp_path: Path) -> None:
     write(tmp_path / "city=Nice", [{"text": "a", "city": "Oslo"}])
     assert read(tmp_path, "city", "text") == [("Nice", "a")]
 
@@ -87,12 +87,12 @@ def change(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("alter", "rows"), [(add, 31), (move, 30), (change, 29)])
-def test_the_key_of_the_cache_has_names_and_contents_of_all_files(
+def test_the_cache_key_depends_on_the_names_and_contents_of_all_files(
     alter: Callable[[Path], None], rows: int, tmp_path: Path
 ) -> None:
     folder, config = write(tmp_path / "t", ROWS), Config.of(context=("stars",), min_context_count=1)
-    read = [len(prepare(folder, config, cache=tmp_path / "cache")) for _ in range(2)]
-    assert (read, len(list((tmp_path / "cache").iterdir()))) == ([30, 30], 1)
+    sizes = [len(prepare(folder, config, cache=tmp_path / "cache")) for _ in range(2)]
+    assert (sizes, len(list((tmp_path / "cache").iterdir()))) == ([30, 30], 1)
     alter(folder)
     assert len(prepare(folder, config, cache=tmp_path / "cache")) == rows
     assert len(list((tmp_path / "cache").iterdir())) == 2

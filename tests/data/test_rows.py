@@ -1,4 +1,4 @@
-"""Rows and values as arguments: any form of a table, numbers as names, missing values, wrong lengths, no rows."""
+"""Arguments that are rows or values: all types of tables, numbers as names, missing values, wrong lengths, no rows."""
 
 import itertools
 import re
@@ -43,7 +43,7 @@ class ArrowColumn:
 MISSING = [None, "", float("nan"), np.float32("nan"), pd.NA, pd.NaT]
 COLUMNS = {"city": ["Oslo", "Nice"], "stars": [1, 5]}
 ROWS = [{"city": "Oslo", "stars": 1}, {"city": "Nice", "stars": 5}]
-# Two rows in every form.
+# The same two rows in every supported type.
 TABLES: dict[str, Any] = {
     "list": ROWS,
     "tuple": tuple(ROWS),
@@ -76,7 +76,7 @@ def run(tmp_path: Path) -> Run:
 
 
 @tables
-def test_rows_of_any_table(source: Any) -> None:
+def test_all_types_of_tables_are_converted_to_rows(source: Any) -> None:
     assert [{**row} for row in to_rows(source)] == ROWS
     assert has_rows(source)
     with pytest.raises(UserError, match=r"expected one row, got 2|expected a mapping"):
@@ -84,28 +84,28 @@ def test_rows_of_any_table(source: Any) -> None:
 
 
 @empty
-def test_no_rows_in_any_form(source: Any) -> None:
+def test_tables_without_rows_are_converted_to_an_empty_list(source: Any) -> None:
     assert to_rows(source) == []
     assert not has_rows(source)
 
 
 @pytest.mark.parametrize("source", ["Oslo", 3, 2.5, None, ["Oslo"], [3], [None], Path("a.csv")])
-def test_what_is_no_row(source: Any) -> None:
+def test_a_row_must_be_a_mapping_or_a_table(source: Any) -> None:
     with pytest.raises(UserError, match="expected a mapping from column to value, got"):
         to_row(source)
 
 
 @pytest.mark.parametrize("missing", MISSING, ids=repr)
-def test_labels_are_names_or_missing(missing: Any) -> None:
+def test_the_category_name_of_a_missing_value_is_none(missing: Any) -> None:
     values = [5, 5.0, "5", np.int64(5), np.float64(5), "5.0", missing]
-    for given in (values, tuple(values), pd.Series(values, dtype=object), np.array(values, dtype=object)):
-        assert category_names(given, "values", 7) == ["5"] * 6 + [None]
+    for argument in (values, tuple(values), pd.Series(values, dtype=object), np.array(values, dtype=object)):
+        assert category_names(argument, "values", 7) == ["5"] * 6 + [None]
     with pytest.raises(UserError, match="values: expected one for each of 200 texts, got 7"):
         category_names(values, "values", 200)
 
 
 @pytest.mark.parametrize("values", ["abc", 5, None, {"a": 1}, b"ab"])
-def test_what_is_no_list_of_values(values: Any) -> None:
+def test_values_must_be_a_list(values: Any) -> None:
     with pytest.raises(UserError, match="distractors: expected a list of values, got"):
         category_names(values, "distractors")
 
@@ -125,19 +125,21 @@ def test_what_is_no_list_of_values(values: Any) -> None:
     ],
     ids=lambda values: f"{type(values).__module__}.{type(values).__name__}",
 )
-def test_labels_of_columns_of_other_libraries(values: Any) -> None:
+def test_columns_of_other_libraries_have_category_names(values: Any) -> None:
     assert category_names(values, "values", 3) == ["4.7", None, "b"]
 
 
 @pytest.mark.parametrize(
-    ("make", "kind"),
+    ("make", "dtype"),
     [
         *itertools.product([list, np.array, pd.Series, pa.array], [np.float16, np.float32, np.float64]),
-        *itertools.product([pd.Categorical, pd.Index], [np.float32, np.float64]),  # pandas indexes no 16 bits
+        *itertools.product(
+            [pd.Categorical, pd.Index], [np.float32, np.float64]
+        ),  # pandas has no index of 16-bit floats
     ],
 )
-def test_labels_of_numbers_of_any_width(make: Any, kind: Any) -> None:
-    assert category_names(make(np.array([4.7, 5, 0.1], dtype=kind)), "values") == ["4.7", "5", "0.1"]
+def test_category_names_of_numbers_do_not_depend_on_their_width(make: Any, dtype: Any) -> None:
+    assert category_names(make(np.array([4.7, 5, 0.1], dtype=dtype)), "values") == ["4.7", "5", "0.1"]
 
 
 @pytest.mark.parametrize(
@@ -152,12 +154,12 @@ def test_labels_of_numbers_of_any_width(make: Any, kind: Any) -> None:
         (pa.table({"a": [1]}), "values: expected a list of values, got"),
     ],
 )
-def test_what_are_no_labels(values: Any, message: str) -> None:
+def test_values_without_a_category_name_are_errors(values: Any, message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         category_names(values, "values")
 
 
-def test_a_stream_is_read_once_and_used_several_times(run: Run) -> None:
+def test_an_arrow_stream_can_be_used_several_times(run: Run) -> None:
     text = run.tokenizer.tokens[4]
     table = pa.table({"text": [text] * 2, **COLUMNS})
     assert to_rows(table.to_reader()) == to_rows(table)
@@ -174,8 +176,9 @@ def test_a_stream_is_read_once_and_used_several_times(run: Run) -> None:
 
 
 def of_cities(source: Any) -> Any:
+    """Return the column `city` of a table, as a table of the same type."""
     if isinstance(source, list):
-        return [one[["city"]] if isinstance(one, pd.DataFrame) else {"city": one["city"]} for one in source]
+        return [row[["city"]] if isinstance(row, pd.DataFrame) else {"city": row["city"]} for row in source]
     if isinstance(source, tuple):
         return tuple(of_cities(list(source)))
     if isinstance(source, dict):
@@ -185,22 +188,26 @@ def of_cities(source: Any) -> Any:
 
 @tables
 def test_contexts_may_be_any_table(run: Run, source: Any) -> None:
-    expected = [{"city": "Oslo"}, {"city": "Nice"}]
-    given = of_cities(source)
-    assert list(generate(run, given)) == list(generate(run, expected))
+    rows = [{"city": "Oslo"}, {"city": "Nice"}]
+    contexts = of_cities(source)
+    assert list(generate(run, contexts)) == list(generate(run, rows))
     text = run.tokenizer.tokens[4]
-    read_, wanted = run.read([text, text], given), run.read([text, text], expected)
-    assert np.array_equal(read_.categories, wanted.categories)
+    corpus, expected = run.read([text, text], contexts), run.read([text, text], rows)
+    assert np.array_equal(corpus.categories, expected.categories)
     with pytest.raises(UserError, match="expected one for each of 3 texts, got 2"):
-        run.read([text] * 3, given)
+        run.read([text] * 3, contexts)
 
 
 POINTS = {1: {"lat": 43.7, "lon": 7.3}, 2.0: {"lat": 59.9, "lon": 10.8}}
 ROW = {"city": "Oslo"}
-ONE: dict[str, Any] = {"frame": pd.DataFrame([ROW]), "arrow": pa.table({"city": ["Oslo"]}), "list": pd.DataFrame([ROW])}
+ONE_ROW: dict[str, Any] = {
+    "frame": pd.DataFrame([ROW]),
+    "arrow": pa.table({"city": ["Oslo"]}),
+    "list": pd.DataFrame([ROW]),
+}
 
 
-@pytest.mark.parametrize("row", ONE.values(), ids=ONE)
+@pytest.mark.parametrize("row", ONE_ROW.values(), ids=ONE_ROW)
 def test_a_context_may_be_a_table_of_one_row(run: Run, row: Any) -> None:
     assert list(generate(run, ROW)) == list(generate(run, [ROW])) == list(generate(run, row))
     assert list(stream(run, row)) == list(stream(run, ROW))
@@ -215,7 +222,7 @@ def test_a_context_may_be_a_table_of_one_row(run: Run, row: Any) -> None:
     assert completer.log_probabilities("a", texts, None, row) == completer.log_probabilities("a", texts, None, ROW)
 
 
-def test_values_may_be_numbers(run: Run) -> None:
+def test_category_values_may_be_numbers(run: Run) -> None:
     texts = [{"text": text, "stars": star} for text, star in (("the sea", 1), ("the sun", 5.0), ("sand", "1"))]
     values = run.schema.variable("stars").values[1:]
     first = classify(run, texts, "stars", values=values[:2], unknown="expected")
@@ -227,23 +234,23 @@ def test_values_may_be_numbers(run: Run) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"values": ["Oslo", None]}, "values: expected values of a category, got a missing one"),
-        ({"distractors": [float("nan")]}, "distractors: expected values of a category, got a missing one"),
+        ({"values": ["Oslo", None]}, "values: expected values of a category, got a missing value"),
+        ({"distractors": [float("nan")]}, "distractors: expected values of a category, got a missing value"),
         ({"values": "Oslo"}, "values: expected a list of values, got 'Oslo'"),
         ({"distractors": 3}, "distractors: expected a list of values, got 3"),
     ],
 )
-def test_mistakes_of_values(run: Run, options: dict[str, Any], message: str) -> None:
+def test_invalid_values_for_classification_are_errors(run: Run, options: dict[str, Any], message: str) -> None:
     options = {"values": ["Oslo", "Nice"], **options}
     with pytest.raises(UserError, match=message):
         classify(run, [{"text": "the sea", "city": "Oslo"}], "city", **options)
 
 
-def test_points_and_their_truth(run: Run) -> None:
+def test_points_and_their_truth_may_be_numbers(run: Run) -> None:
     rows = [{"text": "the sea", "lat": 59, "lon": 10}] * 2
-    found = classify_points(run, rows, POINTS, truth=[np.int64(1), float("nan")], unknown="expected")
-    assert found.names == ("1", "2")
-    assert found.truth.tolist() == [0, -1]
+    result = classify_points(run, rows, POINTS, truth=[np.int64(1), float("nan")], unknown="expected")
+    assert result.names == ("1", "2")
+    assert result.truth.tolist() == [0, -1]
     with pytest.raises(UserError, match="truth: expected one for each of 2 texts, got 1"):
         classify_points(run, rows, POINTS, truth=["1"], unknown="expected")
     with pytest.raises(UserError, match="point '2': expected lat, lon, got lat"):
@@ -253,7 +260,7 @@ def test_points_and_their_truth(run: Run) -> None:
 
 
 @pytest.mark.parametrize("missing", MISSING, ids=repr)
-def test_groups_of_texts(run: Run, missing: Any) -> None:
+def test_texts_are_grouped_by_category_name(run: Run, missing: Any) -> None:
     corpus = run.read(["the sea", "the sun", "sand", "the sand"], [{}] * 4)
     rows = evaluate_by(run, corpus, [5, "5.0", missing, np.float64(5)])
     assert {row["value"]: row["count"] for row in rows} == {"5": 3, "(missing)": 1}
@@ -261,33 +268,33 @@ def test_groups_of_texts(run: Run, missing: Any) -> None:
         evaluate_by(run, corpus, ["all"])
 
 
-def test_one_text_and_context_for_each_user() -> None:
+def test_learning_needs_a_text_and_a_context_for_each_user() -> None:
     run = make_letters(data={"user": "city", "context": (), "min_user_count": 1}, spread=0.8)
     learner, user = Learner(run), User.new(run)
     for texts, contexts in ((["ab"], None), (["ab"] * 3, None), (["ab", "b"], [{}])):
         with pytest.raises(UserError, match="expected a text and a context for each user, got 2 users"):
             learner.learn([user, user], texts, contexts)
     assert learner.learn([], [])[0] == []
-    assert learn_one(run, user, "ab", {}).seen == learn_one(run, user, "ab").seen == 1
+    assert learn_one(run, user, "ab", {}).text_count == learn_one(run, user, "ab").text_count == 1
 
 
 @empty
-def test_functions_of_rows_return_nothing_for_nothing(run: Run, source: Any) -> None:
+def test_functions_of_rows_return_nothing_for_no_rows(run: Run, source: Any) -> None:
     assert run.score(source) == []
     assert list(generate(run, source)) == []
 
 
 @empty
-def test_functions_of_whole_tables_refuse_nothing(run: Run, source: Any) -> None:
-    for use in (
+def test_functions_of_whole_tables_reject_tables_without_rows(run: Run, source: Any) -> None:
+    for function in (
         run.prepare,
         lambda table: classify(run, table, "city"),
         lambda table: classify_points(run, table, POINTS),
     ):
         with pytest.raises(UserError, match=r"no rows|no column"):
-            use(source)
+            function(source)
 
 
-def test_a_file_without_rows_is_scored_like_a_list(run: Run, tmp_path: Path) -> None:
+def test_scoring_a_file_without_rows_returns_an_empty_list(run: Run, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,city,stars\n", encoding="utf-8")
     assert run.score(tmp_path / "a.csv") == []

@@ -1,4 +1,4 @@
-"""The same rows from every kind of source, and every damaged file in one line."""
+"""Tables: all types of sources give the same rows, and errors name the line."""
 
 import gzip
 import io
@@ -61,7 +61,7 @@ def test_text_files_of_all_kinds_have_the_same_rows(tmp_path: Path, kind: str, c
     assert read(str(path), "city") == [{"city": row["city"]} for row in ROWS]
 
 
-def test_parquet_keeps_types(tmp_path: Path) -> None:
+def test_parquet_values_have_their_types(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"text": ["a", "b"], "lat": [1.5, None]}), path)
     assert read(path, "text", "lat") == [{"text": "a", "lat": 1.5}, {"text": "b", "lat": None}]
@@ -85,7 +85,7 @@ def test_hugging_face_datasets_have_the_same_rows() -> None:
 
 
 @given(st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=20))
-def test_csv_brings_back_any_text(tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str]]) -> None:
+def test_any_text_survives_a_csv_file(tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str]]) -> None:
     import csv as text_csv
 
     pairs = [(a.replace("\r", "").replace("\0", ""), b.replace("\r", "").replace("\0", "")) for a, b in pairs]
@@ -97,7 +97,7 @@ def test_csv_brings_back_any_text(tmp_path_factory: pytest.TempPathFactory, pair
     assert [(row["text"], row["city"]) for row in read(path)] == pairs
 
 
-def test_long_tables_come_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_tables_are_read_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "CHUNK_ROWS", 7)
     monkeypatch.setattr(chunks, "CHUNK_ROWS", 7)
     rows = [{"text": f"t{index}"} for index in range(50)]
@@ -110,7 +110,7 @@ def test_long_tables_come_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert [text for chunk in parts for text in chunk["text"]] == [row["text"] for row in rows]
 
 
-def test_byte_order_mark_and_quoted_header(tmp_path: Path) -> None:
+def test_a_byte_order_mark_and_a_quoted_header_are_read(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes(b"\xef\xbb\xbf" + b'"text","the ""city"""\na,b\n')
     assert open_table(path).columns == ("text", 'the "city"')
@@ -118,13 +118,13 @@ def test_byte_order_mark_and_quoted_header(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.TSV", "a.tsv.gz", "my.csv.tsv"])
-def test_the_last_ending_decides_the_delimiter(tmp_path: Path, name: str) -> None:
+def test_the_last_ending_determines_the_delimiter(tmp_path: Path, name: str) -> None:
     content = b"text\tcity\na, b\tOslo\n"
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     assert list(open_table(tmp_path / name).chunks(["text", "city"])) == [{"text": ["a, b"], "city": ["Oslo"]}]
 
 
-def test_empty_lines_are_no_rows_beside_other_columns(tmp_path: Path) -> None:
+def test_empty_lines_are_rows_only_in_files_with_one_column(tmp_path: Path) -> None:
     (tmp_path / "two.csv").write_text("text,city\na,Oslo\n\nb,Nice\n\n", encoding="utf-8")
     (tmp_path / "one.csv").write_text("text\na\n\nb\n", encoding="utf-8")
     assert [chunk["text"] for chunk in open_table(tmp_path / "two.csv").chunks(["text"])] == [["a", "b"]]
@@ -134,16 +134,18 @@ def test_empty_lines_are_no_rows_beside_other_columns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "line"), [("a,b\n1,2\n\n3\n", 4), ('a,b\n"1\n1",2\n3,4\n5\n', 5), ("a,b\r\n1,2\r\n3\r\n", 3)]
 )
-def test_a_ragged_row_is_named_with_its_line(tmp_path: Path, content: str, line: int) -> None:
+def test_a_row_with_a_wrong_number_of_columns_is_reported_with_its_line(
+    tmp_path: Path, content: str, line: int
+) -> None:
     (tmp_path / "t.csv").write_bytes(content.encode())
     with pytest.raises(UserError, match=rf"line {line}: expected 2 columns \(a, b\), got 1"):
         list(open_table(tmp_path / "t.csv").chunks(["a"]))
 
 
-@pytest.mark.parametrize(("kind", "mark"), [("csv", "1"), ("jsonl", "1"), ("rows", "1"), ("frame", 1.0)])
-def test_many_columns_take_no_longer_than_they_must(kind: str, mark: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "value"), [("csv", "1"), ("jsonl", "1"), ("rows", "1"), ("frame", 1.0)])
+def test_a_table_with_many_columns_is_read_in_linear_time(kind: str, value: Any, tmp_path: Path) -> None:
     names = ["text", *(f"column {number}" for number in range(100_000))]
-    row = dict.fromkeys(names, mark)
+    row = dict.fromkeys(names, value)
     if kind == "csv":
         (tmp_path / "t.csv").write_text(f"{','.join(row)}\n{','.join(row.values())}\n", encoding="utf-8")
     elif kind == "jsonl":
@@ -153,7 +155,7 @@ def test_many_columns_take_no_longer_than_they_must(kind: str, mark: Any, tmp_pa
     begin = time.process_time()
     table = open_table(source)
     assert tuple(table.columns) == tuple(names)
-    assert list(table.chunks(["text", "column 5"])) == [{"text": [mark], "column 5": [mark]}]
+    assert list(table.chunks(["text", "column 5"])) == [{"text": [value], "column 5": [value]}]
     with pytest.raises(
         UserError, match=r"no column 'city'; it has text, column 0, .*\.\.\. \(100,001 in all\)$"
     ) as error:
@@ -163,16 +165,16 @@ def test_many_columns_take_no_longer_than_they_must(kind: str, mark: Any, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("asked", "hint"),
+    ("column", "hint"),
     [("citty", " (did you mean 'city'?)"), ("text,city", " (name each column by itself)"), ("stars", "")],
 )
-def test_a_column_that_is_missing_is_looked_for(asked: str, hint: str) -> None:
+def test_a_missing_column_is_reported_with_a_hint(column: str, hint: str) -> None:
     with pytest.raises(UserError) as error:
-        list(open_table(ROWS).chunks([asked]))
-    assert str(error.value) == f"the rows given: no column {asked!r}{hint}; it has text, city"
+        list(open_table(ROWS).chunks([column]))
+    assert str(error.value) == f"in-memory table: no column {column!r}{hint}; it has text, city"
 
 
-def test_columns_of_a_frame_that_nobody_reads_may_be_anything() -> None:
+def test_columns_of_a_data_frame_that_are_not_read_may_have_any_type() -> None:
     frame = pd.DataFrame({"text": ["a", "b"], "stars": [5, "5"], 7: [1, 2]})
     assert list(open_table(frame).chunks(["7", "text"])) == [{"7": [1, 2], "text": ["a", "b"]}]
 
@@ -192,15 +194,15 @@ def test_json_lines_may_lack_keys(rows: list[dict[str, Any]], tmp_path: Path) ->
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     assert "city" in open_table(path).columns
     assert "stars" not in open_table(path).columns
-    table, given = open_table(path), open_table(rows)
-    assert tuple(table.columns) == tuple(given.columns)
+    table, expected = open_table(path), open_table(rows)
+    assert tuple(table.columns) == tuple(expected.columns)
     assert len(table.columns) == 2
     assert read(path) == read(rows)
-    with pytest.raises(UserError, match=f"no column 'stars'; it has {', '.join(given.columns)}$"):
+    with pytest.raises(UserError, match=f"no column 'stars'; it has {', '.join(expected.columns)}$"):
         read(path, "stars")
 
 
-def test_lines_are_counted_for_the_bar(tmp_path: Path) -> None:
+def test_the_number_of_rows_is_estimated_from_the_lines(tmp_path: Path) -> None:
     for name, content, count in [("t.csv", csv_bytes(), 6), ("t.jsonl", json_bytes(), 4), ("t.csv.gz", b"", None)]:
         (tmp_path / name).write_bytes(content if count else gzip.compress(csv_bytes()))
         assert open_table(tmp_path / name).estimate_rows() == count

@@ -1,4 +1,4 @@
-"""Tables in memory: columns of other libraries, and sources that do not fit."""
+"""Tables in memory: columns of other libraries, and sources that are not supported."""
 
 from collections.abc import Callable
 from datetime import date, datetime
@@ -16,7 +16,7 @@ from factorcell.data.tables import open_table
 from factorcell.data.values import is_missing, to_time
 
 
-def test_columns_in_python_may_mix_types_and_be_arrays() -> None:
+def test_columns_in_memory_may_mix_types_and_be_arrays() -> None:
     for columns in (
         {"text": ["a", "b"], "stars": (5, "5")},
         {"text": pd.Series(["a", "b"]), "stars": pd.Series([5, "5"])},
@@ -31,24 +31,24 @@ def class_labels() -> Any:
     return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
 
 
-def labels_as_parquet(folder: Path) -> Path:
+def class_labels_as_parquet(folder: Path) -> Path:
     path = folder / "t.parquet"
     pq.write_table(class_labels().with_format("arrow")[:], path)
     return path
 
 
-@pytest.mark.parametrize("source", [lambda _: class_labels(), labels_as_parquet], ids=["data set", "Parquet"])
+@pytest.mark.parametrize("source", [lambda _: class_labels(), class_labels_as_parquet], ids=["data set", "Parquet"])
 def test_class_labels_have_the_names_of_their_classes(source: Callable[[Path], Any], tmp_path: Path) -> None:
     assert list(open_table(source(tmp_path)).chunks(["city"])) == [{"city": ["Rome", "Paris", None]}]
 
 
 @pytest.mark.parametrize("metadata", [b"", b"[]", b"{}", b'{"info": {"features": [1]}}', b"\xff"])
-def test_metadata_of_another_kind_is_ignored(metadata: bytes) -> None:
+def test_other_metadata_is_ignored(metadata: bytes) -> None:
     table = pa.table({"city": [0]}, metadata={b"huggingface": metadata})
     assert list(open_table(table).chunks(["city"])) == [{"city": [0]}]
 
 
-def test_columns_of_pandas_are_plain_values() -> None:
+def test_columns_of_pandas_are_converted_to_python_values() -> None:
     frame = pd.DataFrame(
         {
             "cut": pd.cut([1, 5], [0, 3, 6]),
@@ -82,7 +82,7 @@ def test_arrays_of_times_are_times(unit: str) -> None:
     assert is_missing(chunk["when"][1])
 
 
-def test_periods_that_pandas_stores_are_refused(tmp_path: Path) -> None:
+def test_stored_pandas_periods_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     pd.DataFrame({"text": ["a"], "month": pd.period_range("2026-01", periods=1, freq="M")}).to_parquet(path)
     with pytest.raises(UserError, match="month has pandas periods or intervals; store them as text"):

@@ -1,4 +1,4 @@
-"""The contract of a tokenizer, held by that of words and characters and by an odd one of pairs of letters."""
+"""The contract of tokenizers, tested with all built-in kinds and with a tokenizer of pairs of letters."""
 
 from collections import Counter
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.config import Config
-from factorcell.data.tokenizer import TOKENIZERS as KINDS
+from factorcell.data.tokenizer import TOKENIZERS as CLASSES
 from factorcell.data.tokenizer import Tokenizer, new_tokenizer
 from tests.plugins import PieceOptions, Pieces
 
@@ -15,21 +15,21 @@ TEXTS = ["the sea, the sun", "e\u0301te\u0301 ab\u0327", "abcab", "a  b\tc", "",
 
 
 def of_kind(kind: str) -> Tokenizer:
-    """The tokenizer of a kind, with the tokens of `TEXTS`."""
+    """Return a tokenizer with the tokens of `TEXTS`."""
     new = new_tokenizer(Config.of(tokenizer=kind, min_count=1))
     return new.train(Counter(token for text in TEXTS for token in new.split(text)))
 
 
 def pairs_of(letters: str) -> Tokenizer:
-    """Pieces of at most two letters, whose special ids come last."""
-    return Pieces(PieceOptions(length=2), [one + two for one in letters for two in ("", *letters)])
+    """Return a tokenizer of pieces of one or two letters, whose special ids come last."""
+    return Pieces(PieceOptions(length=2), [first + second for first in letters for second in ("", *letters)])
 
 
-TOKENIZERS: dict[str, Tokenizer] = {**{kind: of_kind(kind) for kind in KINDS}, "pairs": pairs_of("abc ")}
+TOKENIZERS: dict[str, Tokenizer] = {**{kind: of_kind(kind) for kind in CLASSES}, "pairs": pairs_of("abc ")}
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_ids_and_tokens_are_one_to_one(name: str) -> None:
+def test_ids_and_tokens_correspond_one_to_one(name: str) -> None:
     tokenizer = TOKENIZERS[name]
     specials = tokenizer.specials
     assert len({*specials}) == 3
@@ -43,14 +43,14 @@ def test_ids_and_tokens_are_one_to_one(name: str) -> None:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(text=st.text(alphabet="ab c\u0301,.'\U0001f1ea\U0001f1f8", max_size=12), cut=st.integers(0, 12))
-def test_what_is_split_may_follow_itself(name: str, text: str, cut: int) -> None:
+def test_tokens_can_follow_if_joining_and_splitting_preserves_them(name: str, text: str, cut: int) -> None:
     tokenizer = TOKENIZERS[name]
     tokens = tokenizer.split(text)
     again = tokenizer.split(tokenizer.join(tokens))
     assert tokenizer.can_follow(tokens[:cut], tokens[cut:]) == (again == tokens)
 
 
-def test_what_would_be_read_otherwise_may_not_follow() -> None:
+def test_tokens_that_would_be_split_differently_cannot_follow() -> None:
     characters, graphemes = TOKENIZERS["char"], TOKENIZERS["grapheme"]
     assert not characters.can_follow(["e"], ["\u0301"])
     assert characters.can_follow(["e"], ["t", "e"])

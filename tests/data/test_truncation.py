@@ -1,4 +1,4 @@
-"""Texts that are longer than `max_tokens`: which are cut, how many a notice counts, and how all of them is read."""
+"""Texts that are longer than `max_tokens`: which are cut, how a notice reports them, and how they are read whole."""
 
 import warnings
 from pathlib import Path
@@ -17,39 +17,41 @@ from factorcell.data.tokens import truncated_mask
 from factorcell.data.vocabulary import END, START
 from tests.small_runs import split
 
-UNITS = ("word", "space", "char", "grapheme")
-LETTERS = ["a", "é", "e\u0301", " ", "...", "👩‍👩‍👧", "🇳🇴", "ß", " </s> "]  # graphemes of one code point and of several
+KINDS = ("word", "space", "char", "grapheme")
+PIECES = ["a", "é", "e\u0301", " ", "...", "👩‍👩‍👧", "🇳🇴", "ß", " </s> "]  # graphemes of one code point and of several
 
 
-def config_of(unit: str, max_tokens: int, **options: Any) -> Config:
-    return Config.of(tokenizer=unit, min_count=1, max_tokens=max_tokens, **options)
+def config_of(kind: str, max_tokens: int, **options: Any) -> Config:
+    return Config.of(tokenizer=kind, min_count=1, max_tokens=max_tokens, **options)
 
 
 def texts_of(corpus: Corpus) -> list[list[int]]:
     return [corpus.tokens[corpus.offsets[row] : corpus.offsets[row + 1]].tolist() for row in range(len(corpus))]
 
 
-texts = st.lists(st.lists(st.sampled_from(LETTERS), max_size=9).map("".join), min_size=1, max_size=8)
+texts = st.lists(st.lists(st.sampled_from(PIECES), max_size=9).map("".join), min_size=1, max_size=8)
 
 
-@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("kind", KINDS)
 @given(texts=texts, max_tokens=st.integers(1, 6))
-def test_truncated_texts_are_those_of_too_many_tokens(unit: str, texts: list[str], max_tokens: int) -> None:
-    config = config_of(unit, max_tokens)
+def test_texts_of_max_tokens_or_more_are_truncated(kind: str, texts: list[str], max_tokens: int) -> None:
+    config = config_of(kind, max_tokens)
     expected = [len(split(text, config)) >= max_tokens for text in texts]  # the end of a text counts as a token
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         corpus = prepare([{"text": text} for text in texts], config)
     assert corpus.truncated.tolist() == truncated_mask(texts, corpus.tokenizer, max_tokens).tolist() == expected
     verb = "is" if sum(expected) == 1 else "are"
-    counted = f"the rows given: {sum(expected)} of {len(texts)} texts {verb} cut after {max_tokens} tokens"
-    assert [str(one.message).partition(";")[0] for one in caught] == [counted] * any(expected)
+    notice = f"in-memory table: {sum(expected)} of {len(texts)} texts {verb} cut after {max_tokens} tokens"
+    assert [str(warning.message).partition(";")[0] for warning in caught] == [notice] * any(expected)
 
 
-@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("kind", KINDS)
 @given(texts=texts, max_tokens=st.integers(1, 6))
-def test_whole_texts_and_their_cut_ones(unit: str, texts: list[str], max_tokens: int) -> None:
-    config, rows = config_of(unit, max_tokens), [{"text": text} for text in texts]
+def test_truncating_a_corpus_of_whole_texts_equals_reading_cut_texts(
+    kind: str, texts: list[str], max_tokens: int
+) -> None:
+    config, rows = config_of(kind, max_tokens), [{"text": text} for text in texts]
     cut = prepare(rows, config, report_truncation=False)
     whole = prepare(rows, config, tokenizer=cut.tokenizer, schema=cut.schema, truncate=False)
     assert not whole.truncated.any()
@@ -62,16 +64,16 @@ ROWS = [{"text": "a b c d e", "city": "Oslo"}, {"text": "a", "city": "Oslo"}, {"
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", ""])
-def test_a_table_has_one_notice_of_texts_that_are_cut(name: str, tmp_path: Path) -> None:
+def test_a_notice_reports_the_cut_texts_of_a_table(name: str, tmp_path: Path) -> None:
     files.write_rows(tmp_path / "rows.jsonl", ROWS)
     source, config = tmp_path / name if name else ROWS, config_of("word", 3, context=("city",), min_context_count=1)
-    shown = str(source) if name else "the rows given"
+    shown = str(source) if name else "in-memory table"
     remedy = "a model trained with a larger max_tokens (--max-tokens) reads more"
     for _ in range(2):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             corpus = prepare(source, config, cache=tmp_path / "cache")
-        assert [(one.category, str(one.message)) for one in caught] == [
+        assert [(warning.category, str(warning.message)) for warning in caught] == [
             (Notice, f"{shown}: 2 of 3 texts are cut after 3 tokens; {remedy}")
         ]
         assert corpus.truncated.tolist() == [True, False, True]
@@ -84,7 +86,7 @@ def test_a_table_has_one_notice_of_texts_that_are_cut(name: str, tmp_path: Path)
         prepare(source, config, cache=tmp_path / "cache", report_truncation=False)
 
 
-def test_a_table_that_is_read_twice_is_reported_once(tmp_path: Path) -> None:
+def test_an_equal_notice_is_shown_only_once(tmp_path: Path) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         corpus = prepare(ROWS, config_of("word", 3))

@@ -1,4 +1,4 @@
-"""What context columns hold: guessed kinds, names of categories, numbers, and what does not fit."""
+"""Values of context columns: guessed kinds, category names, rare and unseen values, numbers, and errors."""
 
 import math
 import warnings
@@ -17,32 +17,35 @@ from hypothesis import strategies as st
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.data.columns import ContextColumns, parse_column
-from factorcell.data.readers import CategoryColumn, NumberColumn
+from factorcell.data.readers import CategoryReader, NumberReader
 from factorcell.data.schema import MISSING, UNKNOWN_VALUE, ContextSchema, Variable, bloom_filter, may_contain
 from factorcell.data.tables import open_table
 from factorcell.data.values import category_name, is_missing
 
 
-def read(values: list[Any], kind: str = "") -> CategoryColumn | NumberColumn:
+def read(values: list[Any], kind: str = "") -> CategoryReader | NumberReader:
     table = open_table([{"x": value} for value in values])
     (reader,) = ContextColumns(table, Config.of(context=(f"x{kind}",)).data).readers
     half = len(values) // 2
     for begin, part in ((0, values[:half]), (half, values[half:])):
         if part:
             reader.add(part, begin)
-    assert isinstance(reader, CategoryColumn | NumberColumn)
+    assert isinstance(reader, CategoryReader | NumberReader)
     return reader
 
 
 @pytest.mark.parametrize(
     ("values", "kind"),
     [
-        (["1", "2", "5"] * 9, "category"),  # a few whole numbers are names
+        (["1", "2", "5"] * 9, "category"),  # a few different whole numbers are categories
         ([float(n) for n in range(21)], "number"),
         (list(range(20)), "category"),
         (["1.5", "2"], "number"),
         (["1.5", "two"], "category"),
-        ([f"{number}_{number + 1}" for number in range(30)], "category"),  # codes, though Python has numbers like these
+        (
+            [f"{number}_{number + 1}" for number in range(30)],
+            "category",
+        ),  # codes, although Python parses them as numbers
         (["1.5", "", None], "number"),
         ([None, None], "category"),
         ([True, False], "category"),
@@ -51,7 +54,7 @@ def read(values: list[Any], kind: str = "") -> CategoryColumn | NumberColumn:
 def test_kinds_are_guessed_from_values(values: list[Any], kind: str) -> None:
     table = open_table([{"x": value} for value in values])
     (reader,) = ContextColumns(table, Config.of(context=("x",)).data).readers
-    assert isinstance(reader, NumberColumn if kind == "number" else CategoryColumn)
+    assert isinstance(reader, NumberReader if kind == "number" else CategoryReader)
 
 
 NUMBERS = [f"{number / 7:.3f}" for number in range(300)]
@@ -61,41 +64,41 @@ NUMBERS = [f"{number / 7:.3f}" for number in range(300)]
     ("values", "notice"),
     [
         (NUMBERS, ""),
-        ([*NUMBERS[:150], "n/a", *NUMBERS[150:]], "row 151: x is 'n/a', no number; all else are numbers, so x is read"),
-        ([*NUMBERS, "inf", "", None, "inf", "?"], "row 301: x is 'inf', no number, like 2 other values; all else are"),
+        ([*NUMBERS[:150], "n/a", *NUMBERS[150:]], "row 151: x is 'n/a', not a number; all other values are"),
+        ([*NUMBERS, "inf", "", None, "inf", "?"], "row 301: x is 'inf', not a number, like 2 other values; all other"),
         (NUMBERS[:80] + ["none"] * 8, "row 81: x is 'none'"),
-        (NUMBERS[:80] + ["none"] * 20, ""),  # a fifth
-        (["1", "2", "3", "4", "5"] * 20 + ["n/a"], ""),  # ratings are a category without it too
+        (NUMBERS[:80] + ["none"] * 20, ""),  # a fifth of the values
+        (["1", "2", "3", "4", "5"] * 20 + ["n/a"], ""),  # ratings are a category in any case
         (["Oslo", "Nice"] * 50, ""),
     ],
 )
-def test_a_notice_names_a_value_that_keeps_a_column_from_being_a_number(values: list[Any], notice: str) -> None:
+def test_a_notice_reports_the_value_that_makes_a_column_a_category(values: list[Any], notice: str) -> None:
     table = open_table({"x": values})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ContextColumns(table, Config.of(context=("x:category",)).data)
         ContextColumns(table, Config.of(context=("x",)).data)
     assert len(caught) == bool(notice)
-    assert not notice or str(caught[0].message).startswith(f"the columns given {notice}")
+    assert not notice or str(caught[0].message).startswith(f"in-memory table {notice}")
 
 
-def test_a_kind_that_is_named_overrides_the_guess() -> None:
-    assert isinstance(read(["1", "2"], ":number"), NumberColumn)
-    assert isinstance(read(["1.5", "2.5"], ":category"), CategoryColumn)
+def test_a_specified_kind_overrides_the_guess() -> None:
+    assert isinstance(read(["1", "2"], ":number"), NumberReader)
+    assert isinstance(read(["1.5", "2.5"], ":category"), CategoryReader)
     assert parse_column("a:b:number") == ("a:b", "number", 0.0)
     with pytest.raises(UserError, match="unknown kind of context column 'numbr' \\(did you mean 'number'"):
         parse_column("x:numbr")
-    with pytest.raises(UserError, match="named twice"):
+    with pytest.raises(UserError, match="specified twice"):
         ContextColumns(open_table([{"x": 1}]), Config.of(context=("x", "x:number")).data)
 
 
 @given(st.integers(-(10**9), 10**9))
-def test_whole_numbers_have_one_name(number: int) -> None:
+def test_a_whole_number_has_one_category_name(number: int) -> None:
     assert {category_name(value) for value in (number, float(number), str(number), f"{number}.0")} == {str(number)}
     assert {category_name(zero) for zero in (-0.0, "-0.0", "-0", 0)} == {"0"}
 
 
-def test_leading_zeros_decimals_and_words_are_names_of_their_own() -> None:
+def test_leading_zeros_decimals_and_words_are_different_names() -> None:
     assert [category_name(value) for value in ("007", "5.50", "v1.0", 5.5)] == ["007", "5.50", "v1.0", "5.5"]
     assert [is_missing(value) for value in (None, "", math.nan, 0, " ")] == [True, True, True, False, False]
 
@@ -116,12 +119,12 @@ SAME_NAME: list[tuple[str, list[Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "values"), SAME_NAME, ids=[ascii(name) for name, _ in SAME_NAME])
-def test_equal_values_of_different_types_have_one_name(name: str, values: list[Any]) -> None:
+def test_equal_values_of_different_types_have_the_same_name(name: str, values: list[Any]) -> None:
     assert {category_name(value) for value in values} == {name}
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False, width=32))
-def test_a_number_of_32_bits_has_the_shortest_name(number: float) -> None:
+def test_the_name_of_a_32_bit_number_is_the_shortest(number: float) -> None:
     name = category_name(np.float32(number))
     assert np.float32(name) == np.float32(number)
     column = np.array([number], np.float32)
@@ -132,48 +135,49 @@ def test_a_number_of_32_bits_has_the_shortest_name(number: float) -> None:
 
 @given(st.permutations([True, 1, "1", 1.0, False, 0, None, math.nan]))
 def test_names_do_not_depend_on_the_order_of_values(values: list[Any]) -> None:
-    column = CategoryColumn(Variable("x", "category"), "rows")
+    column = CategoryReader(Variable("x", "category"), "rows")
     column.add(values, 0)
-    names = {row: name for name, row in column.names.items()}
-    for value, row in zip(values, column.provisional().tolist(), strict=True):
+    names = {row: name for name, row in column.ids_by_name.items()}
+    for value, row in zip(values, column.provisional_ids().tolist(), strict=True):
         assert names.get(row) == (None if is_missing(value) else category_name(value))
 
 
-def test_each_missing_value_is_missing() -> None:
-    none = (None, "", b"", math.nan, np.float16("nan"), Decimal("NaN"), pd.NA, pd.NaT)
-    assert all(map(is_missing, (*none, np.datetime64("NaT"), np.timedelta64("NaT"))))
+def test_missing_values_of_all_types_are_recognized() -> None:
+    missing = (None, "", b"", math.nan, np.float16("nan"), Decimal("NaN"), pd.NA, pd.NaT)
+    assert all(map(is_missing, (*missing, np.datetime64("NaT"), np.timedelta64("NaT"))))
     assert not any(map(is_missing, (0, False, " ", b" ", np.datetime64("2026"), Decimal(0), [], pd.Timestamp(0))))
 
 
-def test_bytes_that_are_not_text_are_refused() -> None:
+def test_bytes_that_are_not_utf_8_are_an_error() -> None:
     with pytest.raises(UserError, match="row 2: x: expected text, got bytes that are not UTF-8"):
         read([b"a", b"\xff"], ":category")
 
 
 @given(st.lists(st.sampled_from(["a", "b", "c", "d", None]), min_size=1, max_size=40), st.integers(1, 6))
-def test_rare_values_are_grouped(values: list[str | None], least: int) -> None:
+def test_rare_values_are_grouped(values: list[str | None], min_count: int) -> None:
     reader = read(values, ":category")
-    variable = reader.variable(Config.of(min_context_count=least).data)
-    counts = {name: values.count(name) for name in set(values) - {None}}
-    kept = sorted((name for name in counts if name and counts[name] >= least), key=lambda n: (-counts[n], str(n)))
-    assert variable.values == (UNKNOWN_VALUE, *kept)
-    assert variable.counts == (sum(counts.values()) - sum(counts[n] for n in kept), *(counts[n] for n in kept))
-    assert variable.rare_count == len(counts) - len(kept)
-    expected = [MISSING if v is None else variable.values.index(v) if v in kept else 0 for v in values]
-    assert reader.array(variable).tolist() == expected
+    variable = reader.build_variable(Config.of(min_context_count=min_count).data)
+    counts = {name: values.count(name) for name in values if name is not None}
+    frequent = sorted((name for name in counts if counts[name] >= min_count), key=lambda n: (-counts[n], n))
+    frequent_counts = [counts[name] for name in frequent]
+    assert variable.values == (UNKNOWN_VALUE, *frequent)
+    assert variable.counts == (sum(counts.values()) - sum(frequent_counts), *frequent_counts)
+    assert variable.rare_count == len(counts) - len(frequent)
+    expected = [MISSING if v is None else variable.values.index(v) if v in frequent else 0 for v in values]
+    assert reader.encode(variable).tolist() == expected
 
 
-def test_numbers_have_moments_and_range() -> None:
+def test_a_numeric_variable_has_the_moments_and_range_of_its_numbers() -> None:
     reader = read(["1", 2, 6.0], ":number")
-    variable = reader.variable(Config.of(min_context_count=1).data)
+    variable = reader.build_variable(Config.of(min_context_count=1).data)
     assert (variable.mean, variable.low, variable.high) == (3, 1, 6)
     assert variable.deviation == pytest.approx(np.std([1, 2, 6]))
-    assert reader.array(variable).tolist() == [1, 2, 6]
-    assert read([4, 4], ":number").variable(Config.of().data).deviation == 1
+    assert reader.encode(variable).tolist() == [1, 2, 6]
+    assert read([4, 4], ":number").build_variable(Config.of().data).deviation == 1
 
 
 @pytest.mark.parametrize(
-    ("value", "got"),
+    ("value", "shown"),
     [
         ("", "empty"),
         (None, "empty"),
@@ -184,30 +188,30 @@ def test_numbers_have_moments_and_range() -> None:
         (1e39, "1e\\+39"),
     ],
 )
-def test_what_is_no_number_is_named_with_its_row(value: Any, got: str) -> None:
-    with pytest.raises(UserError, match=rf"row 3: x is {got}, not a number"):
+def test_a_value_that_is_not_a_number_is_reported_with_its_row(value: Any, shown: str) -> None:
+    with pytest.raises(UserError, match=rf"row 3: x is {shown}, not a number"):
         read([1.0, 2.0, value, 3.0], ":number")
 
 
-@pytest.mark.parametrize(("values", "far"), [([9.0, 1.0], 0), ([17.0, -7.0], 0), ([17.1, 5.0, -9.0, math.nan], 2)])
-def test_numbers_far_outside_of_training_are_told(values: list[float], far: int) -> None:
+@pytest.mark.parametrize(("values", "count"), [([9.0, 1.0], 0), ([17.0, -7.0], 0), ([17.1, 5.0, -9.0, math.nan], 2)])
+def test_a_notice_reports_numbers_far_outside_the_range_of_training(values: list[float], count: int) -> None:
     config = Config.of(context=("lat:number", "lon:longitude"))
-    made = prepare([{"text": "a", "lat": lat, "lon": 0.0} for lat in (1.0, 9.0, 5.0)], config)
+    corpus = prepare([{"text": "a", "lat": lat, "lon": 0.0} for lat in (1.0, 9.0, 5.0)], config)
     rows = [{"text": "a", "lat": lat, "lon": 170.0} for lat in values]
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        prepare(rows, config, tokenizer=made.tokenizer, schema=made.schema, unknown="expected")
-    lines = [f"the rows given: lat is far outside of training, 1 to 9, in {far} of {len(rows)}"] if far else []
-    assert [str(warning.message) for warning in said] == lines
+        prepare(rows, config, tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="expected")
+    notice = f"in-memory table: lat is far outside the range of training (1 to 9) in {count} of {len(rows)} rows"
+    assert [str(warning.message) for warning in caught] == ([notice] if count else [])
 
 
-def test_another_kind_is_a_hint_for_training_alone() -> None:
+def test_another_kind_is_suggested_in_training_only() -> None:
     config, wrong = Config.of(context=("x:number",)), [{"text": "a", "x": "north"}]
-    made = prepare([{"text": "a", "x": 1.5}, {"text": "a", "x": 2.0}], config)
-    with pytest.raises(UserError, match=r"x is 'north', not a number \(a category\? say x:category\)$"):
+    corpus = prepare([{"text": "a", "x": 1.5}, {"text": "a", "x": 2.0}], config)
+    with pytest.raises(UserError, match=r"x is 'north', not a number \(for a category, use x:category\)$"):
         prepare(wrong, config)
     with pytest.raises(UserError, match=r"x is 'north', not a number$"):
-        prepare(wrong, config, schema=made.schema)
+        prepare(wrong, config, schema=corpus.schema)
 
 
 def schema() -> ContextSchema:
@@ -215,56 +219,56 @@ def schema() -> ContextSchema:
     return ContextSchema((city, Variable("lat", "number", mean=1.0, deviation=2.0)))
 
 
-def read_known(rows: list[dict[str, Any]], unknown: str, optional: tuple[str, ...] = ()) -> list[list[float]]:
+def encode_with_schema(rows: list[dict[str, Any]], unknown: str, optional: tuple[str, ...] = ()) -> list[list[float]]:
     readers = ContextColumns(open_table(rows), Config.of().data, schema(), unknown, optional).readers
     for reader in readers:
-        reader.add([row.get(reader.of.name) for row in rows], 0)
-    arrays = [reader.array(schema().variable(reader.of.name)) for reader in readers]
+        reader.add([row.get(reader.declared.name) for row in rows], 0)
+    arrays = [reader.encode(schema().variable(reader.declared.name)) for reader in readers]
     return [array.tolist() for array in arrays if isinstance(array, np.ndarray)]
 
 
-def test_values_never_seen_are_errors_rare_or_missing() -> None:
+def test_unseen_values_are_errors_rare_or_missing_according_to_the_policy() -> None:
     rows = [{"city": "Nice", "lat": 1}, {"city": "Olso", "lat": 2}]
     with pytest.raises(UserError, match=r"row 2: city 'Olso' was never seen in training.*2 values \(Oslo"):
-        read_known(rows, "error")
+        encode_with_schema(rows, "error")
     many = [{"city": city, "lat": 1} for city in ("Olso", "Nice", "Rome", "Olso")]
-    with pytest.raises(UserError, match=r"row 1: city 'Olso' .* \(2 such values in 3 of 4 rows\); it knows"):
-        read_known(many, "error")
-    with pytest.raises(UserError, match=r"row 1: city 'Olso' .* \(this value in 2 of 3 rows\); it knows"):
-        read_known([many[0], many[1], many[3]], "error")
-    assert read_known(rows, "group") == [[2, 0], [1, 2]]
-    assert read_known(rows, "expected") == [[2, MISSING], [1, 2]]
-    assert read_known(rows, "error", ("city",)) == [[2, MISSING], [1, 2]]
+    with pytest.raises(UserError, match=r"row 1: city 'Olso' .* \(2 such values in 3 of 4 rows\); training has"):
+        encode_with_schema(many, "error")
+    with pytest.raises(UserError, match=r"row 1: city 'Olso' .* \(this value in 2 of 3 rows\); training has"):
+        encode_with_schema([many[0], many[1], many[3]], "error")
+    assert encode_with_schema(rows, "group") == [[2, 0], [1, 2]]
+    assert encode_with_schema(rows, "expected") == [[2, MISSING], [1, 2]]
+    assert encode_with_schema(rows, "error", ("city",)) == [[2, MISSING], [1, 2]]
     with pytest.raises(UserError, match="unknown policy for unknown values 'ignore'"):
-        read_known(rows, "ignore")
+        encode_with_schema(rows, "ignore")
 
 
 ROWS = [{"text": "a", "city": city} for city in ["Oslo"] * 3 + ["Nice", "Bergen"]]
-GROUPING = Config.of(context=("city",), min_context_count=2, min_count=1)
+CONFIG = Config.of(context=("city",), min_context_count=2, min_count=1)
 
 
-def test_values_that_training_grouped_are_no_error() -> None:
-    first = prepare(ROWS, GROUPING)
-    again = prepare(ROWS, GROUPING, tokenizer=first.tokenizer, schema=first.schema)
+def test_rare_values_of_training_are_not_an_error_later() -> None:
+    first = prepare(ROWS, CONFIG)
+    again = prepare(ROWS, CONFIG, tokenizer=first.tokenizer, schema=first.schema)
     assert again.categories.tolist() == first.categories.tolist() == [[1]] * 3 + [[0]] * 2
     with pytest.raises(UserError) as error:
-        prepare([{"text": "a", "city": "Olso"}], GROUPING, tokenizer=first.tokenizer, schema=first.schema)
+        prepare([{"text": "a", "city": "Olso"}], CONFIG, tokenizer=first.tokenizer, schema=first.schema)
     assert str(error.value) == (
-        "the rows given row 1: city 'Olso' was never seen in training; it knows 1 values (Oslo); "
+        "in-memory table row 1: city 'Olso' was never seen in training; training has 1 values (Oslo); "
         'unknown="group" or unknown="expected" to continue anyway'
     )
     assert error.value.as_command().endswith("; --unknown group or --unknown expected to continue anyway")
     (city,) = first.schema.variables
-    bare = ContextSchema((replace(city, rare_filter=""),))
-    with pytest.raises(UserError, match="city 'Nice' was never seen in training or is a rare one"):
-        prepare(ROWS, GROUPING, tokenizer=first.tokenizer, schema=bare)
+    schema_without_filter = ContextSchema((replace(city, rare_filter=""),))
+    with pytest.raises(UserError, match="city 'Nice' was never seen in training or is rare"):
+        prepare(ROWS, CONFIG, tokenizer=first.tokenizer, schema=schema_without_filter)
 
 
-def test_no_message_names_a_user() -> None:
-    config = GROUPING.with_options(context=(), user="city", min_user_count=2)
+def test_messages_do_not_contain_the_names_of_users() -> None:
+    config = CONFIG.with_options(context=(), user="city", min_user_count=2)
     first = prepare(ROWS, config)
     with pytest.raises(
-        UserError, match=r"city 'Osla' was never seen in training; it knows 1 values; unknown="
+        UserError, match=r"city 'Osla' was never seen in training; training has 1 values; unknown="
     ) as error:
         prepare([{"text": "a", "city": "Osla"}], config, tokenizer=first.tokenizer, schema=first.schema)
     assert "Oslo" not in str(error.value)
@@ -273,7 +277,7 @@ def test_no_message_names_a_user() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 6, 10, 85, 100, 3000])
-def test_a_filter_holds_what_it_was_made_of_and_little_else(count: int) -> None:
+def test_a_bloom_filter_contains_its_names_and_few_others(count: int) -> None:
     names = [f"name {number}" for number in range(count)]
     bits = bytes.fromhex(bloom_filter(names))
     assert len(bits) <= max(128, 1.5 * count + 1)
@@ -282,16 +286,16 @@ def test_a_filter_holds_what_it_was_made_of_and_little_else(count: int) -> None:
     assert not may_contain(bytes.fromhex(bloom_filter([])), "name 0")
 
 
-def test_missing_columns_and_values() -> None:
-    assert read_known([{"city": None, "lat": 2}], "error")[0] == [MISSING]
+def test_missing_columns_and_values_are_read_according_to_the_policy() -> None:
+    assert encode_with_schema([{"city": None, "lat": 2}], "error")[0] == [MISSING]
     with pytest.raises(UserError, match="no column 'lat'; it has city"):
-        read_known([{"city": "Oslo"}], "error")
+        encode_with_schema([{"city": "Oslo"}], "error")
     with pytest.raises(UserError, match="row 1: lat is empty"):
-        read_known([{"city": "Oslo", "lat": None}], "group")
-    assert math.isnan(read_known([{"city": "Oslo"}], "expected")[1][0])
+        encode_with_schema([{"city": "Oslo", "lat": None}], "group")
+    assert math.isnan(encode_with_schema([{"city": "Oslo"}], "expected")[1][0])
 
 
 @pytest.mark.parametrize("kind", ["", ":category", ":number"])
-def test_a_column_that_training_lacks(kind: str) -> None:
+def test_a_context_column_that_the_training_table_lacks_is_an_error(kind: str) -> None:
     with pytest.raises(UserError, match="no column 'town'; it has text, city"):
         ContextColumns(open_table({"text": "a", "city": "b"}), Config.of(context=(f"town{kind}",)).data)

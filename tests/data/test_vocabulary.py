@@ -1,4 +1,4 @@
-"""Text to tokens and back, and vocabulary files that survive any token."""
+"""Splitting and joining texts, and vocabulary files, which can store any token."""
 
 import itertools
 import unicodedata
@@ -31,7 +31,7 @@ WORDS = Config.of(tokenizer="word")
         ("  \t\n ", []),
     ],
 )
-def test_words(text: str, tokens: list[str]) -> None:
+def test_texts_are_split_into_words(text: str, tokens: list[str]) -> None:
     assert split(text, WORDS) == tokens
 
 
@@ -41,7 +41,7 @@ def test_no_visible_character_is_lost(text: str) -> None:
     assert "".join(tokens) == regex.sub(r"\s", "", unicodedata.normalize("NFC", text))
 
 
-def test_options() -> None:
+def test_tokenizer_options_change_the_tokens() -> None:
     assert split("A Bé", Config.of(tokenizer="word", lowercase=False)) == ["A", "Bé"]
     assert split("a, 5 % of $ - b!", Config.of(tokenizer="word", strip_punctuation=True)) == [
         "a",
@@ -55,18 +55,18 @@ def test_options() -> None:
     assert split("A b", Config.of(tokenizer="char")) == ["A", " ", "b"]
 
 
-def test_graphemes_stay_whole() -> None:
+def test_grapheme_clusters_are_not_split() -> None:
     text = "🇫🇷👩‍👩‍👧g̃"
     assert split(text, Config.of(tokenizer="grapheme")) == ["🇫🇷", "👩‍👩‍👧", "g̃"]
     assert len(split(text, Config.of(tokenizer="char"))) == 9
 
 
 @given(st.text(), st.sampled_from(["char", "grapheme"]))
-def test_characters_join_exactly(text: str, unit: str) -> None:
-    assert join(split(text, Config.of(tokenizer=unit)), unit) == unicodedata.normalize("NFC", text)
+def test_joining_characters_returns_the_normalized_text(text: str, kind: str) -> None:
+    assert join(split(text, Config.of(tokenizer=kind)), kind) == unicodedata.normalize("NFC", text)
 
 
-def test_words_join_readably() -> None:
+def test_words_are_joined_with_the_usual_spaces() -> None:
     text = "nice , but ( a bit ) loud ! cost $ 5 ..."
     assert join(text.split(), "word") == "nice, but (a bit) loud! cost $5..."
     assert join(["a", "b,c"], "space") == "a b,c"
@@ -74,16 +74,16 @@ def test_words_join_readably() -> None:
 
 
 @given(st.lists(st.sampled_from(["a", "i", '"', "(", ")", ".", "!", "$", "…", "é", "5"]), max_size=9))
-def test_more_tokens_leave_the_text_before_as_it_is(tokens: list[str]) -> None:
+def test_joining_more_tokens_does_not_change_the_text_before(tokens: list[str]) -> None:
     whole = join(tokens, "word")
     for count in range(len(tokens)):
-        begun = join(tokens[:count], "word")
-        assert whole.startswith(begun)
-        assert sentence_case(whole).startswith(sentence_case(begun))
+        beginning = join(tokens[:count], "word")
+        assert whole.startswith(beginning)
+        assert sentence_case(whole).startswith(sentence_case(beginning))
     assert split(whole, WORDS) == tokens or any(a == b or '"' in a + b for a, b in itertools.pairwise(tokens))
 
 
-def test_sentences_get_their_capitals() -> None:
+def test_sentence_case_capitalizes_the_beginning_of_sentences() -> None:
     assert sentence_case('we stayed. i (my wife and i) left! "so" i\'m back... élan') == (
         'We stayed. I (my wife and I) left! "So" I\'m back... Élan'
     )
@@ -91,7 +91,7 @@ def test_sentences_get_their_capitals() -> None:
 
 
 @given(st.lists(st.text(min_size=1), unique=True))
-def test_files_survive_any_token(tokens: list[str]) -> None:
+def test_a_vocabulary_file_can_store_any_token(tokens: list[str]) -> None:
     tokens = [token for token in tokens if (token not in SPECIAL_TOKENS and token.isprintable()) or token.isspace()]
     vocabulary = Vocabulary([*SPECIAL_TOKENS, *tokens, "\\", "\\n", "\n", "\u2028", "\x85"][: 3 + len(tokens)])
     content = vocabulary.content()
@@ -99,7 +99,7 @@ def test_files_survive_any_token(tokens: list[str]) -> None:
     assert len(content.split(b"\n")) == len(vocabulary) + 1
 
 
-def test_awkward_tokens_survive() -> None:
+def test_a_vocabulary_file_can_store_white_space_and_escapes() -> None:
     tokens = [
         *SPECIAL_TOKENS,
         "\n",
@@ -119,20 +119,20 @@ def test_awkward_tokens_survive() -> None:
 
 
 @given(st.lists(st.sampled_from("abcdefg"), max_size=60), st.integers(1, 4), st.integers(1, 5))
-def test_build_keeps_the_most_frequent(tokens: list[str], least: int, size: int) -> None:
+def test_a_vocabulary_has_the_most_frequent_tokens(tokens: list[str], min_count: int, size: int) -> None:
     counts = Counter(tokens)
-    vocabulary = Vocabulary.build(counts, least, size)
-    expected = sorted((t for t in counts if counts[t] >= least), key=lambda t: (-counts[t], t))[:size]
+    vocabulary = Vocabulary.build(counts, min_count, size)
+    expected = sorted((t for t in counts if counts[t] >= min_count), key=lambda t: (-counts[t], t))[:size]
     assert vocabulary.tokens == [*SPECIAL_TOKENS, *expected]
 
 
-def test_ids() -> None:
+def test_tokens_out_of_vocabulary_have_the_unknown_id() -> None:
     vocabulary = Vocabulary.build({"a": 2, "b": 1, "<s>": 9}, 1, 10)
     assert vocabulary.encode(["b", "a", "zyx", "<s>", "</s>"]) == [4, 3, UNKNOWN, UNKNOWN, UNKNOWN]
     assert len(vocabulary) == 5
 
 
-def test_damaged_files(tmp_path: Path) -> None:
+def test_damaged_vocabulary_files_are_errors(tmp_path: Path) -> None:
     path = tmp_path / "vocabulary.txt"
     with pytest.raises(UserError, match="there is no such file"):
         load_tokenizer(WORDS, tmp_path)

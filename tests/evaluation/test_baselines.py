@@ -1,4 +1,4 @@
-"""Classifiers against loops over dictionaries, and on texts where only the order of the words tells."""
+"""Baseline classifiers against loops over dictionaries, and on texts that differ only in the order of words."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from factorcell.config import Config, UserError
 from factorcell.data.corpus import Corpus
 from factorcell.data.vocabulary import START
 from factorcell.evaluation import baselines
-from factorcell.evaluation.baselines import FastText, Linear, naive_bayes, read_train_and_test
+from factorcell.evaluation.baselines import FastTextClassifier, LinearClassifier, naive_bayes, read_train_and_test
 from factorcell.evaluation.ngram import NGram
 from tests.small_runs import CONTEXT, make_run
 
@@ -43,7 +43,7 @@ TEST = [
 
 @pytest.fixture
 def corpora() -> tuple[Corpus, Corpus]:
-    """Two values, a rare one (desert), and one that training never saw (swamp)."""
+    """Corpora with two frequent values, a rare one (desert), and an unseen one (swamp)."""
     return read_train_and_test(TRAIN, TEST, "place", CONFIG)
 
 
@@ -52,7 +52,7 @@ def texts_of(corpus: Corpus) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("priors", ["uniform", "training"])
-def test_naive_bayes_is_bayes_rule_over_counts(corpora: tuple[Corpus, Corpus], priors: str) -> None:
+def test_naive_bayes_equals_bayes_rule_over_counts(corpora: tuple[Corpus, Corpus], priors: str) -> None:
     train, test = corpora
     result, tally = naive_bayes(train, test, priors=priors)
     assert result.names == ("beach", "hill")
@@ -87,7 +87,7 @@ def test_naive_bayes_does_not_depend_on_the_block_size(
 
 
 def slow_linear(train: Corpus, test: Corpus, order: int, seed: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Log posteriors (B, K) of the linear model, n-gram by n-gram, without hashes."""
+    """Return the log posteriors (B, K) of the linear model, computed n-gram by n-gram without hashing."""
     labels, names = np.maximum(train.categories[:, 0] - 1, -1), train.schema.categories[0].values[1:]
     zero = np.zeros(len(names))
     weights: dict[tuple[int, ...], Any] = {}
@@ -97,8 +97,8 @@ def slow_linear(train: Corpus, test: Corpus, order: int, seed: int) -> np.ndarra
         return [text[i : i + n] for n in range(1, order + 1) for i in range(len(text) - n + 1)]
 
     def log_posterior(text: tuple[int, ...]) -> Any:
-        found = grams(text)
-        logits = sum((weights.get(gram, zero) for gram in found), zero) / math.sqrt(len(found))
+        text_grams = grams(text)
+        logits = sum((weights.get(gram, zero) for gram in text_grams), zero) / math.sqrt(len(text_grams))
         return logits - np.log(np.exp(logits).sum())
 
     texts, random = texts_of(train), np.random.default_rng(seed)
@@ -109,9 +109,9 @@ def slow_linear(train: Corpus, test: Corpus, order: int, seed: int) -> np.ndarra
         gradients: dict[tuple[int, ...], Any] = {}
         for row in batch:
             error = (np.exp(log_posterior(texts[row])) - np.eye(len(names))[labels[row]]) / len(batch)
-            found = grams(texts[row])
-            for gram in found:
-                gradients[gram] = gradients.get(gram, zero) + error / math.sqrt(len(found))
+            text_grams = grams(texts[row])
+            for gram in text_grams:
+                gradients[gram] = gradients.get(gram, zero) + error / math.sqrt(len(text_grams))
         for gram, gradient in gradients.items():
             squares[gram] = squares.get(gram, zero) + gradient**2
             rate = 0.5 * (1 - step / len(batches))
@@ -120,39 +120,41 @@ def slow_linear(train: Corpus, test: Corpus, order: int, seed: int) -> np.ndarra
 
 
 @pytest.mark.parametrize("order", [1, 3])
-def test_the_linear_model_equals_one_of_dictionaries(
+def test_the_linear_model_equals_an_implementation_with_dictionaries(
     corpora: tuple[Corpus, Corpus], two_dialects: Dialects, order: int
 ) -> None:
     rows, unseen = two_dialects(150, 1)[0], two_dialects(20, 2)[0]
     for train, test in (corpora, read_train_and_test(rows, unseen, "dialect", CONFIG)):
-        found = Linear(train, order=order, seed=3)(test)
-        np.testing.assert_allclose(found.log_posterior, slow_linear(train, test, order, 3), atol=2e-5)
-        np.testing.assert_allclose(found.probabilities.sum(1), 1, atol=1e-9)
+        result = LinearClassifier(train, order=order, seed=3)(test)
+        np.testing.assert_allclose(result.log_posterior, slow_linear(train, test, order, 3), atol=2e-5)
+        np.testing.assert_allclose(result.probabilities.sum(1), 1, atol=1e-9)
 
 
-def test_fasttext_gives_posteriors_and_repeats(two_dialects: Dialects) -> None:
+def test_fasttext_gives_posteriors_and_is_reproducible(two_dialects: Dialects) -> None:
     train, test = read_train_and_test(
         two_dialects(200, 1)[0], [{"text": "", "dialect": "coast"}, *two_dialects(30, 2)[0]], "dialect", CONFIG
     )
-    first, again = (FastText(train, seed=4)(test) for _ in range(2))
+    first, again = (FastTextClassifier(train, seed=4)(test) for _ in range(2))
     np.testing.assert_allclose(first.probabilities.sum(1), 1, atol=1e-3)
     np.testing.assert_array_equal(first.log_posterior, again.log_posterior)
-    assert not np.array_equal(first.log_posterior, FastText(train, seed=5)(test).log_posterior)
+    assert not np.array_equal(first.log_posterior, FastTextClassifier(train, seed=5)(test).log_posterior)
 
 
-def test_mistakes_of_classifiers(corpora: tuple[Corpus, Corpus], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_arguments_of_classifiers_are_errors(
+    corpora: tuple[Corpus, Corpus], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "fasttext", None)
     with pytest.raises(UserError, match=r"pip install 'factorcell\[fasttext\]'"):
-        FastText(corpora[0])
+        FastTextClassifier(corpora[0])
     with pytest.raises(UserError, match="unknown priors 'flat'"):
         naive_bayes(*corpora, priors="flat")
-    with pytest.raises(UserError, match="place has fewer than two values with 2 texts or more"):
+    with pytest.raises(UserError, match="place: expected at least two values with 2 training texts each, got fewer"):
         read_train_and_test(TRAIN[:3], TEST, "place", CONFIG)
     with pytest.raises(UserError, match="no column 'city'"):
         read_train_and_test(TRAIN, TEST, "city", CONFIG)
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
+def run_json(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
     capsys.readouterr()
     assert main([*words, "--json"]) == 0
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -166,29 +168,29 @@ def folder(tmp_path: Path, two_dialects: Dialects) -> Path:
     return tmp_path
 
 
-def test_the_baseline_commands_evaluate_like_a_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_baseline_commands_print_the_metrics_of_a_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train, test, recipe = (str(folder / name) for name in ("train.jsonl", "test.jsonl", "recipe.toml"))
     model = str(folder / "kn")
     assert main(["baseline", "ngram", train, "--config", recipe, "--out", model, "--order", "2"]) == 0
     assert "n-grams" in capsys.readouterr().err
-    (row,) = said(capsys, "evaluate", model, test)
+    (row,) = run_json(capsys, "evaluate", model, test)
     assert 1 < row["perplexity"] < 12
     assert row["perplexity"] == row["perplexity_known"]
     assert files.read_rows(folder / "kn" / "results.jsonl")[0]["evaluation"] == row
     assert main(["evaluate", model, test, "--by", "dialect"]) == 0
     judging = [train, "--config", recipe, "--test", test, "--target", "dialect"]
-    (bayes,) = said(capsys, "baseline", "bayes", *judging, "--priors", "training")
+    (bayes,) = run_json(capsys, "baseline", "bayes", *judging, "--priors", "training")
     assert {"accuracy", "macro_f1", "perplexity", "values"} < set(bayes)
-    (regression,) = said(capsys, "baseline", "linear", *judging, "--order", "2", "--seed", "1")
+    (regression,) = run_json(capsys, "baseline", "linear", *judging, "--order", "2", "--seed", "1")
     assert regression["accuracy"] > bayes["accuracy"]
     assert "perplexity" not in regression
     assert main(["baseline", "fasttext", *judging]) == 0
     assert "confusion" in capsys.readouterr().out
     assert main(["baseline", "bayes", *judging]) == 0
-    assert "given the right value" in capsys.readouterr().out
+    assert "given the true value" in capsys.readouterr().out
 
 
-def test_users_and_times_of_a_run_are_not_read(folder: Path) -> None:
+def test_baselines_ignore_users_and_times(folder: Path) -> None:
     config = CONFIG.with_options(user="dialect", anonymous=True, time="day")
     train, test = read_train_and_test(folder / "train.jsonl", folder / "test.jsonl", "dialect", config)
     assert [variable.name for variable in train.schema.variables] == ["dialect"]
@@ -200,15 +202,17 @@ def test_users_and_times_of_a_run_are_not_read(folder: Path) -> None:
     assert NGram.open(folder / "counts").prepare(table).target_count == 6
 
 
-def test_like_reads_texts_as_a_run_does(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_like_reads_texts_with_the_tokenizer_of_a_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(folder / "run", CONTEXT).save_weights({})
     train, model = str(folder / "train.jsonl"), str(folder / "kn")
     assert main(["baseline", "ngram", train, "--like", str(folder / "run"), "--out", model]) == 0
-    (row,) = said(capsys, "evaluate", model, str(folder / "test.jsonl"))
+    (row,) = run_json(capsys, "evaluate", model, str(folder / "test.jsonl"))
     assert row["unknown_share"] > 0.5
     again = str(folder / "kn2")
-    assert main(["baseline", "ngram", train, "--like", model, "--out", again]) == 0  # and of an n-gram model
-    (same,) = said(capsys, "evaluate", again, str(folder / "test.jsonl"))
+    assert (
+        main(["baseline", "ngram", train, "--like", model, "--out", again]) == 0
+    )  # --like also accepts an n-gram model
+    (same,) = run_json(capsys, "evaluate", again, str(folder / "test.jsonl"))
     assert same == row
     assert main(["baseline", "ngram", train, "--like", str(folder / "nothing"), "--out", str(folder / "kn3")]) == 2
     assert "expected a run folder" in capsys.readouterr().err

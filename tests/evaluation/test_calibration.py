@@ -1,4 +1,4 @@
-"""Calibration against sums written out, draws from known probabilities, and a search over all temperatures."""
+"""Calibration against explicit sums, draws from known probabilities, and a grid search over temperatures."""
 
 import math
 from pathlib import Path
@@ -12,8 +12,8 @@ from factorcell import files
 from factorcell.commands.main import main
 from factorcell.evaluation.bayes_rule import (
     BINS,
-    COLDEST,
-    HOTTEST,
+    MAX_TEMPERATURE,
+    MIN_TEMPERATURE,
     Floats,
     apply_temperature,
     calibration_error,
@@ -24,8 +24,10 @@ from factorcell.evaluation.classification import classify, log_likelihoods
 from tests.small_runs import ROWS, make_run
 
 
-def drawn(texts: int, seed: int, sharpness: float = 1.0) -> tuple[Floats, np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """Log posteriors (texts, 4), and true values drawn from them as they were before they were made sharper."""
+def draw_posteriors(
+    texts: int, seed: int, sharpness: float = 1.0
+) -> tuple[Floats, np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    """Return log posteriors (texts, 4) at temperature 1 / sharpness, and true values drawn at temperature 1."""
     random = np.random.default_rng(seed)
     logs = apply_temperature(random.normal(0, 2, (texts, 4)), 1.0)
     truth = np.array([random.choice(4, p=np.exp(row) / np.exp(row).sum()) for row in logs])
@@ -35,7 +37,7 @@ def drawn(texts: int, seed: int, sharpness: float = 1.0) -> tuple[Floats, np.nda
 @given(st.integers(1, 60), st.integers(0, 1000), st.sampled_from([0.3, 1.0, 4.0]))
 @settings(max_examples=60, deadline=None)
 def test_the_calibration_error_is_the_sum_over_bins(texts: int, seed: int, sharpness: float) -> None:
-    logs, truth = drawn(texts, seed, sharpness)
+    logs, truth = draw_posteriors(texts, seed, sharpness)
     probabilities = np.exp(logs)
     expected = 0.0
     for number in range(BINS):
@@ -46,71 +48,72 @@ def test_the_calibration_error_is_the_sum_over_bins(texts: int, seed: int, sharp
             if low <= max(row) < high or (number == BINS - 1 and max(row) >= high)
         ]
         if inside:
-            confidence, right = (sum(part) / len(inside) for part in zip(*inside, strict=True))
-            expected += len(inside) / texts * abs(right - confidence)
+            confidence, correct = (sum(part) / len(inside) for part in zip(*inside, strict=True))
+            expected += len(inside) / texts * abs(correct - confidence)
     assert calibration_error(probabilities, truth) == pytest.approx(expected, abs=1e-12)
-    own = [-math.log(row[true]) for row, true in zip(probabilities, truth, strict=True)]
-    assert value_nats(logs, truth) == pytest.approx(sum(own) / texts)
+    nats = [-math.log(row[true]) for row, true in zip(probabilities, truth, strict=True)]
+    assert value_nats(logs, truth) == pytest.approx(sum(nats) / texts)
 
 
 @pytest.mark.parametrize("sharpness", [0.25, 1.0, 3.0])
-def test_a_fitted_temperature_calibrates_other_texts(sharpness: float) -> None:
-    found = fit_temperature(*drawn(8000, 1, sharpness))
-    assert found == pytest.approx(sharpness, rel=0.06)
-    logs, truth = drawn(8000, 2, sharpness)
-    mended = apply_temperature(logs, found)
-    assert calibration_error(np.exp(mended), truth) < 0.02
-    assert (mended.argmax(1) == logs.argmax(1)).all()
+def test_a_fitted_temperature_calibrates_held_out_texts(sharpness: float) -> None:
+    temperature = fit_temperature(*draw_posteriors(8000, 1, sharpness))
+    assert temperature == pytest.approx(sharpness, rel=0.06)
+    logs, truth = draw_posteriors(8000, 2, sharpness)
+    calibrated = apply_temperature(logs, temperature)
+    assert calibration_error(np.exp(calibrated), truth) < 0.02
+    assert (calibrated.argmax(1) == logs.argmax(1)).all()
     if sharpness != 1:
         assert calibration_error(np.exp(logs), truth) > 0.05
-        assert value_nats(mended, truth) < value_nats(logs, truth)
+        assert value_nats(calibrated, truth) < value_nats(logs, truth)
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_the_temperature_has_the_fewest_nats_of_all(seed: int) -> None:
-    logs, truth = drawn(40, seed, 2.0)
-    grid = np.geomspace(COLDEST, HOTTEST, 4001)
-    best = min(value_nats(apply_temperature(logs, one), truth) for one in grid)
+def test_the_fitted_temperature_minimizes_the_nats(seed: int) -> None:
+    logs, truth = draw_posteriors(40, seed, 2.0)
+    grid = np.geomspace(MIN_TEMPERATURE, MAX_TEMPERATURE, 4001)
+    best = min(value_nats(apply_temperature(logs, temperature), truth) for temperature in grid)
     assert value_nats(apply_temperature(logs, fit_temperature(logs, truth)), truth) <= best + 1e-9
 
 
-def test_a_temperature_leaves_priors_alone() -> None:
+def test_a_temperature_does_not_change_the_prior() -> None:
     random = np.random.default_rng(0)
     prior = np.log([0.7, 0.2, 0.08, 0.02])
     evidence = random.normal(0, 2, (8000, 4))
     joint = np.exp(evidence + prior)
     truth = np.array([random.choice(4, p=row / row.sum()) for row in joint])
     sharp = apply_temperature(3 * evidence + prior, 1.0)
-    found = fit_temperature(sharp, truth, prior)
-    assert found == pytest.approx(3, rel=0.06)
-    mended = apply_temperature(sharp, found, prior)
-    expected = evidence * (3 / found) + prior
+    fitted = fit_temperature(sharp, truth, prior)
+    assert fitted == pytest.approx(3, rel=0.06)
+    calibrated = apply_temperature(sharp, fitted, prior)
+    expected = evidence * (3 / fitted) + prior
     np.testing.assert_allclose(
-        np.exp(mended), np.exp(expected) / np.exp(expected).sum(1, keepdims=True), rtol=1e-9, atol=1e-12
+        np.exp(calibrated), np.exp(expected) / np.exp(expected).sum(1, keepdims=True), rtol=1e-9, atol=1e-12
     )
-    grid = np.geomspace(COLDEST, HOTTEST, 401)
+    grid = np.geomspace(MIN_TEMPERATURE, MAX_TEMPERATURE, 401)
     assert (
-        value_nats(mended, truth) <= min(value_nats(apply_temperature(sharp, one, prior), truth) for one in grid) + 1e-9
+        value_nats(calibrated, truth)
+        <= min(value_nats(apply_temperature(sharp, temperature, prior), truth) for temperature in grid) + 1e-9
     )
-    whole = apply_temperature(sharp, fit_temperature(sharp, truth))
-    assert value_nats(mended, truth) < value_nats(whole, truth)
-    assert (mended.argmax(1) == truth).mean() > (whole.argmax(1) == truth).mean()
+    tempered_prior = apply_temperature(sharp, fit_temperature(sharp, truth))
+    assert value_nats(calibrated, truth) < value_nats(tempered_prior, truth)
+    assert (calibrated.argmax(1) == truth).mean() > (tempered_prior.argmax(1) == truth).mean()
 
 
 def test_a_value_without_a_prior_stays_impossible() -> None:
     prior = np.log(np.array([0.5, 0.25, 0.25]))
     prior[1] = -np.inf
     logs = np.array([[-0.1, -np.inf, -2.3], [-3.0, -np.inf, -0.05]])
-    found = apply_temperature(logs, 2.0, prior)
-    assert np.isneginf(found[:, 1]).all()
-    np.testing.assert_allclose(np.exp(found).sum(1), 1)
+    posterior = apply_temperature(logs, 2.0, prior)
+    assert np.isneginf(posterior[:, 1]).all()
+    np.testing.assert_allclose(np.exp(posterior).sum(1), 1)
     assert math.isfinite(fit_temperature(logs, np.array([0, 2]), prior))
 
 
 def test_temperatures_of_separable_wrong_and_impossible_values() -> None:
     logs = np.log([[0.9, 0.1], [0.2, 0.8]])
     assert value_nats(apply_temperature(logs, fit_temperature(logs, np.array([0, 1]))), np.array([0, 1])) < 1e-12
-    assert fit_temperature(logs, np.array([1, 0])) == pytest.approx(HOTTEST)
+    assert fit_temperature(logs, np.array([1, 0])) == pytest.approx(MAX_TEMPERATURE)
     none = np.zeros(0, np.int64)
     assert fit_temperature(logs[:0], none) == 1.0
     assert math.isnan(calibration_error(logs[:0], none))
@@ -126,12 +129,12 @@ def test_classify_at_the_temperature_of_another_table(tmp_path: Path, capsys: py
     files.write_rows(tmp_path / "test.jsonl", ROWS)
     files.write_rows(tmp_path / "dev.jsonl", ROWS[1:4])
     plain, dev = classify(run, ROWS, "city"), classify(run, ROWS[1:4], "city")
-    found = classify(run, ROWS, "city", calibrate=tmp_path / "dev.jsonl")
-    assert found.temperature == pytest.approx(dev.fitted_temperature(), rel=1e-6)
+    calibrated = classify(run, ROWS, "city", calibrate=tmp_path / "dev.jsonl")
+    assert calibrated.temperature == pytest.approx(dev.fitted_temperature(), rel=1e-6)
     np.testing.assert_allclose(
-        found.log_posterior, apply_temperature(plain.log_posterior, found.temperature), atol=1e-9
+        calibrated.log_posterior, apply_temperature(plain.log_posterior, calibrated.temperature), atol=1e-9
     )
-    metrics, before = found.metrics(), plain.metrics()
+    metrics, before = calibrated.metrics(), plain.metrics()
     assert (metrics["accuracy"], metrics["auc"]) == (before["accuracy"], before["auc"])
     for name in ("calibration_error", "value_nats"):
         assert metrics[f"{name}_at_1"] == pytest.approx(before[name])
@@ -139,27 +142,28 @@ def test_classify_at_the_temperature_of_another_table(tmp_path: Path, capsys: py
     command = ["classify", str(run.folder), str(tmp_path / "test.jsonl"), "--target", "city"]
     assert main([*command, "--calibrate", str(tmp_path / "dev.jsonl")]) == 0
     shown = capsys.readouterr().out
-    assert f"{metrics['value_nats']:.4f} nats of a true value at temperature {found.temperature:.3f}" in shown
+    assert f"{metrics['value_nats']:.4f} nats, at temperature {calibrated.temperature:.3f}" in shown
     assert main(command) == 0
-    assert f"calibration error {before['calibration_error']:.4f}, {before['value_nats']:.4f} nats" in (
-        capsys.readouterr().out
-    )
+    nats = f"negative log-likelihood of the true value {before['value_nats']:.4f} nats"
+    assert f"calibration error {before['calibration_error']:.4f}, {nats}" in capsys.readouterr().out
     points = ["--points", str(tmp_path / "dev.jsonl"), "--calibrate", str(tmp_path / "dev.jsonl")]
     assert main([*command[:3], *points]) == 2
-    assert "--calibrate is for the values of --target COLUMN" in capsys.readouterr().err
+    assert "--calibrate requires --target COLUMN" in capsys.readouterr().err
 
 
-def test_priors_of_training_beside_evidence_at_a_temperature(tmp_path: Path) -> None:
+def test_training_priors_are_combined_with_tempered_evidence(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     run.save_weights({})
-    found = classify(run, ROWS, "city", priors="training", calibrate=ROWS[1:4])
+    result = classify(run, ROWS, "city", priors="training", calibrate=ROWS[1:4])
     corpus = run.prepare(ROWS)
-    evidence = log_likelihoods(run, corpus, [{"city": name} for name in found.names])
-    counts = np.array([run.schema.variable("city").counts[1 + place] for place in range(len(found.names))], dtype=float)
-    joint = np.exp(evidence / found.temperature) * counts / counts.sum()
-    np.testing.assert_allclose(found.probabilities, joint / joint.sum(1, keepdims=True), rtol=1e-6)
-    assert found.metrics()["accuracy_at_1"] == classify(run, ROWS, "city", priors="training").metrics()["accuracy"]
+    evidence = log_likelihoods(run, corpus, [{"city": name} for name in result.names])
+    counts = np.array(
+        [run.schema.variable("city").counts[1 + place] for place in range(len(result.names))], dtype=float
+    )
+    joint = np.exp(evidence / result.temperature) * counts / counts.sum()
+    np.testing.assert_allclose(result.probabilities, joint / joint.sum(1, keepdims=True), rtol=1e-6)
+    assert result.metrics()["accuracy_at_1"] == classify(run, ROWS, "city", priors="training").metrics()["accuracy"]
     uniform = classify(run, ROWS, "city", calibrate=ROWS[1:4])
-    assert uniform.metrics()["accuracy_training_priors"] == found.metrics()["accuracy"]
-    assert uniform.by_training is not None
-    assert (uniform.by_training == found.predicted).all()
+    assert uniform.metrics()["accuracy_training_priors"] == result.metrics()["accuracy"]
+    assert uniform.training_prior_predictions is not None
+    assert (uniform.training_prior_predictions == result.predicted).all()

@@ -1,4 +1,4 @@
-"""Bayes' rule against sums written out by hand, on a model with random weights and on one that was trained."""
+"""Classification against explicit sums, on a model with random weights."""
 
 import math
 from dataclasses import replace
@@ -25,15 +25,15 @@ def run(tmp_path: Path) -> Run:
 
 @pytest.mark.parametrize("context", [CONTEXT, ("city",), ("city", "lat:number")])
 @pytest.mark.parametrize("tokens", [1, 7, 20_000])
-def test_likelihoods_are_those_of_rows_with_the_value_put_in(
+def test_likelihoods_equal_scores_of_rows_with_the_candidate_value(
     tmp_path: Path, context: tuple[str, ...], tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(classification, "TOKENS", tokens)
     run = make_run(tmp_path / "run", context, output_bias=["low_rank", "one_hot"])
-    found = log_likelihoods(run, run.prepare(ROWS), [{"city": "Oslo"}, {"city": "Nice"}])
+    likelihoods = log_likelihoods(run, run.prepare(ROWS), [{"city": "Oslo"}, {"city": "Nice"}])
     for column, city in enumerate(("Oslo", "Nice")):
         nats = [row["nats"] for row in run.score([{**row, "city": city} for row in ROWS])]
-        np.testing.assert_allclose(-found[:, column], nats, rtol=1e-5)
+        np.testing.assert_allclose(-likelihoods[:, column], nats, rtol=1e-5)
 
 
 def test_classification_is_bayes_rule(run: Run) -> None:
@@ -56,7 +56,7 @@ def test_classification_is_bayes_rule(run: Run) -> None:
     assert metrics["macro_f1"] == pytest.approx(np.mean(f1))
 
 
-def test_a_text_without_the_target_is_classified_too(run: Run) -> None:
+def test_texts_without_the_target_column_are_classified(run: Run) -> None:
     rows = [{key: value for key, value in row.items() if key != "city"} for row in ROWS]
     result = classify(run, rows, "city")
     with_truth = classify(run, ROWS, "city")
@@ -65,14 +65,14 @@ def test_a_text_without_the_target_is_classified_too(run: Run) -> None:
     assert result.metrics()["left_out"] == len(ROWS)
 
 
-def test_never_seen_true_values_are_left_out(run: Run) -> None:
+def test_texts_with_unseen_true_values_are_excluded_from_metrics(run: Run) -> None:
     rows = [*ROWS, {**ROWS[0], "city": "Rome"}]
     assert classify(run, rows, "city").metrics()["left_out"] == 1
     metrics = classify(run, rows, "city", distractors=["Rome"]).metrics()
     assert (metrics["left_out"], metrics["distractors"], metrics["texts"]) == (0, 1, len(ROWS))
 
 
-def test_metrics_say_what_accuracy_is_worth_and_what_is_left_out(run: Run) -> None:
+def test_metrics_include_baseline_accuracies_and_excluded_texts(run: Run) -> None:
     rows = [*ROWS, {**ROWS[0], "city": "Rome"}, {**ROWS[0], "city": None}, {**ROWS[0], "city": ""}]
     metrics = classify(run, rows, "city", distractors=["Rome"]).metrics()
     assert (metrics["left_out"], metrics["left_out_missing"], metrics["left_out_other"]) == (2, 2, 0)
@@ -80,44 +80,51 @@ def test_metrics_say_what_accuracy_is_worth_and_what_is_left_out(run: Run) -> No
     metrics = plain.metrics()
     assert (metrics["left_out"], metrics["left_out_missing"], metrics["left_out_other"]) == (3, 2, 1)
     assert (metrics["majority"], metrics["majority_value"]) == (0.6, "Oslo")
-    weighed = classify(run, rows, "city", priors="training")
-    assert metrics["accuracy_training_priors"] == weighed.metrics()["accuracy"]
-    assert "accuracy_training_priors" not in weighed.metrics()
-    tilted = replace(plain, by_training=np.where(plain.truth < 0, 0, plain.truth)).metrics()
-    assert (tilted["accuracy_training_priors"], tilted["accuracy"]) == (1.0, metrics["accuracy"])
+    weighted = classify(run, rows, "city", priors="training")
+    assert metrics["accuracy_training_priors"] == weighted.metrics()["accuracy"]
+    assert "accuracy_training_priors" not in weighted.metrics()
+    with_true_predictions = replace(
+        plain, training_prior_predictions=np.where(plain.truth < 0, 0, plain.truth)
+    ).metrics()
+    assert (with_true_predictions["accuracy_training_priors"], with_true_predictions["accuracy"]) == (
+        1.0,
+        metrics["accuracy"],
+    )
 
 
-def test_no_message_names_a_user(run: Run) -> None:
+def test_error_messages_do_not_name_users(run: Run) -> None:
     run.config = replace(run.config, data=replace(run.config.data, user="city", context=("stars",)))
     for values in (["Olso"], ["Oslo", "Niece"]):
-        with pytest.raises(UserError, match=r"unknown value of city .*; it knows 2 values$") as error:
+        with pytest.raises(UserError, match=r"unknown value of city .*; the run has 2 values$") as error:
             classify(run, ROWS, "city", values=values)
         assert not {"'Oslo'", "'Nice'"} & set(str(error.value).split())
-    with pytest.raises(UserError, match=r"unknown value of city 'Olso'; it knows 2 values$"):
+    with pytest.raises(UserError, match=r"unknown value of city 'Olso'; the run has 2 values$"):
         log_likelihoods(run, run.prepare(ROWS), [{"city": "Olso"}])
 
 
-def test_bad_targets_are_refused_in_one_line(run: Run) -> None:
+def test_invalid_targets_are_errors(run: Run) -> None:
     for target, options, message in [
         ("town", {}, "unknown context variable 'town'"),
         ("lat", {}, "lat is a number"),
         ("city", {"values": ["Olso"]}, "did you mean 'Oslo'"),
-        ("city", {"values": ["Oslo"]}, "city has one value here: there is nothing to tell apart"),
+        ("city", {"values": ["Oslo"]}, "city: expected at least two candidates, got 1"),
         ("city", {"priors": "flat"}, "unknown priors 'flat'"),
     ]:
         with pytest.raises(UserError, match=message):
             classify(run, ROWS, target, **options)  # type: ignore[arg-type]
 
 
-def test_an_unadapted_run_is_refused(tmp_path: Path) -> None:
+def test_classifying_with_an_unadapted_run_is_an_error(tmp_path: Path) -> None:
     run = make_run(tmp_path / "plain", adapt=(), output_bias=())
-    with pytest.raises(UserError, match=r"^plain is not adapted: .* there is nothing to tell apart$"):
+    with pytest.raises(
+        UserError, match=r"^plain is not adapted: all contexts give a text the same probability; use an adapted run$"
+    ):
         classify(run, ROWS, "city")
     with pytest.raises(UserError, match=r"^plain is not adapted"):
         classify_points(run, ROWS, {"Oslo": {"lat": 59.9, "lon": 10.8}, "Nice": {"lat": 43.7, "lon": 7.3}})
 
 
-def test_points_by_great_circle(run: Run) -> None:
+def test_true_points_are_nearest_by_great_circle(run: Run) -> None:
     points = {"Oslo": {"lat": 59.91, "lon": 10.75}, "Nice": {"lat": 43.7, "lon": 7.26}}
     result = classify_points(run, ROWS, points, within=100)
     nearest = [{"Oslo": 0, "Nice": 1}[str(row["city"])] for row in ROWS]
@@ -129,7 +136,7 @@ def test_points_by_great_circle(run: Run) -> None:
         np.testing.assert_allclose(-likelihoods[:, column], nats, rtol=1e-5)
 
 
-def test_great_circle_of_known_cities(run: Run) -> None:
+def test_great_circle_distances_of_known_cities(run: Run) -> None:
     paris, london = np.array([[48.8566, 2.3522]]), np.array([[51.5074, -0.1278]])
     assert point_distances(paris, london, ("lat", "lon"), run)[0, 0] == pytest.approx(343.6, abs=0.5)
     poles = point_distances(np.array([[90.0, 0.0]]), np.array([[-90.0, 50.0]]), ("lat", "lon"), run)
@@ -152,16 +159,16 @@ def test_auc_is_the_share_of_pairs_in_order(pairs: list[tuple[int, bool]]) -> No
     assert auc(scores, np.array([truth for _, truth in pairs])) == pytest.approx(np.mean(wins))
 
 
-def test_scores_are_z_normalised_perplexities() -> None:
+def test_scores_are_z_normalized_perplexities() -> None:
     likelihoods = np.array([[-2.0, -4.0, -6.0], [-1.0, -1.0, -1.0]])
     result = apply_bayes_rule(("a", "b", "c"), likelihoods, np.array([2, 1]), ["a", None])
     perplexities = np.exp([1.0, 2.0, 3.0])
     expected = -(perplexities - perplexities.mean()) / perplexities.std()
-    np.testing.assert_allclose(result.score[0], expected)
-    assert result.score[1].tolist() == [0, 0, 0]
+    np.testing.assert_allclose(result.detection_score[0], expected)
+    assert result.detection_score[1].tolist() == [0, 0, 0]
 
 
-def test_sampled_likelihoods_compare_as_exact_ones(tmp_path: Path) -> None:
+def test_sampled_likelihoods_approximate_exact_ones(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", output_bias=["low_rank", "hash"])
     corpus, cities = run.prepare(ROWS), [{"city": "Oslo"}, {"city": "Nice"}]
     exact = log_likelihoods(run, corpus, cities)
@@ -176,8 +183,8 @@ def test_sampled_likelihoods_compare_as_exact_ones(tmp_path: Path) -> None:
     np.testing.assert_allclose(probabilities, classify(run, ROWS, "city").probabilities, atol=1e-4)
 
 
-def test_kilometres_are_those_of_great_circles() -> None:
+def test_great_circle_distances_in_km() -> None:
     places = np.array([[48.86, 2.35], [0.0, 0.0]])
-    found = classification.great_circle_distances(places, np.array([[51.51, -0.13], [0.0, 180.0], [48.86, 2.35]]))
-    assert found[0, [0, 2]] == pytest.approx([344, 0], abs=2)  # Paris to London
-    assert found[1, 1] == pytest.approx(np.pi * classification.EARTH_RADIUS)
+    distances = classification.great_circle_distances(places, np.array([[51.51, -0.13], [0.0, 180.0], [48.86, 2.35]]))
+    assert distances[0, [0, 2]] == pytest.approx([344, 0], abs=2)  # Paris to London
+    assert distances[1, 1] == pytest.approx(np.pi * classification.EARTH_RADIUS)

@@ -1,4 +1,4 @@
-"""Models side by side: what a row has, and who is ahead."""
+"""Comparison of models: the contents of a row, and which model is significantly better."""
 
 import math
 from typing import Any
@@ -12,10 +12,8 @@ from factorcell.evaluation.text_figures import TextSums
 TARGETS = np.full(50, 10.0)
 
 
-def candidate(
-    name: str, *nats: float, accuracy: float | None = None, noise: float = 0.05, key: str = "a"
-) -> ComparedModel:
-    """A model with a training for each of `nats` a target, its texts around that."""
+def model(name: str, *nats: float, accuracy: float | None = None, noise: float = 0.05, key: str = "a") -> ComparedModel:
+    """Return a model with one training for each of `nats` per target; its texts vary around that value."""
     random = np.random.default_rng(len(name))
     rows: list[dict[str, Any]] = []
     texts = []
@@ -30,32 +28,32 @@ def candidate(
     return ComparedModel(name, rows, texts)
 
 
-def test_a_model_is_ahead_only_beyond_all_intervals() -> None:
-    found = compare_models(
-        [candidate("plain", 4.0), candidate("bias", 3.9, accuracy=0.5), candidate("cell", 3.7, accuracy=0.52)]
+def test_a_model_is_best_only_if_all_differences_are_significant() -> None:
+    comparison = compare_models(
+        [model("plain", 4.0), model("bias", 3.9, accuracy=0.5), model("cell", 3.7, accuracy=0.52)]
     )
-    plain, bias, cell = found
+    plain, bias, cell = comparison
     assert "gain" not in plain
     assert bias["gain"] == pytest.approx(1 - math.exp(-0.1))
     assert bias["gain_low"] < bias["gain"] < bias["gain_high"]
     assert "accuracy_difference" not in bias
     assert cell["accuracy_difference"] == pytest.approx(0.02)
     assert cell["accuracy_difference_low"] <= 0
-    assert [row["ahead"] for row in found] == [[], [], ["perplexity"]]
-    table = str(found)
+    assert [row["ahead"] for row in comparison] == [[], [], ["perplexity"]]
+    table = str(comparison)
     assert table.splitlines()[0].split("  ")[0] == "model"
     assert f"{math.exp(3.7):.2f}*" in table
-    assert "+2.0 pt [+0.0, +6.0] no difference" in table
+    assert "+2.0 pt [+0.0, +6.0] not significant" in table
     assert "gain over plain" in table
     assert "accuracy above bias" in table
-    assert "* is better than all others" in table
+    assert "* marks a figure that is significantly better than all others" in table
     assert "±" not in table
 
 
-def test_trainings_that_differ_more_than_models_leave_no_difference() -> None:
-    once = compare_models([candidate("plain", 4.0), candidate("cell", 3.8)])
-    assert once[1]["ahead"] == ["perplexity"]
-    several = compare_models([candidate("plain", 4.0, 3.7, 4.1), candidate("cell", 3.8, 4.0, 3.85)])
+def test_no_difference_is_significant_if_trainings_differ_more_than_models() -> None:
+    single = compare_models([model("plain", 4.0), model("cell", 3.8)])
+    assert single[1]["ahead"] == ["perplexity"]
+    several = compare_models([model("plain", 4.0, 3.7, 4.1), model("cell", 3.8, 4.0, 3.85)])
     assert [row["ahead"] for row in several] == [[], []]
     assert several[1]["gain_low"] < 0 < several[1]["gain_high"]
     mean = math.exp((4.0 + 3.7 + 4.1) / 3)
@@ -65,29 +63,29 @@ def test_trainings_that_differ_more_than_models_leave_no_difference() -> None:
     assert several[0]["trainings"] == 3
     table = str(several)
     assert f"{mean:.2f} ± {np.std(values, ddof=1):.2f}" in table
-    assert "other texts and other trainings" in table
+    assert "confidence intervals over texts and trainings" in table
 
 
-def test_what_read_other_texts_is_not_compared() -> None:
-    found = compare_models([candidate("plain", 4.0), candidate("cell", 3.5), candidate("other", 3.0, key="b")])
-    assert "gain" in found[1]
-    assert "gain" not in found[2]
-    assert not any(row["ahead"] for row in found)
-    unknown = ComparedModel("old", candidate("old", 3.0).rows, [{}])
-    assert not any(row["ahead"] for row in compare_models([candidate("plain", 4.0), candidate("cell", 3.5), unknown]))
-    assert not any("gain" in row for row in compare_models([unknown, candidate("plain", 4.0), candidate("cell", 3.5)]))
+def test_models_of_different_texts_are_not_compared() -> None:
+    comparison = compare_models([model("plain", 4.0), model("cell", 3.5), model("other", 3.0, key="b")])
+    assert "gain" in comparison[1]
+    assert "gain" not in comparison[2]
+    assert not any(row["ahead"] for row in comparison)
+    without_figures = ComparedModel("old", model("old", 3.0).rows, [{}])
+    assert not any(row["ahead"] for row in compare_models([model("plain", 4.0), model("cell", 3.5), without_figures]))
+    assert not any("gain" in row for row in compare_models([without_figures, model("plain", 4.0), model("cell", 3.5)]))
 
 
 def test_one_model_has_no_differences() -> None:
     assert compare_models([]).rows == []
-    alone = compare_models([candidate("plain", 4.0)])
-    assert isinstance(alone, Comparison)
-    assert alone.titles() == {}
-    assert alone.notes() == []
-    assert len(alone) == 1
-    lost = ComparedModel(
+    comparison_of_one = compare_models([model("plain", 4.0)])
+    assert isinstance(comparison_of_one, Comparison)
+    assert comparison_of_one.titles() == {}
+    assert comparison_of_one.notes() == []
+    assert len(comparison_of_one) == 1
+    diverged = ComparedModel(
         "lost", [{"perplexity": math.inf}], [{"perplexity": TextSums("a", TARGETS * math.inf, TARGETS)}]
     )
-    found = compare_models([candidate("plain", 4.0), lost])
-    assert not any(row["ahead"] for row in found)
-    assert "inf" in str(found)
+    comparison = compare_models([model("plain", 4.0), diverged])
+    assert not any(row["ahead"] for row in comparison)
+    assert "inf" in str(comparison)

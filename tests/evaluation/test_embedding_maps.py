@@ -1,4 +1,4 @@
-"""Columns that a model never saw, on maps and predicted: against closed forms, loops over pairs, planted groups."""
+"""Maps, agreement and prediction of columns outside the model, against closed forms, loops and planted groups."""
 
 import itertools
 import math
@@ -18,227 +18,226 @@ from tests.evaluation.test_embeddings import clouds, groups_of
 Row = dict[str, Any]
 
 
-# --- columns of a table ---
-
-
-def test_a_column_of_names_says_the_most_frequent() -> None:
-    known = clouds((4,))
-    said = {"v0": "a b b", "v1": "b", "v3": "a a b", "elsewhere": "c c c"}
-    rows = [{"place": value, "theme": name} for value, names in said.items() for name in names.split()]
+def test_a_column_of_names_is_aggregated_to_the_most_frequent() -> None:
+    embedded = clouds((4,))
+    names_of = {"v0": "a b b", "v1": "b", "v3": "a a b", "elsewhere": "c c c"}
+    rows = [{"place": value, "theme": name} for value, names in names_of.items() for name in names.split()]
     gaps: list[Row] = [{"place": "v1", "theme": ""}, {"place": None, "theme": "a"}, {"place": "v2", "theme": None}]
-    found = embeddings.read_column(known, [*rows, *gaps], "theme")
-    assert found == ValueColumn("theme", ("b", "b", None, "a"))
-    assert found.known.tolist() == [0, 1, 3]
+    column = embeddings.read_column(embedded, [*rows, *gaps], "theme")
+    assert column == ValueColumn("theme", ("b", "b", None, "a"))
+    assert column.known.tolist() == [0, 1, 3]
 
 
-def test_a_column_of_numbers_says_the_mean() -> None:
-    known = clouds((3,))
+def test_a_column_of_numbers_is_aggregated_to_the_mean() -> None:
+    embedded = clouds((3,))
     rows: list[Row] = [
         {"place": f"v{place}", "stars": stars} for place, stars in ((0, "5"), (0, "1.5"), (2, "2"), (2, "2"))
     ]
-    found = embeddings.read_column(known, rows, "stars")
-    assert found.numbers is not None
-    np.testing.assert_array_equal(found.numbers, [3.25, math.nan, 2.0])
-    assert found.known.tolist() == [0, 2]
-    assert embeddings.read_column(known, rows, "stars:category").names == ("5", None, "2")
-    assert embeddings.read_column(known, [*rows, {"place": "v1", "stars": "four"}], "stars").names == ("5", "four", "2")
+    column = embeddings.read_column(embedded, rows, "stars")
+    assert column.numbers is not None
+    np.testing.assert_array_equal(column.numbers, [3.25, math.nan, 2.0])
+    assert column.known.tolist() == [0, 2]
+    assert embeddings.read_column(embedded, rows, "stars:category").names == ("5", None, "2")
+    assert embeddings.read_column(embedded, [*rows, {"place": "v1", "stars": "four"}], "stars").names == (
+        "5",
+        "four",
+        "2",
+    )
     with pytest.raises(UserError, match="stars of 'v1' is 'four', not a number"):
-        embeddings.read_column(known, [*rows, {"place": "v1", "stars": "four"}], "stars:number")
+        embeddings.read_column(embedded, [*rows, {"place": "v1", "stars": "four"}], "stars:number")
 
 
-def test_a_column_that_says_nothing_is_an_error() -> None:
-    known = clouds((3,))
+def test_an_uninformative_column_is_an_error() -> None:
+    embedded = clouds((3,))
     with pytest.raises(UserError, match="no column 'them'"):
-        embeddings.read_column(known, [{"place": "v0", "theme": "a"}], "them")
-    with pytest.raises(UserError, match="name none of the values"):
-        embeddings.read_column(known, [{"place": "V0", "theme": "a"}], "theme")
+        embeddings.read_column(embedded, [{"place": "v0", "theme": "a"}], "them")
+    with pytest.raises(UserError, match="no row has theme and a value of place that the run knows"):
+        embeddings.read_column(embedded, [{"place": "V0", "theme": "a"}], "theme")
     with pytest.raises(UserError, match="choose from category, number"):
-        embeddings.read_column(known, [{"place": "v0", "theme": "a"}], "theme:text")
+        embeddings.read_column(embedded, [{"place": "v0", "theme": "a"}], "theme:text")
     with pytest.raises(UserError, match=r"expected a single value, got \[1, 2\]"):
-        embeddings.read_column(known, [{"place": "v0", "theme": [1, 2]}], "theme")
+        embeddings.read_column(embedded, [{"place": "v0", "theme": [1, 2]}], "theme")
 
 
-# --- maps ---
-
-
-def test_project_keeps_distances_of_what_lies_in_a_plane() -> None:
-    """Points of a plane, turned into five dimensions, have the distances that they had, and all of the variance."""
+def test_projection_preserves_distances_within_a_plane() -> None:
+    """Points of a plane, rotated into five dimensions, keep their distances and have all of the variance."""
     random = np.random.default_rng(0)
     flat = random.normal(size=(20, 2)) * (3, 1)
-    turn, _ = np.linalg.qr(random.normal(size=(5, 5)))
-    places, shares = embeddings.project_to_plane(flat @ turn[:2] + 7)
+    rotation, _ = np.linalg.qr(random.normal(size=(5, 5)))
+    points, shares = embeddings.project_to_plane(flat @ rotation[:2] + 7)
     assert shares.sum() == pytest.approx(1)
     assert shares[0] > shares[1]
-    for one, other in itertools.combinations(range(20), 2):
-        assert math.dist(places[one], places[other]) == pytest.approx(math.dist(flat[one], flat[other]))
-    np.testing.assert_allclose(places.mean(0), 0, atol=1e-9)
+    for first, second in itertools.combinations(range(20), 2):
+        assert math.dist(points[first], points[second]) == pytest.approx(math.dist(flat[first], flat[second]))
+    np.testing.assert_allclose(points.mean(0), 0, atol=1e-9)
 
 
-def test_project_finds_the_variances_of_the_covariance_and_the_same_signs() -> None:
+def test_projection_has_the_largest_variances_and_fixed_signs() -> None:
     vectors = clouds().vectors
-    places, shares = embeddings.project_to_plane(vectors)
+    points, shares = embeddings.project_to_plane(vectors)
     values = np.linalg.eigvalsh(np.cov(vectors.T))[::-1]
-    np.testing.assert_allclose(places.var(0, ddof=1), values[:2])
+    np.testing.assert_allclose(points.var(0, ddof=1), values[:2])
     np.testing.assert_allclose(shares, values[:2] / values.sum())
     shuffled = np.random.default_rng(1).permutation(len(vectors))
-    np.testing.assert_allclose(embeddings.project_to_plane(vectors[shuffled])[0], places[shuffled], atol=1e-9)
-    np.testing.assert_allclose(embeddings.project_to_plane(vectors + 3)[0], places, atol=1e-9)
-    axes = np.linalg.lstsq(vectors - vectors.mean(0), places, rcond=None)[0].T  # an axis a row
+    np.testing.assert_allclose(embeddings.project_to_plane(vectors[shuffled])[0], points[shuffled], atol=1e-9)
+    np.testing.assert_allclose(embeddings.project_to_plane(vectors + 3)[0], points, atol=1e-9)
+    axes = np.linalg.lstsq(vectors - vectors.mean(0), points, rcond=None)[0].T  # an axis a row
     assert all(axis[np.abs(axis).argmax()] > 0 for axis in axes)
 
 
-def test_a_map_takes_three_values_and_two_numbers() -> None:
+def test_a_map_needs_three_values_and_two_dimensions() -> None:
     for shape in ((2, 4), (9, 1)):
-        with pytest.raises(UserError, match="a map needs 3 of 2 at least"):
+        with pytest.raises(UserError, match="expected at least 3 embeddings of size 2 or more"):
             embeddings.project_to_plane(np.ones(shape))
 
 
-def test_points_are_those_that_the_column_tells_of() -> None:
-    known = clouds((3, 3))
-    places, _ = embeddings.project_to_plane(known.vectors)
-    rows = embeddings.map_points(known, ValueColumn("theme", ("a", None, "b", "a", None, "a")))
+def test_map_points_are_the_values_known_to_the_column() -> None:
+    embedded = clouds((3, 3))
+    points, _ = embeddings.project_to_plane(embedded.vectors)
+    rows = embeddings.map_points(embedded, ValueColumn("theme", ("a", None, "b", "a", None, "a")))
     assert [row["value"] for row in rows] == ["v0", "v2", "v3", "v5"]
     assert [row["group"] for row in rows] == ["a", "b", "a", "a"]
-    np.testing.assert_allclose([(row["x"], row["y"]) for row in rows], places[[0, 2, 3, 5]])
+    np.testing.assert_allclose([(row["x"], row["y"]) for row in rows], points[[0, 2, 3, 5]])
     numbers = ValueColumn("stars", numbers=np.array([1.0, 2, math.nan, 4, 5, 6]))
-    assert [row["number"] for row in embeddings.map_points(known, numbers)] == [1, 2, 4, 5, 6]
+    assert [row["number"] for row in embeddings.map_points(embedded, numbers)] == [1, 2, 4, 5, 6]
 
 
-def test_an_ellipse_has_the_deviations_of_its_group() -> None:
-    """Points on the two axes of a turned cross: half axes, angle and centre in closed form."""
-    turn, far, near = math.radians(30), 4.0, 1.0
-    along, across = np.array([math.cos(turn), math.sin(turn)]), np.array([-math.sin(turn), math.cos(turn)])
+def test_an_ellipse_has_the_standard_deviations_of_its_group() -> None:
+    """For points on the axes of a rotated cross, half axes, angle and centre have a closed form."""
+    angle, far, near = math.radians(30), 4.0, 1.0
+    along, across = np.array([math.cos(angle), math.sin(angle)]), np.array([-math.sin(angle), math.cos(angle)])
     cross = [*(side * far * along for side in (-1, 1)), *(side * near * across for side in (-1, 1))]
     rows = [{"x": x + 10, "y": y - 5, "group": "a"} for x, y in cross]
-    (found,) = embeddings.ellipses(rows)
-    assert (found["group"], found["count"]) == ("a", 4)
-    assert (found["x"], found["y"]) == pytest.approx((10, -5))
-    assert found["wide"] == pytest.approx(1.5 * math.sqrt(2 * far**2 / 3))
-    assert found["high"] == pytest.approx(1.5 * math.sqrt(2 * near**2 / 3))
-    assert found["angle"] == pytest.approx(30)
+    (ellipse,) = embeddings.ellipses(rows)
+    assert (ellipse["group"], ellipse["count"]) == ("a", 4)
+    assert (ellipse["x"], ellipse["y"]) == pytest.approx((10, -5))
+    assert ellipse["wide"] == pytest.approx(1.5 * math.sqrt(2 * far**2 / 3))
+    assert ellipse["high"] == pytest.approx(1.5 * math.sqrt(2 * near**2 / 3))
+    assert ellipse["angle"] == pytest.approx(30)
 
 
-def test_an_ellipse_of_gaussian_points_holds_its_share() -> None:
-    """Within 1.5 deviations lie 1 - exp(-1.125) of a Gaussian in two dimensions."""
+def test_an_ellipse_contains_the_expected_share_of_gaussian_points() -> None:
+    """An ellipse of 1.5 standard deviations contains 1 - exp(-1.125) of a Gaussian in two dimensions."""
     cloud = np.random.default_rng(0).normal(size=(20000, 2)) @ np.array([[2.0, 0.3], [0.0, 0.5]])
     rows = [{"x": x, "y": y, "group": "a"} for x, y in cloud.tolist()]
-    (found,) = embeddings.ellipses(rows)
-    turn = math.radians(found["angle"])
-    local = (cloud - (found["x"], found["y"])) @ np.array(
-        [[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]]
+    (ellipse,) = embeddings.ellipses(rows)
+    angle = math.radians(ellipse["angle"])
+    local = (cloud - (ellipse["x"], ellipse["y"])) @ np.array(
+        [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
     )
-    inside = ((local / (found["wide"], found["high"])) ** 2).sum(1) < 1
+    inside = ((local / (ellipse["wide"], ellipse["high"])) ** 2).sum(1) < 1
     assert inside.mean() == pytest.approx(1 - math.exp(-(1.5**2) / 2), abs=0.01)
 
 
-def test_ellipses_are_of_the_largest_groups() -> None:
+def test_the_largest_groups_have_ellipses() -> None:
     rows = embeddings.map_points(clouds((4, 6, 2, 5)), groups_of((4, 6, 2, 5)))
-    assert [row["group"] for row in embeddings.ellipses(rows)] == ["g1", "g3", "g0"]  # two points have no ellipse
+    assert [row["group"] for row in embeddings.ellipses(rows)] == [
+        "g1",
+        "g3",
+        "g0",
+    ]  # a group of two points has no ellipse
     assert [(row["group"], row["count"]) for row in embeddings.ellipses(rows, 2)] == [("g1", 6), ("g3", 5)]
     with pytest.raises(UserError, match="groups is 0"):
         embeddings.ellipses(rows, 0)
 
 
-# --- agreement and prediction ---
-
-
 @pytest.mark.parametrize("measure", ["cosine", "distance"])
-def test_agreement_against_a_loop(measure: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    known, names = clouds(apart=0.5), (*groups_of().names[:-3], None, None, "alone")
-    row = embeddings.neighbour_agreement(known, ValueColumn("theme", names), measure)
-    there = [place for place, name in enumerate(names) if name is not None]
-    part = replace(known, values=tuple(known.values[p] for p in there), vectors=known.vectors[there])
+def test_agreement_equals_a_loop_over_values(measure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    embedded, names = clouds(apart=0.5), (*groups_of().names[:-3], None, None, "alone")
+    row = embeddings.neighbour_agreement(embedded, ValueColumn("theme", names), measure)
+    indices = [place for place, name in enumerate(names) if name is not None]
+    part = replace(embedded, values=tuple(embedded.values[p] for p in indices), vectors=embedded.vectors[indices])
     nearest = [part.neighbours([value], 1, measure)[0]["near"] for value in part.values]
     same = [
-        names[known.values.index(near)] == names[known.values.index(value)]
+        names[embedded.values.index(near)] == names[embedded.values.index(value)]
         for value, near in zip(part.values, nearest, strict=True)
     ]
-    pairs = list(itertools.permutations(there, 2))
+    pairs = list(itertools.permutations(indices, 2))
     assert row["same"] == pytest.approx(sum(same) / len(same))
-    assert 0.2 < row["same"] < 0.95, "neither all nor none, or the loop would show little"
+    assert 0.2 < row["same"] < 0.95, "some but not all neighbours must agree, or the test would be weak"
     assert row["chance"] == pytest.approx(sum(names[a] == names[b] for a, b in pairs) / len(pairs))
     assert (row["values"], row["groups"], row["measure"]) == (26, 4, measure)
-    monkeypatch.setattr(embeddings, "AT_ONCE", 60)  # in many parts
-    assert embeddings.neighbour_agreement(known, ValueColumn("theme", names), measure) == row
+    monkeypatch.setattr(embeddings, "BLOCK", 60)  # many blocks
+    assert embeddings.neighbour_agreement(embedded, ValueColumn("theme", names), measure) == row
 
 
-def test_agreement_of_numbers_is_that_of_neighbours() -> None:
-    """On a line the nearest neighbour has nearly the same number; of random numbers it tells nothing."""
+def test_agreement_of_numbers_is_the_correlation_with_the_neighbour() -> None:
+    """On a line the nearest neighbour has nearly the same number; random numbers are uncorrelated."""
     line = np.linspace(0, 10, 40)[:, None] * (1.0, 2.0)
-    known = Embeddings("place", "place", tuple(map(str, range(40))), np.ones(40, dtype=np.int64), line)
-    row = embeddings.neighbour_agreement(known, ValueColumn("height", numbers=np.arange(40.0)), "distance")
+    embedded = Embeddings("place", "place", tuple(map(str, range(40))), np.ones(40, dtype=np.int64), line)
+    row = embeddings.neighbour_agreement(embedded, ValueColumn("height", numbers=np.arange(40.0)), "distance")
     assert row["correlation"] > 0.99
     random = np.random.default_rng(0).normal(size=40)
     assert (
-        abs(embeddings.neighbour_agreement(known, ValueColumn("height", numbers=random), "distance")["correlation"])
+        abs(embeddings.neighbour_agreement(embedded, ValueColumn("height", numbers=random), "distance")["correlation"])
         < 0.5
     )
     assert (
-        embeddings.neighbour_agreement(known, ValueColumn("height", numbers=np.ones(40)), "distance")["correlation"]
+        embeddings.neighbour_agreement(embedded, ValueColumn("height", numbers=np.ones(40)), "distance")["correlation"]
         == 0
     )
-    with pytest.raises(UserError, match="known of 2 values"):
+    with pytest.raises(UserError, match="expected entries for at least 3 values, got 2"):
         embeddings.neighbour_agreement(clouds((3,)), ValueColumn("theme", ("a", "b", None)))
 
 
-def test_predict_tells_planted_groups_and_not_random_ones() -> None:
-    known = clouds((14, 9), width=3)
-    found = embeddings.predict_column(known, groups_of((14, 9)), seed=3)
-    assert found["accuracy"] > 0.9
-    assert found["majority"] == pytest.approx(14 / 23)
-    assert (found["values"], found["groups"]) == (23, 2)
-    assert found["deviation"] >= 0
-    assert embeddings.predict_column(known, groups_of((14, 9)), seed=3) == found
+def test_planted_groups_are_predicted_and_random_ones_are_not() -> None:
+    embedded = clouds((14, 9), width=3)
+    result = embeddings.predict_column(embedded, groups_of((14, 9)), seed=3)
+    assert result["accuracy"] > 0.9
+    assert result["majority"] == pytest.approx(14 / 23)
+    assert (result["values"], result["groups"]) == (23, 2)
+    assert result["deviation"] >= 0
+    assert embeddings.predict_column(embedded, groups_of((14, 9)), seed=3) == result
     names = np.random.default_rng(0).permutation(np.array(groups_of((14, 9)).names)).tolist()
-    assert embeddings.predict_column(known, ValueColumn("theme", tuple(names)))["accuracy"] < 0.8
+    assert embeddings.predict_column(embedded, ValueColumn("theme", tuple(names)))["accuracy"] < 0.8
 
 
-def test_predict_leaves_out_groups_that_are_not_in_every_fold() -> None:
-    known = clouds((10, 10, 3))
-    found = embeddings.predict_column(known, groups_of((10, 10, 3)))
-    assert (found["values"], found["groups"], found["majority"]) == (20, 2, 0.5)
+def test_groups_smaller_than_the_number_of_folds_are_excluded() -> None:
+    embedded = clouds((10, 10, 3))
+    result = embeddings.predict_column(embedded, groups_of((10, 10, 3)))
+    assert (result["values"], result["groups"], result["majority"]) == (20, 2, 0.5)
     with pytest.raises(UserError, match="in groups of at least 5"):
-        embeddings.predict_column(known, ValueColumn("theme", tuple(f"g{place % 7}" for place in range(23))))
-    with pytest.raises(UserError, match="that differ"):
-        embeddings.predict_column(known, ValueColumn("theme", ("a",) * 23))
+        embeddings.predict_column(embedded, ValueColumn("theme", tuple(f"g{place % 7}" for place in range(23))))
+    with pytest.raises(UserError, match="expected at least 10 different values in groups of at least 5, got 23"):
+        embeddings.predict_column(embedded, ValueColumn("theme", ("a",) * 23))
 
 
-def test_predict_numbers() -> None:
-    known = clouds((20, 20))
-    high = ValueColumn("height", numbers=known.vectors[:, 0] * 2 + 1)
-    found = embeddings.predict_column(known, high)
-    assert found["r2"] > 0.9
-    assert found["correlation"] > 0.95
+def test_numbers_are_predicted() -> None:
+    embedded = clouds((20, 20))
+    high = ValueColumn("height", numbers=embedded.vectors[:, 0] * 2 + 1)
+    result = embeddings.predict_column(embedded, high)
+    assert result["r2"] > 0.9
+    assert result["correlation"] > 0.95
     noise = ValueColumn("height", numbers=np.random.default_rng(0).normal(size=40))
-    assert embeddings.predict_column(known, noise)["r2"] < 0.2
-    with pytest.raises(UserError, match=r"height has 9 values; to predict it takes 10"):
+    assert embeddings.predict_column(embedded, noise)["r2"] < 0.2
+    with pytest.raises(UserError, match="height: expected at least 10 different values, got 9"):
         embeddings.predict_column(
-            known, ValueColumn("height", numbers=np.array([*range(9), *[math.nan] * 31], dtype=float))
+            embedded, ValueColumn("height", numbers=np.array([*range(9), *[math.nan] * 31], dtype=float))
         )
 
 
-def test_predictions_are_those_of_folds_drawn_by_the_seed() -> None:
-    """Every value is told by the trees that never saw it: the same by scikit-learn's own cross-validation."""
-    known, groups = clouds((9, 9), apart=0.3), groups_of((9, 9))
-    numbers = known.vectors.sum(1) + np.random.default_rng(1).normal(size=18)
+def test_predictions_equal_scikit_learns_cross_validation() -> None:
+    """Every value is predicted by trees that were not fitted on it, as in scikit-learn's cross-validation."""
+    embedded, groups = clouds((9, 9), apart=0.3), groups_of((9, 9))
+    numbers = embedded.vectors.sum(1) + np.random.default_rng(1).normal(size=18)
     names = np.array(groups.names)
     folds = model_selection.StratifiedKFold(5, shuffle=True, random_state=4)
     trees = ensemble.GradientBoostingClassifier(random_state=4)
-    guessed = model_selection.cross_val_predict(trees, known.vectors, names, cv=folds)
-    found = embeddings.predict_column(known, groups, seed=4)
-    assert found["accuracy"] == pytest.approx((guessed == names).mean())
-    shares = [(guessed == names)[test].mean() for _, test in folds.split(known.vectors, names)]
-    assert found["deviation"] == pytest.approx(np.std(shares, ddof=1))
-    lines = model_selection.KFold(5, shuffle=True, random_state=4)
-    told = model_selection.cross_val_predict(
-        ensemble.GradientBoostingRegressor(random_state=4), known.vectors, numbers, cv=lines
+    predicted_names = model_selection.cross_val_predict(trees, embedded.vectors, names, cv=folds)
+    result = embeddings.predict_column(embedded, groups, seed=4)
+    assert result["accuracy"] == pytest.approx((predicted_names == names).mean())
+    shares = [(predicted_names == names)[test].mean() for _, test in folds.split(embedded.vectors, names)]
+    assert result["deviation"] == pytest.approx(np.std(shares, ddof=1))
+    number_folds = model_selection.KFold(5, shuffle=True, random_state=4)
+    predicted_numbers = model_selection.cross_val_predict(
+        ensemble.GradientBoostingRegressor(random_state=4), embedded.vectors, numbers, cv=number_folds
     )
-    row = embeddings.predict_column(known, ValueColumn("height", numbers=numbers), seed=4)
-    assert row["r2"] == pytest.approx(metrics.r2_score(numbers, told))
-    assert row["correlation"] == pytest.approx(np.corrcoef(numbers, told)[0, 1])
+    row = embeddings.predict_column(embedded, ValueColumn("height", numbers=numbers), seed=4)
+    assert row["r2"] == pytest.approx(metrics.r2_score(numbers, predicted_numbers))
+    assert row["correlation"] == pytest.approx(np.corrcoef(numbers, predicted_numbers)[0, 1])
 
 
-def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_scikit_learn_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == "sklearn"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "sklearn", None)

@@ -1,4 +1,4 @@
-"""Ratios and posteriors against the model a step at a time, and against scores and classification."""
+"""Likelihood ratios and posteriors against single steps of the model, scores and classification."""
 
 import math
 from typing import Any
@@ -30,29 +30,29 @@ def columns(rows: list[dict[str, Any]], name: str) -> list[list[Any]]:
     return [[token[name] for token in row["tokens"]] for row in rows]
 
 
-def test_ratios_are_those_of_a_step_at_a_time(run: Run) -> None:
+def test_ratios_equal_those_of_single_steps(run: Run) -> None:
     rows = explain([run], TEXTS, TWO)
     for text, row in zip(TEXTS, rows, strict=True):
-        ours, theirs = (nats_of(run, {"text": text, **context}) for context in (OSLO, NICE))
+        first_nats, second_nats = (nats_of(run, {"text": text, **context}) for context in (OSLO, NICE))
         assert [token["ratio"] for token in row["tokens"]] == pytest.approx(
-            [b - a for a, b in zip(ours, theirs, strict=True)], abs=1e-5
+            [b - a for a, b in zip(first_nats, second_nats, strict=True)], abs=1e-5
         )
-        assert [token["nats"]["here"] for token in row["tokens"]] == pytest.approx(theirs, abs=1e-5)
+        assert [token["nats"]["here"] for token in row["tokens"]] == pytest.approx(second_nats, abs=1e-5)
         assert [token["token"] for token in row["tokens"]] == [*text.split(), "</s>"]
         assert [token["known"] for token in row["tokens"]] == [token != "kvetching" for token in [*text.split(), ""]]
-        assert (row["text"], row["unit"]) == (text, "word")
+        assert (row["text"], row["tokenizer"]) == (text, "word")
     assert max(abs(ratio) for ratios in columns(rows, "ratio") for ratio in ratios) > 0.1
 
 
-def test_long_texts_are_explained_whole() -> None:
+def test_long_texts_are_not_truncated() -> None:
     texts = ["abcab", "abcac", "abc"]
-    rows, longer = (explain([make_letters(max_tokens=most)], texts, LETTERS) for most in (4, 50))
+    rows, longer = (explain([make_letters(max_tokens=max_tokens)], texts, LETTERS) for max_tokens in (4, 50))
     assert rows == longer
     assert [token["token"] for token in rows[0]["tokens"]] == ["a", "b", "c", "a", "b", "</s>"]
     assert rows[0]["ratio"] != rows[1]["ratio"]
 
 
-def test_posterior_is_bayes_rule_over_what_was_read(run: Run) -> None:
+def test_posterior_equals_bayes_rule_over_the_prefix(run: Run) -> None:
     rows = explain([run], TEXTS, {"five": OSLO, "one": {"city": "Oslo", "stars": "1"}})
     assert max(abs(p["five"] - 0.5) for row in columns(rows, "posterior") for p in row) > 0.01
     for row in rows:
@@ -62,23 +62,23 @@ def test_posterior_is_bayes_rule_over_what_was_read(run: Run) -> None:
             total = sum(joint.values())
             assert token["posterior"] == pytest.approx({name: share / total for name, share in joint.items()})
         assert row["posterior"] == row["tokens"][-1]["posterior"]
-    found = classify(run, [{"text": text, "city": "Oslo"} for text in TEXTS], "stars", values=["5", "1"])
-    ours = [[row["posterior"]["five"], row["posterior"]["one"]] for row in rows]
-    assert np.allclose(found.probabilities, ours, atol=1e-5)
+    classification = classify(run, [{"text": text, "city": "Oslo"} for text in TEXTS], "stars", values=["5", "1"])
+    posteriors = [[row["posterior"]["five"], row["posterior"]["one"]] for row in rows]
+    assert np.allclose(classification.probabilities, posteriors, atol=1e-5)
 
 
-def test_an_ensemble_has_the_mean_of_its_runs() -> None:
+def test_an_ensemble_averages_its_runs() -> None:
     first, second = make_letters(seed=1), make_letters(seed=2)
     texts = ["abc", "cab"]
-    alone = [columns(explain([each], texts, LETTERS), "ratio") for each in (first, second)]
-    both = columns(explain([first, second], texts, LETTERS), "ratio")
-    for ours, one, other in zip(both, *alone, strict=True):
-        assert ours == pytest.approx([(a + b) / 2 for a, b in zip(one, other, strict=True)])
-        assert one != pytest.approx(other)
-    assert columns(explain([first, first], texts, LETTERS), "ratio")[0] == pytest.approx(alone[0][0])
+    single = [columns(explain([each], texts, LETTERS), "ratio") for each in (first, second)]
+    ensemble = columns(explain([first, second], texts, LETTERS), "ratio")
+    for mean, first_ratios, second_ratios in zip(ensemble, *single, strict=True):
+        assert mean == pytest.approx([(a + b) / 2 for a, b in zip(first_ratios, second_ratios, strict=True)])
+        assert first_ratios != pytest.approx(second_ratios)
+    assert columns(explain([first, first], texts, LETTERS), "ratio")[0] == pytest.approx(single[0][0])
 
 
-def test_a_column_that_is_not_given_is_expected(run: Run) -> None:
+def test_unset_columns_have_their_expected_value(run: Run) -> None:
     (row,) = explain([run], ["the sea"], {"Oslo": {"city": "Oslo"}, "none": {}, "one": {"stars": 1}})
     assert "ratio" not in row
     corpus = run.prepare([{"text": "the sea"}], optional=("city", "stars"))
@@ -98,20 +98,20 @@ def test_strength_counts_the_levels_that_a_ratio_reaches(ratio: float) -> None:
 @pytest.mark.parametrize(
     ("texts", "contexts", "message"),
     [
-        ([], LETTERS, "no text to explain"),
-        (["a"], {"Oslo": {"city": "Oslo"}}, "one context has nothing to be compared with"),
-        (["a"], {"x": {"city": "Oslo"}, "y": {"city": "Oslo"}}, "contexts are the same .city=Oslo."),
+        ([], LETTERS, "texts: expected at least one, got none"),
+        (["a"], {"Oslo": {"city": "Oslo"}}, "contexts: expected at least two, got 1"),
+        (["a"], {"x": {"city": "Oslo"}, "y": {"city": "Oslo"}}, "expected different contexts, got city=Oslo twice"),
         (["a"], {"x": {"city": "Oslo"}, "y": {"city": "Osla"}}, "'Osla' was never seen in training.*Oslo"),
         (["a"], {"x": {"town": "Oslo"}, "y": {"town": "Nice"}}, "unknown context column 'town'.* city"),
         (["a", None], LETTERS, "text is None, not a text"),
     ],
 )
-def test_mistakes_are_named(texts: Any, contexts: Any, message: str) -> None:
+def test_invalid_arguments_are_errors(texts: Any, contexts: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         explain([make_letters()], texts, contexts)
 
 
-def test_runs_of_an_ensemble_must_read_alike() -> None:
+def test_runs_of_an_ensemble_must_read_texts_in_the_same_way() -> None:
     for other in (make_letters(lowercase=True), make_letters(texts=("abcd", "ab"))):
-        with pytest.raises(UserError, match="read these texts differently"):
+        with pytest.raises(UserError, match="the runs read the texts differently"):
             explain([make_letters(), other], ["aB"], LETTERS)

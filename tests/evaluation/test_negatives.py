@@ -1,4 +1,4 @@
-"""Values compared by few words, drawn as the papers draw them, against sums written out."""
+"""Classification with sampled tokens, drawn as in the papers, against explicit sums."""
 
 import itertools
 import json
@@ -23,37 +23,37 @@ from tests.small_runs import ROWS, make_run
 DRAWS = 6
 
 
-def make(folder: Path, **model: Any) -> Run:
-    """A run of random weights that keeps the counts of its training texts."""
+def make_run_with_counts(folder: Path, **model: Any) -> Run:
+    """Return a run with random weights and saved token counts."""
     run = make_run(folder, **model)
     run.save_unigram_counts(target_frequencies(run.prepare(ROWS)))
     return run
 
 
-def by_hand(run: Run, row: dict[str, Any], negative: list[int], draws: int) -> float:
-    """log p(text) by a softmax over the target and `negative` tokens, each logit less the log chance to be drawn."""
-    counts = Counter(word for one in ROWS for word in run.tokenizer.split(one["text"]))
-    seen = [counts.get(token, 0) or 1 for token in run.tokenizer.tokens]
-    seen[START], seen[END] = 0, len(ROWS)
-    drawn = [1 - (1 - count / sum(seen)) ** draws for count in seen]
+def expected_log_prob(run: Run, row: dict[str, Any], negative: list[int], draws: int) -> float:
+    """Return log p(text) by a softmax over the target and `negative` tokens, each corrected by its log inclusion."""
+    counts = Counter(word for other in ROWS for word in run.tokenizer.split(other["text"]))
+    counts_of_tokens = [counts.get(token, 0) or 1 for token in run.tokenizer.tokens]
+    counts_of_tokens[START], counts_of_tokens[END] = 0, len(ROWS)
+    inclusion = [1 - (1 - count / sum(counts_of_tokens)) ** draws for count in counts_of_tokens]
     corpus = run.prepare([row])
     conditioning, state, total = run.model.condition(corpus.context(np.array([0]))), None, 0.0
     ids = corpus.tokens.tolist()
     with torch.no_grad():
         for token, target in itertools.pairwise(ids):
             logs, state = run.model.step(torch.tensor([token]), conditioning, state)
-            scores = {word: float(logs[0, word]) - np.log(drawn[word]) for word in {target, *negative}}
+            scores = {word: float(logs[0, word]) - np.log(inclusion[word]) for word in {target, *negative}}
             total += scores[target] - np.logaddexp.reduce(list(scores.values()))
     return total
 
 
 @pytest.mark.parametrize("bias", [["low_rank"], ["low_rank", "hash"]], ids=str)
-def test_values_are_compared_by_unigram_samples(tmp_path: Path, bias: list[str]) -> None:
-    run = make(tmp_path / "run", output_bias=bias)
+def test_unigram_samples_give_the_corrected_likelihoods(tmp_path: Path, bias: list[str]) -> None:
+    run = make_run_with_counts(tmp_path / "run", output_bias=bias)
     for seed in (0, 3):
         negative = draw_samples(run, DRAWS, seed, "unigram").tokens.tolist()
         assert START not in negative
-        found = log_likelihoods(
+        likelihoods = log_likelihoods(
             run,
             run.prepare(ROWS),
             [{"city": "Oslo"}, {"city": "Nice"}],
@@ -61,21 +61,23 @@ def test_values_are_compared_by_unigram_samples(tmp_path: Path, bias: list[str])
             seed=seed,
             proposal="unigram",
         )
-        for row, logs in zip(ROWS, found, strict=True):
+        for row, logs in zip(ROWS, likelihoods, strict=True):
             for city, log in zip(("Oslo", "Nice"), logs, strict=True):
-                assert log == pytest.approx(by_hand(run, {**row, "city": city}, negative, DRAWS), rel=1e-4, abs=1e-4)
+                assert log == pytest.approx(
+                    expected_log_prob(run, {**row, "city": city}, negative, DRAWS), rel=1e-4, abs=1e-4
+                )
 
 
-def test_frequent_words_are_drawn_as_often_as_they_were_written(tmp_path: Path) -> None:
-    run = make(tmp_path / "run")
-    counts, seen = run.unigram_counts().double().clamp(min=1), torch.zeros(len(run.tokenizer), dtype=torch.double)
+def test_tokens_are_sampled_by_their_training_frequency(tmp_path: Path) -> None:
+    run = make_run_with_counts(tmp_path / "run")
+    counts, samples = run.unigram_counts().double().clamp(min=1), torch.zeros(len(run.tokenizer), dtype=torch.double)
     counts[START] = 0
     for seed in range(1000):
-        seen[draw_samples(run, DRAWS, seed, "unigram").tokens] += 1
-    torch.testing.assert_close(seen / 1000, 1 - (1 - counts / counts.sum()) ** DRAWS, atol=0.06, rtol=0)
+        samples[draw_samples(run, DRAWS, seed, "unigram").tokens] += 1
+    torch.testing.assert_close(samples / 1000, 1 - (1 - counts / counts.sum()) ** DRAWS, atol=0.06, rtol=0)
 
 
-def test_training_keeps_the_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_saves_the_token_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files.write_rows(tmp_path / "train.jsonl", ROWS * 3)
     config: dict[str, dict[str, Any]] = {
         "data": {"context": ["city"], "min_context_count": 1},
@@ -93,9 +95,9 @@ def test_training_keeps_the_counts(tmp_path: Path, capsys: pytest.CaptureFixture
     command = ["classify", str(run.folder), str(tmp_path / "train.jsonl"), "--target", "city", "--samples", "4"]
     assert main([*command, "--proposal", "unigram", "--out", str(tmp_path / "out.jsonl")]) == 0
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    wanted = classify(run, ROWS * 3, "city", samples=4, proposal="unigram")
-    found = [row["probabilities"][wanted.names[0]] for row in rows]
-    assert found == pytest.approx(wanted.probabilities[:, 0], abs=1e-5)
+    expected_result = classify(run, ROWS * 3, "city", samples=4, proposal="unigram")
+    probabilities = [row["probabilities"][expected_result.names[0]] for row in rows]
+    assert probabilities == pytest.approx(expected_result.probabilities[:, 0], abs=1e-5)
     (run.folder / UNIGRAMS).unlink()
     capsys.readouterr()
     assert main(command) == 0
@@ -106,7 +108,7 @@ def test_training_keeps_the_counts(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(("size", "value"), [(3, 1), (10, 1.0), (10, -1)])
-def test_counts_of_another_vocabulary_are_refused(tmp_path: Path, size: int, value: float) -> None:
+def test_counts_of_another_vocabulary_are_an_error(tmp_path: Path, size: int, value: float) -> None:
     run = make_run(tmp_path / "run")
     assert len(run.tokenizer) == 10
     files.save_tensors(run.folder / UNIGRAMS, {"counts": torch.full((size,), value)}, {})

@@ -1,4 +1,4 @@
-"""Modified Kneser-Ney against a model of dictionaries that follows the definition, one n-gram at a time."""
+"""Modified Kneser-Ney against an implementation with dictionaries that follows the definition."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ from factorcell.data.corpus import Corpus, target_ids
 from factorcell.data.tokenizer import Tokenizer
 from factorcell.data.vocabulary import END, START
 from factorcell.evaluation import ngram
-from factorcell.evaluation.ngram import FALLBACK, NGram, estimate_discounts
+from factorcell.evaluation.ngram import FALLBACK_DISCOUNTS, NGram, estimate_discounts
 from factorcell.evaluation.perplexity import evaluate, evaluate_by
 from tests import synthetic
 from tests.small_runs import ROWS, make_run
@@ -50,8 +50,8 @@ class Textbook:
         if n1 == 0 or n2 == 0 or n3 == 0:
             return (0.5, 1.0, 1.5)
         y = n1 / (n1 + 2 * n2)
-        found = (1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3)
-        return found if all(value > 0 for value in found) else (0.5, 1.0, 1.5)
+        estimates = (1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3)
+        return estimates if all(value > 0 for value in estimates) else (0.5, 1.0, 1.5)
 
     def probability(self, history: Gram, token: int) -> float:
         return self._interpolated(history[max(0, len(history) - self.order + 1) :], token)
@@ -63,10 +63,10 @@ class Textbook:
         total = sum(following.values())
         if not total:
             return lower
-        taken = {gram: self.discounts[n][min(times, 3) - 1] for gram, times in following.items()}
+        discounts_of = {gram: self.discounts[n][min(times, 3) - 1] for gram, times in following.items()}
         gram = (*history, token)
-        own = following.get(gram, 0) - taken.get(gram, 0.0)
-        return own / total + sum(taken.values()) / total * lower
+        discounted = following.get(gram, 0) - discounts_of.get(gram, 0.0)
+        return discounted / total + sum(discounts_of.values()) / total * lower
 
 
 def texts_of(corpus: Corpus) -> list[Gram]:
@@ -79,7 +79,7 @@ def fit(folder: Path, rows: Any, order: int, config: Config = CONFIG, tokenizer:
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, str]]:
-    """120 texts of words of which a few are frequent and many rare, some of them empty."""
+    """120 texts, some of them empty, with a few frequent and many rare words."""
     random = np.random.default_rng(5)
     drawn = [random.zipf(1.5, size=random.integers(0, 9)) % 40 for _ in range(120)]
     return [{"text": " ".join(f"w{word}" for word in text)} for text in drawn]
@@ -89,7 +89,7 @@ UNSEEN = [{"text": "w1 w2 w3 w1 w1"}, {"text": "new w5 newer w1"}, {"text": ""},
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 5])
-def test_every_probability_is_that_of_the_textbook(tmp_path: Path, rows: list[dict[str, str]], order: int) -> None:
+def test_probabilities_equal_the_textbook_definition(tmp_path: Path, rows: list[dict[str, str]], order: int) -> None:
     model = fit(tmp_path / "model", rows, order)
     size = len(model.tokenizer)
     book = Textbook(texts_of(model.prepare(rows)), order, size)
@@ -103,11 +103,11 @@ def test_every_probability_is_that_of_the_textbook(tmp_path: Path, rows: list[di
             histories.add(text[max(0, place - order + 1) : place])
     np.testing.assert_allclose(model.nats(corpus), expected, rtol=1e-12)
     for history in itertools.islice(sorted(histories), 0, None, 7):
-        ours = [book.probability(history, token) for token in range(size) if token != START]
-        assert sum(ours) == pytest.approx(1, abs=1e-12)
+        probabilities = [book.probability(history, token) for token in range(size) if token != START]
+        assert sum(probabilities) == pytest.approx(1, abs=1e-12)
 
 
-def test_nothing_depends_on_how_much_is_looked_up_at_once(
+def test_nats_do_not_depend_on_the_block_size(
     tmp_path: Path, rows: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = fit(tmp_path / "model", rows, 3)
@@ -122,7 +122,7 @@ def test_nothing_depends_on_how_much_is_looked_up_at_once(
     np.testing.assert_array_equal(model.nats(corpus), nats)
 
 
-def test_texts_that_were_cut_have_no_end(tmp_path: Path) -> None:
+def test_truncated_texts_have_no_end_token(tmp_path: Path) -> None:
     config = Config.of(min_count=1, max_tokens=2)
     model = fit(tmp_path / "model", [{"text": "a b c"}, {"text": "d e f"}, {"text": "a"}], 3, config)
     corpus = model.prepare([{"text": "a b c"}, {"text": "d"}])
@@ -137,31 +137,33 @@ def test_discounts_follow_from_counts_of_counts() -> None:
     counts = np.repeat([1, 2, 3, 4, 7], [8, 4, 2, 1, 3])
     assert estimate_discounts(counts) == pytest.approx((0.5, 2 - 3 * 0.5 * 2 / 4, 3 - 4 * 0.5 / 2))
     for missing in (1, 2, 3):
-        assert estimate_discounts(counts[counts != missing]) == FALLBACK
-    assert estimate_discounts(np.array([], dtype=np.int64)) == FALLBACK
-    assert estimate_discounts(np.repeat([1, 2, 3], [3, 1, 9])) == FALLBACK  # that of 2 would be less than nothing
+        assert estimate_discounts(counts[counts != missing]) == FALLBACK_DISCOUNTS
+    assert estimate_discounts(np.array([], dtype=np.int64)) == FALLBACK_DISCOUNTS
+    assert (
+        estimate_discounts(np.repeat([1, 2, 3], [3, 1, 9])) == FALLBACK_DISCOUNTS
+    )  # the discount of 2 would be negative
 
 
-def test_perplexity_of_a_markov_chain(
+def test_perplexity_of_a_markov_chain_is_near_its_entropy(
     tmp_path: Path, two_dialects: Callable[[int, int], tuple[list[dict[str, str]], float]]
 ) -> None:
-    known = {}
+    rows = {}
     for name, count, seed in (("train", 4000, 1), ("test", 1500, 2)):
-        known[name] = [row for row in two_dialects(count, seed)[0] if row["dialect"] == "coast"]
+        rows[name] = [row for row in two_dialects(count, seed)[0] if row["dialect"] == "coast"]
     chain = synthetic.dialects()
-    true = sum(float(chain.nats(row["text"])[0]) for row in known["test"])
-    count = sum(len(row["text"].split(" ")) + 1 for row in known["test"])
-    found = {}
+    nats = sum(float(chain.nats(row["text"])[0]) for row in rows["test"])
+    count = sum(len(row["text"].split(" ")) + 1 for row in rows["test"])
+    perplexities = {}
     for order in (1, 2, 3):
-        model = fit(tmp_path / str(order), known["train"], order)
-        found[order] = evaluate(model, model.prepare(known["test"]))["perplexity"]
-    best = math.exp(true / count)
-    assert best < found[2] < 1.02 * best
-    assert found[2] < found[3] < 1.1 * best
-    assert found[1] > 1.5 * best
+        model = fit(tmp_path / str(order), rows["train"], order)
+        perplexities[order] = evaluate(model, model.prepare(rows["test"]))["perplexity"]
+    best = math.exp(nats / count)
+    assert best < perplexities[2] < 1.02 * best
+    assert perplexities[2] < perplexities[3] < 1.1 * best
+    assert perplexities[1] > 1.5 * best
 
 
-def test_opens_without_its_data(tmp_path: Path, rows: list[dict[str, str]]) -> None:
+def test_a_saved_model_opens_without_its_training_data(tmp_path: Path, rows: list[dict[str, str]]) -> None:
     model = fit(tmp_path / "model", rows, 3)
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
         "digests.json", "ngram.json", "ngrams.safetensors", "training.lock", "vocabulary.txt",
@@ -173,14 +175,14 @@ def test_opens_without_its_data(tmp_path: Path, rows: list[dict[str, str]]) -> N
     fit(tmp_path / "other", rows, 2)
     tables = tmp_path / "model" / "ngrams.safetensors"
     files.write(tables, (tmp_path / "other" / "ngrams.safetensors").read_bytes())
-    with pytest.raises(UserError, match="does not belong"):
+    with pytest.raises(UserError, match="does not match the order and the vocabulary"):
         NGram.open(tmp_path / "model")
     tables.write_bytes(tables.read_bytes()[:-1] + b"\x01")
     with pytest.raises(UserError, match="altered"):
         NGram.open(tmp_path / "model")
 
 
-def test_shares_targets_with_a_run(tmp_path: Path) -> None:
+def test_an_ngram_model_shares_targets_with_a_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     model = fit(tmp_path / "model", ROWS, 3, run.config, run.tokenizer)
     corpus = run.prepare(ROWS)
@@ -189,7 +191,7 @@ def test_shares_targets_with_a_run(tmp_path: Path) -> None:
     assert rows[0]["perplexity_without"] == pytest.approx(evaluate(model, corpus)["perplexity"])
 
 
-def test_mistakes_of_an_ngram_model(tmp_path: Path, rows: list[dict[str, str]]) -> None:
+def test_invalid_ngram_models_are_errors(tmp_path: Path, rows: list[dict[str, str]]) -> None:
     with pytest.raises(UserError, match="order is 0; it must be from 1 to 12"):
         fit(tmp_path / "model", rows, 0)
     model = fit(tmp_path / "model", rows, 2)

@@ -1,4 +1,4 @@
-"""Perplexity against sums written out by hand, on a model with random weights."""
+"""Perplexity against explicit sums, on a model with random weights."""
 
 import math
 from pathlib import Path
@@ -29,31 +29,31 @@ def run(tmp_path: Path) -> Run:
     return make_run(tmp_path / "run", output_bias=["low_rank", "one_hot"])
 
 
-def test_tallies_add_up_and_the_ratio_is_taken_once() -> None:
-    whole = Tally(2.0, 1) + Tally(1.0, 2)
-    assert whole == Tally(3.0, 3)
-    assert whole.perplexity == pytest.approx(math.e)
+def test_perplexity_of_a_sum_of_tallies() -> None:
+    total = Tally(2.0, 1) + Tally(1.0, 2)
+    assert total == Tally(3.0, 3)
+    assert total.perplexity == pytest.approx(math.e)
     assert math.isnan(Tally().perplexity)
 
 
-def test_perplexity_is_that_of_single_steps(run: Run) -> None:
+def test_perplexity_equals_the_sum_over_single_steps(run: Run) -> None:
     rows = [dict(row) for row in ROWS[:5]]
-    rows[0]["text"] = "the zyx is cold"  # zyx was never seen
+    rows[0]["text"] = "the zyx is cold"  # zyx is out of vocabulary
     nats = [nats_of(run, row) for row in rows]
     flat = [value for line in nats for value in line]
-    known = flat[:1] + flat[2:]
+    in_vocabulary = flat[:1] + flat[2:]
     result = evaluate(run, run.prepare(rows))
     assert result["perplexity"] == pytest.approx(math.exp(sum(flat) / len(flat)), rel=1e-5)
-    assert result["perplexity_known"] == pytest.approx(math.exp(sum(known) / len(known)), rel=1e-5)
+    assert result["perplexity_known"] == pytest.approx(math.exp(sum(in_vocabulary) / len(in_vocabulary)), rel=1e-5)
     assert result["targets"] == len(flat)
     assert result["unknown_share"] == pytest.approx(1 / len(flat))
 
 
-def test_whatever_training_reads_is_evaluated(run: Run, tmp_path: Path) -> None:
+def test_evaluate_accepts_rows_data_frames_files_and_corpora(run: Run, tmp_path: Path) -> None:
     frame = pd.DataFrame(ROWS)
     frame.to_csv(tmp_path / "rows.csv", index=False)
-    whole = evaluate(run, run.prepare(ROWS))
-    assert evaluate(run, ROWS) == evaluate(run, frame) == evaluate(run, tmp_path / "rows.csv") == whole
+    expected = evaluate(run, run.prepare(ROWS))
+    assert evaluate(run, ROWS) == evaluate(run, frame) == evaluate(run, tmp_path / "rows.csv") == expected
     other = {**ROWS[0], "city": "Rome"}
     with pytest.raises(UserError, match="city 'Rome' was never seen"):
         evaluate(run, [other])
@@ -70,17 +70,17 @@ def test_nats_do_not_depend_on_the_batch(run: Run, monkeypatch: pytest.MonkeyPat
     np.testing.assert_allclose(once, single, atol=1e-5)
 
 
-def test_groups_are_the_perplexities_of_their_rows(run: Run) -> None:
+def test_groups_have_the_perplexity_of_their_rows(run: Run) -> None:
     corpus = run.prepare(ROWS)
     rows = {row["value"]: row for row in evaluate_by(run, corpus, [row["city"] for row in ROWS])}
     for city in ("Oslo", "Nice"):
         members = [row for row in ROWS if row["city"] == city]
         without = [{"text": row["text"]} for row in members]
-        ours = evaluate(run, run.prepare(members))["perplexity"]
-        theirs = evaluate(run, run.prepare(without, unknown="expected"))["perplexity"]
+        perplexity = evaluate(run, run.prepare(members))["perplexity"]
+        baseline = evaluate(run, run.prepare(without, unknown="expected"))["perplexity"]
         assert rows[city]["count"] == len(members)
-        assert rows[city]["perplexity"] == pytest.approx(ours, rel=1e-5)
-        assert rows[city]["gain"] == pytest.approx(1 - ours / theirs, abs=1e-5)
+        assert rows[city]["perplexity"] == pytest.approx(perplexity, rel=1e-5)
+        assert rows[city]["gain"] == pytest.approx(1 - perplexity / baseline, abs=1e-5)
 
 
 def test_gain_over_a_baseline_run(run: Run, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_gain_over_a_baseline_run(run: Run, tmp_path: Path) -> None:
     rows = evaluate_by(run, run.prepare(ROWS), ["all"] * len(ROWS), plain)
     assert rows[0]["perplexity_without"] == pytest.approx(evaluate(plain, plain.prepare(ROWS))["perplexity"], rel=1e-5)
     plain.tokenizer = WordTokenizer(plain.tokenizer.options, Vocabulary([*plain.tokenizer.tokens[:-1], "another"]))
-    with pytest.raises(UserError, match="different vocabularies"):
+    with pytest.raises(UserError, match="the vocabularies differ"):
         evaluate_by(run, run.prepare(ROWS), ["all"] * len(ROWS), plain)
 
 
@@ -110,8 +110,8 @@ def test_a_number_with_many_values_becomes_ranges_that_cover_it() -> None:
     assert all(low <= year <= high for year, group in zip(YEARS, groups, strict=True) for low, high in [bounds(group)])
 
 
-@pytest.mark.parametrize("gap", [None, float("nan"), "", pd.NA, np.float32("nan")], ids=repr)
-def test_gaps_do_not_turn_ranges_into_single_values(gap: Any) -> None:
-    with_gap = value_groups([*YEARS, gap])
-    assert with_gap[:-1] == value_groups(YEARS)
-    assert with_gap[-1] == MISSING_GROUP
+@pytest.mark.parametrize("missing", [None, float("nan"), "", pd.NA, np.float32("nan")], ids=repr)
+def test_missing_values_do_not_change_ranges(missing: Any) -> None:
+    groups = value_groups([*YEARS, missing])
+    assert groups[:-1] == value_groups(YEARS)
+    assert groups[-1] == MISSING_GROUP

@@ -98,7 +98,7 @@ def test_a_judge_reads_neither_users_nor_times() -> None:
 
 def test_a_judge_needs_two_values() -> None:
     table = [{**row, "stars": "5"} for row in texts(100, 1)]
-    with pytest.raises(UserError, match="fewer than two values"):
+    with pytest.raises(UserError, match="expected at least two values"):
         make_judge(table, table)
 
 

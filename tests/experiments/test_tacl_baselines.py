@@ -113,7 +113,7 @@ def test_classifiers_are_calibrated_on_dev(results_folder: Path) -> None:
     config = Config.from_dict(rows_by_name["linear", 1]["config"])
     train, dev = baselines.read_train_and_test(texts["train"], texts["dev"], "section", config)
     _, test = baselines.read_train_and_test(texts["train"], texts["test"], "section", config)
-    model = baselines.Linear(train, seed=1)
+    model = baselines.LinearClassifier(train, seed=1)
     linear_metrics = model(test).at_temperature(model(dev).fitted_temperature()).metrics()
     priors = {"priors": "training"}
     by_rule, held_out = (baselines.naive_bayes(train, part, **priors)[0] for part in (test, dev))

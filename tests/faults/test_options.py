@@ -276,7 +276,7 @@ STREAMS = [
     ("score run train.csv 2>&- | head -n 1", 0, ""),
     ("score run train.csv <&- >/dev/null", 0, ""),
     ("report run --out /dev/full", 2, "factorcell: /dev/full: cannot be written (No space left on device)"),
-    ("report run --out /dev/stdout > /dev/null", 0, "the page: /dev/stdout"),
+    ("report run --out /dev/stdout > /dev/null", 0, "report: /dev/stdout"),
 ]
 
 

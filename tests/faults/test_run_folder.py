@@ -193,7 +193,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "name": (1, None, []),
     "column": (1, None),
     "kind": ("txt", None, 3, []),
-    "rare": (-1, 1.5, "1"),
+    "rare_count": (-1, 1.5, "1"),
 }
 FIELDS = [(name, value) for name, values in VALUES.items() for value in values]
 

@@ -30,7 +30,7 @@ from tests.faults.tables import (
     zstd,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* is far outside of training:factorcell.config.Notice")
+pytestmark = pytest.mark.filterwarnings("ignore:.* is far outside the range of training:factorcell.config.Notice")
 
 TEXTUAL: dict[str, Write] = {  # encodings of text values
     "csv": file("t.csv", delimited),
@@ -283,6 +283,6 @@ def test_times_of_a_stream(value: Any, message: str) -> None:
         (stream,) = streams.read_streams(rows, Config.of(), time_column="t")
         assert len(stream.rows) == 2
         return
-    with pytest.raises(UserError, match="the rows given row 2: t is ") as error:
+    with pytest.raises(UserError, match="in-memory table row 2: t is ") as error:
         streams.read_streams(rows, Config.of(), time_column="t")
     assert message in str(error.value)

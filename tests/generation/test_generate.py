@@ -1,4 +1,4 @@
-"""Texts of a run: rows for contexts, from Python and from the command line."""
+"""Generated rows and streams, from Python and from the command line."""
 
 import json
 from dataclasses import replace
@@ -23,24 +23,24 @@ SHORT = GenerationOptions(max_tokens=8)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run of words with random weights, in a folder."""
-    made = make_run(tmp_path_factory.mktemp("runs") / "small", ("city", "stars"))
-    made.save_weights({})
-    return made
+    """A run folder with a word model and random weights."""
+    run_with_words = make_run(tmp_path_factory.mktemp("runs") / "small", ("city", "stars"))
+    run_with_words.save_weights({})
+    return run_with_words
 
 
-def rows(run: Run, contexts: list[dict[str, str]] = CONTEXTS, **options: Any) -> list[dict[str, Any]]:
-    """All rows of `generate`."""
+def generate_rows(run: Run, contexts: list[dict[str, str]] = CONTEXTS, **options: Any) -> list[dict[str, Any]]:
+    """Return all rows of `generate`."""
     return list(generate(run, contexts, **{"options": SHORT, **options}))
 
 
 @pytest.mark.parametrize("method", GENERATION_METHODS)
-def test_rows_say_what_the_model_says_of_their_texts(run: Run, method: str) -> None:
+def test_rows_agree_with_the_scores_of_their_texts(run: Run, method: str) -> None:
     number = 1 if method == "greedy" else 3
-    found = rows(run, number=number, options=GenerationOptions(method, max_tokens=8, width=5))
-    assert [row["number"] for row in found] == list(range(3 * number))
-    assert [row["context"] for row in found] == [context for context in CONTEXTS for _ in range(number)]
-    for row in found:
+    rows = generate_rows(run, number=number, options=GenerationOptions(method, max_tokens=8, width=5))
+    assert [row["number"] for row in rows] == list(range(3 * number))
+    assert [row["context"] for row in rows] == [context for context in CONTEXTS for _ in range(number)]
+    for row in rows:
         (scored,) = run.score([{**row["context"], "text": row["text"]}], tokens=True)
         assert split(row["text"], run.config) == [token["token"] for token in scored["tokens"]][: row["tokens"]]
         targets = row["tokens"] + row["ended"]
@@ -53,16 +53,16 @@ def test_rows_say_what_the_model_says_of_their_texts(run: Run, method: str) -> N
 @pytest.mark.parametrize("method", ["sample", "stochastic", "beam"])
 def test_texts_are_the_same_in_any_batch(run: Run, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = GenerationOptions(method, max_tokens=6, width=6, grow=2)
-    whole = rows(run, number=4, options=options)
+    whole = generate_rows(run, number=4, options=options)
     for together in (1, 2):
         monkeypatch.setitem(BATCH_SIZES, method, together)
         for first in (0, 1, 5, 8, 12):
-            part = rows(run, number=4, options=options, first=first)
+            part = generate_rows(run, number=4, options=options, first=first)
             assert [(row["number"], row["text"]) for row in part] == [
                 (row["number"], row["text"]) for row in whole[first:]
             ]
     if method != "beam":
-        assert [row["text"] for row in rows(run, number=4, options=replace(options, seed=1))] != [
+        assert [row["text"] for row in generate_rows(run, number=4, options=replace(options, seed=1))] != [
             row["text"] for row in whole
         ]
 
@@ -76,19 +76,17 @@ def test_texts_are_the_same_in_any_batch(run: Run, method: str, monkeypatch: pyt
     ],
 )
 @pytest.mark.parametrize("prompt", ["", "The cold moon"])
-def test_a_stream_is_the_first_text(run: Run, options: GenerationOptions, prompt: str) -> None:
-    (row, *_) = rows(run, CONTEXTS[:1], options=options, prompt=prompt, case=True)
+def test_a_stream_is_the_first_generated_text(run: Run, options: GenerationOptions, prompt: str) -> None:
+    (row, *_) = generate_rows(run, CONTEXTS[:1], options=options, prompt=prompt, case=True)
     pieces = list(stream(run, CONTEXTS[0], options=options, prompt=prompt, case=True))
     assert "".join(pieces) == row["text"]
     assert row["text"].startswith(sentence_case(prompt.lower()))
     assert len(pieces) == row["tokens"] + bool(prompt)
 
 
-def test_a_stream_computes_in_the_precision_of_the_run_and_its_caller_does_not(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_does_not_change_the_precision_of_its_caller(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "precision", "bfloat16")
-    (row, *_) = rows(run, CONTEXTS[:1])
+    (row, *_) = generate_rows(run, CONTEXTS[:1])
     text = ""
     for piece in stream(run, CONTEXTS[0], options=SHORT):
         text += piece
@@ -97,40 +95,40 @@ def test_a_stream_computes_in_the_precision_of_the_run_and_its_caller_does_not(
     assert text == row["text"]
 
 
-def test_what_is_banned_is_not_written(run: Run) -> None:
-    found = rows(
+def test_banned_words_are_not_written(run: Run) -> None:
+    rows = generate_rows(
         run,
         [{"stars": "5"}],
         number=300,
         options=GenerationOptions(max_tokens=9, banned=("sea", "sun"), stops=("the cold",)),
     )
-    words = [row["text"].split() for row in found]
+    words = [row["text"].split() for row in rows]
     assert not {"sea", "sun"} & {word for text in words for word in text}
     stopped = [text for text in words if text[-2:] == ["the", "cold"]]
     assert stopped
     assert all("the cold" not in " ".join(text[:-1]) for text in words)
-    assert all(row["ended"] for row in found if row["text"].endswith("the cold"))
+    assert all(row["ended"] for row in rows if row["text"].endswith("the cold"))
 
 
-def test_no_time(run: Run) -> None:
-    assert rows(run, options=GenerationOptions(max_tokens=8, seconds=0.0)) == []
+def test_without_time_there_are_no_rows(run: Run) -> None:
+    assert generate_rows(run, options=GenerationOptions(max_tokens=8, seconds=0.0)) == []
 
 
-def test_values_of_a_column_are_sorted_and_only_a_category_has_some(run: Run, tmp_path: Path) -> None:
+def test_category_values_are_sorted(run: Run, tmp_path: Path) -> None:
     assert category_values(run.schema, "stars") == ["1", "5"]
     assert category_values(run.schema, "city") == ["Nice", "Oslo"]
     with pytest.raises(UserError, match="did you mean 'stars'"):
         category_values(run.schema, "star")
-    with pytest.raises(UserError, match="lat is a number"):
+    with pytest.raises(UserError, match="lat: expected a column of kind category, got number"):
         category_values(make_run(tmp_path / "run").schema, "lat")
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"number": 0}, "number is 0"),
         ({"number": 2, "options": GenerationOptions("greedy")}, "greedy"),
-        ({"options": GenerationOptions(banned=("sands",))}, "'sands' is not in the vocabulary.*near it: sand"),
+        ({"options": GenerationOptions(banned=("sands",))}, "'sands' is not in the vocabulary.*similar words: sand"),
         ({"options": GenerationOptions(stops=(" ",))}, "no token"),
         ({"contexts": [{"city": "Olso", "stars": "1"}]}, "'Olso'.*Oslo"),
         ({"contexts": [{"town": "Oslo"}]}, "town"),
@@ -138,12 +136,12 @@ def test_values_of_a_column_are_sorted_and_only_a_category_has_some(run: Run, tm
         ({"contexts": [None]}, "context: expected a mapping"),
     ],
 )
-def test_mistakes_of_a_list(run: Run, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        rows(run, **options)
+def test_invalid_arguments_are_reported(run: Run, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        generate_rows(run, **options)
 
 
-def test_mistakes_of_a_manner(run: Run) -> None:
+def test_invalid_options_are_reported(run: Run) -> None:
     with pytest.raises(UserError, match="did you mean 'beam'"):
         GenerationOptions("beem")
     for seed in (-1, 1 << 63):
@@ -158,21 +156,21 @@ def test_mistakes_of_a_manner(run: Run) -> None:
         next(stream(run, CONTEXTS[0], options=GenerationOptions("beam")))
 
 
-def test_the_verb_writes_what_python_does(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_the_same_texts_as_python(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(run.folder)
     columns = ["--each", "stars", "--each", "city"]
     assert main.main(["generate", folder, *columns, "--number", "2", "--max-tokens", "8", "--json"]) == 0
     contexts = [{"stars": stars, "city": city} for stars in ("1", "5") for city in ("Nice", "Oslo")]
     shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert shown == rows(run, contexts, number=2)
+    assert shown == generate_rows(run, contexts, number=2)
     assert main.main(["generate", folder, "--context", "city=Nice", "--max-tokens", "8", "--prompt", "the"]) == 0
-    (row,) = rows(run, [{"city": "Nice"}], prompt="the")
+    (row,) = generate_rows(run, [{"city": "Nice"}], prompt="the")
     assert capsys.readouterr().out == f"city Nice\t{row['text']}{'' if row['ended'] else ' ...'}\n"
     assert main.main(["generate", folder, "--context", "city=Nice", "--stream", "--max-tokens", "8"]) == 0
-    assert capsys.readouterr().out == rows(run, [{"city": "Nice"}])[0]["text"] + "\n"
+    assert capsys.readouterr().out == generate_rows(run, [{"city": "Nice"}])[0]["text"] + "\n"
 
 
-def test_a_file_is_gone_on_with(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_is_resumed(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "texts.jsonl"
     command = ["generate", str(run.folder), "--each", "city", "--number", "3", "--max-tokens", "8", "--out", str(out)]
     assert main.main(command) == 0
@@ -195,7 +193,7 @@ def test_a_file_is_gone_on_with(run: Run, tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         (["--context", "city=Oslo", "--each", "city"], "--each city"),
         (["--each", "town"], "unknown context variable 'town'"),
@@ -206,7 +204,9 @@ def test_a_file_is_gone_on_with(run: Run, tmp_path: Path, capsys: pytest.Capture
         (["--max-tokens", "0"], "max_tokens"),
     ],
 )
-def test_mistakes_of_the_verb(run: Run, options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_of_the_command_are_reported(
+    run: Run, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main.main(["generate", str(run.folder), *options]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert words in line
+    assert message in line

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Parameters = Mapping[str, Array]  # parameters of one adapter by their names
-# Layer normalization of a gate (H,) by its number, or of m, whose number is the last.
+# Layer normalization of a gate (H,) by its index, or of m, whose index follows that of the last gate.
 Norm = Callable[[int, Array], Array]
 
 

@@ -108,7 +108,7 @@ def test_states_can_be_selected_concatenated_and_stored(setup: Setup) -> None:
     torch.testing.assert_close(setup.next_vectors(longer, torch.tensor([2, 3])), parts[:2], msg="states do not change")
 
 
-def test_state_of_no_texts_works(setup: Setup) -> None:
+def test_state_without_texts_works(setup: Setup) -> None:
     _, state = setup.read(2)
     none = torch.zeros(0, dtype=torch.long)
     assert setup.next_vectors(state.select(none), none).shape == (0, H)

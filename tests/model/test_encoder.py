@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from factorcell.config import DataConfig, ModelConfig, UserError
 from factorcell.data.context import Bags, Context
-from factorcell.data.readers import NumberColumn, TextColumn
+from factorcell.data.readers import NumberReader, TextReader
 from factorcell.data.schema import HARMONICS, MISSING, UNKNOWN_VALUE, ContextSchema, Variable
 from factorcell.model.encoder import ContextEncoder, NumberInputs, WordBag
 
@@ -61,7 +61,7 @@ def test_unknown_values_start_at_zero() -> None:
 
 
 def test_variables_are_described() -> None:
-    assert CITY.describe() == "city: category, 2 values, and 2 rare ones (under 50 texts) grouped"
+    assert CITY.describe() == "city: category, 2 values, and 2 rare values (under 50 texts) grouped"
     assert STARS.describe() == "stars: category, 1 values, none rare"
     assert LAT.describe() == "lat: number, mean 10, from 0 to 20"
     with pytest.raises(UserError, match="unknown context variable 'town'; choose from city, lat, stars, year"):
@@ -155,10 +155,10 @@ def test_periodic_numbers_are_continuous_over_the_period() -> None:
 
 
 def test_waves_are_standardized_and_start_with_the_weight_of_one_number() -> None:
-    reader = NumberColumn(Variable("lon", "longitude", period=360.0), "rows")
+    reader = NumberReader(Variable("lon", "longitude", period=360.0), "rows")
     reader.add(np.random.default_rng(0).normal(10, 30, 500).tolist(), 0)
-    variable = reader.variable(DataConfig())
-    features = NumberInputs((variable,))(torch.from_numpy(reader.array(variable))[:, None].float())
+    variable = reader.build_variable(DataConfig())
+    features = NumberInputs((variable,))(torch.from_numpy(reader.encode(variable))[:, None].float())
     torch.testing.assert_close(features.mean(0), torch.zeros(2 * HARMONICS), atol=1e-4, rtol=0)
     torch.testing.assert_close(features.std(0, correction=0), torch.ones(2 * HARMONICS), atol=1e-4, rtol=0)
     encoder = ContextEncoder(ModelConfig(number_size=4000), ContextSchema((LAT, variable)))
@@ -169,10 +169,10 @@ def test_waves_are_standardized_and_start_with_the_weight_of_one_number() -> Non
 
 
 def test_expected_text_is_the_mean_of_all_texts() -> None:
-    reader = TextColumn(Variable("t", "text"), "rows")
+    reader = TextReader(Variable("t", "text"), "rows")
     reader.add(["sun sea sun", "sea", "", None, "moon sea sun sand"], 0)
-    variable = reader.variable(DataConfig(min_context_word=1))
-    bags = reader.array(variable)
+    variable = reader.build_variable(DataConfig(min_context_word=1))
+    bags = reader.encode(variable)
     words = Bags(torch.from_numpy(bags.values).long(), torch.from_numpy(bags.offsets))
     embedded = WordBag(variable, 3, 1.0).double()(words)
     torch.testing.assert_close(embedded[2], embedded[[0, 1, 4]].mean(0), rtol=1e-6, atol=1e-7)

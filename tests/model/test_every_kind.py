@@ -94,13 +94,13 @@ def test_classification_in_the_presence_of_other_kinds(run: Run) -> None:
     turns = log_likelihoods(run, corpus, [{"turn": turn} for turn in (0.25, 1e8 + 0.25)])  # needs more than 32 bits
     np.testing.assert_allclose(turns[:, 0], turns[:, 1], atol=1e-6)
     for target, message in (
-        ("title", "title is a text; only the values of a category"),
-        ("topic", "topic is a vector; only the values of a category"),
-        ("lon", "lon is a number; classify it among named points"),
+        ("title", "title: expected a category, got a variable of kind text"),
+        ("topic", "topic: expected a category, got a variable of kind vector"),
+        ("lon", "lon is a number; classify it by named points"),
     ):
         with pytest.raises(UserError, match=message):
             classify(run, ROWS, target)
-    with pytest.raises(UserError, match="title is a text; candidates are values of a category, or numbers"):
+    with pytest.raises(UserError, match="title: expected a category or a number, got a variable of kind text"):
         log_likelihoods(run, corpus, [{"title": "sea"}])
     with pytest.raises(UserError, match=r"unknown numeric context variable 'title'; choose from lat, at.hour"):
         classify_points(run, ROWS, {"a": {"title": 1.0}})
@@ -157,7 +157,7 @@ def test_run_with_every_kind_is_trained_and_opened(tmp_path: Path) -> None:
     assert resumed.schema == run.schema
     for column, value, message in (
         ("at", "tomorrow", "row 2: at is 'tomorrow', not a time of day"),
-        ("topic", [1], "row 2: topic has 1 numbers; it must have 3, as in training"),
+        ("topic", [1], "row 2: topic has 1 numbers; expected 3, as in training"),
         ("title", 3, "row 2: title is 3, not a text"),
     ):
         bad = write_jsonl([ROWS[0], {**ROWS[1], column: value}], tmp_path / "bad.jsonl")

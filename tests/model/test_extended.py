@@ -103,7 +103,7 @@ def test_sizes_are_known_before_a_model_is_created(cell: str) -> None:
     }
 
 
-@pytest.mark.skipif(library.library() is None, reason="no compiled kernels here")
+@pytest.mark.skipif(library.library() is None, reason="the compiled kernels are not built")
 @pytest.mark.parametrize(
     ("options", "has_compiled_search"),
     [

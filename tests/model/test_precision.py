@@ -70,7 +70,7 @@ def test_short_work_uses_float32() -> None:
 @pytest.mark.parametrize("kernel", ["off", "triton", "plain", ""])
 def test_processor_without_bfloat16_instructions_is_not_supported(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FACTORCELL_KERNEL", kernel)
-    assert is_supported(CPU) == (library.variant() in library.WITH_SHORT)
+    assert is_supported(CPU) == (library.variant() in library.BFLOAT16_VARIANTS)
     if kernel:
         assert not is_supported(CPU)
 

@@ -43,7 +43,7 @@ def test_long_texts_are_scored_whole(tokenizer: str) -> None:
     assert scored == longer.score(rows, tokens=True)
     assert [row["targets"] for row in scored] == [len(row["text"]) + 1 for row in rows]
     assert len({row["nats"] for row in scored}) == len(rows)
-    truncated = short.prepare(rows, report=False)
+    truncated = short.prepare(rows, report_truncation=False)
     assert truncated.lengths.tolist() == [5] * len(rows)
     assert len(set(short.nats(truncated).reshape(-1, 2, 5).sum(2)[:, 0].tolist())) == 1
 
@@ -86,7 +86,7 @@ def test_folders_that_cannot_be_created_or_opened(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="file: exists already"):
         Run.create(tmp_path / "file", run.config, run.tokenizer, run.schema)
-    with pytest.raises(UserError, match="cannot be made"):
+    with pytest.raises(UserError, match="cannot be created"):
         Run.create(tmp_path / "file" / "below", run.config, run.tokenizer, run.schema)
     with pytest.raises(UserError, match="expected a run folder, got a folder of runs, such as"):
         Run.open(tmp_path)

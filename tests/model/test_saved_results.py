@@ -56,7 +56,9 @@ def test_bits_per_byte_have_an_interval_and_can_be_a_bound() -> None:
     row = evaluation("a.csv", "1", 9.0, bits_per_byte=2.5, bits_per_byte_low=2.4, bits_per_byte_high=2.6)
     bound = {**row, "evaluation": {**row["evaluation"], "bits_per_byte_bound": True}}
     assert latest_measurements([row])[-1] == Measurement("a.csv", "bits per byte", 2.5, 2.4, 2.6)
-    assert latest_measurements([row, bound])[-1] == Measurement("a.csv", "bits per byte", 2.5, 2.4, 2.6, bound=True)
+    assert latest_measurements([row, bound])[-1] == Measurement(
+        "a.csv", "bits per byte", 2.5, 2.4, 2.6, is_lower_bound=True
+    )
 
 
 def test_comparison_replaces_results_of_its_parts() -> None:

@@ -1,4 +1,4 @@
-"""Two small models that all tests share, and a service in a file."""
+"""Fixtures: two small models that all tests share, and a service with an SQLite store."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,18 +25,18 @@ def model(models: tuple[ServedModel, ServedModel]) -> ServedModel:
 
 
 @pytest.fixture
-def opened(model: ServedModel, tmp_path: Path) -> Iterator[Callable[..., Service]]:
+def open_service(model: ServedModel, tmp_path: Path) -> Iterator[Callable[..., Service]]:
     services = []
 
-    def make(served: ServedModel = model, **options: Any) -> Service:
+    def open_with(served: ServedModel = model, **options: Any) -> Service:
         services.append(Service(served, open_store(f"sqlite:///{tmp_path / 'users.db'}"), **options))
         return services[-1]
 
-    yield make
+    yield open_with
     for service in services:
         service.close()
 
 
 @pytest.fixture
-def service(opened: Callable[..., Service]) -> Service:
-    return opened()
+def service(open_service: Callable[..., Service]) -> Service:
+    return open_service()

@@ -1,4 +1,4 @@
-"""An application that is served over a real socket, within the process of the tests."""
+"""Serves an application over a real socket, within the test process."""
 
 import threading
 import time
@@ -12,14 +12,15 @@ from factorcell.service.http import server
 
 @contextmanager
 def listening(app: ASGIApp) -> Iterator[str]:
+    """Serve an application on a free port of the loopback interface, and yield its address."""
     with server.bind_socket("127.0.0.1", 0) as port:
-        serving = server.uvicorn_server(app)
-        thread = threading.Thread(target=serving.run, args=([port],))
+        uvicorn_server = server.uvicorn_server(app)
+        thread = threading.Thread(target=uvicorn_server.run, args=([port],))
         thread.start()
-        while not serving.started and thread.is_alive():
+        while not uvicorn_server.started and thread.is_alive():
             time.sleep(0.01)
         try:
             yield f"http://127.0.0.1:{port.getsockname()[1]}/"
         finally:
-            serving.should_exit = True
+            uvicorn_server.should_exit = True
             thread.join()

@@ -1,4 +1,4 @@
-"""Small runs of letters that tell people apart, as folders, for the tests of the service."""
+"""Small runs of letters that distinguish users, for the tests of the service."""
 
 from pathlib import Path
 from typing import Any
@@ -11,18 +11,18 @@ from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
 from factorcell.training.trainer import observe
 
-WRITERS = ("ann", "bob")
+USERS = ("ann", "bob")
 POPULAR = {"abc": 5, "abba": 3, "cab": 4, "acca b": 3}
 
 
 def make_run(folder: Path, seed: int = 0, **model: Any) -> Run:
     sizes = {"embedding_size": 4, "hidden_size": 5, "rank": 2, "context_size": 3, "variable_size": 2}
-    reads = {"context": ("city",), "user": "who", "tokenizer": "char", "min_user_count": 1, "min_context_count": 1}
-    config = Config.of(**{**reads, "min_count": 1, "max_tokens": 14, **sizes, **model})
+    inputs = {"context": ("city",), "user": "who", "tokenizer": "char", "min_user_count": 1, "min_context_count": 1}
+    config = Config.of(**{**inputs, "min_count": 1, "max_tokens": 14, **sizes, **model})
     rows = [
         {"text": text, "who": who, "city": city}
         for text in ("abc", "cab a", "ba")
-        for who in WRITERS
+        for who in USERS
         for city in ("Oslo", "Nice")
     ]
     corpus = prepare(rows, config)

@@ -1,4 +1,4 @@
-"""Phrases that are suggested to nobody, and lists that stay full without them."""
+"""Phrases that are never suggested, and lists of suggestions that stay full without them."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ LIST = BlockList(["Bad word", "  evil ", "", "straße", "c++", "*"])
         "bad\nword",
     ],
 )
-def test_phrases_are_found_however_written(text: str) -> None:
+def test_phrases_match_in_any_spelling(text: str) -> None:
     assert not LIST(text)
 
 
@@ -38,7 +38,7 @@ def test_other_texts_are_allowed(text: str) -> None:
     assert BlockList([])(text)
 
 
-# A phrase in each script, texts that contain it as a word or in a row of words, and texts that do not.
+# For each script: a phrase, texts that contain it as a word or within unspaced text, and texts that do not.
 SCRIPTS: dict[str, tuple[str, list[str], list[str]]] = {
     "Chinese": ("坏话", ["坏话", "这是坏话吗", "abc坏话123", "坏话。"], ["坏 话", "坏", "话坏"]),
     "Japanese": ("バカ", ["このバカめ", "ﾊﾞｶです", "ハ\u3099カ"], ["ハカ", "バ", "カバ"]),
@@ -46,7 +46,7 @@ SCRIPTS: dict[str, tuple[str, list[str], list[str]]] = {
     "Thai": ("เลว", ["คนเลวมาก", "เลว"], ["เล", "เลว\u0e48"]),
     "Lao": ("ຊົ່ວ", ["ຄົນຊົ່ວຫຼາຍ"], ["ຊົ່"]),
     "Khmer": ("អាក្រក់", ["មនុស្សអាក្រក់ណាស់", "មនុស្ស\u200bអាក្រក់"], ["អាក្រ"]),
-    "Burmese": ("စာ", ["ကစာတ"], ["စား"]),  # the next character is a vowel or tone mark of the last one
+    "Burmese": ("စာ", ["ကစာတ"], ["စား"]),  # a following vowel or tone mark belongs to the last character
     "Korean": ("욕설", ["욕설", "이 욕설이다", "3욕설을", "bad욕설"], ["쌍욕설", "욕"]),
     "Latin next to others": ("bad", ["这是bad吗", "bad이다", "한bad", "คนbadมาก"], ["badé", "ñbad", "badж", "3bad"]),
     "Cyrillic": ("плохо", ["очень ПЛОХО!"], ["плохой", "неплохо"]),
@@ -62,7 +62,7 @@ SCRIPTS: dict[str, tuple[str, list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize(("phrase", "blocked", "allowed"), SCRIPTS.values(), ids=SCRIPTS)
-def test_word_borders_are_required_where_the_script_has_them(
+def test_word_boundaries_are_required_where_the_script_has_them(
     phrase: str, blocked: list[str], allowed: list[str]
 ) -> None:
     whole = BlockList(phrase for phrase, _, _ in SCRIPTS.values())
@@ -76,7 +76,7 @@ def test_word_borders_are_required_where_the_script_has_them(
 @pytest.mark.parametrize(
     "mark", ["\u00ad", "\u200b", "\u200c", "\u200d", "\u2060", "\ufe0f", "\ufeff", "\u180b", "\x00", "\x7f"]
 )
-def test_invisible_characters_make_no_difference(mark: str) -> None:
+def test_invisible_characters_are_ignored(mark: str) -> None:
     for phrase in ("bad", f"b{mark}ad", f"{mark}bad"):
         for text in (f"b{mark}ad", f"so {mark}bad", f"bad{mark}!", "BAD"):
             assert not BlockList([phrase])(text)
@@ -84,9 +84,9 @@ def test_invisible_characters_make_no_difference(mark: str) -> None:
     assert BlockList([mark, "_", " "]).phrases == []
 
 
-def test_a_file_has_a_phrase_a_line(tmp_path: Path) -> None:
+def test_file_has_one_phrase_per_line(tmp_path: Path) -> None:
     path = tmp_path / "list.txt"
-    path.write_text("# remark\nbad word\r\n\nÉvil\n", encoding="utf-8")
+    path.write_text("# comment\nbad word\r\n\nÉvil\n", encoding="utf-8")
     assert BlockList.read(path).phrases == ["bad word", "évil"]
     path.write_bytes(b"\xff")
     with pytest.raises(UserError, match="not UTF-8"):
@@ -95,18 +95,19 @@ def test_a_file_has_a_phrase_a_line(tmp_path: Path) -> None:
         BlockList.read(tmp_path / "none")
 
 
-def test_lists_stay_full(model: ServedModel, tmp_path: Path) -> None:
+def test_lists_of_suggestions_stay_full(model: ServedModel, tmp_path: Path) -> None:
     strict = ServedModel(Run.open(model.run.folder), is_allowed=BlockList(["abba", "abc", "acca b", "cacc"]))
-    assert strict.identity == model.identity, "what is learned does not depend on it"
-    services = [Service(one, open_store(f"sqlite:///{tmp_path / 'users.db'}")) for one in (strict, model)]
+    assert strict.identity == model.identity, "the learned state does not depend on the block list"
+    services = [Service(served, open_store(f"sqlite:///{tmp_path / 'users.db'}")) for served in (strict, model)]
     for text in ("abba", "a abc", "cacc"):
         services[0].accept("ann", text)
     for query in ("", "a", "ca"):
-        found, free = (one.complete(CompletionRequest(query, "ann", limit=8)).results for one in services)
-        assert len(found) == len(free) == 8
-        assert [one.text for one in found if not strict.is_allowed(one.text)] == []  # type: ignore[misc]
-        assert found != free or query == "ca"
-    found = services[0].complete(CompletionRequest("abba ", "ann")).results
-    assert found == []
+        filtered, unfiltered = (
+            service.complete(CompletionRequest(query, "ann", limit=8)).results for service in services
+        )
+        assert len(filtered) == len(unfiltered) == 8
+        assert [result.text for result in filtered if not strict.is_allowed(result.text)] == []  # type: ignore[misc]
+        assert filtered != unfiltered or query == "ca"
+    assert services[0].complete(CompletionRequest("abba ", "ann")).results == []
     for service in services:
         service.close()

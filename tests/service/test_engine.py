@@ -1,4 +1,4 @@
-"""People served: completed for as in Python, learned as alone, forgotten as if never learned."""
+"""The service completes as the library does, learns as the library does, and forgets as if it had never learned."""
 
 import time
 from collections.abc import Callable
@@ -23,29 +23,29 @@ from factorcell.service.stores.opening import open_store
 from tests.service.oracle import learned_by_library, learned_by_service
 from tests.small_runs import make_letters
 
-Opened = Callable[..., Service]
+OpenService = Callable[..., Service]
 
 
-def test_completions_are_those_of_the_library(service: Service, model: ServedModel) -> None:
+def test_completions_equal_those_of_the_library(service: Service, model: ServedModel) -> None:
     texts = ["abab", "acca", "abab"]
     user = User.new(model.run)
     completer = model.completer
     for turn in range(4):
         for context in ({}, {"city": "Oslo"}, {"city": "nowhere"}):
             for query in ("", "a", "ab", "aba", "ab", "b"):
-                written = completer.type(completer.begin(user, context), query)
-                found = service.complete(CompletionRequest(query, "ann", context=context, limit=7))
-                assert found.results == completer.suggest(written, 7).suggestions
-                assert found.degraded is None
-                assert (found.user_version is None) == (turn == 0)
+                typed = completer.type(completer.begin(user, context), query)
+                completions = service.complete(CompletionRequest(query, "ann", context=context, limit=7))
+                assert completions.results == completer.suggest(typed, 7).suggestions
+                assert completions.degraded is None
+                assert (completions.user_version is None) == (turn == 0)
         if turn < 3:
             service.accept("ann", texts[turn])
             (user,), _ = model.learner.learn([user], [texts[turn]])
-    found = service.complete(CompletionRequest("ab", "ann"))
-    assert "history" in next(one.source for one in found.results if one.text == "abab")
+    completions = service.complete(CompletionRequest("ab", "ann"))
+    assert "history" in next(result.source for result in completions.results if result.text == "abab")
 
 
-def test_what_stands_before_the_cursor_is_completed(service: Service) -> None:
+def test_text_before_the_cursor_is_completed(service: Service) -> None:
     whole = service.complete(CompletionRequest("ab"))
     assert service.complete(CompletionRequest("abcc", cursor=2)) == whole
     assert service.complete(CompletionRequest("abcc", cursor=4)) == service.complete(CompletionRequest("abcc"))
@@ -54,31 +54,31 @@ def test_what_stands_before_the_cursor_is_completed(service: Service) -> None:
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        ({"query": "a", "cursor": 2}, "cursor is 2; valid are places in the query, from 0 to 1"),
-        ({"query": "a", "cursor": -1}, "cursor is -1"),
-        ({"query": "a", "cursor": True}, "cursor is True"),
+        ({"query": "a", "cursor": 2}, "cursor: expected a position in the query, from 0 to 1, got 2"),
+        ({"query": "a", "cursor": -1}, "got -1"),
+        ({"query": "a", "cursor": True}, "got True"),
         ({"query": "\ud800"}, "not Unicode text"),
         ({"query": "a" * 70_000}, "at most 65,536 bytes"),
         ({"query": "a", "limit": 0}, "count is 0"),
-        ({"query": "a", "user": ""}, "a user's id"),
+        ({"query": "a", "user": ""}, "user id"),
         ({"query": "a", "context": {"town": "Oslo"}}, "context column"),
         ({"query": "a", "context": {"city": None}}, "context city"),
     ],
 )
-def test_requests_that_make_no_sense_are_refused(service: Service, request_: dict[str, Any], message: str) -> None:
+def test_invalid_requests_are_refused(service: Service, request_: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         service.complete(CompletionRequest(**request_))
 
 
-def test_out_of_time_it_says_so(service: Service) -> None:
+def test_reached_deadline_is_reported(service: Service) -> None:
     service.accept("ann", "abbab")
-    found = service.complete(CompletionRequest("ab", "ann", deadline=0.0))
-    assert found.degraded == "time"
-    assert {one.text for one in found.results} >= {"abbab", "abba"}
+    completions = service.complete(CompletionRequest("ab", "ann", deadline=0.0))
+    assert completions.degraded == "time"
+    assert {result.text for result in completions.results} >= {"abbab", "abba"}
     assert service.complete(CompletionRequest("ab", "ann", deadline=time.monotonic() + 60)).degraded is None
 
 
-def test_texts_are_learned_in_order_and_in_their_contexts(service: Service, model: ServedModel) -> None:
+def test_texts_are_learned_in_order_with_their_contexts(service: Service, model: ServedModel) -> None:
     texts: list[Any] = [("abc", {"city": "Oslo"}), "cab", ("cab", {"city": "Nice"}), ("b", {"city": "nowhere"})]
     for text in texts:
         text, context = text if isinstance(text, tuple) else (text, None)
@@ -99,73 +99,73 @@ def test_texts_are_learned_in_order_and_in_their_contexts(service: Service, mode
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"text": ""}, "an empty text"),
-        ({"text": " "}, "an empty text"),
+        ({"text": ""}, "text is empty"),
+        ({"text": " "}, "text is empty"),
         ({"text": "\ud800"}, "not Unicode"),
         ({"text": "a" * 70_000}, "at most 65,536 bytes"),
-        ({"text": "a", "user": "a\nb"}, "a user's id"),
-        ({"text": "a", "key": ""}, "an idempotency key"),
+        ({"text": "a", "user": "a\nb"}, "user id"),
+        ({"text": "a", "key": ""}, "idempotency key"),
         ({"text": "a", "context": {"town": "Oslo"}}, "context column"),
     ],
 )
-def test_texts_that_cannot_be_learned_leave_no_trace(service: Service, values: dict[str, Any], message: str) -> None:
+def test_invalid_texts_leave_no_trace(service: Service, values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         service.accept(**{"user": "ann", **values})
     assert service.store.users() == []
 
 
-def test_a_key_is_applied_once_even_after_a_restart(opened: Opened, model: ServedModel) -> None:
-    first = opened()
+def test_idempotency_key_applies_once_even_after_a_restart(open_service: OpenService, model: ServedModel) -> None:
+    first = open_service()
     assert first.accept("ann", "abc", key="k1").outcome == "learned"
     assert first.accept("ann", "abc", key="k1").outcome == "repeated"
-    assert first.accept("bob", "abc", key="k1").outcome == "learned", "another person's key is another key"
-    with pytest.raises(UserError, match="this idempotency key came before, with another text"):
+    assert first.accept("bob", "abc", key="k1").outcome == "learned", "keys of different users are independent"
+    with pytest.raises(UserError, match="used before with another text"):
         first.accept("ann", "cab", key="k1")
     first.close()
-    second = opened()
+    second = open_service()
     again = second.accept("ann", "abc", key="k1")
     assert (again.outcome, again.number) == ("repeated", 1)
     assert learned_by_service(second, "ann") == learned_by_library(model, ["abc"])
     assert second.forget("ann", "abc") == 1
     assert second.accept("ann", "abc", key="k1").outcome == "repeated"
     assert learned_by_service(second, "ann") == learned_by_library(model, [])
-    assert [second.accept("ann", "abc").outcome for _ in range(2)] == ["learned"] * 2, "without a key each counts"
+    assert [second.accept("ann", "abc").outcome for _ in range(2)] == ["learned"] * 2, "without a key each call counts"
 
 
 @pytest.mark.parametrize("text", ["ab", "cab", "c"])
-def test_forgetting_is_never_having_learned(service: Service, model: ServedModel, text: str) -> None:
+def test_forgetting_equals_never_having_learned(service: Service, model: ServedModel, text: str) -> None:
     texts = ["ab", "cab", "ab", "c", "ab", "b"]
-    for number, one in enumerate(texts):
-        service.accept("ann", one, key=str(number))
+    for number, other in enumerate(texts):
+        service.accept("ann", other, key=str(number))
     assert service.forget("ann", text) == texts.count(text)
-    without = [one for one in texts if one != text]
+    without = [other for other in texts if other != text]
     profile = service.show("ann")
     assert profile is not None
-    assert [one.text for one in profile.texts] == without
+    assert [other.text for other in profile.texts] == without
     assert service.wait_for_learning()
     assert learned_by_service(service, "ann") == learned_by_library(model, without)
-    found = service.complete(CompletionRequest(text[:-1], "ann")).results
-    assert text not in {one.text for one in found if "history" in one.source}
+    results = service.complete(CompletionRequest(text[:-1], "ann")).results
+    assert text not in {other.text for other in results if "history" in other.source}
     service.accept("ann", "acc")
     assert learned_by_service(service, "ann") == learned_by_library(model, [*without, "acc"])
-    assert service.forget("ann", "never there") == 0
+    assert service.forget("ann", "never accepted") == 0
     assert service.forget("nobody", "a") == 0
     assert service.store.users() == ["ann"]
 
 
-def test_undo_takes_back_the_newest(service: Service, model: ServedModel) -> None:
+def test_undo_deletes_the_newest_text(service: Service, model: ServedModel) -> None:
     for text in ("ab", "cab", "ab"):
         service.accept("ann", text)
-    for left in (["ab", "cab"], ["ab"], []):
+    for remaining in (["ab", "cab"], ["ab"], []):
         assert service.undo("ann") == 1
         assert service.wait_for_learning()
-        assert learned_by_service(service, "ann") == learned_by_library(model, left)
+        assert learned_by_service(service, "ann") == learned_by_library(model, remaining)
     assert service.undo("ann") == 0
     service.accept("ann", "b")
     assert learned_by_service(service, "ann") == learned_by_library(model, ["b"])
 
 
-def test_paused_nothing_is_kept(service: Service, model: ServedModel) -> None:
+def test_nothing_is_saved_while_learning_is_paused(service: Service, model: ServedModel) -> None:
     service.accept("ann", "ab")
     for user in ("ann", "bob"):
         service.pause(user)
@@ -179,23 +179,23 @@ def test_paused_nothing_is_kept(service: Service, model: ServedModel) -> None:
     assert learned_by_service(service, "ann") == learned_by_library(model, ["ab", "cab"])
 
 
-def test_nothing_is_kept_of_what_is_private_or_looks_secret(opened: Opened) -> None:
-    service = opened(privacy=Privacy(withheld_patterns=("x+",)))
+def test_secret_texts_are_withheld(open_service: OpenService) -> None:
+    service = open_service(privacy=Privacy(withheld_patterns=("x+",)))
     withheld = service.accept("ann", "ann@example.org")
     assert (withheld.outcome, withheld.why) == ("withheld", "an e-mail address")
-    assert service.accept("ann", "bxx").why == "a pattern"
+    assert service.accept("ann", "bxx").why == "a withheld pattern"
     assert service.store.users() == []
 
 
-def test_a_private_completion_is_that_of_nobody(service: Service) -> None:
+def test_private_completion_equals_that_of_an_unknown_user(service: Service) -> None:
     for _ in range(3):
         service.accept("ann", "abbab")
-    found = service.complete(CompletionRequest("ab", "ann", private=True))
-    assert found == service.complete(CompletionRequest("ab"))
-    assert found != service.complete(CompletionRequest("ab", "ann"))
+    completions = service.complete(CompletionRequest("ab", "ann", private=True))
+    assert completions == service.complete(CompletionRequest("ab"))
+    assert completions != service.complete(CompletionRequest("ab", "ann"))
 
 
-def test_deleted_is_never_there(service: Service, model: ServedModel) -> None:
+def test_deleted_user_equals_an_unknown_user(service: Service, model: ServedModel) -> None:
     service.accept("ann", "abbab", key="k")
     service.complete(CompletionRequest("ab", "ann"))
     assert service.delete("ann")
@@ -206,13 +206,13 @@ def test_deleted_is_never_there(service: Service, model: ServedModel) -> None:
     assert learned_by_service(service, "ann") == learned_by_library(model, ["c"])
 
 
-def test_exported_and_restored_somebody_is_the_same(service: Service) -> None:
+def test_restored_export_equals_the_original_user(service: Service) -> None:
     for text, context in (("ab", None), ("cab", {"city": "Oslo"})):
         service.accept("ann", text, context=context)
     service.pause("ann")
     before, values = learned_by_service(service, "ann"), service.export("ann")
     values = msgspec.json.decode(msgspec.json.encode(values))
-    with pytest.raises(UserError, match="somebody of that id is kept already"):
+    with pytest.raises(UserError, match="already has a user with this id"):
         service.restore(values)
     service.delete("ann")
     assert service.restore(values) == "ann"
@@ -221,19 +221,19 @@ def test_exported_and_restored_somebody_is_the_same(service: Service) -> None:
     assert service.export("ann") == values
 
 
-def test_a_new_model_learns_everybody_again(opened: Opened, models: tuple[ServedModel, ServedModel]) -> None:
+def test_new_model_learns_all_users_again(open_service: OpenService, models: tuple[ServedModel, ServedModel]) -> None:
     old, new = models
-    service, texts = opened(), ["abab", "cab", "abab"]
+    service, texts = open_service(), ["abab", "cab", "abab"]
     for text in texts:
         service.accept("ann", text)
     service._relearner.close()
     service._relearner.add = lambda user: None  # type: ignore[method-assign]
     service.replace_model(new)
-    other = opened(new)
+    other = open_service(new)
     assert new.identity != old.identity
     unknown = replace(new.learner.new(), history=History(tuple(texts)))
-    written = new.completer.type(new.completer.begin(unknown), "a")
-    assert service.complete(CompletionRequest("a", "ann")).results == new.completer.suggest(written).suggestions
+    typed = new.completer.type(new.completer.begin(unknown), "a")
+    assert service.complete(CompletionRequest("a", "ann")).results == new.completer.suggest(typed).suggestions
     profile = service.show("ann")
     assert profile is not None
     assert not profile.learned
@@ -242,21 +242,21 @@ def test_a_new_model_learns_everybody_again(opened: Opened, models: tuple[Served
     assert other.wait_for_learning()
     assert learned_by_service(other, "ann") == learned_by_library(new, [*texts, "b"])
     assert other.accept("ann", "c").outcome == "learned"
-    back = opened(old)
-    assert back.relearn("ann")
-    assert learned_by_service(back, "ann") == learned_by_library(old, [*texts, "b", "c"]), (
-        "the old model goes on from what it knew"
+    restored = open_service(old)
+    assert restored.relearn("ann")
+    assert learned_by_service(restored, "ann") == learned_by_library(old, [*texts, "b", "c"]), (
+        "the old model continues from its learned state"
     )
     assert learned_by_service(other, "ann") == learned_by_library(new, [*texts, "b", "c"]), (
-        "and the new one has not lost what it knows"
+        "the new model keeps its learned state"
     )
 
 
-def test_texts_that_are_too_old_leave_no_trace(opened: Opened, model: ServedModel) -> None:
+def test_expired_texts_leave_no_trace(open_service: OpenService, model: ServedModel) -> None:
     now = 1_000_000.0
-    service = opened(privacy=Privacy(retention=100), clock=lambda: now)
-    lived = [(0, "ann", "ab"), (50, "ann", "cab"), (60, "ann", "b"), (0, "bob", "ab"), (55, "eve", "c")]
-    for after, user, text in lived:
+    service = open_service(privacy=Privacy(retention=100), clock=lambda: now)
+    accepted_texts = [(0, "ann", "ab"), (50, "ann", "cab"), (60, "ann", "b"), (0, "bob", "ab"), (55, "eve", "c")]
+    for after, user, text in accepted_texts:
         now = 1_000_000.0 + after
         service.accept(user, text)
     service.pause("zoe")
@@ -269,38 +269,38 @@ def test_texts_that_are_too_old_leave_no_trace(opened: Opened, model: ServedMode
     now += 1000
     assert service.expire() == 3
     assert service.store.users() == []
-    assert opened().expire() == 0
+    assert open_service().expire() == 0
 
 
-def test_the_newest_texts_are_kept(opened: Opened) -> None:
-    service = opened(privacy=Privacy(max_texts=3))
+def test_only_the_newest_texts_are_saved(open_service: OpenService) -> None:
+    service = open_service(privacy=Privacy(max_texts=3))
     for text in ("a", "b", "ab", "ba"):
         service.accept("ann", text)
     profile = service.show("ann")
     assert profile is not None
-    assert [one.text for one in profile.texts] == ["b", "ab", "ba"]
+    assert [saved.text for saved in profile.texts] == ["b", "ab", "ba"]
     assert (profile.accepted, profile.learned) == (4, True)
     assert service.forget("ann", "a") == 0
     assert service.wait_for_learning()
-    known = service.model.user(service.store.read("ann"))
-    assert known is not None
-    assert known.seen == 3, "a text that is no longer kept is forgotten too"
+    user = service.model.user(service.store.read("ann"))
+    assert user is not None
+    assert user.text_count == 3, "a text that is no longer saved is forgotten too"
 
 
 class Failing:
-    """A store that fails when it is told to, and counts what it is asked."""
+    """A store that fails while `failing` is set, and counts its calls."""
 
     def __init__(self, store: Any) -> None:
-        self.store, self.failing, self.asked = store, False, 0
+        self.store, self.failing, self.calls = store, False, 0
 
     def __getattr__(self, name: str) -> Any:
-        def ask(*given: Any) -> Any:
-            self.asked += 1
+        def call(*arguments: Any) -> Any:
+            self.calls += 1
             if self.failing:
                 raise StoreError("out of order")
-            return getattr(self.store, name)(*given)
+            return getattr(self.store, name)(*arguments)
 
-        return ask
+        return call
 
 
 def failing(service: Service) -> Failing:
@@ -309,50 +309,52 @@ def failing(service: Service) -> Failing:
     return store
 
 
-def test_without_the_store_there_are_suggestions_for_nobody(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    service = opened()
+def test_suggestions_are_not_personalized_while_the_store_fails(
+    open_service: OpenService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = open_service()
     service.accept("ann", "abbab")
-    own, nobody = (service.complete(CompletionRequest("ab", user)) for user in ("ann", None))
+    personal, anonymous = (service.complete(CompletionRequest("ab", user)) for user in ("ann", None))
     monkeypatch.setattr(circuit_breaker, "RETRY", 0.05)
     monkeypatch.setattr(circuit_breaker, "CHECK", 0.0)
     store = failing(service)
     store.failing = True
-    found = service.complete(CompletionRequest("ab", "ann"))
-    assert (found.results, found.degraded, found.user_version) == (nobody.results, "store", None)
+    completions = service.complete(CompletionRequest("ab", "ann"))
+    assert (completions.results, completions.degraded, completions.user_version) == (anonymous.results, "store", None)
     assert service.complete(CompletionRequest("ab", "ann")).degraded == "store"
-    for ask in (lambda: service.accept("ann", "b"), service.check, lambda: service.show("ann")):
+    for call in (lambda: service.accept("ann", "b"), service.check, lambda: service.show("ann")):
         with pytest.raises(StoreError):
-            ask()
+            call()
     store.failing = False
-    until(lambda: service.complete(CompletionRequest("ab", "ann")) == own)
-    until(lambda: service.accept("ann", "abb").outcome == "learned")
+    wait_until(lambda: service.complete(CompletionRequest("ab", "ann")) == personal)
+    wait_until(lambda: service.accept("ann", "abb").outcome == "learned")
     service.check()
 
 
-def until(done: Callable[[], bool]) -> None:
-    stop = time.monotonic() + 10
-    while time.monotonic() < stop:
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
         with suppress(StoreError):
-            if done():
+            if condition():
                 return
         time.sleep(0.01)
-    pytest.fail("it is never done")
+    pytest.fail("the condition was never met")
 
 
-def test_another_persons_record_is_never_served(service: Service) -> None:
+def test_record_of_another_user_is_never_served(service: Service) -> None:
     service.accept("bob", "abbab")
     read = service.store.read
     service.store.read = lambda user: Record.from_bytes(read("bob").to_bytes(), user)  # type: ignore[method-assign, union-attr]
     service.store.version = lambda user: 7  # type: ignore[method-assign]
-    found = service.complete(CompletionRequest("ab", "ann"))
-    assert found.degraded == "store"
-    assert "abbab" not in [one.text for one in found.results]
-    with pytest.raises(StoreError, match="another person"):
+    completions = service.complete(CompletionRequest("ab", "ann"))
+    assert completions.degraded == "store"
+    assert "abbab" not in [result.text for result in completions.results]
+    with pytest.raises(StoreError, match="another user"):
         service.accept("ann", "c")
 
 
-def test_the_cache_is_bounded_and_never_stale(opened: Opened) -> None:
-    service, other = opened(cache_size=2), opened()
+def test_cache_is_bounded_and_never_stale(open_service: OpenService) -> None:
+    service, other = open_service(cache_size=2), open_service()
     for user in ("ann", "bob", "eve"):
         service.accept(user, "abbab")
         service.complete(CompletionRequest("ab", user))
@@ -365,14 +367,14 @@ def test_the_cache_is_bounded_and_never_stale(opened: Opened) -> None:
     assert service.complete(CompletionRequest("ab", "eve")) == service.complete(CompletionRequest("ab"))
 
 
-def test_a_run_without_people_completes_all_the_same(tmp_path: Path) -> None:
-    made = make_letters(spread=0.8)
-    run = Run.create(tmp_path / "run", made.config, made.tokenizer, made.schema)
+def test_run_that_does_not_distinguish_users_still_completes(tmp_path: Path) -> None:
+    letters = make_letters(spread=0.8)
+    run = Run.create(tmp_path / "run", letters.config, letters.tokenizer, letters.schema)
     run.save_weights({})
     service = Service(ServedModel(Run.open(tmp_path / "run")), open_store(f"sqlite:///{tmp_path / 'users.db'}"))
     assert service.complete(CompletionRequest("a", "ann")).results
-    with pytest.raises(UserError, match="does not tell people apart"):
+    with pytest.raises(UserError, match="does not distinguish users"):
         service.accept("ann", "abc")
     service.close()
     with pytest.raises(UserError, match="no trained weights"):
-        ServedModel(made)
+        ServedModel(letters)

@@ -1,4 +1,4 @@
-"""Many writers at once: no accept is lost, none is applied twice, and everybody is as alone."""
+"""Concurrent writers: no accept is lost or applied twice, and all users are learned as by the library alone."""
 
 import random
 from collections.abc import Callable
@@ -10,11 +10,11 @@ from factorcell.service.engine import CompletionRequest, Service
 from factorcell.service.learning import ServedModel
 from tests.service.oracle import learned_by_library, learned_by_service, random_texts
 
-Opened = Callable[..., Service]
+OpenService = Callable[..., Service]
 
 
-def test_sixty_four_writers_lose_nothing(opened: Opened, model: ServedModel) -> None:
-    services, texts = [opened(), opened()], random_texts(1, 64)
+def test_sixty_four_writers_lose_nothing(open_service: OpenService, model: ServedModel) -> None:
+    services, texts = [open_service(), open_service()], random_texts(1, 64)
 
     def write(number: int) -> None:
         for attempt in range(2):
@@ -25,31 +25,31 @@ def test_sixty_four_writers_lose_nothing(opened: Opened, model: ServedModel) -> 
         list(pool.map(write, range(64)))
     profile = services[0].show("ann")
     assert profile is not None
-    assert sorted(one.text for one in profile.texts) == sorted(texts)
-    assert [one.number for one in profile.texts] == list(range(1, 65))
-    assert learned_by_service(services[1], "ann") == learned_by_library(model, [one.text for one in profile.texts])
+    assert sorted(text.text for text in profile.texts) == sorted(texts)
+    assert [text.number for text in profile.texts] == list(range(1, 65))
+    assert learned_by_service(services[1], "ann") == learned_by_library(model, [text.text for text in profile.texts])
 
 
 @pytest.mark.parametrize("requests", [200, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_interleaved_people_are_as_alone(opened: Opened, model: ServedModel, requests: int) -> None:
-    services, people = [opened(), opened(cache_size=20)], [f"user {number}" for number in range(100)]
-    draw = random.Random(requests)
-    turns = [(draw.choice(people), text) for text in random_texts(2, requests)]
+def test_interleaved_users_are_learned_as_alone(open_service: OpenService, model: ServedModel, requests: int) -> None:
+    services, users = [open_service(), open_service(cache_size=20)], [f"user {number}" for number in range(100)]
+    generator = random.Random(requests)
+    requests_by_number = [(generator.choice(users), text) for text in random_texts(2, requests)]
 
-    def turn(number: int) -> None:
-        (user, text), service = turns[number], services[number % 2]
+    def send(number: int) -> None:
+        (user, text), service = requests_by_number[number], services[number % 2]
         accepted = service.accept(user, text, key=str(number))
-        found = service.complete(CompletionRequest(text[:1], user, limit=3))
-        assert (accepted.outcome, found.degraded) == ("learned", None)
-        assert found.user_version is not None
+        completions = service.complete(CompletionRequest(text[:1], user, limit=3))
+        assert (accepted.outcome, completions.degraded) == ("learned", None)
+        assert completions.user_version is not None
         assert accepted.user_version is not None
-        assert found.user_version >= accepted.user_version, "who accepted a text sees it at once"
+        assert completions.user_version >= accepted.user_version, "a user sees an accepted text at once"
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(turn, range(requests)))
-    for user in {user for user, _ in turns}:
+        list(pool.map(send, range(requests)))
+    for user in {user for user, _ in requests_by_number}:
         profile = services[0].show(user)
         assert profile is not None
-        texts = [one.text for one in profile.texts]
-        assert sorted(texts) == sorted(text for who, text in turns if who == user)
+        texts = [text.text for text in profile.texts]
+        assert sorted(texts) == sorted(text for other, text in requests_by_number if other == user)
         assert learned_by_service(services[0], user) == learned_by_library(model, texts)

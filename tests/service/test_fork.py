@@ -1,4 +1,4 @@
-"""A service in a process that is forked: one of its own works, and that of the parent says why it does not."""
+"""Services in forked processes: one opened in the child works, and one of the parent reports why it does not."""
 
 import signal
 from pathlib import Path
@@ -16,12 +16,12 @@ pytestmark = processes.requires_fork
 SECONDS = 60
 
 
-def test_service_of_the_parent(service: Service) -> None:
+def test_service_of_the_parent_is_refused_in_the_child(service: Service) -> None:
     service.accept("ann", "abba")
 
     def child() -> None:
         signal.alarm(SECONDS)
-        for ask in (
+        for call in (
             lambda: service.complete(CompletionRequest("a", user="ann")),
             lambda: service.accept("ann", "cab"),
             lambda: service.forget("ann", "abba"),
@@ -34,7 +34,7 @@ def test_service_of_the_parent(service: Service) -> None:
             lambda: service.check(),
         ):
             with pytest.raises(UserError, match="store: expected the process that opened it, got a process that was"):
-                ask()
+                call()
         service.close()
 
     service.privacy = Privacy(retention=1_000_000)
@@ -43,19 +43,19 @@ def test_service_of_the_parent(service: Service) -> None:
     assert service.complete(CompletionRequest("a", user="ann")).degraded is None
 
 
-def test_service_of_the_child(service: Service, model: ServedModel, tmp_path: Path) -> None:
+def test_service_opened_in_the_child_works(service: Service, model: ServedModel, tmp_path: Path) -> None:
     service.accept("ann", "abba")
 
     def child() -> None:
         signal.alarm(SECONDS)
-        own = Service(model, open_store(f"sqlite:///{tmp_path / 'users.db'}"))
-        assert own.complete(CompletionRequest("a", user="ann")).degraded is None
-        assert own.accept("ann", "cab").outcome == "learned"
-        assert own.undo("ann") == 1
-        assert own.wait_for_learning(SECONDS)
-        own.close()
+        child_service = Service(model, open_store(f"sqlite:///{tmp_path / 'users.db'}"))
+        assert child_service.complete(CompletionRequest("a", user="ann")).degraded is None
+        assert child_service.accept("ann", "cab").outcome == "learned"
+        assert child_service.undo("ann") == 1
+        assert child_service.wait_for_learning(SECONDS)
+        child_service.close()
 
     assert processes.wait_for_exit(processes.start_process(child)) == 0
-    kept = service.show("ann")
-    assert kept is not None
-    assert [one.text for one in kept.texts] == ["abba"]
+    profile = service.show("ann")
+    assert profile is not None
+    assert [text.text for text in profile.texts] == ["abba"]

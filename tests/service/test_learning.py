@@ -1,4 +1,4 @@
-"""What a served model is known by."""
+"""Served models: their identity, and the contexts that they accept."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,37 +17,37 @@ from tests.service.oracle import learned_by_library, learned_by_service
 from tests.small_runs import make_letters
 
 
-def test_who_learns_otherwise_is_another_model(tmp_path: Path) -> None:
+def test_identity_depends_on_the_learning_rule(tmp_path: Path) -> None:
     run = runs.make_run(tmp_path / "run")
-    found = [ServedModel(run).identity]
+    identities = [ServedModel(run).identity]
     for rule in (LearningRule(), LearningRule(rate=0.2), LearningRule(reach=0), LearningRule(reach=1.5)):
         rule.save(run)
-        found.append(ServedModel(Run.open(run.folder)).identity)
-    assert found[0] == found[1]
-    assert len(set(found)) == 4
+        identities.append(ServedModel(Run.open(run.folder)).identity)
+    assert identities[0] == identities[1]
+    assert len(set(identities)) == 4
 
 
-def test_context_does_not_say_who_types(service: Service) -> None:
-    said = "context who: in this model it is who types; valid is to say `user` alone"
+def test_user_column_is_refused_as_context(service: Service) -> None:
+    message = "context who: this column is the user of the model; set `user` instead"
     for user in (None, "ann"):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             service.complete(CompletionRequest("a", user=user, context={"who": "ann"}))
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         service.accept("ann", "abba", context={"who": "bob"})
     assert service.show("ann") is None
 
 
-def test_a_model_that_learns_nobody_holds_up_no_other(
-    opened: Callable[..., Service], models: tuple[ServedModel, ServedModel], tmp_path: Path
+def test_model_without_users_does_not_block_a_later_model(
+    open_service: Callable[..., Service], models: tuple[ServedModel, ServedModel], tmp_path: Path
 ) -> None:
-    made = make_letters(spread=0.8)
-    nobodys = Run.create(tmp_path / "run", made.config, made.tokenizer, made.schema)
-    nobodys.save_weights({})
-    service = opened(models[0])
+    letters = make_letters(spread=0.8)
+    run = Run.create(tmp_path / "run", letters.config, letters.tokenizer, letters.schema)
+    run.save_weights({})
+    service = open_service(models[0])
     service.accept("ann", "abba")
-    service.replace_model(ServedModel(Run.open(nobodys.folder)))
+    service.replace_model(ServedModel(Run.open(run.folder)))
     assert service.complete(CompletionRequest("ab", "ann")).results
-    with pytest.raises(UserError, match="does not tell people apart"):
+    with pytest.raises(UserError, match="does not distinguish users"):
         service.accept("ann", "abc")
     assert service.relearn("ann")
     service.replace_model(models[1])
@@ -59,13 +59,13 @@ def test_a_model_that_learns_nobody_holds_up_no_other(
 def test_boolean_and_number_are_different_contexts(
     service: Service, model: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun: list[Any] = []
+    cities: list[Any] = []
 
     def begin(record: Record | None, context: Any) -> Any:
-        begun.append(context["city"])
+        cities.append(context["city"])
         return ServedModel.begin(model, record, context)
 
     monkeypatch.setattr(model, "begin", begin)
     for value in (1, True, 0, False, 1, True, 0, False):
         service.complete(CompletionRequest("a", context={"city": value}))
-    assert [(value, type(value)) for value in begun] == [(1, int), (True, bool), (0, int), (False, bool)]
+    assert [(value, type(value)) for value in cities] == [(1, int), (True, bool), (0, int), (False, bool)]

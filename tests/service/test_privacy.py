@@ -1,4 +1,4 @@
-"""What is withheld, and what is not; how much is kept; how times are written."""
+"""Which texts are withheld, how many are saved, and how durations are written."""
 
 import time
 from typing import Any
@@ -42,7 +42,7 @@ WITHHELD = {
         "mot de passe :  soleil",
         "aZ3kP9qL2mN8vB4xC7tR",
     ],
-    "a pattern": ["project Zeus plans", "zeus"],
+    "a withheld pattern": ["project Zeus plans", "zeus"],
 }
 PLAIN = [
     "how to bake bread",
@@ -70,14 +70,14 @@ PLAIN = [
 RULES = Privacy(withheld_patterns=("(?i)zeus",))
 
 
-@pytest.mark.parametrize(("reason", "text"), [(why, text) for why, texts in WITHHELD.items() for text in texts])
-def test_what_looks_secret_is_withheld(reason: str, text: str) -> None:
+@pytest.mark.parametrize(("reason", "text"), [(reason, text) for reason, texts in WITHHELD.items() for text in texts])
+def test_secrets_are_withheld(reason: str, text: str) -> None:
     assert RULES.withhold_reason(text) == reason
     assert RULES.withhold_reason("bread", {"city": "Oslo", "place": text, "stars": 4111111111111111}) == reason
 
 
 @pytest.mark.parametrize("text", PLAIN, ids=ascii)
-def test_what_people_type_is_not(text: str) -> None:
+def test_ordinary_texts_are_not_withheld(text: str) -> None:
     assert RULES.withhold_reason(text) is None
 
 
@@ -102,25 +102,34 @@ def test_what_people_type_is_not(text: str) -> None:
     ],
     ids=lambda text: text[:12],
 )
-def test_no_text_takes_long(text: str) -> None:
-    begun = time.process_time()
+def test_search_for_secrets_is_fast_in_any_text(text: str) -> None:
+    start = time.process_time()
     RULES.withhold_reason(text)
-    assert time.process_time() - begun < 2
+    assert time.process_time() - start < 2
 
 
-def test_a_pattern_that_never_ends_withholds() -> None:
-    begun = time.perf_counter()
-    assert Privacy(withheld_patterns=("(a|aa)+$",)).withhold_reason("a" * 60 + "b") == "a pattern"
-    assert time.perf_counter() - begun < 5
+def test_text_is_withheld_if_a_pattern_takes_too_long() -> None:
+    start = time.perf_counter()
+    assert Privacy(withheld_patterns=("(a|aa)+$",)).withhold_reason("a" * 60 + "b") == "a withheld pattern"
+    assert time.perf_counter() - start < 5
 
 
-@pytest.mark.parametrize("values", [{"never": ("(",)}, {"never": ("",)}, {"never": ("x*",)}, {"most": 0}, {"keep": 0}])
-def test_rules_that_make_no_sense_are_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"not a regular expression|every text has it|at least 1 text"):
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"withheld_patterns": ("(",)},
+        {"withheld_patterns": ("",)},
+        {"withheld_patterns": ("x*",)},
+        {"max_texts": 0},
+        {"retention": 0},
+    ],
+)
+def test_invalid_rules_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"not a regular expression|matches every text|at least 1 text"):
         Privacy(**values)
 
 
-def test_the_newest_that_fit_are_kept() -> None:
+def test_newest_texts_within_the_limits_are_saved() -> None:
     texts = tuple(StoredText(number, "é" * 10, number) for number in range(10))
     assert Privacy(max_texts=3).newest(texts) == texts[-3:]
     assert Privacy().newest(texts) == texts
@@ -133,11 +142,11 @@ def test_the_newest_that_fit_are_kept() -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90d", 7_776_000), ("12h", 43_200), ("30m", 1800), ("1s", 1), ("2w", 1_209_600)]
 )
-def test_times(text: str, seconds: int) -> None:
+def test_durations_are_parsed(text: str, seconds: int) -> None:
     assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "d", "90", "-1d", "1.5d", "0d", "1y", "٣d", "1" * 20 + "d", " 1d"])
-def test_times_that_are_none(text: str) -> None:
+def test_invalid_durations_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="such as 90d"):
         parse_duration(text)

@@ -1,4 +1,4 @@
-"""What is kept of a person, as bytes: whole, of that person, or refused."""
+"""The record of a user as bytes: complete and of that user, or refused."""
 
 import zlib
 from typing import Any
@@ -33,7 +33,7 @@ FULL = msgspec.structs.replace(
 )
 
 
-def test_bytes_hold_all_of_a_person() -> None:
+def test_bytes_contain_the_whole_record() -> None:
     full = msgspec.structs.replace(FULL, keys=FULL.with_key("a", 3))
     assert Record.from_bytes(full.to_bytes(), "Ann 1") == full
     assert full.oldest == 7
@@ -43,7 +43,7 @@ def test_bytes_hold_all_of_a_person() -> None:
     assert full.state(b"n" * 16) is None
 
 
-def test_every_flipped_bit_is_refused() -> None:
+def test_every_flipped_bit_is_detected() -> None:
     content = FULL.to_bytes()
     for bit in range(8 * len(content)):
         flipped = bytearray(content)
@@ -53,13 +53,13 @@ def test_every_flipped_bit_is_refused() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"fcp", b"fcp\x01", FULL.to_bytes()[:-1], FULL.to_bytes() + b"\0"], ids=len)
-def test_what_was_cut_off_or_added_to_is_refused(content: bytes) -> None:
+def test_truncated_or_extended_bytes_are_refused(content: bytes) -> None:
     with pytest.raises(DamagedRecordError, match="truncated or altered"):
         Record.from_bytes(content, "Ann 1")
 
 
-def test_another_person_is_refused_without_a_name() -> None:
-    with pytest.raises(DamagedRecordError, match="another person") as caught:
+def test_record_of_another_user_is_refused_without_naming_the_user() -> None:
+    with pytest.raises(DamagedRecordError, match="another user") as caught:
         Record.from_bytes(FULL.to_bytes(), "Bob")
     assert "Ann" not in str(caught.value)
 
@@ -68,47 +68,47 @@ def test_another_person_is_refused_without_a_name() -> None:
     ("body", "error", "message"),
     [
         (b"fcp\x02" + FULL.to_bytes()[4:-4], UserError, "its format is 2, this factorcell reads up to 1"),
-        (b"fcp\x01" + b"\xc1", DamagedRecordError, "cannot be read"),
-        (b"fcp\x01" + msgspec.msgpack.encode(["Ann 1", "1"]), DamagedRecordError, "cannot be read"),
-        (FULL.to_bytes()[:-4].replace(b"Oslo", b"Osl\xff"), DamagedRecordError, "cannot be read"),
-        (FULL.to_bytes()[:-4].replace(b"city", b"\xed\xa0\x80y"), DamagedRecordError, "cannot be read"),
-        (FULL.to_bytes()[:-4].replace("é".encode(), b"\xf0\x9f"), DamagedRecordError, "cannot be read"),
+        (b"fcp\x01" + b"\xc1", DamagedRecordError, "cannot be decoded"),
+        (b"fcp\x01" + msgspec.msgpack.encode(["Ann 1", "1"]), DamagedRecordError, "cannot be decoded"),
+        (FULL.to_bytes()[:-4].replace(b"Oslo", b"Osl\xff"), DamagedRecordError, "cannot be decoded"),
+        (FULL.to_bytes()[:-4].replace(b"city", b"\xed\xa0\x80y"), DamagedRecordError, "cannot be decoded"),
+        (FULL.to_bytes()[:-4].replace("é".encode(), b"\xf0\x9f"), DamagedRecordError, "cannot be decoded"),
     ],
 )
-def test_well_sealed_bytes_of_no_person_are_refused(body: bytes, error: type[Exception], message: str) -> None:
+def test_invalid_content_with_a_valid_checksum_is_refused(body: bytes, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         Record.from_bytes(body + zlib.crc32(body).to_bytes(4, "little"), "Ann 1")
 
 
 @pytest.mark.parametrize("content", [b"caf\xe9", b"\xed\xa0\x80", b"\xf0\x9f\x98", b"\xff"])
-def test_ids_of_a_store_that_are_not_utf8(content: bytes) -> None:
+def test_stored_ids_that_are_not_utf8_are_refused(content: bytes) -> None:
     assert decoded_id("é\U0001f600".encode()) == "é\U0001f600"
     with pytest.raises(DamagedRecordError, match="not UTF-8"):
         decoded_id(content)
 
 
-def test_keys_and_states_are_bounded() -> None:
-    person = Record.new("Ann", 0)
+def test_number_of_keys_and_states_is_bounded() -> None:
+    record = Record.new("Ann", 0)
     for number in range(MAX_KEYS + 5):
-        person = msgspec.structs.replace(person, keys=person.with_key(f"k{number}", number))
-    assert len(person.keys) == MAX_KEYS
-    assert (person.number_of("k4"), person.number_of("k5")) == (None, 5)
+        record = msgspec.structs.replace(record, keys=record.with_key(f"k{number}", number))
+    assert len(record.keys) == MAX_KEYS
+    assert (record.number_of("k4"), record.number_of("k5")) == (None, 5)
     for number in range(MAX_STATES + 1):
         state = LearnedState(bytes([number]) * 16, 1, b"")
-        person = msgspec.structs.replace(person, states=person.with_state(state))
-    assert [state.model[0] for state in person.states] == list(range(1, MAX_STATES + 1))
+        record = msgspec.structs.replace(record, states=record.with_state(state))
+    assert [state.model[0] for state in record.states] == list(range(1, MAX_STATES + 1))
     again = LearnedState(bytes([1]) * 16, 2, b"")
-    assert [(state.model[0], state.last_number) for state in person.with_state(again)] == [(2, 1), (1, 2)]
+    assert [(state.model[0], state.last_number) for state in record.with_state(again)] == [(2, 1), (1, 2)]
 
 
-def test_a_key_is_kept_as_a_digest() -> None:
-    person = msgspec.structs.replace(FULL, keys=FULL.with_key("my secret", 1))
-    assert b"my secret" not in person.to_bytes()
+def test_idempotency_key_is_stored_as_a_digest() -> None:
+    record = msgspec.structs.replace(FULL, keys=FULL.with_key("my secret", 1))
+    assert b"my secret" not in record.to_bytes()
 
 
 @pytest.mark.parametrize("user", ["", "a" * 257, "é" * 129, "a\nb", "a\0", "\ud800", "a\u202eb", 7, None])
-def test_ids_that_are_none_are_refused(user: Any) -> None:
-    with pytest.raises(UserError, match="a user's id is 1 to 256 bytes of printable characters"):
+def test_invalid_ids_are_refused(user: Any) -> None:
+    with pytest.raises(UserError, match="user id: expected 1 to 256 bytes of printable characters"):
         checked_id(user)
 
 
@@ -118,24 +118,24 @@ def test_ids_may_be_any_printable_text(user: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "k" * 257, 5])
-def test_keys_that_are_none_are_refused(key: Any) -> None:
-    with pytest.raises(UserError, match="an idempotency key has 1 to 256 characters"):
+def test_invalid_keys_are_refused(key: Any) -> None:
+    with pytest.raises(UserError, match="idempotency key: expected 1 to 256 characters"):
         check_key(key)
 
 
 @pytest.mark.parametrize(
     "value", [None, [1], "x" * 1001, float("nan"), float("inf"), 10**30, "\ud800", b"x"], ids=ascii
 )
-def test_contexts_that_cannot_be_kept_are_refused(value: Any) -> None:
+def test_invalid_contexts_are_refused(value: Any) -> None:
     with pytest.raises(UserError, match="context"):
         checked_context({"city": value})
 
 
-def test_contexts_come_back_as_they_were() -> None:
+def test_contexts_are_restored_exactly() -> None:
     context = {"city": "Oslo", "stars": 5, "lat": 1e14, "member": True, "new": False}
-    person = msgspec.structs.replace(FULL, texts=(StoredText(1, "a", 0, checked_context(context)),))
-    found = Record.from_bytes(person.to_bytes(), "Ann 1").texts[0].context
-    assert [(name, value, type(value)) for name, value in found.items()] == [
+    record = msgspec.structs.replace(FULL, texts=(StoredText(1, "a", 0, checked_context(context)),))
+    restored = Record.from_bytes(record.to_bytes(), "Ann 1").texts[0].context
+    assert [(name, value, type(value)) for name, value in restored.items()] == [
         (name, value, type(value)) for name, value in context.items()
     ]
     assert checked_context(None) == {}

@@ -1,4 +1,4 @@
-"""An anonymous run: no name of a user is in any of its files, and its users are all unknown afterwards."""
+"""Anonymous runs: no file contains the name of a user, and every user is unknown to the run."""
 
 from pathlib import Path
 from typing import Any
@@ -24,33 +24,33 @@ DATA = {"tokenizer": "char", "user": "who", "context": ["place"], "min_count": 1
 MODEL = {"embedding_size": 4, "hidden_size": 5, "context_size": 2, "variable_size": 2, "rank": 1}
 
 
-def trained(folder: Path, **data: Any) -> Run:
+def train_run(folder: Path, **data: Any) -> Run:
     training = {"epochs": 2, "batch_tokens": 100, "evaluations": 1, "canaries": 3}
-    made = Config.of(**{**DATA, "max_tokens": 20, **data, **MODEL, **training})
+    config = Config.of(**{**DATA, "max_tokens": 20, **data, **MODEL, **training})
     rows = [*ROWS, *({**row, "text": "abcdefghijklmnopqrstuvwxyz"} for row in ROWS)]
-    run = fit(rows, ROWS[:4], made, folder)
-    found = evaluate_by_columns(run, ROWS, by=["who", "place"], unknown="group")
-    results.save_result(run, results.evaluation_row(run, ROWS, found), found.texts)
+    run = fit(rows, ROWS[:4], config, folder)
+    evaluation = evaluate_by_columns(run, ROWS, by=["who", "place"], unknown="group")
+    results.save_result(run, results.evaluation_row(run, ROWS, evaluation), evaluation.texts)
     results.classify_and_save(run, ROWS, "who")
     return Run.open(folder)
 
 
 @pytest.fixture(scope="module")
 def anonymous(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return trained(tmp_path_factory.mktemp("anonymous") / "run", anonymous=True)
+    return train_run(tmp_path_factory.mktemp("anonymous") / "run", anonymous=True)
 
 
-def named_in(run: Run) -> set[str]:
-    """The names of users that any file of a run folder holds, as they are or escaped."""
+def names_in_files(run: Run) -> set[str]:
+    """Return the names of users that any file of a run folder contains, plain or escaped."""
     content = b"".join(path.read_bytes() for path in run.folder.rglob("*") if path.is_file())
     forms = {name: (name.encode(), name.encode("unicode_escape"), ascii(name)[1:-1].encode()) for name in NAMES}
-    return {name for name, written in forms.items() if any(form in content for form in written)}
+    return {name for name, encoded in forms.items() if any(form in content for form in encoded)}
 
 
 def test_no_file_of_the_folder_names_a_user(anonymous: Run, tmp_path: Path) -> None:
-    assert named_in(anonymous) == set()
-    assert named_in(trained(tmp_path / "run")) >= set(NAMES[:2])  # the names are there to be found
-    assert b"Graz" in (anonymous.folder / "results.jsonl").read_bytes()  # other columns are noted as ever
+    assert names_in_files(anonymous) == set()
+    assert names_in_files(train_run(tmp_path / "run")) >= set(NAMES[:2])  # a run that is not anonymous contains them
+    assert b"Graz" in (anonymous.folder / "results.jsonl").read_bytes()  # other columns are not anonymized
 
 
 def test_an_anonymous_run_reads_every_name_as_the_unknown_user(anonymous: Run) -> None:
@@ -68,10 +68,10 @@ def test_an_anonymous_run_reads_every_name_as_the_unknown_user(anonymous: Run) -
 
 def test_users_are_learned_online_in_an_anonymous_run(anonymous: Run) -> None:
     user = learn_one(anonymous, User.new(anonymous), "the sea", {"place": "Graz"})
-    assert user.seen == 1
+    assert user.text_count == 1
     assert Completer(anonymous).complete("the", user)
 
 
 def test_anonymous_needs_a_user_column() -> None:
-    with pytest.raises(UserError, match="anonymous leaves out the names of users"):
+    with pytest.raises(UserError, match="anonymous requires the column with the author"):
         Config.of(anonymous=True)

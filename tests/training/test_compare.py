@@ -1,4 +1,4 @@
-"""The models side by side: how often they are trained and read, and what becomes of it."""
+"""Comparisons: the models are trained with the same options, resumed, and compared with an n-gram model."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 from factorcell import files
 from factorcell.config import Config, UserError
 from factorcell.evaluation import perplexity, text_figures
-from factorcell.evaluation.ngram import USUAL, NGram, count_ngrams
+from factorcell.evaluation.ngram import DEFAULT_ORDER, NGram, count_ngrams
 from factorcell.model.run import Run, training_facts
 from factorcell.reports.runs import report_page
 from factorcell.training.compare import compare
@@ -33,31 +33,31 @@ CONFIG = Config.of(
     learning_rate=1e-2,
     seed=5,
 )
-TRAIN, HELD = ROWS * 3, [*ROWS, {**ROWS[0], "text": "the sun is cold"}]
+TRAIN, TEST = ROWS * 3, [*ROWS, {**ROWS[0], "text": "the sun is cold"}]
 MODELS = ("unadapted", "factorcell")
 
 
-def compared(folder: Path, ngram: bool = False, **more: Any) -> Any:
-    """The two models, on rows in memory."""
-    return compare(TRAIN, ROWS, HELD, CONFIG, folder, models=MODELS, target="city", ngram=ngram, **more)
+def run_comparison(folder: Path, ngram: bool = False, **options: Any) -> Any:
+    """Compare the two models on rows in memory."""
+    return compare(TRAIN, ROWS, TEST, CONFIG, folder, models=MODELS, target="city", ngram=ngram, **options)
 
 
 def test_chosen_options_are_reported_once(tmp_path: Path) -> None:
-    said: list[str] = []
-    made = Plan(CONFIG, ("rank", "epochs"))
-    compare(TRAIN, ROWS, HELD, made, tmp_path, models=MODELS, notify=said.append)
-    chosen, more = (line for line in said if line.startswith("chosen, "))
-    assert chosen == "chosen, model: rank 2"
-    assert more.startswith("chosen, training: epochs 2")
-    assert said.index(chosen) < said.index(f"unadapted -> {tmp_path / 'unadapted'}")
+    notices: list[str] = []
+    base_plan = Plan(CONFIG, ("rank", "epochs"))
+    compare(TRAIN, ROWS, TEST, base_plan, tmp_path, models=MODELS, notify=notices.append)
+    model, training = (line for line in notices if line.startswith("chosen "))
+    assert model == "chosen model options: rank 2"
+    assert training.startswith("chosen training options: epochs 2")
+    assert notices.index(model) < notices.index(f"unadapted -> {tmp_path / 'unadapted'}")
 
 
-def test_seeds_add_trainings_to_a_comparison_that_resumes(tmp_path: Path) -> None:
-    once = compared(tmp_path)
+def test_a_resumed_comparison_can_add_seeds(tmp_path: Path) -> None:
+    once = run_comparison(tmp_path)
     assert [row["trainings"] for row in once] == [1, 1]
-    assert [dict(row) for row in compared(tmp_path, resume=True)] == [dict(row) for row in once]
+    assert [dict(row) for row in run_comparison(tmp_path, resume=True)] == [dict(row) for row in once]
     weights = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/weights.safetensors")}
-    several = compared(tmp_path, seeds=3, resume=True)
+    several = run_comparison(tmp_path, seeds=3, resume=True)
     assert {path: path.stat().st_mtime_ns for path in weights} == weights
     assert {path.name for path in tmp_path.iterdir()} == {
         f"{model}{end}" for model in MODELS for end in ("", "-seed-6", "-seed-7")
@@ -65,9 +65,9 @@ def test_seeds_add_trainings_to_a_comparison_that_resumes(tmp_path: Path) -> Non
     for row in several:
         runs = [Run.open(tmp_path / f"{row['model']}{end}") for end in ("", "-seed-6", "-seed-7")]
         assert [run.config.training.seed for run in runs] == [5, 6, 7]
-        reached = [perplexity.evaluate(run, HELD)["perplexity"] for run in runs]
-        assert row["perplexity"] == pytest.approx(float(np.exp(np.mean(np.log(reached)))))
-        assert row["perplexity_deviation"] == pytest.approx(float(np.std(reached, ddof=1)))
+        perplexities = [perplexity.evaluate(run, TEST)["perplexity"] for run in runs]
+        assert row["perplexity"] == pytest.approx(float(np.exp(np.mean(np.log(perplexities)))))
+        assert row["perplexity_deviation"] == pytest.approx(float(np.std(perplexities, ddof=1)))
     base, adapted = several
     assert adapted["gain"] == pytest.approx(1 - adapted["perplexity"] / base["perplexity"])
     accuracies = [
@@ -80,9 +80,9 @@ def test_seeds_add_trainings_to_a_comparison_that_resumes(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("target", "test", "message"),
     [
-        ("town", HELD, "unknown context variable 'town'"),
-        ("lon", HELD, "lon is a number; only the values of a category can be told apart"),
-        ("city", [{**row, "city": None} for row in HELD], "no text has a value of city to choose among"),
+        ("town", TEST, "unknown context variable 'town'"),
+        ("lon", TEST, "lon: expected a category, got a variable of kind number"),
+        ("city", [{**row, "city": None} for row in TEST], "no text has a candidate value of city"),
     ],
 )
 def test_a_target_that_cannot_be_classified_is_refused_before_training(
@@ -95,47 +95,47 @@ def test_a_target_that_cannot_be_classified_is_refused_before_training(
 
 
 def test_a_comparison_with_other_options_is_not_resumed(tmp_path: Path) -> None:
-    compared(tmp_path)
+    run_comparison(tmp_path)
     other = replace(CONFIG, training=replace(CONFIG.training, epochs=3.0))
-    with pytest.raises(UserError, match=r"unadapted was begun with epochs = 2.0, not 3.0; nothing resumed"):
-        compare(TRAIN, ROWS, HELD, other, tmp_path, models=MODELS, target="city", ngram=False, resume=True)
+    with pytest.raises(UserError, match=r"unadapted: cannot resume; expected epochs = 2.0 as before, got 3.0"):
+        compare(TRAIN, ROWS, TEST, other, tmp_path, models=MODELS, target="city", ngram=False, resume=True)
 
 
 def test_the_last_row_is_an_n_gram_model_of_the_same_training_texts(tmp_path: Path) -> None:
-    found = compare(TRAIN, None, HELD, CONFIG, tmp_path, models=MODELS)
-    first, _, row = found
+    comparison = compare(TRAIN, None, TEST, CONFIG, tmp_path, models=MODELS)
+    first, _, row = comparison
     run, model = Run.open(tmp_path / "unadapted"), NGram.open(tmp_path / "ngram")
     corpus, _ = read_corpora(TRAIN, None, CONFIG, progress=False)
     assert len(corpus) == len(TRAIN) - round(len(TRAIN) * HELD_OUT)
     assert model.tokenizer.tokens == run.tokenizer.tokens
-    for ours, counted in zip(model.grams, count_ngrams(corpus, len(model.grams)), strict=True):
-        assert np.array_equal(ours.counts, counted.counts)
-    assert (row["model"], row["trainings"], len(model.grams)) == ("ngram", 1, USUAL)
-    assert row["perplexity"] == pytest.approx(perplexity.evaluate(model, HELD)["perplexity"])
+    for saved, counted in zip(model.grams, count_ngrams(corpus, len(model.grams)), strict=True):
+        assert np.array_equal(saved.counts, counted.counts)
+    assert (row["model"], row["trainings"], len(model.grams)) == ("ngram", 1, DEFAULT_ORDER)
+    assert row["perplexity"] == pytest.approx(perplexity.evaluate(model, TEST)["perplexity"])
     assert row["gain"] == pytest.approx(1 - row["perplexity"] / first["perplexity"])
     assert row["gain_low"] <= row["gain"] <= row["gain_high"]
     page = report_page(sorted(tmp_path / name for name in (*MODELS, "ngram")))
-    assert "gain over unadapted" in page, "whatever their names are, an n-gram model is the last"
+    assert "gain over unadapted" in page, "an n-gram model is the last, whatever the names are"
     assert f"{row['perplexity']:.2f}" in page
-    every = sorted(path.parent for name in ("config.json", "ngram.json") for path in tmp_path.glob(f"*/{name}"))
-    assert report_page([tmp_path]) == report_page(every), "a folder of runs stands for all of them"
+    folders = sorted(path.parent for name in ("config.json", "ngram.json") for path in tmp_path.glob(f"*/{name}"))
+    assert report_page([tmp_path]) == report_page(folders), "a folder of runs is read as all runs in it"
 
 
-def test_a_training_keeps_the_nats_of_its_development_texts(tmp_path: Path) -> None:
-    compared(tmp_path)
+def test_a_training_saves_the_nats_of_its_development_texts(tmp_path: Path) -> None:
+    run_comparison(tmp_path)
     for name in MODELS:
         run = Run.open(tmp_path / name)
         key = training_facts(run.folder)["development_key"]
-        found, corpus = text_figures.load(run.folder, key), run.prepare(ROWS)
+        saved, corpus = text_figures.load(run.folder, key), run.prepare(ROWS)
         for figure, sums in text_figures.figures_from_nats(run.nats(corpus), corpus).items():
             assert sums.key == key
-            np.testing.assert_allclose(found[figure].numerator, sums.numerator, rtol=1e-5)
-            assert found[figure].denominator.tolist() == sums.denominator.tolist()
+            np.testing.assert_allclose(saved[figure].numerator, sums.numerator, rtol=1e-5)
+            assert saved[figure].denominator.tolist() == sums.denominator.tolist()
         assert (training_facts(run.folder)["context"] is None) == (name == "unadapted")
 
 
 @pytest.mark.parametrize("seeds", [0, -1, 1001])
 def test_an_invalid_number_of_seeds_is_refused(tmp_path: Path, seeds: int) -> None:
     with pytest.raises(UserError, match=r"seeds is -?\d+"):
-        compared(tmp_path / "new", seeds=seeds)
+        run_comparison(tmp_path / "new", seeds=seeds)
     assert not (tmp_path / "new").exists()

@@ -1,10 +1,10 @@
-"""Models trained for seconds on two dialects whose entropy is known: what context must gain, and cannot.
+"""Models trained on two dialects whose entropy is known: no model is better, and the FactorCell comes near.
 
-The truth given the dialect is N_c nats. A model that is not told the dialect can at best weigh both by Bayes' rule,
+The truth given the dialect is N_c nats. A model that does not know the dialect can at best weigh both by Bayes' rule,
 
     N = -log((exp -N_0 + exp -N_1) / 2),
 
-so the truth is below this mixture, on many texts, and every unadapted model is above it. See synthetic.py.
+so on many texts the truth is below this mixture, and every unadapted model is above it. See synthetic.py.
 """
 
 import numpy as np
@@ -19,9 +19,9 @@ from tests.synthetic import NAMES, dialects
 MODELS = ("unadapted", "softmaxbias", "factorcell")
 
 
-def config(name: str) -> Config:
-    """One of the models of the paper; the FactorCell is trained with the sampled softmax."""
-    loss = {"loss": "sampled", "samples": 30} if name == "factorcell" else {}
+def make_config(model: str) -> Config:
+    """Return the config of a model of the paper; the FactorCell is trained with the sampled softmax."""
+    loss = {"loss": "sampled", "samples": 30} if model == "factorcell" else {}
     return Config.of(
         **{
             "context": ("dialect",),
@@ -37,27 +37,28 @@ def config(name: str) -> Config:
             "evaluations": 1,
             **loss,
         }
-    ).with_model(name)
+    ).with_model(model)
 
 
 @pytest.fixture(scope="module")
 def perplexities(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
-    """Perplexity on unseen texts of `MODELS`, of the `truth`, and of the `mixture` of both dialects."""
+    """The perplexities on unseen texts of `MODELS`, of the `truth`, and of the `mixture` of both dialects."""
     chains, folder = dialects(), tmp_path_factory.mktemp("dialects")
     dev_rows = chains.sample(1500, seed=2)
-    corpus = prepare(chains.sample(10_000, seed=1), config("factorcell"))
-    dev = prepare(dev_rows, config("factorcell"), tokenizer=corpus.tokenizer, schema=corpus.schema)
+    corpus = prepare(chains.sample(10_000, seed=1), make_config("factorcell"))
+    dev = prepare(dev_rows, make_config("factorcell"), tokenizer=corpus.tokenizer, schema=corpus.schema)
     nats = np.stack([chains.nats(row["text"]) for row in dev_rows])
-    own = nats[np.arange(len(nats)), [NAMES.index(row["dialect"]) for row in dev_rows]]
+    true_nats = nats[np.arange(len(nats)), [NAMES.index(row["dialect"]) for row in dev_rows]]
     mixture = np.log(2) - np.logaddexp(-nats[:, 0], -nats[:, 1])
-    found = {
-        name: float(np.exp(part.sum() / dev.target_count)) for name, part in (("truth", own), ("mixture", mixture))
+    result = {
+        name: float(np.exp(part.sum() / dev.target_count))
+        for name, part in (("truth", true_nats), ("mixture", mixture))
     }
     for name in MODELS:
-        run = Run.create(folder / name, config(name), corpus.tokenizer, corpus.schema)
-        found[name] = list(train(run, corpus, dev))[-1]["perplexity"]
-    assert found["truth"] == pytest.approx(chains.perplexity(), rel=0.02)
-    return found
+        run = Run.create(folder / name, make_config(name), corpus.tokenizer, corpus.schema)
+        result[name] = list(train(run, corpus, dev))[-1]["perplexity"]
+    assert result["truth"] == pytest.approx(chains.perplexity(), rel=0.02)
+    return result
 
 
 def test_the_factorcell_reaches_the_known_entropy(perplexities: dict[str, float]) -> None:
@@ -73,6 +74,6 @@ def test_the_factorcell_beats_every_possible_unadapted_model(perplexities: dict[
     assert perplexities["factorcell"] < 0.98 * perplexities["mixture"]
 
 
-def test_adapted_cells_beat_an_adapted_bias_which_beats_no_adaptation(perplexities: dict[str, float]) -> None:
+def test_a_factorcell_beats_a_softmax_bias_which_beats_an_unadapted_model(perplexities: dict[str, float]) -> None:
     assert perplexities["factorcell"] < 0.98 * perplexities["softmaxbias"]
     assert perplexities["softmaxbias"] < 0.99 * perplexities["unadapted"]

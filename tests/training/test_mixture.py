@@ -1,4 +1,4 @@
-"""Mixtures: weights against plain searches, nats against probabilities written out, and what does not mix."""
+"""Mixtures: weights against exhaustive searches, nats against explicit sums, and models that cannot be mixed."""
 
 import dataclasses
 import itertools
@@ -23,13 +23,13 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def likelihood(nats: Array, weights: Array, prior: Array) -> float:
-    """The log of what EM maximises, from probabilities."""
-    known = prior > 0
-    return float(np.log(np.exp(-nats) @ weights).sum() + (prior[known] * np.log(weights[known])).sum())
+    """Return the logarithm of the objective of EM, computed from probabilities."""
+    has_prior = prior > 0
+    return float(np.log(np.exp(-nats) @ weights).sum() + (prior[has_prior] * np.log(weights[has_prior])).sum())
 
 
-def golden(nats: Array, prior: Array) -> float:
-    """The first of two weights with the largest likelihood, by golden section."""
+def golden_section(nats: Array, prior: Array) -> float:
+    """Return the first of two weights that maximize the likelihood, by golden-section search."""
     low, high, ratio = 0.0, 1.0, (5**0.5 - 1) / 2
     for _ in range(80):
         left, right = high - ratio * (high - low), low + ratio * (high - low)
@@ -45,7 +45,7 @@ def test_weights_of_two_models_agree_with_golden_section_search(seed: int, stren
     nats = generator.exponential(2.0, (300, 2)) + np.array([0.0, 0.2 * seed])
     prior = strength * np.array([0.3, 0.7])
     weights = fit_weights(nats, prior)
-    assert weights[0] == pytest.approx(golden(nats, prior), abs=1e-4)
+    assert weights[0] == pytest.approx(golden_section(nats, prior), abs=1e-4)
     assert weights.sum() == pytest.approx(1, abs=1e-12)
 
 
@@ -71,16 +71,16 @@ def test_weights_of_degenerate_mixtures() -> None:
     same = np.concatenate([nats, nats], axis=1)
     assert np.allclose(fit_weights(same), 0.5)
     assert np.allclose(mixed_nats(same, np.array([0.2, 0.8])), nats[:, 0])
-    none = np.zeros((0, 3))
-    assert np.allclose(fit_weights(none), 1 / 3)
-    assert np.allclose(fit_weights(none, np.array([1.0, 2.0, 5.0])), [1 / 8, 2 / 8, 5 / 8])
+    empty = np.zeros((0, 3))
+    assert np.allclose(fit_weights(empty), 1 / 3)
+    assert np.allclose(fit_weights(empty, np.array([1.0, 2.0, 5.0])), [1 / 8, 2 / 8, 5 / 8])
     far = np.array([[1000.0, 1001.0], [2000.0, 1999.0]])
     assert np.allclose(fit_weights(far), 0.5)
     assert np.allclose(mixed_nats(far, np.array([0.5, 0.5])), np.array([1000.0, 1999.0]) - np.log(0.5 + 0.5 / np.e))
 
 
 def make_runs(folder: Path) -> list[Run]:
-    """Three runs with random weights and one vocabulary, whose contexts differ."""
+    """Return three runs with random weights, the same vocabulary and different contexts."""
     contexts: list[tuple[str, ...]] = [("stars", "lon:number"), small_runs.CONTEXT, ("lat:number",)]
     runs = [small_runs.make_run(folder / f"run{number}", context) for number, context in enumerate(contexts)]
     for run in runs:
@@ -93,8 +93,8 @@ def runs(tmp_path: Path) -> list[Run]:
     return make_runs(tmp_path)
 
 
-def by_hand(runs: list[Run], row: dict[str, Any], weights: Array) -> Array:
-    """The nats of one text: each run's probabilities step by step, weighed and added."""
+def expected_nats(runs: list[Run], row: dict[str, Any], weights: Array) -> Array:
+    """Return the nats of a text from the weighted sum of the runs' probabilities."""
     parts = [np.exp(-np.array(small_runs.nats_of(run, row))) for run in runs]
     return np.asarray(-np.log(np.tensordot(weights, parts, 1)))
 
@@ -106,17 +106,17 @@ def test_nats_are_those_of_the_mixed_probabilities(runs: list[Run], tmp_path: Pa
     expected: list[float] = []
     for row in small_runs.ROWS:
         number = 1 + ("Oslo", "Nice").index(row["city"])
-        expected += by_hand(runs, row, mixed.weights[number]).tolist()
+        expected += expected_nats(runs, row, mixed.weights[number]).tolist()
     assert np.allclose(mixed.nats(corpus), expected, atol=1e-5)
     assert np.allclose(mixed.weights.sum(axis=1), 1)
     assert not np.allclose(mixed.weights[1], mixed.weights[2], atol=1e-3)
     other = {**small_runs.ROWS[0], "city": "Bergen"}
     unseen = mixed.prepare([other], unknown="group")
-    assert np.allclose(mixed.nats(unseen), by_hand_unseen(runs, other, mixed.weights[0]), atol=1e-5)
+    assert np.allclose(mixed.nats(unseen), expected_nats_of_unknown(runs, other, mixed.weights[0]), atol=1e-5)
 
 
-def by_hand_unseen(runs: list[Run], row: dict[str, Any], weights: Array) -> Array:
-    """As `by_hand`, for a text with a value that is grouped as unknown."""
+def expected_nats_of_unknown(runs: list[Run], row: dict[str, Any], weights: Array) -> Array:
+    """Return the nats of a text whose context value is grouped as unknown, from a weighted sum of probabilities."""
     parts = [np.exp(-run.nats(run.prepare([row], unknown="group")).astype(float)) for run in runs]
     return np.asarray(-np.log(np.tensordot(weights, parts, 1)))
 
@@ -124,7 +124,7 @@ def by_hand_unseen(runs: list[Run], row: dict[str, Any], weights: Array) -> Arra
 def test_mixed_probabilities_of_all_next_tokens_sum_to_one(runs: list[Run], tmp_path: Path) -> None:
     mixed, _ = mix(runs, small_runs.ROWS, tmp_path / "mix")
     total = 0.0
-    for token in ("", *mixed.tokenizer.tokens[3:]):  # the text ends after "sun", or goes on
+    for token in ("", *mixed.tokenizer.tokens[3:]):  # the text ends or continues after "sun"
         row = {**small_runs.ROWS[0], "text": f"sun {token}".strip()}
         total += float(np.exp(-mixed.nats(mixed.prepare([row]))[1]))
     row = {**small_runs.ROWS[0], "text": "sun neverseen"}
@@ -140,7 +140,7 @@ def test_rows_have_the_perplexities_of_the_mixture_and_its_models(runs: list[Run
         assert rows[0]["alone"][number] == pytest.approx(float(np.exp(nats.mean())), rel=1e-5)
     plain, (row,) = mix(runs, small_runs.ROWS, tmp_path / "plain")
     assert row["perplexity"] <= min(row["alone"]) + 1e-6
-    assert rows[0]["perplexity"] < row["perplexity"], "weights of their own for each value"
+    assert rows[0]["perplexity"] < row["perplexity"], "each value has separate weights"
     assert np.allclose(plain.weights[0], mixed.weights[0])
     assert rows[0]["weights"] == mixed.weights[0].tolist()
 
@@ -154,15 +154,15 @@ def test_a_mixture_uses_the_precision_of_its_first_run(
     opened = Mixture.open(tmp_path / "mix", precision="auto")
     assert (opened.precision, opened.bfloat16_speedup) == ("bfloat16", 2.0)
     assert {model.precision for model in opened.models if isinstance(model, Run)} == {"bfloat16"}
-    said = Mixture.open(tmp_path / "mix", precision="float32")
-    assert (said.precision, said.bfloat16_speedup) == ("float32", 1.0)
-    behind = Mixture(tmp_path, [counts, *opened.models], None, np.full((1, 3), 1 / 3))
-    assert (behind.precision, behind.bfloat16_speedup) == ("bfloat16", 2.0)
+    single = Mixture.open(tmp_path / "mix", precision="float32")
+    assert (single.precision, single.bfloat16_speedup) == ("float32", 1.0)
+    with_ngram = Mixture(tmp_path, [counts, *opened.models], None, np.full((1, 3), 1 / 3))
+    assert (with_ngram.precision, with_ngram.bfloat16_speedup) == ("bfloat16", 2.0)
     alone = Mixture(tmp_path, [counts], None, np.ones((1, 1)))
     assert (alone.precision, alone.bfloat16_speedup) == ("float32", 1.0)
 
 
-def test_a_saved_mixture_moves_with_its_runs(tmp_path: Path) -> None:
+def test_a_saved_mixture_can_be_moved_with_its_runs(tmp_path: Path) -> None:
     runs = make_runs(tmp_path / "a")
     mixed, _ = mix(runs, small_runs.ROWS, tmp_path / "a" / "mix", by="city")
     expected = mixed.nats(mixed.prepare(small_runs.ROWS))
@@ -187,14 +187,14 @@ def test_a_saved_mixture_moves_with_its_runs(tmp_path: Path) -> None:
 def test_models_that_cannot_be_mixed_are_refused(runs: list[Run], tmp_path: Path) -> None:
     tokenizer = runs[2].tokenizer
     other = type(tokenizer)(tokenizer.options, Vocabulary([*tokenizer.tokens[:-1], "other"]))
-    strange = Run(tmp_path / "strange", runs[2].config, other, runs[2].schema)
-    with pytest.raises(UserError, match=r"run0 and .*strange have different vocabularies: they cannot be mixed"):
-        mix([runs[0], strange], small_runs.ROWS, tmp_path / "mix")
+    other_vocabulary = Run(tmp_path / "other", runs[2].config, other, runs[2].schema)
+    with pytest.raises(UserError, match=r"run0 and .*other: cannot mix models with different vocabularies"):
+        mix([runs[0], other_vocabulary], small_runs.ROWS, tmp_path / "mix")
     data = dataclasses.replace(runs[2].config.data, max_tokens=4)
     shorter = Run(
         tmp_path / "shorter", dataclasses.replace(runs[2].config, data=data), runs[2].tokenizer, runs[2].schema
     )
-    with pytest.raises(UserError, match=r"run0 and .*shorter read the same texts differently"):
+    with pytest.raises(UserError, match=r"run0 and .*shorter: cannot mix models that read texts differently"):
         mix([runs[0], shorter], small_runs.ROWS, tmp_path / "mix")
     with pytest.raises(UserError, match="no column 'town'"):
         mix(runs, small_runs.ROWS, tmp_path / "mix", by="town")

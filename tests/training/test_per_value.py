@@ -1,4 +1,4 @@
-"""A run for every value: each text by its own, what is rare by the shared one, stopped and gone on with."""
+"""Separate runs: each text is scored by the run of its value, rare values by the shared run; training resumes."""
 
 from pathlib import Path
 from typing import Any
@@ -19,24 +19,24 @@ from tests import synthetic
 Rows = list[dict[str, Any]]
 
 
-def config(**training: Any) -> Config:
-    """A small model; texts of fewer than ten of a kind get none of their own."""
+def make_config(**training: Any) -> Config:
+    """Return the config of a small model; values with fewer than ten texts get no run."""
     sizes = {"embedding_size": 8, "hidden_size": 10}
-    how = {"epochs": 6, "batch_tokens": 300, "learning_rate": 2e-2, "evaluations": 2, "save_every": 4, **training}
+    options = {"epochs": 6, "batch_tokens": 300, "learning_rate": 2e-2, "evaluations": 2, "save_every": 4, **training}
     data = {"min_count": 1, "min_context_count": 10}
-    return Config.of(**{**data, **sizes, **how})
+    return Config.of(**{**data, **sizes, **options})
 
 
 def texts(rows: int, seed: int) -> Rows:
-    """Two dialects, a third that is rare, and one text without."""
-    made: Rows = [*synthetic.two_dialects(rows, seed)[0]]
-    return [*made, {"text": "elm oak", "dialect": "valley"}, {"text": "yew", "dialect": None}]
+    """Return texts of two dialects, of a rare third dialect, and one without a dialect."""
+    common: Rows = [*synthetic.two_dialects(rows, seed)[0]]
+    return [*common, {"text": "elm oak", "dialect": "valley"}, {"text": "yew", "dialect": None}]
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> SeparateRuns:
     folder = tmp_path_factory.mktemp("separate") / "runs"
-    return separate(texts(300, 1), texts(60, 2), config(), folder, by="dialect")
+    return separate(texts(300, 1), texts(60, 2), make_config(), folder, by="dialect")
 
 
 def test_each_text_has_the_nats_of_the_run_of_its_value(trained: SeparateRuns) -> None:
@@ -56,10 +56,10 @@ def test_each_text_has_the_nats_of_the_run_of_its_value(trained: SeparateRuns) -
     assert begin == len(whole)
     with pytest.raises(UserError, match="dialect 'island' was never seen in training; "):
         trained.prepare(rows)
-    assert len(trained.prepare(rows[:-1])) == len(rows) - 1  # the rare one is no error
+    assert len(trained.prepare(rows[:-1])) == len(rows) - 1  # a rare value is accepted
 
 
-def test_separate_runs_know_their_dialects(trained: SeparateRuns) -> None:
+def test_separate_runs_predict_their_dialects_better(trained: SeparateRuns) -> None:
     rows: Rows = synthetic.two_dialects(200, 4)[0]
     corpus = trained.prepare(rows)
     for row in evaluate_by(trained, corpus, [str(row["dialect"]) for row in rows]):
@@ -72,13 +72,13 @@ def test_separate_runs_know_their_dialects(trained: SeparateRuns) -> None:
 
 
 def test_the_folder_of_separate_runs_lists_their_values(trained: SeparateRuns) -> None:
-    kept = files.read_json(trained.folder / "separate.json")
-    assert kept["by"] == "dialect"
-    assert kept["values"] == list(trained.schema.variables[0].values)
+    index = files.read_json(trained.folder / "separate.json")
+    assert index["by"] == "dialect"
+    assert index["values"] == list(trained.schema.variables[0].values)
     counts = [files.read_json(trained.folder / f"value-000{n}" / "training.json")["texts"] for n in range(3)]
     assert counts == [302, *trained.schema.variables[0].counts[1:]]
     card = (trained.folder / "value-0002" / "README.md").read_text(encoding="utf-8")
-    assert f"from `rows, dialect {kept['values'][2]}`" in card
+    assert f"from `rows, dialect {index['values'][2]}`" in card
 
 
 def test_separate_training_resumes_at_the_run_that_was_stopped(
@@ -86,63 +86,63 @@ def test_separate_training_resumes_at_the_run_that_was_stopped(
 ) -> None:
     original, folder = Trainer.step, tmp_path / "runs"
 
-    def interrupted(self: Trainer, batch: Any) -> None:
+    def interrupted_step(self: Trainer, batch: Any) -> None:
         if self.run.folder.name == "value-0001" and self.progress.step == 5:
             raise KeyboardInterrupt
         original(self, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "step", interrupted)
+        patch.setattr(Trainer, "step", interrupted_step)
         with pytest.raises(KeyboardInterrupt):
-            separate(texts(300, 1), texts(60, 2), config(), folder, by="dialect")
-    with pytest.raises(UserError, match=r"value-0001 is not trained to its end; the same command with --resume"):
+            separate(texts(300, 1), texts(60, 2), make_config(), folder, by="dialect")
+    with pytest.raises(UserError, match=r"the training of value-0001 is not complete; resume it with --resume"):
         open_scorer(folder)
     with pytest.raises(UserError, match="exists already"):
-        separate(texts(300, 1), texts(60, 2), config(), folder, by="dialect")
-    for begun in (folder, trained.folder):
-        with pytest.raises(UserError, match=r"begun with epochs = 6\.0, not 2\.0"):
-            separate(texts(300, 1), texts(60, 2), config(epochs=2.0), begun, by="dialect", resume=True)
-    with pytest.raises(UserError, match="begun with other training data"):
-        separate(texts(300, 2), texts(60, 2), config(), folder, by="dialect", resume=True)
+        separate(texts(300, 1), texts(60, 2), make_config(), folder, by="dialect")
+    for existing in (folder, trained.folder):
+        with pytest.raises(UserError, match=r"expected epochs = 6\.0 as before, got 2\.0"):
+            separate(texts(300, 1), texts(60, 2), make_config(epochs=2.0), existing, by="dialect", resume=True)
+    with pytest.raises(UserError, match="cannot resume with other training data"):
+        separate(texts(300, 2), texts(60, 2), make_config(), folder, by="dialect", resume=True)
     before = (folder / "value-0000" / "weights.safetensors").stat().st_mtime_ns
-    separate(texts(300, 1), texts(60, 2), config(), folder, by="dialect", resume=True)
+    separate(texts(300, 1), texts(60, 2), make_config(), folder, by="dialect", resume=True)
     assert (folder / "value-0000" / "weights.safetensors").stat().st_mtime_ns == before
     for number in range(3):
-        ours, theirs = (Run.open(f / f"value-000{number}").model.parameters() for f in (folder, trained.folder))
-        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+        resumed, expected = (Run.open(f / f"value-000{number}").model.parameters() for f in (folder, trained.folder))
+        assert all(torch.equal(a, b) for a, b in zip(resumed, expected, strict=True))
 
 
 def test_a_refused_resume_leaves_the_folder_as_it_was(trained: SeparateRuns) -> None:
     before = {path: path.read_bytes() for path in trained.folder.rglob("*") if path.is_file()}
     changes = (
-        ({"town": "coast"}, "town", "by = 'dialect', not 'town'"),
-        ({"dialect": "coast"}, "dialect", "other values"),
+        ({"town": "coast"}, "town", "expected by = 'dialect' as before, got 'town'"),
+        ({"dialect": "coast"}, "dialect", "cannot resume with other values"),
     )
     for change, by, message in changes:
         train, dev = ([{**row, **change} for row in rows] for rows in (texts(300, 1), texts(60, 2)))
-        with pytest.raises(UserError, match=f"was begun with {message}.*; nothing resumed"):
-            separate(train, dev, config(), trained.folder, by=by, resume=True)
+        with pytest.raises(UserError, match=message):
+            separate(train, dev, make_config(), trained.folder, by=by, resume=True)
     run = trained.folder / "value-0001"
     with pytest.raises(UserError, match=r"separate.json: there is no such file"):
-        separate(texts(300, 1), texts(60, 2), config(), run, by="dialect", resume=True)
+        separate(texts(300, 1), texts(60, 2), make_config(), run, by="dialect", resume=True)
     assert {path: path.read_bytes() for path in trained.folder.rglob("*") if path.is_file()} == before
 
 
 def test_texts_are_held_out_for_a_value_without_development_texts(tmp_path: Path) -> None:
     dev = [row for row in texts(60, 2) if row["dialect"] == "coast"]
-    said: list[str] = []
-    made = separate(texts(300, 1), dev, config(epochs=1), tmp_path / "runs", by="dialect", notify=said.append)
-    held = [int(line.split("; ")[1].split()[0]) for line in said if "held for development" in line]
-    names, counts = made.schema.variables[0].values, made.schema.variables[0].counts
-    hills = names.index("hills")
-    assert held[0] == len(dev)
-    assert held[names.index("coast")] == len(dev)
-    assert held[hills] == round(0.05 * counts[hills])
+    notices: list[str] = []
+    runs = separate(texts(300, 1), dev, make_config(epochs=1), tmp_path / "runs", by="dialect", notify=notices.append)
+    counts = [int(line.split("; ")[1].split()[0]) for line in notices if "development texts" in line]
+    variable = runs.schema.variables[0]
+    coast, hills = (variable.values.index(name) for name in ("coast", "hills"))
+    assert counts[0] == len(dev)
+    assert counts[coast] == len(dev)
+    assert counts[hills] == round(0.05 * variable.counts[hills])
 
 
 def test_a_column_without_frequent_values_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"dialect has no value of at least 10 texts .--min-context-count."):
-        separate(texts(6, 1), None, config(), tmp_path / "runs", by="dialect")
+        separate(texts(6, 1), None, make_config(), tmp_path / "runs", by="dialect")
     with pytest.raises(UserError, match="no column 'accent'"):
-        separate(texts(6, 1), None, config(), tmp_path / "runs", by="accent")
+        separate(texts(6, 1), None, make_config(), tmp_path / "runs", by="accent")
     assert not (tmp_path / "runs").exists()

@@ -1,4 +1,4 @@
-"""Trials of a search that fall behind: when they are stopped, and what is left of them."""
+"""Pruned trials of a search: when they are stopped, and that their best weights are saved."""
 
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,13 @@ import pytest
 from factorcell.model.run import Run
 from factorcell.training import fit as fitting
 from factorcell.training import search, search_space
-from tests.training.test_search import CONFIG, searched
+from tests.training.test_search import CONFIG, run_search
 
 
 def test_pruned_trials_stop_early_and_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ranges: search_space.Space = {"learning_rate": (1e-2, 1e-9)}
     config = search_space.with_drawn_options(CONFIG, {"evaluations": 4, "epochs": 3, "warmup": 0})
-    rows = searched(tmp_path / "median", 8, ranges=ranges, pruner="median", config=config)
+    rows = run_search(tmp_path / "median", 8, ranges=ranges, pruner="median", config=config)
     pruned = [row for row in rows if row["state"] == "pruned"]
     assert pruned
     assert all(row["number"] >= 5 and row["params"]["learning_rate"] == 1e-9 for row in pruned)
@@ -27,30 +27,32 @@ def test_pruned_trials_stop_early_and_can_be_used(tmp_path: Path, monkeypatch: p
         assert trial.intermediate_values == reported
         assert (len(reported) < 4) == (row["state"] == "pruned")
         assert row["perplexity"] == min(reported.values())
-    everything = optuna.pruners.ThresholdPruner(upper=1.0)
-    monkeypatch.setattr(optuna.pruners, "MedianPruner", lambda: everything)
+    prune_all = optuna.pruners.ThresholdPruner(upper=1.0)
+    monkeypatch.setattr(optuna.pruners, "MedianPruner", lambda: prune_all)
     for evaluations, state in ((1, "complete"), (2, "pruned")):
         config = search_space.with_drawn_options(CONFIG, {"evaluations": evaluations})
-        assert searched(tmp_path / state, 1, config=config, pruner="median")[0]["state"] == state
+        assert run_search(tmp_path / state, 1, config=config, pruner="median")[0]["state"] == state
 
 
-def test_a_pruned_trial_keeps_its_best_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pruned_trial_saves_its_best_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finished: list[tuple[float, float]] = []
 
-    def finish(run: Run, corpus: Any, held: Any, *more: Any, **kept: Any) -> None:
-        finished.append((float(run.nats(held).mean()), np.log((run.best_evaluation() or {})["perplexity"])))
-        fitting.write_training_facts(run, corpus, held, *more, **kept)
+    def write_training_facts(run: Run, corpus: Any, dev: Any, *others: Any, **keywords: Any) -> None:
+        finished.append((float(run.nats(dev).mean()), np.log((run.best_evaluation() or {})["perplexity"])))
+        fitting.write_training_facts(run, corpus, dev, *others, **keywords)
 
-    monkeypatch.setattr(search, "write_training_facts", finish)
-    monkeypatch.setattr(search.Search, "_hopeless", lambda self, trial, row, config: row["perplexity"] > row["best"])
+    monkeypatch.setattr(search, "write_training_facts", write_training_facts)
+    monkeypatch.setattr(
+        search.Search, "_should_prune", lambda self, trial, row, config: row["perplexity"] > row["best"]
+    )
     config = search_space.with_drawn_options(CONFIG, {"evaluations": 6, "epochs": 6})
-    (row,) = searched(tmp_path, 1, ranges={"learning_rate": (0.1,)}, config=config)
-    ((ours, best),) = finished
+    (row,) = run_search(tmp_path, 1, ranges={"learning_rate": (0.1,)}, config=config)
+    ((nats, best),) = finished
     assert row["state"] == "pruned"
     assert dev_rows(Run.open(tmp_path / row["folder"]))[-1]["perplexity"] > row["perplexity"]
-    assert ours == pytest.approx(best, rel=1e-5)
+    assert nats == pytest.approx(best, rel=1e-5)
 
 
 def dev_rows(run: Run) -> list[dict[str, Any]]:
-    """The evaluations in the log of a run."""
+    """Return the evaluations in the log of a run."""
     return [row for row in run.log() if row["split"] == "dev"]

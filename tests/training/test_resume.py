@@ -1,4 +1,4 @@
-"""Trainings that are killed, starved of disk or fed with foreign files: they go on to the same end, or say why not."""
+"""Interrupted trainings, full disks and damaged files: trainings resume to the same result, or report why not."""
 
 import errno
 import json
@@ -23,118 +23,129 @@ from factorcell.training.loop import train
 from factorcell.training.trainer import Row, Trainer
 from tests import synthetic
 
-FULL = Path("/dev/full")  # a device on which every write fails for want of space
+FULL_DEVICE = Path("/dev/full")  # every write to this device fails because there is no space
 TIMES = ("seconds", "tokens_per_second")
 
 
-def config(**training: Any) -> Config:
-    """A small model that draws random numbers wherever a model can, 13 steps or so."""
+def make_config(**training: Any) -> Config:
+    """Return the config of a small model with all kinds of random numbers, trained for about 13 steps."""
     drop = {f"dropout_{kind}": 0.2 for kind in ("recurrent", "input", "output", "token")}
     sizes = {"embedding_size": 6, "hidden_size": 8, "context_size": 3, "variable_size": 3, "rank": 2}
-    how = {"epochs": 2.5, "batch_tokens": 300, "evaluations": 3, "log_every": 2, "save_every": 3}
+    options = {"epochs": 2.5, "batch_tokens": 300, "evaluations": 3, "log_every": 2, "save_every": 3}
     return Config.of(
-        **{"context": ["dialect"], "min_count": 1, **sizes, **drop, **how, "loss": "sampled", "samples": 8, **training}
+        **{
+            "context": ["dialect"],
+            "min_count": 1,
+            **sizes,
+            **drop,
+            **options,
+            "loss": "sampled",
+            "samples": 8,
+            **training,
+        }
     )
 
 
-def texts(config: Config) -> tuple[Corpus, Corpus]:
-    """What it is trained on, and its development set."""
+def read_texts(config: Config) -> tuple[Corpus, Corpus]:
+    """Return training and development texts."""
     corpus = prepare(synthetic.two_dialects(120, 1)[0], config)
     return corpus, prepare(synthetic.two_dialects(30, 2)[0], config, tokenizer=corpus.tokenizer, schema=corpus.schema)
 
 
-def go(folder: Path, resume: bool = False, **training: Any) -> Iterator[Row]:
-    """Train in `folder`, from the beginning or from its checkpoint."""
-    corpus, dev = texts(config(**training))
+def train_in(folder: Path, resume: bool = False, **training: Any) -> Iterator[Row]:
+    """Train in `folder`, from the start or from its checkpoint; return the rows of the log."""
+    corpus, dev = read_texts(make_config(**training))
     if resume:
         return train(Run.open(folder, trained=False), corpus, dev, resume=True)
-    return train(Run.create(folder, config(**training), corpus.tokenizer, corpus.schema), corpus, dev)
+    return train(Run.create(folder, make_config(**training), corpus.tokenizer, corpus.schema), corpus, dev)
 
 
-def same(a: Path, b: Path) -> None:
-    """Two folders with the same best weights, checkpoint and log, times apart."""
+def assert_same_run(a: Path, b: Path) -> None:
+    """Assert that two folders have the same best weights, checkpoint and log, except for times."""
     for name in ("weights.safetensors", "checkpoint.safetensors"):
-        (ours, our_facts), (theirs, their_facts) = (files.load_tensors(folder / name) for folder in (a, b))
-        assert ours.keys() == theirs.keys()
-        assert [key for key in ours if not torch.equal(ours[key], theirs[key])] == []
-        assert timeless(our_facts) == timeless(their_facts)
+        (first, first_facts), (second, second_facts) = (files.load_tensors(folder / name) for folder in (a, b))
+        assert first.keys() == second.keys()
+        assert [key for key in first if not torch.equal(first[key], second[key])] == []
+        assert without_times(first_facts) == without_times(second_facts)
     rows, others = (files.read_rows(folder / "log.jsonl") for folder in (a, b))
-    assert [timeless(row) for row in rows] == [timeless(row) for row in others]
+    assert [without_times(row) for row in rows] == [without_times(row) for row in others]
 
 
-def timeless(row: Row) -> Row:
-    """A row without its times."""
+def without_times(row: Row) -> Row:
+    """Return a row without times and speeds."""
     return {key: value for key, value in row.items() if key not in TIMES}
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A training that nothing interrupted."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    list(go(folder))
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an uninterrupted training."""
+    folder = tmp_path_factory.mktemp("uninterrupted") / "run"
+    list(train_in(folder))
     return folder
 
 
 @pytest.mark.parametrize("step", [0, 2, 4, 11])
-def test_a_training_interrupted_at_any_step_ends_the_same(
-    step: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_training_interrupted_at_any_step_resumes_to_the_same_result(
+    step: int, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = Trainer.step
 
-    def interrupted(self: Trainer, batch: Any) -> None:
+    def interrupted_step(self: Trainer, batch: Any) -> None:
         if self.progress.step == step:
             raise KeyboardInterrupt
         original(self, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "step", interrupted)
+        patch.setattr(Trainer, "step", interrupted_step)
         with pytest.raises(KeyboardInterrupt):
-            list(go(tmp_path / "run"))
-    list(go(tmp_path / "run", resume=True))
-    same(whole, tmp_path / "run")
+            list(train_in(tmp_path / "run"))
+    list(train_in(tmp_path / "run", resume=True))
+    assert_same_run(uninterrupted, tmp_path / "run")
 
 
-def test_resuming_a_finished_training_changes_nothing(whole: Path, tmp_path: Path) -> None:
+def test_resuming_a_finished_training_changes_nothing(uninterrupted: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    shutil.copytree(whole, folder)
-    assert list(go(folder, resume=True)) == []
-    same(whole, folder)
+    shutil.copytree(uninterrupted, folder)
+    assert list(train_in(folder, resume=True)) == []
+    assert_same_run(uninterrupted, folder)
     stopped = tmp_path / "stopped"
     options: dict[str, Any] = {"patience": 1, "learning_rate": 0.5, "decay": "none", "log_every": 1, "evaluations": 12}
-    rows = list(go(stopped, **options))
+    rows = list(train_in(stopped, **options))
     assert rows[-1]["step"] < rows[-1]["steps"]
     before = {file.name: file.read_bytes() for file in stopped.iterdir()}
-    assert list(go(stopped, resume=True, **options)) == []
+    assert list(train_in(stopped, resume=True, **options)) == []
     assert {file.name: file.read_bytes() for file in stopped.iterdir()} == before
 
 
-def test_a_disk_that_fills_up_keeps_the_last_checkpoint(whole: Path, tmp_path: Path) -> None:
-    if not FULL.exists():
-        pytest.skip("no /dev/full here")
+def test_a_disk_that_fills_up_keeps_the_last_checkpoint(uninterrupted: Path, tmp_path: Path) -> None:
+    if not FULL_DEVICE.exists():
+        pytest.skip("this system has no /dev/full")
     folder = tmp_path / "run"
-    rows = go(folder)
+    rows = train_in(folder)
     for row in rows:
         if row["step"] >= 4:
             break
     good = (folder / "checkpoint.safetensors").read_bytes()
-    (folder / "checkpoint.safetensors.partial").symlink_to(FULL)
-    with pytest.raises(UserError, match=f"cannot be saved .{os.strerror(errno.ENOSPC)}.; the last good one is kept"):
+    (folder / "checkpoint.safetensors.partial").symlink_to(FULL_DEVICE)
+    with pytest.raises(
+        UserError, match=f"cannot be saved .{os.strerror(errno.ENOSPC)}.; the previous file is unchanged"
+    ):
         list(rows)
     assert (folder / "checkpoint.safetensors").read_bytes() == good
-    list(go(folder, resume=True))
-    same(whole, folder)
+    list(train_in(folder, resume=True))
+    assert_same_run(uninterrupted, folder)
 
 
 def test_a_row_whose_gradient_overflows_is_named(tmp_path: Path) -> None:
-    """Numbers so large that the gradient overflows, though the loss does not: the row is named as the table counts.
+    """A number is so large that the gradient overflows but the loss does not; the message names its row.
 
-    The checkpoint before it holds good numbers.
+    The checkpoint before it has only finite numbers.
     """
     rows: list[dict[str, Any]] = [{"text": "a b a", "x": float(n), "y": float(n % 3)} for n in range(40)]
     options = {"epochs": 3, "batch_tokens": 40, "save_every": 1}
-    given = Config.of(**{"context": ["x:number", "y:number"], "min_count": 1, **options})
-    corpus = prepare(rows, given)
-    run = Run.create(tmp_path / "run", given, corpus.tokenizer, corpus.schema)
+    config = Config.of(**{"context": ["x:number", "y:number"], "min_count": 1, **options})
+    corpus = prepare(rows, config)
+    run = Run.create(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
     assert run.model.encoder is not None
     assert run.model.encoder.network is not None
     with torch.no_grad():
@@ -153,8 +164,8 @@ def test_a_row_whose_gradient_overflows_is_named(tmp_path: Path) -> None:
 
 
 def test_broken_weights_do_not_replace_a_good_checkpoint(tmp_path: Path) -> None:
-    corpus, dev = texts(config())
-    run = Run.create(tmp_path / "run", config(), corpus.tokenizer, corpus.schema)
+    corpus, dev = read_texts(make_config())
+    run = Run.create(tmp_path / "run", make_config(), corpus.tokenizer, corpus.schema)
     trainer = Trainer(run, corpus, dev)
     trainer.save()
     good = trainer.checkpoint.read_bytes()
@@ -165,39 +176,41 @@ def test_broken_weights_do_not_replace_a_good_checkpoint(tmp_path: Path) -> None
     assert trainer.checkpoint.read_bytes() == good
 
 
-def of_format(number: int, path: Path, folder: Path) -> bytes:
-    """A checkpoint as another format would begin."""
+def with_format(number: int, path: Path, folder: Path) -> bytes:
+    """Return the bytes of a checkpoint with another format version."""
     tensors, facts = files.load_tensors(path)
     files.save_tensors(folder / "newer", tensors, {**facts, "format": number, "pace": 1})
     return (folder / "newer").read_bytes()
 
 
-def test_foreign_and_damaged_checkpoints_are_refused(whole: Path, tmp_path: Path) -> None:
-    other, corpus_and_dev = tmp_path / "other", texts(config())
-    wider = config(hidden_size=9)
+def test_foreign_and_damaged_checkpoints_are_refused(uninterrupted: Path, tmp_path: Path) -> None:
+    other, corpus_and_dev = tmp_path / "other", read_texts(make_config())
+    wider = make_config(hidden_size=9)
     Trainer(Run.create(other, wider, corpus_and_dev[0].tokenizer, corpus_and_dev[0].schema), *corpus_and_dev).save()
-    good = (whole / "checkpoint.safetensors").read_bytes()
+    good = (uninterrupted / "checkpoint.safetensors").read_bytes()
     cases = {
         "does not belong to this config": (other / "checkpoint.safetensors").read_bytes(),
-        "its format is None": (whole / "weights.safetensors").read_bytes(),
+        "its format is None": (uninterrupted / "weights.safetensors").read_bytes(),
         "truncated": good[: len(good) // 2],
         "altered": good[:-1] + bytes([good[-1] ^ 1]),
-        "its format is 2, this factorcell reads up to 1": of_format(2, whole / "checkpoint.safetensors", tmp_path),
+        "its format is 2, this factorcell reads up to 1": with_format(
+            2, uninterrupted / "checkpoint.safetensors", tmp_path
+        ),
     }
     for number, (message, content) in enumerate(cases.items()):
         folder = tmp_path / str(number)
-        shutil.copytree(whole, folder)
+        shutil.copytree(uninterrupted, folder)
         (folder / "checkpoint.safetensors").write_bytes(content)
         log = (folder / "log.jsonl").read_bytes()
         with pytest.raises(UserError, match=message) as error:
-            list(go(folder, resume=True))
+            list(train_in(folder, resume=True))
         assert str(error.value).startswith(str(folder / "checkpoint.safetensors"))
         assert "\n" not in str(error.value)
         assert (folder / "log.jsonl").read_bytes() == log
 
 
-def test_nothing_in_a_run_folder_can_execute_code(whole: Path) -> None:
-    files = {re.sub(r"-\w{16}", "-KEY", file.name) for file in whole.iterdir()}
+def test_nothing_in_a_run_folder_can_execute_code(uninterrupted: Path) -> None:
+    files = {re.sub(r"-\w{16}", "-KEY", file.name) for file in uninterrupted.iterdir()}
     assert files == {
         "texts-KEY.safetensors",
         "config.json",
@@ -208,11 +221,11 @@ def test_nothing_in_a_run_folder_can_execute_code(whole: Path) -> None:
         "log.jsonl",
         "digests.json",
     }
-    for file in whole.iterdir():
+    for file in uninterrupted.iterdir():
         content = file.read_bytes()
         assert not zipfile.is_zipfile(file)
         assert file.stat().st_mode & 0o111 == 0
-        if file.suffix == ".safetensors":  # the length of a header of JSON, then the header
+        if file.suffix == ".safetensors":  # the length of a JSON header, then the header
             json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         else:
             content.decode("utf-8")

@@ -12,49 +12,49 @@ from torch import nn
 from factorcell.model.kernels import library
 from factorcell.training.row_adam import RowAdam
 
-HERE = library.library()
-VARIANTS = [] if HERE is None else library.VARIANTS[: HERE.factorcell_best() + 1]
+LIBRARY = library.library()
+VARIANTS = [] if LIBRARY is None else library.VARIANTS[: LIBRARY.factorcell_best() + 1]
 V, E, STEPS = 30, 3, 120
 
 
 def rates(steps: int, peak: float) -> list[float]:
-    """A rise over ten steps and a cosine down to zero."""
+    """Return learning rates with a warm-up of ten steps and a cosine decay to zero."""
     return [peak * (0.5 + 0.5 * math.cos(math.pi * step / steps)) * min(1, (step + 1) / 10) for step in range(steps)]
 
 
 def walk(widths: tuple[int, ...], decay: float, scale: float, seed: int, peak: float = 0.02) -> float:
-    """Both optimisers over the same random gradients; the largest difference ever read, beside what a row moved."""
+    """Return the largest difference between row-wise and dense Adam over the same random gradients."""
     random = torch.Generator().manual_seed(seed)
     start = [torch.randn(V, width, generator=random) for width in widths]
-    ours, theirs = ([nn.Parameter(table.clone()) for table in start] for _ in range(2))
-    plan, worst = rates(STEPS, peak), 0.0
-    dense, lazy = torch.optim.AdamW(theirs, weight_decay=decay), RowAdam(ours, plan, decay)
+    row_tables, dense_tables = ([nn.Parameter(table.clone()) for table in start] for _ in range(2))
+    schedule, largest = rates(STEPS, peak), 0.0
+    dense, lazy = torch.optim.AdamW(dense_tables, weight_decay=decay), RowAdam(row_tables, schedule, decay)
     for step in range(STEPS):
         rows = torch.randperm(V, generator=random)[: 1 + step % 4].sort().values
         lazy.catch_up(step, rows)
         gradients = [torch.randn(len(rows), width, generator=random) * scale for width in widths]
-        for own, other, gradient in zip(lazy.read(rows), theirs, gradients, strict=True):
-            worst = max(worst, float((own - other[rows]).abs().max().detach()))
-            other.grad = torch.zeros_like(other).index_copy_(0, rows, gradient)
+        for table, dense_table, gradient in zip(lazy.read(rows), dense_tables, gradients, strict=True):
+            largest = max(largest, float((table - dense_table[rows]).abs().max().detach()))
+            dense_table.grad = torch.zeros_like(dense_table).index_copy_(0, rows, gradient)
         lazy.step(step + 1, rows, gradients)
-        dense.param_groups[0]["lr"] = plan[step]
+        dense.param_groups[0]["lr"] = schedule[step]
         dense.step()
     lazy.catch_up(STEPS)
-    for own, other, before in zip(ours, theirs, start, strict=True):
-        assert float((other - before).abs().max().detach()) > 0.1
-        worst = max(worst, float((own - other).abs().max().detach()))
+    for table, dense_table, before in zip(row_tables, dense_tables, start, strict=True):
+        assert float((dense_table - before).abs().max().detach()) > 0.1
+        largest = max(largest, float((table - dense_table).abs().max().detach()))
         for name, atol in (("exp_avg", 1e-7), ("exp_avg_sq", 1e-9)):
-            torch.testing.assert_close(lazy.state[own][name], dense.state[other][name], rtol=1e-4, atol=atol)
-    return worst
+            torch.testing.assert_close(lazy.state[table][name], dense.state[dense_table][name], rtol=1e-4, atol=atol)
+    return largest
 
 
 @pytest.mark.parametrize("kernel", ["off", *VARIANTS])
 @settings(max_examples=2, deadline=None)
 @given(st.integers(0, 1 << 20), st.lists(st.integers(1, 37), min_size=1, max_size=3))
-def test_rows_end_where_dense_adam_ends(kernel: str, seed: int, widths: list[int]) -> None:
-    """Whenever a row is read, and at the end, it is where dense Adam has it; compiled and not.
+def test_row_wise_adam_agrees_with_dense_adam(kernel: str, seed: int, widths: list[int]) -> None:
+    """The rows agree with dense Adam whenever they are read and at the end, in compiled and in Python code.
 
-    Where a second moment is all but zero its rounding is magnified, compiled or not: by 1e-4 in one of sixty walks.
+    If a second moment is almost zero, its rounding error is magnified in both: up to 1e-4 in one of sixty walks.
     """
     os.environ["FACTORCELL_KERNEL"] = kernel
     differences = sorted(walk(tuple(widths), 0.0, 1.0, seed + again) for again in range(3))
@@ -69,9 +69,9 @@ def test_the_error_of_the_closed_form_is_small(decay: float, scale: float, limit
 
 def test_catching_up_in_parts_equals_catching_up_at_once() -> None:
     tables = [nn.Parameter(torch.ones(3, 2)) for _ in range(2)]
-    plan = rates(50, 0.1)
+    schedule = rates(50, 0.1)
     for parts, table in zip(([50], [3, 4, 20, 50]), tables, strict=True):
-        lazy = RowAdam([table], plan, 0.0)
+        lazy = RowAdam([table], schedule, 0.0)
         lazy.step(1, torch.tensor([0, 2]), [torch.tensor([[1.0, -2.0], [0.5, 3.0]])])
         for part in parts:
             lazy.catch_up(part)

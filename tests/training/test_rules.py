@@ -1,4 +1,4 @@
-"""Options that follow from the table: valid for any table, the more careful the less text there is."""
+"""Rules for options: they are valid for every table, and smaller tables get smaller models and batches."""
 
 import itertools
 
@@ -17,42 +17,44 @@ TABLES = st.builds(
     TableFacts,
     targets=st.integers(1, 10**10),
     vocabulary=st.integers(3, 10**6),
-    letters=st.booleans(),
-    values=st.integers(0, 10**6),
+    is_character_level=st.booleans(),
+    max_values=st.integers(0, 10**6),
     texts_per_value=st.floats(0, 1e6),
-    held=st.integers(0, 10**9),
+    dev_targets=st.integers(0, 10**9),
 )
 
 
 @settings(deadline=None)
 @given(TABLES, st.sampled_from(PRESETS))
 def test_every_table_has_valid_options(facts: TableFacts, preset: str) -> None:
-    found = rules.default_options(facts, rules.default_passes(facts, preset))
-    config = Config.from_dict(found).to_dict()
+    options = rules.default_options(facts, rules.default_passes(facts, preset))
+    config = Config.from_dict(options).to_dict()
     for section, names in AUTOMATIC_OPTIONS.items():
-        assert set(found[section]) <= set(names)
-        assert set(names) - set(found[section]) <= {"samples"}  # which an exact loss has none of
-        assert {name: config[section][name] for name in found[section]} == found[section]
+        assert set(options[section]) <= set(names)
+        assert set(names) - set(options[section]) <= {"samples"}  # absent for an exact loss
+        assert {name: config[section][name] for name in options[section]} == options[section]
 
 
 @given(TABLES)
 def test_larger_tables_get_fewer_passes(facts: TableFacts) -> None:
-    more = TableFacts(**{**vars(facts), "targets": facts.targets * 10})
+    larger = TableFacts(**{**vars(facts), "targets": facts.targets * 10})
     for preset in PRESETS:
-        assert rules.default_passes(more, preset) <= rules.default_passes(facts, preset)
-        assert rules.default_passes(more, preset) * more.targets >= rules.default_passes(facts, preset) * facts.targets
-    seen = [rules.default_passes(facts, preset) for preset in PRESETS]
-    assert seen == sorted(seen)
+        assert rules.default_passes(larger, preset) <= rules.default_passes(facts, preset)
+        assert (
+            rules.default_passes(larger, preset) * larger.targets >= rules.default_passes(facts, preset) * facts.targets
+        )
+    passes = [rules.default_passes(facts, preset) for preset in PRESETS]
+    assert passes == sorted(passes)
 
 
-@pytest.mark.parametrize("letters", [False, True])
-def test_models_grow_with_the_number_of_targets_seen(letters: bool) -> None:
-    facts = TableFacts(20_000, 10_000, letters)
+@pytest.mark.parametrize("is_character_level", [False, True])
+def test_models_grow_with_the_number_of_targets(is_character_level: bool) -> None:
+    facts = TableFacts(20_000, 10_000, is_character_level)
     options = [rules.default_options(facts, passes) for passes in (0.1, 1, 10, 100, 1000, 10_000)]
-    found = [{**each["model"], **each["backbone"]} for each in options]
-    for less, more in itertools.pairwise(found):
+    sizes = [{**each["model"], **each["backbone"]} for each in options]
+    for smaller, larger in itertools.pairwise(sizes):
         for name in ("embedding_size", "hidden_size", "dropout_recurrent", "dropout_output"):
-            assert less[name] <= more[name]
+            assert smaller[name] <= larger[name]
 
 
 def test_small_tables_get_small_batches() -> None:
@@ -67,23 +69,23 @@ def test_small_tables_get_small_batches() -> None:
     assert rules.default_options(TableFacts(6000, 80, is_character_level=True), 40.0)["training"]["batch_tokens"] == 400
 
 
-def test_facts_are_those_of_the_table() -> None:
+def test_facts_describe_the_table() -> None:
     data = Config.of(context=CONTEXT, min_count=1, min_context_count=1)
     corpus = prepare(ROWS, data)
-    held = prepare(ROWS[:2], data, tokenizer=corpus.tokenizer, schema=corpus.schema)
-    facts = TableFacts.of(corpus, held)
+    dev = prepare(ROWS[:2], data, tokenizer=corpus.tokenizer, schema=corpus.schema)
+    facts = TableFacts.of(corpus, dev)
     assert (facts.vocabulary, facts.is_character_level) == (len(corpus.tokenizer), False)
     assert facts.targets == sum(len(str(row["text"]).split()) + 1 for row in ROWS)
     assert facts.dev_targets == sum(len(str(row["text"]).split()) + 1 for row in ROWS[:2])
-    assert facts.values == 3  # two and the unknown one
+    assert facts.max_values == 3  # two cities and the unknown value
     assert facts.texts_per_value == pytest.approx(10 / 3)
-    assert TableFacts.of(prepare(ROWS, Config.of(tokenizer="char")), held).is_character_level
+    assert TableFacts.of(prepare(ROWS, Config.of(tokenizer="char")), dev).is_character_level
 
 
-def test_batches_of_a_fine_tuning_are_small_for_few_texts() -> None:
+def test_fine_tuning_on_few_texts_uses_small_batches() -> None:
     sizes = [
-        rules.batch_tokens(targets, SMALL_DATA_DEFAULTS["epochs"], rules.GENTLE_STEPS, 2000)
+        rules.batch_tokens(targets, SMALL_DATA_DEFAULTS["epochs"], rules.MIN_FINETUNING_STEPS, 2000)
         for targets in (10, 1000, 10_000, 10**6)
     ]
     assert sizes == [100, 100, 333, 2000]
-    assert rules.batch_tokens(10**6, 1.0, rules.GENTLE_STEPS, 50) == 50
+    assert rules.batch_tokens(10**6, 1.0, rules.MIN_FINETUNING_STEPS, 50) == 50

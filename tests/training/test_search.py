@@ -1,4 +1,4 @@
-"""A search: what its trials are, that processes share them, and that nothing is lost when one is stopped or killed."""
+"""Searches: trials are runs that processes share, and stopped or killed trials resume."""
 
 import json
 import os
@@ -48,27 +48,27 @@ RANGES: search_space.Space = {
     "context_size": search_space.Range(2, 5),
     "learning_rate": search_space.Range(1e-3, 1e-1, log=True),
 }
-CLASSES = ("unadapted", "factorcell")
+MODELS = ("unadapted", "factorcell")
 
 
-def searched(folder: Path, count: int, **more: Any) -> list[dict[str, Any]]:
-    """The rows of a search over `ROWS`, by number."""
-    given = {"ranges": RANGES, "pruner": "none", **more}
-    config, page = given.pop("config", CONFIG), given.pop("page", None)
-    rows = search.search(ROWS, ROWS[:5], config, folder, search.SearchOptions(count, **given), page=page)
+def run_search(folder: Path, count: int, **arguments: Any) -> list[dict[str, Any]]:
+    """Search with the table `ROWS`; return the rows by number."""
+    options = {"ranges": RANGES, "pruner": "none", **arguments}
+    config, page = options.pop("config", CONFIG), options.pop("page", None)
+    rows = search.search(ROWS, ROWS[:5], config, folder, search.SearchOptions(count, **options), page=page)
     return sorted(rows, key=lambda row: row["number"])
 
 
-def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows without what differs between two equal searches."""
+def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows without durations, which differ between equal searches."""
     return [{key: value for key, value in row.items() if key != "minutes"} for row in rows]
 
 
 def test_every_trial_is_a_run_and_the_best_is_a_recipe(tmp_path: Path) -> None:
-    rows = searched(tmp_path / "s", 4, models=CLASSES, target="city", page=trials.search_page)
+    rows = run_search(tmp_path / "s", 4, models=MODELS, target="city", page=trials.search_page)
     assert files.read_rows(tmp_path / "s" / "trials.jsonl") == rows
     assert [row["number"] for row in rows] == [0, 1, 2, 3]
-    assert {row["model"] for row in rows} == set(CLASSES)
+    assert {row["model"] for row in rows} == set(MODELS)
     for row in rows:
         run = Run.open(tmp_path / "s" / row["folder"])
         best = run.best_evaluation()
@@ -94,66 +94,66 @@ def test_every_trial_is_a_run_and_the_best_is_a_recipe(tmp_path: Path) -> None:
 
 
 def test_draws_follow_from_the_seed_and_not_from_the_process(tmp_path: Path) -> None:
-    whole = searched(tmp_path / "whole", 4)
+    whole = run_search(tmp_path / "whole", 4)
     for count in range(1, 5):
-        steps = searched(tmp_path / "steps", count)
-    assert timeless(steps) == timeless(whole)
-    assert {row["model"] for row in whole} == {"factorcell"}, "the class of the config, where none is drawn"
+        steps = run_search(tmp_path / "steps", count)
+    assert without_times(steps) == without_times(whole)
+    assert {row["model"] for row in whole} == {"factorcell"}, "the model of the config, if no model is drawn"
     assert len({json.dumps(row["params"]) for row in whole}) == 4
-    other = searched(tmp_path / "other", 2, config=search_space.with_drawn_options(CONFIG, {"seed": 1}))
-    assert all(mine["params"] != its["params"] for mine, its in zip(whole, other, strict=False))
+    other = run_search(tmp_path / "other", 2, config=search_space.with_drawn_options(CONFIG, {"seed": 1}))
+    assert all(first["params"] != second["params"] for first, second in zip(whole, other, strict=False))
 
 
 def test_tpe_learns_from_earlier_trials(tmp_path: Path) -> None:
-    far: dict[str, list[float]] = {}
+    errors: dict[str, list[float]] = {}
     for kind in ("random", "tpe"):
         study = optuna.create_study()
         for number in range(40):
             study.sampler = search.trial_sampler(kind, 1, number)
             trial = study.ask()
             study.tell(trial, (trial.suggest_float("x", 0, 1) - 0.7) ** 2)
-        far[kind] = [abs(trial.params["x"] - 0.7) for trial in study.trials]
-        assert len(set(far[kind])) == 40
-    assert far["tpe"][:10] == far["random"][:10]
-    assert sum(far["tpe"][10:]) < 0.6 * sum(far["random"][10:])
-    rows = searched(tmp_path / "a", 2, sampler="tpe")
-    assert timeless(searched(tmp_path / "b", 2, sampler="tpe")) == timeless(rows)
+        errors[kind] = [abs(trial.params["x"] - 0.7) for trial in study.trials]
+        assert len(set(errors[kind])) == 40
+    assert errors["tpe"][:10] == errors["random"][:10]
+    assert sum(errors["tpe"][10:]) < 0.6 * sum(errors["random"][10:])
+    rows = run_search(tmp_path / "a", 2, sampler="tpe")
+    assert without_times(run_search(tmp_path / "b", 2, sampler="tpe")) == without_times(rows)
     with pytest.raises(UserError, match="did you mean 'tpe'"):
-        searched(tmp_path / "c", 2, sampler="tp")
+        run_search(tmp_path / "c", 2, sampler="tp")
     with pytest.raises(UserError, match="did you mean 'median'"):
-        searched(tmp_path / "c", 2, pruner="medan")
+        run_search(tmp_path / "c", 2, pruner="medan")
 
 
 def test_a_stopped_search_resumes_its_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = search_space.with_drawn_options(CONFIG, {"dropout_input": 0.2, "save_every": 1, "log_every": 1})
-    whole = searched(tmp_path / "whole", 3, config=config)
+    whole = run_search(tmp_path / "whole", 3, config=config)
     steps: list[tuple[str, list[int]]] = []
 
-    def stopping(run: Run, *given: Any, **more: Any) -> Iterator[dict[str, Any]]:
-        begun: list[int] = []
-        steps.append((run.folder.name, begun))
-        for row in train(run, *given, **more):
+    def interrupted_train(run: Run, *others: Any, **keywords: Any) -> Iterator[dict[str, Any]]:
+        logged: list[int] = []
+        steps.append((run.folder.name, logged))
+        for row in train(run, *others, **keywords):
             yield row
-            begun.append(row["step"])
+            logged.append(row["step"])
             if run.folder.name == "trial-0001" and row["split"] == "dev" and len(steps) == 2:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr("factorcell.training.search.train", stopping)
+    monkeypatch.setattr("factorcell.training.search.train", interrupted_train)
     with pytest.raises(KeyboardInterrupt):
-        searched(tmp_path / "stopped", 3, config=config, page=trials.search_page)
-    kept = files.read_rows(tmp_path / "stopped" / "trials.jsonl")
-    assert [row["state"] for row in kept] == ["complete", "running"]
+        run_search(tmp_path / "stopped", 3, config=config, page=trials.search_page)
+    saved = files.read_rows(tmp_path / "stopped" / "trials.jsonl")
+    assert [row["state"] for row in saved] == ["complete", "running"]
     assert (tmp_path / "stopped" / "study.html").exists()
-    assert timeless(searched(tmp_path / "stopped", 3, config=config)) == timeless(whole)
+    assert without_times(run_search(tmp_path / "stopped", 3, config=config)) == without_times(whole)
     assert [name for name, _ in steps] == ["trial-0000", "trial-0001", "trial-0001", "trial-0002"]
     first, again = steps[1][1], steps[2][1]
-    assert again[0] == first[-1], "from the last checkpoint, which is from before that evaluation"
+    assert again[0] == first[-1], "resumed from the last checkpoint, before that evaluation"
 
 
 def test_a_search_with_a_tokenizer_of_characters_resumes(tmp_path: Path) -> None:
     config = CONFIG.with_options(tokenizer="char", min_count=1, epochs=1.0)
-    (first,) = searched(tmp_path / "study", 1, config=config)
-    again = searched(tmp_path / "study", 2, config=config)
+    (first,) = run_search(tmp_path / "study", 1, config=config)
+    again = run_search(tmp_path / "study", 2, config=config)
     assert [again[0][key] for key in ("params", "perplexity")] == [first[key] for key in ("params", "perplexity")]
     assert [row["state"] for row in again] == ["complete", "complete"]
 
@@ -162,46 +162,46 @@ PROCESS = """
 import os, sys, time
 from pathlib import Path
 from factorcell.training import search
-from tests.training.test_search import searched
+from tests.training.test_search import run_search
 folder, attempt = Path(sys.argv[1]), search.Search.attempt
 
-def met(self, trial, progress):
-    "Nobody trains before both have claimed a trial."
-    (folder / f"met-{os.getpid()}").touch()
+def wait_and_attempt(self, trial, progress):
+    "Train after both processes have claimed a trial."
+    (folder / f"claimed-{os.getpid()}").touch()
     end = time.monotonic() + 60
-    while len(list(folder.glob("met-*"))) < 2 and time.monotonic() < end:
+    while len(list(folder.glob("claimed-*"))) < 2 and time.monotonic() < end:
         time.sleep(0.01)
     attempt(self, trial, progress)
-search.Search.attempt = met
+search.Search.attempt = wait_and_attempt
 import torch
 torch.set_num_threads(1)
-searched(folder, 6)
+run_search(folder, 6)
 """
 
 
 @pytest.mark.slow
-def test_two_processes_share_the_trials_of_one(tmp_path: Path) -> None:
+def test_two_processes_share_the_trials_of_a_search(tmp_path: Path) -> None:
     folder = tmp_path / "shared"
     folder.mkdir()
     command = [sys.executable, "-c", PROCESS, str(folder)]
     both = [subprocess.Popen(command, env={"PYTHONPATH": ":".join([str(ROOT), *sys.path])}) for _ in range(2)]
-    alone = timeless(searched(tmp_path / "alone", 6))
+    single = without_times(run_search(tmp_path / "single", 6))
     assert [each.wait(timeout=100) for each in both] == [0, 0]
-    assert len(list(folder.glob("met-*"))) == 2
-    assert timeless(searched(folder, 6)) == alone
+    assert len(list(folder.glob("claimed-*"))) == 2
+    assert without_times(run_search(folder, 6)) == single
 
 
 def die_in_a_trial(folder: Path) -> None:
-    """Search, and be killed at the first evaluation."""
+    """Search, and kill this process at the first evaluation."""
 
-    def deadly(*given: Any, **more: Any) -> Iterator[dict[str, Any]]:
-        for row in train(*given, **more):
+    def deadly_train(*others: Any, **keywords: Any) -> Iterator[dict[str, Any]]:
+        for row in train(*others, **keywords):
             yield row
             if row["split"] == "dev":
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    search.train = deadly  # type: ignore[attr-defined, assignment]
-    searched(folder, 6)
+    search.train = deadly_train  # type: ignore[attr-defined, assignment]
+    run_search(folder, 6)
 
 
 @requires_fork
@@ -209,51 +209,51 @@ def test_a_killed_trial_is_resumed(tmp_path: Path) -> None:
     assert run_and_kill(partial(die_in_a_trial, tmp_path / "killed"))
     study, _ = search.open_study(tmp_path / "killed", "none")
     assert [trial.state.name for trial in study.trials] == ["RUNNING"]
-    assert timeless(searched(tmp_path / "killed", 2)) == timeless(searched(tmp_path / "whole", 2))
+    assert without_times(run_search(tmp_path / "killed", 2)) == without_times(run_search(tmp_path / "whole", 2))
     assert not list((tmp_path / "killed").glob("trial-*.lock"))
 
 
-def begun_search(folder: Path) -> search.Search:
-    """A search of one trial that has not claimed it."""
-    study, guard = search.open_study(folder, "none")
+def open_search(folder: Path) -> search.Search:
+    """Return a search of one trial that is not claimed."""
+    study, folder_lock = search.open_study(folder, "none")
     texts = fitting.read_corpora(ROWS, ROWS[:5], CONFIG, progress=False)
     options = search.SearchOptions(trials=1, ranges=RANGES)
-    return search.Search(study, guard, lambda _: texts, ROWS, None, CONFIG, folder, options)
+    return search.Search(study, folder_lock, lambda _: texts, ROWS, None, CONFIG, folder, options)
 
 
 def test_a_trial_that_another_process_trains_is_not_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = begun_search(tmp_path)
-    claimed = first.claim()
-    assert claimed is not None
-    trial, lock = claimed
-    assert begun_search(tmp_path).claim() is None
+    first = open_search(tmp_path)
+    claim = first.claim()
+    assert claim is not None
+    trial, lock = claim
+    assert open_search(tmp_path).claim() is None
     lock.release()
-    again = begun_search(tmp_path).claim()
+    again = open_search(tmp_path).claim()
     assert again is not None
     assert again[0].number == trial.number == 0
     again[1].release()
-    late = begun_search(tmp_path)
+    late = open_search(tmp_path)
     looks = [late._trials()]
     first.study.tell(trial, 3.0)
     monkeypatch.setattr(late, "_trials", lambda: looks.pop() if looks else late.study.get_trials())
     assert late.claim() is None
     with FileLock(tmp_path / "trial-0000.lock", blocking=False):
-        pass  # its lock is free again
+        pass  # the lock is free again
 
 
-def test_a_trial_killed_before_its_first_checkpoint_starts_anew(tmp_path: Path) -> None:
-    begun = begun_search(tmp_path / "s")
-    claimed = begun.claim()
-    assert claimed is not None
-    claimed[1].release()
+def test_a_trial_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
+    unfinished = open_search(tmp_path / "s")
+    claim = unfinished.claim()
+    assert claim is not None
+    claim[1].release()
     (tmp_path / "s" / "trial-0000").mkdir()
     (tmp_path / "s" / "trial-0000" / "config.json").write_text("{", encoding="utf-8")
-    assert timeless(searched(tmp_path / "s", 1)) == timeless(searched(tmp_path / "t" / "s", 1))
-    assert begun.rows()[0]["state"] == "complete"
+    assert without_times(run_search(tmp_path / "s", 1)) == without_times(run_search(tmp_path / "t" / "s", 1))
+    assert unfinished.rows()[0]["state"] == "complete"
 
 
 def test_a_trial_that_diverges_fails_and_the_search_continues(tmp_path: Path) -> None:
-    rows = searched(tmp_path / "s", 6, ranges={"learning_rate": (1e38, 1e-2)}, page=trials.search_page)
+    rows = run_search(tmp_path / "s", 6, ranges={"learning_rate": (1e38, 1e-2)}, page=trials.search_page)
     states = {row["params"]["learning_rate"]: row["state"] for row in rows}
     assert states == {1e38: "failed", 1e-2: "complete"}
     for row in rows:
@@ -266,47 +266,50 @@ def test_a_trial_that_diverges_fails_and_the_search_continues(tmp_path: Path) ->
 
 def test_an_unexpected_error_fails_its_trial_and_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("factorcell.training.search.write_training_facts", lambda *given, **more: 1 / 0)
+        patch.setattr("factorcell.training.search.write_training_facts", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            searched(tmp_path, 2)
-    assert [row["state"] for row in searched(tmp_path, 2)] == ["failed", "complete"]
+            run_search(tmp_path, 2)
+    assert [row["state"] for row in run_search(tmp_path, 2)] == ["failed", "complete"]
 
 
 def test_a_search_with_other_options_is_not_resumed(tmp_path: Path) -> None:
-    rows = searched(tmp_path / "s", 1)
-    mistakes: list[tuple[dict[str, Any], str]] = [
-        ({"config": search_space.with_drawn_options(CONFIG, {"epochs": 4})}, "training.epochs = 3.0, not 4.0"),
-        ({"ranges": {**RANGES, "rank": (1, 2)}}, r"range of rank = .*'high': 8.*, not \[1, 2\]"),
-        ({"ranges": {}}, "range of hidden_size = .*, not None"),
-        ({"target": "city"}, "target = None, not 'city'"),
+    rows = run_search(tmp_path / "s", 1)
+    cases: list[tuple[dict[str, Any], str]] = [
+        (
+            {"config": search_space.with_drawn_options(CONFIG, {"epochs": 4})},
+            "expected training.epochs = 3.0 as before, got 4.0",
+        ),
+        ({"ranges": {**RANGES, "rank": (1, 2)}}, r"expected range of rank = .*'high': 8.* as before, got \[1, 2\]"),
+        ({"ranges": {}}, "expected range of hidden_size = .* as before, got None"),
+        ({"target": "city"}, "expected target = None as before, got 'city'"),
         ({"models": ["factorcell", "unadapted"]}, "models = "),
     ]
-    for more, message in mistakes:
+    for more, message in cases:
         with pytest.raises(UserError, match=message):
-            searched(tmp_path / "s", 2, **more)
-    with pytest.raises(UserError, match="begun with texts = 10, not 9"):
+            run_search(tmp_path / "s", 2, **more)
+    with pytest.raises(UserError, match="cannot resume; expected texts = 10 as before, got 9"):
         search.search(ROWS[1:], ROWS[:5], CONFIG, tmp_path / "s", search.SearchOptions(ranges=RANGES))
     assert files.read_rows(tmp_path / "s" / "trials.jsonl") == rows
     threads = search_space.with_drawn_options(CONFIG, {"threads": 2})
-    assert len(searched(tmp_path / "s", 2, config=threads, sampler="tpe", pruner="median")) == 2
+    assert len(run_search(tmp_path / "s", 2, config=threads, sampler="tpe", pruner="median")) == 2
 
 
 def test_invalid_searches_are_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mistakes: list[tuple[dict[str, Any], str]] = [
-        ({"target": "lat"}, "lat is a number; only the values of a category"),
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"target": "lat"}, "lat: expected a category, got a variable of kind number"),
         ({"target": "town"}, "unknown context variable 'town'"),
         ({"ranges": {"rank": search_space.Range(-1, 3)}}, "search space: rank is -1"),
     ]
-    for more, message in mistakes:
+    for more, message in cases:
         with pytest.raises(UserError, match=message) as caught:
-            searched(tmp_path / "s", 1, **more)
+            run_search(tmp_path / "s", 1, **more)
         assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="trials is 0; it must be at least 1"):
-        searched(tmp_path / "s", 0)
-    with pytest.raises(UserError, match="give --dev with --target"):
+        run_search(tmp_path / "s", 0)
+    with pytest.raises(UserError, match="target: expected a development table to classify, got none"):
         search.search(ROWS, None, CONFIG, tmp_path / "s", search.SearchOptions(target="city"))
     nameless = [{**row, "city": None} for row in ROWS]
-    with pytest.raises(UserError, match="no text has a value of city to choose among"):
+    with pytest.raises(UserError, match="no text has a candidate value of city"):
         search.search(ROWS, nameless, CONFIG, tmp_path / "s", search.SearchOptions(target="city"))
     assert not list(tmp_path.glob("s/trial-*"))
     (tmp_path / "d").mkdir()
@@ -314,10 +317,10 @@ def test_invalid_searches_are_refused_before_training(tmp_path: Path, monkeypatc
     (tmp_path / "file").touch()
     for name, message in (("file", "cannot be opened"), ("d", r"study.journal: the study cannot be opened")):
         with pytest.raises(UserError, match=message):
-            searched(tmp_path / name, 1)
+            run_search(tmp_path / name, 1)
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UserError, match=r"pip install 'factorcell\[tune\]'"):
-        searched(tmp_path / "e", 1)
+        run_search(tmp_path / "e", 1)
     assert not (tmp_path / "e").exists()
 
 
@@ -327,8 +330,8 @@ def test_rows_are_ranked_by_state_and_perplexity() -> None:
     assert [row["number"] for row in search.rank_trials(rows)] == [4, 2, 1, 0, 3]
 
 
-def trial(folder: Path, number: int) -> dict[str, Any]:
-    """A trial and its row; all have the same weights, and cost the more the higher their number."""
+def make_trial(folder: Path, number: int) -> dict[str, Any]:
+    """Return the row of a trial with saved figures; a trial with a higher number has higher nats."""
     torch.manual_seed(0)
     run: Run = make_run(folder / f"trial-{number}", ("city",))
     corpus = run.prepare(ROWS * 2)
@@ -340,13 +343,13 @@ def trial(folder: Path, number: int) -> dict[str, Any]:
 
 
 def test_trials_are_compared_with_the_best(tmp_path: Path) -> None:
-    rows = [trial(tmp_path, number) for number in (2, 0, 1)]
+    rows = [make_trial(tmp_path, number) for number in (2, 0, 1)]
     failed = {"number": 3, "state": "failed", "perplexity": None, "folder": "trial-3"}
-    found = search.compare_trials([*rows, failed], tmp_path)
-    assert [row["number"] for row in found] == [2, 0, 1, 3]
-    assert [row["ahead"] for row in found] == [[], ["perplexity"], [], []]
+    compared = search.compare_trials([*rows, failed], tmp_path)
+    assert [row["number"] for row in compared] == [2, 0, 1, 3]
+    assert [row["ahead"] for row in compared] == [[], ["perplexity"], [], []]
     best = min(rows, key=lambda row: float(row["perplexity"]))["perplexity"]
-    for row in found:
+    for row in compared:
         assert ("gain" in row) == (row["number"] in (1, 2))
         if "gain" in row:
             assert row["gain"] == pytest.approx(1 - row["perplexity"] / best)

@@ -1,4 +1,4 @@
-"""The space of a search: what a file may say, what is drawn, and that nothing idle is drawn."""
+"""The space of a search: reading files, drawing options, and drawing only options that have an effect."""
 
 import dataclasses
 from pathlib import Path
@@ -24,14 +24,14 @@ EVERYTHING: search_space.Space = {
 }
 
 
-def drawn(number: int, ranges: search_space.Space, models: tuple[str, ...] = ()) -> tuple[Config, optuna.Trial]:
-    """The config of a random trial, and the trial."""
+def draw_config(number: int, ranges: search_space.Space, models: tuple[str, ...] = ()) -> tuple[Config, optuna.Trial]:
+    """Return the config of a random trial, and the trial."""
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=number))
     trial = study.ask()
     return search_space.draw(trial, ranges, models, CONFIG), trial
 
 
-def test_the_default_space_holds_what_the_paper_selected() -> None:
+def test_the_default_space_spans_the_values_of_the_paper() -> None:
     table = {
         "embedding_size": (150, 114, 120, 35, 40, 42, 50, 100, 200),
         "hidden_size": (110, 167, 180, 250, 200),
@@ -40,27 +40,27 @@ def test_the_default_space_holds_what_the_paper_selected() -> None:
         "dropout_recurrent": (0.0, 0.5, 0.05, 0.01, 0.03),
     }
     for name, values in table.items():
-        ends = search_space.DEFAULT[name]
-        assert isinstance(ends, Range)
-        assert (ends.low, ends.high) == (min(values), max(values)), name
+        limits = search_space.DEFAULT[name]
+        assert isinstance(limits, Range)
+        assert (limits.low, limits.high) == (min(values), max(values)), name
     rate = search_space.DEFAULT["learning_rate"]
     assert isinstance(rate, Range)
     assert rate.low < 0.001 < rate.high
     search_space.check(search_space.DEFAULT, Config())
 
 
-def test_read_ranges_and_choices(tmp_path: Path) -> None:
+def test_ranges_and_choices_are_read(tmp_path: Path) -> None:
     path = tmp_path / "space.toml"
     path.write_text(
         'seed = [1, 2]\nlayer_norm = [false, true]\ndecay = ["none"]\n[rank]\nlow = 4\nhigh = 64\nlog = true\n',
         encoding="utf-8",
     )
-    read = search_space.read(path)
-    assert read == {"seed": (1, 2), "layer_norm": (False, True), "decay": ("none",), "rank": Range(4, 64, log=True)}
+    space = search_space.read(path)
+    assert space == {"seed": (1, 2), "layer_norm": (False, True), "decay": ("none",), "rank": Range(4, 64, log=True)}
     joined = search_space.load_space(path, {"hidden_size"})
-    assert joined == {**{k: v for k, v in search_space.DEFAULT.items() if k != "hidden_size"}, **read}
+    assert joined == {**{k: v for k, v in search_space.DEFAULT.items() if k != "hidden_size"}, **space}
     assert search_space.load_space(None, ()) == search_space.DEFAULT
-    with pytest.raises(UserError, match=r"rank is given as an option and in .*space.toml"):
+    with pytest.raises(UserError, match=r"space.toml: rank is also set as an option"):
         search_space.load_space(path, {"rank"})
 
 
@@ -78,7 +78,7 @@ def test_read_ranges_and_choices(tmp_path: Path) -> None:
         ("learning_rate = {low = 0.1, high = inf}", "low and high must be numbers"),
         ("rank = {low = 1, high = 3, log = 1}", "log true or false"),
         ("rank = {low = 1, hihg = 3}", "unknown key of the range rank 'hihg' (did you mean 'high'?)"),
-        ("rank = {low = 5, high = 5}", "rank goes from 5 to 5; low must be below high"),
+        ("rank = {low = 5, high = 5}", "rank ranges from 5 to 5; low must be below high"),
         ("dropout_input = {low = 0.0, high = 0.5, log = true}", "low must be below high and above 0"),
         ("rank = [", "not valid TOML"),
     ],
@@ -116,13 +116,13 @@ def test_invalid_values_of_a_space_are_refused(ranges: search_space.Space, messa
 
 def test_draws_lie_in_the_space_and_determine_the_config() -> None:
     models = tuple(MODELS)
-    seen = set()
+    drawn_models = set()
     for number in range(40):
-        config, trial = drawn(number, EVERYTHING, models)
+        config, trial = draw_config(number, EVERYTHING, models)
         params = trial.params
         assert search_space.with_drawn_options(CONFIG, params) == config
         assert search_space.with_drawn_options(CONFIG, dict(reversed(params.items()))) == config
-        seen.add(params["model"])
+        drawn_models.add(params["model"])
         assert set(params) - {"model"} == {name for name in EVERYTHING if search_space.has_effect(name, config)}
         for name, value in params.items():
             if name == "model":
@@ -135,7 +135,7 @@ def test_draws_lie_in_the_space_and_determine_the_config() -> None:
                 assert vars(trial.distributions[name])["log"] == values.log
             else:
                 assert value in values
-    assert seen == set(models)
+    assert drawn_models == set(models)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -154,7 +154,7 @@ def test_an_option_is_drawn_only_if_it_changes_the_model(model: str, bias: str, 
     for name in ("rank", *search_space.CONTEXT_SIZES, "hidden_size", "embedding_size"):
         first, second = (shapes(search_space.with_drawn_options(config, {name: value})) for value in (3, 5))
         if name in search_space.CONTEXT_SIZES and model == "softmaxbias" and bias == "one_hot":
-            first = second  # the encoder is built there, but nothing reads its vector
+            first = second  # the encoder exists, but no part of the model reads its vector
         assert search_space.has_effect(name, config) == (first != second), name
     assert search_space.has_effect("output_bias", config) == bool(context and config.model.output_bias)
     assert search_space.has_effect("learning_rate", config)

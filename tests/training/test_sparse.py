@@ -1,4 +1,4 @@
-"""The sparse softmax bias: zero where a context says nothing, found where it does, at the minimum of its penalty."""
+"""The sparse softmax bias: zero for an uninformative context, nonzero for an informative word, optimal at the end."""
 
 import json
 from pathlib import Path
@@ -23,57 +23,57 @@ SECTIONS: dict[str, Any] = {
 STEPS = {"epochs": 6, "batch_tokens": 1000, "learning_rate": 0.01, "evaluations": 1, "sparse_l1": ["0.005"]}
 
 
-def texts(count: int, favour: float = 1.0) -> list[dict[str, str]]:
-    """Random words, frequent ones first; in the city b `FAVOURITE` is so many times as frequent. Else all is noise."""
+def make_texts(count: int, factor: float = 1.0) -> list[dict[str, str]]:
+    """Return random texts; in the city b the weight of `FAVOURITE` is multiplied by `factor`."""
     random = np.random.default_rng(0)
-    common = 1 / np.arange(2, WORDS + 2)
-    found = []
+    zipf = 1 / np.arange(2, WORDS + 2)
+    rows = []
     for _ in range(count):
-        city, chances = random.choice(CITIES), common.copy()
-        chances[7] *= favour if city == "b" else 1.0
-        words = random.choice(WORDS, 8, p=chances / chances.sum())
-        found.append({"city": str(city), "text": " ".join(f"w{word}" for word in words)})
-    return found
+        city, weights = random.choice(CITIES), zipf.copy()
+        weights[7] *= factor if city == "b" else 1.0
+        words = random.choice(WORDS, 8, p=weights / weights.sum())
+        rows.append({"city": str(city), "text": " ".join(f"w{word}" for word in words)})
+    return rows
 
 
-def trained(folder: Path, favour: float, **model: Any) -> Run:
-    """A run on such texts, with the sparse bias alone."""
-    rows = texts(1500, favour)
+def train_run(folder: Path, factor: float, **model: Any) -> Run:
+    """Train a run whose only adaptation is the sparse bias."""
+    rows = make_texts(1500, factor)
     return fit(rows[:1400], rows[1400:], {**SECTIONS, "model": {**SMALL, **model}, "training": STEPS}, folder)
 
 
-def share(run: Run) -> float:
-    """Of the coefficients, how many are not zero."""
+def nonzero_share(run: Run) -> float:
+    """Return the share of coefficients that are not zero."""
     (row,) = json.loads((run.folder / "training.json").read_text())["sparse_bias"]
     assert row["coefficients"] == len(run.tokenizer) * 5
     return float(row["nonzero"] / row["coefficients"])
 
 
 def test_a_sparse_bias_stays_zero_on_noise(tmp_path: Path) -> None:
-    run = trained(tmp_path / "run", 1.0)
-    assert share(run) < 0.01
+    run = train_run(tmp_path / "run", 1.0)
+    assert nonzero_share(run) < 0.01
     bias = sparse_bias_of(run)
     assert bias is not None
     assert int((bias.weight == 0).sum()) >= 0.99 * bias.weight.numel()
     card = (run.folder / "README.md").read_text()
-    assert f"coefficients of city are not zero ({share(run):.2%})" in card
+    assert f"coefficients of city are not zero ({nonzero_share(run):.2%})" in card
 
 
 def test_a_sparse_bias_finds_the_informative_word(tmp_path: Path) -> None:
-    run = trained(tmp_path / "run", 4.0)
+    run = train_run(tmp_path / "run", 4.0)
     bias = sparse_bias_of(run)
     assert bias is not None
     weight = bias.weight.detach()
     token, column = run.tokenizer.encode([FAVOURITE])[0], run.schema.variables[0].values.index("b")
     assert 0.5 < float(weight[token, column]) < np.log(4)
     assert float(weight.abs().amax()) == float(weight[token, column])
-    assert share(run) < 0.03
+    assert nonzero_share(run) < 0.03
     again = Run.open(run.folder)
     b, c = (row["nats"] for row in again.score([{"text": FAVOURITE, "city": city} for city in "bc"]))
     assert b < c - 0.3
 
 
-def test_the_penalised_loss_is_minimal_at_the_end(tmp_path: Path) -> None:
+def test_training_minimizes_the_penalized_loss(tmp_path: Path) -> None:
     options = {"epochs": 600, "batch_tokens": 10_000, "learning_rate": 0.05, "decay": "linear", "clip": 0.0}
     options |= {"evaluations": 1, "log_every": 1000, "save_every": 1000, "sparse_l1": ["0.001", "stars=0.004"]}
     torch.manual_seed(0)
@@ -97,7 +97,7 @@ def test_the_penalised_loss_is_minimal_at_the_end(tmp_path: Path) -> None:
 
 
 def test_penalized_tables_are_dense_with_a_sampled_loss(tmp_path: Path) -> None:
-    left = []
+    nonzero_counts = []
     for l1 in ("10", "0"):
         options = {"loss": "sampled", "samples": 5, "epochs": 3, "batch_tokens": 40, "sparse_l1": [l1]}
         run = small_runs.make_run(tmp_path / l1, training=options, output_bias=("low_rank", "sparse"))
@@ -106,9 +106,9 @@ def test_penalized_tables_are_dense_with_a_sampled_loss(tmp_path: Path) -> None:
         assert bias is not None
         with torch.no_grad():
             bias.weight.zero_()
-        assert bool(trainer.penalties) == (l1 == "10") == (not trainer.rows)
+        assert bool(trainer.penalties) == (l1 == "10") == (not trainer.row_optimizers)
         for batch in trainer.batches():
             trainer.step(batch)
         trainer.catch_up()
-        left.append(int((bias.weight != 0).sum()))
-    assert left[0] == 0 < left[1]
+        nonzero_counts.append(int((bias.weight != 0).sum()))
+    assert nonzero_counts[0] == 0 < nonzero_counts[1]

@@ -1,4 +1,4 @@
-"""The line that a training ends with: what its context gained, or why that cannot be told."""
+"""The summary line of a training: the gain from its context, or why it is unknown."""
 
 from pathlib import Path
 from typing import Any
@@ -18,39 +18,39 @@ TEXTS = ["fix typo", "add docs", "fix tests", "add a test"]
 TRAIN: Rows = [
     {"text": text, "who": who, "city": city} for text in TEXTS for who in ("ann", "bob") for city in ("Oslo", "Nice")
 ] + [{"text": "fix all", "who": "rare", "city": "Oslo"}]
-GAIN = "over itself without its context"
-LEARN = (
-    "no development text is by a user that it knows: `factorcell tune-online {} TABLE` shows what learning them brings"
+GAIN = "over the same model without its context"
+UNKNOWN_USERS = (
+    "no development text is by a known user; `factorcell tune-online {} TABLE` measures the gain from learning users"
 )
 
 
-def by(who: str) -> Rows:
-    """Development texts of one person."""
+def texts_by(who: str) -> Rows:
+    """Return development texts of one user."""
     return [{"text": text, "who": who, "city": "Oslo"} for text in TEXTS * 4]
 
 
-def trained(folder: Path, dev: Rows, **data: Any) -> Run:
-    """A run that tells users apart."""
-    said = {
+def train_run(folder: Path, dev: Rows, **data: Any) -> Run:
+    """Train a run with a user column."""
+    options = {
         "data": {"user": "who", "min_user_count": 4, "min_context_count": 1, **data},
         "tokenizer": {"kind": "char", "min_count": 1},
         "model": {"embedding_size": 4, "rank": 2},
         "backbone": {"hidden_size": 6},
         "training": {"epochs": 1, "evaluations": 1, "batch_tokens": 100},
     }
-    return fit(TRAIN, dev, Config.from_dict(said), folder)
+    return fit(TRAIN, dev, Config.from_dict(options), folder)
 
 
 def test_the_summary_says_that_development_users_are_unknown(tmp_path: Path) -> None:
-    new = trained(tmp_path / "new", [*by("carl"), *by("rare")])
-    assert training_facts(new.folder)["context"]["strangers"]
-    assert summary(new).endswith(f"minutes; {LEARN.format(new.folder)}")
+    new = train_run(tmp_path / "new", [*texts_by("carl"), *texts_by("rare")])
+    assert training_facts(new.folder)["context"]["only_unknown_users"]
+    assert summary(new).endswith(f"minutes; {UNKNOWN_USERS.format(new.folder)}")
     assert GAIN not in summary(new)
-    assert not [line for line in find_warnings([new]) if "gains nothing" in line]
-    both = trained(tmp_path / "both", by("carl"), context=("city",))
-    assert f" {GAIN}; {LEARN.format(both.folder)}" in summary(both)
-    known = trained(tmp_path / "known", [*by("carl"), by("ann")[0]])
-    assert "strangers" not in training_facts(known.folder)["context"]
+    assert not [line for line in find_warnings([new]) if "does not significantly lower" in line]
+    both = train_run(tmp_path / "both", texts_by("carl"), context=("city",))
+    assert f" {GAIN}; {UNKNOWN_USERS.format(both.folder)}" in summary(both)
+    known = train_run(tmp_path / "known", [*texts_by("carl"), texts_by("ann")[0]])
+    assert "only_unknown_users" not in training_facts(known.folder)["context"]
     assert GAIN in summary(known)
     assert "tune-online" not in summary(known)
 
@@ -58,31 +58,31 @@ def test_the_summary_says_that_development_users_are_unknown(tmp_path: Path) -> 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run that knows the user of its development texts."""
-    return trained(tmp_path_factory.mktemp("known") / "run", by("ann"))
+    return train_run(tmp_path_factory.mktemp("known") / "run", texts_by("ann"))
 
 
 def test_only_a_positive_gain_is_compared_with_an_unadapted_run(known: Run) -> None:
     before = training_facts(known.folder)
-    for gain, less in ((0.02, True), (-0.02, False), (0.0, False)):
+    for gain, is_lower in ((0.02, True), (-0.02, False), (0.0, False)):
         context = {"texts": 16, "gain": gain, "gain_low": gain - 0.01, "gain_high": gain + 0.01}
         files.write_json(known.folder / "training.json", {**before, "context": context})
-        assert summary(known).endswith(" (over an unadapted run it is less)" if less else GAIN)
+        assert summary(known).endswith(" (the gain over an unadapted run is smaller)" if is_lower else GAIN)
     files.write_json(known.folder / "training.json", before)
 
 
-def test_a_run_without_users_has_no_strangers(known: Run, tmp_path: Path) -> None:
-    assert not only_unknown_users(known, known.prepare([*by("ann"), *by("carl")], unknown="group"))
+def test_only_runs_with_users_can_have_only_unknown_users(known: Run, tmp_path: Path) -> None:
+    assert not only_unknown_users(known, known.prepare([*texts_by("ann"), *texts_by("carl")], unknown="group"))
     assert only_unknown_users(known, known.prepare([{"text": "fix", "who": None}], unknown="group"))
-    plain = trained(tmp_path / "plain", by("ann"), user="", context=("city",))
-    assert not only_unknown_users(plain, plain.prepare(by("carl"), unknown="group"))
+    plain = train_run(tmp_path / "plain", texts_by("ann"), user="", context=("city",))
+    assert not only_unknown_users(plain, plain.prepare(texts_by("carl"), unknown="group"))
 
 
 def test_evaluate_reports_unknown_users(known: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for who in ("ann", "carl"):
-        files.write_rows(tmp_path / f"{who}.jsonl", by(who))
+        files.write_rows(tmp_path / f"{who}.jsonl", texts_by(who))
         command = ["evaluate", str(known.folder), str(tmp_path / f"{who}.jsonl"), "--by", "city", "--unknown", "group"]
         assert main(command) == 0
-        line = LEARN.format(known.folder).replace("development text", "text")
+        line = UNKNOWN_USERS.format(known.folder).replace("development text", "text")
         assert (line in capsys.readouterr().out) == (who == "carl")
     rows = files.read_rows(known.folder / "results.jsonl")
-    assert [row["evaluation"].get("strangers") for row in rows] == [None, True]
+    assert [row["evaluation"].get("only_unknown_users") for row in rows] == [None, True]

@@ -1,4 +1,4 @@
-"""Training: it reaches what is known to be reachable, resumes bit for bit, and loses nothing."""
+"""Training: learning rates, evaluations, best weights, and context dropout."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +19,10 @@ from tests.small_runs import as_any
 Dialects = Callable[[int, int], tuple[list[dict[str, str]], float]]
 
 
-def make(
+def make_run(
     folder: Path, rows: list[dict[str, str]], test: list[dict[str, str]], **training: Any
 ) -> tuple[Run, Corpus, Corpus]:
-    """A small run and its data."""
+    """Return a small run with training and development texts."""
     model = {"embedding_size": 12, "hidden_size": 20, "rank": 2, "context_size": 4, "variable_size": 4}
     model |= training.pop("model", {})
     config = Config.of(
@@ -44,12 +44,12 @@ def make(
 
 @pytest.fixture
 def few(two_dialects: Dialects) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """A few hundred texts, and some to test on."""
+    """A few hundred training texts, and some development texts."""
     return two_dialects(300, 1)[0], two_dialects(60, 2)[0]
 
 
-def test_the_best_weights_are_kept_and_patience_ends(tmp_path: Path, few: Any) -> None:
-    run, corpus, dev = make(
+def test_the_best_weights_are_saved_and_patience_stops_the_training(tmp_path: Path, few: Any) -> None:
+    run, corpus, dev = make_run(
         tmp_path / "run", *few, epochs=20, evaluations=20, learning_rate=0.3, decay="none", patience=3
     )
     rows = [row for row in train(run, corpus, dev) if row["split"] == "dev"]
@@ -64,14 +64,14 @@ def test_the_best_weights_are_kept_and_patience_ends(tmp_path: Path, few: Any) -
 
 @pytest.mark.parametrize(("steps", "times"), [(1, 1), (5, 3), (10, 10), (3, 7), (1001, 10), (12, 4)])
 def test_evaluations_are_evenly_spread_and_the_last_is_at_the_end(steps: int, times: int) -> None:
-    when = [step for step in range(1, steps + 1) if is_due(step, steps, times)]
-    assert len(when) == min(steps, times)
-    assert when[-1] == steps
-    gaps = [b - a for a, b in zip([0, *when], when, strict=False)]
+    due_steps = [step for step in range(1, steps + 1) if is_due(step, steps, times)]
+    assert len(due_steps) == min(steps, times)
+    assert due_steps[-1] == steps
+    gaps = [b - a for a, b in zip([0, *due_steps], due_steps, strict=False)]
     assert max(gaps) - min(gaps) <= 1
 
 
-def test_learning_rates_rise_linearly_and_fall_by_the_schedule() -> None:
+def test_learning_rates_follow_the_schedule() -> None:
     config = TrainingConfig(learning_rate=2.0, warmup=0.1, decay="cosine")
     rates = [learning_rate(step, 100, config) for step in range(100)]
     assert rates[:3] == pytest.approx([0.2, 0.4, 0.6])
@@ -84,7 +84,7 @@ def test_learning_rates_rise_linearly_and_fall_by_the_schedule() -> None:
 
 
 def test_training_starts_at_the_unigram_frequencies(tmp_path: Path, few: Any) -> None:
-    run, corpus, dev = make(tmp_path / "run", *few)
+    run, corpus, dev = make_run(tmp_path / "run", *few)
     counts = target_frequencies(corpus)
     assert counts.sum() == corpus.target_count
     Trainer(run, corpus, dev)
@@ -93,36 +93,36 @@ def test_training_starts_at_the_unigram_frequencies(tmp_path: Path, few: Any) ->
 
 
 @pytest.mark.parametrize(("loss", "layer_norm"), [("full", False), ("sampled", True)])
-def test_bfloat16_products_learn_alike(loss: str, layer_norm: bool, tmp_path: Path, few: Any) -> None:
-    found = []
+def test_bfloat16_products_train_as_well_as_float32(loss: str, layer_norm: bool, tmp_path: Path, few: Any) -> None:
+    perplexities = []
     for precision in ("float32", "bfloat16"):
-        how: dict[str, Any] = {
+        options: dict[str, Any] = {
             "loss": loss,
             "samples": 20,
             "epochs": 3,
             "model": {"layer_norm": layer_norm},
         }
-        run, corpus, dev = make(tmp_path / precision, *few, precision=precision, **how)
+        run, corpus, dev = make_run(tmp_path / precision, *few, precision=precision, **options)
         *_, last = train(run, corpus, dev)
-        found.append(last["perplexity"])
+        perplexities.append(last["perplexity"])
         assert {parameter.dtype for parameter in run.model.parameters()} == {torch.float32}
-    assert found[0] != found[1]
-    assert found[1] == pytest.approx(found[0], rel=0.01)
+    assert perplexities[0] != perplexities[1]
+    assert perplexities[1] == pytest.approx(perplexities[0], rel=0.01)
 
 
 def test_context_dropout_trains_the_unknown_value(tmp_path: Path, few: Any) -> None:
-    _, corpus, _ = made = make(tmp_path / "run", *few, epochs=3, model={"dropout_context": 0.25})
+    _, corpus, _ = with_dropout = make_run(tmp_path / "run", *few, epochs=3, model={"dropout_context": 0.25})
     context = corpus.context(np.arange(300))
-    forgotten = [context.drop_categories(0.25, (0, step)).categories for step in range(40)]
-    share = float(torch.stack(forgotten).eq(0).float().mean())
+    dropped = [context.drop_categories(0.25, (0, step)).categories for step in range(40)]
+    share = float(torch.stack(dropped).eq(0).float().mean())
     assert share == pytest.approx(0.25, abs=0.02)
-    assert torch.equal(forgotten[3], context.drop_categories(0.25, (0, 3)).categories)
-    assert not torch.equal(forgotten[3], forgotten[4])
-    kept = forgotten[0] != 0
-    assert torch.equal(forgotten[0][kept], context.categories[kept])
-    plain = make(tmp_path / "plain", *few, epochs=3)
-    for run, *rest in (made, plain):
+    assert torch.equal(dropped[3], context.drop_categories(0.25, (0, 3)).categories)
+    assert not torch.equal(dropped[3], dropped[4])
+    unchanged = dropped[0] != 0
+    assert torch.equal(dropped[0][unchanged], context.categories[unchanged])
+    plain = make_run(tmp_path / "plain", *few, epochs=3)
+    for run, *rest in (with_dropout, plain):
         list(train(run, *rest))
-    learned = [run.model.encoder.tables[0][0].norm() for run, *_ in (made, plain)]  # type: ignore[union-attr]
+    learned = [run.model.encoder.tables[0][0].norm() for run, *_ in (with_dropout, plain)]  # type: ignore[union-attr]
     assert learned[0] > 0
-    assert learned[1] == 0, "no value is rare, so nothing but forgetting moves the unknown one"
+    assert learned[1] == 0, "no value is rare, so only dropout moves the unknown value"

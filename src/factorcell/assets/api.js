@@ -1,77 +1,77 @@
 "use strict";
-// The page of the API: a form for each operation of /openapi.json.
+// The API page: a form for each operation of /openapi.json.
 
-const element = (name, text = "", more = {}) => Object.assign(document.createElement(name), { textContent: text }, more);
+const element = (name, text = "", properties = {}) =>
+  Object.assign(document.createElement(name), { textContent: text }, properties);
 
-function resolved(schema, all) {
-  return schema.$ref ? all.components.schemas[schema.$ref.split("/").pop()] : schema;
+function resolve(schema, description) {
+  return schema.$ref ? description.components.schemas[schema.$ref.split("/").pop()] : schema;
 }
 
-function example(schema, all) {
-  const real = resolved(schema, all);
-  if (real.anyOf) return example(real.anyOf[0], all);
-  if (real.enum) return real.enum[0];
-  if (real.type === "array") return [example(real.items, all)];
-  if (real.type !== "object") return { string: "", integer: 1, number: 1, boolean: false }[real.type] ?? null;
-  const shown = Object.entries(real.properties ?? {}).filter(([name]) => (real.required ?? []).includes(name));
-  return Object.fromEntries(shown.map(([name, field]) => [name, example(field, all)]));
+function example(schema, description) {
+  const resolved = resolve(schema, description);
+  if (resolved.anyOf) return example(resolved.anyOf[0], description);
+  if (resolved.enum) return resolved.enum[0];
+  if (resolved.type === "array") return [example(resolved.items, description)];
+  if (resolved.type !== "object") return { string: "", integer: 1, number: 1, boolean: false }[resolved.type] ?? null;
+  const required = Object.entries(resolved.properties ?? {}).filter(([name]) => resolved.required?.includes(name));
+  return Object.fromEntries(required.map(([name, field]) => [name, example(field, description)]));
 }
 
-function field(parameter) {
+function parameterField(parameter) {
   const label = element("label", parameter.name + (parameter.required ? " *" : ""));
   label.append(element("small", parameter.schema.description ?? ""));
-  const input = element("input", "", { name: parameter.name, required: parameter.required });
-  label.append(input);
+  label.append(element("input", "", { name: parameter.name, required: parameter.required }));
   return label;
 }
 
-function address(path, parameters, form) {
-  for (const one of parameters) path = path.replace(`{${one.name}}`, encodeURIComponent(form.elements[one.name].value));
-  return path;
+function fillPath(path, parameters, form) {
+  return parameters.reduce(
+    (filled, { name }) => filled.replace(`{${name}}`, encodeURIComponent(form.elements[name].value)), path);
 }
 
-async function ask(method, where, body) {
+async function send(method, path, body) {
   const headers = {};
   const key = document.getElementById("key").value;
   if (key) headers.Authorization = `Bearer ${key}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
-  const began = performance.now();
-  const answer = await fetch(where, { method, headers, body });
-  const text = await answer.text();
-  let shown = text;
-  try { shown = JSON.stringify(JSON.parse(text), null, 1); } catch { /* events are shown as they come */ }
-  return `${answer.status} after ${Math.round(performance.now() - began)} ms\n\n${shown}`;
+  const start = performance.now();
+  const response = await fetch(path, { method, headers, body });
+  const text = await response.text();
+  let formatted = text;
+  try { formatted = JSON.stringify(JSON.parse(text), null, 1); } catch { /* server-sent events are not JSON */ }
+  return `${response.status} after ${Math.round(performance.now() - start)} ms\n\n${formatted}`;
 }
 
-function operation(path, method, described, all) {
+function operationForm(path, method, operation, description) {
   const box = element("details");
   const summary = element("summary");
-  summary.append(element("b", method.toUpperCase()), element("code", path), element("span", described.summary));
+  summary.append(element("b", method.toUpperCase()), element("code", path), element("span", operation.summary));
   const form = element("form");
-  const parameters = described.parameters ?? [];
-  parameters.forEach((one) => form.append(field(one)));
-  const content = described.requestBody?.content["application/json"];
+  const parameters = operation.parameters ?? [];
+  parameters.forEach((parameter) => form.append(parameterField(parameter)));
+  const content = operation.requestBody?.content["application/json"];
   if (content) {
     const label = element("label", "body");
-    const value = JSON.stringify(example(content.schema, all), null, 1);
+    const value = JSON.stringify(example(content.schema, description), null, 1);
     label.append(element("textarea", "", { name: "body", rows: 6, value, spellcheck: false }));
     form.append(label);
-    const about = resolved(content.schema, all);
-    for (const [name, one] of Object.entries(about.properties ?? {})) {
-      if (one.description) form.append(element("small", `${name}: ${one.description}. `));
+    for (const [name, field] of Object.entries(resolve(content.schema, description).properties ?? {})) {
+      if (field.description) form.append(element("small", `${name}: ${field.description}. `));
     }
   }
-  const button = element("button", "Ask");
-  const answer = element("pre", "", { hidden: true, role: "status" });
-  form.append(element("p", "").appendChild(button).parentNode, answer);
+  const button = element("button", "Send");
+  const output = element("pre", "", { hidden: true, role: "status" });
+  form.append(element("p", "").appendChild(button).parentNode, output);
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    answer.hidden = false;
-    answer.textContent = "...";
+    output.hidden = false;
+    output.textContent = "...";
     try {
-      answer.textContent = await ask(method.toUpperCase(), address(path, parameters, form), form.elements.body?.value);
+      const filled = fillPath(path, parameters, form);
+      output.textContent = await send(method.toUpperCase(), filled, form.elements.body?.value);
     } catch (error) {
-      answer.textContent = String(error);
+      output.textContent = String(error);
     }
   });
   box.append(summary, form);
@@ -79,16 +79,17 @@ function operation(path, method, described, all) {
 }
 
 async function show() {
-  const all = await (await fetch("/openapi.json")).json();
-  document.getElementById("about").textContent = all.info.description;
-  const operations = Object.entries(all.paths).flatMap(([path, methods]) =>
-    Object.entries(methods).map(([method, described]) => operation(path, method, described, all)));
+  const description = await (await fetch("/openapi.json")).json();
+  document.getElementById("about").textContent = description.info.description;
+  const operations = Object.entries(description.paths).flatMap(([path, methods]) => Object.entries(methods).map(
+    ([method, operation]) => operationForm(path, method, operation, description)));
   document.getElementById("operations").replaceChildren(...operations);
-  document.getElementById("problems").replaceChildren(...Object.entries(all["x-problems"]).map(([kind, one]) => {
+  const problems = Object.entries(description["x-problems"]).map(([kind, { status, title }]) => {
     const row = element("tr", "", { id: kind });
-    row.append(element("td", `/docs#${kind}`), element("td", one.status), element("td", one.title));
+    row.append(element("td", `/docs#${kind}`), element("td", status), element("td", title));
     return row;
-  }));
+  });
+  document.getElementById("problems").replaceChildren(...problems);
 }
 
 show();

@@ -1,4 +1,4 @@
-"""A client of the service over HTTP, which needs neither PyTorch nor the server: httpx and msgspec suffice."""
+"""A client of the service over HTTP; it needs only httpx and msgspec, neither PyTorch nor the server."""
 
 from factorcell.client.clients import AsyncClient, Client
 from factorcell.client.errors import (

@@ -1,6 +1,6 @@
-"""Requests and answers as values: one function per operation, which makes a `Call` and sends nothing.
+"""Requests and responses as values: one function per operation, which returns a `Call` and sends nothing.
 
-The keywords of a function are the fields of the message, with the same names, types and defaults.
+The keyword arguments of a function are the fields of its message, with the same names, types and defaults.
 """
 
 import inspect
@@ -16,7 +16,7 @@ import msgspec
 
 from factorcell.client.encoding import encode
 from factorcell.client.errors import (
-    CLASSES,
+    ERRORS_BY_STATUS,
     FailedError,
     InvalidArgumentError,
     InvalidRequestError,
@@ -30,31 +30,46 @@ from factorcell.service.http.messages import Context, Export, Problem, TextChunk
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# always: repeating it changes nothing more. unbegun: only if it was surely not done. never: it asks for the present.
-Repeat = Literal["always", "unbegun", "never"]
+# always: a repeated call does no harm. if_no_effect: repeat only if no earlier attempt had an effect. never: the caller
+# needs the current state of the server.
+Repeat = Literal["always", "if_no_effect", "never"]
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 @dataclass(frozen=True)
 class Call(Generic[T]):
-    """A request: its `path` below the address of the service, its JSON, the type of its answer, and when to repeat."""
+    """A request to the service.
+
+    Attributes:
+        name: The operation.
+        method: The HTTP method.
+        path: The path below the address of the service.
+        response_type: The type of the response; `str` for plain text.
+        body: The JSON body, or None.
+        repeat: When the call may be repeated after a failure.
+    """
 
     name: str
     method: str
     path: str
-    gives: type[T]
+    response_type: type[T]
     body: bytes | None = None
     repeat: Repeat = "always"
 
     def read(self, content: bytes) -> T:
-        """Return the answer that its bytes hold. `UnexpectedAnswerError` for other bytes."""
+        """Return the parsed response. `UnexpectedAnswerError` if the bytes are not a valid response."""
         try:
-            return content.decode() if self.gives is str else msgspec.json.decode(content, type=self.gives)  # type: ignore[return-value]
+            result = (
+                content.decode() if self.response_type is str else msgspec.json.decode(content, type=self.response_type)
+            )
+            return result  # type: ignore[return-value]
         except UNREADABLE as error:
-            raise UnexpectedAnswerError(self.name, f"this is no answer of a service ({error})") from None
+            raise UnexpectedAnswerError(
+                self.name, f"expected a response of the service, got other data ({error})"
+            ) from None
 
     def answer(self, response: httpx.Response) -> T:
-        """Return the answer of a response. `RefusedError` if it is a problem."""
+        """Return the result of a response. `RefusedError` if it is a problem."""
         if response.status_code != HTTPStatus.OK:
             raise self.refusal(response)
         return self.read(response.content)
@@ -67,122 +82,142 @@ class Call(Generic[T]):
         except UNREADABLE:
             problem = Problem(type="about:blank", title=response.reason_phrase, status=status, detail="")
         seconds = response.headers.get("retry-after", "")
-        kind = CLASSES.get(status, InvalidRequestError if status // 100 == 4 else FailedError)
+        kind = ERRORS_BY_STATUS.get(status, InvalidRequestError if status // 100 == 4 else FailedError)
         return kind(self.name, problem, float(seconds) if seconds.isascii() and seconds.isdigit() else None)
 
 
-class Pieces:
-    """Reads the server-sent events of a call as their bytes come.
+class ChunkReader:
+    """Parses the server-sent events of a call as their bytes arrive.
 
-    Only line feeds end lines: other separators of lines, such as U+2028, are part of the JSON.
+    Only line feeds end a line: other line separators, such as U+2028, are part of the JSON.
     """
 
     def __init__(self, call: Call[TextChunk]) -> None:
         self.call, self._rest, self._done = call, b"", False
 
     def feed(self, content: bytes) -> Iterator[TextChunk]:
-        """Yield the pieces that are complete now."""
+        """Yield the chunks that are complete now."""
         *lines, self._rest = (self._rest + content).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
-                piece = self.call.read(line.removeprefix(b"data:"))
-                self._done = piece.done
-                yield piece
+                chunk = self.call.read(line.removeprefix(b"data:"))
+                self._done = chunk.done
+                yield chunk
 
     def end(self) -> None:
-        """Raise an `UnreachableError` if no piece was the last."""
+        """Raise an `UnreachableError` unless the last chunk has arrived."""
         if not self._done:
-            raise UnreachableError(self.call.name, "the text broke off")
+            raise UnreachableError(self.call.name, "the generated text was cut off")
 
 
-def _posts(name: str, takes: Callable[P, msgspec.Struct], gives: type[T], doc: str) -> Callable[P, Call[T]]:
-    """Return the function of an operation whose body `takes` makes."""
+def _post(
+    name: str, request_type: Callable[P, msgspec.Struct], response_type: type[T], doc: str
+) -> Callable[P, Call[T]]:
+    """Return the function of an operation whose message `request_type` creates."""
 
     def make(*args: P.args, **fields: P.kwargs) -> Call[T]:
-        return Call(name, "POST", f"v1/{name}", gives, encode(name, takes(*args, **fields)))
+        return Call(name, "POST", f"v1/{name}", response_type, encode(name, request_type(*args, **fields)))
 
-    fields = inspect.signature(takes).parameters.values()
-    parameters = [inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default) for one in fields]
+    fields = inspect.signature(request_type).parameters.values()
+    parameters = [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default) for field in fields
+    ]
     make.__name__, make.__doc__ = name, doc
-    make.__signature__ = inspect.Signature(parameters, return_annotation=Call[gives])  # type: ignore[attr-defined, valid-type]
+    make.__signature__ = inspect.Signature(parameters, return_annotation=Call[response_type])  # type: ignore[attr-defined, valid-type]
     return make
 
 
-def _about(
-    name: str, method: str, below: str, gives: type[T], doc: str, repeat: Repeat = "always"
+def _user_operation(
+    name: str, method: str, suffix: str, response_type: type[T], doc: str, repeat: Repeat = "always"
 ) -> Callable[[str], Call[T]]:
-    """Return the function of an operation about one user, without a body."""
+    """Return the function of an operation on a user, without a body."""
 
     def make(user: str) -> Call[T]:
-        return Call(name, method, _path(name, user, below), gives, repeat=repeat)
+        return Call(name, method, _path(name, user, suffix), response_type, repeat=repeat)
 
     make.__name__, make.__doc__ = name, doc
     return make
 
 
-def _path(name: str, user: str, below: str = "") -> str:
-    """Return the path of a user, whose id may have any character; dots are escaped, as `..` would lead elsewhere."""
+def _path(name: str, user: str, suffix: str = "") -> str:
+    """Return the path of a user. All special characters are escaped, dots too, because `..` would change the path."""
     try:
-        return f"v1/users/{quote(str.__str__(user), safe='').replace('.', '%2E')}{below}"
+        return f"v1/users/{quote(str.__str__(user), safe='').replace('.', '%2E')}{suffix}"
     except (TypeError, UnicodeEncodeError):
         raise InvalidArgumentError(name, f"user: expected Unicode text, got {type(user).__name__}") from None
 
 
-def _accepted(
+def _accept_request(
     *, user: str, text: str, idempotency_key: str | None = None, context: Context | None = None
 ) -> messages.AcceptRequest:
-    """Return an accept with an idempotency key, so that it counts once, however often it is sent."""
+    """Return an accept with an idempotency key, so that it counts once even if it is sent repeatedly."""
     key = secrets.token_urlsafe(16) if idempotency_key is None else idempotency_key
     return messages.AcceptRequest(user=user, text=text, idempotency_key=key, context={} if context is None else context)
 
 
-complete = _posts(
-    "complete", messages.CompleteRequest, messages.CompleteAnswer, "Suggest texts that continue what is typed."
+complete = _post(
+    "complete",
+    messages.CompleteRequest,
+    messages.CompleteAnswer,
+    "Suggest texts that continue the text before the cursor.",
 )
-accept = _posts(
-    "accept", _accepted, messages.AcceptAnswer, "Learn and keep a text; it counts once, however often it is sent."
+accept = _post(
+    "accept", _accept_request, messages.AcceptAnswer, "Save and learn an accepted text; repeated attempts count once."
 )
-score = _posts("score", messages.ScoreRequest, messages.ScoreAnswer, "Return how well the model predicts each text.")
-classify = _posts(
-    "classify", messages.ClassifyRequest, messages.ClassifyAnswer, "Return the value of a column of each text."
+score = _post("score", messages.ScoreRequest, messages.ScoreAnswer, "Return how well the model predicts each text.")
+classify = _post(
+    "classify",
+    messages.ClassifyRequest,
+    messages.ClassifyAnswer,
+    "Return the most probable value of a context column for each text.",
 )
-rescore = _posts(
-    "rescore", messages.RescoreRequest, messages.RescoreAnswer, "Choose from the lists of a recogniser, in context."
+rescore = _post(
+    "rescore",
+    messages.RescoreRequest,
+    messages.RescoreAnswer,
+    "Choose the best hypothesis of each n-best list, in context.",
 )
-generate = _posts(
-    "generate", messages.GenerateRequest, TextChunk, "Write a text piece by piece; the last piece is `done`."
+generate = _post(
+    "generate",
+    messages.GenerateRequest,
+    TextChunk,
+    "Generate a text and stream it in chunks; the last chunk is `done`.",
 )
 
 
-show = _about("show", "GET", "", messages.ProfileAnswer, "Return everything that is kept of a user.")
-export = _about("export", "GET", "/export", Export, "Return everything that a user gave, which `restore` takes back.")
-delete = _about("delete", "DELETE", "", messages.DeletedAnswer, "Delete everything of a user.")
-undo = _about("undo", "POST", "/undo", messages.RemovedAnswer, "Delete the newest text of a user.", "unbegun")
-pause = _about("pause", "POST", "/pause", messages.PausedAnswer, "Keep and learn nothing of a user until `resume`.")
-resume = _about("resume", "POST", "/resume", messages.PausedAnswer, "Keep and learn what a user accepts, again.")
+show = _user_operation("show", "GET", "", messages.ProfileAnswer, "Return all saved data of a user.")
+export = _user_operation(
+    "export", "GET", "/export", Export, "Return the texts and settings of a user, which `restore` imports."
+)
+delete = _user_operation("delete", "DELETE", "", messages.DeletedAnswer, "Delete all data of a user.")
+undo = _user_operation(
+    "undo", "POST", "/undo", messages.RemovedAnswer, "Delete the newest text of a user.", "if_no_effect"
+)
+pause = _user_operation("pause", "POST", "/pause", messages.PausedAnswer, "Pause learning for a user until `resume`.")
+resume = _user_operation("resume", "POST", "/resume", messages.PausedAnswer, "Resume learning for a user.")
 
 
 def forget(user: str, text: str) -> Call[messages.RemovedAnswer]:
-    """Delete every copy of a text of a user."""
+    """Delete all copies of a text of a user."""
     body = encode("forget", messages.ForgetRequest(text=text))
     return Call("forget", "POST", _path("forget", user, "/forget"), messages.RemovedAnswer, body)
 
 
 def restore(exported: Export) -> Call[messages.UserAnswer]:
-    """Keep a user as exported; a `ConflictError` if the user is there already."""
-    return Call("restore", "POST", "v1/users", messages.UserAnswer, encode("restore", exported), "unbegun")
+    """Import an exported user. `ConflictError` if the user exists already."""
+    return Call("restore", "POST", "v1/users", messages.UserAnswer, encode("restore", exported), "if_no_effect")
 
 
 def health() -> Call[messages.Health]:
-    """Return whether the process answers."""
+    """Return whether the server process answers."""
     return Call("health", "GET", "healthz", messages.Health, repeat="never")
 
 
 def ready() -> Call[messages.Health]:
-    """Return whether model and store can answer; a `BusyError` if not."""
+    """Return whether the model and the store can answer. `BusyError` if not."""
     return Call("ready", "GET", "readyz", messages.Health, repeat="never")
 
 
 def metrics() -> Call[str]:
-    """Return the metrics for Prometheus as text."""
+    """Return the metrics in the text format of Prometheus."""
     return Call("metrics", "GET", "metrics", str, repeat="never")

@@ -1,4 +1,4 @@
-"""The clients: one that waits for each answer, and one for asyncio."""
+"""The clients: a blocking one, and one for asyncio."""
 
 from asyncio import sleep as async_sleep
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
@@ -9,7 +9,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 import httpx
 
 from factorcell.client import calls
-from factorcell.client.calls import Call, Pieces
+from factorcell.client.calls import Call, ChunkReader
 from factorcell.client.errors import ServiceError
 from factorcell.client.retries import Attempts, RetryPolicy
 from factorcell.config import UserError
@@ -38,9 +38,9 @@ class _Operation(Generic[P, T]):
 
 
 class _Operations(Generic[H]):
-    """What both clients can ask, the address of the service, and how long they wait."""
+    """The operations of both clients, the address of the service, and the retry policy."""
 
-    _connect: type[Any]  # what makes the connections
+    _http_class: type[Any]  # the class of httpx clients
 
     complete = _Operation(calls.complete)
     accept = _Operation(calls.accept)
@@ -67,51 +67,53 @@ class _Operations(Generic[H]):
         retry_policy: RetryPolicy | None = None,
         http: H | None = None,
     ) -> None:
-        """Check the arguments.
+        """Create a client.
 
         Args:
-            url: The address of the service, which may have a path.
+            url: The address of the service, which may include a path.
             key: A key of the service.
-            retry_policy: How long the client waits, and how often it tries.
-            http: Your own connections, with proxies or certificates; you close them.
+            retry_policy: How long the client waits, and how often it retries.
+            http: An httpx client of your own, for example with proxies or certificates; you close it.
 
         Raises:
-            UserError: `url` or `key` cannot be one.
+            UserError: `url` or `key` is invalid.
         """
-        fault = UserError(f"url {url!r:.200}: not the address of a service; valid is such as {DEFAULT_URL}")
+        error = UserError(f"url {url!r:.200}: expected the address of a service, such as {DEFAULT_URL}")
         try:
             parts = httpx.URL(url)
         except httpx.InvalidURL:
-            raise fault from None
+            raise error from None
         if parts.scheme not in ("http", "https") or not parts.host or parts.query or parts.fragment or parts.userinfo:
-            raise fault
-        self._http: H = http or self._connect()
-        self._closes = http is None
-        self.patience, self._url = retry_policy or RetryPolicy(), str(parts).rstrip("/") + "/"
+            raise error
+        self._http: H = http or self._http_class()
+        self._owns_http = http is None
+        self.retry_policy, self._url = retry_policy or RetryPolicy(), str(parts).rstrip("/") + "/"
         self._headers = {"User-Agent": f"factorcell/{__version__}", "Content-Type": "application/json"}
         if key is not None:
             if not (key.isascii() and key.isprintable()):
-                raise UserError("key: it has characters that no key has; give it as `factorcell users key` printed it")
+                raise UserError(
+                    "key: it contains invalid characters; pass the key as `factorcell users key` printed it"
+                )
             self._headers["Authorization"] = f"Bearer {key}"
 
     def _request(self, attempts: Attempts) -> dict[str, Any]:
-        """Return the arguments of httpx for one try."""
+        """Return the arguments of httpx for the next attempt."""
         call = attempts.call
         request = {"method": call.method, "url": self._url + call.path, "content": call.body}
         return {**request, "headers": self._headers, "timeout": attempts.begin()}
 
 
 class Client(_Operations[httpx.Client]):
-    """Asks a service, from any thread, and waits for each answer."""
+    """A blocking client of a service. Any thread may use it."""
 
-    _connect = httpx.Client
+    _http_class = httpx.Client
 
     def generate(self, **fields: Any) -> Generator[TextChunk, None, None]:
-        """Yield the pieces of a text as they are written; the fields are those of `GenerateRequest`."""
+        """Yield the chunks of a text as they are generated; the arguments are the fields of `GenerateRequest`."""
         return self._stream(calls.generate(**fields))
 
     def _ask(self, call: Call[T]) -> T:
-        attempts = Attempts(call, self.patience)
+        attempts = Attempts(call, self.retry_policy)
         while True:
             try:
                 return call.answer(self._http.request(**self._request(attempts)))
@@ -119,25 +121,25 @@ class Client(_Operations[httpx.Client]):
                 sleep(attempts.pause(error))
 
     def _stream(self, call: Call[TextChunk]) -> Generator[TextChunk, None, None]:
-        attempts = Attempts(call, self.patience)
+        attempts = Attempts(call, self.retry_policy)
         while True:
             try:
                 with self._http.stream(**self._request(attempts)) as response:
                     if response.status_code != HTTPStatus.OK:
                         response.read()
                         raise call.refusal(response)
-                    pieces = Pieces(call)
-                    for part in response.iter_bytes():
-                        for piece in pieces.feed(part):
+                    reader = ChunkReader(call)
+                    for data in response.iter_bytes():
+                        for chunk in reader.feed(data):
                             attempts.is_final = True
-                            yield piece
-                return pieces.end()
+                            yield chunk
+                return reader.end()
             except (httpx.RequestError, ServiceError) as error:
                 sleep(attempts.pause(error))
 
     def close(self) -> None:
-        """Close the connections, unless they are your own."""
-        if self._closes:
+        """Close the connections, unless they are those of your own httpx client."""
+        if self._owns_http:
             self._http.close()
 
     def __enter__(self) -> "Client":
@@ -148,16 +150,16 @@ class Client(_Operations[httpx.Client]):
 
 
 class AsyncClient(_Operations[httpx.AsyncClient]):
-    """Asks a service from one event loop of asyncio; the methods are those of `Client`, to be awaited."""
+    """A client of a service for one event loop of asyncio. Its methods are those of `Client`, to be awaited."""
 
-    _connect = httpx.AsyncClient
+    _http_class = httpx.AsyncClient
 
     def generate(self, **fields: Any) -> AsyncGenerator[TextChunk, None]:
-        """Yield the pieces of a text as they are written; the fields are those of `GenerateRequest`."""
+        """Yield the chunks of a text as they are generated; the arguments are the fields of `GenerateRequest`."""
         return self._stream(calls.generate(**fields))
 
     async def _ask(self, call: Call[T]) -> T:
-        attempts = Attempts(call, self.patience)
+        attempts = Attempts(call, self.retry_policy)
         while True:
             try:
                 return call.answer(await self._http.request(**self._request(attempts)))
@@ -165,26 +167,26 @@ class AsyncClient(_Operations[httpx.AsyncClient]):
                 await async_sleep(attempts.pause(error))
 
     async def _stream(self, call: Call[TextChunk]) -> AsyncGenerator[TextChunk, None]:
-        attempts = Attempts(call, self.patience)
+        attempts = Attempts(call, self.retry_policy)
         while True:
             try:
                 async with self._http.stream(**self._request(attempts)) as response:
                     if response.status_code != HTTPStatus.OK:
                         await response.aread()
                         raise call.refusal(response)
-                    pieces = Pieces(call)
-                    async for part in response.aiter_bytes():
-                        for piece in pieces.feed(part):
+                    reader = ChunkReader(call)
+                    async for data in response.aiter_bytes():
+                        for chunk in reader.feed(data):
                             attempts.is_final = True
-                            yield piece
-                pieces.end()
+                            yield chunk
+                reader.end()
                 return
             except (httpx.RequestError, ServiceError) as error:
                 await async_sleep(attempts.pause(error))
 
     async def aclose(self) -> None:
-        """Close the connections, unless they are your own."""
-        if self._closes:
+        """Close the connections, unless they are those of your own httpx client."""
+        if self._owns_http:
             await self._http.aclose()
 
     async def __aenter__(self) -> "AsyncClient":

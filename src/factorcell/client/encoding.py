@@ -1,6 +1,7 @@
-"""Arguments of a call as JSON.
+"""Encodes the arguments of a call as JSON.
 
-A NumPy scalar is sent as the plain value that it holds; times and decimals as the text by which the model names them.
+A NumPy scalar is sent as its plain value; dates, times and decimals are sent as the name of the category that a model
+has for them.
 """
 
 import json
@@ -15,20 +16,20 @@ from factorcell.client.errors import InvalidArgumentError
 
 
 def encode(call: str, message: Any) -> bytes:
-    """Encode the message of a `call` as JSON. `InvalidArgumentError` for a value that JSON cannot have."""
+    """Encode the message of a `call` as JSON. `InvalidArgumentError` for a value that JSON cannot represent."""
     try:
         return json.dumps(message, default=_plain, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidArgumentError(call, f"expected values that JSON can have, got another ({error})") from None
+        raise InvalidArgumentError(call, f"expected values that JSON can represent ({error})") from None
 
 
 def _plain(value: Any) -> Any:
-    """Return the JSON value of a value that the `json` module does not know."""
+    """Return the JSON value of a value that the `json` module does not support."""
     if isinstance(value, msgspec.Struct):
         return msgspec.structs.asdict(value)
     if isinstance(value, Mapping):
         return dict(value)
-    # As `factorcell.data.values.category_name` names them. A missing time differs from itself.
+    # The format is that of `factorcell.data.values.category_name`. A missing time (NaT) differs from itself.
     if isinstance(value, (date, time)) and value == value:
         return value.isoformat()
     if isinstance(value, Decimal) and value.is_finite():
@@ -40,14 +41,14 @@ def _plain(value: Any) -> Any:
 
 
 def _of_numpy(value: Any) -> Any:
-    """Return the plain value of a NumPy scalar or of an array without dimensions."""
+    """Return the plain value of a NumPy scalar or a zero-dimensional array."""
     kind = value.dtype.kind
-    if kind == "f":  # as `factorcell.data.values.widened`: 4.7 in 32 bits is sent as 4.7
+    if kind == "f":  # like `factorcell.data.values.widened`: a 32-bit 4.7 is sent as 4.7
         exact = float(value)
         return exact if value.itemsize >= 8 or exact.is_integer() else float(str(value))
     if kind == "M" and value == value:
-        is_fine = value.dtype.str[-4:] in ("[ns]", "[ps]", "[fs]", "[as]")
-        moment = (value.astype("datetime64[us]") if is_fine else value).item()
+        exceeds_microseconds = value.dtype.str[-4:] in ("[ns]", "[ps]", "[fs]", "[as]")
+        moment = (value.astype("datetime64[us]") if exceeds_microseconds else value).item()
         return moment.isoformat() if isinstance(moment, date) else str(value)
     if kind in "biuUO":
         return value.item()

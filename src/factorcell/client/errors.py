@@ -1,91 +1,101 @@
-"""The errors of a client; no message names a user or repeats what was sent."""
+"""The errors of a client. No message names a user or repeats what was sent."""
 
 from factorcell.service.http.messages import Problem
 
-PASSING = (429, 502, 503, 504)  # statuses after which the same request may succeed; 502 and 504 are a proxy's
-UNBEGUN = ("too-many", "overloaded")  # problems of requests that were refused before anything was done
+TEMPORARY = (429, 502, 503, 504)  # statuses after which the same request may succeed; proxies send 502 and 504
+NO_EFFECT = ("too-many", "overloaded")  # kinds of problems of requests that had no effect
 
 
 class ServiceError(Exception):
-    """Why the call `asked` has no answer, after how many `tries`."""
+    """A call that failed.
+
+    Attributes:
+        operation: The operation of the call.
+        message: What went wrong.
+        attempts: How often the call was sent.
+        is_temporary: Whether the same call may succeed later.
+        may_have_run: Whether the service may have performed the operation.
+    """
 
     attempts = 1
-    is_temporary = False  # whether the same call may succeed later
-    may_have_run = True  # whether the service may have done what it was asked
+    is_temporary = False
+    may_have_run = True
 
-    def __init__(self, asked: str, message: str) -> None:
-        super().__init__(asked, message)
-        self.operation, self.message = asked, message
+    def __init__(self, operation: str, message: str) -> None:
+        super().__init__(operation, message)
+        self.operation, self.message = operation, message
 
     def __str__(self) -> str:
         return f"{self.operation}: {self.message}" + (f" (tried {self.attempts} times)" if self.attempts > 1 else "")
 
 
 class InvalidArgumentError(ServiceError):
-    """An argument has a type or a value that JSON cannot have: nothing was sent."""
+    """An argument has a type or value that JSON cannot represent; nothing was sent."""
 
     may_have_run = False
 
 
 class UnreachableError(ServiceError):
-    """No answer came, or not all of it; `may_have_run`: whether the request may have arrived."""
+    """No response arrived, or only a part of it."""
 
     is_temporary = True
 
-    def __init__(self, asked: str, message: str, may_have_run: bool = True) -> None:
-        super().__init__(asked, message)
+    def __init__(self, operation: str, message: str, may_have_run: bool = True) -> None:
+        super().__init__(operation, message)
         self.may_have_run = may_have_run
 
 
 class UnexpectedAnswerError(ServiceError):
-    """The answer is not that of a service of this version: something else may be at the address."""
+    """The response is not that of a service of this version; the address may be that of another server."""
 
 
 class RefusedError(ServiceError):
     """The service refused the request.
 
     Attributes:
-        status: The status code of HTTP.
-        title: What problems of this kind are called.
-        detail: What is wrong this time.
-        type: The address of the kind; `about:blank` if it was not the service that answered.
-        kind: The name of the kind, such as `overloaded`; empty if it was not the service that answered.
-        retry_after: The seconds after which to try again, if the service says so.
+        status: The HTTP status code.
+        title: The title of this kind of problem.
+        detail: What is wrong with this request.
+        type: The type of the problem; `about:blank` if another server answered, such as a proxy.
+        kind: The name of the kind, such as `overloaded`; empty if another server answered.
+        retry_after: Seconds after which to retry, if the service names them.
     """
 
-    def __init__(self, asked: str, problem: Problem, retry_after: float | None = None) -> None:
-        super().__init__(asked, f"{problem.status} {problem.title}" + (f": {problem.detail}" if problem.detail else ""))
+    def __init__(self, operation: str, problem: Problem, retry_after: float | None = None) -> None:
+        super().__init__(
+            operation, f"{problem.status} {problem.title}" + (f": {problem.detail}" if problem.detail else "")
+        )
         self.status, self.title, self.detail, self.type = problem.status, problem.title, problem.detail, problem.type
         self.kind, self.retry_after = problem.type.partition("#")[2], retry_after
-        self.is_temporary = problem.status in PASSING
-        self.may_have_run = problem.status >= 500 and self.kind not in UNBEGUN
+        self.is_temporary = problem.status in TEMPORARY
+        self.may_have_run = problem.status >= 500 and self.kind not in NO_EFFECT
 
 
 class InvalidRequestError(RefusedError):
-    """The request is wrong, and stays wrong however often it is sent."""
+    """The request is invalid; repeating it does not help."""
 
 
 class KeyRefusedError(InvalidRequestError):
-    """A key is missing, unknown, or does not allow this."""
+    """The key is missing, unknown, or does not allow the request."""
 
 
 class NotFoundError(InvalidRequestError):
-    """Nothing is kept of the user."""
+    """No data is saved for the user."""
 
 
 class ConflictError(InvalidRequestError):
-    """The user is there already."""
+    """The user exists already."""
 
 
 class BusyError(RefusedError):
-    """The service is overloaded, the key asks too often, or the store does not answer."""
+    """The service is overloaded, the key is used too often, or the store does not answer."""
 
 
 class FailedError(RefusedError):
     """The service failed, or a proxy answered in its place."""
 
 
-CLASSES: dict[int, type[RefusedError]] = {
+ERRORS_BY_STATUS: dict[int, type[RefusedError]] = {
     401: KeyRefusedError,
     403: KeyRefusedError,
     404: NotFoundError,

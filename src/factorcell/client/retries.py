@@ -1,6 +1,6 @@
-"""When a call that failed is sent again: after a random pause whose bound doubles, and in time.
+"""Retries of failed calls: after random pauses whose upper bound doubles, and within a deadline.
 
-pause ~ retry_after + uniform(0, min(longest, first * 2^(tries - 1)))
+pause ~ retry_after + uniform(0, min(max_pause, first_pause * 2^(attempts - 1)))
 """
 
 from dataclasses import dataclass
@@ -14,18 +14,19 @@ from factorcell.client.calls import Call
 from factorcell.client.errors import RefusedError, ServiceError, UnreachableError
 from factorcell.limits import MAX_COUNT, Limits
 
+# Errors that occur before a request is sent.
 UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.LocalProtocolError)
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How long a client waits, and how often it tries.
+    """How long a client waits, and how often it retries.
 
     Attributes:
-        deadline: Seconds after which no try begins; one that has begun may take longer.
+        deadline: Seconds after which no further attempt begins; a running attempt may take longer.
         timeout: Seconds of each wait for the network.
-        max_attempts: How often a call is sent at most.
-        first_pause: Upper bound of the first pause in seconds, which doubles at each try.
+        max_attempts: Maximum number of attempts.
+        first_pause: Upper bound of the first pause in seconds, which doubles with each attempt.
         max_pause: Upper bound of every pause in seconds.
     """
 
@@ -42,34 +43,34 @@ class RetryPolicy:
 
 
 class Attempts:
-    """The tries of one call, from now on; `is_final`: a part of the answer has been returned, so there is no other."""
+    """The attempts of one call; `is_final` forbids another attempt after a part of the response has been returned."""
 
-    def __init__(self, call: Call[Any], patience: RetryPolicy) -> None:
-        self.call, self.patience, self.tried, self.is_final = call, patience, 0, False
-        self._stop = monotonic() + patience.deadline
+    def __init__(self, call: Call[Any], policy: RetryPolicy) -> None:
+        self.call, self.policy, self.count, self.is_final = call, policy, 0, False
+        self._deadline = monotonic() + policy.deadline
 
     def begin(self) -> float:
-        """Count a try; return its timeout in seconds."""
-        self.tried += 1
-        return max(1e-3, min(self.patience.timeout, self._stop - monotonic()))
+        """Count an attempt; return its timeout in seconds."""
+        self.count += 1
+        return max(1e-3, min(self.policy.timeout, self._deadline - monotonic()))
 
     def pause(self, error: httpx.RequestError | ServiceError) -> float:
-        """Return the seconds until the next try. Raise the `ServiceError` if there is none."""
+        """Return the seconds until the next attempt, or raise the `ServiceError` if there is none."""
         if isinstance(error, httpx.RequestError):
-            message = f"no answer came ({str(error) or type(error).__name__})"
+            message = f"no response ({str(error) or type(error).__name__})"
             error = UnreachableError(self.call.name, message, may_have_run=not isinstance(error, UNSENT))
-        pause = uniform(0, min(self.patience.max_pause, self.patience.first_pause * 2 ** (self.tried - 1)))
+        pause = uniform(0, min(self.policy.max_pause, self.policy.first_pause * 2 ** (self.count - 1)))
         if isinstance(error, RefusedError):
             pause += error.retry_after or 0.0
-        repeats = error.is_temporary and (
-            self.call.repeat == "always" or (self.call.repeat == "unbegun" and not error.may_have_run)
+        may_repeat = error.is_temporary and (
+            self.call.repeat == "always" or (self.call.repeat == "if_no_effect" and not error.may_have_run)
         )
         if (
-            not repeats
+            not may_repeat
             or self.is_final
-            or self.tried >= self.patience.max_attempts
-            or pause >= self._stop - monotonic()
+            or self.count >= self.policy.max_attempts
+            or pause >= self._deadline - monotonic()
         ):
-            error.attempts = self.tried
+            error.attempts = self.count
             raise error from None
         return pause

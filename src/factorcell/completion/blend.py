@@ -1,10 +1,10 @@
-"""Suggestions of the model, of everybody's popular texts and of one's own past, merged by learned weights.
+"""Blending of suggestions by the model, by popular texts and by the user's history, with learned weights.
 
     score(x) = sum over sources s of  w_s . phi_s(x)        p(x) = exp score(x) / sum over candidates y of exp score(y)
 
-phi_s(x) says how sure the source s is of the candidate x, and whether it proposes x at all. The weights maximise the
-probability of what people went on to write (a conditional logit, which is convex). The thesis left the combination
-open (section 5.5).
+The features phi_s(x) describe how a source rates the candidate x, and whether it proposes x at all. The weights
+maximize the probability of the texts that users went on to enter (a conditional logit, which is convex). The thesis
+leaves the combination of sources open (section 5.5).
 
 Shapes: N candidates, F features.
 """
@@ -31,12 +31,12 @@ from factorcell.model.run import Run
 
 Floats = NDArray[np.float64]
 
-FILE = "blend.json"  # in a run folder: its weights
-FORMAT = 1  # of the file
-PENALTY = 0.1  # on the squares of the weights, beside nats of all lists
-STEPS = 200  # of the optimiser, which needs a few dozen
+FILE = "blend.json"  # weights in a run folder
+FORMAT = 1  # format of that file
+PENALTY = 0.1  # weight of the sum of squared weights, relative to the nats of all lists
+STEPS = 200  # maximum steps of the optimizer, which needs a few dozen
 
-# The features, by the source that they tell of: what a weight is called.
+# Names of the features of each source.
 SOURCES: dict[str, tuple[str, ...]] = {
     "model": ("model", "model log p", "model rest"),
     "popularity": ("popular", "popular log share"),
@@ -47,7 +47,7 @@ FEATURES = tuple(feature for features in SOURCES.values() for feature in feature
 
 @dataclass(frozen=True)
 class Candidate:
-    """A text that is proposed, what speaks for it (F,), and the typing errors that it takes for granted."""
+    """A proposed text, its features (F,), and the typing errors that it assumes."""
 
     text: str
     features: tuple[float, ...]
@@ -56,13 +56,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class BlendWeights:
-    """The weight of every feature."""
+    """The weight of each feature."""
 
     values: Mapping[str, float]
 
     @classmethod
     def load(cls, folder: str | Path) -> "BlendWeights":
-        """Read the weights of a run folder, where `tune-online` put them, or return the default.
+        """Read the weights that `tune-online` stored in a run folder, or return the default weights.
 
         Raises:
             UserError: The file is damaged.
@@ -72,7 +72,7 @@ class BlendWeights:
             return DEFAULT
         values = files.read_versioned(path, FORMAT)
         if set(values) != set(FEATURES):
-            raise UserError(f"{path}: not the weights of a blend; tune-online makes them anew")
+            raise UserError(f"{path}: expected the weights {', '.join(FEATURES)}; run tune-online to create them again")
         return cls({name: files.finite_number(values[name], path, f"the weight of {name!r}") for name in FEATURES})
 
     def save(self, run: Run) -> None:
@@ -86,136 +86,173 @@ class BlendWeights:
 
     @classmethod
     def fit(cls, lists: Sequence[tuple[Sequence[Candidate], str]]) -> "BlendWeights":
-        """Fit the weights to lists of candidates, each with the text that was meant; lists without it are omitted."""
-        texts = [[one.text for one in candidates] for candidates, _ in lists]
+        """Fit the weights to lists of candidates.
+
+        Args:
+            lists: Candidates, and the text that the user entered; lists that do not contain this text are omitted.
+
+        Raises:
+            UserError: No list contains the entered text.
+        """
+        texts = [[candidate.text for candidate in candidates] for candidates, _ in lists]
         used = [
             (candidates, names.index(text))
             for (candidates, text), names in zip(lists, texts, strict=True)
             if text in names
         ]
         if not used:
-            raise UserError("in no list of candidates is the text that was meant: nothing to learn the blend from")
+            raise UserError("blend: no list of candidates contains the entered text; use more texts to fit the weights")
         shape = len(used), max(len(candidates) for candidates, _ in used)
-        features, absent = torch.zeros(*shape, len(FEATURES)), torch.ones(shape, dtype=torch.bool)
+        features, is_padding = torch.zeros(*shape, len(FEATURES)), torch.ones(shape, dtype=torch.bool)
         for row, (candidates, _) in enumerate(used):
-            features[row, : len(candidates)] = torch.tensor(np.array([one.features for one in candidates])).float()
-            absent[row, : len(candidates)] = False
-        meant = torch.tensor([place for _, place in used])
+            values = np.array([candidate.features for candidate in candidates])
+            features[row, : len(candidates)] = torch.tensor(values).float()
+            is_padding[row, : len(candidates)] = False
+        targets = torch.tensor([target for _, target in used])
         weights = torch.zeros(len(FEATURES), requires_grad=True)
-        optimiser = torch.optim.LBFGS([weights], max_iter=STEPS, line_search_fn="strong_wolfe")
+        optimizer = torch.optim.LBFGS([weights], max_iter=STEPS, line_search_fn="strong_wolfe")
 
         def loss() -> torch.Tensor:
-            optimiser.zero_grad()
-            scores = (features @ weights).masked_fill(absent, -torch.inf)
-            nats = torch.nn.functional.cross_entropy(scores, meant, reduction="sum") + PENALTY * (weights**2).sum()
+            optimizer.zero_grad()
+            scores = (features @ weights).masked_fill(is_padding, -torch.inf)
+            nats = torch.nn.functional.cross_entropy(scores, targets, reduction="sum") + PENALTY * (weights**2).sum()
             nats.backward()  # type: ignore[no-untyped-call]
             return nats
 
         with torch.enable_grad():
-            optimiser.step(loss)  # type: ignore[no-untyped-call]
+            optimizer.step(loss)  # type: ignore[no-untyped-call]
         return cls(dict(zip(FEATURES, weights.detach().double().tolist(), strict=True)))
 
 
-# About what commit subjects of 60 people taught (experiments/commits.py); `tune-online` learns those of a run.
+# Rounded weights fitted to commit subjects of 60 users (experiments/commits.py); `tune-online` fits those of a run.
 DEFAULT = BlendWeights(dict(zip(FEATURES, (-1.0, 1.0, -0.5, 0.5, 0.0, 1.5, 0.0, -0.4, 0.8), strict=True)))
 
 
 class Blend:
-    """Completions of three sources. It never changes, so threads can share it.
+    """Completions of the model, popular texts and the user's history.
 
-    `type`, `fits` and `log_probabilities` are those of its completer.
+    A blend never changes, so that threads can share it. `type`, `fits` and `log_probabilities` are those of its
+    completer.
     """
 
     def __init__(
         self, completer: Completer, popularity: Popularity | None, weights: BlendWeights | None = None
     ) -> None:
-        """Blend `completer`, `popularity` if there is one, and the history of the user who types.
+        """Blend a completer with popular texts and the history of the user who types.
 
-        The default weights are those of the run. All sources forgive the typos that the completer forgives.
+        Args:
+            completer: The model's completer; all sources forgive the typos that it forgives.
+            popularity: The popular texts, if any.
+            weights: The weights of the features, by default those of the run.
         """
         self.completer, self.popularity = completer, popularity
-        self.popular = self._forgiving(popularity) if popularity else None
+        self.popular = self._tolerate_typos(popularity) if popularity else None
         self.weights = weights or BlendWeights.load(completer.run.folder)
         self.type, self.fits = completer.type, completer.fits
         self.log_probabilities = completer.log_probabilities
 
     def begin(self, user: User | None = None, context: Mapping[str, Any] | None = None) -> TypedText:
-        """Return the state before anything is typed, as `Completer.begin`, by a user of allowed texts only."""
-        allowed = self.completer.is_allowed
-        if user is not None and allowed is not None:
-            user = replace(user, history=replace(user.history, texts=tuple(filter(allowed, user.history.texts))))
+        """Return the empty typed text of `user` in `context`.
+
+        Args:
+            user: A user learned online, or None; texts of the history that may not be suggested are removed.
+            context: Column -> value; a column without a value has its expected value.
+
+        Raises:
+            UserError: The run does not know a column or value, or the user belongs to another run.
+        """
+        is_allowed = self.completer.is_allowed
+        if user is not None and is_allowed is not None:
+            user = replace(user, history=replace(user.history, texts=tuple(filter(is_allowed, user.history.texts))))
         return self.completer.begin(user, context)
 
     def complete(
         self, prefix: str, user: User | None = None, context: Mapping[str, Any] | None = None, k: int = 10
     ) -> list[Suggestion]:
-        """Return the best `k` texts that continue `prefix`; `user` and `context` as `Completer.begin`."""
+        """Return the best `k` texts that continue `prefix`.
+
+        Args:
+            prefix: The typed text.
+            user: A user learned online, or None.
+            context: Column -> value; a column without a value has its expected value.
+            k: Maximum number of suggestions.
+
+        Raises:
+            UserError: The prefix, a context value or the user is not valid.
+        """
         return self.suggest(self.type(self.begin(user, context), prefix), k).suggestions
 
     def suggest(
-        self, written: TypedText, k: int = 10, deadline: float | None = None, stop: Stop | None = None
+        self, typed_text: TypedText, k: int = 10, deadline: float | None = None, stop: Stop | None = None
     ) -> Suggestions:
-        """Return the best `k` texts that continue what is written, with what each source adds to their scores.
+        """Return the best `k` texts that continue a typed text, with what each source adds to their scores.
 
-        A shorter list is the beginning of a longer one. Where time is up before the model has found any text, popular
-        texts and those of the history remain. Without a user there is no history, and the model alone suggests.
-        `deadline` and `stop` are those of `Completer.suggest`.
+        A longer list begins with the shorter one. If the model finds no text in time, the other sources remain.
+        Without a user, the model alone suggests.
+
+        Args:
+            typed_text: The typed text.
+            k: Maximum number of suggestions.
+            deadline: When to end the search, as a `time.monotonic()`; by default after the completer's `seconds`.
+            stop: Ends the search early.
         """
         limits.check(count=k)
-        user = written.user
-        model = self.completer.suggest(written, k if user is None else round_sizes(k)[-1], deadline, stop)
+        user = typed_text.user
+        by_model = self.completer.suggest(typed_text, k if user is None else round_sizes(k)[-1], deadline, stop)
         if user is None:
-            return model
+            return by_model
 
         def best(size: int) -> list[Suggestion]:
-            return self.merge(self.candidates(written.text, model, user.history, size), size)
+            return self.merge(self.candidates(typed_text.text, by_model, user.history, size), size)
 
-        return replace(model, suggestions=merge_rounds(best, k))
+        return replace(by_model, suggestions=merge_rounds(best, k))
 
-    def candidates(self, prefix: str, model: Suggestions, history: History, k: int) -> list[Candidate]:
-        """Return what the `model` and the other sources propose, at most `k` each, every text once."""
-        likeliest = model.suggestions[:k]
+    def candidates(self, prefix: str, by_model: Suggestions, history: History, k: int) -> list[Candidate]:
+        """Return the proposals of all sources with their features, at most `k` of each source, every text once."""
+        modelled = by_model.suggestions[:k]
         popular = [] if self.popular is None else self.popular.complete(prefix, k)
-        own = self._forgiving(history).complete(prefix, k)
-        texts = {one.text: one.typos for one in (*likeliest, *popular, *own)}
-        last = {text: age for age, text in reversed(list(enumerate(reversed(history.texts))))}
-        likely, shares, owned = (
-            {one.text: one.log_probability for one in found} for found in (likeliest, popular, own)
+        personal = self._tolerate_typos(history).complete(prefix, k)
+        typos = {suggestion.text: suggestion.typos for suggestion in (*modelled, *popular, *personal)}
+        ages = {text: age for age, text in reversed(list(enumerate(reversed(history.texts))))}
+        model_logs, popular_logs, personal_logs = (
+            {suggestion.text: suggestion.log_probability for suggestion in suggestions}
+            for suggestions in (modelled, popular, personal)
         )
-        floor = min(likely.values(), default=0.0)
-        rest = math.log1p(-min(1 - 1e-6, sum(map(math.exp, likely.values()))))
-        whole = float(np.logaddexp.reduce(list(shares.values()))) if shares else 0.0
-        typed = math.log1p(len(prefix))
+        min_log_prob = min(model_logs.values(), default=0.0)
+        remaining = math.log1p(-min(1 - 1e-6, sum(map(math.exp, model_logs.values()))))
+        popular_total = float(np.logaddexp.reduce(list(popular_logs.values()))) if popular_logs else 0.0
+        prefix_length = math.log1p(len(prefix))
 
         def features(text: str) -> tuple[float, ...]:
-            of_model = (1.0, likely[text], 0.0) if text in likely else (0.0, floor, rest)
-            of_popularity = (1.0, shares[text] - whole) if text in shares else (0.0, 0.0)
-            of_own = (1.0, owned[text], math.log1p(last[text]), typed) if text in owned else (0.0,) * 4
-            return of_model + of_popularity + of_own
+            of_model = (1.0, model_logs[text], 0.0) if text in model_logs else (0.0, min_log_prob, remaining)
+            of_popularity = (1.0, popular_logs[text] - popular_total) if text in popular_logs else (0.0, 0.0)
+            of_history = (0.0,) * 4
+            if text in personal_logs:
+                of_history = (1.0, personal_logs[text], math.log1p(ages[text]), prefix_length)
+            return of_model + of_popularity + of_history
 
-        return [Candidate(text, features(text), typos) for text, typos in texts.items()]
+        return [Candidate(text, features(text), count) for text, count in typos.items()]
 
-    def _forgiving(self, counted: Popularity | History) -> Popularity | History | TypoTolerantLookup:
-        return (
-            TypoTolerantLookup(counted, self.completer.typo_costs) if self.completer.typo_costs.max_typos else counted
-        )
+    def _tolerate_typos(self, lookup: Popularity | History) -> Popularity | History | TypoTolerantLookup:
+        typo_costs = self.completer.typo_costs
+        return TypoTolerantLookup(lookup, typo_costs) if typo_costs.max_typos else lookup
 
     def merge(self, candidates: Sequence[Candidate], k: int) -> list[Suggestion]:
-        """Return the best `k` candidates with their probabilities among all, those with typos after all others."""
+        """Return the best `k` candidates with their probabilities among all candidates, those without typos first."""
         if not candidates:
             return []
-        terms = np.array([one.features for one in candidates]) * self.weights.array
+        terms = np.array([candidate.features for candidate in candidates]) * self.weights.array
         scores = terms.sum(1)
         logs = scores - np.logaddexp.reduce(scores)
-        at = np.cumsum([0, *(len(features) for features in SOURCES.values())])
-        parts = np.add.reduceat(terms, at[:-1], axis=1)
+        starts = np.cumsum([0, *(len(features) for features in SOURCES.values())])
+        parts = np.add.reduceat(terms, starts[:-1], axis=1)
         best = sorted(range(len(logs)), key=lambda row: (-logs[row], candidates[row].text))[:k]
         best.sort(key=lambda row: candidates[row].typos > 0)
         return [
             Suggestion(
                 candidates[row].text,
                 float(logs[row]),
-                "+".join(name for name, place in zip(SOURCES, at, strict=False) if candidates[row].features[place]),
+                "+".join(name for name, i in zip(SOURCES, starts, strict=False) if candidates[row].features[i]),
                 candidates[row].typos,
                 parts=dict(zip(SOURCES, parts[row].tolist(), strict=True)),
             )
@@ -231,9 +268,14 @@ def new_suggester(
     typos: int = 0,
     is_allowed: TextFilter | None = None,
 ) -> Completer | Blend:
-    """Return the blend of `run` if it tells users apart and keeps popular texts, otherwise its completer.
+    """Return the blend of `run` if it has users and popular texts, otherwise its completer.
 
-    The options are those of `Completer`; no source suggests a text that is not `allowed`.
+    Args:
+        run: The run.
+        unknown: How context values that training never saw are read, as in `Run.prepare`.
+        seconds: Time limit of each search.
+        typos: Typing errors to forgive, 0 to 2.
+        is_allowed: Returns whether a text may be suggested by any source.
     """
     completer = Completer(run, unknown=unknown, seconds=seconds, typos=typos, is_allowed=is_allowed)
     if distinguishes_users(run) and (run.folder / POPULARITY).exists():

@@ -1,9 +1,9 @@
-"""`PlainEngine` in one compiled call: the same completions, many times as fast.
+"""Compiled search: returns the same completions as `PlainEngine`, many times as fast.
 
     [i, f, o] = b + [x, h] W + ([x, h] L) R        log p(v | x, h) = log softmax(E P h + a)
 
-A `PackedModel` is made once for a model, a `PackedContext` (b, L, R and a) once for a context. Any thread may read
-both, and a call has work memory of its own. A model that cannot be packed has the plain search.
+A `PackedModel` is built once per model and a `PackedContext` (b, L, R and a) once per context. Threads can share both,
+because each call has its own work memory. Models that cannot be packed are searched by `PlainEngine`.
 
 Shapes: V vocabulary, E embedding, H hidden, R rank.
 """
@@ -39,16 +39,20 @@ from factorcell.model.language_model import LanguageModel
 from factorcell.model.packing import PRODUCT_TYPES, PackedContext, PackedModel
 from factorcell.model.precision import FLOAT32
 
-BATCH = 16  # hypotheses expanded at once, at first
-# Nats by which the errors of short products differ from text to text, at most but for one search in a hundred.
+BATCH = 16  # hypotheses expanded at once, initially
+# Nats by which the errors of products of this type differ between texts, in 99 of 100 searches.
 MARGIN = {"float32": 0.0, "bfloat16": 0.05}
 
 
 @dataclass(frozen=True)
 class PackedPrefix:
-    """What is typed, in a context: `after` the start token and each of `ids` a row (2H + V).
+    """A prefix in one context, as the compiled search reads it.
 
-    A row is h, m and the log probabilities of the next token, always by products of floats.
+    Attributes:
+        context: The packed context.
+        ids: The tokens of the prefix.
+        rows: A row (2H + V) after the start token and after each token: h, m and the log probabilities of the next
+            token, computed in float32.
     """
 
     context: PackedContext
@@ -57,24 +61,29 @@ class PackedPrefix:
 
 
 class CompiledEngine:
-    """Types and searches in compiled code, with a `model` that can be `packed`."""
+    """Typing and search in compiled code, with a model that can be packed."""
 
     def __init__(self, model: LanguageModel, packed: PackedModel) -> None:
         library.retain_freed_memory()
         self.model, self.packed = model, packed
 
     def begin(self, context: Context, override: Mapping[str, Tensor] | None = None) -> PackedPrefix:
-        """Return the state before anything is typed, in one context; `override` as in `LanguageModel.condition`."""
-        with torch.autocast("cpu", enabled=False):  # what is computed once is computed by floats
+        """Return the state of the empty prefix in one context.
+
+        Args:
+            context: The context.
+            override: Vectors that replace those of context variables, as in `LanguageModel.condition`.
+        """
+        with torch.autocast("cpu", enabled=False):  # float32, since it is computed once per context
             packed = self.packed.context(self.model, self.model.condition(context, override))
         start = torch.zeros(self.packed.layout.state_values)
-        return PackedPrefix(packed, (), self._follow(packed, start, [self.packed.specials.start]))
+        return PackedPrefix(packed, (), self._read(packed, start, [self.packed.specials.start]))
 
-    def type(self, typed: PackedPrefix, ids: Sequence[int]) -> PackedPrefix:
+    def type(self, prefix_state: PackedPrefix, ids: Sequence[int]) -> PackedPrefix:
         """Return the state for `ids`, reusing the common prefix and running the model on the rest."""
-        kept = common_prefix_length(typed.ids, ids)
-        more = self._follow(typed.context, typed.rows[kept], ids[kept:])
-        return PackedPrefix(typed.context, tuple(ids), (*typed.rows[: kept + 1], *more))
+        common = common_prefix_length(prefix_state.ids, ids)
+        rows = self._read(prefix_state.context, prefix_state.rows[common], ids[common:])
+        return PackedPrefix(prefix_state.context, tuple(ids), (*prefix_state.rows[: common + 1], *rows))
 
     def search(
         self,
@@ -86,84 +95,98 @@ class CompiledEngine:
         max_rows: int = MAX_ROWS,
         max_waiting: int = MAX_WAITING,
     ) -> list[SearchResult]:
-        """Return the completions of each request, as `PlainEngine.search`, each found by one of `threads`.
+        """Return the completions of each request.
 
-        A completion that is not accepted is found like any other: where too few remain, more are asked for, from the
-        start.
+        The compiled code does not call `accept`: if too few of its completions are accepted, the search is repeated for
+        twice as many.
+
+        Args:
+            requests: The requests, each answered by one thread.
+            deadline: When to end, as a `time.monotonic()`.
+            threads: Number of threads.
+            batch: Hypotheses that are expanded at once, initially.
+            max_rows: Maximum number of expanded hypotheses per request.
+            max_waiting: Maximum number of waiting hypotheses per request.
         """
-        left = math.inf if deadline is None else deadline - time.monotonic()
+        seconds = math.inf if deadline is None else deadline - time.monotonic()
         calls = {
-            place: _Call(self.packed, one, one.k, left, max_rows, max_waiting) for place, one in enumerate(requests)
+            index: _Call(self.packed, request, request.k, seconds, max_rows, max_waiting)
+            for index, request in enumerate(requests)
         }
-        found: dict[int, SearchResult] = {}
+        results: dict[int, SearchResult] = {}
         while calls:
-            stops = [call.wanted.stop for call in calls.values()]
-            _run(self.packed, [call.request for call in calls.values()], threads, batch, stops=stops)
-            found |= {place: call.result(found.get(place)) for place, call in calls.items()}
-            calls = {place: more for place, call in calls.items() if (more := call.again(found[place])) is not None}
-        return [_above(one.min_log_prob, found[place]) for place, one in enumerate(requests)]
+            stops = [call.request.stop for call in calls.values()]
+            _run(self.packed, [call.structure for call in calls.values()], threads, batch, stops=stops)
+            results |= {index: call.result(results.get(index)) for index, call in calls.items()}
+            calls = {index: more for index, call in calls.items() if (more := call.next_call(results[index]))}
+        return [_filter_above(request.min_log_prob, results[index]) for index, request in enumerate(requests)]
 
-    def _follow(self, context: PackedContext, start: Tensor, tokens: Sequence[int]) -> tuple[Tensor, ...]:
-        """Return rows (2H + V) after each of `tokens`, the first of which follows `start` (2H + V)."""
+    def _read(self, context: PackedContext, start: Tensor, tokens: Sequence[int]) -> tuple[Tensor, ...]:
+        """Return rows (2H + V) after each of `tokens`, the first of which follows the row `start`."""
         if not tokens:
             return ()
         counts = (1, len(tokens), 0, 0, 0, 0, 0)
-        arrays = {"start": start, "given": torch.tensor(tokens), "after": torch.empty(len(tokens), len(start))}
-        addresses = _addresses(self.packed, context, counts, 0, arrays, "following")
+        states = torch.empty(len(tokens), len(start))
+        arrays = {"start": start, "input_tokens": torch.tensor(tokens), "states": states}
+        addresses = _addresses(self.packed, context, counts, 0, arrays, "reading")
         _run(self.packed, [REQUEST.structure(0.0, 0.0, *counts, *addresses)], following=True)
-        return arrays["after"].unbind()
+        return states.unbind()
 
 
 class _Call:
-    """The compiled request for the `k` best completions of what is `wanted`, accepted or not."""
+    """A call of the compiled search for the `k` best completions of a request, accepted or not."""
 
     def __init__(
-        self, packed: PackedModel, wanted: SearchRequest, k: int, seconds: float, rows: int, waiting: int
+        self, packed: PackedModel, request: SearchRequest, k: int, seconds: float, max_rows: int, max_waiting: int
     ) -> None:
-        self.packed, self.wanted, self.k, self.rows, self.waiting = packed, wanted, k, rows, waiting
-        counts = (k, wanted.max_tokens, int(wanted.accept(())), rows, waiting, 0, 0)
-        room = min(k, rows + 1)  # each of those expanded ends once, and what is typed
+        self.packed, self.request, self.k = packed, request, k
+        self.max_rows, self.max_waiting = max_rows, max_waiting
+        counts = (k, request.max_tokens, int(request.accept(())), max_rows, max_waiting, 0, 0)
+        room = min(k, max_rows + 1)  # the prefix and each expanded hypothesis can end once
         REQUEST.sizes(counts)
         self.arrays = {
             "scores": torch.empty(room, dtype=torch.double),
             "lengths": torch.empty(room, dtype=torch.int32),
-            "tokens": torch.empty(room, wanted.max_tokens, dtype=torch.int32),
+            "tokens": torch.empty(room, request.max_tokens, dtype=torch.int32),
         }
-        arrays = {**self.arrays, "start": wanted.prefix_state.rows[-1]}
-        addresses = _addresses(packed, wanted.prefix_state.context, counts, room, arrays, "a search")
-        self.request = REQUEST.structure(seconds, 0.0, *counts, *addresses)
+        arrays = {**self.arrays, "start": request.prefix_state.rows[-1]}
+        addresses = _addresses(packed, request.prefix_state.context, counts, room, arrays, "a search")
+        self.structure = REQUEST.structure(seconds, 0.0, *counts, *addresses)
 
-    def result(self, before: SearchResult | None) -> SearchResult:
-        """Return the best that are accepted, or those of `before` where time was too short to find as many again."""
-        rows = zip(*(array[: self.request.count].tolist() for array in self.arrays.values()), strict=True)
-        every = [Completion(tuple(ids[:length]), score) for score, length, ids in rows]
-        forms: dict[Hashable, Completion] = {}
-        for one in sorted(every, key=lambda one: (-one.log_probability, one.ids)):
-            if self.wanted.accept(one.ids):
-                forms.setdefault(self.wanted.duplicate_key(one.ids), one)
-        best = list(forms.values())[: self.wanted.k]
-        expanded = self.request.expanded + (before.rows if before else 0)
-        if before and len(before.completions) > len(best):
-            return replace(before, rows=expanded)
-        least = best[-1].log_probability if len(best) == self.wanted.k else -math.inf
-        return SearchResult(tuple(best), expanded, self.request.lost > least)
+    def result(self, previous: SearchResult | None) -> SearchResult:
+        """Return the best accepted completions, or those of `previous` if this call ran out of time with fewer."""
+        rows = zip(*(array[: self.structure.count].tolist() for array in self.arrays.values()), strict=True)
+        completions = [Completion(tuple(ids[:length]), score) for score, length, ids in rows]
+        distinct: dict[Hashable, Completion] = {}
+        for completion in sorted(completions, key=lambda c: (-c.log_probability, c.ids)):
+            if self.request.accept(completion.ids):
+                distinct.setdefault(self.request.duplicate_key(completion.ids), completion)
+        best = list(distinct.values())[: self.request.k]
+        expanded = self.structure.expanded + (previous.rows if previous else 0)
+        if previous and len(previous.completions) > len(best):
+            return replace(previous, rows=expanded)
+        min_score = best[-1].log_probability if len(best) == self.request.k else -math.inf
+        return SearchResult(tuple(best), expanded, self.structure.lost_score > min_score)
 
-    def again(self, found: SearchResult) -> "_Call | None":
-        """Return the call for twice as many, where too few were accepted and there may be more."""
-        request = self.request
-        if len(found.completions) == self.wanted.k or request.count < self.k or request.seconds <= 0:
+    def next_call(self, result: SearchResult) -> "_Call | None":
+        """Return a call for twice as many completions if too few were accepted and there may be more."""
+        structure = self.structure
+        if len(result.completions) == self.request.k or structure.count < self.k or structure.seconds <= 0:
             return None
-        return _Call(self.packed, self.wanted, 2 * self.k, request.seconds, self.rows, self.waiting)
+        return _Call(self.packed, self.request, 2 * self.k, structure.seconds, self.max_rows, self.max_waiting)
 
 
-def _above(least: float, found: SearchResult) -> SearchResult:
-    return replace(found, completions=tuple(one for one in found.completions if one.log_probability > least))
+def _filter_above(min_log_prob: float, result: SearchResult) -> SearchResult:
+    completions = (c for c in result.completions if c.log_probability > min_log_prob)
+    return replace(result, completions=tuple(completions))
 
 
 def new_engine(model: LanguageModel, products: str) -> CompiledEngine | PlainEngine:
-    """Return the compiled search of `model` where there is one, with `products` of that precision, or the plain one.
+    """Return the compiled search of `model`, or the plain search if the model cannot be packed.
 
-    Short numbers are multiplied where the processor has instructions for them, and floats elsewhere.
+    Args:
+        model: The model.
+        products: The type of the products, such as `bfloat16`; processors without instructions for it use float32.
     """
     packed = PackedModel.from_model(model, products if library.has_bfloat16() else FLOAT32)
     return PlainEngine(model) if packed is None else CompiledEngine(model, packed)
@@ -177,14 +200,14 @@ def _addresses(
     arrays: Mapping[str, Tensor],
     case: str,
 ) -> list[int | None]:
-    """Return the addresses of a context and of the `arrays` of a request with room for so many completions.
+    """Return the addresses of a context and of the `arrays` of a request for at most `room` completions.
 
     Raises:
-        ValueError: They do not belong to the model.
+        ValueError: The context or an array does not have the sizes of the model.
     """
     layout = packed.layout
     if context.layout != layout:
-        raise ValueError(f"request: the context is packed for {context.layout}; valid is {layout}")
+        raise ValueError(f"request: expected a context packed for {layout}, got {context.layout}")
     letters = ("K", room), ("V", layout.vocabulary_size), ("S", layout.state_values)
     return [*context.addresses, *REQUEST.addresses(REQUEST.expected(counts, letters), arrays, case)]
 
@@ -198,7 +221,7 @@ def _run(
     following: bool = False,
     stops: Sequence[Stop | None] = (),
 ) -> None:
-    """Call the compiled code, which writes its results into the requests. Each of `stops` ends one of them."""
+    """Call the compiled code, which writes its results into `requests`; each of `stops` can end one of them."""
     layout, array = packed.layout, (REQUEST.structure * len(requests))(*requests)
     numbers = (
         len(requests),
@@ -213,10 +236,10 @@ def _run(
     SEARCH.sizes(numbers)
     arguments = SEARCH.structure(MARGIN[layout.products], *numbers, ctypes.addressof(array), *packed.addresses)
     with ExitStack() as stack:
-        for place, stop in enumerate(stops):
+        for index, stop in enumerate(stops):
             if stop is not None:
-                stack.enter_context(stop.callback(partial(setattr, array[place], "seconds", 0.0)))
+                stack.enter_context(stop.callback(partial(setattr, array[index], "seconds", 0.0)))
         library.call("search", arguments, library.VARIANTS.index(layout.variant), following)
-    for request, done in zip(requests, array, strict=True):
-        for name in ("seconds", "lost", "count", "expanded"):
-            setattr(request, name, getattr(done, name))
+    for request, answered in zip(requests, array, strict=True):
+        for name in ("seconds", "lost_score", "count", "expanded"):
+            setattr(request, name, getattr(answered, name))

@@ -1,12 +1,13 @@
-"""From a prefix and a context to suggestions: a run of characters that completes what a user types.
+"""Completion of typed text with a model of characters or graphemes.
 
-    completer, user = Completer(run := Run.open("runs/queries")), User.new(run)
-    completer.complete("how to ba", user)                       # at once
-    written = completer.type(completer.begin(user), "how to b")  # or a keystroke at a time
-    completer.suggest(written).suggestions
-    user = learn_one(run, user, "how to bake bread")            # the text that was meant
+    run = Run.open("runs/queries")
+    completer, user = Completer(run), User.new(run)
+    completer.complete("how to ba", user)                          # a whole prefix at once
+    typed_text = completer.type(completer.begin(user), "how to b")  # or one keystroke at a time
+    completer.suggest(typed_text).suggestions
+    user = learn_one(run, user, "how to bake bread")               # the text that the user entered
 
-A completer never changes, and what is typed is a value of the caller's, so threads can share a completer.
+A completer never changes and the typed text is a value, so that threads can share a completer.
 """
 
 import math
@@ -39,15 +40,18 @@ from factorcell.data.canonical import canonical
 from factorcell.data.context import Context
 from factorcell.model.run import Run
 
-TextFilter = Callable[[str], bool]  # whether a text may be suggested
+TextFilter = Callable[[str], bool]  # returns whether a text may be suggested
 
 
 @dataclass(frozen=True)
 class TypedText:
     """Text typed so far, tokenized, with the search state for that prefix.
 
-    `user`: who types, or None for an unknown user. `plain`: the state of the plain search, where typos are
-    looked for.
+    Attributes:
+        tokens: The tokens of the text.
+        prefix_state: The state of the completer's search.
+        user: The user who types, or None for the unknown user.
+        plain_state: The state of the plain search, which finds corrections if typos are forgiven.
     """
 
     tokens: tuple[str, ...]
@@ -57,13 +61,18 @@ class TypedText:
 
     @property
     def text(self) -> str:
-        """The tokens as one text."""
         return "".join(self.tokens)
 
 
 @dataclass(frozen=True)
 class Suggestions:
-    """The best `suggestions` first. `rows` were computed for them; `cut`: there may be better ones."""
+    """The result of a completion.
+
+    Attributes:
+        suggestions: The most probable first.
+        rows: Hypotheses that the model has read.
+        cut: Whether time or room ran out while better suggestions were possible.
+    """
 
     suggestions: list[Suggestion]
     rows: int
@@ -71,7 +80,7 @@ class Suggestions:
 
 
 class Completer:
-    """Completions by a run of characters or graphemes. A text ends within the run's `max_tokens`."""
+    """Completes texts with a run of characters or graphemes; all texts have at most the run's `max_tokens` tokens."""
 
     def __init__(
         self,
@@ -82,14 +91,14 @@ class Completer:
         typos: int | TypoCosts = 0,
         is_allowed: TextFilter | None = None,
     ) -> None:
-        """Prepare the weights of `run` as they are now; a run that is trained further needs a new completer.
+        """Pack the current weights of `run`; after more training of the run, create a new completer.
 
         Args:
-            run: The run; its tokenizer must be one of characters, such as `char` or `grapheme`.
+            run: The run; its tokenizer must work on characters, such as `char` or `grapheme`.
             unknown: How context values that training never saw are read, as in `Run.prepare`.
-            seconds: Bound of each search, in seconds.
+            seconds: Time limit of each search.
             typos: Typing errors to forgive: 0, 1, 2, or their costs.
-            is_allowed: Only texts for which it is True are suggested, as many as without it.
+            is_allowed: Returns whether a text may be suggested; other texts are replaced by the next best ones.
 
         Raises:
             UserError: The run has another tokenizer, or a number is out of range.
@@ -101,18 +110,28 @@ class Completer:
             raise UserError(f"{run.folder}: completion: {expected}; train with --tokenizer char")
         self.run, self.unknown, self.seconds = run, unknown, seconds
         self.typo_costs, self.is_allowed, self.tokenizer = TypoCosts.of(typos), is_allowed, run.tokenizer
-        self.most = data.max_tokens - 1  # a longer text was cut in training: it has no end
-        self.plain = PlainEngine(run.model)
+        self.max_text_tokens = data.max_tokens - 1  # training cut longer texts, so that the model never saw their end
+        self.plain_engine = PlainEngine(run.model)
         self.engine = compiled.new_engine(run.model, run.precision)
 
     def complete(
         self, prefix: str, user: User | None = None, context: Mapping[str, Any] | None = None, k: int = 10
     ) -> list[Suggestion]:
-        """Return the `k` most probable texts that continue `prefix`; `user` and `context` as `begin`."""
+        """Return the `k` most probable texts that continue `prefix`.
+
+        Args:
+            prefix: The typed text.
+            user: A user learned online, or None.
+            context: Column -> value; a column without a value has its expected value.
+            k: Maximum number of suggestions.
+
+        Raises:
+            UserError: The prefix, a context value or the user is not valid.
+        """
         return self.suggest(self.type(self.begin(user, context), prefix), k).suggestions
 
     def begin(self, user: User | None = None, context: Mapping[str, Any] | None = None) -> TypedText:
-        """Return the state before anything is typed, by `user` in `context`.
+        """Return the empty typed text of `user` in `context`.
 
         Args:
             user: A user learned online, or None.
@@ -121,146 +140,200 @@ class Completer:
         Raises:
             UserError: The run does not know a column or value, or the user belongs to another run.
         """
-        vector = self._vector(user)
-        given = self._context({} if context is None else context)
+        vector = self._user_override(user)
+        encoded = self._encode_context({} if context is None else context)
         with self.run.scoring():
-            plain = self.plain.begin(given, vector) if self.typo_costs.max_typos else None
-            return TypedText((), self.engine.begin(given, vector), user, plain)
+            plain_state = self.plain_engine.begin(encoded, vector) if self.typo_costs.max_typos else None
+            return TypedText((), self.engine.begin(encoded, vector), user, plain_state)
 
-    def _vector(self, user: User | None) -> dict[str, torch.Tensor]:
+    def _user_override(self, user: User | None) -> dict[str, torch.Tensor]:
         if user is None:
             return {}
         user.check(self.run)
         return {user_variable(self.run).name: torch.from_numpy(user.vector)[None].to(self.run.device)}
 
-    def _context(self, columns: Mapping[str, Any]) -> Context:
+    def _encode_context(self, columns: Mapping[str, Any]) -> Context:
         corpus = self.run.read([""], [columns], unknown=self.unknown)
         return corpus.context(np.zeros(1, np.int64)).to(self.run.device)
 
-    def type(self, written: TypedText, text: str) -> TypedText:
-        """Return the state for `text`, reusing the prefix that it shares with what was typed.
+    def type(self, typed_text: TypedText, text: str) -> TypedText:
+        """Return the typed text for `text`, reusing the prefix that it shares with `typed_text`.
+
+        Args:
+            typed_text: The text typed before, by the same user in the same context.
+            text: The whole text typed now.
 
         Raises:
-            UserError: `text` is not Unicode text, or longer than `texts.LONGEST` bytes.
+            UserError: `text` is not Unicode text, or longer than `texts.MAX_BYTES` bytes.
         """
         tokens = self._tokens(text)
         with self.run.scoring():
-            ids = self.tokenizer.encode(tokens[: self.most])
-            plain = None if written.plain_state is None else self.plain.type(written.plain_state, ids)
-            return TypedText(tokens, self.engine.type(written.prefix_state, ids), written.user, plain)
+            ids = self.tokenizer.encode(tokens[: self.max_text_tokens])
+            plain_state = typed_text.plain_state
+            plain_state = None if plain_state is None else self.plain_engine.type(plain_state, ids)
+            return TypedText(tokens, self.engine.type(typed_text.prefix_state, ids), typed_text.user, plain_state)
 
     def fits(self, prefix: str) -> bool:
         """Return whether a prefix is no longer than the texts that the run completes."""
-        return len(self._tokens(prefix)) <= self.most
+        return len(self._tokens(prefix)) <= self.max_text_tokens
 
     def suggest(
-        self, written: TypedText, k: int = 10, deadline: float | None = None, stop: Stop | None = None
+        self, typed_text: TypedText, k: int = 10, deadline: float | None = None, stop: Stop | None = None
     ) -> Suggestions:
-        """Return the `k` most probable texts that continue what is written, or a correction where typos are forgiven.
+        """Return the `k` most probable texts that continue a typed text, or a correction of it if typos are forgiven.
 
-        Those that continue what is written come first. There are none for a prefix longer than the run's texts.
-        The search ends at the `deadline` (`time.monotonic()`), by default after the completer's `seconds`, or when
-        `stop` is set.
+        Texts without typos come first. A prefix that is longer than the run's texts has no suggestions.
+
+        Args:
+            typed_text: The typed text.
+            k: Maximum number of suggestions.
+            deadline: When to end the search, as a `time.monotonic()`; by default after the completer's `seconds`.
+            stop: Ends the search early.
         """
-        return self.suggest_all([written], k, deadline=deadline, stop=stop)[0]
+        return self.suggest_all([typed_text], k, deadline=deadline, stop=stop)[0]
 
     def log_probabilities(
         self, prefix: str, texts: Sequence[str], user: User | None = None, context: Mapping[str, Any] | None = None
     ) -> list[float]:
-        """Return the model's log probability of what follows `prefix` in each of `texts`, their ends included.
+        """Return the model's log probability of each text given that it begins with `prefix`.
 
-        It is NaN for a text that does not begin with `prefix` or is longer than the run completes.
+        Args:
+            prefix: The typed text.
+            texts: Whole texts, including the prefix.
+            user: A user learned online, or None.
+            context: Column -> value; a column without a value has its expected value.
+
+        Returns:
+            Log probabilities in nats, including the end of the text; NaN for a text that does not begin with `prefix`
+            or is longer than the texts that the run completes.
         """
         if not texts:
             return []
         texts = [canonical(check_text(text)) for text in texts]
-        tokens, parts = self._tokens(prefix), [self._tokens(text) for text in texts]
+        tokens, text_tokens = self._tokens(prefix), [self._tokens(text) for text in texts]
         corpus = self.run.read(texts, [{} if context is None else context] * len(texts), unknown=self.unknown)
-        vectors = {name: vector.expand(len(texts), -1) for name, vector in self._vector(user).items()}
+        vectors = {name: vector.expand(len(texts), -1) for name, vector in self._user_override(user).items()}
         with torch.inference_mode():
             batch = self.run.batch(corpus, np.arange(len(texts)))
             nats = self.run.model(batch, self.run.model.condition(batch.context, vectors))
-            follows = nats[:, len(tokens) :].double().sum(1).tolist()
-        goes_on = [part[: len(tokens)] == tokens and len(part) <= self.most for part in parts]
-        return [-one if so else math.nan for one, so in zip(follows, goes_on, strict=True)]
+            nats_after_prefix = nats[:, len(tokens) :].double().sum(1).tolist()
+        is_continuation = [
+            parts[: len(tokens)] == tokens and len(parts) <= self.max_text_tokens for parts in text_tokens
+        ]
+        return [-nats if valid else math.nan for nats, valid in zip(nats_after_prefix, is_continuation, strict=True)]
 
     def suggest_all(
         self,
-        written: Sequence[TypedText],
+        typed_texts: Sequence[TypedText],
         k: int = 10,
         threads: int = 1,
         deadline: float | None = None,
         stop: Stop | None = None,
     ) -> list[Suggestions]:
-        """Return the suggestions for many prefixes, each searched by one of `threads`; as `suggest`."""
+        """Return the suggestions for many typed texts, each searched by one thread.
+
+        Args:
+            typed_texts: The typed texts.
+            k: Maximum number of suggestions for each.
+            threads: Number of threads.
+            deadline: When to end all searches, as a `time.monotonic()`; by default after the completer's `seconds`.
+            stop: Ends all searches early.
+        """
         limits.check(count=k, threads=threads)
         if deadline is None and self.seconds is not None:
             deadline = time.monotonic() + self.seconds
-        fitting = [one for one in written if len(one.tokens) <= self.most]
+        fitting = [typed_text for typed_text in typed_texts if len(typed_text.tokens) <= self.max_text_tokens]
         with self.run.scoring():
             if self.typo_costs.max_typos:
-                found = [self._forgive(one, k, deadline, stop) for one in fitting]
+                results = [self._suggest_with_typos(typed_text, k, deadline, stop) for typed_text in fitting]
             else:
-                found = self._search(fitting, [self._request(one, k, stop=stop) for one in fitting], deadline, threads)
-        of_fitting = iter(found)
-        return [next(of_fitting) if len(one.tokens) <= self.most else Suggestions([], 0, False) for one in written]
+                requests = [self._request(typed_text, k, stop=stop) for typed_text in fitting]
+                results = self._search(fitting, requests, deadline, threads)
+        remaining = iter(results)
+        return [
+            next(remaining) if len(typed_text.tokens) <= self.max_text_tokens else Suggestions([], 0, False)
+            for typed_text in typed_texts
+        ]
 
     def _search(
-        self, written: Sequence[TypedText], requests: Sequence[SearchRequest], deadline: float | None, threads: int = 1
+        self,
+        typed_texts: Sequence[TypedText],
+        requests: Sequence[SearchRequest],
+        deadline: float | None,
+        threads: int = 1,
     ) -> list[Suggestions]:
-        found = self.engine.search(requests, deadline, threads)
+        results = self.engine.search(requests, deadline, threads)
         return [
             Suggestions(
-                [Suggestion(self._text(typed, one.ids), one.log_probability, "model") for one in result.completions],
+                [Suggestion(self._text(typed_text, c.ids), c.log_probability, "model") for c in result.completions],
                 result.rows,
                 result.cut,
             )
-            for typed, result in zip(written, found, strict=True)
+            for typed_text, result in zip(typed_texts, results, strict=True)
         ]
 
     def _request(
-        self, written: TypedText, k: int, added: int = 1, least: float = -math.inf, stop: Stop | None = None
+        self,
+        typed_text: TypedText,
+        k: int,
+        min_new_tokens: int = 1,
+        min_log_prob: float = -math.inf,
+        stop: Stop | None = None,
     ) -> SearchRequest:
         def accept(ids: Ids) -> bool:
-            """The text goes on, may be shown, and read again would be the same tokens: no two ways to write one."""
-            if len(ids) < added or not self.tokenizer.can_follow(written.tokens, self.tokenizer.decode(ids)):
+            """Accept an allowed continuation that is tokenized as written, so that each text is found only once."""
+            if len(ids) < min_new_tokens:
                 return False
-            text = form(ids)
-            goes_on = text.startswith(written.text) and text != written.text if added else bool(text)
-            return goes_on and (self.is_allowed is None or self.is_allowed(text))
+            if not self.tokenizer.can_follow(typed_text.tokens, self.tokenizer.decode(ids)):
+                return False
+            text = to_text(ids)
+            is_new = text.startswith(typed_text.text) and text != typed_text.text if min_new_tokens else bool(text)
+            return is_new and (self.is_allowed is None or self.is_allowed(text))
 
-        form = partial(self._text, written)
-        return SearchRequest(written.prefix_state, k, self.most - len(written.tokens), accept, least, stop, form)
+        to_text = partial(self._text, typed_text)
+        max_tokens = self.max_text_tokens - len(typed_text.tokens)
+        return SearchRequest(typed_text.prefix_state, k, max_tokens, accept, min_log_prob, stop, to_text)
 
-    def _text(self, written: TypedText, ids: Ids) -> str:
-        """Return the canonical form of what is written with `ids` after it."""
-        return canonical(self.tokenizer.join(written.tokens) + self.tokenizer.join(self.tokenizer.decode(ids)))
+    def _text(self, typed_text: TypedText, ids: Ids) -> str:
+        """Return the canonical form of the typed text followed by `ids`."""
+        return canonical(self.tokenizer.join(typed_text.tokens) + self.tokenizer.join(self.tokenizer.decode(ids)))
 
-    def _forgive(self, written: TypedText, k: int, deadline: float | None, stop: Stop | None) -> Suggestions:
-        """Spend half of the time on texts that continue what is written, the rest on what may have been meant."""
-        if not self.typo_costs.max_typos_for(len(written.tokens)) or written.plain_state is None:
-            return self._search([written], [self._request(written, k, stop=stop)], deadline)[0]
-        most = round_sizes(k)[-1]
+    def _suggest_with_typos(
+        self, typed_text: TypedText, k: int, deadline: float | None, stop: Stop | None
+    ) -> Suggestions:
+        """Spend half of the time on texts that continue the prefix and the rest on corrections of it."""
+        if not self.typo_costs.max_typos_for(len(typed_text.tokens)) or typed_text.plain_state is None:
+            return self._search([typed_text], [self._request(typed_text, k, stop=stop)], deadline)[0]
+        size = round_sizes(k)[-1]
 
-        def finish(one: Correction, least: float) -> list[Suggestion]:
-            if one.is_whole_text:
-                whole = canonical(self.tokenizer.join(one.tokens))
-                shown = bool(whole) and self.tokenizer.can_follow(one.tokens, ())
-                shown = shown and (self.is_allowed is None or self.is_allowed(whole))
-                return [Suggestion(whole, 0.0, "model")] if shown else []
-            other = TypedText(one.tokens, self.engine.type(written.prefix_state, self.tokenizer.encode(one.tokens)))
-            parts.extend(self._search([other], [self._request(other, most, 0, least, stop)], deadline))
-            return parts[-1].suggestions
+        def complete(correction: Correction, min_log_prob: float) -> list[Suggestion]:
+            if correction.is_whole_text:
+                text = canonical(self.tokenizer.join(correction.tokens))
+                is_shown = bool(text) and self.tokenizer.can_follow(correction.tokens, ())
+                is_shown = is_shown and (self.is_allowed is None or self.is_allowed(text))
+                return [Suggestion(text, 0.0, "model")] if is_shown else []
+            prefix_state = self.engine.type(typed_text.prefix_state, self.tokenizer.encode(correction.tokens))
+            corrected = TypedText(correction.tokens, prefix_state)
+            searches.extend(
+                self._search([corrected], [self._request(corrected, size, 0, min_log_prob, stop)], deadline)
+            )
+            return searches[-1].suggestions
 
         half = None if deadline is None else (time.monotonic() + deadline) / 2
-        parts = self._search([written], [self._request(written, most, stop=stop)], half)
-        longest, plain = self.most, written.plain_state
-        meanings = find_corrections(
-            self.run, written.tokens, plain, self.typo_costs, max_tokens=longest, deadline=deadline, stop=stop
+        searches = self._search([typed_text], [self._request(typed_text, size, stop=stop)], half)
+        corrections = find_corrections(
+            self.run,
+            typed_text.tokens,
+            typed_text.plain_state,
+            self.typo_costs,
+            max_tokens=self.max_text_tokens,
+            deadline=deadline,
+            stop=stop,
         )
-        found = merge_corrections(parts[0].suggestions, meanings, finish, most)
-        rows = meanings.rows + sum(part.rows for part in parts)
-        return Suggestions(merge_rounds(partial(most_probable, found), k), rows, any(part.cut for part in parts))
+        merged = merge_corrections(searches[0].suggestions, corrections, complete, size)
+        rows = corrections.rows + sum(search.rows for search in searches)
+        suggestions = merge_rounds(partial(most_probable, merged), k)
+        return Suggestions(suggestions, rows, any(search.cut for search in searches))
 
     def _tokens(self, text: str) -> tuple[str, ...]:
         return tuple(self.tokenizer.split(self.tokenizer.normalize_fully(clean_prefix(text))))

@@ -1,6 +1,6 @@
-"""Counted texts, those too that begin with what may have been meant: with a slip or two in what is typed.
+"""Completion from counted texts that tolerates typing errors in the prefix.
 
-Shapes: N texts, M ranges of them.
+Shapes: N texts, M ranges of texts.
 """
 
 import numpy as np
@@ -10,19 +10,28 @@ from factorcell.completion.search import Suggestion
 from factorcell.completion.typos import Band, Flags, Ints, Pattern, TypoCosts, TypoCounts
 from factorcell.data.canonical import canonical_prefix
 
-Ranges = tuple[Ints, Ints, TypoCounts, Flags]  # where they begin and end, typos, whether the first letter is another
+Ranges = tuple[Ints, Ints, TypoCounts, Flags]  # first text, end, typos, whether the first character differs; each (M,)
 
 
 class TypoTolerantLookup:
-    """Completion from counted texts whose beginning may differ from what is typed by a few typing errors.
+    """Completion from the texts of a `Popularity` or `History` whose beginnings match the prefix up to a few typos.
 
-    It is an implicit trie: the texts in alphabetical order, and the places where neighbours begin to differ. So the
-    children of a range of texts with one beginning are the parts into which these places cut it.
+    The sorted texts are an implicit trie: the children of a range of texts with a common beginning are the parts into
+    which the positions cut it where neighbouring texts begin to differ.
     """
 
-    def __init__(self, counted: Popularity | History, typos: int | TypoCosts = 2) -> None:
-        self.counted, self.typos = counted, TypoCosts.of(typos)
-        shares = counted.shares()
+    def __init__(self, lookup: Popularity | History, typos: int | TypoCosts = 2) -> None:
+        """Index the texts of `lookup`.
+
+        Args:
+            lookup: The counted texts.
+            typos: Typing errors to forgive: 0, 1, 2, or their costs.
+
+        Raises:
+            UserError: The number of typos is out of range.
+        """
+        self.lookup, self.typo_costs = lookup, TypoCosts.of(typos)
+        shares = lookup.shares()
         self.texts = sorted(shares)
         self.logs = np.log([shares[text] for text in self.texts])
         self.lengths = np.array([len(text) for text in self.texts], dtype=np.int64)
@@ -30,79 +39,83 @@ class TypoTolerantLookup:
         points = np.frombuffer("".join(self.texts).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
         self.alphabet, letters = np.unique(points, return_inverse=True)
         self.letters = letters.astype(np.min_scalar_type(len(self.alphabet)))
-        shared = self._shared()
+        shared = self._shared_lengths()
         self.cuts = np.argsort(shared, kind="stable")
         self.levels = np.searchsorted(shared[self.cuts], np.arange(self.lengths.max(initial=0) + 2))
 
     def complete(self, prefix: str, k: int = 10) -> list[Suggestion]:
-        """Return the `k` best that begin with `prefix`, then the best corrections: log share less cost."""
-        exact = self.counted.complete(prefix, k)
+        """Return the best `k` texts: those that begin with `prefix`, then corrections by log share less cost.
+
+        Args:
+            prefix: The typed text.
+            k: Maximum number of suggestions.
+        """
+        exact = self.lookup.complete(prefix, k)
         prefix = canonical_prefix(prefix)
-        if len(exact) == k or not self.texts or not self.typos.max_typos_for(len(prefix)):
+        if len(exact) == k or not self.texts or not self.typo_costs.max_typos_for(len(prefix)):
             return exact
-        found = self._walk(prefix)
-        begins, ends, counts, strange = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        rows, sizes = _ranges(begins, ends), ends - begins
-        scores = self.logs[rows] - np.repeat(self.typos.costs(counts, strange), sizes)
+        matches = self._find_matches(prefix)
+        begins, ends, counts, first_differs = (np.concatenate(parts) for parts in zip(*matches, strict=True))
+        rows, sizes = _concatenated_ranges(begins, ends), ends - begins
+        scores = self.logs[rows] - np.repeat(self.typo_costs.costs(counts, first_differs), sizes)
         typos = np.repeat(counts, sizes)
         best = np.lexsort((rows, -scores))[: k - len(exact)]
         return exact + [
-            Suggestion(self.texts[row], score, self.counted.source, count)
+            Suggestion(self.texts[row], score, self.lookup.source, count)
             for row, score, count in zip(rows[best].tolist(), scores[best].tolist(), typos[best].tolist(), strict=True)
         ]
 
-    def _shared(self) -> Ints:
-        """(N,) How many characters each text shares with the one before it, by alphabet; -1 for the first."""
-        shared, alike, depth = np.zeros(len(self.texts), dtype=np.int64), np.arange(1, len(self.texts)), 0
+    def _shared_lengths(self) -> Ints:
+        """Return how many characters each text shares with the text before it (N,); -1 for the first text."""
+        shared, rows, depth = np.zeros(len(self.texts), dtype=np.int64), np.arange(1, len(self.texts)), 0
         shared[:1] = -1
-        while alike.size:
-            alike = alike[np.minimum(self.lengths[alike], self.lengths[alike - 1]) > depth]
-            alike = alike[self.letters[self.begins[alike] + depth] == self.letters[self.begins[alike - 1] + depth]]
+        while rows.size:
+            rows = rows[np.minimum(self.lengths[rows], self.lengths[rows - 1]) > depth]
+            rows = rows[self.letters[self.begins[rows] + depth] == self.letters[self.begins[rows - 1] + depth]]
             depth += 1
-            shared[alike] = depth
+            shared[rows] = depth
         return shared
 
-    def _walk(self, prefix: str) -> list[Ranges]:
-        """Disjoint ranges of the texts that `prefix` may mean, their typos, whether their first letter is another."""
-        most = self.typos.max_typos_for(len(prefix))
+    def _find_matches(self, prefix: str) -> list[Ranges]:
+        """Return disjoint ranges of texts that match `prefix` with at least one typo."""
+        max_typos = self.typo_costs.max_typos_for(len(prefix))
         points = np.array([ord(letter) for letter in prefix], dtype=np.int64)
         letters = np.searchsorted(self.alphabet, points)
-        known = np.isin(points, self.alphabet)
-        pattern = Pattern(np.where(known, letters, len(self.alphabet)).tolist(), most)
-        band, found = pattern.start(), list[Ranges]()
+        in_alphabet = np.isin(points, self.alphabet)
+        pattern = Pattern(np.where(in_alphabet, letters, len(self.alphabet)).tolist(), max_typos)
+        band, matches = pattern.start(), list[Ranges]()
 
-        def note(which: Flags, begins: Ints, ends: Ints, band: Band) -> None:
-            which = which & (band.complete_typos >= 1) & (band.complete_typos <= most)
-            found.append((begins[which], ends[which], band.complete_typos[which], band.first_token_differs[which]))
+        def add_matches(candidates: Flags, begins: Ints, ends: Ints, band: Band) -> None:
+            rows = candidates & (band.complete_typos >= 1) & (band.complete_typos <= max_typos)
+            matches.append((begins[rows], ends[rows], band.complete_typos[rows], band.first_token_differs[rows]))
 
-        begins, ends = np.zeros(1, dtype=np.int64), np.array([len(self.texts)])  # the texts that are not settled
-        for length in range(1, len(prefix) + most + 1):
+        begins, ends = np.zeros(1, dtype=np.int64), np.array([len(self.texts)])  # ranges that are not settled
+        for length in range(1, len(prefix) + max_typos + 1):
             parents, begins, ends = self._children(begins, ends, length - 1)
-            over = self.lengths[begins] < length  # a text of its own: it ends
-            note(over, begins, begins + 1, band.select(parents))
-            parents, begins, ends = parents[~over], begins[~over], ends[~over]
-            band = pattern.extend(
-                band, parents, self.letters[self.begins[begins] + length - 1].astype(np.int64), length
-            )
+            is_whole = self.lengths[begins] < length  # the range is one text, which ends here
+            add_matches(is_whole, begins, begins + 1, band.select(parents))
+            parents, begins, ends = parents[~is_whole], begins[~is_whole], ends[~is_whole]
+            tokens = self.letters[self.begins[begins] + length - 1].astype(np.int64)
+            band = pattern.extend(band, parents, tokens, length)
             settled = band.settled
-            note(settled, begins, ends, band)
+            add_matches(settled, begins, ends, band)
             band, begins, ends = band.select(np.flatnonzero(~settled)), begins[~settled], ends[~settled]
             if not begins.size:
                 break
-        return found
+        return matches
 
     def _children(self, begins: Ints, ends: Ints, depth: int) -> tuple[Ints, Ints, Ints]:
-        """Parents and ranges of what ranges (M,) of texts with one beginning of `depth` letters fall into."""
+        """Return the parents and ranges into which ranges (M,) split after `depth` common characters."""
         cuts = self.cuts[self.levels[depth] : self.levels[depth + 1]]
         low, high = np.searchsorted(cuts, begins, side="right"), np.searchsorted(cuts, ends)
         parents = np.repeat(np.arange(len(begins)), high - low + 1)
-        inner = cuts[_ranges(low, high)]
+        inner = cuts[_concatenated_ranges(low, high)]
         starts, stops = np.sort(np.concatenate([begins, inner])), np.sort(np.concatenate([inner, ends]))
         return parents, starts, stops
 
 
-def _ranges(begins: Ints, ends: Ints) -> Ints:
-    """All whole numbers of some ranges, one range after the other."""
+def _concatenated_ranges(begins: Ints, ends: Ints) -> Ints:
+    """Return the integers of all ranges, one range after the other."""
     sizes = ends - begins
     ranges: Ints = np.arange(sizes.sum()) + np.repeat(begins - np.cumsum(sizes) + sizes, sizes)
     return ranges

@@ -1,4 +1,4 @@
-"""Online learning of users: each text moves only the user's vector u; the weights of the model do not change.
+"""Online learning of users: each text changes only the user's vector u, not the weights of the model.
 
     g = d nats(text | u) / d u         u <- u + change(g)           (thesis 2018, section 5.2.1)
 
@@ -6,10 +6,10 @@
     adagrad    s <- s + g g                                          change = -rate g / sqrt(s)
     adadelta   s <- .95 s + .05 g g    v = -g sqrt((d + e) / (s + e))    d <- .95 d + .05 v v     change = rate v
 
-(Duchi et al. 2011; Zeiler 2012.) A vector that exceeds the longest permitted length is scaled down. A new user starts
-as the unknown user, which stands for the rare users of training. A `User` is a value: learning returns another one.
+(Duchi et al. 2011; Zeiler 2012.) A vector that exceeds the maximum length is scaled down. A new user starts as the
+unknown user, which represents the rare users of training. A `User` is a value: learning returns a new one.
 
-Shapes: B users, k numbers of a user's vector, s rows of optimiser state.
+Shapes: B users, k size of a user vector, s rows of optimizer state.
 """
 
 import math
@@ -37,15 +37,15 @@ from factorcell.model.run import FINGERPRINT, Run
 Floats = NDArray[np.float32]
 Update = Callable[[Floats, Floats], tuple[Floats, Floats]]  # gradient (k,), state (s, k) -> change at rate 1, state
 
-FILE = "online.json"  # in a run folder: how its users learn
-FORMAT = 1  # of the file
-USER_FORMAT = 1  # of the bytes of a user
-MARK = b"fcu"  # which they begin with
+FILE = "online.json"  # the learning rule in a run folder
+FORMAT = 1  # format of that file
+USER_FORMAT = 1  # format of a user's bytes
+MARK = b"fcu"  # first bytes of a user
 HEAD, CHECK = struct.Struct(f"<3sB{FINGERPRINT}sHHI"), struct.Struct("<I")
-MOST_NUMBERS, MOST_SEEN = (1 << 16) - 1, (1 << 32) - 1  # of a vector, and texts that are counted
-BATCH_SIZE = 200  # texts that are compared at once
-DECAY, TINY = 0.95, 1e-6
-FASTEST = 1e9  # the highest rate: a step at it is a finite float, and no vector is so long
+MAX_VECTOR_SIZE, MAX_TEXT_COUNT = (1 << 16) - 1, (1 << 32) - 1
+BATCH_SIZE = 200  # texts that the model reads at once
+DECAY, EPSILON = 0.95, 1e-6
+MAX_RATE = 1e9  # a step at this rate is still a finite 32-bit float
 
 
 def _sgd(gradient: Floats, state: Floats) -> tuple[Floats, Floats]:
@@ -54,30 +54,32 @@ def _sgd(gradient: Floats, state: Floats) -> tuple[Floats, Floats]:
 
 def _adagrad(gradient: Floats, state: Floats) -> tuple[Floats, Floats]:
     state = state + gradient**2
-    return -gradient / (np.sqrt(state[0]) + TINY), state
+    return -gradient / (np.sqrt(state[0]) + EPSILON), state
 
 
 def _adadelta(gradient: Floats, state: Floats) -> tuple[Floats, Floats]:
     squares = DECAY * state[0] + (1 - DECAY) * gradient**2
-    change = -gradient * np.sqrt((state[1] + TINY) / (squares + TINY))
+    change = -gradient * np.sqrt((state[1] + EPSILON) / (squares + EPSILON))
     return change, np.stack([squares, DECAY * state[1] + (1 - DECAY) * change**2])
 
 
-# The rows of state that each keeps, and how it moves.
-OPTIMISERS: dict[str, tuple[int, Update]] = {
-    "adagrad": (1, _adagrad),
-    "adadelta": (2, _adadelta),
-    "sgd": (0, _sgd),
-}
-MOST_ROWS = max(rows for rows, _ in OPTIMISERS.values())
+# The number of state rows of each optimizer, and its update.
+OPTIMISERS: dict[str, tuple[int, Update]] = {"adagrad": (1, _adagrad), "adadelta": (2, _adadelta), "sgd": (0, _sgd)}
+MAX_STATE_ROWS = max(rows for rows, _ in OPTIMISERS.values())
 
 
 @dataclass(frozen=True)
 class LearningRule:
-    """How users are learned: an optimiser of `OPTIMISERS`, its rate, and how far a vector may `reach`.
+    """The rule by which users are learned.
 
-    A vector is at most `reach` times as long as the longest of training. With `reach` 0, as in chapter 5 of the thesis,
-    there is no bound, and a few unusual texts can move a user to where the model was never trained.
+    Attributes:
+        optimiser: `adagrad`, `adadelta` or `sgd`.
+        rate: The learning rate.
+        reach: Maximum length of a user vector, relative to the longest one of training. With 0, as in chapter 5 of the
+            thesis, the length is not limited, and a few unusual texts can move a user far from all vectors of training.
+
+    Raises:
+        UserError: The optimizer is unknown, or a number is out of range.
     """
 
     optimiser: str = "adagrad"
@@ -86,14 +88,14 @@ class LearningRule:
 
     def __post_init__(self) -> None:
         choose("online optimiser", str(self.optimiser), OPTIMISERS)
-        number = isinstance(self.rate, int | float) and not isinstance(self.rate, bool)
-        if not number or not 0 <= self.rate <= FASTEST:
-            raise UserError(f"the online rate is {self.rate!r:.40}; it must be a number from 0 to {FASTEST:g}")
+        is_number = isinstance(self.rate, int | float) and not isinstance(self.rate, bool)
+        if not is_number or not 0 <= self.rate <= MAX_RATE:
+            raise UserError(f"the online rate is {self.rate!r:.40}; it must be a number from 0 to {MAX_RATE:g}")
         limits.NUMBER_LIMITS["reach"].check("the online reach", self.reach)
 
     @classmethod
     def load(cls, folder: str | Path) -> "LearningRule":
-        """Read the rule of a run folder, where `tune-online` put it, or return the default.
+        """Read the rule that `tune-online` stored in a run folder, or return the default rule.
 
         Raises:
             UserError: The file is damaged.
@@ -104,7 +106,7 @@ class LearningRule:
         values = files.read_versioned(path, FORMAT)
         try:
             return cls(**values)
-        except TypeError as error:  # a name that no rule has
+        except TypeError as error:  # an unknown key
             raise UserError(f"{path}: not a rule of online learning ({error})") from None
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
@@ -120,9 +122,14 @@ class LearningRule:
 
 @dataclass(frozen=True)
 class User:
-    """A user: `vector` (k,), optimiser `state` (s, k), the number of texts `seen`, and the last of them.
+    """A user who is learned online.
 
-    `fingerprint` identifies the run with which the user was learned; empty if it is unknown.
+    Attributes:
+        vector: The user vector (k,).
+        state: The optimizer state (s, k).
+        text_count: Number of learned texts.
+        history: The last texts.
+        fingerprint: Identifies the run with which the user was learned; empty if that is unknown.
 
     Raises:
         UserError: A value that learning cannot produce, such as a number that is not finite.
@@ -130,47 +137,52 @@ class User:
 
     vector: Floats
     state: Floats
-    seen: int = 0
+    text_count: int = 0
     history: History = field(default_factory=History)
     fingerprint: bytes = b""
 
     def __post_init__(self) -> None:
-        if fault := next((text for wrong, text in self._faults() if wrong), None):
-            raise UserError(f"not a user: {fault}")
+        if fault := next((text for is_fault, text in self._checks() if is_fault), None):
+            raise UserError(f"invalid user: {fault}")
 
-    def _faults(self) -> Iterator[tuple[bool, str]]:
-        vector, state = self.vector, self.state
+    def _checks(self) -> Iterator[tuple[bool, str]]:
+        """Yield faults, and whether the user has them."""
+        vector, state, count = self.vector, self.state, self.text_count
         size, rows = vector.shape, state.shape
-        yield {vector.dtype, state.dtype} != {np.dtype(np.float32)}, "its numbers must be 32-bit floats"
-        yield len(size) != 1 or not 0 < size[0] <= MOST_NUMBERS, f"a vector of shape {size}"
-        yield rows[1:] != size or rows[0] > MOST_ROWS, f"state of shape {rows} of a vector of shape {size}"
-        yield not np.isfinite(vector).all(), "its vector has numbers that are not finite"
-        yield not (np.isfinite(state) & (state >= 0)).all(), "its state has numbers that are negative or not finite"
-        yield not 0 <= self.seen <= MOST_SEEN, f"it has seen {self.seen:,} texts; at most {MOST_SEEN:,} are counted"
+        types = f"{vector.dtype} and {state.dtype}"
+        yield {vector.dtype, state.dtype} != {np.dtype(np.float32)}, f"expected 32-bit floats, got {types}"
+        yield len(size) != 1 or not 0 < size[0] <= MAX_VECTOR_SIZE, f"a vector of shape {size}"
+        yield rows[1:] != size or rows[0] > MAX_STATE_ROWS, f"state of shape {rows} for a vector of shape {size}"
+        yield not np.isfinite(vector).all(), "the vector has numbers that are not finite"
+        yield not (np.isfinite(state) & (state >= 0)).all(), "the state has numbers that are negative or not finite"
+        yield not 0 <= count <= MAX_TEXT_COUNT, f"text count {count:,}; it must be from 0 to {MAX_TEXT_COUNT:,}"
         yield len(self.fingerprint) not in (0, FINGERPRINT), f"a fingerprint of {len(self.fingerprint)} bytes"
 
     @classmethod
     def new(cls, run: Run) -> "User":
-        """Return a new user, who starts as the unknown user of `run`."""
+        """Return a new user, who starts as the unknown user of `run`.
+
+        Raises:
+            UserError: The run does not distinguish users.
+        """
         return Learner(run).new()
 
     def check(self, run: Run) -> None:
-        """Raise a `UserError` if the user was learned with another run than `run`."""
+        """Raise a `UserError` if the user was learned with a different run."""
         if self.fingerprint and run.fingerprint and self.fingerprint != run.fingerprint:
             raise UserError(
                 f"this user belongs to another run (fingerprint {self.fingerprint.hex()[:8]}..., this run is "
-                f"{run.fingerprint.hex()[:8]}...); learn the person again from their texts"
+                f"{run.fingerprint.hex()[:8]}...); learn the user again from the user's texts"
             )
         if self.vector.shape != (run.config.model.variable_size,):
-            raise UserError(
-                f"a user of {self.vector.size} numbers; those of {run.folder} have {run.config.model.variable_size}"
-            )
+            expected = run.config.model.variable_size
+            raise UserError(f"{run.folder}: expected a user vector of size {expected}, got size {self.vector.size}")
 
     def to_bytes(self) -> bytes:
-        """Return the user as bytes: 32, 4 for each number, and the texts of the history."""
+        """Return the user as bytes: 32 bytes, 4 bytes per number, and the texts of the history."""
         texts = [text.encode() for text in self.history.texts]
         numbers = np.concatenate([self.vector, self.state.ravel()]).astype("<f4").tobytes()
-        sizes = len(self.vector), len(self.state), self.seen
+        sizes = len(self.vector), len(self.state), self.text_count
         parts = [HEAD.pack(MARK, USER_FORMAT, self.fingerprint, *sizes), numbers]
         parts += [struct.pack("<I", len(text)) + text for text in texts]
         content = b"".join(parts)
@@ -178,74 +190,79 @@ class User:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "User":
-        """Return the user of `to_bytes`.
+        """Return the user that `to_bytes` stored.
 
         Raises:
             UserError: The bytes were altered, cut or extended, or hold values that a user cannot have.
         """
         if content[: len(MARK)] == MARK and len(content) > len(MARK):
             check_format(content[len(MARK)], USER_FORMAT, "this user")
-        content, check = content[: -CHECK.size], content[-CHECK.size :]
-        if len(content) < HEAD.size or content[: len(MARK)] != MARK or CHECK.pack(zlib.crc32(content)) != check:
-            raise UserError("not a user as it was saved (truncated or altered)")
+        content, checksum = content[: -CHECK.size], content[-CHECK.size :]
+        if len(content) < HEAD.size or content[: len(MARK)] != MARK or CHECK.pack(zlib.crc32(content)) != checksum:
+            raise UserError("invalid user: the data was truncated or altered")
         try:
-            _, _, fingerprint, size, rows, seen = HEAD.unpack_from(content)
+            _, _, fingerprint, size, rows, text_count = HEAD.unpack_from(content)
             numbers = np.frombuffer(content, "<f4", size * (1 + rows), HEAD.size).astype(np.float32)
-            texts, at = [], HEAD.size + numbers.nbytes
-            while at < len(content):
-                (length,) = struct.unpack_from("<I", content, at)
-                if at + 4 + length > len(content):
+            texts, offset = [], HEAD.size + numbers.nbytes
+            while offset < len(content):
+                (length,) = struct.unpack_from("<I", content, offset)
+                if offset + 4 + length > len(content):
                     raise ValueError("cut off")
-                texts.append(content[at + 4 : at + 4 + length].decode())
-                at += 4 + length
+                texts.append(content[offset + 4 : offset + 4 + length].decode())
+                offset += 4 + length
             vector, state = numbers[:size], numbers[size:].reshape(rows, size)
         except (struct.error, ValueError) as error:
-            raise UserError(f"not a user as it was saved ({error})") from None
-        return cls(vector, state, seen, History(tuple(texts)), fingerprint if any(fingerprint) else b"")
+            raise UserError(f"invalid user: the data cannot be read ({error})") from None
+        return cls(vector, state, text_count, History(tuple(texts)), fingerprint if any(fingerprint) else b"")
 
 
 class Learner:
-    """Learns users online, for one run and one rule. It never changes, so threads can share it.
+    """Learns users online, for one run and one rule.
 
-    It computes in float32 whatever the precision of the run: for bfloat16 products PyTorch keeps megabytes of memory
-    for every length of text.
+    A learner never changes, so that threads can share it. It computes in float32 whatever the precision of the run,
+    because PyTorch keeps megabytes of memory per text length for bfloat16 products.
     """
 
     def __init__(self, run: Run, rule: LearningRule | None = None, unknown: str = "error") -> None:
-        """Use `rule`, by default that of the run; `unknown` as in `Run.prepare`.
+        """Prepare learning with a run.
+
+        Args:
+            run: The run.
+            rule: The learning rule, by default that of the run.
+            unknown: How context values that training never saw are read, as in `Run.prepare`.
 
         Raises:
-            UserError: The run does not tell users apart.
+            UserError: The run does not distinguish users.
         """
         self.run, self.rule, self.variable = run, rule or LearningRule.load(run.folder), user_variable(run)
         self.unknown_policy = unknown
-        self.columns = run.schema.columns(without=self.variable.source_column)  # of the contexts of a text
-        self.rows, self.update = OPTIMISERS[self.rule.optimiser]
+        self.columns = run.schema.columns(without=self.variable.source_column)  # context columns of a text
+        self.state_rows, self.update = OPTIMISERS[self.rule.optimiser]
         column = run.schema.categories.index(self.variable)
         encoder = run.model.encoder
         assert encoder is not None
         table = encoder.tables[column].detach().cpu().numpy()
         self.unknown_vector: Floats = table[0].copy()
         self.packed = run.model.backbone.pack()
-        self.longest = self.rule.reach * float(np.linalg.norm(table, axis=1).max()) if self.rule.reach else math.inf
+        self.max_length = self.rule.reach * float(np.linalg.norm(table, axis=1).max()) if self.rule.reach else math.inf
 
     def new(self) -> User:
         """Return a new user."""
-        state = np.zeros((self.rows, len(self.unknown_vector)), np.float32)
+        state = np.zeros((self.state_rows, len(self.unknown_vector)), np.float32)
         return User(self.unknown_vector, state, fingerprint=self.run.fingerprint)
 
     def learn(
         self, users: Sequence[User], texts: Sequence[str], contexts: Sequence[Mapping[str, Any]] | None = None
     ) -> tuple[list[User], NDArray[np.float64]]:
-        """Learn a text of each user.
+        """Learn one text of each user.
 
         Args:
             users: B different users.
-            texts: A text of each; a text that is longer than the run reads is cut, as in training.
-            contexts: Values of the other context columns of each text, as in `Completer.begin`.
+            texts: One text of each user; texts that are longer than the run reads are cut, as in training.
+            contexts: Values of the other context columns of each text; missing ones have their expected values.
 
         Returns:
-            The users after their texts, and the nats (B,) of the texts before.
+            The users after learning, and the nats (B,) of the texts before learning.
 
         Raises:
             UserError: A text, a context or a user is not valid; then no user is learned.
@@ -259,105 +276,123 @@ class Learner:
             return [], np.zeros(0)
         for user in users:
             user.check(self.run)
-            if user.state.shape != (self.rows, len(self.unknown_vector)):
+            if user.state.shape != (self.state_rows, len(self.unknown_vector)):
                 raise UserError(
-                    f"a user with {len(user.state)} rows of state; {self.run.folder} learns by {self.rule.optimiser}, "
-                    f"which has {self.rows}"
+                    f"{self.run.folder}: expected a user with {self.state_rows} rows of state, as "
+                    f"{self.rule.optimiser} has, got {len(user.state)}"
                 )
         vectors = np.stack([user.vector for user in users])
         nats, gradients = self.gradients(vectors, texts, rows)
-        pairs = zip(users, texts, gradients, strict=True)
-        return [self.updated_user(user, text, gradient) for user, text, gradient in pairs], nats
+        updates = zip(users, texts, gradients, strict=True)
+        return [self.updated_user(user, text, gradient) for user, text, gradient in updates], nats
 
     def gradients(
         self, vectors: Floats, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]]
     ) -> tuple[NDArray[np.float64], Floats]:
-        """Return nats (B,) of the texts of users with `vectors` (B, k), and their gradients (B, k)."""
+        """Return the nats (B,) of texts by users with `vectors` (B, k), and their gradients (B, k)."""
         with torch.enable_grad():
-            own = torch.tensor(vectors, device=self.run.device, requires_grad=True)
-            nats = self._nats(own, texts, contexts)
-            (gradients,) = torch.autograd.grad(nats.sum(), own)
+            user_vectors = torch.tensor(vectors, device=self.run.device, requires_grad=True)
+            nats = self._nats(user_vectors, texts, contexts)
+            (gradients,) = torch.autograd.grad(nats.sum(), user_vectors)
         return nats.detach().double().cpu().numpy(), gradients.cpu().numpy()
 
     def nats(
         self, vectors: Floats, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]] | None = None
     ) -> NDArray[np.float64]:
-        """Return nats (B,) of the texts of users with `vectors` (B, k), or of one user (1, k)."""
+        """Return the nats (B,) of texts by users with `vectors` (B, k), or by one user (1, k)."""
         with torch.inference_mode():
-            own = torch.tensor(vectors, device=self.run.device).expand(len(texts), -1)
-            return self._nats(own, texts, contexts or [{}] * len(texts)).double().cpu().numpy()
+            user_vectors = torch.tensor(vectors, device=self.run.device).expand(len(texts), -1)
+            return self._nats(user_vectors, texts, contexts or [{}] * len(texts)).double().cpu().numpy()
 
     def largest_gains(self, user: User, texts: Sequence[str], count: int = 5) -> list[tuple[str, float]]:
-        """Return the `count` texts whose log probability rose most since `user` was new, and by how many nats.
+        """Return the texts whose log probability rose most since the user was new.
+
+        Args:
+            user: The user.
+            texts: Candidate texts.
+            count: Number of texts to return.
+
+        Returns:
+            Texts with the rise of their log probability in nats, largest rise first.
 
         References:
             Thesis 2018, tables 5.3 to 5.5.
         """
         user.check(self.run)
-        parts = [texts[at : at + BATCH_SIZE] for at in range(0, len(texts), BATCH_SIZE)]
-        gained = [self.nats(self.unknown_vector[None], part) - self.nats(user.vector[None], part) for part in parts]
-        rises = np.concatenate(gained) if gained else np.zeros(0)
-        return [(texts[row], float(rises[row])) for row in np.argsort(-rises, kind="stable")[:count]]
+        batches = [texts[start : start + BATCH_SIZE] for start in range(0, len(texts), BATCH_SIZE)]
+        gains = [self.nats(self.unknown_vector[None], batch) - self.nats(user.vector[None], batch) for batch in batches]
+        all_gains = np.concatenate(gains) if gains else np.zeros(0)
+        return [(texts[row], float(all_gains[row])) for row in np.argsort(-all_gains, kind="stable")[:count]]
 
-    def _nats(self, own: torch.Tensor, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    def _nats(
+        self, user_vectors: torch.Tensor, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]]
+    ) -> torch.Tensor:
         batch = self.run.batch(self.run.read(texts, contexts, unknown=self.unknown_policy), np.arange(len(texts)))
-        conditioning = self.run.model.condition(batch.context, {self.variable.name: own}, self.packed)
+        conditioning = self.run.model.condition(batch.context, {self.variable.name: user_vectors}, self.packed)
         nats: torch.Tensor = self.run.model(batch, conditioning)
         return nats.sum(1)
 
     def updated_user(self, user: User, text: str, gradient: Floats) -> User:
-        """Return the user after a `text` with that gradient; `UserError` if a number would not be finite."""
-        known = user.fingerprint or self.run.fingerprint  # whoever learns from a run is its user from then on
+        """Return the user after learning `text`, whose nats have the given `gradient` (k,).
+
+        Raises:
+            UserError: A number of the user would not be finite.
+        """
+        fingerprint = user.fingerprint or self.run.fingerprint
         history = replace(user.history, texts=(*user.history.texts, self.run.tokenizer.normalize_fully(text)))
-        seen: dict[str, Any] = {"seen": user.seen + 1, "history": history, "fingerprint": known}
+        changes: dict[str, Any] = {"text_count": user.text_count + 1, "history": history, "fingerprint": fingerprint}
         if not np.isfinite(gradient).all():
-            return replace(user, **seen)  # a text that the model cannot read without overflow teaches nothing
-        with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is refused
+            return replace(user, **changes)  # the model overflows on this text, so that nothing can be learned from it
+        with np.errstate(over="ignore", invalid="ignore"):  # `User` refuses numbers that are not finite
             change, state = self.update(gradient, user.state)
             vector = user.vector + self.rule.rate * change
             length = float(np.linalg.norm(vector))
-            vector = vector * (self.longest / length) if length > self.longest else vector
+            vector = vector * (self.max_length / length) if length > self.max_length else vector
         try:
-            return replace(user, **seen, vector=vector.astype(np.float32), state=state.astype(np.float32))
+            return replace(user, **changes, vector=vector.astype(np.float32), state=state.astype(np.float32))
         except UserError as error:
             raise UserError(
-                f"nothing can be learned of {text[:SHOWN]!a} by {self.rule} ({error}); the user stays as before"
+                f"{text[:SHOWN]!a} cannot be learned by {self.rule} ({error}); the user is unchanged"
             ) from None
 
 
 def learn_one(run: Run, user: User, text: str, context: Mapping[str, Any] | None = None) -> User:
-    """Return the user after one more text, by the rule of the run.
+    """Return the user after learning one more text by the rule of the run.
 
     Args:
         run: The run with which the user was learned.
         user: The user before.
-        text: What the user wrote; a `Notice` says if it is cut after `max_tokens` tokens, as in training.
+        text: The text that the user wrote; a `Notice` reports if it is cut after `max_tokens` tokens, as in training.
         context: Values of the other context columns.
 
     Raises:
         UserError: The text, the context or the user is not valid.
     """
-    (after,), _ = Learner(run).learn([user], [text], None if context is None else [context])
+    (learned,), _ = Learner(run).learn([user], [text], None if context is None else [context])
     report_truncation(run, text)
-    return after
+    return learned
 
 
 def report_truncation(run: Run, text: str) -> None:
-    """Give a `Notice` if a text that is learned is cut after `max_tokens` tokens, as in training."""
+    """Give a `Notice` if learning cuts a text after `max_tokens` tokens, as training does."""
     limit = run.config.data.max_tokens
-    report_truncated(truncated_mask([text], run.tokenizer, limit), "the text learned", limit)
+    report_truncated(truncated_mask([text], run.tokenizer, limit), "the learned text", limit)
 
 
 def distinguishes_users(run: Run) -> bool:
-    """Return whether the run tells users apart, and its model is adapted to them."""
+    """Return whether the run has a user column and its model is adapted to users."""
     return bool(run.config.data.user) and run.model.encoder is not None
 
 
 def user_variable(run: Run) -> Variable:
-    """Return the context variable of the user, or raise a `UserError` for a run without one."""
+    """Return the context variable of the user.
+
+    Raises:
+        UserError: The run has no user column, or its model is not adapted to users.
+    """
     name = run.config.data.user
     if not name:
-        raise UserError(f"{run.folder}: it does not tell users apart; train it with --user COLUMN")
+        raise UserError(f"{run.folder}: the run does not distinguish users; train it with --user COLUMN")
     if run.model.encoder is None:
-        raise UserError(f"{run.folder}: users change nothing in it; train it with --adapt factor or concat")
+        raise UserError(f"{run.folder}: the model is not adapted to users; train it with --adapt factor or concat")
     return run.schema.variable(name)

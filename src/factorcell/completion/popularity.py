@@ -10,8 +10,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from factorcell.completion import texts as rule
 from factorcell.completion.search import Suggestion
+from factorcell.completion.texts import MAX_BYTES, byte_length, clean_text
 from factorcell.config import UserError
 from factorcell.data.canonical import canonical, canonical_prefix
 from factorcell.data.counts import POPULARITY, TextCounts
@@ -19,15 +19,15 @@ from factorcell.model.run import Run
 
 
 class Popularity:
-    """Counted texts in alphabetical order; those with a common prefix are a range."""
+    """Counted texts in alphabetical order, so that the texts with a common prefix are a range."""
 
     source: ClassVar[str] = "popularity"
 
-    def __init__(self, counted: TextCounts) -> None:
-        self.total, self.texts = counted.total, sorted(counted.counts)
-        rule.byte_length("\n".join(self.texts), "the counted texts")
-        self.counts = np.array([counted.counts[text] for text in self.texts], dtype=np.int64)
-        # Ranks by popularity, 0 the most popular, ties by alphabet.
+    def __init__(self, text_counts: TextCounts) -> None:
+        self.total, self.texts = text_counts.total, sorted(text_counts.counts)
+        byte_length("\n".join(self.texts), "the counted texts")
+        self.counts = np.array([text_counts.counts[text] for text in self.texts], dtype=np.int64)
+        # Ranks by popularity: 0 is the most popular, ties are in alphabetical order.
         self.ranks = np.empty(len(self.texts), dtype=np.int32)
         self.ranks[np.argsort(-self.counts, kind="stable")] = np.arange(len(self.texts), dtype=np.int32)
 
@@ -35,69 +35,97 @@ class Popularity:
     def fit(
         cls, queries: Iterable[str], min_count: int = 3, users: Iterable[Hashable] | None = None, min_users: int = 3
     ) -> "Popularity":
-        """Count `queries` and omit those seen less than `min_count` times.
+        """Count texts.
 
-        `users` says who wrote each query; queries of fewer than `min_users` users are then omitted too. Without it,
-        what one person wrote `min_count` times is suggested to all.
+        Args:
+            queries: The texts.
+            min_count: Texts that occur fewer times are omitted.
+            users: The user who wrote each text. Without users, a text that one user wrote `min_count` times is
+                suggested to all users.
+            min_users: Texts that fewer users wrote are omitted; ignored without `users`.
+
+        Raises:
+            UserError: A text is not a string, a user has no name, or texts and users differ in number.
         """
         return cls(TextCounts.of(queries, min_count, users, min_users))
 
     @classmethod
     def from_run(cls, run: Run, is_allowed: Callable[[str], bool] | None = None) -> "Popularity":
-        """Read the popular training texts of `run`, only those that are `allowed`.
+        """Read the popular training texts of `run`.
+
+        Args:
+            run: The run.
+            is_allowed: Returns whether a text may be suggested.
 
         Raises:
-            UserError: The run has none: only runs that tell users apart keep them.
+            UserError: The run has no popular texts; only runs with a user column have them.
         """
         return cls.load(run.folder, is_allowed)
 
     @classmethod
     def load(cls, folder: Path, is_allowed: Callable[[str], bool] | None = None) -> "Popularity":
-        """Read the popular training texts of a run folder, as `of`."""
+        """Read the popular training texts of a run folder.
+
+        Args:
+            folder: The run folder.
+            is_allowed: Returns whether a text may be suggested.
+
+        Raises:
+            UserError: The run has no popular texts; only runs with a user column have them.
+        """
         path = folder / POPULARITY
         if not path.exists():
             raise UserError(
-                f"{folder}: no {POPULARITY}; training keeps it with --user COLUMN and --tokenizer char or grapheme"
+                f"{folder}: no {POPULARITY}; training writes it with --user COLUMN and --tokenizer char or grapheme"
             )
-        counted = TextCounts.open(path)
+        text_counts = TextCounts.open(path)
         if is_allowed is not None:
-            counted = replace(
-                counted, counts={text: count for text, count in counted.counts.items() if is_allowed(text)}
-            )
-        return cls(counted)
+            allowed = {text: count for text, count in text_counts.counts.items() if is_allowed(text)}
+            text_counts = replace(text_counts, counts=allowed)
+        return cls(text_counts)
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def top(self, count: int) -> list[str]:
-        """Return the `count` most popular texts of all."""
+        """Return the `count` most popular texts."""
         return [self.texts[row] for row in np.argsort(self.ranks)[:count]]
 
     def complete(self, prefix: str, k: int = 10) -> list[Suggestion]:
-        """Return the `k` most popular texts that begin with `prefix` and are longer; ties by alphabet."""
+        """Return the `k` most popular texts that begin with `prefix` and are longer; ties are in alphabetical order.
+
+        Args:
+            prefix: The typed text.
+            k: Maximum number of suggestions.
+        """
         prefix = canonical_prefix(prefix)
         begin = bisect_left(self.texts, prefix)
         end = bisect_right(self.texts, prefix, lo=begin, key=lambda text: text[: len(prefix)])
         begin += begin < end and self.texts[begin] == prefix  # the prefix itself is not a completion
         ranks = self.ranks[begin:end]
-        chosen = np.argpartition(ranks, k)[:k] if k < len(ranks) else np.arange(len(ranks))
-        rows = begin + chosen[np.argsort(ranks[chosen])]
+        best = np.argpartition(ranks, k)[:k] if k < len(ranks) else np.arange(len(ranks))
+        rows = begin + best[np.argsort(ranks[best])]
         return [
             Suggestion(self.texts[row], math.log(count) - math.log(self.total), self.source)
             for row, count in zip(rows.tolist(), self.counts[rows].tolist(), strict=True)
         ]
 
     def shares(self) -> dict[str, float]:
-        """Return every text, by alphabet, and its share of all texts that were counted."""
+        """Return each text and its share of all counted texts, in alphabetical order."""
         return {text: count / self.total for text, count in zip(self.texts, self.counts.tolist(), strict=True)}
 
 
 @dataclass(frozen=True)
 class History:
-    """The last texts of one user, the newest last; a text weighs half as much as one `half_life` texts later.
+    """The last texts of one user.
 
-    They are kept in canonical form, so that texts that differ only in white space are one. Only the newest are kept: at
-    most `most`, and at most `texts.LONGEST` bytes in all.
+    Texts are stored in canonical form, so that texts that differ only in white space are one text. Only the newest are
+    stored: at most `max_texts`, and at most `texts.MAX_BYTES` bytes in total.
+
+    Attributes:
+        texts: The texts, the newest last.
+        half_life: Number of later texts after which the weight of a text is halved.
+        max_texts: Maximum number of stored texts.
 
     Raises:
         UserError: A text is not valid Unicode.
@@ -105,32 +133,41 @@ class History:
 
     texts: tuple[str, ...] = ()
     half_life: float = 20.0
-    max_texts: int = 100  # texts that are remembered
+    max_texts: int = 100
 
     source: ClassVar[str] = "history"
 
     def __post_init__(self) -> None:
-        kept, room = list[str](), rule.MAX_BYTES
+        newest, free_bytes = list[str](), MAX_BYTES
         for text in map(canonical, reversed(self.texts[-self.max_texts :])):
-            room -= rule.byte_length(text, "history")
-            if room < 0:
+            free_bytes -= byte_length(text, "history")
+            if free_bytes < 0:
                 break
-            kept.append(text)
-        object.__setattr__(self, "texts", tuple(reversed(kept)))
+            newest.append(text)
+        object.__setattr__(self, "texts", tuple(reversed(newest)))
 
     def add(self, text: str) -> "History":
-        """Return the history with one more text; `UserError` if it is not Unicode text or too long."""
-        return replace(self, texts=(*self.texts, rule.clean_text(text)))
+        """Return the history with one more text.
+
+        Raises:
+            UserError: The text is not Unicode text, or too long.
+        """
+        return replace(self, texts=(*self.texts, clean_text(text)))
 
     def complete(self, prefix: str, k: int = 10) -> list[Suggestion]:
-        """Return the `k` texts of the largest weight that continue `prefix`, with their shares of all weight."""
+        """Return the `k` texts with the largest weights that begin with `prefix` and are longer.
+
+        Args:
+            prefix: The typed text.
+            k: Maximum number of suggestions.
+        """
         prefix = canonical_prefix(prefix)
-        found = [(text, share) for text, share in self.shares().items() if text.startswith(prefix) and text != prefix]
-        best = sorted(found, key=lambda one: (-one[1], one[0]))[:k]
+        matches = [(text, share) for text, share in self.shares().items() if text.startswith(prefix) and text != prefix]
+        best = sorted(matches, key=lambda match: (-match[1], match[0]))[:k]
         return [Suggestion(text, math.log(share), self.source) for text, share in best]
 
     def shares(self) -> dict[str, float]:
-        """Return every text and its share of all weight."""
+        """Return each text and its share of the total weight."""
         weights: defaultdict[str, float] = defaultdict(float)
         for age, text in enumerate(reversed(self.texts)):
             weights[text] += 0.5 ** (age / self.half_life)

@@ -1,17 +1,21 @@
-"""Typing errors (typos): the texts y whose beginning x' may have been meant by what is typed, x.
+"""Typing errors: corrections of a typed prefix, and the texts that begin with one of them.
 
-    log p(y | x) = log p(y) - cost(x', x) - log Z        cost = typos(x', x) SLIP, and FIRST if the first tokens differ
+A correction x' of the typed prefix x is a beginning of a text y that the user may have intended:
 
-A slip is a token too many, one too few, a wrong one, or two neighbours in the wrong order; typos(x', x) is the optimal
-string alignment distance (Damerau 1964), that of a text the least of all its beginnings. With j tokens of x', i of x
+    log p(y | x) = log p(y) - cost(x', x) - log Z
+    cost(x', x)  = typos(x', x) * TYPO_COST, plus FIRST_TOKEN_COST if the first tokens differ
+
+A typo is a token that was inserted, omitted or replaced, or two neighbouring tokens that were swapped. typos(x', x) is
+the optimal string alignment distance (Damerau 1964); the typos of a text are the fewest of all its beginnings. With j
+tokens of x' and i of x
 
     d(j, i) = min( d(j-1, i-1) + [x'_j != x_i],  d(j-1, i) + 1,  d(j, i-1) + 1,
                    d(j-2, i-2) + 1  where x'_j = x_{i-1} and x'_{j-1} = x_i )
 
-of which only |i - j| <= D is ever within D typos: a band. A beginning is settled once all texts that go on from it have
-as many typos. Settled beginnings part the texts, so that no text comes twice.
+Only the band |i - j| <= D can contain distances of at most D. A beginning is settled if all its continuations have the
+same number of typos. The settled beginnings partition the texts, so that no text is found twice.
 
-Shapes: M beginnings, D typos at most, W = 2 D + 1 places of the band, V vocabulary, B hypotheses.
+Shapes: M beginnings, D maximum of typos, W = 2 D + 1 positions of the band, V vocabulary, B hypotheses.
 """
 
 import heapq
@@ -34,129 +38,143 @@ TypoCounts = NDArray[np.int8]
 Logs = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-TYPO_COST = 9.0  # nats that a slip costs: one keystroke in a hundred is a slip, in one of some eighty ways
-FIRST_TOKEN_COST = 2.0  # nats more where the first token is another: people look at what they begin with
-ONE, TWO = 3, 6  # tokens that must be typed for one slip, for two
-ROWS = 600  # hypotheses put through the model, to find what may have been meant
-BEST = 6  # beginnings from which the search goes on
+TYPO_COST = 9.0  # nats per typo: about one keystroke in a hundred is wrong, in one of some eighty ways
+FIRST_TOKEN_COST = 2.0  # additional nats if the first token differs: users rarely mistype the beginning
+ONE_TYPO_FROM, TWO_TYPOS_FROM = 3, 6  # typed tokens from which one typo is forgiven, and two
+MAX_ROWS = 600  # hypotheses that the model reads to find corrections
+MAX_CORRECTIONS = 6  # corrections that the search completes
 
 
 @dataclass(frozen=True)
 class TypoCosts:
-    """How many typos are forgiven at `most` (0, 1 or 2), and the nats that they `cost`.
+    """Number and cost of the typos that completion forgives.
 
-    Of a model's texts: `rows` hypotheses are read to find what may have been meant, of which the `best` are finished.
+    Attributes:
+        max_typos: Forgiven typos: 0, 1 or 2.
+        cost: Nats per typo.
+        first_token_cost: Additional nats if the first token differs.
+        max_rows: Hypotheses that the model reads to find corrections.
+        max_corrections: Corrections that the search completes.
     """
 
     max_typos: int = 2
     cost: float = TYPO_COST
     first_token_cost: float = FIRST_TOKEN_COST
-    max_rows: int = ROWS
-    max_corrections: int = BEST
+    max_rows: int = MAX_ROWS
+    max_corrections: int = MAX_CORRECTIONS
 
     def __post_init__(self) -> None:
         limits.check(typos=self.max_typos)
 
     @classmethod
     def of(cls, typos: "int | TypoCosts") -> "TypoCosts":
+        """Return `typos` itself, or the default costs for a number of typos."""
         return typos if isinstance(typos, TypoCosts) else cls(typos)
 
     def max_typos_for(self, length: int) -> int:
-        """Return how many typos are forgiven in `length` typed tokens."""
-        return min(self.max_typos, int(length >= ONE) + int(length >= TWO))
+        """Return how many typos are forgiven in a prefix of `length` tokens."""
+        return min(self.max_typos, int(length >= ONE_TYPO_FROM) + int(length >= TWO_TYPOS_FROM))
 
-    def costs(self, counts: TypoCounts, strange: Flags) -> Logs:
-        """Return the nats (M,) that typos cost; where `strange`, the first token is another."""
-        return counts * self.cost + strange * self.first_token_cost
+    def costs(self, counts: TypoCounts, first_token_differs: Flags) -> Logs:
+        """Return the cost of corrections in nats (M,)."""
+        return counts * self.cost + first_token_differs * self.first_token_cost
 
 
 @dataclass(frozen=True)
 class Band:
-    """What is known of M beginnings of one length: a row of d(j, i) and the row before, least typos and first tokens.
+    """Distances of M beginnings of one length to the typed prefix.
 
-    `now` and `before` (M, W), more than D as D + 1; `last` (M,) tokens; `best` (M,) the fewest typos of any beginning
-    that matches all that is typed; `strange` (M,): the first token is not the typed one.
+    Attributes:
+        row: d(j, i) for the newest token j (M, W); values above D are stored as D + 1.
+        previous_row: d(j-1, i) (M, W).
+        last_tokens: The newest tokens (M,).
+        complete_typos: The fewest typos with which this or a shorter beginning matches the whole prefix (M,).
+        first_token_differs: Whether the first token is not the first typed one (M,).
     """
 
-    now: TypoCounts
-    before: TypoCounts
-    last: Ints
+    row: TypoCounts
+    previous_row: TypoCounts
+    last_tokens: Ints
     complete_typos: TypoCounts
     first_token_differs: Flags
 
-    def select(self, which: Ints) -> "Band":
+    def select(self, rows: Ints) -> "Band":
         return Band(
-            self.now[which],
-            self.before[which],
-            self.last[which],
-            self.complete_typos[which],
-            self.first_token_differs[which],
+            self.row[rows],
+            self.previous_row[rows],
+            self.last_tokens[rows],
+            self.complete_typos[rows],
+            self.first_token_differs[rows],
         )
 
     @property
     def min_typos(self) -> TypoCounts:
-        """A bound (M,): the fewest typos that a text which goes on from here can have."""
-        fewest: TypoCounts = np.minimum(self.now.min(1), self.complete_typos)
-        return fewest
+        """The fewest typos that any continuation can have (M,)."""
+        min_typos: TypoCounts = np.minimum(self.row.min(1), self.complete_typos)
+        return min_typos
 
     @property
     def settled(self) -> Flags:
-        """(M,) Whether all texts that go on have `best` typos; more than D is no match at all."""
-        settled: Flags = self.now.min(1) >= self.complete_typos
+        """Whether all continuations have `complete_typos` typos (M,); more than D means no match."""
+        settled: Flags = self.row.min(1) >= self.complete_typos
         return settled
 
 
 class Pattern:
-    """What is typed, a number of at least 0 for each token, against beginnings that grow by a token at a time."""
+    """A typed prefix that beginnings are compared with, one token at a time; tokens are numbers from 0 on."""
 
-    def __init__(self, typed: Sequence[int], most: int) -> None:
-        self.length, self.most = len(typed), most
-        self.padded = np.array([-1, *typed, -1], dtype=np.int64)
-        self.offsets = np.arange(-most, most + 1)
+    def __init__(self, tokens: Sequence[int], max_typos: int) -> None:
+        self.length, self.max_typos = len(tokens), max_typos
+        self.padded = np.array([-1, *tokens, -1], dtype=np.int64)
+        self.offsets = np.arange(-max_typos, max_typos + 1)
 
     def start(self) -> Band:
-        row = np.where(self._outside(0), self.most + 1, np.abs(self.offsets)).astype(np.int8)[None]
-        return Band(row, np.full_like(row, self.most + 1), np.array([-2]), self._whole(row, 0), np.zeros(1, bool))
+        """Return the band of the empty beginning."""
+        row = np.where(self._outside(0), self.max_typos + 1, np.abs(self.offsets)).astype(np.int8)[None]
+        previous_row = np.full_like(row, self.max_typos + 1)
+        return Band(row, previous_row, np.array([-2]), self._complete(row, 0), np.zeros(1, bool))
 
     def extend(self, band: Band, parents: Ints, tokens: Ints, length: int) -> Band:
-        """Return the band of `parents` (M,) of `band`, each with one more of `tokens` (M,): `length` tokens in all."""
-        old, most = band.select(parents), self.most
-        here, earlier = self._typed(length), self._typed(length - 1)
-        row = old.now + (tokens[:, None] != here)
-        row[:, :-1] = np.minimum(row[:, :-1], old.now[:, 1:] + 1)
-        swapped = (tokens[:, None] == earlier) & (old.last[:, None] == here)
-        row = np.where(swapped, np.minimum(row, old.before + 1), row)
-        row[:, self._outside(length)] = most + 1
-        for place in range(1, row.shape[1]):
-            row[:, place] = np.minimum(row[:, place], row[:, place - 1] + 1)
-        row[:, self._outside(length)] = most + 1
-        row = np.minimum(row, most + 1).astype(np.int8)
-        strange = tokens != self.padded[1] if length == 1 else old.first_token_differs
-        return Band(row, old.now, tokens, np.minimum(old.complete_typos, self._whole(row, length)), strange)
+        """Return the band of the beginnings `parents` (M,) extended by `tokens` (M,) to `length` tokens."""
+        parent, limit = band.select(parents), self.max_typos + 1
+        typed, previously_typed = self._typed(length), self._typed(length - 1)
+        row = parent.row + (tokens[:, None] != typed)
+        row[:, :-1] = np.minimum(row[:, :-1], parent.row[:, 1:] + 1)
+        swapped = (tokens[:, None] == previously_typed) & (parent.last_tokens[:, None] == typed)
+        row = np.where(swapped, np.minimum(row, parent.previous_row + 1), row)
+        row[:, self._outside(length)] = limit
+        for position in range(1, row.shape[1]):
+            row[:, position] = np.minimum(row[:, position], row[:, position - 1] + 1)
+        row[:, self._outside(length)] = limit
+        row = np.minimum(row, limit).astype(np.int8)
+        complete_typos = np.minimum(parent.complete_typos, self._complete(row, length))
+        first_token_differs = tokens != self.padded[1] if length == 1 else parent.first_token_differs
+        return Band(row, parent.row, tokens, complete_typos, first_token_differs)
 
-    def near(self, length: int) -> Ints:
-        """Return the typed tokens that the last one of `length` may match."""
+    def nearby_tokens(self, length: int) -> Ints:
+        """Return the typed tokens that the last token of a beginning of `length` tokens may match."""
         return np.unique(self._typed(length)[~self._outside(length) & (length + self.offsets > 0)])
 
     def _typed(self, length: int) -> Ints:
-        """(W,) The typed token of each place of the band, -1 where there is none."""
+        """Return the typed token at each position of the band (W,), -1 outside the prefix."""
         return self.padded[np.clip(length + self.offsets, 0, self.length + 1)]
 
     def _outside(self, length: int) -> Flags:
-        places = length + self.offsets
-        return (places < 0) | (places > self.length)
+        positions = length + self.offsets
+        return (positions < 0) | (positions > self.length)
 
-    def _whole(self, row: TypoCounts, length: int) -> TypoCounts:
-        """TypoCosts (M,) where all that is typed is matched here."""
-        place = self.length - length + self.most
-        return row[:, place] if 0 <= place < row.shape[1] else np.full(len(row), self.most + 1, dtype=np.int8)
+    def _complete(self, row: TypoCounts, length: int) -> TypoCounts:
+        """Return the distances to the whole prefix (M,)."""
+        position = self.length - length + self.max_typos
+        in_band = 0 <= position < row.shape[1]
+        return row[:, position] if in_band else np.full(len(row), self.max_typos + 1, dtype=np.int8)
 
 
 @dataclass(frozen=True)
 class Correction:
-    """A beginning x' of `tokens` that may have been meant, by so many `typos`: `log_probability` is log p(x') - cost.
+    """A correction of a prefix: its `tokens`, number of `typos`, and log p(x') - cost as `log_probability`.
 
-    `ended`: it is meant as a whole text, and its end is in the log probability.
+    `is_whole_text`: the correction is a complete text, and its log probability includes the end token.
     """
 
     tokens: tuple[str, ...]
@@ -167,9 +185,13 @@ class Correction:
 
 @dataclass(frozen=True)
 class Corrections:
-    """The most probable beginnings, the `best` first; `mass`: the log of the sum of all that were seen.
+    """The most probable corrections of a prefix.
 
-    `typed` is the log probability of what is typed as it stands, `rows` what was put through the model.
+    Attributes:
+        corrections: The most probable first.
+        log_total: Log of the summed probabilities of all corrections that were examined.
+        typed_log_probability: Log probability of the prefix as typed.
+        rows: Hypotheses that the model has read.
     """
 
     corrections: tuple[Correction, ...]
@@ -181,126 +203,141 @@ class Corrections:
 def find_corrections(
     run: Run,
     tokens: Sequence[str],
-    typed: PrefixState,
+    prefix_state: PrefixState,
     typos: TypoCosts,
     *,
     max_tokens: int,
     deadline: float | None = None,
     stop: Stop | None = None,
 ) -> Corrections:
-    """Return settled beginnings of at most `longest` tokens with a slip at least that may be meant by `tokens`.
+    """Return settled beginnings of at most `max_tokens` tokens that have at least one typo and may replace `tokens`.
 
-    A beam search expands the most probable hypotheses of each length, `typos.rows` in all, until time is up.
-    A token that is not in the vocabulary may be meant near where it was typed; the model reads it as the unknown token.
+    A beam search expands the most probable hypotheses of each length, `typos.max_rows` in all, until the deadline.
+    Out-of-vocabulary tokens may stay near where they were typed; the model reads them as the unknown token.
     """
     model, tokenizer = run.model, run.tokenizer
     end = math.inf if deadline is None else deadline
-    as_typed = sum(float(logs[0, token]) for logs, token in zip(typed.logs, typed.ids, strict=False))
-    most = typos.max_typos_for(len(tokens))
-    if not most:
-        return Corrections((), -math.inf, as_typed, 0)
-    known = set(tokenizer.tokens)
-    names = [*tokenizer.tokens, *dict.fromkeys(token for token in tokens if token not in known)]
+    typed_log = sum(float(logs[0, token]) for logs, token in zip(prefix_state.logs, prefix_state.ids, strict=False))
+    max_typos = typos.max_typos_for(len(tokens))
+    if not max_typos:
+        return Corrections((), -math.inf, typed_log, 0)
+    vocabulary = set(tokenizer.tokens)
+    names = [*tokenizer.tokens, *dict.fromkeys(token for token in tokens if token not in vocabulary)]
     numbers = {name: number for number, name in enumerate(names) if number not in model.specials}
-    beam = _Beam(model, typed, Pattern([numbers[token] for token in tokens], most), typos)
-    width = typos.max_rows // (len(tokens) + most)
-    for length in range(1, min(len(tokens) + most, max_tokens) + 1):
-        if not width or time.monotonic() >= end or (stop and stop.is_set) or not beam.grow(length, width):
+    beam = _Beam(model, prefix_state, Pattern([numbers[token] for token in tokens], max_typos), typos)
+    width = typos.max_rows // (len(tokens) + max_typos)
+    for length in range(1, min(len(tokens) + max_typos, max_tokens) + 1):
+        if not width or time.monotonic() >= end or (stop and stop.is_set) or not beam.extend(length, width):
             break
-    chosen = heapq.nlargest(typos.max_corrections, beam.found, key=lambda one: one[0])
-    texts = (Correction(tuple(names[token] for token in ids), count, log, ended) for log, ids, count, ended in chosen)
-    return Corrections(tuple(texts), beam.mass, as_typed, beam.rows)
+    best = heapq.nlargest(typos.max_corrections, beam.matches, key=lambda match: match[0])
+    corrections = (
+        Correction(tuple(names[token] for token in ids), count, log, whole) for log, ids, count, whole in best
+    )
+    return Corrections(tuple(corrections), beam.log_total, typed_log, beam.rows)
 
 
 class _Beam:
-    """Hypotheses of one length: their tokens (numbers of V and more are unknown ones), bands and log probabilities.
+    """Hypotheses of one length: their tokens, bands and log probabilities; numbers from V on are unknown tokens.
 
-    `found` are the best that match: log probability less cost, tokens, typos, whether the text ends.
+    `matches` holds the best corrections as (log probability less cost, tokens, typos, whether it is a whole text).
     """
 
-    def __init__(self, model: LanguageModel, typed: PrefixState, pattern: Pattern, typos: TypoCosts) -> None:
-        self.model, self.conditioning = model, typed.conditioning
+    def __init__(self, model: LanguageModel, prefix_state: PrefixState, pattern: Pattern, typos: TypoCosts) -> None:
+        self.model, self.conditioning = model, prefix_state.conditioning
         self.pattern, self.typos = pattern, typos
         self.ids: list[tuple[int, ...]] = [()]
         self.band, self.scores = pattern.start(), np.zeros(1)
-        self.logs, self.state = typed.logs[0], typed.states[0]
-        self.found: list[tuple[float, tuple[int, ...], int, bool]] = []
-        self.mass, self.rows = -math.inf, 0
+        self.logs, self.state = prefix_state.logs[0], prefix_state.states[0]
+        self.matches: list[tuple[float, tuple[int, ...], int, bool]] = []
+        self.log_total, self.rows = -math.inf, 0
 
-    def grow(self, length: int, width: int) -> bool:
-        """Put the best `width` of `length` tokens through the model; whether there are any."""
-        parents, tokens, logs = self._children(self.pattern.near(length), width)
+    def extend(self, length: int, width: int) -> bool:
+        """Extend the hypotheses to `length` tokens, read the best `width`, and return whether any remain."""
+        parents, tokens, logs = self._children(self.pattern.nearby_tokens(length), width)
         scores = self.scores[parents] + logs
         band = self.pattern.extend(self.band, parents, tokens, length)
         texts = [(*self.ids[parent], token) for parent, token in zip(parents.tolist(), tokens.tolist(), strict=True)]
-        self._note(band, scores, band.settled, texts, ended=False)
+        self._add_matches(band, scores, band.settled, texts, whole_text=False)
         bounds = scores - self.typos.costs(band.min_typos, band.first_token_differs)
-        going = np.flatnonzero(~band.settled)
-        going = going[np.argsort(-bounds[going], kind="stable")[:width]]
-        if not going.size:
+        open_rows = np.flatnonzero(~band.settled)
+        open_rows = open_rows[np.argsort(-bounds[open_rows], kind="stable")[:width]]
+        if not open_rows.size:
             return False
-        self.band, self.scores, self.ids = band.select(going), scores[going], [texts[row] for row in going]
+        self.band, self.scores, self.ids = band.select(open_rows), scores[open_rows], [texts[row] for row in open_rows]
         device, size = self.model.device, self.model.vocabulary_size
-        before = torch.from_numpy(parents[going]).to(device)
-        read = torch.from_numpy(np.where(tokens[going] < size, tokens[going], self.model.specials.unknown)).to(device)
-        state = self.state.select(before)
-        self.logs, self.state = self.model.step(read, self.conditioning, state)
-        self.rows += len(going)
-        ends = self.scores + self.logs[:, self.model.specials.end].cpu().double().numpy()
-        self._note(self.band, ends, ~self.band.settled, self.ids, ended=True)
+        parent_rows = torch.from_numpy(parents[open_rows]).to(device)
+        known_tokens = np.where(tokens[open_rows] < size, tokens[open_rows], self.model.specials.unknown)
+        state = self.state.select(parent_rows)
+        self.logs, self.state = self.model.step(torch.from_numpy(known_tokens).to(device), self.conditioning, state)
+        self.rows += len(open_rows)
+        text_scores = self.scores + self.logs[:, self.model.specials.end].cpu().double().numpy()
+        self._add_matches(self.band, text_scores, ~self.band.settled, self.ids, whole_text=True)
         return True
 
-    def _children(self, near: Ints, width: int) -> tuple[Ints, Ints, Logs]:
-        """Parents, tokens and log probabilities of what may come next: typed tokens, and of all others the best.
+    def _children(self, nearby_tokens: Ints, width: int) -> tuple[Ints, Ints, Logs]:
+        """Return parents, tokens and log probabilities of the next hypotheses: typed tokens and the most probable ones.
 
-        One wrong token is as good a match as another, so that of a parent's more than `width` are never kept.
+        All wrong tokens match equally well, so that of one parent at most `width` can stay in the beam.
         """
         logs = self.logs.cpu().double().numpy()
         count, size = logs.shape
         specials = self.model.specials
-        real = np.setdiff1d(np.arange(size), specials)
-        likely = real[np.argsort(-logs[:, real], axis=1, kind="stable")[:, :width]]
-        both = np.concatenate([likely, np.broadcast_to(near, (count, len(near)))], axis=1)
+        regular = np.setdiff1d(np.arange(size), specials)
+        likely = regular[np.argsort(-logs[:, regular], axis=1, kind="stable")[:, :width]]
+        both = np.concatenate([likely, np.broadcast_to(nearby_tokens, (count, len(nearby_tokens)))], axis=1)
         parents = np.repeat(np.arange(count), both.shape[1])
         codes = np.unique(parents * (size + self.pattern.length) + both.ravel())
         parents, tokens = np.divmod(codes, size + self.pattern.length)
         return parents, tokens, logs[parents, np.where(tokens < size, tokens, specials.unknown)]
 
-    def _note(self, band: Band, scores: Logs, which: Flags, texts: Sequence[tuple[int, ...]], *, ended: bool) -> None:
-        """Take in `which` of the beginnings match with typos: the mass of all, the best themselves."""
-        rows = np.flatnonzero(which & (band.complete_typos >= 1) & (band.complete_typos <= self.pattern.most))
-        values = scores[rows] - self.typos.costs(band.complete_typos[rows], band.first_token_differs[rows])
-        self.mass = float(np.logaddexp.reduce(values, initial=self.mass))
+    def _add_matches(
+        self, band: Band, scores: Logs, candidates: Flags, texts: Sequence[tuple[int, ...]], *, whole_text: bool
+    ) -> None:
+        """Add those candidates that match the prefix with typos: all to `log_total`, the best to `matches`."""
+        count = band.complete_typos
+        rows = np.flatnonzero(candidates & (count >= 1) & (count <= self.pattern.max_typos))
+        values = scores[rows] - self.typos.costs(count[rows], band.first_token_differs[rows])
+        self.log_total = float(np.logaddexp.reduce(values, initial=self.log_total))
         for place in np.argsort(-values, kind="stable")[: self.typos.max_corrections].tolist():
             row = int(rows[place])
-            self.found.append((float(values[place]), texts[row], int(band.complete_typos[row]), ended))
+            self.matches.append((float(values[place]), texts[row], int(count[row]), whole_text))
 
 
 def merge_corrections(
     exact: Iterable[Suggestion],
-    meanings: Corrections,
-    finish: Callable[[Correction, float], Iterable[Suggestion]],
+    corrections: Corrections,
+    complete: Callable[[Correction, float], Iterable[Suggestion]],
     k: int,
 ) -> list[Suggestion]:
-    """Return the `k` most probable texts where typos are possible, those of `exact` first.
+    """Return the `k` most probable texts of `exact` and of the completed corrections, those without typos first.
 
-    `finish` returns the best texts of a beginning whose log probabilities, given that beginning, are above a number.
-    The log probabilities of the result are given what is typed.
+    Args:
+        exact: Texts that begin with the prefix, with log probabilities given the prefix.
+        corrections: The corrections of the prefix.
+        complete: Returns the texts that begin with a correction and whose log probabilities, given the correction,
+            exceed a number.
+        k: Number of texts.
+
+    Returns:
+        Texts with log probabilities given what was typed.
     """
-    every = float(np.logaddexp(meanings.typed_log_probability, meanings.log_total))
-    as_typed = meanings.typed_log_probability - every
-    kept = [replace(text, log_probability=text.log_probability + as_typed) for text in exact]
-    for one in meanings.corrections:
-        share, least = one.log_probability - every, kept[-1].log_probability if len(kept) == k else -math.inf
-        if share <= least:
-            break  # nothing that goes on from here, or from what is less probable, is better
-        found = finish(one, least - share)
-        slipped = [replace(text, log_probability=text.log_probability + share, typos=one.typos) for text in found]
+    log_total = float(np.logaddexp(corrections.typed_log_probability, corrections.log_total))
+    exact_share = corrections.typed_log_probability - log_total
+    best = [replace(text, log_probability=text.log_probability + exact_share) for text in exact]
+    for correction in corrections.corrections:
+        share = correction.log_probability - log_total
+        min_log_prob = best[-1].log_probability if len(best) == k else -math.inf
+        if share <= min_log_prob:
+            break  # neither this correction nor a less probable one has a better text
+        corrected = [
+            replace(text, log_probability=text.log_probability + share, typos=correction.typos)
+            for text in complete(correction, min_log_prob - share)
+        ]
         distinct: dict[str, Suggestion] = {}  # each text with the fewest typos
-        for text in sorted([*kept, *slipped], key=lambda text: (text.typos, -text.log_probability)):
+        for text in sorted([*best, *corrected], key=lambda text: (text.typos, -text.log_probability)):
             distinct.setdefault(text.text, text)
-        kept = heapq.nlargest(k, distinct.values(), key=lambda text: text.log_probability)
-    return most_probable(kept, k)
+        best = heapq.nlargest(k, distinct.values(), key=lambda text: text.log_probability)
+    return most_probable(best, k)
 
 
 def most_probable(texts: Iterable[Suggestion], k: int) -> list[Suggestion]:

@@ -1,4 +1,4 @@
-"""From a table to a corpus: columns, the schema of a context, tokens and their ids."""
+"""Read tables and turn them into corpora: token ids and context variables."""
 
 from typing import TYPE_CHECKING
 

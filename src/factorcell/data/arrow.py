@@ -1,4 +1,4 @@
-"""Convert Arrow batches to plain Python values. A value that Python cannot hold is an error that names its row."""
+"""Convert Arrow batches to Python values; a value that Python cannot represent is an error that names its row."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,32 +11,36 @@ from pyarrow import compute as pc
 from factorcell.config import UserError
 from factorcell.data.values import to_float64
 
-PANDAS = ("pandas.period", "pandas.interval", b"pandas.period", b"pandas.interval")  # types of columns
-BEYOND = (ValueError, OverflowError, TypeError, pa.ArrowException)  # of a value that Python has no form for
+UNSUPPORTED_EXTENSIONS = ("pandas.period", "pandas.interval", b"pandas.period", b"pandas.interval")
+CONVERSION_ERRORS = (ValueError, OverflowError, TypeError, pa.ArrowException)
 
 
 def to_python_values(batches: Iterable[pa.RecordBatch], where: str) -> Iterator[dict[str, list[Any]]]:
     """Yield each non-empty batch as a dict from column to values.
 
-    Binary columns become text, numbers of 16 or 32 bits are `widened`, and the class numbers of a Hugging Face data set
-    become the names of the classes.
+    Binary columns become text, 16- and 32-bit floats are converted by `to_float64`, and the class numbers of a Hugging
+    Face data set become the names of the classes.
+
+    Args:
+        batches: Batches of one table.
+        where: The name of the table, for messages.
 
     Raises:
-        UserError: A value cannot be read; the message names `where`, row and column.
+        UserError: A value cannot be read; the message names the table, the row and the column.
     """
-    before = 0
+    first_row = 0
     for batch in batches:
         if batch.num_rows:
             names = class_names(batch.schema)
             yield {
-                field.name: _plain_column(batch.column(place), field, names.get(field.name), where, before)
-                for place, field in enumerate(batch.schema)
+                field.name: _column_values(batch.column(index), field, names.get(field.name), where, first_row)
+                for index, field in enumerate(batch.schema)
             }
-        before += batch.num_rows
+        first_row += batch.num_rows
 
 
 def class_names(schema: pa.Schema) -> dict[str, list[str]]:
-    """Return the names of the classes of each `ClassLabel` column, as `datasets` writes them into a schema."""
+    """Return the class names of each `ClassLabel` column from the metadata that Hugging Face `datasets` writes."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
     except (LookupError, ValueError, TypeError):
@@ -51,26 +55,26 @@ def class_names(schema: pa.Schema) -> dict[str, list[str]]:
 
 
 def one_line(error: object) -> str:
-    """Return the message of an error of Arrow or the system in one line."""
+    """Return the message of an error with each run of white space replaced by one space."""
     return " ".join(str(error).split())
 
 
-def _plain_column(column: pa.Array, field: pa.Field, names: list[str] | None, where: str, before: int) -> list[Any]:
-    """The values of a column; `before` rows came earlier."""
+def _column_values(column: pa.Array, field: pa.Field, names: list[str] | None, where: str, first_row: int) -> list[Any]:
+    """Return the values of a column; `first_row` is the number of rows of the table before this batch."""
     extension = getattr(field.type, "extension_name", None) or (field.metadata or {}).get(b"ARROW:extension:name", b"")
-    if extension in PANDAS:
+    if extension in UNSUPPORTED_EXTENSIONS:
         raise UserError(f"{where}: {field.name} has pandas periods or intervals; store them as text: .astype(str)")
     try:
         values = _values(column)
-    except BEYOND:
+    except CONVERSION_ERRORS:
         values = []
-        for row, scalar in enumerate(column, before + 1):
+        for row, scalar in enumerate(column, first_row + 1):
             try:
                 value = scalar.as_py()
                 values.append(value.decode() if isinstance(value, bytes) else value)
-            except BEYOND as error:
-                why = f"{scalar.type}: {one_line(error)}"
-                raise UserError(f"{where} row {row}: cannot read {field.name} ({why})") from None
+            except CONVERSION_ERRORS as error:
+                reason = f"{scalar.type}: {one_line(error)}"
+                raise UserError(f"{where} row {row}: cannot read {field.name} ({reason})") from None
     return [_class_name(value, names) for value in values] if names else values
 
 
@@ -78,20 +82,20 @@ def _values(column: pa.Array) -> list[Any]:
     kind = column.type
     if pa.types.is_dictionary(kind):
         values = _values(column.dictionary)
-        return [None if place is None else values[place] for place in column.indices.to_pylist()]
+        return [None if index is None else values[index] for index in column.indices.to_pylist()]
     if pa.types.is_float16(kind):
         return [None if value is None else to_float64(np.float16(value)) for value in column.to_pylist()]
-    if pa.types.is_float32(kind):  # Arrow, too, writes the shortest text of a number
-        whole = pc.equal(pc.floor(column), column)
-        column = pc.if_else(whole, column.cast(pa.float64()), column.cast(pa.string()).cast(pa.float64()))
+    if pa.types.is_float32(kind):  # like `to_float64`: the text that Arrow writes for a number is the shortest one
+        is_integer = pc.equal(pc.floor(column), column)
+        column = pc.if_else(is_integer, column.cast(pa.float64()), column.cast(pa.string()).cast(pa.float64()))
     elif str(kind).endswith("binary") or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
         column = column.cast(pa.large_string())
-    plain_values: list[Any] = column.to_pylist()
-    return plain_values
+    values_list: list[Any] = column.to_pylist()
+    return values_list
 
 
 def _class_name(value: Any, names: list[str]) -> Any:
-    """The name of a class; None for -1, which stands for an unlabelled row."""
+    """Return the name of a class number, or None for -1, which stands for an unlabelled row."""
     if isinstance(value, int):
         return names[value] if 0 <= value < len(names) else None if value == -1 else value
     return value

@@ -1,6 +1,6 @@
-"""A table to a corpus: `prepare` reads a source in chunks and tokenises it once. No text outlives its chunk.
+"""Turn a table into a corpus: read it in chunks, tokenize its texts, and cache the arrays of training tables.
 
-The arrays of a table of training are kept in the user's cache and mapped from there.
+No text stays in memory longer than its chunk; the arrays in the cache are memory-mapped.
 """
 
 import errno
@@ -28,7 +28,7 @@ from factorcell.data.tokenizer import Tokenizer, new_tokenizer
 from factorcell.data.tokens import TokenizedTexts
 from factorcell.progress import progress_bar
 
-CACHE_VERSION = 1  # of the arrays below; part of the key, so that entries of another version are not read
+CACHE_VERSION = 1  # part of the key of an entry, so that entries of other versions are not read
 
 
 def prepare(
@@ -44,104 +44,124 @@ def prepare(
     truncate: bool = True,
     report_truncation: bool = True,
 ) -> Corpus:
-    """Read `source` (a path, rows, or a table) as `config` says.
+    """Read a table and return its texts and contexts as a corpus.
 
-    Without `tokenizer` and `schema` they are made from this source (training): the tokenizer that `config` names gets a
-    vocabulary. With them this source is read as that one was. `unknown` says what to do with a value the schema does
-    not hold: an error, "group" (as a rare value) or "expected" (as a missing one); the `optional` variables are always
-    read as "expected". A file without `schema` is cached by content, or stays in memory, with a `Notice`, where the
-    cache cannot be written. A `Notice` counts the empty texts of a file. Texts are cut after `max_tokens` tokens,
-    unless `truncate` is false; a `Notice` says how many, if `report` is true. `UserError` says what is wrong with the
-    data, and where.
+    A file that is read without `schema` is cached by its content; if the cache cannot be written, a `Notice` says so
+    and the corpus stays in memory. Another `Notice` reports the empty texts of a file.
+
+    Args:
+        source: A path or any other source that `open_table` accepts.
+        config: The options for reading texts and columns.
+        tokenizer: The tokenizer of a trained model. By default, the tokenizer that `config` selects gets a vocabulary
+            from the texts of `source`.
+        schema: The context variables of a trained model. By default, they are determined from `source`.
+        unknown: How to read a category value that is not in `schema`: "error", "group" (as a rare value) or "expected"
+            (as a missing value).
+        optional: The names of variables that are read as with `unknown="expected"`.
+        cache: The folder of the cache; by default `cache_folder()`.
+        progress: Whether to show a progress bar.
+        truncate: Whether to cut texts after `max_tokens` tokens.
+        report_truncation: Whether to report the number of cut texts in a `Notice`.
+
+    Returns:
+        The corpus, with one row per row of the table.
+
+    Raises:
+        UserError: The table cannot be read, lacks a column, or has an invalid value; the message says where.
     """
     table, data = open_table(source), config.data
-    reading = new_tokenizer(config) if tokenizer is None else tokenizer
-    config = replace(config, tokenizer=reading.options)
+    splitter = new_tokenizer(config) if tokenizer is None else tokenizer
+    config = replace(config, tokenizer=splitter.options)
     if schema is None and data.text not in table.columns:
-        raise table.missing_column_error(data.text, (("text", "COLUMN"),), "says which one has the texts")
+        raise table.missing_column_error(data.text, (("text", "COLUMN"),), "to name the column of the texts")
 
     def read(folder: Path | None) -> Corpus:
         columns = ContextColumns(table, data, schema, unknown, optional)
         with tempfile.TemporaryFile(dir=folder) if folder else io.BytesIO() as spool:
-            texts = TokenizedTexts(spool, reading, data.max_tokens if truncate else None)
-            _read(table, data.text, texts, columns, progress)
+            texts = TokenizedTexts(spool, splitter, data.max_tokens if truncate else None)
+            _read_chunks(table, data.text, texts, columns, progress)
             arrays = texts.arrays(train=tokenizer is None, folder=folder)
         return Corpus(**arrays, **columns.arrays(len(texts.sizes)))
 
     if table.digest is None or schema is not None or not truncate:
         corpus = read(None)
     else:
-        how = {"version": CACHE_VERSION, "name": Path(table.name).suffixes, "data": asdict(data)}
-        how |= {"tokenizer": asdict(config.tokenizer), "tokens": tokenizer and list(tokenizer.tokens)}
+        options = {"version": CACHE_VERSION, "name": Path(table.name).suffixes, "data": asdict(data)}
+        options |= {"tokenizer": asdict(config.tokenizer), "tokens": tokenizer and list(tokenizer.tokens)}
         digest = hashlib.blake2b(table.digest(), digest_size=16)
-        digest.update(json.dumps(how, sort_keys=True).encode())
+        digest.update(json.dumps(options, sort_keys=True).encode())
         try:
             corpus = cache_entry.load_or_create(Path(cache or cache_folder()) / digest.hexdigest(), read, config)
         except OSError as error:
-            why = f"{error.filename or 'the cache'}: {error.strerror or error}"
-            _notice(f"the cache cannot be written ({why}); {table.name} is kept in memory")
+            reason = f"{error.filename or 'the cache'}: {error.strerror or error}"
+            _warn(f"the cache cannot be written ({reason}); {table.name} is kept in memory")
             corpus = read(None)
-    if table.digest is not None and (
-        empty := int((corpus.tokens[corpus.offsets[:-1] + 1] == corpus.tokenizer.specials.end).sum())
-    ):
-        of = f"{empty:,} of {len(corpus):,} texts {'is' if empty == 1 else 'are'} empty"
-        _notice(f"{table.name}: {of}; the end of an empty text is its only target")
+    if table.digest is not None:
+        _report_empty(corpus, table.name)
     if report_truncation:
         report_truncated(corpus.truncated, table.name, data.max_tokens)
     if schema is not None:
-        _report_far(corpus, table.name)
+        _report_outliers(corpus, table.name)
     return corpus
 
 
-def _notice(text: str) -> None:
-    """Warn of `text`, by default once, also if several functions read the same table: the warning is of this line."""
+def _warn(text: str) -> None:
+    """Emit a `Notice`; since all come from this line, Python shows an equal text only once by default."""
     warnings.warn(Notice(text), stacklevel=1)
 
 
+def _report_empty(corpus: Corpus, name: str) -> None:
+    """Emit a `Notice` with the number of texts without tokens, if any."""
+    if empty := int((corpus.tokens[corpus.offsets[:-1] + 1] == corpus.tokenizer.specials.end).sum()):
+        count = f"{empty:,} of {len(corpus):,} texts {'is' if empty == 1 else 'are'} empty"
+        _warn(f"{name}: {count}; the end of an empty text is its only target")
+
+
 def report_truncated(truncated: NDArray[np.bool_], name: str, max_tokens: int) -> None:
-    """Emit a `Notice` if texts were `truncated` (rows,), with their number and the option that sets the limit."""
+    """Emit a `Notice` with the number of `truncated` texts (rows,), if any, and the option that sets the limit."""
     if count := int(truncated.sum()):
-        of = f"{count:,} of {len(truncated):,} texts {'is' if count == 1 else 'are'} cut after {max_tokens:,} tokens"
+        cut = f"{count:,} of {len(truncated):,} texts {'is' if count == 1 else 'are'} cut after {max_tokens:,} tokens"
         remedy = "a model trained with a larger max_tokens (--max-tokens) reads more"
-        _notice(f"{name}: {of}; {remedy}")
+        _warn(f"{name}: {cut}; {remedy}")
 
 
-def _report_far(corpus: Corpus, name: str) -> None:
-    """A `Notice` of each number that lies off the range of training by more than that range is wide."""
+def _report_outliers(corpus: Corpus, name: str) -> None:
+    """Emit a `Notice` for each numeric variable with values farther from the range of training than its width."""
     for variable, column in zip(corpus.schema.numbers, corpus.numbers.T, strict=True):
         middle, width = (variable.low + variable.high) / 2, variable.high - variable.low
         far = np.abs(column - middle) > 1.5 * width
         if width and not variable.period and far.any():
-            known = f"of training, {variable.low:.4g} to {variable.high:.4g}"
-            of = f"{far.sum():,} of {len(column):,}"
-            _notice(f"{name}: {variable.name} is far outside {known}, in {of}")
+            known = f"the range of training ({variable.low:.4g} to {variable.high:.4g})"
+            _warn(f"{name}: {variable.name} is far outside {known} in {far.sum():,} of {len(column):,} rows")
 
 
 def cache_folder() -> Path:
-    """Return the folder of prepared files: $FACTORCELL_CACHE, or factorcell in the user's cache folder.
+    """Return the folder of the cache: $FACTORCELL_CACHE, or `factorcell` in the user's cache folder.
 
     Raises:
         OSError: The user has no home folder.
     """
-    if own := os.environ.get("FACTORCELL_CACHE"):
-        return Path(own)
+    if folder := os.environ.get("FACTORCELL_CACHE"):
+        return Path(folder)
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "factorcell"
     except RuntimeError:
         raise FileNotFoundError(errno.ENOENT, "there is no home folder; set FACTORCELL_CACHE") from None
 
 
-def _read(table: Table, name: str, texts: TokenizedTexts, columns: ContextColumns, progress: bool) -> None:
-    """Read all chunks of a table, whose texts are in the column `name`, into `texts` and `columns`."""
-    done = 0
+def _read_chunks(
+    table: Table, text_column: str, texts: TokenizedTexts, columns: ContextColumns, progress: bool
+) -> None:
+    """Read all chunks of a table into `texts` and `columns`."""
+    rows_read = 0
     total = table.row_count or (table.estimate_rows() if progress else None)
     with progress_bar(total=total, desc="reading", unit="rows", unit_scale=True, show=progress) as bar:
-        for chunk in table.chunks([name, *columns.names]):
-            rows = chunk[name]
-            columns.add(chunk, len(rows), done)
-            for number, text in enumerate(rows, done + 1):
+        for chunk in table.chunks([text_column, *columns.names]):
+            chunk_texts = chunk[text_column]
+            columns.add(chunk, len(chunk_texts), rows_read)
+            for row, text in enumerate(chunk_texts, rows_read + 1):
                 if not isinstance(text, str):
-                    raise UserError(f"{table.name} row {number}: {name} is {text!r}, not a text")
-            texts.add(rows)
-            done += len(rows)
-            bar.update(len(rows))
+                    raise UserError(f"{table.name} row {row}: {text_column} is {text!r}, not a text")
+            texts.add(chunk_texts)
+            rows_read += len(chunk_texts)
+            bar.update(len(chunk_texts))

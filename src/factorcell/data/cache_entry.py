@@ -1,7 +1,4 @@
-"""An entry of the cache: a folder with the arrays of one table, which are mapped, not read.
-
-It is opened only if its files are those that were written, by their checksums.
-"""
+"""Entries of the cache: each is a folder with the memory-mapped arrays of one table and a checksum of every file."""
 
 import errno
 import hashlib
@@ -23,14 +20,17 @@ from factorcell.data.originals import OriginalTexts
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import load_tokenizer
 
-COMPLETE = "complete"  # the checksums of all other files; written last
-STALE = 24 * 60 * 60  # seconds after which nobody writes to an entry that is not complete
+COMPLETE = "complete"  # the file with the checksums of all others; written last
+STALE = 24 * 60 * 60  # age in seconds from which a partial entry is removed
 
 
 def load_or_create(folder: Path, make: Callable[[Path], Corpus], config: Config) -> Corpus:
-    """Return the corpus in the entry `folder`; if there is none, `make` it, its tokens in the folder that it gets.
+    """Return the corpus of the entry `folder`, which is created if it does not exist or is damaged.
 
-    `config` names the tokenizer.
+    Args:
+        folder: The folder of the entry.
+        make: Returns the corpus, after writing its tokens into the folder that it receives.
+        config: The options of the tokenizer.
 
     Raises:
         OSError: The entry cannot be written.
@@ -38,27 +38,27 @@ def load_or_create(folder: Path, make: Callable[[Path], Corpus], config: Config)
     if (corpus := load(folder, config)) is not None:
         return corpus
     folder.parent.mkdir(parents=True, exist_ok=True)
-    for left in folder.parent.glob("*.partial"):  # of processes that were killed
+    for abandoned in folder.parent.glob("*.partial"):  # by processes that were killed
         with suppress(FileNotFoundError):
-            if time.time() - left.stat().st_mtime > STALE:
-                shutil.rmtree(left, ignore_errors=True)
+            if time.time() - abandoned.stat().st_mtime > STALE:
+                shutil.rmtree(abandoned, ignore_errors=True)
     partial = folder.with_name(f"{folder.name}.{secrets.token_hex(8)}.partial")
     partial.mkdir()
     try:
         save(make(partial), partial)
         if load(folder, config) is None:
-            shutil.rmtree(folder, ignore_errors=True)  # damaged
-            with suppress(OSError):  # another process was first, and its copy is as good
+            shutil.rmtree(folder, ignore_errors=True)  # if the entry exists, it is damaged
+            with suppress(OSError):  # if another process created the entry first, its copy is equal
                 partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     if (corpus := load(folder, config)) is None:
-        raise OSError(errno.EIO, "what was written cannot be read", str(folder))
+        raise OSError(errno.EIO, "the new cache entry cannot be read", str(folder))
     return corpus
 
 
 def save(corpus: Corpus, folder: Path) -> None:
-    """Write all but the tokens, which are there already."""
+    """Write a corpus into `folder`, which already has the file of its tokens."""
     arrays: dict[str, NDArray[Any]] = {"offsets": corpus.offsets, "users": corpus.users, **corpus.context_arrays()}
     if corpus.originals is not None:
         arrays |= {f"originals.{name}": array for name, array in corpus.originals._asdict().items()}
@@ -72,13 +72,13 @@ def save(corpus: Corpus, folder: Path) -> None:
 
 
 def checksum(path: Path) -> str:
-    """Return the digest of a file."""
+    """Return the BLAKE2b digest of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()
 
 
 def load(folder: Path, config: Config) -> Corpus | None:
-    """Return the corpus in an entry, or None where there is none or it is damaged."""
+    """Return the corpus of an entry, or None if the entry does not exist or is damaged."""
     try:
         checksums = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))
         if any(checksum(folder / name) != expected for name, expected in checksums.items()):
@@ -99,5 +99,5 @@ def load(folder: Path, config: Config) -> Corpus | None:
             originals=OriginalTexts(*(arrays[f"originals.{name}"] for name in OriginalTexts._fields)),
             **context_fields(arrays, schema),
         )
-    except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError):  # an empty file is an EOFError
+    except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError):  # errors of damaged files
         return None

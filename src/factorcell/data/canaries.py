@@ -1,9 +1,11 @@
-"""Canaries: random texts that are planted among training texts, to measure what a model memorises of a text.
+"""Canaries: random texts that are planted among the training texts, to measure how much a model memorizes.
 
-    |R| = A ** L      the texts of one form: L tokens, each drawn uniformly from an alphabet of A known tokens
+    |R| = A ** L      number of texts of one form: L tokens, each drawn uniformly from an alphabet of A known tokens
 
-(Carlini, Liu, Erlingsson, Kos and Song 2019, "The Secret Sharer", section 4.) Each canary has the whole context of one
-training text, so that it is one person's, and is repeated 1 to 10 times.
+Each canary has the context of one training text, including its user, and is repeated 1 to 10 times.
+
+References:
+    Carlini, Liu, Erlingsson, Kos and Song 2019, "The Secret Sharer", section 4.
 
 Shapes: N canaries, L tokens of each.
 """
@@ -22,19 +24,17 @@ from factorcell.data.corpus import Corpus, context_fields
 from factorcell.data.schema import MISSING, ContextSchema
 from factorcell.data.tokenizer import Tokenizer
 
-CANARIES_FILE = "canaries.json"  # in a run folder: what was planted
+CANARIES_FILE = "canaries.json"  # the file of a run folder with the planted canaries
 FORMAT = 1  # of the file
 NOTE = (
-    "Random texts that were planted among the training texts to measure what the model memorises. "
-    "None is real, and this run is for measuring only."
+    "Random texts that were planted among the training texts to measure what the model memorizes. "
+    "None is real; use this run for measurements only."
 )
-MAX_REPETITIONS = 10  # the most often that a canary is repeated
-LENGTH, CHARACTERS = 5, 10  # tokens of a canary, and of one of characters
-WORDS, LETTERS = 500, 36  # the most words or characters that are drawn from
-LEAST_SPACE = 10**6  # texts of a form, so that a random one is found by chance by nobody
-PLAIN = regex.compile(r"[\p{L}\p{N}]+")
-
-Whole = NDArray[np.int64]
+MAX_REPETITIONS = 10
+WORD_LENGTH, CHARACTER_LENGTH = 5, 10  # tokens of a canary of words, and of one of characters
+MAX_WORDS, MAX_CHARACTERS = 500, 36  # alphabet size
+MIN_SPACE = 10**6  # texts of a form, so that a canary is not guessed by chance
+ALPHANUMERIC = regex.compile(r"[\p{L}\p{N}]+")
 
 
 @dataclass(frozen=True)
@@ -46,64 +46,68 @@ class CanaryForm:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, max_tokens: int) -> "CanaryForm":
-        """The form for a model that reads texts with `tokenizer`: its most frequent letters, digits or words.
+        """Return the form of canaries for `tokenizer`; its alphabet is the most frequent letters, digits or words.
 
-        `UserError` where they make too few texts for a canary to be random.
+        Raises:
+            UserError: The form has too few texts for a canary to be random.
         """
-        plain = (token for token in tokenizer.tokens[len(tokenizer.specials) :] if PLAIN.fullmatch(token))
-        form = cls(
-            _apart(plain, tokenizer), min(CHARACTERS if tokenizer.is_character_level else LENGTH, max_tokens - 1)
-        )
-        if form.length < 1 or form.space < LEAST_SPACE:
+        alphanumeric = (token for token in tokenizer.tokens[len(tokenizer.specials) :] if ALPHANUMERIC.fullmatch(token))
+        length = CHARACTER_LENGTH if tokenizer.is_character_level else WORD_LENGTH
+        form = cls(_separable_tokens(alphanumeric, tokenizer), min(length, max_tokens - 1))
+        if form.length < 1 or form.space < MIN_SPACE:
             raise UserError(
-                f"canaries of {form.length} tokens from {len(form.alphabet)} known letters, digits or words are too "
-                f"few ({LEAST_SPACE:,} are needed); raise max_tokens, or train on more texts"
+                f"canaries: {form.length} tokens from {len(form.alphabet)} known letters, digits or words make too "
+                f"few texts ({MIN_SPACE:,} are needed); raise max_tokens, or train on more texts"
             )
         return form
 
     @property
     def space(self) -> int:
-        """|R|, how many texts have this form."""
+        """The number of texts of this form, |R|."""
         return int(len(self.alphabet) ** self.length)
 
     def draw(self, count: int, key: Sequence[int]) -> list[tuple[str, ...]]:
-        """`count` different texts, as tokens; the `key` decides which."""
-        random, drawn = np.random.default_rng(key), dict[tuple[str, ...], None]()
-        while len(drawn) < count:
-            places = random.integers(len(self.alphabet), size=self.length)
-            drawn[tuple(self.alphabet[place] for place in places)] = None
-        return list(drawn)
+        """Draw `count` different texts, as tokens; the random numbers follow from `key`."""
+        random, texts = np.random.default_rng(key), dict[tuple[str, ...], None]()
+        while len(texts) < count:
+            indices = random.integers(len(self.alphabet), size=self.length)
+            texts[tuple(self.alphabet[index] for index in indices)] = None
+        return list(texts)
 
 
-def _apart(tokens: Iterable[str], tokenizer: Tokenizer) -> tuple[str, ...]:
-    """The first of `tokens` that can stand in any order: joined and split again, no two become another token."""
-    chosen: list[str] = []
-    letters = tokenizer.is_character_level
+def _separable_tokens(tokens: Iterable[str], tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Return the first `tokens` that stay separate in any order: two of them, joined, are split into the same two."""
+    separable: list[str] = []
+    is_character_level = tokenizer.is_character_level
     for token in tokens:
-        if len(chosen) == (LETTERS if letters else WORDS):
+        if len(separable) == (MAX_CHARACTERS if is_character_level else MAX_WORDS):
             break
-        among = [token, *chosen] if letters else [token]
-        pairs = [pair for other in among for pair in ([token, other], [other, token])]
+        others = [token, *separable] if is_character_level else [token]
+        pairs = [pair for other in others for pair in ([token, other], [other, token])]
         if all(tokenizer.split(tokenizer.join(pair)) == pair for pair in pairs):
-            chosen.append(token)
-    return tuple(chosen)
+            separable.append(token)
+    return tuple(separable)
 
 
 @dataclass(frozen=True)
 class Canaries:
-    """N canaries of one `form`: their `texts` (tokens), how many `times` each was planted (N,), and their contexts.
+    """N canaries.
 
-    `owners`: a corpus of N rows with the contexts; row n has the text of canary n.
+    Attributes:
+        form: The form of all canaries.
+        texts: The canaries, as tokens.
+        repetitions: How often each canary was planted (N,).
+        corpus: The canaries with their contexts, one row each.
     """
 
     form: CanaryForm
     texts: tuple[tuple[str, ...], ...]
-    repetitions: Whole
+    repetitions: NDArray[np.int64]
     corpus: Corpus
 
     @classmethod
     def draw(cls, corpus: Corpus, max_tokens: int, count: int, seed: int) -> "Canaries":
-        """`count` canaries, each with the context of a random text of `corpus`; repetitions are balanced."""
+        """Draw `count` canaries with the contexts of random texts of `corpus`; repetitions are balanced."""
         form = CanaryForm.of(corpus.tokenizer, max_tokens)
         texts = form.draw(count, (seed, 0xCA9A, 0))
         rows = np.random.default_rng((seed, 0xCA9A, 1)).choice(len(corpus), count, replace=count > len(corpus))
@@ -112,11 +116,11 @@ class Canaries:
         )
 
     def plant(self, corpus: Corpus) -> Corpus:
-        """`corpus` and, after its texts, every canary as often as it is repeated."""
+        """Return `corpus` followed by every canary with its repetitions."""
         return corpus.concatenate(self.corpus.select(np.repeat(np.arange(len(self.texts)), self.repetitions)))
 
     def save(self, path: Path) -> None:
-        """JSON: a note that none of it is real, the form, the canaries as tokens, and their contexts as ids."""
+        """Write a JSON file with a note that nothing in it is real, the form, the canaries and their contexts."""
         form = {"alphabet": self.form.alphabet, "length": self.form.length, "space": self.form.space}
         contexts = {name: array.tolist() for name, array in self.corpus.context_arrays().items()}
         content = {
@@ -130,30 +134,34 @@ class Canaries:
 
     @classmethod
     def open(cls, path: Path, tokenizer: Tokenizer, schema: ContextSchema) -> "Canaries":
-        """What `save` wrote, of a run with this tokenizer and schema; `UserError` where it is damaged."""
+        """Return the canaries in a file that `save` wrote for a run with this tokenizer and schema.
+
+        Raises:
+            UserError: The file is damaged.
+        """
         content = files.read_versioned(path, FORMAT)
         try:
             form = CanaryForm(tuple(content["form"]["alphabet"]), int(content["form"]["length"]))
             texts = tuple(tuple(map(str, text)) for text in content["texts"])
-            times = np.array(content["times"], np.int64)
+            repetitions = np.array(content["times"], np.int64)
             arrays = {
                 name: np.array(rows, np.int64 if name.startswith(("categories", "bags")) else np.float32)
                 for name, rows in content["contexts"].items()
             }
             offsets = np.zeros(len(texts) + 1, np.int64)
-            owners = Corpus(offsets[:0], offsets, tokenizer=tokenizer, **context_fields(arrays, schema))
+            contexts = Corpus(offsets[:0], offsets, tokenizer=tokenizer, **context_fields(arrays, schema))
             counts = np.array([len(variable.values) for variable in schema.categories])
-            if owners.categories.shape != (len(texts), len(counts)) or len(times) != len(texts):
-                raise ValueError("the contexts are of another schema")
-            if (owners.categories >= counts).any() or (owners.categories < MISSING).any():
+            if contexts.categories.shape != (len(texts), len(counts)) or len(repetitions) != len(texts):
+                raise ValueError("the contexts belong to another schema")
+            if (contexts.categories >= counts).any() or (contexts.categories < MISSING).any():
                 raise ValueError("a category is out of range")
-            return cls(form, texts, times, replace_texts(owners, texts))
+            return cls(form, texts, repetitions, replace_texts(contexts, texts))
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise UserError(f"{path}: not a file of canaries ({error!r})") from None
 
 
 def plant_canaries(corpus: Corpus, config: Config, folder: Path) -> Corpus:
-    """The texts that a run of `config` trains on: `corpus`, with canaries if asked for, which `folder` then keeps."""
+    """Return `corpus`, followed by canaries if `config` requests them; these are also written into `folder`."""
     training = config.training
     if not training.canaries:
         return corpus
@@ -163,9 +171,9 @@ def plant_canaries(corpus: Corpus, config: Config, folder: Path) -> Corpus:
 
 
 def replace_texts(corpus: Corpus, texts: Sequence[Sequence[str]]) -> Corpus:
-    """The contexts of `corpus` with other `texts`, a text of known tokens for each row."""
+    """Return `corpus` with other `texts`, one list of known tokens per row."""
     specials, encode = corpus.tokenizer.specials, corpus.tokenizer.encode
-    lines = [[specials.start, *encode(text), specials.end] for text in texts]
-    offsets = np.cumsum([0, *map(len, lines)]).astype(np.int64)
-    tokens = np.array([i for line in lines for i in line], dtype=np.int64)
+    ids = [[specials.start, *encode(text), specials.end] for text in texts]
+    offsets = np.cumsum([0, *map(len, ids)]).astype(np.int64)
+    tokens = np.array([i for text_ids in ids for i in text_ids], dtype=np.int64)
     return replace(corpus, tokens=tokens, offsets=offsets, originals=None)

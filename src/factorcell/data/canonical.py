@@ -1,17 +1,17 @@
-"""The canonical form of a text: texts that differ only in white space or in Unicode composition have the same one."""
+"""Canonical form of texts: texts that differ only in white space or in Unicode composition have the same form."""
 
 import unicodedata
 
 
 def canonical(text: str) -> str:
-    """Return the form in which whole texts are compared: NFC, each run of white space one space, none at the ends."""
+    """Return `text` in NFC, with each run of white space as one space and without white space at its ends."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
 def canonical_prefix(text: str) -> str:
-    """Return the form in which the beginning of a text is compared: as `canonical`, but a space at its end stays.
+    """Return the canonical form of the beginning of a text, which may end in a space.
 
-    "new " begins "new york" but not "newton", so white space at the end says that a word is complete.
+    The space says that a word is complete: "new " begins "new york" but not "newton".
     """
-    folded = canonical(text)
-    return f"{folded} " if folded and text[-1].isspace() else folded
+    form = canonical(text)
+    return f"{form} " if form and text[-1].isspace() else form

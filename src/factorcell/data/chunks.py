@@ -1,7 +1,6 @@
-"""Tables as streams of column chunks: what every reader of tables returns.
+"""The `Table` that every file reader returns: a stream of chunks, each a dict from column to a list of values.
 
-A chunk is a dict from column name to a list of at most `CHUNK` plain values. Text files give strings throughout
-(an empty field is the empty string); the reader of a column decides what a value means.
+Text files yield strings only, and an empty field is the empty string; the reader of a column interprets them.
 """
 
 from collections import Counter
@@ -14,23 +13,30 @@ from factorcell.config import UserError
 from factorcell.escapes import escape_hidden
 from factorcell.limits import CONTINUE_ANYWAY, nearest_hint
 
-CHUNK_ROWS = 8192
-SHOWN = 20  # names of columns that an error lists
+CHUNK_ROWS = 8192  # rows of a chunk, at most
+MAX_NAMES_SHOWN = 20  # column names that an error lists, at most
 
 Chunk = dict[str, list[Any]]
 
 
 class UnknownKindError(UserError):
-    """A path whose name does not say what kind of table it is, so that it may be no path at all."""
+    """A path that does not name a table file or folder by its ending, so that the string may not be a path."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A source that can be read repeatedly: its `name` for messages, its columns, its chunks.
+    """A source of rows that can be read repeatedly.
 
-    Every read of a file sees the content that `digest` is of: a `UserError` says that it has changed since it was
-    opened. An error about a missing column ends with `fault`, which says what seems to be wrong with the header.
-    `lines` estimates an unknown number of `rows`.
+    A file that changed since it was opened is a `UserError`, so all reads of one table see the same content.
+
+    Attributes:
+        name: The name of the source, for messages.
+        columns: The names of all columns.
+        read: Yields chunks of the columns that it receives.
+        digest: Returns a digest of the content of a file; None for a source in memory.
+        row_count: The number of rows, if it is known without reading the source.
+        header_hint: What seems to be wrong with the header; appended to errors about missing columns.
+        estimate_rows: Returns an estimate of the number of rows, or None.
     """
 
     name: str
@@ -44,27 +50,31 @@ class Table:
     def __post_init__(self) -> None:
         if not self.columns:
             raise UserError(f"{self.name}: empty, no columns and no rows")
-        name, times = Counter(self.columns).most_common(1)[0]
-        if times > 1:
+        name, count = Counter(self.columns).most_common(1)[0]
+        if count > 1:
             raise UserError(f"{self.name}: the header has {name!r} twice")
 
     def chunks(self, columns: Collection[str]) -> Iterator[Chunk]:
-        """Chunks of the named columns; `UserError` where a column is missing or the table is empty."""
+        """Yield chunks of `columns`.
+
+        Raises:
+            UserError: A column is missing, the table has no rows, or it cannot be read.
+        """
         missing = set(columns).difference(self.columns)
         for name in columns:
             if name in missing:
                 raise self.missing_column_error(name)
-        empty = True
+        is_empty = True
         for chunk in self.read(tuple(dict.fromkeys(columns))):
-            empty = False
+            is_empty = False
             yield chunk
-        if empty:
+        if is_empty:
             raise UserError(f"{self.name}: no rows")
 
     def missing_column_error(
         self, column: str, remedies: Iterable[tuple[str, str]] = (), outcome: str = CONTINUE_ANYWAY
     ) -> UserError:
-        """The error about a `column` that is missing; a fault of the header has no `remedies`."""
+        """Return the error about a missing `column`; if the header itself seems wrong, `remedies` are omitted."""
         hint = "" if self.header_hint else nearest_hint(column, self.columns)
         if "," in column and set(column.split(",")) <= set(self.columns):
             hint = " (name each column by itself)"
@@ -73,6 +83,6 @@ class Table:
 
 
 def format_names(names: Collection[str]) -> str:
-    """`names` as an error shows them: the first few, and how many there are."""
-    shown = ", ".join(f"{escape_hidden(name):.60}" for name in islice(names, SHOWN))
-    return shown + (f", ... ({len(names):,} in all)" if len(names) > SHOWN else "")
+    """Return the first `names` for a message, each cut to 60 characters, and their number if some are omitted."""
+    shown = ", ".join(f"{escape_hidden(name):.60}" for name in islice(names, MAX_NAMES_SHOWN))
+    return shown + (f", ... ({len(names):,} in all)" if len(names) > MAX_NAMES_SHOWN else "")

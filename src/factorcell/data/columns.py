@@ -1,4 +1,4 @@
-"""The context columns of a table: the kind of each, and all of them encoded by a schema."""
+"""Read the context columns of a table: determine their kinds and encode their values with a schema."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -10,22 +10,23 @@ from numpy.typing import NDArray
 from factorcell.choices import UNKNOWN_POLICIES
 from factorcell.config import DataConfig, Notice, UserError, choose
 from factorcell.data.chunks import Table
-from factorcell.data.readers import CategoryColumn, Column, NumberColumn, Ragged, TextColumn, VectorColumn
+from factorcell.data.readers import CategoryReader, ColumnReader, NumberReader, Ragged, TextReader, VectorReader
 from factorcell.data.schema import COLUMN_KINDS, PERIODS, TIME_KINDS, ContextSchema, Variable
 from factorcell.data.tables import open_table
 from factorcell.data.values import is_missing, short_repr, to_number
 
-GUESS_ROWS = 100_000  # a kind is guessed from this many rows at most
-FEW = 20  # at most this many whole numbers are taken for the names of categories, such as ratings
-NEARLY = 0.9  # share of a column's values that are numbers, from which the others may be mistakes
+GUESS_ROWS = 100_000  # rows from which the kind of a column is guessed
+MAX_RATINGS = 20  # this many different whole numbers, or fewer, are categories, such as ratings
+MIN_NUMBER_SHARE = 0.9  # if at least this share of the values are numbers, the others are reported as likely mistakes
 
-READERS: dict[str, type[Column]] = {"category": CategoryColumn, "text": TextColumn, "vector": VectorColumn}
+# The readers of all other kinds are `NumberColumn`.
+READERS: dict[str, type[ColumnReader]] = {"category": CategoryReader, "text": TextReader, "vector": VectorReader}
 
 
 class ContextColumns:
-    """The context columns of a table as they are read, by a `schema`, or by one that they make.
+    """The readers of all context columns of a table.
 
-    Without a `schema` their kinds follow from the config, or are guessed from the first rows.
+    Without a `schema`, the config or the first rows determine the kinds, and the values determine a new schema.
     """
 
     def __init__(
@@ -36,39 +37,51 @@ class ContextColumns:
         unknown: str = "error",
         optional: Sequence[str] = (),
     ) -> None:
-        """Open a reader for each variable; `unknown` is the policy, and `expected` that of the `optional` ones."""
+        """Create a reader for each variable.
+
+        Args:
+            table: The table.
+            config: The options of the columns.
+            schema: The schema of a trained model, or None in training.
+            unknown: The policy for unknown values: "error", "group" or "expected".
+            optional: The names of variables whose policy is "expected" and whose column may be missing.
+
+        Raises:
+            UserError: A column is missing, or the policy is unknown.
+        """
         choose("policy for unknown values", unknown, UNKNOWN_POLICIES)
         self.config, self.schema = config, schema
-        self.readers = list[Column]()
+        self.readers = list[ColumnReader]()
         for variable in _new_variables(table, config) if schema is None else schema.variables:
             column, policy = variable.source_column, "expected" if variable.name in optional else unknown
             if schema is None:
                 policy = "error"
             elif policy == "error" and config.anonymous and column == config.user:
-                policy = "group"  # no name was kept, so all users are unknown
+                policy = "group"  # the schema has no names of users, so all users are unknown
             if column not in table.columns and policy != "expected":
                 raise table.missing_column_error(column, (("unknown", "expected"),))
-            reader = READERS.get(variable.kind, NumberColumn)(variable, table.name, policy, known=schema is not None)
-            if isinstance(reader, CategoryColumn):
-                reader.private = column == config.user
+            reader_class = READERS.get(variable.kind, NumberReader)
+            reader = reader_class(variable, table.name, policy, is_known=schema is not None)
+            if isinstance(reader, CategoryReader):
+                reader.is_private = column == config.user
             self.readers.append(reader)
         self.names = [reader.column for reader in self.readers if reader.column in table.columns]
 
-    def add(self, chunk: Mapping[str, list[Any]], rows: int, before: int) -> None:
-        """Take a chunk of so many rows; `before` rows came earlier."""
+    def add(self, chunk: Mapping[str, list[Any]], rows: int, first_row: int) -> None:
+        """Add a chunk of `rows` rows; `first_row` is the number of rows before it."""
         for reader in self.readers:
-            reader.add(chunk.get(reader.column) or [None] * rows, before)
+            reader.add(chunk.get(reader.column) or [None] * rows, first_row)
 
     def arrays(self, rows: int) -> dict[str, Any]:
-        """Return the fields of a `Corpus` that come from context columns, its schema among them."""
-        schema = self.schema or ContextSchema(tuple(reader.variable(self.config) for reader in self.readers))
+        """Return the fields of a `Corpus` that come from context columns, including its schema."""
+        schema = self.schema or ContextSchema(tuple(reader.build_variable(self.config) for reader in self.readers))
         categories, numbers = list[NDArray[Any]](), list[NDArray[Any]]()
         vectors, bags, users = list[NDArray[np.float32]](), list[Ragged](), np.zeros(0, np.int32)
         lists: dict[str, list[Any]] = {"category": categories, "vector": vectors, "text": bags}
         for reader, variable in zip(self.readers, schema.variables, strict=True):
-            lists.get(variable.kind, numbers).append(reader.array(variable))
-            if isinstance(reader, CategoryColumn) and reader.private:
-                users = reader.provisional()
+            lists.get(variable.kind, numbers).append(reader.encode(variable))
+            if isinstance(reader, CategoryReader) and reader.is_private:
+                users = reader.provisional_ids()
                 if self.config.anonymous:
                     schema = schema.anonymize([variable.name])
         return {
@@ -82,84 +95,88 @@ class ContextColumns:
 
 
 def parse_column(text: str) -> tuple[str, str | None, float]:
-    """`NAME`, `NAME:KIND` or `NAME:cyclic=PERIOD` -> name, kind and period (0: none)."""
-    name, colon, given = text.rpartition(":")
+    """Parse `NAME`, `NAME:KIND` or `NAME:cyclic=PERIOD` and return the name, the kind or None, and the period or 0."""
+    name, colon, kind_and_period = text.rpartition(":")
     if not colon:
         return text, None, 0.0
-    kind, equals, period = given.partition("=")
+    kind, equals, period = kind_and_period.partition("=")
     choose("kind of context column", kind, COLUMN_KINDS)
     if kind != "cyclic":
         if equals:
-            raise UserError(f"context column {text!r}: only cyclic takes a period")
+            raise UserError(f"context column {text!r}: only the kind cyclic has a period")
         return name, kind, PERIODS.get(kind, 0.0)
     number = to_number(period)
     if number is None or number <= 0:
-        raise UserError(f"context column {text!r}: say its period, a number above 0, as in {name}:cyclic=24")
+        raise UserError(f"context column {text!r}: expected a period above 0, as in {name}:cyclic=24, got {period!r}")
     return name, kind, number
 
 
 def check_columns(source: Any, config: DataConfig) -> None:
-    """`UserError` if a table lacks the text or a context column of training: at once, before anything is read.
+    """Raise `UserError` if a table lacks the text column or a context column of training.
 
-    For callers who offer no policy for what is missing.
+    Only the names of the columns are checked, so that a command with several tables fails before its work begins.
     """
     table = open_table(source)
     for name in (config.text, *(parse_column(text)[0] for text in config.columns)):
         if name not in table.columns:
-            lacking = table.missing_column_error(name)
-            every = "it must have every context column of training"
-            raise lacking if name == config.text else UserError(f"{lacking.message}; {every}")
+            error = table.missing_column_error(name)
+            requirement = "it must have every context column of training"
+            raise error if name == config.text else UserError(f"{error.message}; {requirement}")
 
 
 def _new_variables(table: Table, config: DataConfig) -> list[Variable]:
-    """The variables of training data, named by their columns, or by column and kind."""
-    wanted = [parse_column(text) for text in config.columns]
-    columns = [column for column, _, _ in wanted]
+    """Return the variables of a training table; a variable has the name of its column, with its kind if necessary."""
+    parsed = [parse_column(text) for text in config.columns]
+    columns = [column for column, _, _ in parsed]
     names = []
-    for column, kind, _ in wanted:
+    for column, kind, _ in parsed:
         if column not in table.columns:
             raise table.missing_column_error(column)
         names.append(f"{column}.{kind}" if kind in TIME_KINDS or (kind and columns.count(column) > 1) else column)
         if names.count(names[-1]) > 1 or (kind is None and columns.count(column) > 1):
-            added = column in (config.user, config.time)
-            need = "--user or --time adds it already" if added else "each time needs a kind of its own"
-            raise UserError(f"context column {names[-1]!r} is named twice; {need}")
-    guesses = _guess(table, [column for column, kind, _ in wanted if kind is None])
+            is_added = column in (config.user, config.time)
+            remedy = "--user or --time already adds it" if is_added else "set a different kind for each use"
+            raise UserError(f"context column {names[-1]!r} is specified twice; {remedy}")
+    guesses = _guess_kinds(table, [column for column, kind, _ in parsed if kind is None])
     return [
         Variable(name, kind or guesses[column], column=column if column != name else "", period=period)
-        for name, (column, kind, period) in zip(names, wanted, strict=True)
+        for name, (column, kind, period) in zip(names, parsed, strict=True)
     ]
 
 
-def _guess(table: Table, names: list[str]) -> dict[str, str]:
-    """Guess the kinds of columns from their first rows: a number if all values are, and not just a few whole ones.
+def _guess_kinds(table: Table, names: list[str]) -> dict[str, str]:
+    """Guess the kind of each column from its first rows: number or category.
 
-    A `Notice` names the first value of a column that a few values keep from being a number.
+    A column whose values are all numbers is a number, unless they are a few different whole numbers. If most values are
+    numbers, a `Notice` reports the first of the others.
     """
     numbers = {name: list[float]() for name in names}
     others = {name: list[tuple[int, Any]]() for name in names}  # row and value
-    done = 0
+    rows_read = 0
     for chunk in table.chunks(names) if names else ():
         for name in names:
-            for row, value in enumerate(chunk[name], done + 1):
+            for row, value in enumerate(chunk[name], rows_read + 1):
                 if (number := to_number(value)) is not None:
                     numbers[name].append(number)
                 elif not is_missing(value):
                     others[name].append((row, value))
-        done += len(chunk[names[0]])
-        if done >= GUESS_ROWS:
+        rows_read += len(chunk[names[0]])
+        if rows_read >= GUESS_ROWS:
             break
     kinds = dict.fromkeys(names, "category")
-    for name, odd in others.items():
+    for name, invalid in others.items():
         distinct = set(numbers[name])
-        if len(distinct) <= FEW and all(map(float.is_integer, distinct)):
+        if len(distinct) <= MAX_RATINGS and all(map(float.is_integer, distinct)):
             continue
-        if not odd:
+        if not invalid:
             kinds[name] = "number"
-        elif len(odd) <= (1 - NEARLY) * (len(numbers[name]) + len(odd)):
-            row, value = odd[0]
-            more = f", like {len(odd) - 1:,} other values" if len(odd) > 1 else ""
-            read = f"all else are numbers, so {name} is read as a category; say {name}:number or {name}:category"
-            what = f"{table.name} row {row}: {name} is {short_repr(value)}, no number{more}; {read}"
-            warnings.warn(Notice(what), stacklevel=2)
+        elif len(invalid) <= (1 - MIN_NUMBER_SHARE) * (len(numbers[name]) + len(invalid)):
+            row, value = invalid[0]
+            more = f", like {len(invalid) - 1:,} other values" if len(invalid) > 1 else ""
+            problem = f"{table.name} row {row}: {name} is {short_repr(value)}, not a number{more}"
+            remedy = f"set {name}:number or {name}:category"
+            warnings.warn(
+                Notice(f"{problem}; all other values are numbers, so {name} is read as a category; {remedy}"),
+                stacklevel=2,
+            )
     return kinds

@@ -1,7 +1,7 @@
-"""The bytes of a file of rows, decompressed or as lines.
+"""Read the bytes of a table file, decompressed or as lines.
 
-A table is read several times: its header, its first rows to guess kinds, all of it for the key of the cache, its rows.
-A file that changes between two of these reads, or during one, is an error.
+A table file is read several times: for its header, to guess the kinds of its columns, to compute its cache key, and for
+its rows. A file that changes between or during these reads is an error.
 """
 
 import hashlib
@@ -18,16 +18,16 @@ import pyarrow as pa
 
 from factorcell.config import UserError
 
-BLOCK = 1 << 20  # bytes read at once
-MAX_ROW_LENGTH = 1 << 24  # characters of the longest line of a text file, and of the longest row of a CSV file
-ARROW = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # what Arrow calls what it unpacks
-COMPRESSIONS = (*ARROW, ".xz")
-UTF16 = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
-UTF32 = (b"\xff\xfe\0\0", b"\0\0\xfe\xff")
+BLOCK_BYTES = 1 << 20  # read at once
+MAX_ROW_LENGTH = 1 << 24  # characters of a line of a text file or of a row of a CSV file
+ARROW_COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # file ending to Arrow's name
+COMPRESSIONS = (*ARROW_COMPRESSIONS, ".xz")
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
+UTF32_MARKS = (b"\xff\xfe\0\0", b"\0\0\xfe\xff")
 
 
 class Content:
-    """The file `path` as it is when this is made."""
+    """The content of a file at the time when this object is created; later changes are errors."""
 
     def __init__(self, path: Path, compression: str = "") -> None:
         if not path.is_file():
@@ -41,7 +41,8 @@ class Content:
         """Open the file to read.
 
         Raises:
-            UserError: It cannot be read, has changed since this was made, or changes before the block ends.
+            UserError: The file cannot be read, or has changed since this object was created, or changes while the
+                context manager is active.
         """
         try:
             file = self.path.open("rb")
@@ -52,7 +53,7 @@ class Content:
             try:
                 yield file
             except Exception:
-                self._check()  # a change explains any other error
+                self._check()  # a change of the file explains any other error
                 raise
             self._check()
 
@@ -61,42 +62,42 @@ class Content:
             raise UserError(f"{self.path}: changed while it was read; try again when nothing writes to it")
 
     @contextmanager
-    def unpacked(self) -> Iterator[Any]:
-        """Open the file to read from its beginning, decompressed."""
+    def open_decompressed(self) -> Iterator[Any]:
+        """Open the file and decompress it while it is read."""
         with self.open() as file:
             if self.compression == ".xz":
                 with lzma.open(file) as stream:
                     yield io.BufferedReader(stream)
             elif self.compression:
-                yield io.BufferedReader(pa.CompressedInputStream(file, ARROW[self.compression]))
+                yield io.BufferedReader(pa.CompressedInputStream(file, ARROW_COMPRESSIONS[self.compression]))
             else:
                 yield file
 
     def lines(self, newline: str | None = None) -> Iterator[str]:
-        """Yield the lines of a text file with their ends, which `newline` says as `open` does; none is over `ROW` long.
+        """Yield the lines of a text file with their line ends; `newline` has the meaning that it has in `open`.
 
         Raises:
-            UserError: The file is damaged, is not UTF-8, or has a longer line.
+            UserError: The file is damaged, is not UTF-8, or has a line of more than `MAX_ROW_LENGTH` characters.
         """
         try:
-            with self.unpacked() as stream, io.TextIOWrapper(stream, "utf-8-sig", newline=newline) as text:
+            with self.open_decompressed() as stream, io.TextIOWrapper(stream, "utf-8-sig", newline=newline) as text:
                 start = stream.peek(4)[:4]
-                if start in UTF32:
+                if start in UTF32_MARKS:
                     raise UserError(f"{self.path}: UTF-32; convert it to UTF-8")
-                if start.startswith(UTF16) or (len(start) > 1 and start[:2].count(0) == 1):
+                if start.startswith(UTF16_MARKS) or (len(start) > 1 and start[:2].count(0) == 1):
                     raise UserError(f"{self.path}: UTF-16; convert it to UTF-8")
                 for number, line in enumerate(iter(partial(text.readline, MAX_ROW_LENGTH + 1), ""), 1):
                     if len(line) > MAX_ROW_LENGTH:
                         raise UserError(f"{self.path} line {number}: longer than {MAX_ROW_LENGTH:,} characters")
                     yield line
         except UnicodeDecodeError:
-            raise self._not_utf8() from None
+            raise self._encoding_error() from None
         except (OSError, EOFError, lzma.LZMAError) as error:
             raise UserError(f"{self.path}: damaged ({' '.join(str(error).split())})") from None
 
-    def _not_utf8(self) -> UserError:
-        """The error about the first line that is not UTF-8."""
-        with self.unpacked() as stream:
+    def _encoding_error(self) -> UserError:
+        """Return the error about the first line that is not UTF-8."""
+        with self.open_decompressed() as stream:
             for number, line in enumerate(iter(partial(stream.readline, 4 * MAX_ROW_LENGTH), b""), 1):
                 try:
                     line.decode()
@@ -106,11 +107,11 @@ class Content:
         raise AssertionError("every line is UTF-8")
 
     def line_count(self) -> int | None:
-        """The number of lines of a text file, which is about its number of rows; None for a compressed file."""
+        """Return the number of lines of a text file, which is about its number of rows; None for a compressed file."""
         if self.compression:
             return None
         with self.open() as file:
-            return sum(block.count(b"\n") for block in iter(lambda: file.read(BLOCK), b""))
+            return sum(block.count(b"\n") for block in iter(lambda: file.read(BLOCK_BYTES), b""))
 
     def digest(self) -> bytes:
         """Return the SHA-256 of the file."""
@@ -118,5 +119,5 @@ class Content:
             return hashlib.file_digest(file, "sha256").digest()
 
 
-def _state(found: os.stat_result) -> tuple[int, ...]:
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+def _state(stat: os.stat_result) -> tuple[int, ...]:
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns

@@ -1,6 +1,6 @@
-"""The metadata of the texts of a batch, as tensors.
+"""The context of the texts of a batch, as tensors.
 
-Shapes: B texts, C categorical variables, N numeric ones, W words in the bags of B texts, D numbers of a vector.
+Shapes: B texts, C categorical and N numeric variables, W words in the bags of B texts, D numbers of a vector.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Bags:
-    """The known words of a text variable in B texts: `words` (W,), text after text; `offsets` (B + 1)."""
+    """The known words of a text variable in B texts: ids `words` (W,), text after text, and `offsets` (B + 1,)."""
 
     words: Tensor
     offsets: Tensor
@@ -25,14 +25,14 @@ class Bags:
         return self.offsets.diff()
 
     def select(self, rows: Tensor) -> "Bags":
-        """The bags of `rows` (B',)."""
+        """Return the bags of `rows` (B',)."""
         sizes = self.sizes[rows]
         offsets = F.pad(sizes.cumsum(0), (1, 0))
-        moved = (self.offsets[rows] - offsets[:-1]).repeat_interleave(sizes)
-        return Bags(self.words[moved + torch.arange(len(moved), device=rows.device)], offsets)
+        moves = (self.offsets[rows] - offsets[:-1]).repeat_interleave(sizes)
+        return Bags(self.words[moves + torch.arange(len(moves), device=rows.device)], offsets)
 
     def padded(self) -> Tensor:
-        """The words (B, longest), -1 after the last."""
+        """Return the word ids (B, words of the largest bag), padded with -1."""
         sizes = self.sizes
         steps = torch.arange(int(sizes.max()) if len(sizes) else 0, device=sizes.device)
         padded = self.words.new_full((len(sizes), len(steps)), -1)
@@ -40,16 +40,19 @@ class Bags:
         return padded
 
     def to(self, device: torch.device) -> "Bags":
-        """The same bags on `device`."""
+        """Return these bags on `device`."""
         return Bags(self.words.to(device), self.offsets.to(device))
 
 
 @dataclass(frozen=True)
 class Context:
-    """The metadata of B texts: `categories` (B, C) long, -1 where missing; `numbers` (B, N), raw, NaN where missing.
+    """The context of B texts, before standardization.
 
-    `vectors` holds (B, D) of each vector variable, raw, NaN where missing; `bags` the words of each text variable, none
-    where missing.
+    Attributes:
+        categories: Value ids (B, C), int64; -1 where missing.
+        numbers: Numbers (B, N); NaN where missing.
+        vectors: Numbers (B, D) of each vector variable; NaN where missing.
+        bags: The words of each text variable; an empty bag where missing.
     """
 
     categories: Tensor
@@ -61,7 +64,7 @@ class Context:
         return self.categories.shape[0]
 
     def select(self, rows: Tensor) -> "Context":
-        """The contexts of `rows` (B',)."""
+        """Return the contexts of `rows` (B',)."""
         return Context(
             self.categories[rows],
             self.numbers[rows],
@@ -70,12 +73,15 @@ class Context:
         )
 
     def drop_categories(self, rate: float, key: Sequence[int]) -> "Context":
-        """The same contexts, each category the unknown value with probability `rate`; drawn by `key`."""
-        kept = np.random.default_rng(key).random(tuple(self.categories.shape)) >= rate
-        return replace(self, categories=self.categories * torch.from_numpy(kept).to(self.categories.device))
+        """Return these contexts with each category replaced by the unknown value with probability `rate`.
+
+        The random numbers follow from `key`.
+        """
+        keep = np.random.default_rng(key).random(tuple(self.categories.shape)) >= rate
+        return replace(self, categories=self.categories * torch.from_numpy(keep).to(self.categories.device))
 
     def to(self, device: torch.device) -> "Context":
-        """The same contexts on `device`."""
+        """Return these contexts on `device`."""
         return Context(
             self.categories.to(device),
             self.numbers.to(device),
@@ -84,13 +90,13 @@ class Context:
         )
 
     def distinct(self) -> tuple["Context", Tensor]:
-        """The distinct contexts and, for each text, which of them it has (B,)."""
+        """Return the distinct contexts and, for each text, the index of its context among them (B,)."""
         parts = [self.categories, self.numbers, *self.vectors, *(bags.padded() for bags in self.bags)]
         joined = torch.cat([part.double().nan_to_num(torch.inf) for part in parts], dim=1)
         if joined.shape[1] == 0:
-            which = torch.zeros(len(self), dtype=torch.long, device=joined.device)
-            return self.select(which[:1]), which
-        unique, which = torch.unique(joined, dim=0, return_inverse=True)
+            index = torch.zeros(len(self), dtype=torch.long, device=joined.device)
+            return self.select(index[:1]), index
+        unique, index = torch.unique(joined, dim=0, return_inverse=True)
         rows = torch.arange(len(self), device=joined.device)
-        first = which.new_full((len(unique),), len(self)).scatter_reduce(0, which, rows, "amin")
-        return self.select(first), which
+        first = index.new_full((len(unique),), len(self)).scatter_reduce(0, index, rows, "amin")
+        return self.select(first), index

@@ -1,6 +1,8 @@
-"""A corpus: texts as flat arrays of ids, their contexts as columns; batches of texts of similar length.
+"""Texts as flat arrays of token ids with their contexts as arrays, and batches of texts of similar length.
 
-Shapes: B texts, T targets of the longest.
+A text of n tokens has n + 1 targets, because its end is predicted too.
+
+Shapes: B texts, T targets of the longest text, C categorical and N numeric variables, D numbers of a vector.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,8 +21,9 @@ from factorcell.data.readers import Ragged
 from factorcell.data.schema import MISSING, ContextSchema
 from factorcell.data.tokenizer import Tokenizer
 
-POOL = 50  # batches' worth of shuffled rows that are sorted by length together
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio (Knuth); odd, so that no two products are equal
+POOL_BATCHES = 50  # shuffled rows are sorted by length in pools of about this many batches
+# 2^64 divided by the golden ratio (Knuth). It is odd, so multiplication modulo 2^64 is injective.
+HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
@@ -28,10 +31,10 @@ class Batch:
     """Texts as tensors.
 
     Attributes:
-        tokens: Ids (B, T + 1) from the start to the end token, padded with end tokens.
-        lengths: Targets of each text (B,).
-        context: The metadata of the texts.
-        rows: The rows (B,) of the texts in their corpus.
+        tokens: Ids (B, T + 1) from the start token to the end token, padded with end tokens.
+        lengths: The number of targets of each text (B,).
+        context: The contexts of the texts.
+        rows: The row of each text in its corpus (B,).
     """
 
     tokens: Tensor
@@ -40,23 +43,31 @@ class Batch:
     rows: Tensor
 
     def mask(self) -> Tensor:
-        """(B, T), true at real targets."""
+        """Return a mask (B, T) that is true at targets and false at padding."""
         return torch.arange(self.tokens.shape[1] - 1, device=self.tokens.device) < self.lengths[:, None]
 
     def to(self, device: torch.device) -> "Batch":
-        """The same batch on `device`."""
+        """Return this batch on `device`."""
         return Batch(self.tokens.to(device), self.lengths.to(device), self.context.to(device), self.rows.to(device))
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Texts and contexts of one table.
+    """The texts and contexts of a table.
 
-    `tokens`: all ids, text after text, each from start to end token (a text that was cut has no end token);
-    `offsets` (rows + 1): where each text begins; `categories` (rows, C); `numbers` (rows, N); `vectors` (rows, D) of
-    each vector variable; `bags` of each text variable.
-    `users` (rows,): who wrote each text, the rare ones apart too, numbered as they appear and 0 where missing; empty
-    without a user column. `originals`: sizes of the texts as the table gives them; None where no table gave them.
+    Attributes:
+        tokens: The ids of all texts, one text after the other, each from its start token to its end token; a cut text
+            has no end token.
+        offsets: The index of the first token of each text, and the number of tokens (rows + 1,).
+        categories: Value ids (rows, C); -1 where missing.
+        numbers: Numbers (rows, N); NaN where missing.
+        tokenizer: The tokenizer, with its vocabulary.
+        schema: The context variables.
+        vectors: Numbers (rows, D) of each vector variable; NaN where missing.
+        bags: The words of each text variable.
+        users: An id of the user of each text (rows,), also for rare users, from 1 on in order of appearance; 0 where
+            missing. Empty without a user column.
+        originals: Sizes of the original texts; None if the texts are not from a table.
     """
 
     tokens: NDArray[Any]
@@ -75,29 +86,29 @@ class Corpus:
 
     @property
     def target_count(self) -> int:
-        """The number of predicted tokens: all but the start tokens."""
+        """The number of predicted tokens: all except the start tokens."""
         return len(self.tokens) - len(self)
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Targets of each text (rows,)."""
+        """The number of targets of each text (rows,)."""
         return np.diff(self.offsets) - 1
 
     @property
     def truncated(self) -> NDArray[np.bool_]:
-        """Which texts were cut after `max_tokens` tokens (rows,): those without an end token."""
-        cut: NDArray[np.bool_] = np.asarray(self.tokens[self.offsets[1:] - 1] != self.tokenizer.specials.end)
-        return cut
+        """Whether each text was cut after `max_tokens` tokens and therefore has no end token (rows,)."""
+        is_cut: NDArray[np.bool_] = np.asarray(self.tokens[self.offsets[1:] - 1] != self.tokenizer.specials.end)
+        return is_cut
 
     def truncate(self, max_tokens: int) -> "Corpus":
-        """Cut the texts of a corpus that was read whole, as a table is read with this `max_tokens`."""
+        """Return a corpus of uncut texts with each text cut after `max_tokens` tokens."""
         sizes = np.minimum(np.diff(self.offsets), max_tokens + 1)
         offsets = np.append(0, np.cumsum(sizes))
-        places = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1] - offsets[:-1], sizes)
-        return replace(self, tokens=self.tokens[places], offsets=offsets)
+        indices = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1] - offsets[:-1], sizes)
+        return replace(self, tokens=self.tokens[indices], offsets=offsets)
 
     def context_arrays(self) -> dict[str, NDArray[Any]]:
-        """The arrays of all contexts by name, as files keep them; `context_fields` is the inverse."""
+        """Return the arrays of all contexts by their names in files; `context_fields` is the inverse."""
         arrays: dict[str, NDArray[Any]] = {"categories": self.categories, "numbers": self.numbers}
         arrays |= {f"vectors.{index}": vectors for index, vectors in enumerate(self.vectors)}
         for index, bags in enumerate(self.bags):
@@ -105,7 +116,7 @@ class Corpus:
         return arrays
 
     def context(self, rows: NDArray[np.int64]) -> Context:
-        """The contexts of `rows`."""
+        """Return the contexts of `rows` as tensors."""
         bags = [bags.select(rows) for bags in self.bags]
         return Context(
             torch.from_numpy(self.categories[rows].astype(np.int64)),
@@ -115,7 +126,7 @@ class Corpus:
         )
 
     def batch(self, rows: NDArray[np.int64]) -> Batch:
-        """The texts of `rows` as one padded batch."""
+        """Return the texts of `rows` as one padded batch."""
         starts, lengths = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
         steps = np.arange(lengths.max())
         index = np.minimum(starts[:, None] + steps, (starts + lengths - 1)[:, None])
@@ -127,27 +138,35 @@ class Corpus:
     def batches(
         self, batch_tokens: int, seed: int | None = None, epoch: int = 0, max_user_texts: int = 0
     ) -> list[NDArray[np.int64]]:
-        """Rows of every batch: rows x longest text within `batch_tokens`, unless one text alone is longer.
+        """Divide the rows into batches of texts of similar length.
 
-        Without a seed sorted by length; with one, rows are shuffled, sorted within pools, and batches shuffled. Then
-        `most`, if it is not 0, bounds how many texts of one user are among them: the first as they were shuffled.
+        Args:
+            batch_tokens: The largest number of tokens of a batch, padding included; a longer text is its own batch.
+            seed: Without a seed, rows are sorted by length. With a seed, they are shuffled and sorted within pools, and
+                the batches are shuffled.
+            epoch: The number of the epoch; each epoch has its own order.
+            max_user_texts: With a seed, the largest number of texts of each user, of which the first in shuffled order
+                are used; 0 for all.
+
+        Returns:
+            The rows of each batch.
         """
         lengths = self.lengths
         if seed is None:
-            return list(_cut(np.argsort(lengths, kind="stable"), lengths, batch_tokens))
+            return list(_split_batches(np.argsort(lengths, kind="stable"), lengths, batch_tokens))
         random = np.random.default_rng((seed, epoch))
         rows = random.permutation(len(self))
         if max_user_texts:
-            rows = rows[_place_in_group(self.users[rows]) < max_user_texts]
-        size = max(1, int(POOL * batch_tokens / max(1.0, float(lengths.mean()))))
+            rows = rows[_rank_in_group(self.users[rows]) < max_user_texts]
+        size = max(1, int(POOL_BATCHES * batch_tokens / max(1.0, float(lengths.mean()))))
         batches: list[NDArray[np.int64]] = []
         for begin in range(0, len(rows), size):
             pool = rows[begin : begin + size]
-            batches += _cut(pool[np.argsort(lengths[pool], kind="stable")], lengths, batch_tokens)
+            batches += _split_batches(pool[np.argsort(lengths[pool], kind="stable")], lengths, batch_tokens)
         return [batches[index] for index in random.permutation(len(batches))]
 
     def select(self, rows: NDArray[np.int64]) -> "Corpus":
-        """A corpus of `rows` alone, in that order."""
+        """Return a corpus of `rows`, in that order."""
         tokens, offsets = Ragged(self.tokens, self.offsets).select(rows)
         return replace(
             self,
@@ -162,7 +181,7 @@ class Corpus:
         )
 
     def concatenate(self, other: "Corpus") -> "Corpus":
-        """The texts of this corpus and then those of `other`, which has the same vocabulary, schema and columns."""
+        """Return the texts of this corpus followed by those of `other`, which has the same vocabulary and schema."""
         originals = None
         if self.originals is not None and other.originals is not None:
             originals = OriginalTexts.concatenated([self.originals, other.originals])
@@ -175,13 +194,13 @@ class Corpus:
             categories=np.concatenate([self.categories, other.categories]),
             numbers=np.concatenate([self.numbers, other.numbers]),
             vectors=tuple(np.concatenate(pair) for pair in vectors),
-            bags=tuple(ours.concatenate(theirs) for ours, theirs in bags),
+            bags=tuple(first.concatenate(second) for first, second in bags),
             users=np.concatenate([self.users, other.users]),
             originals=originals,
         )
 
     def without_context(self, schema: ContextSchema) -> "Corpus":
-        """The same texts for a model with the variables of `schema`, all of them missing."""
+        """Return a corpus with the same texts, in which all variables of `schema` are missing."""
         rows = len(self)
         return replace(
             self,
@@ -193,16 +212,27 @@ class Corpus:
         )
 
     def split(self, share: float, seed: int) -> tuple["Corpus", "Corpus"]:
-        """Two corpora: about `share` of the rows held out, drawn by the seed, come second."""
-        held = np.random.default_rng((seed, 0xDE7)).permutation(len(self))
+        """Split the rows at random into training and held-out rows.
+
+        Args:
+            share: The share of held-out rows; at least one row is in each part.
+            seed: The seed of the random order.
+
+        Returns:
+            The training corpus and the held-out corpus, both in the order of this corpus.
+
+        Raises:
+            UserError: The corpus has fewer than two rows.
+        """
+        order = np.random.default_rng((seed, 0xDE7)).permutation(len(self))
         count = min(max(1, round(share * len(self))), len(self) - 1)
         if len(self) < 2:
             raise UserError("one row cannot be split into training and development data")
-        return self.select(np.sort(held[count:])), self.select(np.sort(held[:count]))
+        return self.select(np.sort(order[count:])), self.select(np.sort(order[:count]))
 
 
 def context_fields(arrays: Mapping[str, NDArray[Any]], schema: ContextSchema) -> dict[str, Any]:
-    """Return the fields of a corpus with this schema that hold contexts, from their arrays by name."""
+    """Return the context fields of a `Corpus` from the arrays that `Corpus.context_arrays` returned."""
     return {
         "schema": schema,
         "categories": arrays["categories"],
@@ -212,20 +242,23 @@ def context_fields(arrays: Mapping[str, NDArray[Any]], schema: ContextSchema) ->
     }
 
 
-def _place_in_group(groups: NDArray[np.int32]) -> NDArray[np.int64]:
-    """How many values before each of `groups` are equal to it."""
+def _rank_in_group(groups: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Return, for each value, how many equal values precede it."""
     order = np.argsort(groups, kind="stable")
     ordered = groups[order]
-    places = np.empty(len(groups), dtype=np.int64)
-    places[order] = np.arange(len(groups)) - np.searchsorted(ordered, ordered)
-    return places
+    ranks = np.empty(len(groups), dtype=np.int64)
+    ranks[order] = np.arange(len(groups)) - np.searchsorted(ordered, ordered)
+    return ranks
 
 
-def _cut(rows: NDArray[np.int64], lengths: NDArray[np.int64], batch_tokens: int) -> Iterator[NDArray[np.int64]]:
-    """Cut `rows`, sorted by length, into batches of at most `batch_tokens`, padding counted."""
+def _split_batches(
+    rows: NDArray[np.int64], lengths: NDArray[np.int64], batch_tokens: int
+) -> Iterator[NDArray[np.int64]]:
+    """Yield batches of `rows`, which are sorted by length, of at most `batch_tokens` tokens, padding included."""
     ordered, begin = np.maximum(lengths[rows], 1), 0
     while begin < len(rows):
-        low, high = begin + 1, len(rows)  # the last end whose padded size fits; sizes grow with it
+        # Binary search for the last row that fits; the padded size grows with the number of rows.
+        low, high = begin + 1, len(rows)
         while low < high:
             middle = (low + high + 1) // 2
             fits = (middle - begin) * ordered[middle - 1] <= batch_tokens
@@ -235,20 +268,20 @@ def _cut(rows: NDArray[np.int64], lengths: NDArray[np.int64], batch_tokens: int)
 
 
 def target_offsets(corpus: Corpus) -> NDArray[np.int64]:
-    """Where the targets of each text begin among all targets (rows + 1): a text has one target fewer than tokens."""
+    """Return the index of the first target of each text among all targets, and their number (rows + 1,)."""
     offsets: NDArray[np.int64] = np.asarray(corpus.offsets) - np.arange(len(corpus.offsets))
     return offsets
 
 
 def target_ids(corpus: Corpus) -> NDArray[np.int64]:
-    """The ids of all targets of `corpus`, text after text: every token but the start tokens."""
-    keep = np.ones(len(corpus.tokens), dtype=bool)
-    keep[np.asarray(corpus.offsets[:-1])] = False
-    return np.asarray(corpus.tokens)[keep].astype(np.int64)
+    """Return the ids of all targets, one text after the other: every token except the start tokens."""
+    is_target = np.ones(len(corpus.tokens), dtype=bool)
+    is_target[np.asarray(corpus.offsets[:-1])] = False
+    return np.asarray(corpus.tokens)[is_target].astype(np.int64)
 
 
 def target_frequencies(corpus: Corpus, min_count: int = 0) -> NDArray[np.int64]:
-    """How often each token of the vocabulary is a target (V,), or `at_least`; the start token never is."""
+    """Return how often each token of the vocabulary is a target (V,), at least `min_count`; 0 for the start token."""
     counts = np.zeros(len(corpus.tokenizer), dtype=np.int64)
     for begin in range(0, len(corpus.tokens), 1 << 24):
         counts += np.bincount(corpus.tokens[begin : begin + (1 << 24)], minlength=len(counts))
@@ -258,12 +291,12 @@ def target_frequencies(corpus: Corpus, min_count: int = 0) -> NDArray[np.int64]:
 
 
 def is_known_target(corpus: Corpus) -> NDArray[np.bool_]:
-    """Which targets of `corpus` are in the vocabulary, text after text."""
-    known: NDArray[np.bool_] = target_ids(corpus) != corpus.tokenizer.specials.unknown
-    return known
+    """Return whether each target is in the vocabulary, one text after the other."""
+    is_known: NDArray[np.bool_] = target_ids(corpus) != corpus.tokenizer.specials.unknown
+    return is_known
 
 
 def extend_hashes(hashes: NDArray[np.uint64], tokens: NDArray[np.uint64], shift: int = 29) -> NDArray[np.uint64]:
-    """64-bit hashes of n-grams that go on with `tokens`, from the `hashes` of what stands before them (0: nothing)."""
-    keys = (hashes ^ tokens) * MULTIPLIER
+    """Return the 64-bit hashes of n-grams extended by `tokens`; the hash of an empty n-gram is 0."""
+    keys = (hashes ^ tokens) * HASH_MULTIPLIER
     return keys ^ (keys >> np.uint64(shift))

@@ -1,7 +1,7 @@
-"""Counted texts: how often each was seen and by how many people, as a run folder keeps them.
+"""Counts of texts, for popular completions: how often each text occurs, if enough users wrote it.
 
-What one person typed, however often, is that person's own: a text is popular once `min_users` people wrote it.
-Nobody's name is kept. Texts that differ only in white space are counted as one (`canonical.canonical`).
+A text that fewer than `min_users` users wrote is private and is omitted; the names of users are not stored.
+Texts are compared in canonical form (`canonical.canonical`).
 
 Shapes: N texts.
 """
@@ -23,15 +23,18 @@ from factorcell.data.corpus import Corpus
 from factorcell.data.rows import category_names, to_values
 from factorcell.data.values import short_repr
 
-POPULARITY = "popularity.jsonl"  # in a run folder: the counted texts of training
+POPULARITY = "popularity.jsonl"  # the file of a run folder with the text counts of training
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
 class TextCounts:
-    """How often each of the texts that are `kept` was seen (canonical, not empty), of `total` texts there were.
+    """Counts of popular texts.
 
-    Each was written by at least `min_users` people; 0 where people were not told apart.
+    Attributes:
+        counts: How often each text occurs, by its canonical form; the empty text is omitted.
+        total: The number of all texts, popular or not.
+        min_users: At least this many users wrote each text; 0 if users were not distinguished.
     """
 
     counts: Mapping[str, int]
@@ -42,38 +45,38 @@ class TextCounts:
     def of(
         cls, texts: Iterable[str], min_count: int, users: Iterable[Hashable] | None = None, min_users: int = 3
     ) -> "TextCounts":
-        """Count `texts`, and omit those seen less than `min_count` times or by fewer than `min_users` of `users`.
+        """Count `texts`, and omit those with fewer than `min_count` occurrences or `min_users` users.
 
         Args:
             texts: The texts, compared in canonical form.
-            min_count: The fewest times that a text must occur.
-            users: The user who wrote each text, compared by `category_name`. A missing user (`is_missing`) counts for
-                nobody. Without `users` the number of users of a text is not checked.
-            min_users: The fewest different users who must have written a text.
+            min_count: How often a text must occur at least.
+            users: The user who wrote each text, compared by `category_name`. Missing users (`is_missing`) are not
+                counted. Without `users` the number of users of a text is not checked.
+            min_users: How many different users must have written a text at least.
 
         Raises:
             UserError: A text is not a string, a user has no name, or there are not as many users as texts.
         """
-        listed, forms = to_values(texts, "texts"), list[str]()
+        values, forms = to_values(texts, "texts"), list[str]()
         counts, writers = Counter[str](), defaultdict[str, set[str]](set)
-        for row, text in enumerate(listed, 1):
+        for row, text in enumerate(values, 1):
             if not isinstance(text, str):
                 raise UserError(f"text {row}: expected a string, got {short_repr(text)}")
             forms.append(canonical(text))
         counts.update(forms)
         if users is not None:
-            for text, name in zip(forms, category_names(users, "users", len(listed)), strict=True):
+            for text, name in zip(forms, category_names(users, "users", len(values)), strict=True):
                 writers[text] |= {name} if name is not None else set()
-        least = 0 if users is None else min_users
-        enough = (text for text in counts if counts[text] >= min_count and len(writers[text]) >= least)
-        return cls({text: counts[text] for text in enough if text}, len(listed), least)
+        min_users = 0 if users is None else min_users
+        popular = (text for text in counts if counts[text] >= min_count and len(writers[text]) >= min_users)
+        return cls({text: counts[text] for text in popular if text}, len(values), min_users)
 
     @classmethod
     def of_corpus(cls, corpus: Corpus, min_count: int, min_users: int) -> "TextCounts":
-        """Count the texts of a corpus of characters whose users are known.
+        """Count the texts of a corpus that has a user column and a tokenizer of characters.
 
-        Texts that were cut or have a token out of vocabulary are not counted, since they cannot be restored, nor are
-        texts with a lone surrogate, which nobody can type.
+        Texts that were cut or have an out-of-vocabulary token cannot be restored and are not counted, and neither are
+        texts with a lone surrogate, which cannot be typed.
         """
         specials = corpus.tokenizer.specials
 
@@ -85,31 +88,42 @@ class TextCounts:
             return "" if LONE_SURROGATE.search(text) else text
 
         digests = np.fromiter(map(hash, map(text_of, range(len(corpus)))), np.int64, len(corpus))
-        _, first, which, counts = np.unique(digests, return_index=True, return_inverse=True, return_counts=True)
-        people = count_users(which, corpus.users, len(first))
-        enough = np.flatnonzero((counts >= min_count) & (people >= min_users))
-        kept = {text_of(row): count for row, count in zip(first[enough].tolist(), counts[enough].tolist(), strict=True)}
-        kept.pop("", None)
-        return cls(kept, len(corpus), min_users)
+        _, first, index, counts = np.unique(digests, return_index=True, return_inverse=True, return_counts=True)
+        users = count_users(index, corpus.users, len(first))
+        popular = np.flatnonzero((counts >= min_count) & (users >= min_users))
+        rows = zip(first[popular].tolist(), counts[popular].tolist(), strict=True)
+        popular_counts = {text_of(row): count for row, count in rows}
+        popular_counts.pop("", None)
+        return cls(popular_counts, len(corpus), min_users)
 
     def save(self, path: Path) -> None:
-        """A row of JSON for every text, by alphabet, after one with the total."""
+        """Write a JSON line with the total, then one for each text in alphabetical order."""
         rows = ({"text": text, "count": count} for text, count in sorted(self.counts.items()))
         files.write_rows(path, [{"total": self.total, "min_text_users": self.min_users}, *rows])
 
     @classmethod
     def open(cls, path: Path) -> "TextCounts":
-        """What `save` wrote, or a `UserError`."""
+        """Return the counts in a file that `save` wrote.
+
+        Raises:
+            UserError: The file does not exist or is damaged.
+        """
         rows = files.read_rows(path)
         try:
-            kept = {str(row["text"]): int(row["count"]) for row in rows[1:]}
-            return cls(kept, int(rows[0]["total"]), int(rows[0]["min_text_users"]))
+            counts = {str(row["text"]): int(row["count"]) for row in rows[1:]}
+            return cls(counts, int(rows[0]["total"]), int(rows[0]["min_text_users"]))
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path}: not a file of counted texts ({error!r})") from None
+            raise UserError(f"{path}: not a file of text counts ({error!r})") from None
 
 
-def count_users(which: NDArray[Any], writers: NDArray[np.int32], texts: int) -> NDArray[np.int64]:
-    """Return how many people wrote each text (texts,), by the text and the writer of each row; writer 0 is nobody."""
-    named = writers > 0
-    pairs = np.unique(which[named].astype(np.int64) << 32 | writers[named])
-    return np.bincount(pairs >> 32, minlength=texts)
+def count_users(index: NDArray[Any], users: NDArray[np.int32], text_count: int) -> NDArray[np.int64]:
+    """Return how many users wrote each text (text_count,).
+
+    Args:
+        index: The text of each row, as an index from 0 to `text_count` - 1.
+        users: The user of each row; 0 is missing and is not counted.
+        text_count: The number of texts.
+    """
+    known = users > 0
+    pairs = np.unique(index[known].astype(np.int64) << 32 | users[known])
+    return np.bincount(pairs >> 32, minlength=text_count)

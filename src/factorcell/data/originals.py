@@ -1,7 +1,7 @@
-"""What a corpus knows of its texts as the table gives them, before normalization, lower-casing and tokenization.
+"""Sizes and digests of the original texts of a corpus, before normalization, lower-casing and tokenization.
 
-Models with different units or vocabularies have different targets, but the same original texts, so their costs are
-compared per byte of these. A text is restorable if its tokens, joined, are the original text again.
+Models with different tokenizers or vocabularies have different targets but the same original texts, so bits per byte
+of the original texts compare them. A text is restorable if joining its tokens returns the original text.
 
 Shapes: N texts.
 """
@@ -17,7 +17,7 @@ from factorcell.data.tokenizer import Tokenizer
 
 
 class OriginalTexts(NamedTuple):
-    """Sizes of the original texts in bytes of UTF-8 (N,), their 64-bit digests (N,), and which are restorable (N,)."""
+    """Sizes of the original texts in bytes of UTF-8, their 64-bit digests, and whether each is restorable, all (N,)."""
 
     sizes: NDArray[np.int64]
     digests: NDArray[np.uint64]
@@ -25,7 +25,7 @@ class OriginalTexts(NamedTuple):
 
     @classmethod
     def of(cls, texts: Sequence[str], tokenizer: Tokenizer) -> "OriginalTexts":
-        """Measure `texts`, which are read with `tokenizer`."""
+        """Measure `texts`; `tokenizer` decides whether they are restorable."""
         contents = [text.encode("utf-8", "surrogatepass") for text in texts]
         digests = b"".join(hashlib.blake2b(content, digest_size=8).digest() for content in contents)
         return cls(
@@ -36,14 +36,14 @@ class OriginalTexts(NamedTuple):
 
     @classmethod
     def concatenated(cls, parts: Iterable["OriginalTexts"]) -> "OriginalTexts":
-        """Return the texts of all `parts`, of which there is at least one, in their order."""
+        """Concatenate one or more `parts`."""
         return cls(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
     def select(self, rows: NDArray[np.int64]) -> "OriginalTexts":
-        """Return the texts of `rows`, in that order."""
+        """Return the entries of `rows`, in that order."""
         return OriginalTexts(self.sizes[rows], self.digests[rows], self.restorable[rows])
 
     @property
     def key(self) -> str:
-        """A digest of all texts in their order."""
+        """A digest of all texts and their order."""
         return hashlib.sha256(np.ascontiguousarray(self.digests).tobytes()).hexdigest()[:16]

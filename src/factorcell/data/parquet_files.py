@@ -1,7 +1,7 @@
-"""Readers of Parquet files and of folders of them, as Spark and DuckDB write them.
+"""Read Parquet files and folders of Parquet files, such as Spark and DuckDB write.
 
-A folder is one table: its files in the order of their paths. Folders may be nested; a folder `key=value` (Hive
-partitioning) adds a column of text to the rows of the files in it. Names that begin with `_` or `.` are skipped.
+A folder is one table, with its files in the order of their paths. Folders may be nested, and a folder `key=value` (Hive
+partitioning) adds the text column `key` to the rows of its files. Names that begin with `_` or `.` are skipped.
 """
 
 import hashlib
@@ -22,12 +22,12 @@ from factorcell.data.arrow import one_line, to_python_values
 from factorcell.data.chunks import Chunk, Table, UnknownKindError, format_names
 from factorcell.data.content import Content
 
-HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"  # how Hive, Spark and DuckDB write a partition of missing values
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"  # what Hive, Spark and DuckDB write for a missing value of a partition
 
 
 @dataclass(frozen=True)
 class ParquetFile:
-    """A Parquet file: its columns, its number of rows, and the values of its partition by name."""
+    """A Parquet file with its columns, its number of rows, and the value of each partition column."""
 
     content: Content
     columns: tuple[str, ...]
@@ -36,7 +36,7 @@ class ParquetFile:
 
     @classmethod
     def open(cls, content: Content, partition: dict[str, str | None]) -> "ParquetFile":
-        """Read the footer of a file."""
+        """Read the columns and the number of rows from the footer of a file."""
         try:
             with content.open() as raw, pq.ParquetFile(raw) as file:
                 return cls(content, tuple(file.schema_arrow.names), file.metadata.num_rows, partition)
@@ -44,18 +44,18 @@ class ParquetFile:
             raise UserError(f"{content.path}: not a Parquet file, or damaged ({one_line(error)})") from None
 
     def read(self, columns: Sequence[str]) -> Iterator[Chunk]:
-        """Read the named columns in chunks; those of the partition repeat their value."""
+        """Yield chunks of `columns`; a partition column has the same value in all rows."""
         stored = [name for name in columns if name not in self.partition]
         if not stored:
             for begin in range(0, self.rows, chunks.CHUNK_ROWS):
                 size = min(chunks.CHUNK_ROWS, self.rows - begin)
                 yield {name: [self.partition[name]] * size for name in columns}
             return
-        for chunk in self._stored(stored):
+        for chunk in self._read_stored(stored):
             size = len(chunk[stored[0]])
             yield {name: chunk[name] if name in chunk else [self.partition[name]] * size for name in columns}
 
-    def _stored(self, columns: list[str]) -> Iterator[Chunk]:
+    def _read_stored(self, columns: list[str]) -> Iterator[Chunk]:
         path = self.content.path
         try:
             with self.content.open() as raw, pq.ParquetFile(raw) as file:
@@ -66,7 +66,7 @@ class ParquetFile:
 
 
 def _check_memory(file: pq.ParquetFile, columns: Sequence[str], where: str) -> None:
-    """Raise `UserError` if a row group of the `columns` is beyond memory."""
+    """Raise `UserError` if the largest row group of `columns` does not fit into memory."""
     leaves = [n for n in range(len(file.schema)) if file.schema.column(n).path.split(".")[0] in columns]
     groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
     sizes = [sum(group.column(leaf).total_uncompressed_size for leaf in leaves) for group in groups]
@@ -85,15 +85,15 @@ def parquet_folder(folder: Path) -> Table:
     keys = tuple(files[0].partition)
     for file in files:
         if tuple(file.partition) != keys:
-            expected, got = (format_names(names) or "none" for names in (keys, tuple(file.partition)))
-            raise UserError(f"{file.content.path}: expected folders with the partition keys {expected}, got {got}")
+            expected, actual = (format_names(names) or "none" for names in (keys, tuple(file.partition)))
+            raise UserError(f"{file.content.path}: expected folders with the partition keys {expected}, got {actual}")
 
     def read(columns: tuple[str, ...]) -> Iterator[Chunk]:
         for file in files:
-            known = (*file.columns, *keys)
+            available = (*file.columns, *keys)
             for name in columns:
-                if name not in known:
-                    raise UserError(f"{file.content.path}: no column {name!r}; it has {format_names(known)}")
+                if name not in available:
+                    raise UserError(f"{file.content.path}: no column {name!r}; it has {format_names(available)}")
         for file in files:
             yield from file.read(columns)
 
@@ -106,14 +106,14 @@ def parquet_folder(folder: Path) -> Table:
 
 
 def _paths(folder: Path) -> list[Path]:
-    """Return the Parquet files of a folder in order; `UserError` if it has other files or is empty."""
-    found = []
+    """Return the Parquet files of a folder, sorted by path; `UserError` if it has other files or no file."""
+    paths = []
     expected = f"{folder}: expected a table file or a folder of Parquet files (*.parquet), got"
 
-    def refuse(error: OSError) -> None:
+    def fail(error: OSError) -> None:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror})")
 
-    for parent, folders, names in os.walk(folder, onerror=refuse):
+    for parent, folders, names in os.walk(folder, onerror=fail):
         folders[:] = sorted(name for name in folders if not _is_skipped(name))
         for name in sorted(names):
             path = Path(parent, name)
@@ -121,22 +121,22 @@ def _paths(folder: Path) -> list[Path]:
                 continue
             if path.suffix.lower() != ".parquet":
                 raise UnknownKindError(f"{expected} a folder with {path.relative_to(folder)}")
-            found.append(path)
-    if not found:
+            paths.append(path)
+    if not paths:
         raise UnknownKindError(f"{expected} a folder without files")
-    return sorted(found)
+    return sorted(paths)
 
 
 def _is_skipped(name: str) -> bool:
     """Return whether a file or folder, such as `_SUCCESS`, does not belong to the table.
 
-    A folder of a partition does, although its key may begin with an underscore.
+    The key of a partition folder may begin with an underscore; such a folder belongs to the table.
     """
     return name.startswith(("_", ".")) and "=" not in name
 
 
 def _partition(path: Path, folder: Path) -> dict[str, str | None]:
-    """Return the values that the folders between `folder` and a file give, by their keys."""
+    """Return the value of each partition key from the folders between `folder` and the file `path`."""
     parts = [part.split("=", 1) for part in path.relative_to(folder).parts[:-1] if "=" in part]
     try:
         names = {unquote(key, errors="strict"): unquote(value, errors="strict") for key, value in parts}

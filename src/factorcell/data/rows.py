@@ -1,4 +1,4 @@
-"""Arguments of the Python interface that are rows, or a value for each text, in any form in which a table may come."""
+"""Convert arguments of the Python interface, such as rows or one value per text, from all supported table types."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from factorcell.config import UserError
 from factorcell.data.chunks import UnknownKindError
-from factorcell.data.tables import is_column, open_table, plain_list
+from factorcell.data.tables import is_column, open_table, to_value_list
 from factorcell.data.values import category_name_or_none, short_repr
 
 Row = Mapping[str, Any]
@@ -14,20 +14,20 @@ V = TypeVar("V")
 
 
 def has_rows(source: Any) -> bool:
-    """Return whether a table has a row; a list, a data frame and a file without rows are alike, columns or not."""
+    """Return whether a table has at least one row; a table without rows may also lack columns."""
     if hasattr(source, "__len__") and not isinstance(source, (str, Mapping)):
         return len(source) > 0
     try:
         table = open_table(source)
     except UnknownKindError:
-        return True  # the function that reads it raises the error
+        return True  # so that the function that reads the source raises the error
     return next(table.read(table.columns[:1]), None) is not None
 
 
 def to_rows(source: Any) -> list[Row]:
-    """Return the rows of anything that `open_table` reads; a row of a list may itself be a table with one row."""
+    """Return the rows of any source that `open_table` reads; an item of a list may be a table of one row."""
     if isinstance(source, (list, tuple)):
-        return [to_row(one) for one in source]
+        return [to_row(item) for item in source]
     if isinstance(source, Mapping) and not source:
         return [source]
     if hasattr(source, "__len__") and not isinstance(source, (str, Mapping)) and not len(source):
@@ -38,7 +38,7 @@ def to_rows(source: Any) -> list[Row]:
 
 
 def to_row(source: Any) -> Row:
-    """Return one row, column -> value, from a mapping or a table with one row."""
+    """Return a row as a mapping from column to value; the source is a mapping or a table of one row."""
     if isinstance(source, Mapping):
         return source
     if source is None or isinstance(source, (str, Path, int, float, list, tuple)):
@@ -49,44 +49,55 @@ def to_row(source: Any) -> Row:
     return rows[0]
 
 
-def distinct_category_names(values: Any, what: str) -> list[str]:
-    """Return the names of category values, each once; `what` names the argument in a `UserError`."""
-    names = category_names(values, what)
+def distinct_category_names(values: Any, argument: str) -> list[str]:
+    """Return each name of category values once; `argument` is its name in messages."""
+    names = category_names(values, argument)
     if None in names:
-        raise UserError(f"{what}: expected values of a category, got a missing one")
+        raise UserError(f"{argument}: expected values of a category, got a missing value")
     return list(dict.fromkeys(name for name in names if name is not None))
 
 
-def key_by_category_name(entries: Mapping[Any, V], what: str) -> dict[str, V]:
-    """Return a mapping by the category names of its keys; `UserError` if a key is missing or two have one name."""
-    names = distinct_category_names(entries.keys(), what)
+def key_by_category_name(entries: Mapping[Any, V], argument: str) -> dict[str, V]:
+    """Return `entries` with their keys replaced by category names.
+
+    Raises:
+        UserError: A key is missing, or two keys have the same name; the message begins with `argument`.
+    """
+    names = distinct_category_names(entries.keys(), argument)
     if len(names) < len(entries):
-        raise UserError(f"{what}: expected each value once, got {len(entries):,} keys for {len(names):,} values")
+        raise UserError(f"{argument}: expected each value once, got {len(entries):,} keys for {len(names):,} values")
     return dict(zip(names, entries.values(), strict=True))
 
 
-def category_names(values: Any, what: str, count: int | None = None) -> list[str | None]:
-    """Return the category name of each value, None where missing; `UserError` unless there are `count` of them."""
-    labels = list[str | None]()
-    for number, value in enumerate(to_values(values, what), 1):
+def category_names(values: Any, argument: str, count: int | None = None) -> list[str | None]:
+    """Return the category name of each value, None where missing.
+
+    Raises:
+        UserError: A value has no name, or there are not `count` values; the message begins with `argument`.
+    """
+    names = list[str | None]()
+    for number, value in enumerate(to_values(values, argument), 1):
         try:
-            labels.append(category_name_or_none(value))
+            names.append(category_name_or_none(value))
         except UserError as error:
-            raise error.with_message(f"{what}: value {number}: {error.message}") from None
-    if count is not None and len(labels) != count:
-        raise UserError(f"{what}: expected one for each of {count:,} texts, got {len(labels):,}")
-    return labels
+            raise error.with_message(f"{argument}: value {number}: {error.message}") from None
+    if count is not None and len(names) != count:
+        raise UserError(f"{argument}: expected one for each of {count:,} texts, got {len(names):,}")
+    return names
 
 
-def to_values(values: Any, what: str) -> list[Any]:
-    """Return the values of a list, an array or a column as Python objects; `what` names the argument in a `UserError`.
+def to_values(values: Any, argument: str) -> list[Any]:
+    """Return the values of a list, an array or a column as Python objects.
 
-    A string, a mapping and a table are errors, although Python iterates over their characters, keys and columns.
+    A string, a mapping or a table is an error, although Python can iterate over its characters, keys or columns.
+
+    Raises:
+        UserError: `values` has another type; the message begins with `argument`.
     """
     is_table = hasattr(values, "columns") or hasattr(values, "column_names")
     if isinstance(values, (str, bytes, Mapping)) or is_table or not (isinstance(values, Iterable) or is_column(values)):
-        raise UserError(f"{what}: expected a list of values, got {short_repr(values)}")
-    listed = plain_list(values) if is_column(values) else list(values)
-    if not isinstance(listed, list):  # an array without dimensions
-        raise UserError(f"{what}: expected a list of values, got {short_repr(values)}")
-    return listed
+        raise UserError(f"{argument}: expected a list of values, got {short_repr(values)}")
+    value_list = to_value_list(values) if is_column(values) else list(values)
+    if not isinstance(value_list, list):  # an array without dimensions
+        raise UserError(f"{argument}: expected a list of values, got {short_repr(values)}")
+    return value_list

@@ -1,4 +1,4 @@
-"""Readers of CSV, TSV and JSON lines."""
+"""Read CSV, TSV and JSON Lines files as tables."""
 
 import csv
 import json
@@ -16,39 +16,46 @@ ENDINGS = {",": ".csv", "\t": ".tsv"}
 SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 QUOTING_HELP = 'put the whole field in quotes and write each quote inside it as ""'
 
-csv.field_size_limit(max(csv.field_size_limit(), content.MAX_ROW_LENGTH))  # `CsvRows` limits rows, and so their fields
+# `CsvRows` limits the length of rows and thereby that of fields.
+csv.field_size_limit(max(csv.field_size_limit(), content.MAX_ROW_LENGTH))
 
 
-def chunked(rows: Iterable[tuple[int, Sequence[Any]]], columns: Sequence[str]) -> Iterator[Chunk]:
-    """Join rows, each with its length in characters, to chunks of at most `CHUNK` rows and about `ROW` characters."""
-    part, total = list[Sequence[Any]](), 0
+def to_chunks(rows: Iterable[tuple[int, Sequence[Any]]], columns: Sequence[str]) -> Iterator[Chunk]:
+    """Collect rows, each with its length in characters, into chunks.
+
+    A chunk has at most `CHUNK_ROWS` rows, and ends after the row with which it exceeds `MAX_ROW_LENGTH` characters.
+    """
+    chunk_rows, total = list[Sequence[Any]](), 0
     for length, row in rows:
-        part.append(row)
+        chunk_rows.append(row)
         total += length
-        if len(part) == chunks.CHUNK_ROWS or total > content.MAX_ROW_LENGTH:
-            yield dict(zip(columns, map(list, zip(*part, strict=True)), strict=True))
-            part, total = [], 0
-    if part:
-        yield dict(zip(columns, map(list, zip(*part, strict=True)), strict=True))
+        if len(chunk_rows) == chunks.CHUNK_ROWS or total > content.MAX_ROW_LENGTH:
+            yield dict(zip(columns, map(list, zip(*chunk_rows, strict=True)), strict=True))
+            chunk_rows, total = [], 0
+    if chunk_rows:
+        yield dict(zip(columns, map(list, zip(*chunk_rows, strict=True)), strict=True))
 
 
 class CsvRows:
-    """The rows of a CSV or TSV file by RFC 4180, the header among them; in a TSV file quotes are ordinary characters.
+    """Iterates over the rows of a CSV file (RFC 4180) or of a TSV file, in which quotes are ordinary characters.
 
-    `lines`: those of the row that was read last; `first`: the number of the first of them; `length`: their characters.
+    Attributes:
+        lines: The lines of the current row.
+        first_line: The number of the first of these lines.
+        length: The number of characters of these lines.
     """
 
     def __init__(self, file: Content, delimiter: str) -> None:
         self.file, self.delimiter = file, delimiter
-        self.lines, self.first, self.length = list[str](), 1, 0
+        self.lines, self.first_line, self.length = list[str](), 1, 0
 
     def _lines(self) -> Iterator[str]:
         for line in self.file.lines(""):
             self.lines.append(line)
             self.length += len(line)
             if self.length > content.MAX_ROW_LENGTH:
-                why = f"a quote that opens a field may not be closed: {QUOTING_HELP}"
-                raise self.error(f"a row is longer than {content.MAX_ROW_LENGTH:,} characters; {why}")
+                cause = f"a quote that opens a field may not be closed: {QUOTING_HELP}"
+                raise self.error(f"a row is longer than {content.MAX_ROW_LENGTH:,} characters; {cause}")
             yield line
 
     def __iter__(self) -> Iterator[list[str]]:
@@ -57,23 +64,23 @@ class CsvRows:
         try:
             for row in reader:
                 yield row
-                self.first += len(self.lines)
+                self.first_line += len(self.lines)
                 self.lines.clear()
                 self.length = 0
         except csv.Error as error:
             if "expected after" not in str(error):
                 raise self.error(f"the quote that opens a field of this row is not closed; {QUOTING_HELP}") from None
-            where = f" of a row that begins in line {self.first}" if len(self.lines) > 1 else ""
-            self.first += len(self.lines) - 1
+            where = f" of a row that begins in line {self.first_line}" if len(self.lines) > 1 else ""
+            self.first_line += len(self.lines) - 1
             text = escape_hidden(self.lines[-1].strip())
             raise self.error(f"text follows the closing quote of a field{where} ({text:.40}); {QUOTING_HELP}") from None
 
     def error(self, message: str) -> UserError:
-        """Return an error about the row that was read last."""
-        return UserError(f"{self.file.path} line {self.first}: {message}")
+        """Return an error about the current row."""
+        return UserError(f"{self.file.path} line {self.first_line}: {message}")
 
     def has_lines_like_rows(self, columns: int) -> bool:
-        """Return whether the last row has one quoted field, whose lines would each be a row if quotes were text."""
+        """Return whether the current row has one quoted field and, without the quotes, each line would be a row."""
         quotes = sum(line.count('"') for line in self.lines)
         return quotes == 2 and all(line.count(self.delimiter) == columns - 1 for line in self.lines if line.strip())
 
@@ -83,77 +90,77 @@ def csv_table(file: Content) -> Table:
     path = file.path
     delimiter = "\t" if path.name.lower().removesuffix(file.compression).endswith(".tsv") else ","
     names = _header(file, delimiter)
-    places = {name: place for place, name in enumerate(names)}
+    indices = {name: index for index, name in enumerate(names)}
     notices = set[str]()
 
     def rows(columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
         source = CsvRows(file, delimiter)
-        wanted = [places[name] for name in columns]
-        swallowed, texts = list[int](), False  # first lines of rows that may have swallowed others
+        selected = [indices[name] for name in columns]
+        suspicious_lines, has_multiline_texts = list[int](), False  # lines of rows that may contain other rows
         for number, row in enumerate(source):
             if not number:
                 continue
             if not row and len(names) > 1:
-                continue  # an empty line is a text without a token only where a row is nothing but its text
+                continue  # in a file with one column, an empty line is a row with an empty text
             if len(row or [""]) != len(names):
-                last = source.first + len(source.lines) - 1
-                why = f"; the row ends in line {last}: are its quotes part of a text? {QUOTING_HELP}"
-                what = f"expected {len(names)} columns ({format_names(names)}), got {len(row)}"
-                raise source.error(what + why * (last > source.first))
-            if len(source.lines) > 1 and not texts:
-                swallowed.append(source.first)
-                texts = not source.has_lines_like_rows(len(names))
-            yield source.length, [row[place] for place in wanted] if row else [""]
-        if swallowed and not texts and len(names) > 1 and not notices:  # a table is read several times
-            more = f", like {len(swallowed) - 1:,} other fields" if len(swallowed) > 1 else ""
-            what = f"a quoted field spans lines that look like rows{more}; if its quotes are text, {QUOTING_HELP}"
-            notices.add(what)
-            warnings.warn(Notice(f"{path} line {swallowed[0]}: {what}"), stacklevel=2)
+                last = source.first_line + len(source.lines) - 1
+                cause = f"; the row ends in line {last}; if its quotes are part of a text, {QUOTING_HELP}"
+                problem = f"expected {len(names)} columns ({format_names(names)}), got {len(row)}"
+                raise source.error(problem + cause * (last > source.first_line))
+            if len(source.lines) > 1 and not has_multiline_texts:
+                suspicious_lines.append(source.first_line)
+                has_multiline_texts = not source.has_lines_like_rows(len(names))
+            yield source.length, [row[index] for index in selected] if row else [""]
+        # A table is read several times, but the notice is emitted once.
+        if suspicious_lines and not has_multiline_texts and len(names) > 1 and not notices:
+            more = f", like {len(suspicious_lines) - 1:,} other fields" if len(suspicious_lines) > 1 else ""
+            notice = f"a quoted field spans lines that look like rows{more}; if its quotes are text, {QUOTING_HELP}"
+            notices.add(notice)
+            warnings.warn(Notice(f"{path} line {suspicious_lines[0]}: {notice}"), stacklevel=2)
 
     def read(columns: tuple[str, ...]) -> Iterator[Chunk]:
-        return chunked(rows(columns), columns)
+        return to_chunks(rows(columns), columns)
 
-    return Table(
-        str(path), names, read, file.digest, header_hint=_fault(names, delimiter), estimate_rows=file.line_count
-    )
+    hint = _separator_hint(names, delimiter)
+    return Table(str(path), names, read, file.digest, header_hint=hint, estimate_rows=file.line_count)
 
 
 def _header(file: Content, delimiter: str) -> tuple[str, ...]:
-    """Return the names of the columns, which the first row gives."""
+    """Return the names of the columns from the first row."""
     source = CsvRows(file, delimiter)
     try:
         names = next(iter(source), [])
     except UserError:
         names = next(csv.reader(source.lines[:1], delimiter=delimiter), [])
-        if not _fault(names, delimiter):  # otherwise the quotes are right, and the separator is not
+        if not _separator_hint(names, delimiter):  # another separator would explain the error of the quotes
             raise
     if not names:
-        raise UserError(f"{file.path} line 1: empty; it must name the columns")
+        raise UserError(f"{file.path} line 1: expected the names of the columns, got an empty line")
     return tuple(names)
 
 
-def _fault(names: Sequence[str], delimiter: str) -> str:
-    """Return what an error adds about a header that seems to have another separator; empty otherwise."""
-    mark = max((mark for mark in SEPARATORS if mark != delimiter), key=names[0].count if names else len)
-    if len(names) != 1 or mark not in names[0]:
+def _separator_hint(names: Sequence[str], delimiter: str) -> str:
+    """Return a hint for messages about a header that seems to use another separator; empty otherwise."""
+    separator = max((mark for mark in SEPARATORS if mark != delimiter), key=names[0].count if names else len)
+    if len(names) != 1 or separator not in names[0]:
         return ""
-    remedy = f"name the file {ENDINGS[mark]}" if mark in ENDINGS else f"save it with {SEPARATORS[delimiter]}"
-    expected = f"a {ENDINGS[delimiter]} is separated by {SEPARATORS[delimiter]}"
-    return f"; {expected}, this header seems to be by {SEPARATORS[mark]}: {remedy}"
+    expected = SEPARATORS[delimiter]
+    remedy = f"name the file {ENDINGS[separator]}" if separator in ENDINGS else f"save it with {expected}"
+    return f"; expected {expected} in a {ENDINGS[delimiter]} file, got {SEPARATORS[separator]}; {remedy}"
 
 
 def json_table(file: Content) -> Table:
-    """Open a file of JSON lines; a key that a line lacks is a missing value."""
+    """Open a JSON Lines file; a key that a line lacks is a missing value."""
 
-    def lines() -> Iterator[tuple[int, dict[str, Any]]]:
+    def rows() -> Iterator[tuple[int, dict[str, Any]]]:
         for number, line in enumerate(file.lines(), 1):
             if line.strip():
                 yield len(line), _json_row(line, f"{file.path} line {number}")
 
     def read(columns: tuple[str, ...]) -> Iterator[Chunk]:
-        return chunked(((length, [row.get(name) for name in columns]) for length, row in lines()), columns)
+        return to_chunks(((length, [row.get(name) for name in columns]) for length, row in rows()), columns)
 
-    columns = tuple(dict.fromkeys(key for _, row in lines() for key in row))
+    columns = tuple(dict.fromkeys(key for _, row in rows() for key in row))
     return Table(str(file.path), columns, read, file.digest, estimate_rows=file.line_count)
 
 
@@ -161,11 +168,11 @@ def _json_row(line: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
         if "\\u" in line:
-            json.dumps(row, ensure_ascii=False).encode()  # half of a surrogate pair is not valid Unicode
+            json.dumps(row, ensure_ascii=False).encode()  # fails for half of a surrogate pair
     except UnicodeEncodeError:
         raise UserError(f"{where}: not valid JSON (half of a surrogate pair)") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not valid JSON ({getattr(error, 'msg', error)})") from None
     if not isinstance(row, dict):
-        raise UserError(f"{where}: not an object; each line is one JSON object")
+        raise UserError(f"{where}: expected a JSON object, got {type(row).__name__}")
     return row

@@ -1,11 +1,11 @@
-"""Text to tokens to ids and back.
+"""Tokenizers: split texts into tokens, convert tokens to ids and back, and join tokens to texts.
 
-Kinds: `word` (the pattern below), `space` (split at white space only), `char` (Unicode code points after NFC) and
-`grapheme` (what a reader calls a character: a letter with its accents, a flag, a family of emoji).
+Kinds: `word` (see below), `space` (split at white space only), `char` (Unicode code points after NFC) and `grapheme`
+(grapheme clusters: a letter with its accents, a flag, a family emoji).
 
-The word tokenizer, after NFC: a word is letters, marks and digits, with apostrophes and hyphens inside (`don't`,
-`well-kept`) and, between digits, one of . , : / (`3.50`, `10:30`); a run of one repeated mark (`...`, `!!`) is one
-token; any other visible character stands alone.
+The word tokenizer normalizes to NFC. A word consists of letters, marks and digits, with apostrophes and hyphens inside
+(`don't`, `well-kept`) and one of . , : / between digits (`3.50`, `10:30`). A run of one repeated punctuation mark
+(`...`, `!!`) is one token, and so is any other visible character.
 """
 
 import unicodedata
@@ -35,24 +35,29 @@ GRAPHEME = regex.compile(r"\X")
 CONTENT = regex.compile(r"[\p{L}\p{N}$%]")
 CLOSING = regex.compile(r"[.,;:!?%)\]}»”…]+")
 OPENING = regex.compile(r"[(\[{«“$#@]+")
-QUOTE = '"'  # opens and closes by turns
-SENTENCE = regex.compile(r"(?:^|[.!?…] )[(\[{«“\"$#@]*\p{Ll}|(?<=^|[\s(\"])i(?=$|[\s.,;:!?)\"…'’])")
+QUOTE = '"'  # opens and closes alternately
+LOWERCASE_START = regex.compile(r"(?:^|[.!?…] )[(\[{«“\"$#@]*\p{Ll}|(?<=^|[\s(\"])i(?=$|[\s.,;:!?)\"…'’])")
 
 
 class Tokenizer:
-    """Base of all tokenizers: splits and joins texts, and numbers tokens by a `Vocabulary`.
+    """Base of all tokenizers: splits and joins texts, and converts tokens to ids with a `Vocabulary`.
 
-    A subclass defines `Options`, `split` and `join`. One with another set of ids, such as merged pieces, also replaces
-    `trained`, `contents`, `from_contents`, `tokens`, `specials`, `encode` and `decode`.
+    A subclass defines `Options`, `split` and `join`. A subclass with other ids, such as those of subword pieces, also
+    overrides `train`, `contents`, `from_contents`, `tokens`, `specials`, `encode` and `decode`.
+
+    Attributes:
+        Options: The class of the options of this kind.
+        FILES: The names of the files that store the tokenizer in a run folder.
+        is_character_level: Whether each token is one character or grapheme, so that a cut text ends after a token.
 
     Args:
-        options: The options of its kind, an instance of `Options`.
-        vocabulary: The tokens that have ids. Without one the tokenizer is new: it can split, and be `trained`.
+        options: The options, an instance of `Options`.
+        vocabulary: The tokens that have ids; without it the tokenizer can only `split`, `join` and `train`.
     """
 
     Options: ClassVar[type[TokenizerOptions]] = TokenizerOptions
-    FILES: ClassVar[tuple[str, ...]] = ("vocabulary.txt",)  # the names of `contents`
-    is_character_level: ClassVar[bool] = False  # tokens are so short that a cut text ends at the end of a token
+    FILES: ClassVar[tuple[str, ...]] = ("vocabulary.txt",)
+    is_character_level: ClassVar[bool] = False
 
     def __init__(self, options: Any, vocabulary: Vocabulary | None = None) -> None:
         self.options, self._vocabulary = options, vocabulary or Vocabulary(SPECIAL_TOKENS)
@@ -62,11 +67,11 @@ class Tokenizer:
         return len(self.tokens)
 
     def split(self, text: str) -> list[str]:
-        """Return the tokens of one text, in the vocabulary or not."""
+        """Return the tokens of a text, in-vocabulary or not."""
         raise NotImplementedError
 
     def join(self, tokens: Sequence[str]) -> str:
-        """Return readable text; what the first tokens are joined to stays the same when more follow."""
+        """Return the text of `tokens`; joining further tokens must not change the text of the first ones."""
         raise NotImplementedError
 
     @property
@@ -76,11 +81,11 @@ class Tokenizer:
 
     @property
     def specials(self) -> Specials:
-        """The ids of the unknown token, the start and the end of a text."""
+        """The ids of the unknown token, the start token and the end token."""
         return SPECIAL_IDS
 
     def encode(self, tokens: Iterable[str]) -> list[int]:
-        """Return the ids of tokens; the id of the unknown token for those without one."""
+        """Return the ids of tokens, the id of the unknown token for out-of-vocabulary tokens."""
         return self._vocabulary.encode(tokens)
 
     def decode(self, ids: Iterable[int]) -> list[str]:
@@ -89,102 +94,111 @@ class Tokenizer:
         return [names[index] for index in ids]
 
     def train(self, counts: Mapping[str, int]) -> Self:
-        """Return a tokenizer with a vocabulary from `counts`, how often training has each token of `split`."""
+        """Return a tokenizer of this class with a vocabulary built from the training texts.
+
+        Args:
+            counts: How often each token of `split` occurs in the training texts.
+        """
         options = self.options
         return type(self)(options, Vocabulary.build(counts, options.min_count, options.max_vocabulary))
 
     def contents(self) -> dict[str, bytes]:
-        """Return the content of each of `FILES`, from which `from_contents` makes the same tokenizer."""
+        """Return the content of each file of `FILES` by name, for `from_contents`."""
         return {self.FILES[0]: self._vocabulary.content()}
 
     @classmethod
     def from_contents(cls, options: Any, contents: Mapping[str, bytes]) -> Self:
-        """Return the tokenizer with these options that `contents` describes; `ValueError` if it is damaged."""
+        """Return the tokenizer with these options and the files that `contents` returned.
+
+        Raises:
+            ValueError: A file is damaged.
+        """
         return cls(options, Vocabulary.from_content(contents[cls.FILES[0]]))
 
     def normalize(self, text: str) -> str:
-        """Return `text` as it is before it is split: NFC, in lower case if the options say so."""
+        """Return `text` in NFC, lower-cased if the options require it."""
         text = unicodedata.normalize("NFC", text)
         return text.lower() if self.options.lowercase else text
 
     def normalize_fully(self, text: str) -> str:
-        """Return `text` normalized until that changes nothing: lower-casing can leave letters that NFC would join."""
+        """Return `text` normalized twice, because lower-casing can produce letters that NFC then composes."""
         return self.normalize(self.normalize(text))
 
     def is_restorable(self, text: str) -> bool:
-        """Return whether the tokens of `text`, none of them out of vocabulary, determine the text exactly."""
+        """Return whether joining the tokens of `text` returns `text`, if all of them are in the vocabulary."""
         return self.join(self.split(text)) == text
 
     def can_follow(self, tokens: Sequence[str], more: Sequence[str]) -> bool:
-        """Return whether `more` may follow `tokens`, whose last may be cut: joined and split they are the same tokens.
+        """Return whether `split` returns exactly `tokens` and `more` for their joined text.
 
-        No text can then be written in two ways.
+        Searches and samplers only generate such sequences, so that no text can be generated in two ways. The last of
+        `tokens` may be the beginning of a token.
         """
-        both = [*tokens, *more]
-        return self.split(self.join(both)) == both
+        combined = [*tokens, *more]
+        return self.split(self.join(combined)) == combined
 
     def save(self, folder: Path) -> None:
-        """Write the files of this tokenizer into `folder`."""
+        """Write the files of the tokenizer into `folder`."""
         for name, content in self.contents().items():
             files.write(folder / name, content)
 
 
 class WordTokenizer(Tokenizer):
-    """Words, numbers and punctuation marks."""
+    """Splits into words, numbers and punctuation marks."""
 
     Options = WordOptions
 
     def split(self, text: str) -> list[str]:
-        """Return the words and marks of a text."""
-        return self._kept([match.group() for match in WORD.finditer(self.normalize(text))])
+        """Return the words, numbers and punctuation marks of a text."""
+        return self._strip_punctuation([match.group() for match in WORD.finditer(self.normalize(text))])
 
-    def _kept(self, tokens: list[str]) -> list[str]:
+    def _strip_punctuation(self, tokens: list[str]) -> list[str]:
         if self.options.strip_punctuation:
             return [token for token in tokens if CONTENT.search(token)]
         return tokens
 
     def join(self, tokens: Sequence[str]) -> str:
-        """Return text in which closing marks join the word before them and opening marks the word after."""
-        text, quoted, open_before = "", False, True
+        """Return the tokens with spaces between them, except before closing marks and after opening marks."""
+        text, in_quotes, after_opening = "", False, True
         for token in tokens:
-            closes = bool(CLOSING.fullmatch(token)) or (token == QUOTE and quoted)
-            text += token if open_before or closes else f" {token}"
-            quoted ^= token == QUOTE
-            open_before = bool(OPENING.fullmatch(token)) or (token == QUOTE and quoted)
+            is_closing = bool(CLOSING.fullmatch(token)) or (token == QUOTE and in_quotes)
+            text += token if after_opening or is_closing else f" {token}"
+            in_quotes ^= token == QUOTE
+            after_opening = bool(OPENING.fullmatch(token)) or (token == QUOTE and in_quotes)
         return text
 
     def is_restorable(self, text: str) -> bool:
-        """Return false: words do not keep white space."""
+        """Return false, because word tokens do not store white space."""
         return False
 
 
 class SpaceTokenizer(WordTokenizer):
-    """What stands between white space."""
+    """Splits at white space only."""
 
     Options = SpaceOptions
 
     def split(self, text: str) -> list[str]:
         """Return the parts of a text between white space."""
-        return self._kept(self.normalize(text).split())
+        return self._strip_punctuation(self.normalize(text).split())
 
     def join(self, tokens: Sequence[str]) -> str:
         """Return the tokens with a space between them."""
         return " ".join(tokens)
 
     def is_restorable(self, text: str) -> bool:
-        """Return whether `text` has single spaces and no token of it is dropped or changed."""
-        unchanged = self.normalize(text) == text == " ".join(text.split())
-        return unchanged and not self.options.strip_punctuation
+        """Return whether `text` is normalized, has only single spaces as white space, and keeps its punctuation."""
+        is_unchanged = self.normalize(text) == text == " ".join(text.split())
+        return is_unchanged and not self.options.strip_punctuation
 
 
 class CharacterTokenizer(Tokenizer):
-    """Unicode code points after NFC."""
+    """Splits into Unicode code points after NFC."""
 
     Options: ClassVar[type[TokenizerOptions]] = CharacterOptions
     is_character_level = True
 
     def is_restorable(self, text: str) -> bool:
-        """Return whether normalization leaves `text` as it is."""
+        """Return whether normalization does not change `text`."""
         return self.normalize(text) == text
 
     def split(self, text: str) -> list[str]:
@@ -192,12 +206,12 @@ class CharacterTokenizer(Tokenizer):
         return list(self.normalize(text))
 
     def join(self, tokens: Sequence[str]) -> str:
-        """Return the tokens one after the other."""
+        """Return the concatenated tokens."""
         return "".join(tokens)
 
 
 class GraphemeTokenizer(CharacterTokenizer):
-    """Grapheme clusters."""
+    """Splits into grapheme clusters after NFC."""
 
     Options = GraphemeOptions
 
@@ -215,45 +229,49 @@ TOKENIZERS: dict[str, type[Tokenizer]] = {
 
 
 def register_tokenizer(name: str, cls: type[Tokenizer]) -> None:
-    """Make `made` the tokenizer of the kind `name`, in this process.
+    """Register a tokenizer of another package in this process.
+
+    Args:
+        name: The kind that selects the tokenizer, as in `--tokenizer NAME`.
+        cls: The class of the tokenizer.
 
     Raises:
-        UserError: The name is taken, or the class has no `Options` of this kind.
+        UserError: The name is in use, or the class does not define `Options` for this kind.
     """
     EXTENSIBLE["tokenizer"].register(name, cls, KIND_CHECKS["tokenizer"])
 
 
 def tokenizer_class(kind: str) -> type[Tokenizer]:
-    """Return the tokenizer of a kind: a built-in one, a registered one, or one of an installed package."""
-    found: type[Tokenizer] = EXTENSIBLE["tokenizer"].find_class(kind, TOKENIZERS, KIND_CHECKS["tokenizer"])
-    return found
+    """Return the class of a kind of tokenizer, which is built in, registered, or from an installed package."""
+    cls: type[Tokenizer] = EXTENSIBLE["tokenizer"].find_class(kind, TOKENIZERS, KIND_CHECKS["tokenizer"])
+    return cls
 
 
 def tokenizer_files() -> tuple[str, ...]:
-    """Return the names of the files that the tokenizers of this process write into a run folder."""
-    known: list[Any] = [*TOKENIZERS.values(), *EXTENSIBLE["tokenizer"].registered.values()]
-    return tuple(dict.fromkeys(name for made in known for name in made.FILES))
+    """Return the names of all files that a built-in or registered tokenizer writes into a run folder."""
+    classes: list[Any] = [*TOKENIZERS.values(), *EXTENSIBLE["tokenizer"].registered.values()]
+    return tuple(dict.fromkeys(name for cls in classes for name in cls.FILES))
 
 
 def new_tokenizer(config: Config) -> Tokenizer:
-    """Return the tokenizer that a config names, without a vocabulary."""
+    """Return a tokenizer of the kind that `config` selects, without a vocabulary."""
     return tokenizer_class(config.tokenizer.kind)(config.tokenizer)
 
 
 def load_tokenizer(config: Config, folder: Path) -> Tokenizer:
-    """Return the tokenizer that `Tokenizer.save` wrote into `folder`.
+    """Return the tokenizer whose files `Tokenizer.save` wrote into `folder`.
 
     Raises:
         UserError: A file is missing or damaged.
     """
-    made = tokenizer_class(config.tokenizer.kind)
-    contents = {name: files.read(folder / name) for name in made.FILES}
+    cls = tokenizer_class(config.tokenizer.kind)
+    contents = {name: files.read(folder / name) for name in cls.FILES}
     try:
-        return made.from_contents(config.tokenizer, contents)
+        return cls.from_contents(config.tokenizer, contents)
     except (ValueError, OverflowError) as error:
-        raise UserError(f"{folder / made.FILES[0]}: damaged ({error})") from None
+        raise UserError(f"{folder / cls.FILES[0]}: damaged ({error})") from None
 
 
 def sentence_case(text: str) -> str:
-    """Return lower-case English text with a capital where a sentence begins, and in "I"."""
-    return str(SENTENCE.sub(lambda found: found[0][:-1] + found[0][-1].upper(), text))
+    """Return lower-case English text with capital letters at the beginning of sentences and in "I"."""
+    return str(LOWERCASE_START.sub(lambda match: match[0][:-1] + match[0][-1].upper(), text))

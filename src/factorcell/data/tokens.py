@@ -1,7 +1,7 @@
-"""Texts to flat arrays of ids, in one pass over a table.
+"""Tokenize the texts of a table in one pass into a flat array of ids.
 
-Tokens get provisional ids in order of appearance, kept in a file; when all are counted they are mapped to those of the
-vocabulary, block by block.
+Tokens get provisional ids in order of appearance, which are written to a temporary file. After the last text they are
+counted and mapped to the ids of the vocabulary, block by block.
 """
 
 from array import array
@@ -17,11 +17,11 @@ from factorcell.data.originals import OriginalTexts
 from factorcell.data.tokenizer import Tokenizer
 
 START, END = 1, 2  # provisional ids; 0 is the unknown token
-STRIDE = 1 << 24  # tokens mapped at once
+BLOCK_TOKENS = 1 << 24  # tokens that are mapped to final ids at once
 
 
-class _Ids(dict[str, int]):
-    """Provisional ids of tokens, in order of appearance, after those of the special tokens."""
+class _ProvisionalIds(dict[str, int]):
+    """Ids of tokens in order of appearance, after the ids of the special tokens."""
 
     def __missing__(self, token: str) -> int:
         self[token] = index = len(self) + END + 1
@@ -29,52 +29,55 @@ class _Ids(dict[str, int]):
 
 
 class TokenizedTexts:
-    """The texts of a table as they are tokenized; their provisional ids are in the file `spool`.
+    """Collects the tokenized texts of a table; their provisional ids are in the open file `spool`.
 
-    With a `limit`, a text of so many tokens or more is cut there and has no end token.
+    A text of `max_tokens` tokens or more is cut after that many and has no end token; None cuts no text.
     """
 
-    def __init__(self, spool: Any, tokenizer: Tokenizer, limit: int | None) -> None:
-        self.spool, self.tokenizer, self.limit = spool, tokenizer, limit
-        self.ids, self.beyond = _Ids(), Counter[int]()  # `beyond`: tokens after the cut, which count but are not kept
+    def __init__(self, spool: Any, tokenizer: Tokenizer, max_tokens: int | None) -> None:
+        self.spool, self.tokenizer, self.max_tokens = spool, tokenizer, max_tokens
+        self.ids = _ProvisionalIds()
+        self.cut_counts = Counter[int]()  # of tokens after the cut: they count for the vocabulary but are not stored
         self.sizes, self.originals = array("q"), list[OriginalTexts]()
 
     def add(self, texts: Sequence[str]) -> None:
-        """Take the texts of one chunk."""
-        flat, number = array("I"), self.ids.__getitem__  # half the memory of a list
+        """Add the texts of one chunk."""
+        flat, id_of = array("I"), self.ids.__getitem__  # an array takes half the memory of a list
         split = self.tokenizer.split
         for text in texts:
             tokens = split(text)
-            before = len(flat)
+            begin = len(flat)
             flat.append(START)
-            if self.limit is None or len(tokens) < self.limit:
-                flat.extend(map(number, tokens))
+            if self.max_tokens is None or len(tokens) < self.max_tokens:
+                flat.extend(map(id_of, tokens))
                 flat.append(END)
             else:
-                flat.extend(map(number, tokens[: self.limit]))
-                self.beyond.update(map(number, tokens[self.limit :]))
-            self.sizes.append(len(flat) - before)
+                flat.extend(map(id_of, tokens[: self.max_tokens]))
+                self.cut_counts.update(map(id_of, tokens[self.max_tokens :]))
+            self.sizes.append(len(flat) - begin)
         self.spool.write(np.array(flat, dtype=np.uint32).tobytes())
         self.originals.append(OriginalTexts.of(texts, self.tokenizer))
 
     def arrays(self, *, train: bool, folder: Path | None) -> dict[str, Any]:
-        """Return the fields of a `Corpus` that come from texts; with a `folder` the tokens are in a file there, mapped.
+        """Return the fields of a `Corpus` that come from texts.
 
-        If `train` is true, the tokenizer gets its vocabulary from these texts.
+        Args:
+            train: Whether the tokenizer gets its vocabulary from these texts.
+            folder: The folder of the memory-mapped file `tokens.npy`; None keeps the tokens in memory.
         """
         tokenizer = self.tokenizer.train(self._counts()) if train else self.tokenizer
-        final = np.array([*tokenizer.specials, *tokenizer.encode(self.ids)], dtype=np.uint32)
+        final_ids = np.array([*tokenizer.specials, *tokenizer.encode(self.ids)], dtype=np.uint32)
         offsets = np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
-        size, kind = int(offsets[-1]), np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32
+        size, dtype = int(offsets[-1]), np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32
         tokens: NDArray[Any] = (
-            np.lib.format.open_memmap(folder / "tokens.npy", mode="w+", dtype=kind, shape=(size,))
+            np.lib.format.open_memmap(folder / "tokens.npy", mode="w+", dtype=dtype, shape=(size,))
             if folder
-            else np.empty(size, dtype=kind)
+            else np.empty(size, dtype=dtype)
         )
-        done = 0
+        begin = 0
         for block in self._blocks():
-            tokens[done : done + len(block)] = final[block]
-            done += len(block)
+            tokens[begin : begin + len(block)] = final_ids[block]
+            begin += len(block)
         return {
             "tokens": tokens,
             "offsets": offsets,
@@ -84,22 +87,22 @@ class TokenizedTexts:
 
     def _blocks(self) -> Iterator[NDArray[np.uint32]]:
         self.spool.seek(0)
-        while block := self.spool.read(STRIDE * 4):
+        while block := self.spool.read(BLOCK_TOKENS * 4):
             yield np.frombuffer(block, dtype=np.uint32)
 
     def _counts(self) -> dict[str, int]:
         counts = np.zeros(len(self.ids) + END + 1, dtype=np.int64)
         for block in self._blocks():
             counts += np.bincount(block, minlength=len(counts))
-        for index, times in self.beyond.items():
-            counts[index] += times
+        for index, count in self.cut_counts.items():
+            counts[index] += count
         return dict(zip(self.ids, counts[END + 1 :].tolist(), strict=True))
 
 
 def truncated_mask(texts: Iterable[str], tokenizer: Tokenizer, max_tokens: int) -> NDArray[np.bool_]:
-    """Return which texts have `max_tokens` tokens or more and are cut as `TokenizedTexts` does; others none.
+    """Return which texts have `max_tokens` tokens or more, so that `TokenizedTexts` cuts them, as booleans (texts,).
 
-    Their type is checked where they are read.
+    Values that are not strings count as not cut; the function that reads them reports them.
     """
-    cut = (isinstance(text, str) and len(tokenizer.split(text)) >= max_tokens for text in texts)
-    return np.fromiter(cut, dtype=bool)
+    is_cut = (isinstance(text, str) and len(tokenizer.split(text)) >= max_tokens for text in texts)
+    return np.fromiter(is_cut, dtype=bool)

@@ -1,1 +1,1 @@
-"""How well models predict and classify texts, and what they have learned."""
+"""Evaluation of models: perplexity, classification, comparison, and inspection of what a model has learned."""

@@ -1,10 +1,10 @@
-"""The evidence of each token for one context against another (TACL 2018, figure 2).
+"""Log likelihood ratios: the evidence of each token for context a against context b (TACL 2018, figure 2).
 
     r_t = log p(w_t | w_<t, a) - log p(w_t | w_<t, b)
 
-The end of the text is a token, so that the r_t of a text add up to the difference of its log likelihoods. Several runs
-are averaged, which reduces noise. For any number of contexts, p(context | w_<=t) is the posterior with equal priors.
-Columns that a context lacks are expected.
+The end of the text counts as a token, so that the r_t of a text sum to the difference of its log likelihoods. The log
+likelihoods are averaged over several runs to reduce noise. For any number of contexts, p(context | w_<=t) is the
+posterior with a uniform prior. Columns that a context does not set have their expected value.
 
 Shapes: K contexts, T targets of a text.
 """
@@ -23,22 +23,31 @@ from factorcell.data.tables import open_table
 from factorcell.evaluation.text_figures import texts_digest
 from factorcell.model.run import Run
 
-STRENGTHS = (0.5, 1.0, 2.0)  # nats from which a ratio is weak, clear or strong
+STRENGTHS = (0.5, 1.0, 2.0)  # minimum absolute ratios, in nats, of weak, clear and strong evidence
 
 Row = dict[str, Any]
-Setting = Mapping[str, Any]  # column -> value
+ContextValues = Mapping[str, Any]  # column -> value
 Floats = NDArray[np.float64]
 
 
 def explain(
-    runs: Sequence[Run], texts: Sequence[str], contexts: Mapping[str, Setting], *, unknown: str = "error"
+    runs: Sequence[Run], texts: Sequence[str], contexts: Mapping[str, ContextValues], *, unknown: str = "error"
 ) -> list[Row]:
-    """Compute the nats of texts given each of the named `contexts`, the mean over `runs`.
+    """Compute the nats of texts given each of several named contexts, averaged over runs.
 
-    Texts are read whole. Returns a row per text with `nats` and `posterior` by context, and `tokens` with the same for
-    each token, where the posterior is that after the token. For two contexts there is also `ratio` in nats, above 0
-    where the first context is likelier. Raises a `UserError` for runs with different tokens, and for contexts that are
-    the same or not valid.
+    Args:
+        runs: Runs with the same tokenizer and vocabulary.
+        texts: The texts; they are not truncated.
+        contexts: The values of columns for each named context.
+        unknown: How to read context values that training never saw: "error", "group" or "expected".
+
+    Returns:
+        A row per text with `text`, `tokenizer` (its kind), `nats` and `posterior` by context, and `tokens`: rows with
+        `token`, `known` (whether it is in the vocabulary), and the `nats` and the `posterior` after the token. For two
+        contexts, text and tokens also have the `ratio` in nats, positive if the first context is more likely.
+
+    Raises:
+        UserError: The runs read texts differently, or contexts are equal or invalid.
     """
     contexts = {name: to_row(context) for name, context in contexts.items()}
     _check(runs, texts, list(contexts.values()))
@@ -47,17 +56,18 @@ def explain(
     starts, rows = target_offsets(corpus), []
     tokenizer = runs[0].tokenizer
     end = tokenizer.specials.end
-    for number, text in enumerate(texts):
-        own = nats[:, starts[number] : starts[number + 1]]
-        ids = corpus.tokens[corpus.offsets[number] + 1 : corpus.offsets[number + 1]].tolist()
-        written = [*tokenizer.split(text), *tokenizer.decode([end])]
-        posterior = _posterior(own)
+    for text_index, text in enumerate(texts):
+        text_nats = nats[:, starts[text_index] : starts[text_index + 1]]
+        ids = corpus.tokens[corpus.offsets[text_index] + 1 : corpus.offsets[text_index + 1]].tolist()
+        text_tokens = [*tokenizer.split(text), *tokenizer.decode([end])]
+        posterior = _posterior(text_nats)
         tokens = []
-        for place, (token, index) in enumerate(zip(written, ids, strict=True)):
-            known = index != tokenizer.specials.unknown
-            tokens.append({"token": token, "known": known} | _figures(names, own[:, place], posterior[:, place]))
-        whole = _figures(names, own.sum(1), posterior[:, -1])
-        rows.append({"text": text, "unit": runs[0].config.tokenizer.kind, **whole, "tokens": tokens})
+        for position, (token, token_id) in enumerate(zip(text_tokens, ids, strict=True)):
+            known = token_id != tokenizer.specials.unknown
+            figures = _figures(names, text_nats[:, position], posterior[:, position])
+            tokens.append({"token": token, "known": known} | figures)
+        totals = _figures(names, text_nats.sum(1), posterior[:, -1])
+        rows.append({"text": text, "tokenizer": runs[0].config.tokenizer.kind, **totals, "tokens": tokens})
     return rows
 
 
@@ -70,6 +80,7 @@ def _figures(names: Sequence[str], nats: Floats, posterior: Floats) -> Row:
 
 
 def _posterior(nats: Floats) -> Floats:
+    """Return p(context | w_<=t) (K, T) with a uniform prior from the nats (K, T) of the tokens."""
     joint = -nats.cumsum(1)
     likelihood = np.exp(joint - joint.max(0))
     posterior: Floats = likelihood / likelihood.sum(0)
@@ -77,41 +88,43 @@ def _posterior(nats: Floats) -> Floats:
 
 
 def _nats(
-    runs: Sequence[Run], texts: Sequence[str], contexts: Sequence[Setting], unknown: str
+    runs: Sequence[Run], texts: Sequence[str], contexts: Sequence[ContextValues], unknown: str
 ) -> tuple[Floats, Corpus]:
     total, key = None, ""
     for run in runs:
         corpora = [run.read(texts, [context] * len(texts), unknown=unknown, truncate=False) for context in contexts]
         key = texts_digest(corpora[0]) if total is None else key
         if texts_digest(corpora[0]) != key:
-            raise UserError(f"{run.folder} and {runs[0].folder} read these texts differently: they cannot be averaged")
-        own = np.stack([run.nats(corpus).astype(np.float64) for corpus in corpora])
-        total = own if total is None else total + own
+            both = f"{run.folder} and {runs[0].folder}"
+            raise UserError(f"{both}: the runs read the texts differently, so they cannot be averaged")
+        nats = np.stack([run.nats(corpus).astype(np.float64) for corpus in corpora])
+        total = nats if total is None else total + nats
     assert total is not None
     return total / len(runs), corpora[0]
 
 
-def _check(runs: Sequence[Run], texts: Sequence[str], contexts: Sequence[Setting]) -> None:
+def _check(runs: Sequence[Run], texts: Sequence[str], contexts: Sequence[ContextValues]) -> None:
     if not texts:
-        raise UserError("there is no text to explain")
+        raise UserError("texts: expected at least one, got none")
     if len(contexts) < 2:
-        raise UserError("one context has nothing to be compared with; give two or more")
+        raise UserError(f"contexts: expected at least two, got {len(contexts)}")
     if not any(run.model.adapted for run in runs):
-        raise UserError(f"{runs[0].folder} is not adapted: it reads texts alike in every context")
-    for one, other in combinations(contexts, 2):
-        if dict(one) == dict(other):
-            raise UserError(f"the contexts are the same ({context_text(one)}): there is nothing to compare")
+        hint = "all contexts give a text the same probability; use an adapted run"
+        raise UserError(f"{runs[0].folder} is not adapted: {hint}")
+    for first, second in combinations(contexts, 2):
+        if dict(first) == dict(second):
+            raise UserError(f"contexts: expected different contexts, got {context_text(first)} twice")
 
 
 def read_texts(source: Any, column: str) -> list[str]:
     return [text for chunk in open_table(source).chunks([column]) for text in chunk[column]]
 
 
-def context_text(context: Setting) -> str:
-    """Return a context as text: rating=5; city=Oslo."""
+def context_text(context: ContextValues) -> str:
+    """Format a context as `rating=5; city=Oslo`."""
     return "; ".join(f"{name}={value}" for name, value in context.items()) or "expected"
 
 
 def strength(ratio: float) -> int:
-    """Return the strength of a ratio, from -3 to 3: how many of `STRENGTHS` it reaches, with its sign."""
+    """Return the number of `STRENGTHS` that a ratio reaches, with the sign of the ratio (-3 to 3)."""
     return int(np.sign(ratio)) * sum(abs(ratio) >= level for level in STRENGTHS)

@@ -1,16 +1,16 @@
-"""An n-gram model with interpolated modified Kneser-Ney smoothing: the baseline of a neural model.
+"""An n-gram language model with interpolated modified Kneser-Ney smoothing, as a baseline for neural models.
 
-    p_n(w | h) = (c(h w) - D(c(h w))) / c(h .) + left(h) p_{n-1}(w | h')      (Chen and Goodman 1998, section 3)
-    left(h)    = sum_w D(c(h w)) / c(h .)
+    p_n(w | h)  = (c(h w) - D(c(h w))) / c(h .) + backoff(h) p_{n-1}(w | h')      (Chen and Goodman 1998, section 3)
+    backoff(h)  = sum_w D(c(h w)) / c(h .)
 
-h' is h without its first token; below one token the distribution is uniform. c counts n-grams at the highest order,
-and at any order those that begin a text; otherwise it counts the distinct tokens seen before them. D has three values
-per order. The start token occurs in histories only.
+h' is the history h without its first token; p_0 is the uniform distribution. At the highest order, and for n-grams at
+the beginning of a text, c is the number of occurrences; otherwise it is the number of distinct preceding tokens. The
+discount D has three values per order. The start token occurs in histories only.
 
-N-grams of order n have ids, their places in sorted `keys`; a key is id of the first n - 1 tokens * V + last token, so
-that the histories of all targets are found by one search per order. The id -1 means not found.
+The id of an n-gram is its index in the sorted `keys` of its order; its key is (id of its first n - 1 tokens) * V + (id
+of its last token). So one binary search per order finds the histories of all targets. The id -1 means not found.
 
-Shapes: V vocabulary, T targets, M n-grams of an order.
+Shapes: V vocabulary, T targets, M n-grams of an order, P n-grams of the next lower order (histories).
 """
 
 from collections.abc import Iterator
@@ -31,10 +31,10 @@ from factorcell.data.tokenizer import Tokenizer, load_tokenizer, new_tokenizer
 from factorcell.progress import progress_bar
 
 ORDERS = range(1, 13)
-USUAL, USUAL_OF_CHARACTERS = 4, 9  # default orders; higher ones gain little
-TOKENS = 1 << 20  # tokens that are looked up at once
-FALLBACK = (0.5, 1.0, 1.5)  # discounts if a corpus has too few n-grams to estimate them
-FORMAT = 1  # of the folder
+DEFAULT_ORDER, DEFAULT_CHARACTER_ORDER = 4, 9  # default orders; higher orders gain little
+TOKENS = 1 << 20  # tokens per block
+FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)  # used if a corpus has too few n-grams to estimate the discounts
+FORMAT = 1  # version of the folder's format
 FILE, TABLES = "ngram.json", "ngrams.safetensors"
 
 Ids = NDArray[np.int64]
@@ -43,80 +43,83 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class NGramCounts:
-    """The n-grams of one order: sorted `keys` (M) and the Kneser-Ney `counts` (M)."""
+    """The n-grams of one order: sorted `keys` (M,) and Kneser-Ney `counts` (M,)."""
 
     keys: Ids
     counts: Ids
 
 
-class Level:
-    """Lookup tables of one order: `share` (M + 1), the discounted part of p(w | h), and `left` (histories + 1).
+class OrderTables:
+    """Lookup tables of one order: `discounted` (M + 1,), the first term of p_n(w | h), and `backoff` (P + 1,).
 
     The last element of each array is for the id -1.
     """
 
     def __init__(self, grams: NGramCounts, histories: int, size: int) -> None:
         self.size, self.discounts = size, estimate_discounts(grams.counts)
-        taken = np.array([0.0, *self.discounts])[np.minimum(grams.counts, 3)]
+        discount = np.array([0.0, *self.discounts])[np.minimum(grams.counts, 3)]
         history = grams.keys // size
         total = np.bincount(history, grams.counts, histories)
-        mass = np.bincount(history, taken, histories)
-        left = np.divide(mass, total, out=np.ones(histories), where=total > 0)
+        mass = np.bincount(history, discount, histories)
+        backoff = np.divide(mass, total, out=np.ones(histories), where=total > 0)
         self.keys = np.append(grams.keys, np.iinfo(np.int64).max)
-        self.share = np.append((grams.counts - taken) / total[history], 0.0)
-        self.left = np.append(left, 1.0)
+        self.discounted = np.append((grams.counts - discount) / total[history], 0.0)
+        self.backoff = np.append(backoff, 1.0)
 
     def find(self, history: Ids, tokens: Ids) -> Ids:
         """Return the ids of n-grams from the ids of their histories and their last tokens."""
-        wanted = history * self.size + tokens
-        place = np.searchsorted(self.keys, wanted)
-        return np.where(self.keys[place] == wanted, place, -1)
+        keys = history * self.size + tokens
+        ids = np.searchsorted(self.keys, keys)
+        return np.where(self.keys[ids] == keys, ids, -1)
 
     def followers(self, history: Ids) -> tuple[Ids, Ids]:
-        """Return all n-grams that continue `history`: the place of the history, and the id of the n-gram."""
+        """Return all n-grams that continue `history` (T,): the row of the history, and the id of the n-gram."""
         begin = np.searchsorted(self.keys, history * self.size)
-        count = np.searchsorted(self.keys, (history + 1) * self.size) - begin  # none go on from -1
+        count = np.searchsorted(self.keys, (history + 1) * self.size) - begin  # 0 for the id -1
         rows = np.repeat(np.arange(len(history)), count)
         return rows, np.arange(len(rows)) + np.repeat(begin - np.cumsum(count) + count, count)
 
 
 def estimate_discounts(counts: Ids) -> tuple[float, ...]:
-    """Estimate D of counts 1, 2, and 3 or more from the numbers of n-grams with counts 1 to 4; else `FALLBACK`."""
+    """Estimate the discounts of counts 1, 2, and 3 or more from the numbers of n-grams with counts 1 to 4.
+
+    Returns `FALLBACK_DISCOUNTS` if an estimate does not exist or is not positive.
+    """
     ones, twos, threes, fours = np.bincount(np.minimum(counts, 5), minlength=6)[1:5].tolist()
     if not (ones and twos and threes):
-        return FALLBACK
+        return FALLBACK_DISCOUNTS
     y = ones / (ones + 2 * twos)
-    found = (1 - 2 * y * twos / ones, 2 - 3 * y * threes / twos, 3 - 4 * y * fours / threes)
-    return found if min(found) > 0 else FALLBACK
+    estimates = (1 - 2 * y * twos / ones, 2 - 3 * y * threes / twos, 3 - 4 * y * fours / threes)
+    return estimates if min(estimates) > 0 else FALLBACK_DISCOUNTS
 
 
 def count_ngrams(corpus: Corpus, order: int, progress: bool = False) -> list[NGramCounts]:
-    """Return the Kneser-Ney counts of orders 1 to `order`, or to the longest text."""
+    """Return the Kneser-Ney counts of orders 1 to `order`, or to the length of the longest text."""
     size, tokens, begins = len(corpus.tokenizer), corpus.tokens.astype(np.int64), corpus.offsets[:-1]
     keys = [np.arange(size)]
     counts = [np.bincount(target_ids(corpus), minlength=size)]
-    ids = tokens  # of the n-gram that ends here; -1 where it would reach into the text before
+    ids = tokens  # id of the n-gram that ends at each token; -1 if it would reach into the previous text
     for _ in progress_bar(range(1, order), desc="counting", unit="orders", show=progress):
         history = _before(ids, begins)
         inside = history >= 0
         if not inside.any():
             break
-        found, which, times = np.unique(
+        order_keys, inverse, order_counts = np.unique(
             history[inside] * size + tokens[inside], return_inverse=True, return_counts=True
         )
-        shorter = np.empty(len(found), dtype=np.int64)
-        shorter[which] = ids[inside]  # each n-gram without its first token
-        different = np.bincount(shorter, minlength=len(keys[-1]))
-        counts[-1] = np.where(different > 0, different, counts[-1])  # no token precedes a start token
+        suffixes = np.empty(len(order_keys), dtype=np.int64)
+        suffixes[inverse] = ids[inside]  # id of each n-gram without its first token
+        preceding = np.bincount(suffixes, minlength=len(keys[-1]))
+        counts[-1] = np.where(preceding > 0, preceding, counts[-1])  # no token precedes a start token
         ids = np.full(len(tokens), -1)
-        ids[inside] = which
-        keys.append(found)
-        counts.append(times)
+        ids[inside] = inverse
+        keys.append(order_keys)
+        counts.append(order_counts)
     return [NGramCounts(*pair) for pair in zip(keys, counts, strict=True)]
 
 
 def _before(ids: Ids, begins: Ids) -> Ids:
-    """Return the ids that end one token earlier, -1 where a text begins."""
+    """Return the ids of the n-grams that end one token earlier, -1 at the beginning of a text."""
     history = np.empty(len(ids), dtype=np.int64)
     history[1:] = ids[:-1]
     history[begins] = -1
@@ -124,13 +127,16 @@ def _before(ids: Ids, begins: Ids) -> Ids:
 
 
 class NGram:
-    """An n-gram model with a vocabulary and the options of reading texts. It has no context."""
+    """An n-gram model with a tokenizer and the options for reading texts; it does not use context.
+
+    It implements the protocol `Scorer`.
+    """
 
     def __init__(self, folder: Path, config: Config, tokenizer: Tokenizer, grams: list[NGramCounts]) -> None:
         self.folder, self.config, self.tokenizer, self.grams = folder, config, tokenizer, grams
         self.schema = ContextSchema()
         histories = [1, *(len(table.keys) for table in grams)]
-        self.levels = [Level(*pair, len(tokenizer)) for pair in zip(grams, histories, strict=False)]
+        self.levels = [OrderTables(*pair, len(tokenizer)) for pair in zip(grams, histories, strict=False)]
         self.uniform = 1 / (len(tokenizer) - 1)  # the start token is never predicted
 
     @classmethod
@@ -144,21 +150,26 @@ class NGram:
         tokenizer: Tokenizer | None = None,
         progress: bool = False,
     ) -> "NGram":
-        """Count the n-grams of `source`, a table that is read as `config` says or a corpus, and save the model.
+        """Count the n-grams of a table or corpus and save the model in a new folder.
 
-        `folder` must be new. `tokenizer` is that of another model with the same targets; by default it is made from
-        `source`. The default `order` depends on the tokens.
+        Args:
+            source: A table, or a corpus.
+            config: The options for reading the table.
+            folder: The folder, which must not exist.
+            order: The length of the longest n-grams; by default 4, for characters 9.
+            tokenizer: The tokenizer of another model, to have the same targets; by default it is trained on `source`.
+            progress: Whether to show a progress bar.
         """
         folder, data = Path(folder), replace(config.data, context=(), user="", time="", anonymous=False)
         reading = tokenizer or (source.tokenizer if isinstance(source, Corpus) else new_tokenizer(config))
         config = Config(data=data, tokenizer=reading.options)
         if order is None:
-            order = USUAL_OF_CHARACTERS if reading.is_character_level else USUAL
+            order = DEFAULT_CHARACTER_ORDER if reading.is_character_level else DEFAULT_ORDER
         limits.check(order=order)
         with lock.training_lock(folder):
             files.new_folder(folder, (TABLES, *reading.FILES))
-            read = isinstance(source, Corpus)
-            corpus = source if read else prepare(source, config, tokenizer=tokenizer, progress=progress)
+            is_corpus = isinstance(source, Corpus)
+            corpus = source if is_corpus else prepare(source, config, tokenizer=tokenizer, progress=progress)
             model = cls(folder, config, corpus.tokenizer, count_ngrams(corpus, order, progress))
             model._save()
         return model
@@ -180,19 +191,19 @@ class NGram:
         facts = files.read_versioned(folder / FILE, FORMAT, folder)
         tensors, known = files.load_tensors(folder / TABLES)
         if type(facts.get("order")) is not int or facts["order"] not in ORDERS:
-            raise UserError(f"{folder / FILE}: not an n-gram model (expected an order from 1 to {max(ORDERS)})")
+            raise UserError(f"{folder / FILE}: expected an order from 1 to {max(ORDERS)}, got {facts.get('order')!r}")
         sections = {name: values for name, values in facts.items() if name in ("data", "tokenizer")}
         config = Config.from_dict(sections, str(folder / FILE))
         tokenizer = load_tokenizer(config, folder)
         names = {f"{name}{order}" for order in range(1, facts["order"] + 1) for name in ("keys", "counts")}
         if set(tensors) != names or not isinstance(known, dict) or known.get("vocabulary") != len(tokenizer):
-            raise UserError(f"{folder / TABLES}: does not belong to this order and vocabulary")
+            raise UserError(f"{folder / TABLES}: does not match the order and the vocabulary of the model")
         arrays = {name: tensor.numpy().astype(np.int64) for name, tensor in tensors.items()}
         grams = [NGramCounts(arrays[f"keys{n}"], arrays[f"counts{n}"]) for n in range(1, facts["order"] + 1)]
         return cls(folder, config, tokenizer, grams)
 
     def prepare(self, source: Any, **options: Any) -> Corpus:
-        """Read texts without their contexts; options as in `data.prepare`."""
+        """Read texts without their contexts; `options` are passed to `data.cache.prepare`."""
         return prepare(source, self.config, tokenizer=self.tokenizer, schema=self.schema, **options)
 
     def nats(self, corpus: Corpus) -> Floats:
@@ -200,38 +211,41 @@ class NGram:
         for histories, grams, _ in self.blocks(corpus):
             probability = np.full(len(grams[0]), self.uniform)
             for level, history, gram in zip(self.levels, histories, grams, strict=True):
-                probability = level.share[gram] + level.left[history] * probability
+                probability = level.discounted[gram] + level.backoff[history] * probability
             nats.append(-np.log(probability))
         return np.concatenate(nats)
 
     def probabilities(self, histories: list[Ids]) -> Floats:
-        """Return p(w | h) of all tokens (T, V) from the ids of each target's history at every order."""
-        after = [np.ones(len(histories[0]))]  # the weight of each order in the sum
+        """Return p(w | h) for all tokens (T, V) from the ids of each target's history at every order."""
+        weights = [np.ones(len(histories[0]))]  # the product of the backoffs of all higher orders
         for level, history in zip(self.levels[:0:-1], histories[:0:-1], strict=True):
-            after.insert(0, after[0] * level.left[history])
-        first = self.levels[0]
-        everything: Floats = np.outer(after[0], first.share[:-1] + first.left[0] * self.uniform)
-        for level, history, weight in zip(self.levels[1:], histories[1:], after[1:], strict=True):
+            weights.insert(0, weights[0] * level.backoff[history])
+        unigrams = self.levels[0]
+        probabilities: Floats = np.outer(weights[0], unigrams.discounted[:-1] + unigrams.backoff[0] * self.uniform)
+        for level, history, weight in zip(self.levels[1:], histories[1:], weights[1:], strict=True):
             rows, grams = level.followers(history)
-            everything[rows, level.keys[grams] % level.size] += level.share[grams] * weight[rows]
-        everything[:, self.tokenizer.specials.start] = 0.0
-        return everything
+            probabilities[rows, level.keys[grams] % level.size] += level.discounted[grams] * weight[rows]
+        probabilities[:, self.tokenizer.specials.start] = 0.0
+        return probabilities
 
     def blocks(self, corpus: Corpus) -> Iterator[tuple[list[Ids], list[Ids], Ids]]:
-        """Yield, for some texts at a time, the ids of each target's history and n-gram at every order, and targets."""
+        """Yield, per block of texts, the ids of each target's history and n-gram at every order, and the targets."""
         if corpus.tokenizer.tokens != self.tokenizer.tokens:
-            raise UserError(f"{self.folder}: has another vocabulary than these texts were read with")
+            raise UserError(
+                f"{self.folder}: expected texts read with the vocabulary of the model, got another vocabulary"
+            )
         offsets = np.asarray(corpus.offsets)
-        lows = np.flatnonzero(np.diff(offsets[:-1] // TOKENS, prepend=-1))
-        for low, high in zip(lows, [*lows[1:], len(corpus)], strict=True):
-            tokens = corpus.tokens[offsets[low] : offsets[high]].astype(np.int64)
-            begins = offsets[low:high] - offsets[low]
-            keep = np.ones(len(tokens), dtype=bool)
-            keep[begins] = False
-            ids, histories, grams = tokens, [np.zeros(int(keep.sum()), dtype=np.int64)], [tokens[keep]]
+        first_texts = np.flatnonzero(np.diff(offsets[:-1] // TOKENS, prepend=-1))
+        for first, end in zip(first_texts, [*first_texts[1:], len(corpus)], strict=True):
+            tokens = corpus.tokens[offsets[first] : offsets[end]].astype(np.int64)
+            begins = offsets[first:end] - offsets[first]
+            is_target = np.ones(len(tokens), dtype=bool)
+            is_target[begins] = False
+            ids, grams = tokens, [tokens[is_target]]
+            histories = [np.zeros(int(is_target.sum()), dtype=np.int64)]
             for level in self.levels[1:]:
                 history = _before(ids, begins)
                 ids = level.find(history, tokens)
-                histories.append(history[keep])
-                grams.append(ids[keep])
-            yield histories, grams, tokens[keep]
+                histories.append(history[is_target])
+                grams.append(ids[is_target])
+            yield histories, grams, tokens[is_target]

@@ -1,4 +1,4 @@
-"""Models by their folders, and the results that are saved next to them."""
+"""Opens models by their folders, and saves and reads the results in these folders."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,43 +24,43 @@ Row = dict[str, Any]
 
 
 def open_model(folder: str | Path, device: str = "cpu", precision: str = "float32") -> Run | NGram:
-    """Open the run or n-gram model in a folder; `device` and `precision` are those of a run (see `Run.open`)."""
+    """Open the run or n-gram model in a folder; `device` and `precision` apply to runs."""
     if (Path(folder) / ngram.FILE).is_file():
         return NGram.open(folder)
     return Run.open(folder, device=device, precision=precision)
 
 
 def find_models(folders: Sequence[Path], *names: str) -> list[Path]:
-    """Return the run folders among `folders` and directly below them, and folders with a file of one of `names`."""
-    found: list[Path] = []
+    """Return `folders` and their subfolders that contain a run, or a file with one of `names`."""
+    models: list[Path] = []
     for folder in folders:
         patterns = [f"*/{name}" for name in ("weights.safetensors", *names)]
-        inside = sorted(path.parent for pattern in patterns for path in input_files.list_visible(folder, pattern))
-        models = [folder] if any((folder / name).is_file() for name in ("config.json", *names)) else inside
-        if not models:
+        subfolders = sorted(path.parent for pattern in patterns for path in input_files.list_visible(folder, pattern))
+        is_model = any((folder / name).is_file() for name in ("config.json", *names))
+        if not is_model and not subfolders:
             raise not_a_run_error(folder, "a trained run or a folder of trained runs")
-        found += models
-    return list(dict.fromkeys(found))
+        models += [folder] if is_model else subfolders
+    return list(dict.fromkeys(models))
 
 
 def reading_options(like: Path | None, config: Path | None, text: str | None = None) -> tuple[Config, Tokenizer | None]:
-    """Return how the model in `like` reads texts, with its tokenizer, or how the file `config` says, without one.
+    """Return the config and tokenizer of the model in `like`, or the config in the file `config` and no tokenizer.
 
-    `text` replaces the name of the column of texts.
+    `text` replaces the name of the text column.
     """
     if like is not None and config is not None:
         raise UserError("expected either --like or --config, got both")
-    reading, tokenizer = Config.load(config) if config else Config(), None
+    options, tokenizer = Config.load(config) if config else Config(), None
     if like is not None:
         model = open_model(like)
-        reading, tokenizer = model.config, model.tokenizer
-    return (reading if text is None else reading.with_options(text=text)), tokenizer
+        options, tokenizer = model.config, model.tokenizer
+    return (options if text is None else options.with_options(text=text)), tokenizer
 
 
 def save_result(run: Scorer, row: Mapping[str, Any], texts: Figures | None = None) -> str | None:
-    """Save a result in the folder of the model, for its card and for reports; return a line if that is not possible.
+    """Save a result in the folder of the model, for its model card and for reports; return a notice if that fails.
 
-    `texts` is what every text adds to the figures. Results of an anonymous run do not name users.
+    `texts` has the contribution of every text. Results of an anonymous run do not contain names of users.
     """
     if "by" in row and isinstance(run, Run) and run.config.data.anonymous:
         row = {**row, "by": {column: rows for column, rows in row["by"].items() if column != run.config.data.user}}
@@ -70,19 +70,21 @@ def save_result(run: Scorer, row: Mapping[str, Any], texts: Figures | None = Non
         if isinstance(run, Run):
             model_card.write(run)
     except UserError as error:
-        return f"the result is not kept in the run folder: {error}"
+        return f"the result was not saved in the run folder: {error}"
     return None
 
 
-def evaluation_row(run: Scorer, table: Any, found: Evaluation) -> Row:
-    row = {"table": table_name(table), **found.row, "texts_key": found.texts["perplexity"].key, **precision_fields(run)}
-    return {"kind": "evaluate", "evaluation": row, "by": found.by}
+def evaluation_row(run: Scorer, table: Any, evaluation: Evaluation) -> Row:
+    """Return an evaluation as a row to be saved."""
+    key = evaluation.texts["perplexity"].key
+    row = {"table": table_name(table), **evaluation.row, "texts_key": key, **precision_fields(run)}
+    return {"kind": "evaluate", "evaluation": row, "by": evaluation.by}
 
 
 def classify_and_save(run: Run, table: Any, target: str) -> tuple[Row, Figures]:
-    """Classify texts by the variable `target`; return the metrics and what each text adds, and save both in the run.
+    """Classify texts by the variable `target`, save the result in the run, and return the metrics and text figures.
 
-    Nothing is saved if no text has a value.
+    Nothing is saved if no text has a true value.
     """
     result = classify(run, table, target, unknown="group")
     metrics = result.metrics()
@@ -95,41 +97,42 @@ def classify_and_save(run: Run, table: Any, target: str) -> tuple[Row, Figures]:
 def classification_row(
     run: Run, table: Any, target: str | None, result: Classification, metrics: Row, samples: int = 0
 ) -> Row:
+    """Return a classification as a row to be saved."""
     confusion = {"labels": list(result.names), "counts": result.confusion().tolist()}
-    about = {
+    identity = {
         "kind": "classify",
         "table": table_name(table),
         "target": target,
         "texts_key": result.key,
         **precision_fields(run),
     }
-    how = {"priors": "uniform" if result.log_prior is None else "training", "samples": samples}
-    return {**about, **how, **metrics, "confusion": confusion}
+    options = {"priors": "uniform" if result.log_prior is None else "training", "samples": samples}
+    return {**identity, **options, **metrics, "confusion": confusion}
 
 
 def precision_fields(model: Scorer) -> Row:
-    """Return the precision of a model's matrix products, which decides the last digits of its figures."""
+    """Return the precision of a model's matrix products, on which the last digits of its figures depend."""
     return {"precision": model.precision} if hasattr(model, "precision") else {}
 
 
 def saved_text_figures(folder: Path, key: str | None) -> Figures:
-    """Return the saved figures of the texts of `key`, and those of the last classification."""
+    """Return the saved figures of the texts with digest `key`, and those of the last classification."""
     rows = [row for row in saved_results.read(folder) if row["kind"] == "classify"]
-    judged = rows[-1].get("texts_key") if rows else None
-    return {**text_figures.load(folder, key), **text_figures.load(folder, judged)}
+    classified_key = rows[-1].get("texts_key") if rows else None
+    return {**text_figures.load(folder, key), **text_figures.load(folder, classified_key)}
 
 
 def read_points(path: str | Path) -> dict[str, dict[str, float]]:
     """Read named points from a table with a column `name`, whose other columns are numeric context columns."""
     table = open_table(path)
     if "name" not in table.columns or len(table.columns) < 2:
-        raise UserError(f"{path}: points need a column `name` and numeric columns; it has {', '.join(table.columns)}")
+        raise UserError(f"{path}: expected a column `name` and numeric columns, got {', '.join(table.columns)}")
     points = {}
     for chunk in table.chunks(table.columns):
         for index, name in enumerate(chunk["name"]):
             values = {column: to_number(chunk[column][index]) for column in table.columns if column != "name"}
-            bad = [column for column, value in values.items() if value is None]
-            if bad:
-                raise UserError(f"{path}: {bad[0]} of {name} is not a number")
+            invalid = [column for column, value in values.items() if value is None]
+            if invalid:
+                raise UserError(f"{path}: {invalid[0]} of {name} is not a number")
             points[category_name(name)] = {column: value for column, value in values.items() if value is not None}
     return points

@@ -1,7 +1,8 @@
-"""Warnings about runs whose texts, words or figures may mislead: training stopped early, or context gains nothing.
+"""Warnings about runs whose outputs may mislead: training stopped early, or the context has no significant gain.
 
-The gain is that of a run over itself in the expected context: measured at the end of training on some development
-texts, and by `evaluate`. The result with the most texts counts, except for texts of users whom the run does not know.
+The gain is the relative reduction of the perplexity against the same run with the expected context. It is measured at
+the end of training, on up to `MAX_TEXTS` development texts, and by `evaluate`. The measurement with the most texts
+counts; measurements on texts of unknown users only do not count.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,60 +18,65 @@ from factorcell.model import saved_results
 from factorcell.model.run import Run, training_facts
 from factorcell.model.scoring import Scorer
 
-MAX_TEXTS = 1000  # development texts that the gain is measured on
+MAX_TEXTS = 1000  # development texts on which the gain is measured
 
 Row = dict[str, Any]
 
 
-def measure_context_gain(run: Run, held: Corpus) -> Row | None:
-    """Return the relative reduction of perplexity by context on texts of `held`, with its interval; None if unadapted.
+def measure_context_gain(run: Run, held_out: Corpus) -> Row | None:
+    """Measure the gain of the context on held-out texts, with its interval; None for an unadapted run.
 
-    `strangers` says that the run distinguishes users but knows none of theirs.
+    `only_unknown_users` is true if the run distinguishes users but none of the texts is by a known user.
     """
     if not run.model.adapted:
         return None
-    rows = np.sort(np.random.default_rng(run.config.training.seed).permutation(len(held))[:MAX_TEXTS])
-    some = held.select(rows)
-    kept = text_figures.load(run.folder, text_figures.texts_digest(held)).get("perplexity")
-    ours = text_figures.figures_from_nats(run.nats(some), some)["perplexity"] if kept is None else kept.select(rows)
-    plain = perplexity.without_context(run, some)["perplexity"]
-    row = {"texts": len(some), **perplexity.gain(ours._replace(key=plain.key), plain).to_row("gain")}
-    return {**row, "strangers": True} if perplexity.only_unknown_users(run, held) else row
+    rows = np.sort(np.random.default_rng(run.config.training.seed).permutation(len(held_out))[:MAX_TEXTS])
+    sample = held_out.select(rows)
+    saved = text_figures.load(run.folder, text_figures.texts_digest(held_out)).get("perplexity")
+    if saved is None:
+        adapted = text_figures.figures_from_nats(run.nats(sample), sample)["perplexity"]
+    else:
+        adapted = saved.select(rows)
+    baseline = perplexity.without_context(run, sample)["perplexity"]
+    gain = perplexity.gain(adapted._replace(key=baseline.key), baseline)
+    row = {"texts": len(sample), **gain.to_row("gain")}
+    return {**row, "only_unknown_users": True} if perplexity.only_unknown_users(run, held_out) else row
 
 
 def format_context_gain(run: Run) -> str:
-    """Return the gain that training measured, as text to append to other figures; empty if there is none."""
+    """Format the gain that was measured at the end of training, to follow other figures; empty if there is none."""
     row = training_facts(run.folder).get("context") or {}
     gain = format_difference("gain", row)
     if gain is None:
         return ""
-    text = f"; {gain} over itself without its context"
-    if not row.get("strangers"):
-        return f"{text} (over an unadapted run it is less)" if row["gain"] > 0 else text
-    others = text if run.schema.columns(without=run.config.data.user) else ""
-    return f"{others}; {unknown_users_notice(run, 'development text')}"
+    text = f"; gain of {gain} over the same model without its context"
+    if not row.get("only_unknown_users"):
+        return f"{text} (the gain over an unadapted run is smaller)" if row["gain"] > 0 else text
+    other_columns = text if run.schema.columns(without=run.config.data.user) else ""
+    return f"{other_columns}; {unknown_users_notice(run, 'development text')}"
 
 
 def unknown_users_notice(run: Scorer, text: str) -> str:
-    """Say that no `text` is by a known user, and which command measures the gain from users."""
+    """Return a notice that no `text` is by a known user, with the command that measures the gain from users."""
     command = f"factorcell tune-online {run.folder} TABLE"
-    return f"no {text} is by a user that it knows: `{command}` shows what learning them brings"
+    return f"no {text} is by a known user; `{command}` measures the gain from learning users"
 
 
 def find_warnings(runs: Iterable[Run]) -> list[str]:
-    """Return a line for each run whose words and texts may mislead."""
-    return _lines(runs, True, "read what it says of contexts with caution")
+    """Return a warning for each run whose training stopped early or whose context has no significant gain."""
+    return _warnings(runs, True, "interpret its use of contexts with caution")
 
 
 def training_warnings(runs: Iterable[Run]) -> list[str]:
-    return _lines(runs, False, "read its figures with caution")
+    """Return a warning for each run whose training stopped early."""
+    return _warnings(runs, False, "interpret its figures with caution")
 
 
-def _lines(runs: Iterable[Run], also_gain: bool, advice: str) -> list[str]:
+def _warnings(runs: Iterable[Run], check_gain: bool, advice: str) -> list[str]:
     lines = []
     for run in runs:
         try:
-            reasons = [*_stopped(run), *(_gains_nothing(run) if also_gain else ())]
+            reasons = [*_early_stop(run), *(_insignificant_gain(run) if check_gain else ())]
         except UserError as error:
             reasons = [f"its records cannot be read ({error.message})"]
         if reasons:
@@ -78,24 +84,25 @@ def _lines(runs: Iterable[Run], also_gain: bool, advice: str) -> list[str]:
     return lines
 
 
-def _stopped(run: Run) -> Iterator[str]:
+def _early_stop(run: Run) -> Iterator[str]:
     log = run.log()
     if not log or log[-1]["step"] >= log[-1]["steps"]:
         return
-    best = [row["perplexity"] == row["best"] for row in log if row["split"] == "dev"]
-    worse = best[::-1].index(True) if any(best) else len(best)
-    if not 0 < run.config.training.patience <= worse:
+    is_best = [row["perplexity"] == row["best"] for row in log if row["split"] == "dev"]
+    evaluations_since_best = is_best[::-1].index(True) if any(is_best) else len(is_best)
+    if not 0 < run.config.training.patience <= evaluations_since_best:
         yield f"its training stopped after {log[-1]['step']:,} of {log[-1]['steps']:,} steps"
 
 
-def _gains_nothing(run: Run) -> Iterator[str]:
+def _insignificant_gain(run: Run) -> Iterator[str]:
     measured = [training_facts(run.folder).get("context") or {}]
     measured += [row["evaluation"] for row in saved_results.read(run.folder) if row.get("kind") == "evaluate"]
-    known = [
+    valid = [
         row
         for row in measured
-        if row.get("over") is None and row.get("gain_low") is not None and not row.get("strangers")
+        if row.get("over") is None and row.get("gain_low") is not None and not row.get("only_unknown_users")
     ]
-    most = max(reversed(known), key=lambda row: float(row["texts"]), default=None)  # the last of several
-    if most and most["gain_low"] <= 0:
-        yield f"its context gains nothing ({format_difference('gain', most)}, {most['texts']:,} texts)"
+    row = max(reversed(valid), key=lambda row: float(row["texts"]), default=None)  # the latest one in case of ties
+    if row and row["gain_low"] <= 0:
+        gain = f"{format_difference('gain', row)}, {row['texts']:,} texts"
+        yield f"its context does not significantly lower the perplexity ({gain})"

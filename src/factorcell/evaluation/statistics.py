@@ -1,14 +1,14 @@
-"""Differences between models over texts and trainings, and correlations, each with its 95 % interval.
+"""Differences between models over texts and trainings, and correlations, with 95 % confidence intervals.
 
-The figure of a model m with trainings s is the mean over s of R_ms, a ratio of sums over texts. Its difference d to
-another model has an interval over texts, [l, u], by the bootstrap. If models were trained several times, the spread of
-trainings is added:
+The figure of a model m with trainings s is the mean over s of R_ms, a ratio of sums over texts. The bootstrap over
+texts gives its difference d to another model an interval [l, u]. If models were trained several times, the variance
+between trainings is added:
 
     [d - sqrt((d - l)^2 + (t e)^2), d + sqrt((u - d)^2 + (t e)^2)],    e^2 = v (1 / S_1 + 1 / S_2)
 
-with v the pooled variance of R_ms over the S_1 and S_2 trainings, and t that of Student for S_1 + S_2 - 2 degrees of
-freedom, as confidence limits of independent parts of a sum are combined (Zou and Donner 2008). A deterministic model,
-such as an n-gram model, has no part in v, e and t.
+Here v is the pooled variance of R_ms over the S_1 and S_2 trainings, and t the quantile of Student's distribution with
+S_1 + S_2 - 2 degrees of freedom; confidence limits of independent terms of a sum are combined in this way (Zou and
+Donner 2008). Deterministic models, such as n-gram models, do not contribute to v, e and t.
 
 Shapes: M models, N texts, D draws.
 """
@@ -29,17 +29,18 @@ from factorcell.evaluation.text_figures import TextSums
 
 Row = dict[str, Any]
 
-LEVEL = 0.95  # of intervals
-NORMAL_QUANTILE = NormalDist().inv_cdf((1 + LEVEL) / 2)  # half an interval, in standard deviations
+LEVEL = 0.95  # confidence level of all intervals
+NORMAL_QUANTILE = NormalDist().inv_cdf((1 + LEVEL) / 2)  # half width of an interval in standard deviations
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Ratios:
-    """One figure of M models over the same texts: `drawn` (1 + D, M), first of all texts, then of every draw.
+    """One figure of M models over the same texts.
 
-    `trained` has the figure of each training of each model (none for a deterministic model), `texts` their number.
+    `resampled` (1 + D, M) has the figure over all texts in its first row, then that of each bootstrap draw. `trained`
+    has the figure of each training of each model (empty for a deterministic model). `texts` is the number of texts.
     """
 
     resampled: Floats
@@ -50,77 +51,83 @@ class Ratios:
     def from_sums(
         cls, models: Sequence[Sequence[TextSums]], seed: int = 0, deterministic: Container[int] = ()
     ) -> "Ratios | None":
-        """Compute the figure of models, each given by its trainings; None unless all are of the same texts.
+        """Compute the figure of each model from the sums of its trainings; None unless all read the same texts.
 
-        Texts that one of the models omits are omitted from all. The models at the places `exact` are deterministic.
+        Texts that one of the models omits are omitted for all. `deterministic` has the indices of those models.
         """
-        every = [sums for trainings in models for sums in trainings]
-        if not all(models) or len({(sums.texts, len(sums.denominator)) for sums in every}) > 1:
+        trainings = [sums for model in models for sums in model]
+        if not all(models) or len({(sums.texts, len(sums.denominator)) for sums in trainings}) > 1:
             return None
-        counted = np.logical_and.reduce([sums.is_included for sums in every])
-        below = every[0].denominator[counted]
-        if not len(below) or not all(np.array_equal(sums.denominator[counted], below) for sums in every):
+        included = np.logical_and.reduce([sums.is_included for sums in trainings])
+        denominator = trainings[0].denominator[included]
+        if not len(denominator) or not all(
+            np.array_equal(sums.denominator[included], denominator) for sums in trainings
+        ):
             return None
-        above = [np.mean([sums.numerator[counted] for sums in trainings], axis=0) for trainings in models]
-        drawn = bootstrap.resampled_sums(np.stack([below, *above], axis=1), seed=seed)
+        numerators = [np.mean([sums.numerator[included] for sums in model], axis=0) for model in models]
+        resampled = bootstrap.resampled_sums(np.stack([denominator, *numerators], axis=1), seed=seed)
         with np.errstate(invalid="ignore", divide="ignore"):
             trained = tuple(
                 np.array(
-                    [sums.numerator[counted].sum() / below.sum() for sums in trainings if place not in deterministic]
+                    [sums.numerator[included].sum() / denominator.sum() for sums in model if index not in deterministic]
                 )
-                for place, trainings in enumerate(models)
+                for index, model in enumerate(models)
             )
-            return cls(drawn[:, 1:] / drawn[:, :1], trained, int(np.count_nonzero(below)))
+            return cls(resampled[:, 1:] / resampled[:, :1], trained, int(np.count_nonzero(denominator)))
 
     def interval(self, model: int) -> Interval:
-        """Return the figure of `model`, with the interval over texts and over its trainings."""
+        """Return the figure of `model` with its interval over texts and trainings."""
         return add_training_variance(
             bootstrap.percentile_interval(self.resampled[:, model], self.texts), self.trained[model], np.zeros(0)
         )
 
-    def difference(self, one: int, other: int, paired: bool = False) -> Interval:
-        """Return how far model `one` lies above model `other`.
+    def difference(self, first: int, second: int, paired: bool = False) -> Interval:
+        """Return the figure of model `first` minus that of model `second`.
 
-        If `paired`, the trainings of both models correspond, and only the spread of their differences counts.
+        If `paired`, the trainings of the two models correspond, and the variance of their differences is used.
         """
         with np.errstate(invalid="ignore"):
-            interval = bootstrap.percentile_interval(self.resampled[:, one] - self.resampled[:, other], self.texts)
-        first, second = self.trained[one], self.trained[other]
-        return add_training_variance(interval, *((first - second, second[:0]) if paired else (first, second)))
+            differences = self.resampled[:, first] - self.resampled[:, second]
+            interval = bootstrap.percentile_interval(differences, self.texts)
+        first_values, second_values = self.trained[first], self.trained[second]
+        if paired:
+            return add_training_variance(interval, first_values - second_values, second_values[:0])
+        return add_training_variance(interval, first_values, second_values)
 
-    def best_model(self, highest: bool) -> int | None:
-        """Return the model that is better than every other beyond their intervals, or None."""
-        return bootstrap.clear_winner(self.resampled[0], highest, self.difference)
+    def best_model(self, higher_is_better: bool) -> int | None:
+        """Return the model that is significantly better than every other one, or None."""
+        return bootstrap.clear_winner(self.resampled[0], higher_is_better, self.difference)
 
 
-def add_training_variance(interval: Interval, one: Floats, other: Floats) -> Interval:
-    """Add the spread of the trainings of both models to an interval over texts."""
+def add_training_variance(interval: Interval, first: Floats, second: Floats) -> Interval:
+    """Widen an interval over texts by the variance between the trainings of both models."""
     if interval.low is None or interval.high is None:
         return interval
-    trained = [values for values in (one, other) if len(values)]
-    freedom = sum(len(values) - 1 for values in trained)
+    trained = [values for values in (first, second) if len(values)]
+    degrees = sum(len(values) - 1 for values in trained)
     squares = sum(float(((values - values.mean()) ** 2).sum()) for values in trained)
-    pooled = squares / max(1, freedom) * sum(1 / len(values) for values in trained)
-    wide = student(freedom) * math.sqrt(pooled) if freedom else 0.0
-    low, high = (math.hypot(end - interval.point, wide) for end in (interval.low, interval.high))
+    pooled = squares / max(1, degrees) * sum(1 / len(values) for values in trained)
+    half_width = student_quantile(degrees) * math.sqrt(pooled) if degrees else 0.0
+    low, high = (math.hypot(end - interval.point, half_width) for end in (interval.low, interval.high))
     return Interval(interval.point, interval.point - low, interval.point + high)
 
 
 @cache
-def student(freedom: int) -> float:
-    """Return the t within which the share `LEVEL` of Student's distribution lies.
+def student_quantile(degrees: int) -> float:
+    """Return the quantile t of Student's distribution for a two-sided interval of level `LEVEL`.
 
-    Its density over t = sqrt(n) tan(a) is cos(a)^(n - 1).
+    With t = sqrt(n) tan(a), the density over the angle a is proportional to cos(a)^(n - 1), n being the `degrees` of
+    freedom.
     """
     angles = np.linspace(0, math.pi / 2, 200_001)
-    density = np.cos(angles) ** (freedom - 1)
+    density = np.cos(angles) ** (degrees - 1)
     mass = np.append(0.0, np.cumsum((density[1:] + density[:-1]) / 2))
-    return float(math.sqrt(freedom) * np.tan(np.interp(LEVEL * mass[-1], mass, angles)))
+    return float(math.sqrt(degrees) * np.tan(np.interp(LEVEL * mass[-1], mass, angles)))
 
 
 def gain_from_nats(nats: Interval) -> Interval:
-    """Return the relative reduction of a perplexity from the reduction in nats per target."""
-    with np.errstate(over="ignore"):  # a model that diverged
+    """Convert a reduction in nats per target to the relative reduction of the perplexity."""
+    with np.errstate(over="ignore"):  # a diverged model has infinite nats
         point, *ends = (None if value is None else float(-np.expm1(-value)) for value in nats)
     assert point is not None
     return Interval(point, *ends)
@@ -129,8 +136,8 @@ def gain_from_nats(nats: Interval) -> Interval:
 def correlation(first: Sequence[float], second: Sequence[float]) -> Row:
     """Return Pearson's `r` with its interval (`low`, `high`) by Fisher's transformation, and the number `n` of pairs.
 
-    r is None if a column does not vary or there are fewer than three pairs; the interval is None under four. Pairs
-    that are not finite are omitted.
+    r is None if a column is constant or there are fewer than three pairs; the interval is None for fewer than four
+    pairs. Pairs with a value that is not finite are omitted.
     """
     pairs: Any = _finite_pairs(first, second)
     count = len(pairs)
@@ -141,12 +148,13 @@ def correlation(first: Sequence[float], second: Sequence[float]) -> Row:
         return {"r": r, "low": None, "high": None, "n": count}
     if abs(r) > 1 - 1e-12:
         return {"r": r, "low": r, "high": r, "n": count}
-    wide = NORMAL_QUANTILE / math.sqrt(count - 3)
-    return {"r": r, "low": math.tanh(math.atanh(r) - wide), "high": math.tanh(math.atanh(r) + wide), "n": count}
+    half_width = NORMAL_QUANTILE / math.sqrt(count - 3)
+    low, high = (math.tanh(math.atanh(r) + side * half_width) for side in (-1, 1))
+    return {"r": r, "low": low, "high": high, "n": count}
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> Row:
-    """Return Spearman's correlation, as `correlation` of the ranks."""
+    """Return Spearman's rank correlation in the format of `correlation`."""
     return correlation(*(ranks(column).tolist() for column in _finite_pairs(first, second).T))
 
 
@@ -155,14 +163,14 @@ def _finite_pairs(first: Sequence[float], second: Sequence[float]) -> Floats:
 
 
 def ranks(values: Sequence[float] | NDArray[Any]) -> Floats:
-    """Return the rank of each value, 1 for the lowest; equal values share their mean rank."""
-    _, which, counts = np.unique(np.asarray(values, dtype=float), return_inverse=True, return_counts=True)
-    shared: Floats = (np.cumsum(counts) - (counts - 1) / 2)[which]
-    return shared
+    """Return the rank of each value, 1 for the lowest; tied values have their mean rank."""
+    _, inverse, counts = np.unique(np.asarray(values, dtype=float), return_inverse=True, return_counts=True)
+    mean_ranks: Floats = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    return mean_ranks
 
 
 def auc(scores: Floats, positive: NDArray[np.bool_]) -> float:
-    """Return the area under the ROC curve: how often a positive scores above a negative, ties counted half."""
+    """Return the area under the ROC curve: the share of (positive, negative) pairs in order, ties counted half."""
     count, total = int(positive.sum()), len(positive)
     if count in (0, total):
         return math.nan

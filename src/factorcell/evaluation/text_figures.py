@@ -1,9 +1,11 @@
-"""The contribution of every text to the figures of a model, saved in its folder to compare runs later.
+"""The contribution of every text to the metrics of a model, saved in the run folder for later comparisons.
 
-A figure is a ratio of sums over texts: perplexity is exp(sum of nats / sum of targets), accuracy is the number of
-correct texts over that of judged ones. Two models are compared text by text if the keys of their figures are equal.
+A figure (metric) is a ratio of sums over texts:
 
-texts-4f0c2a91d37be865.safetensors   (in a run folder, one per table)
+    perplexity = exp(sum of nats / sum of targets)        accuracy = sum of correct texts / sum of judged texts
+
+Two models can be compared text by text if the keys of their figures are equal. The figures of a table are in the file
+`texts-<key>.safetensors` of the run folder.
 
 Shapes: N texts.
 """
@@ -27,10 +29,10 @@ Floats = NDArray[np.float64]
 
 
 class TextSums(NamedTuple):
-    """The contributions of texts to both sums of a figure, `above` (N,) over `below` (N,); both NaN if it is omitted.
+    """The contributions of N texts to the `numerator` (N,) and the `denominator` (N,) of a figure.
 
-    `key` identifies the texts and how they are read. `originals` is a digest of the original texts if the figure does
-    not depend on how they are read, else empty.
+    Both are NaN for an omitted text. `key` is a digest of the texts as the model reads them. `originals` is a digest of
+    the original texts for figures that do not depend on the tokenizer (bits per byte), else empty.
     """
 
     key: str
@@ -44,17 +46,17 @@ class TextSums(NamedTuple):
 
     @property
     def texts(self) -> str:
-        """The digest that two models must share for the figure to be compared text by text."""
+        """The digest that two models must share so that the figure can be compared text by text."""
         return self.originals or self.key
 
     @property
     def is_included(self) -> NDArray[np.bool_]:
-        """The texts that are not omitted (N,)."""
+        """Whether each text is counted, i.e. not omitted (N,)."""
         return ~np.isnan(self.denominator)
 
     @property
     def ratio(self) -> float:
-        """The figure of all texts, or its logarithm if it is a perplexity."""
+        """The figure over all counted texts; for a perplexity, its logarithm."""
         with np.errstate(invalid="ignore", divide="ignore"):
             return float(self.numerator[self.is_included].sum() / self.denominator[self.is_included].sum())
 
@@ -63,7 +65,7 @@ Figures = dict[str, TextSums]
 
 
 def texts_digest(corpus: Corpus, *question: str) -> str:
-    """Return a digest of the texts of a corpus, its vocabulary, and the `question` that a figure answers."""
+    """Return a digest of the texts of a corpus, its vocabulary, and the `question` (such as target and candidates)."""
     digest = hashlib.sha256(json.dumps([corpus.tokenizer.tokens, question]).encode())
     for array in (corpus.tokens, corpus.offsets):
         digest.update(np.ascontiguousarray(array, dtype=np.int64).tobytes())
@@ -71,13 +73,13 @@ def texts_digest(corpus: Corpus, *question: str) -> str:
 
 
 def sum_per_text(values: NDArray[np.generic], corpus: Corpus) -> Floats:
-    """Return the sums (N,) over each text of the `values` of its targets."""
+    """Sum `values`, one per target, over each text (N,)."""
     sums: Floats = np.add.reduceat(np.append(values.astype(np.float64), 0.0), target_offsets(corpus)[:-1])
     return sums
 
 
 def figures_from_nats(nats: NDArray[np.generic], corpus: Corpus) -> Figures:
-    """Return both perplexities and the bits per byte from the nats of all targets of `corpus`."""
+    """Return the figures `perplexity`, `perplexity_known` and `bits_per_byte` from the nats of all targets."""
     known, key, sums = is_known_target(corpus), texts_digest(corpus), sum_per_text(nats, corpus)
     figures = {
         "perplexity": TextSums(key, sums, corpus.lengths.astype(np.float64)),
@@ -90,9 +92,9 @@ def figures_from_nats(nats: NDArray[np.generic], corpus: Corpus) -> Figures:
 
 
 def bits_per_byte(key: str, nats: Floats, corpus: Corpus) -> TextSums | None:
-    """Return bits over bytes of the original texts from the `nats` (N,) of the texts; None without the originals.
+    """Return bits over bytes of the original texts from the `nats` (N,) of the texts; None without original texts.
 
-    Texts that were cut are omitted, because the bytes of the part that was read are unknown.
+    Truncated texts are omitted, because the number of bytes of the part that was read is unknown.
     """
     if corpus.originals is None:
         return None
@@ -102,31 +104,31 @@ def bits_per_byte(key: str, nats: Floats, corpus: Corpus) -> TextSums | None:
 
 
 def has_lower_bound(corpus: Corpus) -> NDArray[np.bool_]:
-    """Return for which texts (N,) of `corpus` the bits are only a lower bound: their tokens do not determine them."""
+    """Return for which texts (N,) the bits are only a lower bound, because the tokens do not determine the text."""
     unknown = sum_per_text(~is_known_target(corpus), corpus) > 0
     return unknown if corpus.originals is None else unknown | ~corpus.originals.restorable
 
 
-def accuracy_sums(key: str, right: NDArray[np.bool_], judged: NDArray[np.bool_]) -> TextSums:
-    """Return an accuracy from which texts (N,) were `judged`, and which are `right`."""
-    return TextSums(key, (right & judged).astype(np.float64), judged.astype(np.float64))
+def accuracy_sums(key: str, correct: NDArray[np.bool_], judged: NDArray[np.bool_]) -> TextSums:
+    """Return the accuracy figure from masks of the correctly classified (N,) and of the judged texts (N,)."""
+    return TextSums(key, (correct & judged).astype(np.float64), judged.astype(np.float64))
 
 
 def save(folder: Path, figures: Mapping[str, TextSums]) -> None:
-    """Save figures in the `folder` of their model, next to others of the same texts."""
+    """Save figures in the `folder` of their model, merged with saved figures of the same texts."""
     for key in {sums.key for sums in figures.values()}:
-        kept = {**load(folder, key), **{name: sums for name, sums in figures.items() if sums.key == key}}
+        merged = {**load(folder, key), **{name: sums for name, sums in figures.items() if sums.key == key}}
         tensors = {
             f"{name} {part}": torch.tensor(getattr(sums, part))
-            for name, sums in kept.items()
+            for name, sums in merged.items()
             for part in ("numerator", "denominator")
         }
-        originals = {name: sums.originals for name, sums in kept.items() if sums.originals}
+        originals = {name: sums.originals for name, sums in merged.items() if sums.originals}
         files.save_tensors(_path(folder, key), tensors, {"key": key, "originals": originals})
 
 
 def load(folder: Path, key: str | None) -> Figures:
-    """Return the figures that `keep` saved of the texts of this key, if any."""
+    """Return the saved figures for the texts with digest `key`; an empty dict if there are none."""
     if key is None or not key.isalnum() or not _path(folder, key).exists():
         return {}
     tensors, facts = files.load_tensors(_path(folder, key))
@@ -143,7 +145,7 @@ def load(folder: Path, key: str | None) -> Figures:
             for name in names
         }
     except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{_path(folder, key)}: no figures of texts ({error!r})") from None
+        raise UserError(f"{_path(folder, key)}: not a file of figures of texts ({error!r})") from None
 
 
 def _path(folder: Path, key: str) -> Path:

@@ -1,6 +1,6 @@
-"""Generation of texts: drawn or found by search.
+"""Generation of texts by sampling and by search.
 
-`factorcell.generate` is the function; `factorcell.generation.generate` is the module that it lives in.
+The function `factorcell.generate` is in the module `factorcell.generation.generate`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,10 +1,10 @@
-"""Texts that fit their context, from a run: contexts in, readable texts out, as plain rows.
+"""Generation of texts for contexts with a run, as rows.
 
-    generate   whole texts, each in its context, in one of `METHODS`
-    stream     one text, as it is written
+    generate   whole texts, by one of `GENERATION_METHODS`
+    stream     one text, token by token
 
-What a text draws follows from the seed and its number, so that texts are the same in any batch, and a list that was
-stopped goes on from any number.
+The random draws of a text depend only on the seed and the number of the text, so that texts are the same in any batch
+and an interrupted list can be continued at any number.
 """
 
 import difflib
@@ -42,19 +42,37 @@ from factorcell.model.language_model import Conditioning
 from factorcell.model.precision import FLOAT32
 from factorcell.model.run import Run
 
-DRAWN = ("sample", "stochastic")  # those whose draws can be sharpened
-BATCH_SIZES = {"sample": 128, "greedy": 128, "beam": 16, "stochastic": 8}  # contexts written at once
-NARROW, WIDE = 8, 120  # beginnings of a beam, and of a stochastic one (thesis 2018, section 6.3.1)
+SAMPLED_METHODS = ("sample", "stochastic")
+BATCH_SIZES = {"sample": 128, "greedy": 128, "beam": 16, "stochastic": 8}  # contexts that are written at once
+BEAM_WIDTH, STOCHASTIC_BEAM_WIDTH = 8, 120  # default widths (thesis 2018, section 6.3.1)
 
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """How texts are written.
+    """Options of generation.
 
-    The thesis' stochastic beam is ("stochastic", max_tokens=70, no_repeat_ngram=3, length_penalty=0).
-    Lengths are in tokens, `banned` and `stops` are words or texts. A beam holds `width` beginnings (None: 8, and 120 of
-    a stochastic one); a stochastic one grows each by `grow` drawn tokens. `length_penalty` 1 looks for the lowest
-    perplexity, 0 for the most probable text, which is short. After `seconds` what is written so far is given back.
+    The stochastic beam search of the thesis is
+    `GenerationOptions("stochastic", max_tokens=70, no_repeat_ngram=3, length_penalty=0)`.
+
+    Attributes:
+        method: `sample`, `greedy`, `beam` or `stochastic`.
+        temperature: Temperature of sampling.
+        top_k: Sample among this number of most probable tokens; 0 means all.
+        top_p: Sample among the most probable tokens that together hold this share.
+        max_tokens: Maximum number of tokens, without the prompt.
+        min_tokens: Minimum number of tokens, without the prompt.
+        no_repeat_ngram: No n-gram of this size occurs twice, the prompt included; 0 permits repetitions.
+        width: Hypotheses of a beam; by default 8, and 120 for `stochastic`.
+        grow: Sampled extensions of each hypothesis, for `stochastic`.
+        length_penalty: Beam searches compare log p / targets ** length_penalty: 1 prefers the lowest perplexity, 0 the
+            most probable text, which is short.
+        banned: Words that are never written.
+        stops: Texts that end a text.
+        seed: The seed of all draws.
+        seconds: Time limit, after which unfinished texts are returned.
+
+    Raises:
+        UserError: An option is not valid.
     """
 
     method: str = "sample"
@@ -81,24 +99,31 @@ class GenerationOptions:
             length_penalty=self.length_penalty,
             seconds=self.seconds,
         )
-        if self.sampler() != Sampler() and self.method not in DRAWN:
-            raise UserError(f"{self.method} texts have no temperature, top_k or top_p; choose {' or '.join(DRAWN)}")
+        if self.sampler() != Sampler() and self.method not in SAMPLED_METHODS:
+            methods = " or ".join(SAMPLED_METHODS)
+            raise UserError(f"{self.method} does not use temperature, top_k or top_p; choose {methods}")
         Constraints(self.max_tokens, self.min_tokens, no_repeat_ngram=self.no_repeat_ngram)
 
     def deadline(self) -> float:
+        """Return when generation must end, as a `time.monotonic()`."""
         return math.inf if self.seconds is None else time.monotonic() + self.seconds
 
     def sampler(self) -> Sampler:
         return Sampler(self.temperature, self.top_k, self.top_p)
 
     def beam_sizes(self, texts: int) -> tuple[int, int]:
-        """Return the beginnings held for `texts` texts of a context, and the tokens by which each is grown."""
-        width = self.width or (WIDE if self.method == "stochastic" else NARROW)
-        wide = {"beam": max(texts, width), "stochastic": width}.get(self.method, 1)
-        return wide, self.grow if self.method == "stochastic" else wide
+        """Return the hypotheses for `texts` texts of a context, and the extensions of each hypothesis."""
+        default = STOCHASTIC_BEAM_WIDTH if self.method == "stochastic" else BEAM_WIDTH
+        width = self.width or default
+        hypotheses = {"beam": max(texts, width), "stochastic": width}.get(self.method, 1)
+        return hypotheses, self.grow if self.method == "stochastic" else hypotheses
 
     def constraints(self, run: Run) -> Constraints:
-        """Return the constraints in token ids; `UserError` for a word that is not in the vocabulary."""
+        """Return the constraints in token ids.
+
+        Raises:
+            UserError: A word is not in the vocabulary.
+        """
         specials = run.tokenizer.specials
         banned = {specials.unknown, *(token for word in self.banned for token in known_tokens(run, word, "banned"))}
         stops = tuple(known_tokens(run, text, "a stop") for text in self.stops)
@@ -111,10 +136,10 @@ DEFAULT = GenerationOptions()
 
 
 def known_tokens(run: Run, text: str, what: str) -> tuple[int, ...]:
-    """Return the tokens of `text`; a `UserError` names a word that is not in the vocabulary, and the nearest ones."""
+    """Return the token ids of `text`, or raise a `UserError` that calls it `what` if a word is out of vocabulary."""
     tokens = run.tokenizer.split(text)
-    for token, near in unknown_tokens(run, text).items():
-        hint = f"; near it: {', '.join(near)}" if near else ""
+    for token, similar in unknown_tokens(run, text).items():
+        hint = f"; similar words: {', '.join(similar)}" if similar else ""
         raise UserError(f"{what}: {token!r} is not in the vocabulary of {run.folder}{hint}")
     if not tokens:
         raise UserError(f"{what}: {text!r} has no token")
@@ -122,7 +147,7 @@ def known_tokens(run: Run, text: str, what: str) -> tuple[int, ...]:
 
 
 def unknown_tokens(run: Run, text: str) -> dict[str, list[str]]:
-    """Return the tokens of `text` that the run reads as the unknown one, each with the nearest that it knows."""
+    """Return the out-of-vocabulary tokens of `text`, each with similar tokens of the vocabulary."""
     tokens, unknown = run.tokenizer.split(text), run.tokenizer.specials.unknown
     pairs = zip(tokens, run.tokenizer.encode(tokens), strict=True)
     names = dict.fromkeys(token for token, number in pairs if number == unknown)
@@ -130,15 +155,15 @@ def unknown_tokens(run: Run, text: str) -> dict[str, list[str]]:
 
 
 def category_values(schema: ContextSchema, column: str) -> list[str]:
-    """Return the values of a categorical context column, `in_order`."""
+    """Return the sorted values of a categorical context column."""
     variable = schema.variable(column)
     if variable.kind != "category":
-        raise UserError(f"{column} is a {variable.kind}: only a category has a list of values")
+        raise UserError(f"{column}: expected a column of kind category, got {variable.kind}")
     return sort_values(variable.values[1:])
 
 
 def sort_values(values: Sequence[str]) -> list[str]:
-    """Sort values as numbers if all are numbers, otherwise as words."""
+    """Sort values as numbers if all are numbers, otherwise alphabetically."""
     try:
         return sorted(values, key=float)
     except ValueError:
@@ -156,16 +181,16 @@ def generate(
     unknown: str = "error",
     first: int = 0,
 ) -> Iterator[files.Row]:
-    """Yield `number` texts of each of `contexts`, one context after another.
+    """Yield `number` texts for each context, one context after another.
 
     Args:
         run: The model.
-        contexts: A mapping from column to value, a list of them, or any table; other columns have expected values.
-        number: Texts of each context.
-        options: How texts are written.
-        prompt: The beginning of each text; the model may not know its words.
-        case: Whether sentences begin with capitals.
-        unknown: How values that training never saw are read, as in `Run.prepare`.
+        contexts: A mapping from column to value, a list of mappings, or any table; other columns have expected values.
+        number: Number of texts per context.
+        options: The options of generation.
+        prompt: The beginning of each text; it may have out-of-vocabulary words.
+        case: Whether sentences begin with capital letters.
+        unknown: How context values that training never saw are read, as in `Run.prepare`.
         first: The number of the first text, to continue a list.
 
     Returns:
@@ -179,31 +204,31 @@ def generate(
     contexts = to_rows(contexts)
     if options.method == "greedy" and number > 1:
         raise UserError(f"{number} greedy texts of a context would be the same; choose sample, stochastic or beam")
-    rules, deadline = options.constraints(run), options.deadline()
-    prompted, about = run.tokenizer.split(prompt), provenance(run, options, prompt)
-    size = number if options.method == "beam" else 1  # texts that are searched for together
-    each, together = number // size, BATCH_SIZES[options.method]
-    jobs = len(contexts) * each
-    for start in range(first // size, jobs, together):
+    constraints, deadline = options.constraints(run), options.deadline()
+    prompt_tokens, origin = run.tokenizer.split(prompt), provenance(run, options, prompt)
+    size = number if options.method == "beam" else 1  # texts that one search returns
+    searches, batch_size = number // size, BATCH_SIZES[options.method]
+    total = len(contexts) * searches
+    for start in range(first // size, total, batch_size):
         if time.monotonic() >= deadline:
             return
-        places = [job // each for job in range(start, min(jobs, start + together))]
-        width, across = options.beam_sizes(size)
-        wanted = sizes.beam_bytes(run.model, len(places), width, across, options.max_tokens)
-        memory.check(wanted, f"{len(places):,} times {width:,} beginnings of texts")
-        conditioning, which = condition_contexts(run, contexts, places, unknown)
+        indices = [search // searches for search in range(start, min(total, start + batch_size))]
+        width, extensions = options.beam_sizes(size)
+        required = sizes.beam_bytes(run.model, len(indices), width, extensions, options.max_tokens)
+        memory.check(required, f"{len(indices):,} contexts with {width:,} hypotheses each")
+        conditioning, rows = condition_contexts(run, contexts, indices, unknown)
         with run.scoring():
-            ids = run.tokenizer.encode(prompted)
-            task = WritingTask(run.model, conditioning, which, rules, ids, deadline)
-            found = _written(task, options, size, start)
-        for job, (place, texts) in enumerate(zip(places, found, strict=True), start):
-            for index, text in enumerate(texts):
-                if job * size + index >= first:
+            ids = run.tokenizer.encode(prompt_tokens)
+            task = WritingTask(run.model, conditioning, rows, constraints, ids, deadline)
+            results = _write_texts(task, options, size, start)
+        for search, (index, texts) in enumerate(zip(indices, results, strict=True), start):
+            for offset, text in enumerate(texts):
+                if search * size + offset >= first:
                     yield {
-                        **about,
-                        "number": job * size + index,
-                        "context": dict(contexts[place]),
-                        "text": _readable(run, [*prompted, *run.tokenizer.decode(text.tokens)], case),
+                        **origin,
+                        "number": search * size + offset,
+                        "context": dict(contexts[index]),
+                        "text": _join(run, [*prompt_tokens, *run.tokenizer.decode(text.tokens)], case),
                         "tokens": len(text.tokens),
                         "log_probability": text.log_probability,
                         "perplexity": math.exp(-text.log_probability / max(1, text.targets)),
@@ -212,35 +237,41 @@ def generate(
 
 
 def provenance(run: Run, options: GenerationOptions, prompt: str = "") -> files.Row:
-    """Return the run and the options that are not the default, as every row of `generate` has them.
+    """Return the run and the options that are not defaults, as all rows of `generate` have them.
 
-    The precision is one of them, since the same seed draws other texts in another precision.
+    They include the precision, since the same seed draws other texts in another precision.
     """
-    chosen = {
+    specified = {
         field.name: getattr(options, field.name)
         for field in fields(options)
         if getattr(options, field.name) != field.default and field.name != "seconds"
     }
-    chosen = {name: list(value) if isinstance(value, tuple) else value for name, value in chosen.items()}
-    chosen |= {"prompt": prompt} if prompt else {}
-    chosen |= {"precision": run.precision} if run.precision != FLOAT32 else {}
-    return {"run": run.folder.name, "options": chosen}
+    specified = {name: list(value) if isinstance(value, tuple) else value for name, value in specified.items()}
+    specified |= {"prompt": prompt} if prompt else {}
+    specified |= {"precision": run.precision} if run.precision != FLOAT32 else {}
+    return {"run": run.folder.name, "options": specified}
 
 
-def count_resumable_rows(file: Path, about: files.Row, contexts: Sequence[Mapping[str, Any]], number: int) -> int:
-    """Return the number of rows in `file`, of `number` texts for each of `contexts`; remove a last line that was cut.
+def count_resumable_rows(file: Path, origin: files.Row, contexts: Sequence[Mapping[str, Any]], number: int) -> int:
+    """Return the number of generated texts in `file`, and remove an incomplete last line.
+
+    Args:
+        file: A file of rows of `generate`.
+        origin: The `provenance` that all rows must have.
+        contexts: The contexts of the list.
+        number: Number of texts per context.
 
     Raises:
-        UserError: A row has another origin or context.
+        UserError: A row has another provenance or context.
     """
     rows = files.read_rows(file)
     for index, row in enumerate(rows):
         place = index // max(1, number)
-        wanted = {**about, "number": index, "context": contexts[place] if place < len(contexts) else "no further one"}
-        for name, value in wanted.items():
+        expected = {**origin, "number": index, "context": contexts[place] if place < len(contexts) else "no more rows"}
+        for name, value in expected.items():
             if row.get(name) != value:
-                found = f"{name} is {row.get(name)!r}, where {value!r} is asked for"
-                raise UserError(f"{file} line {index + 1}: {found}; nothing resumed")
+                fault = f"expected {name} {value!r}, got {row.get(name)!r}"
+                raise UserError(f"{file} line {index + 1}: {fault}; nothing resumed")
     files.write_rows(file, rows)
     return len(rows)
 
@@ -254,40 +285,53 @@ def stream(
     case: bool = False,
     unknown: str = "error",
 ) -> Iterator[str]:
-    """Yield one text in pieces as it is drawn, the prompt first; joined, they are the first text of `generate`."""
+    """Yield one text in pieces while it is written, the prompt first; it is the first text of `generate`.
+
+    Args:
+        run: The model.
+        context: Column -> value; other columns have expected values.
+        options: The options of generation; the method must be `sample` or `greedy`.
+        prompt: The beginning of the text; it may have out-of-vocabulary words.
+        case: Whether sentences begin with capital letters.
+        unknown: How context values that training never saw are read, as in `Run.prepare`.
+
+    Raises:
+        UserError: The method, the context or a word of the options is not valid.
+    """
     if options.method not in ("sample", "greedy"):
-        raise UserError(f"a text by {options.method} is not written from left to right; choose sample or greedy")
-    conditioning, which = condition_contexts(run, [context], [0], unknown)
-    rules, tokens, shown = options.constraints(run), run.tokenizer.split(prompt), ""
-    task = WritingTask(run.model, conditioning, which, rules, run.tokenizer.encode(tokens), options.deadline())
-    written = generate_steps(task, _choice(options, 1, 0))
+        raise UserError(f"stream: {options.method} does not write from left to right; choose sample or greedy")
+    conditioning, rows = condition_contexts(run, [context], [0], unknown)
+    constraints, tokens, yielded = options.constraints(run), run.tokenizer.split(prompt), ""
+    ids = run.tokenizer.encode(tokens)
+    task = WritingTask(run.model, conditioning, rows, constraints, ids, options.deadline())
+    steps = generate_steps(task, _choice(options, 1, 0))
     while True:
-        text = _readable(run, tokens, case)
-        if len(text) > len(shown):
-            yield text[len(shown) :]
-        shown = text
-        with run.scoring():  # between two steps the caller computes as before
-            step = next(written, None)
+        text = _join(run, tokens, case)
+        if len(text) > len(yielded):
+            yield text[len(yielded) :]
+        yielded = text
+        with run.scoring():  # only within a step, so that the caller's precision is unchanged between steps
+            step = next(steps, None)
         if step is None:
             return
-        if step.tokens[0] != rules.end:
+        if step.tokens[0] != constraints.end:
             tokens = [*tokens, *run.tokenizer.decode(step.tokens.tolist())]
 
 
 def condition_contexts(
-    run: Run, contexts: Sequence[Mapping[str, Any]], places: Sequence[int], unknown: str = "error"
+    run: Run, contexts: Sequence[Mapping[str, Any]], indices: Sequence[int], unknown: str = "error"
 ) -> tuple[Conditioning, Tensor]:
-    """Return the conditions of the contexts at `places`, each once, biases summed; and the row of each place."""
-    distinct, which = np.unique(np.asarray(places, dtype=np.int64), return_inverse=True)
-    corpus = run.read([""] * len(distinct), [contexts[place] for place in distinct], unknown=unknown)
+    """Return the conditioning of the distinct contexts at `indices`, with folded biases, and the row of each index."""
+    distinct, rows = np.unique(np.asarray(indices, dtype=np.int64), return_inverse=True)
+    corpus = run.read([""] * len(distinct), [contexts[index] for index in distinct], unknown=unknown)
     with run.scoring():
         conditioning = run.model.condition(corpus.context(np.arange(len(distinct))).to(run.device))
         conditioning = replace(conditioning, head=run.model.head.fold(conditioning.head))
-    return conditioning, torch.from_numpy(which).to(run.device)
+    return conditioning, torch.from_numpy(rows).to(run.device)
 
 
-def _written(task: WritingTask, options: GenerationOptions, size: int, first: int) -> list[list[GeneratedText]]:
-    """Return `size` texts for each context of `task`, of which the first has the number `first`."""
+def _write_texts(task: WritingTask, options: GenerationOptions, size: int, first: int) -> list[list[GeneratedText]]:
+    """Return `size` texts for each context of `task`; the first search has the number `first`."""
     beam = Beam(options.beam_sizes(size)[0], options.length_penalty, size)
     if options.method == "beam":
         return beam_search.search_beam(task, beam)
@@ -295,8 +339,8 @@ def _written(task: WritingTask, options: GenerationOptions, size: int, first: in
         return beam_search.search_stochastic_beam(
             task, beam, options.sampler(), grow=options.grow, seed=options.seed, first=first
         )
-    chosen = generate_steps(task, _choice(options, len(task.contexts), first))
-    return [[text] for text in collect_texts(len(task.contexts), chosen, task.rules)]
+    steps = generate_steps(task, _choice(options, len(task.contexts), first))
+    return [[text] for text in collect_texts(len(task.contexts), steps, task.constraints)]
 
 
 def _choice(options: GenerationOptions, count: int, first: int) -> Choice:
@@ -305,6 +349,6 @@ def _choice(options: GenerationOptions, count: int, first: int) -> Choice:
     return sampled(options.sampler(), count, options.max_tokens, options.seed, first)
 
 
-def _readable(run: Run, tokens: Sequence[str], case: bool) -> str:
+def _join(run: Run, tokens: Sequence[str], case: bool) -> str:
     text = run.tokenizer.join(tokens)
     return sentence_case(text) if case else text

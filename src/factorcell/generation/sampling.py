@@ -1,6 +1,6 @@
-"""Texts of token ids from a model: greedy and drawn, for many contexts at once, a token at a time.
+"""Generation of texts token by token, greedily or by sampling, for many contexts at once.
 
-Shapes: N unfinished texts, B contexts, t tokens written, S tokens for each text, V vocabulary.
+Shapes: N unfinished texts, B contexts, t tokens of a text, S chosen tokens per text, V vocabulary, H hidden.
 """
 
 import math
@@ -21,15 +21,18 @@ from factorcell.model.kernels.drawing import ForbiddenTokens, PackedTable, Token
 from factorcell.model.language_model import Conditioning, LanguageModel
 from factorcell.model.output import ContextBias, SoftmaxHead
 
-ROWS = 64  # texts whose log probabilities exist at one time, so that they stay in a processor's cache
-READ_ROWS = 128  # texts that are read at one time in compiled code
+ROWS = 64  # texts whose log probabilities are computed at once, so that they fit into a processor's cache
+READ_ROWS = 128  # texts that the compiled path reads at once
 
 
 @dataclass(frozen=True)
 class Hypotheses:
-    """N unfinished texts: `tokens` (N, t) from the start token on, the `state` before the last, and their contexts.
+    """Unfinished texts.
 
-    `contexts` (N,) are rows of a `Conditioning`; without a `state` it is that before the start token.
+    Attributes:
+        tokens: The tokens of each text (N, t), from the start token on.
+        contexts: The context of each text (N,), a row of a `Conditioning`.
+        state: The state before the last tokens; None for the initial state.
     """
 
     tokens: Tensor
@@ -37,24 +40,34 @@ class Hypotheses:
     state: BackboneState | None = None
 
     def select(self, rows: Tensor) -> "Hypotheses":
-        """Return the texts of `rows` (N',), repeated where a row is named twice."""
+        """Return the texts of `rows` (N',), which may repeat."""
         state = None if self.state is None else self.state.select(rows)
         return Hypotheses(self.tokens[rows], self.contexts[rows], state)
 
     def extend(self, tokens: Tensor, state: BackboneState, parents: Tensor | None = None) -> "Hypotheses":
-        """Return the texts of `parents` (N',), or all, with one more token (N',) and the `state` before it."""
-        front = Hypotheses(self.tokens, self.contexts, state)
-        front = front if parents is None else front.select(parents)
-        return Hypotheses(torch.cat([front.tokens, tokens[:, None]], 1), front.contexts, front.state)
+        """Return the texts extended by `tokens` (N',), with the `state` before these.
 
-    def children(self, tokens: Tensor, kept: Tensor, state: BackboneState) -> "Hypotheses":
-        """Return the children `kept` (B, K) of B groups of texts that may grow by `tokens` (N, L).
-
-        `kept` holds places among all children of a group.
+        Args:
+            tokens: The next tokens (N',).
+            state: The state of the texts before these tokens.
+            parents: The rows of the texts to extend (N',); None for all.
         """
-        firsts = torch.arange(len(kept), device=kept.device)[:, None] * (len(tokens) // max(1, len(kept)))
-        parents = (firsts + kept // tokens.shape[1]).flatten()
-        return self.extend(tokens.view(len(kept), -1).gather(1, kept).flatten(), state, parents)
+        texts = Hypotheses(self.tokens, self.contexts, state)
+        texts = texts if parents is None else texts.select(parents)
+        return Hypotheses(torch.cat([texts.tokens, tokens[:, None]], 1), texts.contexts, texts.state)
+
+    def children(self, tokens: Tensor, selected: Tensor, state: BackboneState) -> "Hypotheses":
+        """Return the `selected` extensions of B groups of texts.
+
+        Args:
+            tokens: The possible next tokens of each text (N, L).
+            selected: Numbers of extensions (B, K), counted within each group.
+            state: The state of the texts before these tokens.
+        """
+        first_rows = torch.arange(len(selected), device=selected.device)[:, None]
+        first_rows = first_rows * (len(tokens) // max(1, len(selected)))
+        parents = (first_rows + selected // tokens.shape[1]).flatten()
+        return self.extend(tokens.view(len(selected), -1).gather(1, selected).flatten(), state, parents)
 
 
 Pick = Callable[[Tensor, Tensor], tuple[Tensor, ...]]  # rows (n,), log probabilities (n, V) -> values (n, ...)
@@ -62,15 +75,21 @@ Pick = Callable[[Tensor, Tensor], tuple[Tensor, ...]]  # rows (n,), log probabil
 
 @dataclass(frozen=True)
 class WritingTask:
-    """Request a text for each of `contexts` (N,), rows of `conditioning`, under `rules`; all begin with `prompt`.
+    """A request for one text per context.
 
-    After the `deadline`, a `time.monotonic()`, the texts stay as they are.
+    Attributes:
+        model: The model.
+        conditioning: The conditioning of the distinct contexts.
+        contexts: The context of each text (N,), a row of `conditioning`.
+        constraints: The constraints on the texts.
+        prompt: The tokens with which all texts begin.
+        deadline: When to end, as a `time.monotonic()`; the texts then stay unfinished.
     """
 
     model: LanguageModel
     conditioning: Conditioning
     contexts: Tensor
-    rules: Constraints
+    constraints: Constraints
     prompt: Sequence[int] = ()
     deadline: float = math.inf
 
@@ -84,84 +103,91 @@ class WritingTask:
         return None if table is None else _Compiled(self.model, table, self.conditioning)
 
     def begin(self) -> Hypotheses:
-        """Return the texts with nothing but the prompt."""
+        """Return the texts with only the prompt."""
         start = self.model.specials.start
-        front = Hypotheses(torch.full_like(self.contexts[:, None], start), self.contexts)
+        texts = Hypotheses(torch.full_like(self.contexts[:, None], start), self.contexts)
         for token in self.prompt:
             if self._compiled is not None:
-                _, state = self._compiled.read(front)
+                _, state = self._compiled.read(texts)
             else:
-                state, _ = self.read(front, lambda _rows, logs: (logs[:, 0],))
-            front = front.extend(torch.full_like(self.contexts, token), state)
-        return front
+                state, _ = self.read(texts, lambda _rows, logs: (logs[:, 0],))
+            texts = texts.extend(torch.full_like(self.contexts, token), state)
+        return texts
 
-    def choose(self, front: Hypotheses, wanted: TokenRequest, written: int) -> tuple[BackboneState, Tensor, Tensor]:
-        """Read the last tokens; return the state, the next tokens (N, S) as `wanted`, and their log probabilities.
+    def choose(self, texts: Hypotheses, request: TokenRequest, length: int) -> tuple[BackboneState, Tensor, Tensor]:
+        """Read the last tokens and choose the next ones.
 
-        Texts have `written` tokens after the prompt.
+        Args:
+            texts: The texts, which have `length` tokens after the prompt.
+            request: The tokens to choose.
+            length: Number of tokens after the prompt.
+
+        Returns:
+            The state after the last tokens, the next tokens (N, S), and their log probabilities (N, S).
         """
         if self._compiled is not None:
-            return self._compiled.choose(front, wanted, self.rules.barred(front.tokens, written))
+            forbidden = self.constraints.forbidden_tokens(texts.tokens, length)
+            return self._compiled.choose(texts, request, forbidden)
 
         def pick(rows: Tensor, logs: Tensor) -> tuple[Tensor, Tensor]:
-            self.rules.forbid(logs, front.tokens[rows], written)
-            tokens = choose_tokens(wanted.select(rows), logs)
+            self.constraints.forbid(logs, texts.tokens[rows], length)
+            tokens = choose_tokens(request.select(rows), logs)
             return tokens, logs.gather(1, tokens)
 
-        state, (tokens, logs) = self.read(front, pick)
+        state, (tokens, logs) = self.read(texts, pick)
         return state, tokens, logs
 
-    def read(self, front: Hypotheses, pick: Pick) -> tuple[BackboneState, tuple[Tensor, ...]]:
-        """Read the last tokens; return the state, and what `pick` makes of the log probabilities of `ROWS` texts."""
-        states, picked = [], []
+    def read(self, texts: Hypotheses, pick: Pick) -> tuple[BackboneState, tuple[Tensor, ...]]:
+        """Read the last tokens; return the state after them and what `pick` returns for parts of `ROWS` texts."""
+        states, values = [], []
         with torch.inference_mode():
-            for rows in torch.split(torch.arange(len(front.tokens), device=front.tokens.device), ROWS):
-                here = front.select(rows)
-                logs, after = self.model.step(here.tokens[:, -1], self.conditioning.select(here.contexts), here.state)
-                states.append(after)
-                picked.append(pick(rows, logs))
-        return states[0].cat(states[1:]), tuple(torch.cat(values) for values in zip(*picked, strict=True))
+            for rows in torch.split(torch.arange(len(texts.tokens), device=texts.tokens.device), ROWS):
+                part = texts.select(rows)
+                logs, state = self.model.step(part.tokens[:, -1], self.conditioning.select(part.contexts), part.state)
+                states.append(state)
+                values.append(pick(rows, logs))
+        return states[0].cat(states[1:]), tuple(torch.cat(parts) for parts in zip(*values, strict=True))
 
 
 class _Compiled:
-    """A model that chooses next tokens in compiled code, for texts in some contexts."""
+    """Chooses next tokens in compiled code, for texts in the contexts of one conditioning."""
 
     def __init__(self, model: LanguageModel, table: PackedTable, conditioning: Conditioning) -> None:
         self.model, self.table, self.conditioning = model, table, conditioning
         self.output, bias = cast(SoftmaxHead, model.head), cast(ContextBias, conditioning.head)
         self.bias = cast(Tensor, (self.output.fold(bias) if bias.bias is None else bias).bias)
-        self.known: dict[int, tuple[Tensor, Conditions]] = {}  # of each block, its contexts and their conditions
+        self.block_conditions: dict[int, tuple[Tensor, Conditions]] = {}  # contexts and conditions of each block
 
     def choose(
-        self, front: Hypotheses, wanted: TokenRequest, barred: ForbiddenTokens
+        self, texts: Hypotheses, request: TokenRequest, forbidden: ForbiddenTokens
     ) -> tuple[BackboneState, Tensor, Tensor]:
         with torch.inference_mode():
-            vectors, state = self.read(front)
+            vectors, state = self.read(texts)
             values = vectors @ self.output.projection
-            return state, *next_tokens(values, self.table, self.bias, front.contexts, barred, wanted)
+            return state, *next_tokens(values, self.table, self.bias, texts.contexts, forbidden, request)
 
-    def read(self, front: Hypotheses) -> tuple[Tensor, BackboneState]:
-        """Return vectors (N, H) and the state after the last tokens."""
-        rows = torch.arange(len(front.tokens))
-        blocks = [front] if len(rows) <= READ_ROWS else [front.select(part) for part in torch.split(rows, READ_ROWS)]
+    def read(self, texts: Hypotheses) -> tuple[Tensor, BackboneState]:
+        """Return the vectors (N, H) and the state after the last tokens."""
+        rows = torch.arange(len(texts.tokens))
+        blocks = [texts] if len(rows) <= READ_ROWS else [texts.select(part) for part in torch.split(rows, READ_ROWS)]
         with torch.inference_mode():
-            parts = [self._of_block(number, block) for number, block in enumerate(blocks)]
-            return torch.cat([vectors for vectors, _ in parts]), parts[0][1].cat([after for _, after in parts[1:]])
+            parts = [self._read_block(number, block) for number, block in enumerate(blocks)]
+            return torch.cat([vectors for vectors, _ in parts]), parts[0][1].cat([state for _, state in parts[1:]])
 
-    def _of_block(self, number: int, block: Hypotheses) -> tuple[Tensor, BackboneState]:
-        """Read a block of texts; its conditions are large, and mostly those of the step before."""
+    def _read_block(self, number: int, block: Hypotheses) -> tuple[Tensor, BackboneState]:
+        """Read a block of texts, reusing its conditions, which are large and rarely change between steps."""
         contexts, start = block.contexts, self.conditioning.start
-        known = self.known.get(number)
-        if known is None or not torch.equal(known[0], contexts):
-            known = self.known[number] = contexts, self.conditioning.conditions.select(contexts)
-        before = start.select(contexts) if block.state is None else block.state
+        cached = self.block_conditions.get(number)
+        if cached is None or not torch.equal(cached[0], contexts):
+            cached = self.block_conditions[number] = contexts, self.conditioning.conditions.select(contexts)
+        state = start.select(contexts) if block.state is None else block.state
         inputs = self.model.embedding[block.tokens[:, -1]][:, None]
-        vectors, after = self.model.backbone.forward(inputs, known[1], before)
-        return vectors[:, 0], after
+        vectors, new_state = self.model.backbone.forward(inputs, cached[1], state)
+        return vectors[:, 0], new_state
 
 
 class Step(NamedTuple):
-    """The next tokens of the `texts` (n,) that go on, and their log probabilities."""
+    """The next tokens of the unfinished `texts` (n,), and their log probabilities."""
 
     texts: NDArray[np.int64]
     tokens: NDArray[np.int64]
@@ -170,10 +196,13 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """A text: its `tokens` after the prompt, without the end token.
+    """A generated text.
 
-    `log_probability` is that of its `targets`: the tokens, and the end token if it was written. `ended`: the text ended
-    by that token or by a stop, not for lack of room or time.
+    Attributes:
+        tokens: The tokens after the prompt, without the end token.
+        log_probability: The log probability of the targets.
+        targets: The number of targets: the tokens, and the end token if it was written.
+        ended: Whether the end token or a stop ended the text, rather than a limit of tokens or time.
     """
 
     tokens: tuple[int, ...]
@@ -182,58 +211,59 @@ class GeneratedText:
     ended: bool
 
 
-Choice = Callable[[Tensor, int], TokenRequest]  # texts (n,), which step -> the one token that is wanted of each
+Choice = Callable[[Tensor, int], TokenRequest]  # texts (n,), number of the step -> request for one token of each text
 
 
 def greedy(texts: Tensor, step: int) -> TokenRequest:
-    """The most probable token of each text: a `Choice`."""
+    """Request the most probable token of each text."""
     return TopRequest(1)
 
 
-def sampled(draw: Sampler, count: int, max_tokens: int, seed: int = 0, first: int = 0) -> Choice:
-    """Return a `Choice` that draws the tokens of `count` texts, numbered from `first` on.
+def sampled(sampler: Sampler, count: int, max_tokens: int, seed: int = 0, first: int = 0) -> Choice:
+    """Return a `Choice` that samples the tokens of `count` texts, numbered from `first`.
 
-    The draws of a text depend on `seed` and its number only, not on the other texts of the batch.
+    The draws of a text depend only on `seed` and its number, not on the other texts of the batch.
     """
-    own = [random_generator(seed, first + text).random(max_tokens) for text in range(count)]
-    places = torch.from_numpy(np.stack(own)) if own else torch.zeros(0, max_tokens, dtype=torch.double)
-    return lambda texts, step: draw.draws(places.to(texts.device)[texts, step, None])
+    values = [random_generator(seed, first + text).random(max_tokens) for text in range(count)]
+    places = torch.from_numpy(np.stack(values)) if values else torch.zeros(0, max_tokens, dtype=torch.double)
+    return lambda texts, step: sampler.draws(places.to(texts.device)[texts, step, None])
 
 
 def random_generator(seed: int, text: int) -> np.random.Generator:
-    """The random numbers of one text."""
+    """Return the random generator of the text with the number `text`."""
     return np.random.Generator(np.random.Philox(key=[seed, text]))
 
 
 def generate_steps(task: WritingTask, choice: Choice) -> Iterator[Step]:
-    """Write the texts of `task`, one token of each per step, the end token included; finished texts leave."""
-    rules, front = task.rules, task.begin()
-    going = torch.arange(len(task.contexts), device=task.contexts.device)
-    for step in range(rules.max_tokens):
-        if task.is_late or not len(going):
+    """Write the texts of `task`, one token of each unfinished text per step, including the end token."""
+    constraints, texts = task.constraints, task.begin()
+    active = torch.arange(len(task.contexts), device=task.contexts.device)
+    for step in range(constraints.max_tokens):
+        if task.is_late or not len(active):
             return
-        state, *found = task.choose(front, choice(going, step), step)
-        tokens, logs = (one[:, 0] for one in found)
-        yield Step(going.cpu().numpy(), tokens.cpu().numpy(), logs.double().cpu().numpy())
-        front = front.extend(tokens, state)
-        keep = ((tokens != rules.end) & ~rules.ends_with_stop(front.tokens, step + 1)).nonzero()[:, 0]
-        if len(keep) < len(going):
-            front, going = front.select(keep), going[keep]
+        state, *chosen = task.choose(texts, choice(active, step), step)
+        tokens, logs = (values[:, 0] for values in chosen)
+        yield Step(active.cpu().numpy(), tokens.cpu().numpy(), logs.double().cpu().numpy())
+        texts = texts.extend(tokens, state)
+        is_finished = (tokens == constraints.end) | constraints.ends_with_stop(texts.tokens, step + 1)
+        unfinished = (~is_finished).nonzero()[:, 0]
+        if len(unfinished) < len(active):
+            texts, active = texts.select(unfinished), active[unfinished]
 
 
-def collect_texts(count: int, chosen: Iterator[Step], rules: Constraints) -> list[GeneratedText]:
-    """Return the `count` texts that were `chosen` a step at a time."""
+def collect_texts(count: int, steps: Iterator[Step], constraints: Constraints) -> list[GeneratedText]:
+    """Return the `count` texts that the steps write."""
     texts: list[list[int]] = [[] for _ in range(count)]
     logs = np.zeros(count)
-    for step in chosen:
+    for step in steps:
         logs[step.texts] += step.logs
         for text, token in zip(step.texts.tolist(), step.tokens.tolist(), strict=True):
             texts[text].append(token)
-    return [finished_text(text, float(log), rules) for text, log in zip(texts, logs, strict=True)]
+    return [finished_text(text, float(log), constraints) for text, log in zip(texts, logs, strict=True)]
 
 
-def finished_text(tokens: Sequence[int], log_probability: float, rules: Constraints) -> GeneratedText:
-    """Return the text of `tokens` after the prompt, of which the last may be the end token."""
-    ended = rules.end in tokens[-1:]
-    stopped = any(tuple(tokens[-len(stop) :]) == tuple(stop) for stop in rules.stops if stop)
-    return GeneratedText(tuple(tokens[: len(tokens) - ended]), log_probability, len(tokens), ended or stopped)
+def finished_text(tokens: Sequence[int], log_probability: float, constraints: Constraints) -> GeneratedText:
+    """Return the text of `tokens` after the prompt, the last of which may be the end token."""
+    has_end = constraints.end in tokens[-1:]
+    has_stop = any(tuple(tokens[-len(stop) :]) == tuple(stop) for stop in constraints.stops if stop)
+    return GeneratedText(tuple(tokens[: len(tokens) - has_end]), log_probability, len(tokens), has_end or has_stop)

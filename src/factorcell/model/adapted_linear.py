@@ -86,8 +86,8 @@ class AdaptedLinear(nn.Module):
 
         Args:
             x: Inputs (B, D) or (B, T, D).
-            shift: The result of `condition` or `fold` for B contexts, or for one context for all rows; default: no
-                change.
+            shift: The result of `condition` or `fold`, for B contexts or for one context that all rows share; default:
+                no change.
 
         Returns:
             Outputs (B, O) or (B, T, O).
@@ -108,7 +108,7 @@ class AdaptedLinear(nn.Module):
 
         Args:
             shift: The shift of B contexts.
-            shared: Whether `shift` belongs to one context, and its matrix (D, O) is applied to any number of rows.
+            shared: Whether `shift` belongs to a single context, so that its matrix (D, O) serves any number of rows.
 
         Returns:
             A shift with a `matrix` (B, D, O), or (D, O) if `shared`.
@@ -121,14 +121,14 @@ class AdaptedLinear(nn.Module):
         return Shift(bias=shift.bias, matrix=matrix.view(matrix.shape[-2:]) if shared else matrix)
 
     def split(self, shift: Shift, inputs: int) -> tuple[Shift, Shift]:
-        """Split the map into its first `inputs` rows and the others, and return the shift of each part.
+        """Split W into its first `inputs` rows and the others, and return the shift of each part, with its `matrix`.
 
-        Both shifts have a `matrix`. Split only once per use, because the gradient of a slice is as large as the whole.
+        Call it once per forward pass rather than once per step: each slice of W adds a gradient of the size of W.
         """
         matrix, parts = self.matrix(shift), []
         for rows in (slice(inputs), slice(inputs, None)):
             left = None if shift.left is None else shift.left[:, rows]
-            # A view, so that the gradients of each part are summed first.
+            # A view per part, so that the backward pass sums the gradients of the part before it adds them to s.
             scale = None if shift.scale is None else shift.scale[:]
             parts.append(replace(shift, left=left, scale=scale, matrix=matrix[..., rows, :]))
         return parts[0], parts[1]

@@ -2,8 +2,9 @@
 
     y = s(c) * (x W + (x L(c)) R(c)) + V c + b
 
-(TACL 2018, equations 2 to 4; s(c): thesis 2018, equation 3.2, which scales the rows of W because its W is transposed.)
-`AdaptedLinear` (`adapted_linear`) contains W and b and applies the change.
+These are equations 2 to 4 of Jaech and Ostendorf (TACL 2018). s(c) is equation 3.2 of Jaech's thesis (2018), which
+scales the rows of W because its W is transposed. `AdaptedLinear` (`adapted_linear`) contains W and b and applies the
+change.
 
 Shapes: B contexts, D inputs, O outputs, K context, R rank.
 """
@@ -153,7 +154,7 @@ ADAPTERS: dict[str, type[Adapter]] = {"concat": Concat, "scale": Scale, "factor"
 
 
 def register_adapter(name: str, adapter: type[Adapter]) -> None:
-    """Make an adapter available as `adapt` option in this process.
+    """Make an adapter available to the option `adapt` in this process.
 
     Args:
         name: Lower-case letters, digits and underscores.
@@ -172,7 +173,7 @@ def find_adapter(name: str) -> type[Adapter]:
 
 
 def weight_adapters(config: ModelConfig) -> tuple[str, ...]:
-    """Return the adapters of a config that change weights: not the prefix, nor those without the rank they need."""
+    """Return the adapters of a config that change weights: all but the prefix and, at rank 0, those that need one."""
     return tuple(name for name in config.adapt if name != PREFIX and (config.rank or not find_adapter(name).needs_rank))
 
 

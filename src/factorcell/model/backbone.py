@@ -1,7 +1,7 @@
 """The plug point for backbones, which turn embedded tokens into the vectors that predict the next tokens.
 
 Each vector depends only on the tokens up to its own. `Conditions` (everything that a context determines in the
-backbone) and `BackboneState` (what it stores of the tokens that a text has so far) are opaque: no code outside a
+backbone) and `BackboneState` (what it remembers of the tokens read so far) are opaque: no code outside a
 backbone reads them, so that the hidden state of a recurrent layer and the cache of an attention layer fit behind the
 same calls.
 
@@ -38,7 +38,7 @@ class StateBuffer(Protocol):
 
 
 class BackboneState(Conditions, Protocol):
-    """The state of a backbone after the tokens that N texts have so far; texts may differ in length."""
+    """The state of a backbone after reading N texts, which may differ in length."""
 
     def cat(self, others: Sequence[Self]) -> Self:
         """Return the state of these texts followed by those of `others`."""
@@ -88,7 +88,7 @@ class Backbone(nn.Module):
 
     Args:
         options: An instance of `Options`, the options of this kind.
-        sizes: What the rest of the model determines.
+        sizes: Sizes and adapters that the rest of the model determines.
     """
 
     Options: ClassVar[type[KindOptions]] = KindOptions
@@ -122,7 +122,7 @@ class Backbone(nn.Module):
     def forward(self, inputs: Tensor, conditions: Any, state: Any, lengths: Tensor | None = None) -> tuple[Tensor, Any]:
         """Read texts in B contexts.
 
-        In training mode it applies dropout, also to its inputs.
+        In training mode it applies dropout, including dropout of its inputs.
 
         Args:
             inputs: Token embeddings (B, T, E).
@@ -153,7 +153,7 @@ class Backbone(nn.Module):
 
 
 def register_backbone(name: str, backbone: type[Backbone]) -> None:
-    """Make a backbone available as `backbone` option in this process.
+    """Make a kind of backbone available to the option `backbone` in this process.
 
     Args:
         name: Kind of the backbone: lower-case letters, digits and underscores.

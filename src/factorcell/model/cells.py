@@ -49,12 +49,14 @@ class CellState:
         return CellState(self.hidden[rows], self.memory[rows])
 
 
-Norm = Callable[[int, Tensor], Tensor]  # normalizes (B, H): a gate by its number, or m, whose number is the last
-Drop = Callable[[Tensor], Tensor]  # applies dropout to a candidate (B, H)
+# Normalizes values (B, H) of the gate with an index, or of m, whose index follows that of the last gate.
+Norm = Callable[[int, Tensor], Tensor]
+# Applies dropout to the candidate (B, H), the new content of m or h.
+Drop = Callable[[Tensor], Tensor]
 
 
 class RecurrentStep(Protocol):
-    """A recurrent step. It is constructed without arguments and has no parameters, which belong to the layer.
+    """A recurrent step. It is constructed without arguments and has no parameters: W and b belong to the layer.
 
     Attributes:
         gates: The number of gates.
@@ -76,7 +78,7 @@ class RecurrentStep(Protocol):
             from_hidden: The product of W' with h (B, G).
             state: The state before the step.
             norm: Layer normalization of a gate or of m.
-            drop: Dropout of the candidate.
+            drop: Dropout of the candidate, the new content of m or h.
         """
         ...
 
@@ -137,7 +139,7 @@ CELLS: dict[str, type[RecurrentStep]] = {"coupled": Coupled, "lstm": LSTM, "gru"
 
 
 def register_cell(name: str, cell: type[RecurrentStep]) -> None:
-    """Make a recurrent step available as `cell` option in this process.
+    """Make a recurrent step available to the option `cell` in this process.
 
     Args:
         name: Lower-case letters, digits and underscores.
@@ -195,7 +197,7 @@ class Cell(nn.Module):
         lengths: Tensor | None = None,
         packed: PackedWeight | None = None,
     ) -> tuple[Tensor, CellState]:
-        """Read `inputs` (B, T, E); return hidden states (B, T, H) and the last state. In training mode with dropout.
+        """Read `inputs` (B, T, E), in training mode with dropout; return hidden states (B, T, H) and the last state.
 
         A text ends after `lengths` (B,) steps: from then on its hidden states are zero and its state does not change.
         """
@@ -203,9 +205,10 @@ class Cell(nn.Module):
         keep, feed = self._masks(inputs)
         from_input, reduced, hidden = self._input_products(inputs, shift)  # all steps at once: they do not depend on h
         bias = cast(Tensor, self.linear.shifted_bias(shift)).expand(len(inputs), -1)
-        factors, first = (cast(Tensor, hidden.matrix), hidden.left, hidden.right), (state.hidden, state.memory, lengths)
+        factors = cast(Tensor, hidden.matrix), hidden.left, hidden.right
+        start = state.hidden, state.memory, lengths
         arrays = RecurrenceInputs(
-            from_input, bias, reduced, *factors, keep, self._norm(), hidden.scale, feed, *first, packed
+            from_input, bias, reduced, *factors, keep, self._norm(), hidden.scale, feed, *start, packed
         )
         if self.compiled:
             if usable(arrays):
@@ -218,11 +221,11 @@ class Cell(nn.Module):
 
     @staticmethod
     def _launch(arrays: RecurrenceInputs) -> tuple[Tensor, CellState]:
-        half = library.autocasts_to_bfloat16(arrays.given.device)
+        half = library.autocasts_to_bfloat16(arrays.input_gates.device)
         arrays = arrays.to(torch.bfloat16 if half else torch.float32)
-        hidden, lengths, from_input = arrays.hidden, arrays.lengths, arrays.given + arrays.bias[:, None]
+        hidden, lengths, from_input = arrays.hidden, arrays.lengths, arrays.input_gates + arrays.bias[:, None]
         factors = arrays.weight, arrays.left, arrays.right, arrays.keep
-        outputs, last = gpu_recurrence.run(from_input, arrays.given_reduced, *factors, hidden, arrays.memory, lengths)
+        outputs, last = gpu_recurrence.run(from_input, arrays.input_reduced, *factors, hidden, arrays.memory, lengths)
         if lengths is None:
             return outputs, CellState(outputs[:, -1], last)
         rows = torch.arange(len(outputs), device=outputs.device)
@@ -237,9 +240,10 @@ class Cell(nn.Module):
         return self._advance(gates, first_reduced, hidden, state, None, None)
 
     def _input_products(self, inputs: Tensor, shift: Shift) -> tuple[Tensor, Tensor | None, Shift]:
-        """Compute the part of inputs (B, T, E) in the gates (B, T, G) and in x L + h L (B, T, R).
+        """Compute what inputs (B, T, E) contribute to the gates (B, T, G) and to [x, h] L (B, T, R).
 
-        Also return the shift of the rows of h. Its R is scaled already, so that s applies only to the product with W.
+        Also return the shift of the rows of W that h is multiplied with. Its R is scaled already, so that s applies
+        only to the product with W.
         """
         of_inputs, hidden = self.linear.split(shift, self.embedding_size)
         from_input, right = inputs @ cast(Tensor, of_inputs.matrix), hidden.right
@@ -253,8 +257,8 @@ class Cell(nn.Module):
 
     def _loop(self, arrays: RecurrenceInputs, rows: Shift, state: CellState) -> tuple[Tensor, CellState]:
         hidden = []
-        for step, from_input in enumerate((arrays.given + arrays.bias[:, None]).unbind(1)):
-            reduced = None if arrays.given_reduced is None else arrays.given_reduced[:, step]
+        for step, from_input in enumerate((arrays.input_gates + arrays.bias[:, None]).unbind(1)):
+            reduced = None if arrays.input_reduced is None else arrays.input_reduced[:, step]
             keep = None if arrays.keep is None else arrays.keep[step]
             after = self._advance(from_input, reduced, rows, state, keep, arrays.feed)
             if arrays.lengths is None:

@@ -11,8 +11,8 @@ from torch import Tensor
 def apply_dropout(values: Tensor, rate: float, shared_by_steps: bool, *, whole_vectors: bool = False) -> Tensor:
     """Multiply `values` (B, T, N) by a dropout mask.
 
-    `shared_by_steps` draws one mask (B, 1, N) for all steps of a text. `whole_vectors` drops vectors (N,) as wholes
-    and does not scale the others.
+    `shared_by_steps` draws one mask (B, 1, N) for all steps of a text. `whole_vectors` drops whole vectors (N,) and
+    does not scale the others.
     """
     if not rate:
         return values

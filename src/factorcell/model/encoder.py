@@ -1,4 +1,4 @@
-"""The context encoder: context variables to a context vector, or to control codes.
+"""The context encoder, which maps context variables to a context vector or to control codes.
 
     c = tanh(sum_i M_i F_i f_i + b0)        (thesis 2018, equation 2.4)
 
@@ -23,7 +23,8 @@ from factorcell.data.context import Bags, Context
 from factorcell.data.schema import MISSING, ContextSchema, Variable, waves
 from factorcell.model.initial import normal
 
-# Embeddings start close to each other, because the initial embedding of a rare value stays as noise.
+# Standard deviation of initial embeddings. It is small, because training hardly moves the embeddings of rare values, so
+# that their random initial values remain as noise.
 SPREAD = 0.1
 
 # Activations after the layer that joins the variables; None means that there is no such layer.
@@ -36,7 +37,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
 
 
 class NumberInputs(nn.Module):
-    """Raw numbers (B, N) to inputs (B, I) of a network: numbers and waves, standardized over the training texts."""
+    """Map of raw numbers (B, N) to inputs (B, I) of a network: numbers and waves, standardized on training texts."""
 
     column: Tensor
     frequency: Tensor
@@ -158,7 +159,7 @@ class Prefix(VariableEmbeddings):
     """
 
     def __init__(self, schema: ContextSchema, size: int) -> None:
-        spread = size**-0.5  # that of the token embeddings
+        spread = size**-0.5  # the same standard deviation as for token embeddings
         super().__init__(schema, size, spread)
         self.add_texts_and_vectors(size, spread)
         self.linear = nn.Linear(len(self.inputs.column), size) if self.inputs is not None else None
@@ -172,12 +173,12 @@ class Prefix(VariableEmbeddings):
 
 
 class ContextEncoder(VariableEmbeddings):
-    """Contexts to context vectors: an embedding per variable, one network over the numbers, and a layer over all."""
+    """The map of contexts to context vectors: an embedding per variable, a network over numbers, a layer over all."""
 
     def __init__(self, config: ModelConfig, schema: ContextSchema) -> None:
         super().__init__(schema, config.variable_size, SPREAD)
-        # The unknown value starts neutral, in case that training has no rare value. If c is that embedding itself, zero
-        # would stay zero: L(c) R(c) is quadratic in c and has no gradient there.
+        # The unknown value starts neutral, in case training has no rare value. Without a context layer, c is that
+        # embedding itself and could stay zero: L(c) R(c) is quadratic in c, so that its gradient at zero is zero.
         if config.context_layer != "none":
             for table in self.tables:
                 table.data[0] = 0.0

@@ -23,7 +23,7 @@ class HeadSizes:
 
     Attributes:
         vector_size: Size of the vectors of the backbone, H.
-        model: The section `model` of the config, whose `output_bias` names the biases that context adapts.
+        model: The section `model` of the config, whose `output_bias` names the biases that depend on the context.
         schema: The context variables; empty if the head is not adapted.
         variable_sizes: Sizes of the embeddings of the context variables, in the order of the encoder.
         specials: The ids of special tokens. The start token is never predicted.
@@ -42,7 +42,7 @@ class Head(nn.Module):
     Args:
         options: An instance of `Options`, the options of this kind.
         embedding: The token embeddings (V, E) of the input layer, which a head may share.
-        sizes: What the rest of the model determines.
+        sizes: Sizes, variables and special tokens that the rest of the model determines.
     """
 
     Options: ClassVar[type[KindOptions]] = KindOptions
@@ -83,9 +83,9 @@ class Head(nn.Module):
         raise NotImplementedError
 
     def row_tables(self) -> list[list[nn.Parameter]]:
-        """Return the tables of which a sampled loss reads few rows; tables that share rows are one group.
+        """Return the tables of which a sampled loss reads only some rows, in groups that read the same row numbers.
 
-        By default there are none.
+        By default there are no such tables.
         """
         return []
 
@@ -123,7 +123,7 @@ class Head(nn.Module):
 
 
 def register_head(name: str, head: type[Head]) -> None:
-    """Make a head available as `head` option in this process.
+    """Make a kind of head available to the option `head` in this process.
 
     Args:
         name: Kind of the head: lower-case letters, digits and underscores.

@@ -92,7 +92,7 @@ def _results(run: Run) -> str:
         lines.append(f"| development | perplexity, known targets | {format_number(best['perplexity_known'], '.2f')} |")
         if is_number(bits := best.get("bits_per_byte")):
             bound = bool(best.get("bits_per_byte_bound"))
-            result = Measurement("development", "bits per byte", bits, bound=bound)
+            result = Measurement("development", "bits per byte", bits, is_lower_bound=bound)
             lines.append(f"| development | {result.measure} | {_value(result)} |")
     for result in saved_results.latest_measurements(saved_results.read(run.folder)):
         lines.append(f"| {escape_markdown(result.table)} | {escape_markdown(result.measure)} | {_value(result)} |")
@@ -101,7 +101,7 @@ def _results(run: Run) -> str:
 
 def _value(result: Measurement) -> str:
     interval = "" if result.low is None or result.high is None else f" ({result.low:.4g} to {result.high:.4g})"
-    return f"{'at least ' if result.bound else ''}{result.value:.4g}{interval}"
+    return f"{'at least ' if result.is_lower_bound else ''}{result.value:.4g}{interval}"
 
 
 def _use(run: Run) -> str:

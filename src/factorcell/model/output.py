@@ -2,8 +2,7 @@
 
     logits = E P h + b + Q c + a(c)        (TACL 2018, equations 5 and 6, where P is called L)
 
-Adapted biases of low rank are columns of one product, [P h, c] . [E, Q]. All others are summed to a bias a (B, V) for
-every text.
+Adapted biases of low rank are columns of one product, [P h, c] . [E, Q]. All others are added up to one bias a (B, V).
 
 Shapes: B texts, T steps, V vocabulary, E embedding, H hidden, F features, C categorical variables, S samples,
 U tokens that a step reads, M buckets of the hash table that a step reads.
@@ -29,7 +28,7 @@ from factorcell.model.kernels.drawing import PackedTable
 from factorcell.model.output_bias import TABLES, HashBias, Pairs
 from factorcell.option_fields import SoftmaxOptions
 
-MAX_BIASES = 1 << 21  # values of biases per text and token that are computed at once
+MAX_BIASES = 1 << 21  # biases, one for each text and token, that are computed at once
 
 
 @dataclass(frozen=True)
@@ -56,14 +55,14 @@ class Proposal:
 
     @classmethod
     def by_rank(cls, tokenizer: Tokenizer, draws: int, device: torch.device | None = None) -> "Proposal":
-        """Estimate the proposal from the order of the vocabulary: rank n counts log((n + 2) / (n + 1))."""
+        """Estimate the proposal from the order of the vocabulary: token n has the weight log((n + 2) / (n + 1))."""
         ranks = torch.arange(len(tokenizer), dtype=torch.double)
         counts = torch.log1p(1 / (ranks + 1))
         counts[tokenizer.specials.start] = 0
         return cls(counts, draws, device)
 
     def draw(self) -> Samples:
-        """Draw `draws` tokens with replacement and drop repeats, from the global random state of the processor.
+        """Draw `draws` tokens with replacement from PyTorch's global CPU generator and remove duplicates.
 
         A token of unigram probability q is among them with probability 1 - (1 - q)^draws.
         """
@@ -163,7 +162,7 @@ class SoftmaxHead(Head):
         return [self.embedding, *(cast(nn.Parameter, adapter.weight) for adapter in self.adapters.values())]
 
     def row_tables(self) -> list[list[nn.Parameter]]:
-        """Return the tables of which a sampled step reads few rows: those by token, then that by hash bucket."""
+        """Return the tables of which a sampled loss reads only some rows: those by token, then that by hash bucket."""
         by_token = cast(list[nn.Parameter], self.tables())
         return [by_token] if self.hashed is None else [by_token, [self.hashed.weight]]
 
@@ -240,7 +239,7 @@ class SoftmaxHead(Head):
     def _separate_bias(
         self, context_bias: ContextBias, tables: Sequence[Tensor], pairs: Pairs | None, buckets: Tensor | None = None
     ) -> Tensor | None:
-        """Sum the biases (B, U) that are not in the product; None if there is none.
+        """Sum the biases (B, U) that are not part of the product; return None if there are no such biases.
 
         `buckets` are the values (M, 1) of the buckets of `pairs`, if they have been read.
         """

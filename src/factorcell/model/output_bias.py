@@ -34,7 +34,7 @@ from factorcell.option_fields import SoftmaxOptions
 
 HASHES = 16  # bits of the Bloom filter per pair
 BATCH_PAIRS = 1 << 19  # pairs of a value and a token that are looked up at once
-MAX_CACHED_PAIRS = 1 << 27  # pairs of a variable, at most, whose result of the filter is cached
+MAX_CACHED_PAIRS = 1 << 27  # variables with more pairs of a value and a token do not cache the results of the filter
 
 
 class LowRankBias(nn.Module):
@@ -110,7 +110,7 @@ TABLES: dict[str, Callable[[int, HeadSizes], nn.Module]] = {
 class Pairs:
     """The buckets that hold the hashed biases (B, U) of some texts, and how to sum them.
 
-    Texts share rows of values: `shape` is (all rows, U).
+    Texts with equal values share a row.
 
     Attributes:
         buckets: The buckets that are read (M,), ascending.
@@ -142,8 +142,9 @@ class HashBias(nn.Module):
 
         h_i(w, f_i) = (w r_0 + f_i r_i) mod l        B(w, f_i) = prod_j beta(h_ij(w, f_i))
 
-    l and the number of bits m are the smallest primes from `hash_size` and `bloom_size` on; the r are fixed. Without a
-    Bloom filter (`bloom_size` 0) every pair has a bias.
+    The bias of a pair is bucket h_i of `weight` if B = 1, and 0 if B = 0. B is a Bloom filter: beta are its bits, and
+    h_ij is a hash like h_i, modulo m. l and the number of bits m are the smallest primes from `hash_size` and
+    `bloom_size` on; r_0 and r_i are fixed. Without a filter (`bloom_size` 0) every pair has a bias.
     """
 
     bits: Tensor

@@ -22,7 +22,7 @@ from factorcell.model.language_model import Conditioning, LanguageModel
 from factorcell.model.output import SoftmaxHead
 from factorcell.model.recurrent import RecurrentBackbone, RecurrentConditions
 
-PANEL = 3  # vectors of columns in a panel of a packed matrix
+PANEL = 3  # width of a panel of a packed matrix, in SIMD vectors
 PRODUCT_TYPES = ("float32", "bfloat16")  # precisions in which hypotheses are found, in the order of native/kernels.h
 
 
@@ -108,7 +108,7 @@ class PackedModel(CheckedArrays):
 
         Returns:
             The packed weights, or None if the compiled search does not support `model`. It supports one coupled layer
-            in float32 on the processor, without rescaling and without control codes.
+            in float32 on the processor, without rescaled outputs and without control codes.
         """
         variant, shift = library.variant(), _supported_shift(model)
         if shift is None or shift.scale is not None or variant is None:

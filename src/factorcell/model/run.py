@@ -35,8 +35,9 @@ TOKENS = 20_000  # targets scored at once
 PROBE_SHAPE = 4, 32  # texts and tokens with which the faster precision is measured
 FINGERPRINT = 16  # bytes of the checksum of the weights that identify a run
 
-# Files of the manifest, with those of the tokenizer: they determine results and, unlike tensors, contain no checksum.
-LISTED = (
+# Files that the manifest lists, in addition to those of the tokenizer: they determine results and, unlike files of
+# tensors, contain no checksum.
+MANIFEST_FILES = (
     *("config.json", "schema.json", "training.json"),
     *("popularity.jsonl", "online.json", "blend.json", "canaries.json"),
 )
@@ -107,7 +108,7 @@ class Run:
         sizes.check_memory(config, len(tokenizer), schema, trained=True)
         files.new_folder(folder, resumable=True)
         run = cls(folder, config, tokenizer, schema)
-        files.create_manifest(folder, (*LISTED, *tokenizer.FILES))
+        files.create_manifest(folder, (*MANIFEST_FILES, *tokenizer.FILES))
         files.write_versioned(folder / "config.json", config.to_dict(), FORMAT)
         files.write_json(folder / "schema.json", schema.to_dict())
         tokenizer.save(folder)
@@ -243,7 +244,7 @@ class Run:
         optional: tuple[str, ...] = (),
         progress: bool = False,
         truncate: bool = True,
-        report: bool = True,
+        report_truncation: bool = True,
     ) -> Corpus:
         """Read texts as in training.
 
@@ -253,7 +254,7 @@ class Run:
             optional: Names of context variables whose columns may be missing.
             progress: Whether to show progress.
             truncate: Whether to cut texts after `max_tokens` tokens.
-            report: Whether to issue a `Notice` about cut texts.
+            report_truncation: Whether to issue a `Notice` about cut texts.
 
         Raises:
             UserError: The source cannot be read.
@@ -268,7 +269,7 @@ class Run:
                 optional=optional,
                 progress=progress,
                 truncate=truncate,
-                report_truncation=report,
+                report_truncation=report_truncation,
             )
         except UnknownKindError as error:
             if not isinstance(source, str):
@@ -303,9 +304,9 @@ class Run:
         missing = tuple(variable.name for variable in self.schema.variables if variable.source_column not in columns)
         rows = [{**context, self.config.data.text: text} for text, context in zip(texts, contexts, strict=True)]
         try:
-            return self.prepare(rows, unknown=unknown, optional=missing, truncate=truncate, report=False)
+            return self.prepare(rows, unknown=unknown, optional=missing, truncate=truncate, report_truncation=False)
         except UserError as error:
-            raise error.with_message(error.message.replace("the rows given row", "context", 1)) from None
+            raise error.with_message(error.message.replace("in-memory table row", "context", 1)) from None
 
     @contextmanager
     def scoring(self) -> Iterator[None]:

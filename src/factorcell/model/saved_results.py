@@ -1,7 +1,7 @@
 """Evaluation results saved in a run folder, one row of `results.jsonl` each.
 
-Later rows replace earlier rows of the same measure on the same texts. The precision of products does not distinguish
-rows, so that results which differ only by rounding are not listed twice.
+Later rows replace earlier rows of the same measure on the same texts, even if they were computed in another precision,
+so that results which differ only by rounding are not listed twice.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ class Measurement(NamedTuple):
         value: The value.
         low: Lower end of its interval, if it has one.
         high: Upper end of its interval, if it has one.
-        bound: Whether the value is only a lower bound.
+        is_lower_bound: Whether the value is only a lower bound.
     """
 
     table: str
@@ -34,7 +34,7 @@ class Measurement(NamedTuple):
     value: float
     low: float | None = None
     high: float | None = None
-    bound: bool = False
+    is_lower_bound: bool = False
 
 
 class GainTable(NamedTuple):
@@ -49,7 +49,7 @@ class GainTable(NamedTuple):
 
     table: str
     column: str
-    over: str | None
+    baseline: str | None
     rows: list[files.Row]
 
 
@@ -83,7 +83,7 @@ def latest_measurements(rows: Iterable[files.Row]) -> list[Measurement]:
 
 def _value(scores: files.Row, name: str) -> files.Row:
     interval = {end: scores.get(f"{name}_{end}") for end in ("low", "high")}
-    return {"value": scores[name], **interval, "bound": bool(scores.get(f"{name}_bound"))}
+    return {"value": scores[name], **interval, "is_lower_bound": bool(scores.get(f"{name}_bound"))}
 
 
 def _classification_settings(row: files.Row) -> str:

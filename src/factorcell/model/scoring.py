@@ -34,7 +34,7 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class Tally:
-    """A sum of nats over targets. Tallies are added with `+`; `perplexity` is taken of the sum.
+    """A sum of nats over targets; `+` adds tallies, so that `perplexity` is that of all their targets.
 
     Attributes:
         nats: Sum of the negative log-likelihoods.

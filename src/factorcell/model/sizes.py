@@ -83,7 +83,7 @@ def beam_bytes(model: LanguageModel, contexts: int, width: int, continuations: i
 def check_header(path: Path, expected: Shapes) -> None:
     """Raise `UserError` unless the weights in the file `path` have the `expected` shapes, without reading them."""
     if not path.is_file():
-        return  # reading the weights reports it
+        return  # loading the weights reports the missing file
     try:
         with files.open_tensors(path) as file:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118

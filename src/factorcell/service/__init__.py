@@ -1,4 +1,4 @@
-"""A service that completes for users, learns each from the texts in a store, and forgets on request."""
+"""A service that completes text for users, learns from the texts they accept, and deletes their data on request."""
 
 from typing import TYPE_CHECKING
 

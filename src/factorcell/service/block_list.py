@@ -1,10 +1,11 @@
-"""Phrases that no suggestion may contain, found as whole words however the same characters are written.
+"""A list of phrases that no suggestion may contain, matched as whole words in any spelling of the same characters.
 
-Texts and phrases are compared after NFKC normalisation and case folding, without invisible characters, and with one
-space for white space and underscores. Accents count.
+Texts and phrases are compared after NFKC normalization and case folding, without invisible characters, with one space
+in place of white space and underscores. Accents are significant.
 
-A phrase must begin and end at a word border, except that scripts without spaces between words have no borders (a phrase
-ends before no combining mark), that Korean particles may follow a phrase, and that signs and emoji have no borders.
+A match must begin and end at a word boundary, with three exceptions: scripts that are written without spaces have no
+boundaries (but no combining mark may follow the match), Korean particles may follow, and symbols and emoji have no
+boundaries.
 """
 
 from collections.abc import Iterable
@@ -15,13 +16,14 @@ import regex
 
 from factorcell import input_files
 
-# The scripts of the line breaking classes ID and SA of Unicode (UAX #14) with two more that are written without spaces.
+# Scripts of the Unicode line breaking classes ID and SA (UAX #14), and two more that are written without spaces.
 UNSPACED_SCRIPTS = (
     *("Han", "Hiragana", "Katakana", "Bopomofo", "Yi", "Nushu", "Tangut"),
     *("Thai", "Lao", "Khmer", "Myanmar", "Tai_Le", "New_Tai_Lue", "Tai_Tham", "Tai_Viet", "Ahom"),
     *("Javanese", "Balinese"),
 )
-UNSPACED = "".join(rf"\p{{Script={name}}}" for name in UNSPACED_SCRIPTS) + "〆ー"  # two signs of several scripts
+# The last two characters belong to several scripts.
+UNSPACED = "".join(rf"\p{{Script={name}}}" for name in UNSPACED_SCRIPTS) + "〆ー"
 MARK = r"\p{M}"
 HANGUL = r"\p{Script=Hangul}"
 LETTER = rf"[[\p{{Alphabetic}}{MARK}\p{{N}}]--[{UNSPACED}{HANGUL}]]"
@@ -29,16 +31,15 @@ INVISIBLE = regex.compile(r"[[\p{Default_Ignorable_Code_Point}\p{Cc}]--[\s\x1c-\
 
 
 class BlockList:
-    """Whether a text may be suggested: `BlockList(["bad word"])("a Bad  word!")` is False. Any thread may call it."""
+    """A filter of suggestions: `BlockList(["bad word"])("a Bad  word!")` is False. Any thread may call it."""
 
     def __init__(self, phrases: Iterable[str]) -> None:
         """Compile the phrases.
 
         Args:
-            phrases: Words or sequences of words. Phrases of white space, underscores and invisible characters alone are
-                omitted.
+            phrases: Words or sequences of words. Phrases that are empty after normalization are ignored.
         """
-        self.phrases = sorted({_folded(phrase) for phrase in phrases} - {""})
+        self.phrases = sorted({_fold(phrase) for phrase in phrases} - {""})
         by_border: dict[tuple[str, str], list[str]] = {}
         for phrase in self.phrases:
             by_border.setdefault((_border_before(phrase), _border_after(phrase)), []).append(phrase)
@@ -49,7 +50,7 @@ class BlockList:
 
     @classmethod
     def read(cls, path: str | Path) -> "BlockList":
-        """Read a text file with a phrase per line; lines that begin with # are comments.
+        """Read a UTF-8 text file with one phrase per line; lines that begin with # are comments.
 
         Raises:
             UserError: The file does not exist or is not UTF-8.
@@ -57,12 +58,12 @@ class BlockList:
         return cls(line for line in input_files.read_text(path).splitlines() if not line.startswith("#"))
 
     def __call__(self, text: str) -> bool:
-        """Return whether none of the phrases is in the text."""
-        return self.pattern is None or self.pattern.search(_folded(text)) is None
+        """Return True if the text contains none of the phrases."""
+        return self.pattern is None or self.pattern.search(_fold(text)) is None
 
 
-def _folded(text: str) -> str:
-    """Return the form of a text in which spellings of the same characters are equal."""
+def _fold(text: str) -> str:
+    """Return the normalized form in which all spellings of the same characters are equal."""
     folded = normalize("NFKC", normalize("NFKC", INVISIBLE.sub("", text)).casefold())
     return " ".join(folded.replace("_", " ").split())
 

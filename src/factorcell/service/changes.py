@@ -1,4 +1,4 @@
-"""Changes of one user's record: functions from a record to a record, and their application to a store.
+"""Changes of a user's record: functions from a record to a record, and their application to a store.
 
 A change that returns its argument writes nothing.
 """
@@ -23,23 +23,22 @@ Change = Callable[[Record], Record]
 Outcome = Literal["learned", "kept", "repeated", "paused", "withheld"]
 
 EXPORT_FORMAT = 1
-WRITE_TIMEOUT = 10.0  # seconds within which a change is written, whoever else writes
-PAUSE = 0.01  # seconds at most before a change that came second is tried again
+WRITE_TIMEOUT = 10.0  # seconds of attempts to write a change while others write
+MAX_PAUSE = 0.01  # seconds before the next attempt
 
 
 @dataclass(frozen=True)
 class AcceptResult:
-    """What became of an accepted text.
-
-    A text is "learned"; "kept", to be learned in a moment, since the model has to catch up; or "repeated", if the
-    idempotency key was used before. Nothing is stored if the user has "paused", or the text is "withheld".
+    """The result of accepting a text.
 
     Attributes:
-        outcome: "learned", "kept", "repeated", "paused" or "withheld".
-        number: The number of the text among all that the user accepted, if it is stored.
-        user_version: The version of the user's record afterwards.
-        why: What a withheld text looks like.
-        truncated: Whether only the first `max_tokens` tokens are learned. The text is stored whole.
+        outcome: "learned": saved and learned. "kept": saved; the model learns it later, after the texts before it.
+            "repeated": the idempotency key was used before, so that nothing was changed. "paused": not saved, because
+            learning is paused. "withheld": not saved, because the text seems to contain private data.
+        number: The number of the saved text, counted from 1 over all texts that the user accepted.
+        user_version: The version of the user's record after the call.
+        why: What a withheld text seems to contain, such as "a password".
+        truncated: Whether the model learns only the first `max_tokens` tokens. The whole text is saved.
     """
 
     outcome: Outcome
@@ -50,8 +49,15 @@ class AcceptResult:
 
 
 def apply(store: Store, user: str, change: Change, now: Callable[[], int]) -> tuple[Record, Record]:
-    """Apply a change by compare-and-swap to the stored record, or to a new one; return it before and after."""
-    stop = time.monotonic() + WRITE_TIMEOUT
+    """Apply a change to the stored record, or to a new one, by compare-and-swap.
+
+    Returns:
+        The record before and after the change.
+
+    Raises:
+        StoreError: Other writers were faster for `WRITE_TIMEOUT` seconds.
+    """
+    deadline = time.monotonic() + WRITE_TIMEOUT
     while True:
         before = store.read(user)
         record = before or Record.new(user, now())
@@ -61,9 +67,9 @@ def apply(store: Store, user: str, change: Change, now: Callable[[], int]) -> tu
         after = replace_fields(after, version=record.version + 1, updated_at=now())
         if store.write(after, before.version if before else None):
             return record, after
-        if time.monotonic() > stop:
-            raise StoreError(f"other writers changed this user for {WRITE_TIMEOUT:g} seconds; try again later")
-        time.sleep(random.uniform(0, PAUSE))  # another writer was first
+        if time.monotonic() > deadline:
+            raise StoreError(f"user record: other writers changed it for {WRITE_TIMEOUT:g} seconds; try again later")
+        time.sleep(random.uniform(0, MAX_PAUSE))  # another writer was first
 
 
 def replace_fields(record: Record, **values: Any) -> Record:
@@ -71,16 +77,16 @@ def replace_fields(record: Record, **values: Any) -> Record:
 
 
 def number_for_key(record: Record, key: str | None, text: str) -> int | None:
-    """Return the number of the text that was accepted with `key`; `UserError` if it is known to be another text."""
+    """Return the number of the text accepted with `key`, or None; `UserError` if that was another text."""
     number = record.number_of(key) if key else None
-    kept = next((one.text for one in record.texts if one.number == number), text)
-    if kept != text:
-        raise UserError("this idempotency key came before, with another text; valid is a new key for each text")
+    saved = next((other.text for other in record.texts if other.number == number), text)
+    if saved != text:
+        raise UserError("idempotency key: it was used before with another text; use a new key for each text")
     return number
 
 
 def add_text(record: Record, text: StoredText, key: str | None, model: ServedModel, privacy: Privacy) -> Record:
-    """Add a text, and learn it if the model has learned all before it."""
+    """Add a text, and learn it if the model has learned all texts before it."""
     states = record.states
     if model.has_learned(record):
         states = record.with_state(model.learn(record.state(model.identity), (text,), text.number))
@@ -94,42 +100,46 @@ def add_text(record: Record, text: StoredText, key: str | None, model: ServedMod
 
 
 def keep_texts(record: Record, texts: tuple[StoredText, ...]) -> Record:
-    """Keep fewer texts, and forget what was learned: it has to be learned again from those that stay."""
+    """Replace the texts by a subset, and discard the learned states, which depend on all texts."""
     return record if texts == record.texts else replace_fields(record, texts=texts, states=())
 
 
 def remove_text(record: Record, text: str) -> Record:
-    """Remove every copy of a text, however its white space is written.
+    """Remove all copies of a text, compared in canonical form, and discard the learned states.
 
-    If it may be among texts that are no longer kept, what was learned is forgotten too.
+    If older texts are no longer saved, the states are discarded even when no copy is found, because one of the older
+    texts may have been a copy.
     """
     text = canonical(text)
-    texts = tuple(one for one in record.texts if canonical(one.text) != text)
+    texts = tuple(other for other in record.texts if canonical(other.text) != text)
     return record if len(texts) == record.accepted else replace_fields(record, texts=texts, states=())
 
 
 def export_record(record: Record) -> dict[str, Any]:
-    """Return everything that a user gave, as plain values."""
+    """Return the texts and settings of a user as plain values for JSON."""
     texts = [
-        {"text": one.text, "time": one.time} | ({"context": one.context} if one.context else {}) for one in record.texts
+        {"text": text.text, "time": text.time} | ({"context": text.context} if text.context else {})
+        for text in record.texts
     ]
     return {"format": EXPORT_FORMAT, "user": record.user, "paused": record.paused, "texts": texts}
 
 
 def import_record(values: Any, now: int) -> Record:
-    """Return the record of an export, of which nothing is learned yet. `UserError` for anything but an export."""
+    """Return the record of an export, with no learned state; `UserError` if the values are not an export."""
     try:
         if values["format"] != EXPORT_FORMAT:
-            raise UserError(f"an export of format {values['format']!r:.20}; valid is {EXPORT_FORMAT}")
-        texts = tuple(_imported(number, one) for number, one in enumerate(values["texts"], 1))
+            raise UserError(f"export: expected format {EXPORT_FORMAT}, got {values['format']!r:.20}")
+        texts = tuple(_imported_text(number, text) for number, text in enumerate(values["texts"], 1))
         paused, user = values["paused"], checked_id(values["user"])
     except (KeyError, TypeError, AttributeError):
-        raise UserError("not a person as they were exported") from None
+        raise UserError(
+            "export: expected an object with format, user, paused and texts, as `users export` writes it"
+        ) from None
     return replace_fields(Record.new(user, now), accepted=len(texts), texts=texts, paused=paused is True)
 
 
-def _imported(number: int, values: Any) -> StoredText:
+def _imported_text(number: int, values: Any) -> StoredText:
     time = values["time"]
     if type(time) is not int or not 0 <= time <= MAX_TIME:
-        raise UserError(f"time {time!r:.30}: valid are whole seconds from 1970 to 9999")
+        raise UserError(f"export: expected a time in whole Unix seconds from 1970 to 9999, got {time!r:.30}")
     return StoredText(number, clean_text(values["text"]), time, checked_context(values.get("context")))

@@ -1,11 +1,11 @@
-"""The service: it completes for users, learns them, shows what is kept of them, and forgets.
+"""The service: it completes text for users, learns from the texts they accept, shows saved data, and deletes it.
 
     service = Service(ServedModel(Run.open("runs/qac")), open_store("sqlite:///users.db"))
     service.complete(CompletionRequest("how to ba", user="ann")).results
     service.accept("ann", "how to bake bread", key="2f6c")
 
-All calls block and may come from any thread. They raise a `UserError` for the caller's mistakes and a `StoreError`
-where the store fails.
+All methods block and may be called from any thread. They raise `UserError` for mistakes of the caller and `StoreError`
+if the store fails.
 """
 
 import threading
@@ -37,31 +37,31 @@ from factorcell.service.relearning import Relearner
 from factorcell.service.stores.circuit_breaker import CircuitBreakerStore
 from factorcell.service.stores.store import Store
 
-LOCKS = 1024  # locks of writers in one process; two users may share one
-CACHE_SIZE = 1000  # users whose adapted weights are kept in memory
-ATTEMPTS = 5  # to learn a user again while others write
-CHARACTERS = 32  # longest typed text that is kept in memory
+LOCKS = 1024  # write locks of a process, shared by users with equal hashes
+CACHE_SIZE = 1000  # users whose adapted weights are cached in memory
+ATTEMPTS = 5  # attempts to save a relearned user while others write
+MAX_CACHED_TOKENS = 32  # longest typed text in the cache
 
 Context = Mapping[str, Any]
 Key = tuple[ServedModel, str | None, int | None, tuple[tuple[str, bool, Any], ...]]
 
 
 class UserExistsError(UserError):
-    """The store has a user of that id already."""
+    """The store already has a user with this id."""
 
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """What a user typed.
+    """A text that a user is typing.
 
     Attributes:
         query: The typed text.
-        user: Who types, or None.
-        cursor: The text before it is completed, in characters; by default the whole query.
+        user: The id of the user, or None for an unknown user.
+        cursor: Number of characters before the cursor, which are completed; by default the whole query.
         context: Context values by column.
-        limit: Number of suggestions.
+        limit: Maximum number of suggestions.
         deadline: The `time.monotonic()` at which the search ends with the best suggestions so far.
-        private: Complete as for an unknown user; the store is not read.
+        private: Complete as for an unknown user, without reading the store.
         stop: Ends the search early when it is set.
     """
 
@@ -77,12 +77,13 @@ class CompletionRequest:
 
 @dataclass(frozen=True)
 class Completions:
-    """Suggestions, the best first; each is a whole text that continues what is before the cursor.
+    """Suggestions, best first. Each is a whole text that continues the text before the cursor.
 
     Attributes:
         results: The suggestions.
-        degraded: Why they may not be the best: "time" was up, or the "store" failed, as for an unknown user.
-        user_version: The version of the user's record that they were made for.
+        degraded: Why better suggestions may exist: "time", the deadline was reached; "store", the store failed, and the
+            suggestions are those for an unknown user.
+        user_version: The version of the user's record that the suggestions are based on.
     """
 
     results: list[Suggestion]
@@ -92,7 +93,16 @@ class Completions:
 
 @dataclass(frozen=True)
 class Profile:
-    """What is kept of a user: `texts`, the oldest first; `learned`: whether the model has learned all of them."""
+    """The saved data of a user.
+
+    Attributes:
+        user: The id of the user.
+        version: The version of the record.
+        accepted: Number of texts that the user ever accepted.
+        texts: The saved texts, oldest first.
+        paused: Whether learning is paused.
+        learned: Whether the model has learned all saved texts.
+    """
 
     user: str
     version: int
@@ -107,9 +117,9 @@ class Service:
 
     Args:
         model: The model that completes and learns.
-        store: Where users are kept.
-        privacy: What is never kept, and for how long the rest is.
-        cached: Users whose adapted weights are kept in memory.
+        store: The store of the users' records.
+        privacy: Which texts are never saved, and how long the others are.
+        cache_size: Number of users whose adapted weights are cached in memory.
         clock: Returns the time in Unix seconds.
     """
 
@@ -133,47 +143,59 @@ class Service:
         self._relearner = Relearner(self.relearn)
 
     def replace_model(self, model: ServedModel) -> None:
-        """Serve this model from the next request on; users are learned again at their next request."""
+        """Serve this model from the next request on; it learns each user again at the user's next request."""
         self.model = model
         self._typed.drop()
 
     def complete(self, request: CompletionRequest) -> Completions:
-        """Return the best texts that continue what is typed. `UserError` for what cannot be completed."""
+        """Return the best texts that continue the text before the cursor; as for an unknown user if the store fails.
+
+        Args:
+            request: The typed text, its user and its context.
+
+        Raises:
+            UserError: A field of the request is invalid, or the model does not know a context column.
+        """
         limits.check(count=request.limit)
-        prefix, context = _before_cursor(request), checked_context(request.context)
+        prefix, context = _prefix(request), checked_context(request.context)
         user = None if request.user is None else checked_id(request.user)
-        model, failed = self.model, False
+        model, store_failed = self.model, False
         try:
             version, typed = self._type(model, None if request.private else user, context, prefix)
         except StoreError:
-            failed = True
+            store_failed = True
             version, typed = self._type(model, None, context, prefix)
-        words = prefix[: prefix.rfind(" ") + 1]
-        if model.is_allowed is not None and words and not model.is_allowed(words):  # no suggestion could be allowed
-            return Completions([], "store" if failed else None, version)
-        found = model.completer.suggest(typed, request.limit, request.deadline, request.stop)
-        late = found.cut and request.deadline is not None and time.monotonic() >= request.deadline
-        return Completions(found.suggestions, "store" if failed else "time" if late else None, version)
+        complete_words = prefix[: prefix.rfind(" ") + 1]
+        # If the complete words contain a blocked phrase, so would every suggestion.
+        if model.is_allowed is not None and complete_words and not model.is_allowed(complete_words):
+            return Completions([], "store" if store_failed else None, version)
+        result = model.completer.suggest(typed, request.limit, request.deadline, request.stop)
+        late = result.cut and request.deadline is not None and time.monotonic() >= request.deadline
+        return Completions(result.suggestions, "store" if store_failed else "time" if late else None, version)
 
     def accept(self, user: str, text: str, *, context: Context | None = None, key: str | None = None) -> AcceptResult:
-        """Learn and keep a text that a user accepted; it is on disk when this returns.
+        """Save and learn a text that a user accepted. The text is on disk when this returns.
 
         Args:
             user: The id of the user.
             text: The accepted text.
             context: Context values by column.
-            key: An idempotency key, with which the text is applied once, however often this is called.
+            key: An idempotency key: repeated calls with the same key have the effect of one call.
+
+        Returns:
+            The outcome, with the number of the saved text.
 
         Raises:
-            UserError: The text or the context cannot be learned.
+            UserError: The id, text, context or key is invalid, or the model does not distinguish users.
+            StoreError: The store failed.
         """
-        model, text, known = self.model, clean_text(text), checked_context(context)
+        model, text, checked = self.model, clean_text(text), checked_context(context)
         checked_id(user)
         check_key(key)
         if not text:
-            raise UserError("an empty text was accepted; valid is any other")
-        truncated = model.check(text, known)
-        if why := self.privacy.withhold_reason(text, known):
+            raise UserError("text is empty; expected at least one character")
+        truncated = model.check(text, checked)
+        if why := self.privacy.withhold_reason(text, checked):
             return AcceptResult("withheld", why=why)
         accepted = AcceptResult("paused")
 
@@ -185,10 +207,10 @@ class Service:
             if record.paused:
                 accepted = AcceptResult("paused")
                 return record
-            new = StoredText(record.accepted + 1, text, self._now(), known)
-            after = changes.add_text(record, new, key, model, self.privacy)
+            new_text = StoredText(record.accepted + 1, text, self._now(), checked)
+            after = changes.add_text(record, new_text, key, model, self.privacy)
             outcome: changes.Outcome = "learned" if model.has_learned(after) else "kept"
-            accepted = AcceptResult(outcome, new.number, truncated=truncated)
+            accepted = AcceptResult(outcome, new_text.number, truncated=truncated)
             return after
 
         _, after = self._change(user, change)
@@ -197,7 +219,7 @@ class Service:
         return replace(accepted, user_version=after.version)
 
     def show(self, user: str) -> Profile | None:
-        """Return what is kept of a user, or None."""
+        """Return the saved data of a user, or None if there is none."""
         record = self.store.read(checked_id(user))
         if record is None:
             return None
@@ -205,44 +227,53 @@ class Service:
         return Profile(user, record.version, record.accepted, record.texts, record.paused, learned)
 
     def export(self, user: str) -> dict[str, Any] | None:
-        """Return everything that a user gave, as plain values for JSON, or None. `restore` takes it back."""
+        """Return the texts and settings of a user as plain values for JSON, or None; `restore` reads them."""
         record = self.store.read(checked_id(user))
         return None if record is None else changes.export_record(record)
 
     def restore(self, values: Any) -> str:
-        """Keep a user as `export` returned them, and learn them soon; return the id.
+        """Save a user from the values of `export`; the model learns the texts in the background.
 
-        Texts that the present privacy rules withhold are left out. `UserError` for anything but an export, and if the
-        store has a user of that id.
+        Texts that the current privacy rules withhold are omitted.
+
+        Args:
+            values: Plain values as `export` returns them.
+
+        Returns:
+            The id of the user.
+
+        Raises:
+            UserError: The values are not an export.
+            UserExistsError: The store already has a user with this id.
         """
         record, now = changes.import_record(values, self._now()), self._now()
-        kept = (one for one in record.texts if not self.privacy.withhold_reason(one.text, one.context))
-        record = changes.replace_fields(record, texts=self.privacy.newest(self.privacy.without_expired(kept, now)))
+        allowed = (text for text in record.texts if not self.privacy.withhold_reason(text.text, text.context))
+        record = changes.replace_fields(record, texts=self.privacy.newest(self.privacy.without_expired(allowed, now)))
         if not self.store.write(record, None):
-            raise UserExistsError("somebody of that id is kept already; delete them first")
+            raise UserExistsError("the store already has a user with this id; delete that user first")
         self._relearner.add(record.user)
         return record.user
 
     def delete(self, user: str) -> bool:
-        """Delete a user from the store and from memory; return whether there was one."""
+        """Delete a user from the store and the cache; return whether the user existed."""
         deleted = self.store.delete(checked_id(user))
         self._typed.drop(lambda key: key[1] == user)
         return deleted
 
     def forget(self, user: str, text: str) -> int:
-        """Delete every copy of a text of a user; return their number.
+        """Delete all copies of a text of a user, and return their number.
 
-        What was learned of the user is deleted too; soon the user is learned again from the texts that stay, as if
-        this text had never been accepted.
+        Everything learned from the user is deleted as well. A background thread then learns the remaining texts
+        again, as if this text had never been accepted.
         """
-        return self._fewer(user, lambda record: changes.remove_text(record, clean_text(text)))
+        return self._remove_texts(user, lambda record: changes.remove_text(record, clean_text(text)))
 
     def undo(self, user: str) -> int:
-        """Delete the newest text of a user, as `forget` does; return 0 if there is none."""
-        return self._fewer(user, lambda record: changes.keep_texts(record, record.texts[:-1]))
+        """Delete the newest text of a user as `forget` does, and return the number of deleted texts, 0 or 1."""
+        return self._remove_texts(user, lambda record: changes.keep_texts(record, record.texts[:-1]))
 
     def pause(self, user: str, paused: bool = True) -> None:
-        """Keep and learn nothing of a user until this is called with `paused=False`."""
+        """Save and learn nothing for a user until this is called with `paused=False`."""
 
         def change(record: Record) -> Record:
             return record if record.paused == paused else changes.replace_fields(record, paused=paused)
@@ -250,9 +281,10 @@ class Service:
         self._change(checked_id(user), change)
 
     def relearn(self, user: str) -> bool:
-        """Learn the texts of a user that the model has not learned; return whether none is left.
+        """Learn the saved texts that the model has not learned yet; return whether all are learned.
 
-        It delays no other writer: if one was first, what was learned until then is used.
+        It does not block other writers: if another write came first, learning continues with the new record from the
+        state computed so far.
         """
         model, state = self.model, None
         covered: tuple[int, ...] = ()
@@ -270,11 +302,11 @@ class Service:
         return False
 
     def wait_for_learning(self, seconds: float = changes.WRITE_TIMEOUT) -> bool:
-        """Wait until all users that were to be learned again are, at most so many seconds; return whether they are."""
+        """Wait until the background thread has learned all queued users; return False after `seconds`."""
         return self._relearner.wait_until_idle(seconds)
 
     def expire(self) -> int:
-        """Delete texts that are older than `Privacy.keep`, and users without texts; return how many users had some."""
+        """Delete texts older than `Privacy.retention`, and users without texts; return the number of affected users."""
         if self.privacy.retention is None:
             return 0
         count, before = 0, self._now() - self.privacy.retention
@@ -285,11 +317,11 @@ class Service:
         return count
 
     def check(self) -> None:
-        """Raise a `StoreError` unless the store can be read and written now; it is asked at most once per second."""
+        """Raise a `StoreError` unless the store can be read and written; repeated calls query it once per second."""
         self.store.check()
 
     def close(self) -> None:
-        """Finish the user that is being learned, and close the store."""
+        """Finish learning the current user, and close the store."""
         self._relearner.close()
         self.store.close()
 
@@ -299,28 +331,28 @@ class Service:
     def _type(
         self, model: ServedModel, user: str | None, context: Context, prefix: str
     ) -> tuple[int | None, TypedText]:
-        """Return the version of a user's record, and the prefix as typed by this user."""
+        """Return the version of the user's record, and the prefix as typed by this user."""
         version = None if user is None else self.store.version(user)
         key, record = _key(model, user, version, context), None
-        typed = self._typed.get(key)
-        if typed is None:
+        cached = self._typed.get(key)
+        if cached is None:
             if user is not None and version is not None:
                 record = self.store.read(user)
                 key = _key(model, user, record.version if record else None, context)
-            typed = model.begin(record, context)
-        after = model.completer.type(typed, prefix)
+            cached = model.begin(record, context)
+        typed = model.completer.type(cached, prefix)
         if record is None or model.has_learned(record):
-            self._typed.put(key, after if len(after.tokens) <= CHARACTERS else typed)
-        else:  # not kept in memory until the user is learned
+            self._typed.put(key, typed if len(typed.tokens) <= MAX_CACHED_TOKENS else cached)
+        else:  # not cached until the user is learned
             self._relearner.add(record.user)
-        return key[2], after
+        return key[2], typed
 
     def _change(self, user: str, change: Change) -> tuple[Record, Record]:
-        """Apply a change as `changes.apply`; writers of a user queue here, since many that try again starve some."""
+        """Apply a change under a lock per user: without it, writers would retry, and some would never succeed."""
         with self._locks[hash(user) % LOCKS]:
             return changes.apply(self.store, user, change, self._now)
 
-    def _fewer(self, user: str, change: Change) -> int:
+    def _remove_texts(self, user: str, change: Change) -> int:
         """Apply a change that removes texts; return their number."""
         before, after = self._change(checked_id(user), change)
         if not self.model.has_learned(after):
@@ -335,29 +367,31 @@ class Service:
             return
         if record is None:
             return
-        if not (record.paused and record.updated_at >= before) and all(one.time < before for one in record.texts):
+        if not (record.paused and record.updated_at >= before) and all(text.time < before for text in record.texts):
             self.store.delete(user, record.version)
             return
-        self._fewer(user, lambda found: changes.keep_texts(found, tuple(t for t in found.texts if t.time >= before)))
+        self._remove_texts(
+            user, lambda latest: changes.keep_texts(latest, tuple(t for t in latest.texts if t.time >= before))
+        )
 
 
 def _key(model: ServedModel, user: str | None, version: int | None, context: Context) -> Key:
-    """Return the key of a typed text in memory; all users without a record share one.
+    """Return the cache key of a typed text; all users without a record share one.
 
-    True == 1 in Python, but they are different categories, so the key says which values are booleans.
+    The key marks booleans, because True equals 1 in Python but is a different category.
     """
     values = tuple((name, isinstance(value, bool), value) for name, value in sorted(context.items()))
     return model, None if version is None else user, version, values
 
 
-def _before_cursor(request: CompletionRequest) -> str:
+def _prefix(request: CompletionRequest) -> str:
     query, cursor = check_text(request.query, "query"), request.cursor
     if cursor is None:
         return clean_prefix(query)
     if type(cursor) is not int or not 0 <= cursor <= len(query):
-        raise UserError(f"cursor is {cursor!r:.30}; valid are places in the query, from 0 to {len(query)}")
+        raise UserError(f"cursor: expected a position in the query, from 0 to {len(query)}, got {cursor!r:.30}")
     return clean_prefix(query[:cursor])
 
 
-def _numbers(record: Record, through: int) -> tuple[int, ...]:
-    return tuple(one.number for one in record.texts if one.number <= through)
+def _numbers(record: Record, last: int) -> tuple[int, ...]:
+    return tuple(text.number for text in record.texts if text.number <= last)

@@ -1,14 +1,15 @@
-"""Unexpected errors in the log: their type and place, never the message, which may contain what a user typed."""
+"""The log of unexpected errors: their type and location, never the message, which may contain a user's text."""
 
 import logging
 
 LOG = logging.getLogger("factorcell.service")
-LINES = 4  # the last frames of the traceback
+MAX_FRAMES = 4  # innermost frames of a traceback
 
 
 def log_unexpected_error(error: BaseException) -> None:
-    lines, trace = [], error.__traceback__
+    """Log the type of an error and the last frames of its traceback."""
+    frames, trace = [], error.__traceback__
     while trace is not None:
-        lines.append(f"{trace.tb_frame.f_globals.get('__name__')}:{trace.tb_lineno}")
+        frames.append(f"{trace.tb_frame.f_globals.get('__name__')}:{trace.tb_lineno}")
         trace = trace.tb_next
-    LOG.error("%s at %s", type(error).__name__, " > ".join(lines[-LINES:]))
+    LOG.error("%s at %s", type(error).__name__, " > ".join(frames[-MAX_FRAMES:]))

@@ -1,4 +1,4 @@
-"""A cache of the values that were used last."""
+"""A thread-safe cache that drops the least recently used values."""
 
 import threading
 from collections import OrderedDict
@@ -10,10 +10,10 @@ V = TypeVar("V")
 
 
 class LRUCache(Generic[K, V]):
-    """At most `most` values by key; the least recently used goes first. Any thread may use it."""
+    """At most `max_size` values by key; the least recently used value is dropped first."""
 
     def __init__(self, max_size: int) -> None:
-        self.most = max_size
+        self.max_size = max_size
         self._values: OrderedDict[K, V] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -27,10 +27,11 @@ class LRUCache(Generic[K, V]):
         with self._lock:
             self._values[key] = value
             self._values.move_to_end(key)
-            while len(self._values) > self.most:
+            while len(self._values) > self.max_size:
                 self._values.popitem(last=False)
 
-    def drop(self, which: Callable[[K], bool] = lambda key: True) -> None:
+    def drop(self, condition: Callable[[K], bool] = lambda key: True) -> None:
+        """Drop the values whose key satisfies `condition`, by default all."""
         with self._lock:
-            for key in [key for key in self._values if which(key)]:
+            for key in [key for key in self._values if condition(key)]:
                 del self._values[key]

@@ -1,6 +1,6 @@
-"""Which texts are neither learned nor kept, and how many texts are kept for how long.
+"""Rules for which texts are withheld (neither learned nor saved), how many texts are saved, and for how long.
 
-Secrets are found by rules of thumb, which err on the side of keeping nothing.
+Heuristics detect secrets; when in doubt, they withhold the text.
 """
 
 import itertools
@@ -14,15 +14,15 @@ from factorcell.completion.texts import MAX_BYTES
 from factorcell.config import UserError
 from factorcell.service.record import StoredText
 
-MOST_TEXTS = 1000  # of one person
-MAX_USER_BYTES = 4 * MAX_BYTES  # of all texts of one person
-PATIENCE = 0.05  # seconds of one pattern on one text
-CARD = (13, 19)  # digits of a card number
+MAX_TEXTS = 1000  # saved texts of one user
+MAX_USER_BYTES = 4 * MAX_BYTES  # bytes of all saved texts of one user
+PATTERN_TIMEOUT = 0.05  # seconds to search one text for one pattern
+CARD_DIGITS = (13, 19)  # minimum and maximum length of a card number
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 _EMAIL = regex.compile(r"(?<=[^\s@<>()\[\],;:])@[^\s@<>()\[\],;:]+\.[^\s@<>()\[\],;:]{2,}")
-_DIGITS = regex.compile(r"\d{3,}(?:[ .\-\u00a0\u202f]\d{3,})*")  # groups as cards have them
-# What repeats is possessive or bounded, so that the longest text is looked through in milliseconds.
+_DIGITS = regex.compile(r"\d{3,}(?:[ .\-\u00a0\u202f]\d{3,})*")  # digit groups as on payment cards
+# Repetitions are possessive or bounded, so that the search takes milliseconds even in the longest text.
 _SECRETS = regex.compile(
     r"\b(?:pass(?:word|wd|phrase|code)?|pwd|passwort|kennwort|contraseña)\s*+[:=]\s*+\S"
     r"|\b(?:pin|secret|token|api[ _-]?key)\s*+[:=]\s*+(?=\S{0,99}\d)\S{4}"
@@ -32,8 +32,8 @@ _SECRETS = regex.compile(
     r"|\b(?:AKIA[0-9A-Z]{16}|gh[pousr]_\w{30,}|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,})",
     regex.IGNORECASE,
 )
-_PLAIN = set("'’-.,:;()/\"?&#_")  # signs that texts have anyway, so that they make no password
-_SHORTEST, _LONG = 8, 20  # characters of a word that may be a password by its signs, or by its length
+_PLAIN = set("'’-.,:;()/\"?&#_")  # punctuation of ordinary text, which does not suggest a password
+_SHORTEST, _SHORTEST_PLAIN = 8, 20  # minimum length of a password with special characters, and without
 
 
 @dataclass(frozen=True)
@@ -41,96 +41,100 @@ class Privacy:
     """The privacy rules of a service.
 
     Attributes:
-        never: Regular expressions of texts that are neither learned nor kept.
-        keep: Seconds after which a text is deleted, or None.
-        most: Number of texts of a user that are kept.
+        withheld_patterns: Regular expressions; texts that contain a match are neither learned nor saved.
+        retention: Seconds after which a text is deleted, or None to keep texts.
+        max_texts: Maximum number of saved texts per user.
     """
 
     withheld_patterns: tuple[str, ...] = ()
     retention: int | None = None
-    max_texts: int = MOST_TEXTS
+    max_texts: int = MAX_TEXTS
     patterns: tuple[Any, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.max_texts < 1 or (self.retention is not None and self.retention < 1):
-            raise UserError("at least 1 text is kept of a person, for at least 1 second")
-        object.__setattr__(self, "patterns", tuple(map(_compiled, self.withheld_patterns)))
+            raise UserError("privacy: expected at least 1 text per user and a retention of at least 1 second")
+        object.__setattr__(self, "patterns", tuple(map(_compile, self.withheld_patterns)))
 
     def withhold_reason(self, text: str, context: Mapping[str, Any] | None = None) -> str | None:
-        """Return why a text, or a text in its context, is neither learned nor kept; None if it may be."""
+        """Return what a text or its context seems to contain, such as "a password"; None if it may be saved."""
         values = (value for value in (context or {}).values() if isinstance(value, str))
-        return next(filter(None, map(self._fault, itertools.chain([text], values))), None)
+        return next(filter(None, map(self._finding, itertools.chain([text], values))), None)
 
     def without_expired(self, texts: Iterable[StoredText], now: int) -> tuple[StoredText, ...]:
-        """Return the texts that are not too old."""
+        """Return the texts that are not older than the retention time."""
         return tuple(text for text in texts if self.retention is None or text.time >= now - self.retention)
 
     def newest(self, texts: tuple[StoredText, ...]) -> tuple[StoredText, ...]:
-        """Return the newest texts, as many as are kept."""
+        """Return as many of the newest texts as the limits on their number and size allow."""
         texts = texts[-self.max_texts :]
         sizes = itertools.accumulate(len(text.text.encode()) for text in reversed(texts))
         count = sum(1 for _ in itertools.takewhile(MAX_USER_BYTES.__ge__, sizes))
         return texts[len(texts) - count :]
 
-    def _fault(self, text: str) -> str | None:
+    def _finding(self, text: str) -> str | None:
         if _EMAIL.search(text):
             return "an e-mail address"
         if _has_card(text):
             return "a card number"
-        if _SECRETS.search(text) or any(map(_like_password, text.split())):
+        if _SECRETS.search(text) or any(map(_resembles_password, text.split())):
             return "a password"
-        return "a pattern" if any(_found(pattern, text) for pattern in self.patterns) else None
+        return "a withheld pattern" if any(_matches(pattern, text) for pattern in self.patterns) else None
 
 
 def parse_duration(text: str) -> int:
-    """Return the seconds of a time such as 90d, 12h or 30m. `UserError` for anything else."""
+    """Return the seconds of a duration such as 90d, 12h or 30m. `UserError` if it is invalid."""
     count, unit = text[:-1], text[-1:]
     if not count.isascii() or not count.isdigit() or unit not in UNITS or not 0 < int(count) < 1_000_000:
-        raise UserError(f"a time of {text!r:.30}: valid is a whole number and one of {', '.join(UNITS)}, such as 90d")
+        raise UserError(f"duration {text!r:.30}: expected a whole number and a unit ({', '.join(UNITS)}), such as 90d")
     return int(count) * UNITS[unit]
 
 
-def _compiled(pattern: str) -> Any:
+def _compile(pattern: str) -> Any:
     try:
-        found = regex.compile(pattern)
+        compiled = regex.compile(pattern)
     except regex.error as error:
-        raise UserError(f"never {pattern!r:.60}: not a regular expression ({error})") from None
-    if found.search(""):
-        raise UserError(f"never {pattern!r:.60}: every text has it, so nothing would ever be kept")
-    return found
+        raise UserError(f"withheld pattern {pattern!r:.60}: not a regular expression ({error})") from None
+    if compiled.search(""):
+        raise UserError(f"withheld pattern {pattern!r:.60}: it matches every text, so that no text would be saved")
+    return compiled
 
 
-def _found(pattern: Any, text: str) -> bool:
-    """Return whether a text contains a pattern, or the search took too long."""
+def _matches(pattern: Any, text: str) -> bool:
+    """Return whether a text contains a match of a pattern, or the search took too long."""
     try:
-        return pattern.search(text, timeout=PATIENCE, concurrent=True) is not None
+        return pattern.search(text, timeout=PATTERN_TIMEOUT, concurrent=True) is not None
     except TimeoutError:
         return True
 
 
 def _has_card(text: str) -> bool:
-    """Return whether consecutive groups of digits are a number that passes Luhn's check."""
+    """Return whether consecutive groups of digits form a number that passes the Luhn check."""
     for run in _DIGITS.finditer(text):
         groups = regex.findall(r"\d+", run.group())
-        for first in range(len(groups)):
+        for start in range(len(groups)):
             digits = ""
-            for group in groups[first:]:
+            for group in groups[start:]:
                 digits += group
-                if len(digits) > CARD[1]:
+                if len(digits) > CARD_DIGITS[1]:
                     break
-                if len(digits) >= CARD[0] and _passes_luhn(digits):
+                if len(digits) >= CARD_DIGITS[0] and _passes_luhn(digits):
                     return True
     return False
 
 
 def _passes_luhn(digits: str) -> bool:
-    """Return whether the digits pass the check of ISO/IEC 7812-1 (not all of them equal)."""
+    """Return whether the digits pass the check of ISO/IEC 7812-1 and are not all equal."""
     doubled = (int(digit) * (1 + place % 2) for place, digit in enumerate(reversed(digits)))
     return len(set(digits)) > 1 and sum(number // 10 + number % 10 for number in doubled) % 10 == 0
 
 
-def _like_password(word: str) -> bool:
-    """Return whether a word has both cases, digits and a rare sign, or is long with both cases and digits."""
+def _resembles_password(word: str) -> bool:
+    """Return whether a word looks like a password.
+
+    It has lower case, upper case, a digit and a character that ordinary text does not contain, or it is long and
+    consists of lower case, upper case and digits.
+    """
     if len(word) < _SHORTEST or "://" in word:
         return False
     kinds = [
@@ -139,4 +143,4 @@ def _like_password(word: str) -> bool:
         any(map(str.isdigit, word)),
         any(not letter.isalnum() and letter not in _PLAIN for letter in word),
     ]
-    return all(kinds) or (len(word) >= _LONG and word.isalnum() and sum(kinds) == 3)
+    return all(kinds) or (len(word) >= _SHORTEST_PLAIN and word.isalnum() and sum(kinds) == 3)

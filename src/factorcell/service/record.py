@@ -1,7 +1,7 @@
-"""The record of one user: one value, so that it is written whole or not at all.
+"""The record of a user: a single value, which is written completely or not at all.
 
-The id is inside it and is checked at every read, so that no fault of a store or of a connection can return the record
-of another user. What a model has learned can be computed again from the texts at any time.
+The record contains the user's id, which every read checks, so that a faulty store or connection cannot return the
+record of another user. Learned states can be computed again from the texts at any time.
 """
 
 import hashlib
@@ -15,30 +15,30 @@ import msgspec
 from factorcell.completion.texts import byte_length
 from factorcell.config import UserError, check_format
 
-MARK, FORMAT = b"fcp", 1  # the first bytes, and the number of the format, one byte
-CHECK = 4  # bytes of the CRC-32 at the end
+MAGIC, FORMAT = b"fcp", 1  # the first bytes, and the format number in one byte
+CHECKSUM_SIZE = 4  # bytes of the CRC-32 at the end
 MAX_ID_BYTES = 256  # bytes of an id in UTF-8
 MAX_KEY_LENGTH = 256  # characters of an idempotency key
-MAX_KEYS = 200  # idempotency keys that are kept, the newest
-MAX_STATES = 2  # states that are kept: of a model and of the one that replaces it
-DIGEST = 16  # bytes of the digest of a key
-MAX_VALUE_LENGTH, LARGEST_VALUE = 1000, 1e15  # of a context: characters of a text, bound of a number
+MAX_KEYS = 200  # newest idempotency keys per user
+MAX_STATES = 2  # learned states per user: of the served model and of its replacement
+DIGEST = 16  # bytes of the digest of a key or a model
+MAX_VALUE_LENGTH, MAX_NUMBER = 1000, 1e15  # of a context value: characters of a text, magnitude of a number
 MAX_TIME = 253_402_300_799  # the last second of the year 9999
-FIRST_VERSIONS = 1 << 52  # bound of the random first version; JSON's numbers hold all that follow
+FIRST_VERSIONS = 1 << 52  # bound of the random first version; later versions remain exact as JSON numbers
 
-ContextValue = str | bool | int | float  # of a column of a context
+ContextValue = str | bool | int | float  # the value of a context column
 
 
 class StoreError(RuntimeError):
-    """The store cannot be reached or cannot do its work now."""
+    """The store cannot be reached, or cannot read or write now."""
 
 
 class DamagedRecordError(StoreError):
-    """The store returned other bytes than those that were written."""
+    """The store returned bytes that differ from those written."""
 
 
 class StoredText(msgspec.Struct, frozen=True, array_like=True):
-    """The `number`th text (NFC) that a user accepted, when (Unix seconds), and in which context."""
+    """An accepted text (NFC), its number counted from 1, its time in Unix seconds, and its context."""
 
     number: int
     text: str
@@ -47,7 +47,10 @@ class StoredText(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LearnedState(msgspec.Struct, frozen=True, array_like=True):
-    """What a `model` (its identity) has learned up to the text `through`: the bytes of a `User` without history."""
+    """The state of a user after a model learned the texts up to `last_number`.
+
+    `model` is the identity of the model; `user` has the bytes of a `User` without history.
+    """
 
     model: bytes
     last_number: int
@@ -55,18 +58,24 @@ class LearnedState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AppliedKey(msgspec.Struct, frozen=True, array_like=True):
-    """A digest of an idempotency key, and the number of the text that was accepted with it."""
+    """The digest of an idempotency key, and the number of the text that was accepted with it."""
 
     digest: bytes
     number: int
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Everything that is kept of a user.
+    """Everything that is stored about a user.
 
-    `version` grows with each write; `touched`: the time of the last one (Unix seconds); `accepted`: the number of the
-    last text that was ever accepted; `texts` that are kept, by number; `states`: what models have learned of them, the
-    newest last; `keys`: the newest idempotency keys.
+    Attributes:
+        user: The id.
+        version: Grows with each write.
+        updated_at: Time of the last write in Unix seconds.
+        accepted: Number of the last accepted text.
+        texts: The saved texts, by number.
+        states: Learned states, one per model, newest last.
+        keys: The newest idempotency keys.
+        paused: Whether learning is paused.
     """
 
     user: str
@@ -89,45 +98,46 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     @property
     def oldest(self) -> int:
-        """The time of the oldest text, or without texts that of the last write."""
+        """The time of the oldest text, or of the last write if there are no texts, in Unix seconds."""
         return min((text.time for text in self.texts), default=self.updated_at)
 
     def state(self, model: bytes) -> LearnedState | None:
         return next((state for state in self.states if state.model == model), None)
 
     def with_state(self, state: LearnedState) -> tuple[LearnedState, ...]:
-        """Return the states with this one as that of its model."""
+        """Return the states after replacing or adding that of `state.model`; the oldest may be dropped."""
         return (*(other for other in self.states if other.model != state.model), state)[-MAX_STATES:]
 
-    def number_of(self, key: str) -> int | None:
-        """Return the number of the text that was accepted with an idempotency key, if it is remembered."""
-        digest = key_digest(key)
-        return next((one.number for one in self.keys if one.digest == digest), None)
+    def number_of(self, idempotency_key: str) -> int | None:
+        """Return the number of the text that was accepted with an idempotency key, or None."""
+        digest = key_digest(idempotency_key)
+        return next((key.number for key in self.keys if key.digest == digest), None)
 
     def with_key(self, key: str, number: int) -> tuple[AppliedKey, ...]:
         return (*self.keys, AppliedKey(key_digest(key), number))[-MAX_KEYS:]
 
     def to_bytes(self) -> bytes:
-        content = MARK + bytes([FORMAT]) + msgspec.msgpack.encode(self)
-        return content + zlib.crc32(content).to_bytes(CHECK, "little")
+        content = MAGIC + bytes([FORMAT]) + msgspec.msgpack.encode(self)
+        return content + zlib.crc32(content).to_bytes(CHECKSUM_SIZE, "little")
 
     @classmethod
     def from_bytes(cls, content: bytes, user: str) -> "Record":
-        """Return the record of `user` from `to_bytes`.
+        """Return the record of `user` from the bytes of `to_bytes`.
 
-        `DamagedRecordError` if a bit was altered, anything cut off, or the record is that of another user; `UserError`
-        for a later format.
+        Raises:
+            DamagedRecordError: The bytes are altered or truncated, or belong to another user.
+            UserError: The format is newer than this version supports.
         """
-        checked, check = content[:-CHECK], content[-CHECK:]
-        if content[: len(MARK)] != MARK or zlib.crc32(checked).to_bytes(CHECK, "little") != check:
-            raise DamagedRecordError("what the store has of a person is truncated or altered")
-        check_format(checked[len(MARK)], FORMAT, "a person in the store")
+        body, checksum = content[:-CHECKSUM_SIZE], content[-CHECKSUM_SIZE:]
+        if content[: len(MAGIC)] != MAGIC or zlib.crc32(body).to_bytes(CHECKSUM_SIZE, "little") != checksum:
+            raise DamagedRecordError("user record: truncated or altered")
+        check_format(body[len(MAGIC)], FORMAT, "user record")
         try:
-            record = _DECODER.decode(memoryview(checked)[len(MARK) + 1 :])
+            record = _DECODER.decode(memoryview(body)[len(MAGIC) + 1 :])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise DamagedRecordError(f"what the store has of a person cannot be read ({error})") from None
+            raise DamagedRecordError(f"user record: cannot be decoded ({error})") from None
         if record.user != user:
-            raise DamagedRecordError("the store answered with another person than the one asked for")
+            raise DamagedRecordError("user record: the store returned the record of another user")
         return record
 
 
@@ -135,9 +145,9 @@ _DECODER = msgspec.msgpack.Decoder(Record)
 
 
 def checked_id(user: str) -> str:
-    """Return an id; `UserError` unless it is printable characters, at most `LONGEST_ID` bytes of UTF-8."""
+    """Return the id; `UserError` unless it has printable characters and at most `MAX_ID_BYTES` bytes of UTF-8."""
     if not isinstance(user, str) or not user or not user.isprintable() or len(user.encode()) > MAX_ID_BYTES:
-        raise UserError(f"a user's id is 1 to {MAX_ID_BYTES} bytes of printable characters")
+        raise UserError(f"user id: expected 1 to {MAX_ID_BYTES} bytes of printable characters")
     return user
 
 
@@ -145,31 +155,33 @@ def decoded_id(content: bytes) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:
-        raise DamagedRecordError("what the store has as the id of a person is not UTF-8 text") from None
+        raise DamagedRecordError("user id in the store: not UTF-8 text") from None
 
 
 def check_key(key: str | None) -> None:
-    """Raise a `UserError` unless an idempotency key is None or has 1 to `LONGEST_KEY` characters."""
+    """Raise a `UserError` unless the idempotency key is None or has 1 to `MAX_KEY_LENGTH` characters."""
     if key is not None and (not isinstance(key, str) or not 0 < len(key) <= MAX_KEY_LENGTH):
-        raise UserError(f"an idempotency key has 1 to {MAX_KEY_LENGTH} characters")
+        raise UserError(f"idempotency key: expected 1 to {MAX_KEY_LENGTH} characters")
 
 
 def checked_context(context: Mapping[str, Any] | None) -> dict[str, ContextValue]:
-    """Return a context as it is kept; `UserError` unless it has short texts, finite numbers and booleans by column."""
+    """Return a context as a dict; `UserError` unless its values are short texts, finite numbers or booleans."""
     checked: dict[str, ContextValue] = {}
     for name, value in (context or {}).items():
-        known = isinstance(value, ContextValue)
-        if not known or (len(value) > MAX_VALUE_LENGTH if isinstance(value, str) else not abs(value) < LARGEST_VALUE):
+        is_valid_type = isinstance(value, ContextValue)
+        if not is_valid_type or (
+            len(value) > MAX_VALUE_LENGTH if isinstance(value, str) else not abs(value) < MAX_NUMBER
+        ):
             raise UserError(
                 f"context {name!s:.50}: expected a text of at most {MAX_VALUE_LENGTH} characters, a finite number or a "
-                f"boolean, got {_described(value)}"
+                f"boolean, got {_describe(value)}"
             )
-        byte_length(f"{name}{value}", "context")  # Unicode
+        byte_length(f"{name}{value}", "context")  # checks that the text is valid Unicode
         checked[name] = value
     return checked
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, str):
         return f"{len(value):,} characters"
     return f"{value:g}" if isinstance(value, float) else type(value).__name__

@@ -1,6 +1,7 @@
-"""From a corpus to a trained run.
+"""Training, fine-tuning, comparison, mixtures and hyperparameter search.
 
-`factorcell.fit` and `factorcell.compare` are the functions; the modules that they live in have the same names.
+`factorcell.fit` and `factorcell.compare` are functions; `factorcell.training.fit` and `factorcell.training.compare` are
+the modules that contain them.
 """
 
 from typing import TYPE_CHECKING

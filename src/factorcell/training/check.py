@@ -1,6 +1,6 @@
-"""Check a model folder: every file that decides results against the manifest, then open the model."""
+"""Check a model folder: compare the files that determine results with the manifest, then open the model."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from factorcell.training.mixture import Mixture, open_scorer
 from factorcell.training.per_value import SeparateRuns
 from factorcell.training.proximal import StartingPoint
 
-READERS: dict[str, Callable[[Path], Any]] = {  # of files that opening the model does not read
+READERS: dict[str, Callable[[Path], Any]] = {  # for files that opening the model does not read
     **dict.fromkeys(("log.jsonl", "results.jsonl"), files.read_rows),
     "training.json": files.read_json,
     "start.safetensors": lambda path: StartingPoint.read(path.parent),
@@ -26,7 +26,13 @@ READERS: dict[str, Callable[[Path], Any]] = {  # of files that opening the model
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding about a file or folder `path`, and whether it is `right`."""
+    """The result of checking one file or folder.
+
+    Attributes:
+        path: The file or folder.
+        is_valid: Whether it is as it should be.
+        text: A description; of a file that is not valid, the error message.
+    """
 
     path: Path
     is_valid: bool
@@ -34,10 +40,13 @@ class Finding:
 
 
 def check(folder: str | Path) -> list[Finding]:
-    """Check the run, n-gram model, separate runs or mixture in `folder`.
+    """Check the run, n-gram model, separate runs or mixture in a folder.
+
+    Args:
+        folder: The folder of the model. The folders of the models that it consists of are checked too.
 
     Returns:
-        A finding per file, and one for the folder.
+        A finding per file, and one for each folder.
 
     Raises:
         UserError: If the folder does not exist.
@@ -45,21 +54,23 @@ def check(folder: str | Path) -> list[Finding]:
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"{folder}: there is no such folder")
-    found = list(_files(folder))
+    findings = list(_check_files(folder))
     try:
         model: Any = open_scorer(folder)
     except UserError as error:
-        known = any(one.text == str(error) for one in found)  # the finding of a file
-        return found if known else [*found, Finding(folder, False, str(error))]
-    found.append(Finding(folder, True, "opens"))
-    parts = (
-        model.runs.values() if isinstance(model, SeparateRuns) else model.models if isinstance(model, Mixture) else ()
-    )
-    return [*found, *(finding for part in parts for finding in check(part.folder))]
+        is_reported = any(finding.text == str(error) for finding in findings)
+        return findings if is_reported else [*findings, Finding(folder, False, str(error))]
+    findings.append(Finding(folder, True, "opens"))
+    parts: Iterable[Any] = ()
+    if isinstance(model, SeparateRuns):
+        parts = model.runs.values()
+    elif isinstance(model, Mixture):
+        parts = model.models
+    return [*findings, *(finding for part in parts for finding in check(part.folder))]
 
 
-def _files(folder: Path) -> Iterator[Finding]:
-    """Check the files of `folder` itself."""
+def _check_files(folder: Path) -> Iterator[Finding]:
+    """Check the files of a folder, without those of subfolders."""
     try:
         listed = digests.read(folder)
     except UserError as error:
@@ -69,19 +80,19 @@ def _files(folder: Path) -> Iterator[Finding]:
         text = f"no {digests.FILE}: it was deleted; only tensors have a checksum"
         yield Finding(folder / digests.FILE, True, text)
     names = {path.name for path in input_files.list_visible(folder) if path.is_file()} - {"README.md", digests.FILE}
-    for name in sorted(names | {name for name, accepted in listed.items() if accepted}):
-        yield _finding(folder / name, bool(listed.get(name)))
+    for name in sorted(names | {name for name, is_listed in listed.items() if is_listed}):
+        yield _check_file(folder / name, bool(listed.get(name)))
 
 
-def _finding(path: Path, listed: bool) -> Finding:
+def _check_file(path: Path, is_listed: bool) -> Finding:
     if not path.exists():
-        return Finding(path, True, "deleted since it was written")  # opening says whether it is needed
-    tensors = path.suffix == ".safetensors"
-    reader: Callable[[Path], Any] = READERS.get(path.name, files.load_tensors if tensors else files.read)
+        return Finding(path, True, "deleted since it was written")  # opening the model reports it if it is needed
+    has_tensors = path.suffix == ".safetensors"
+    reader: Callable[[Path], Any] = READERS.get(path.name, files.load_tensors if has_tensors else files.read)
     try:
         reader(path)
     except UserError as error:
         return Finding(path, False, str(error))
-    if listed or tensors:
+    if is_listed or has_tensors:
         return Finding(path, True, "as it was written")
     return Finding(path, True, "readable, not in the manifest" if path.name in READERS else "not in the manifest")

@@ -1,4 +1,7 @@
-"""Fine-tuning: train a run further on few texts of one domain; some of its parts move, the others are frozen."""
+"""Fine-tuning: continue the training of a run on few texts of one domain.
+
+Some parts of the model are trained, the others are frozen.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -17,6 +20,7 @@ from factorcell.training.fit import (
     Notify,
     check_resumable,
     locked_run_folder,
+    not_resumable,
     train_with_notices,
     write_training_facts,
 )
@@ -36,35 +40,42 @@ def finetune(
     resume: bool = False,
     notify: Notify | None = None,
 ) -> Run:
-    """Train `parts` of the run `old` further on the table `source`; return the new run with its best weights.
+    """Fine-tune a run: train some of its parts further on another table.
 
     Args:
-        base: The run to begin from.
+        base: The run to start from, or its folder; it is not changed.
         source: The training table.
         dev: The development table; without it, 5 % of the rows are held out.
         folder: The run folder to write.
-        parts: The parts that move: "embedding", "context", "backbone", "output_bias", "projection", or "all".
-        l1: The penalty, in nats, on the distance that a value moves.
-        training: The training options, or some of them; the others are those of `old` with gentler defaults.
-        unknown: What to do with context values that `old` does not know: "error", "group" or "expected".
+        parts: The parts to train: "embedding", "context", "backbone", "output_bias", "projection", or "all".
+        l1: The penalty on the distance of a weight from its start, in nats per unit of distance.
+        training: A `TrainingConfig`, or a mapping of some training options; the others are those of `base`, with
+            defaults for small data.
+        unknown: The treatment of context values that `base` does not know: "error", "group" or "expected".
         resume: Whether to resume in a folder that exists.
-        notify: A function that takes lines about the progress.
+        notify: A function that receives one-line notices; with it, progress bars go to standard error.
+
+    Returns:
+        The new run with its best weights.
+
+    Raises:
+        UserError: If the folder exists, a table or an option is not valid, or the loss is not finite.
     """
     base, folder = base if isinstance(base, Run) else Run.open(base), Path(folder)
     limits.check(l1=l1)
     values = {name: tensor.detach().cpu().clone() for name, tensor in base.model.saved_tensors().items()}
     start = StartingPoint(values, select_parts(base.model, parts), l1)
-    said = vars(training) if isinstance(training, TrainingConfig) else training or {}
+    specified = vars(training) if isinstance(training, TrainingConfig) else training or {}
     with locked_run_folder(folder, resume, notify) as resumes:
-        options = dataclasses.replace(base.config.training, **{**SMALL_DATA_DEFAULTS, **said})
+        options = dataclasses.replace(base.config.training, **{**SMALL_DATA_DEFAULTS, **specified})
         corpus = base.prepare(source, unknown=unknown, progress=notify is not None)
         if dev is None:
-            corpus, held = corpus.split(HELD_OUT, options.seed)
+            corpus, dev_corpus = corpus.split(HELD_OUT, options.seed)
         else:
-            held = base.prepare(dev, unknown=unknown, progress=notify is not None)
-        if "batch_tokens" not in said:
+            dev_corpus = base.prepare(dev, unknown=unknown, progress=notify is not None)
+        if "batch_tokens" not in specified:
             size = rules.batch_tokens(
-                corpus.target_count, SMALL_DATA_DEFAULTS["epochs"], rules.GENTLE_STEPS, options.batch_tokens
+                corpus.target_count, SMALL_DATA_DEFAULTS["epochs"], rules.MIN_FINETUNING_STEPS, options.batch_tokens
             )
             options = dataclasses.replace(options, batch_tokens=size)
         config = dataclasses.replace(base.config, training=options)
@@ -75,20 +86,21 @@ def finetune(
         else:
             run = Run.create(folder, config, corpus.tokenizer, corpus.schema)
             start.write(folder)
-        start.place(run.model)  # as the training does, which continues from its checkpoint if there is one
-        train_with_notices(run, corpus, held, resume=resumes, notify=notify)
+        start.apply_to(run.model)  # the trainer does so too, then loads the checkpoint if there is one
+        train_with_notices(run, corpus, dev_corpus, resume=resumes, notify=notify)
         facts = {"from": str(base.folder), "parts": start.parts, "l1": l1, "moved": start.count_moved(run.model)}
-        write_training_facts(run, corpus, held, source, finetuned=facts)
+        write_training_facts(run, corpus, dev_corpus, source, finetuned=facts)
     return run
 
 
 def _check_start(folder: Path, start: StartingPoint) -> None:
-    """Refuse to resume a fine-tuning from another start."""
-    begun_from = StartingPoint.read(folder)
-    if begun_from is None:
-        raise UserError(f"{folder} was begun without fine-tuning; nothing resumed")
-    if (begun_from.parts, begun_from.l1) != (start.parts, start.l1):
-        old = f"with parts {', '.join(begun_from.parts)} and l1 {begun_from.l1:g}"
-        raise UserError(f"{folder} was begun {old}, not {', '.join(start.parts)} and {start.l1:g}; nothing resumed")
-    if not all(torch.equal(value, start.values[name]) for name, value in begun_from.values.items()):
-        raise UserError(f"{folder} was begun from other weights than those given; nothing resumed")
+    """Raise a `UserError` if the stopped fine-tuning had another start."""
+    saved = StartingPoint.read(folder)
+    if saved is None:
+        raise UserError(f"{folder}: cannot resume; expected a fine-tuning, got a training; choose another folder")
+    if saved.parts != start.parts:
+        raise not_resumable(folder, "parts", ", ".join(saved.parts), ", ".join(start.parts))
+    if saved.l1 != start.l1:
+        raise not_resumable(folder, "l1", saved.l1, start.l1)
+    if not all(torch.equal(value, start.values[name]) for name, value in saved.values.items()):
+        raise UserError(f"{folder}: cannot resume with other starting weights; choose another folder")

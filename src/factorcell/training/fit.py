@@ -1,4 +1,4 @@
-"""One training from a table to a run folder: read the table, train, and keep what the run was trained on."""
+"""One training from a table to a run folder: read the table, train, and write facts about the training."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,10 +32,11 @@ from factorcell.training.plan import (
 from factorcell.training.proximal import sparse_bias_of
 
 HELD_OUT = 0.05  # share of the training rows that are held out without a development table
-OUTLIER = 15.0  # standard deviations between a column's largest number and its mean that are remarked on
-UNKNOWN = 0.2  # share of out-of-vocabulary targets that is remarked on
+# Thresholds of warnings about the data:
+MAX_DEVIATIONS = 15.0  # standard deviations between the largest number of a column and its mean
+MAX_UNKNOWN_SHARE = 0.2  # share of out-of-vocabulary targets among the development targets
 
-Notify = Callable[[str], None]
+Notify = Callable[[str], None]  # receives one-line notices
 
 
 def fit(
@@ -48,46 +49,52 @@ def fit(
     resume: bool = False,
     notify: Notify | None = None,
 ) -> Run:
-    """Train a run in `folder` on a table and return it with its best weights.
-
-    A `config` that is a mapping, `{"data": {"context": ["hotel"]}}`, sets some options, and the others follow from the
-    table and the `budget`. A `Config` sets all options.
+    """Train a run on a table.
 
     Args:
-        source: The training table: a file, rows, or several of them.
-        dev: The development table. Without it, 5 % of the rows are held out (their words count for the vocabulary).
-        config: A `Config`, or a mapping of some options by section: `{"data": {"context": ["hotel"]}}`.
+        source: The training table: a file, rows, or a list of several of them.
+        dev: The development table, which selects the best weights. Without it, 5 % of the rows are held out; their
+            tokens still count for the vocabulary.
+        config: A `Config`, which sets all options, or a mapping of some options by section, such as
+            `{"data": {"context": ["hotel"]}}`; the other options follow from the table and the `budget`.
         folder: The run folder to write.
-        budget: The time or work of the training.
-        resume: Whether to resume in a folder that exists; its config must be the same.
-        notify: A function that takes lines about the progress; progress bars go to standard error.
+        budget: The time or work of the training; only with a mapping.
+        resume: Whether to resume in a folder that exists; its config and data must be the same.
+        notify: A function that receives one-line notices; with it, progress bars go to standard error.
+
+    Returns:
+        The run with its best weights.
 
     Raises:
-        UserError: If the folder exists, a table or option is not valid, or the loss is not finite.
+        UserError: If the folder exists, a table or an option is not valid, or the loss is not finite.
     """
     folder = Path(folder)
     with locked_run_folder(folder, resume, notify) as resumes:
-        corpus, held = read_corpora(source, dev, config_with_defaults(config), progress=notify is not None)
+        corpus, dev_corpus = read_corpora(source, dev, config_with_defaults(config), progress=notify is not None)
         if resumes:
             run = Run.open(folder, trained=False)
             check_resumable(run, resumed_plan(config, run.config).config, corpus)
         else:
-            made = plan(config, corpus, held, budget)
-            for line in () if isinstance(config, Plan) else made.notices():  # a Plan was reported where it was made
-                emit_notice(notify, line)
-            run = Run.create(folder, made.config, corpus.tokenizer, corpus.schema)
-        train_with_notices(run, corpus, held, resume=resumes, notify=notify)
-        write_training_facts(run, corpus, held, source, chosen=unspecified_options(config))
+            complete = plan(config, corpus, dev_corpus, budget)
+            if not isinstance(config, Plan):  # the caller reported the notices of a Plan
+                for line in complete.notices():
+                    emit_notice(notify, line)
+            run = Run.create(folder, complete.config, corpus.tokenizer, corpus.schema)
+        train_with_notices(run, corpus, dev_corpus, resume=resumes, notify=notify)
+        write_training_facts(run, corpus, dev_corpus, source, chosen=unspecified_options(config))
     return run
 
 
 @contextmanager
 def locked_run_folder(folder: Path, resume: bool, notify: Notify | None = None) -> Iterator[bool]:
-    """Lock `folder` for one training; yield whether to resume the run there.
+    """Lock `folder` for one training, and yield whether to resume the run in it.
 
-    A run that has learned nothing yet is replaced by a new one. `UserError` if the folder holds anything else.
+    A run without trained weights is replaced by a new one.
+
+    Raises:
+        UserError: If the folder contains anything else.
     """
-    _resumes(folder, resume)  # before it waits for the lock
+    _resumes(folder, resume)  # fails early, before waiting for the lock
     with lock.training_lock(folder, notify):
         resumes = _resumes(folder, resume)  # another training may have ended before the lock was free
         if not resumes:
@@ -104,53 +111,53 @@ def _resumes(folder: Path, resume: bool) -> bool:
 
 
 def train_with_notices(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool, notify: Notify | None) -> None:
-    """Train a run to its end; report what it reads, and why it ended early if it did."""
-    emit_notice(
-        notify, f"{len(corpus):,} texts, {corpus.target_count:,} targets; {len(dev):,} texts held for development"
-    )
+    """Train a run to its end, with notices about the data and about an early stop."""
+    emit_notice(notify, f"{len(corpus):,} texts, {corpus.target_count:,} targets; {len(dev):,} development texts")
     emit_notice(notify, f"{len(run.tokenizer):,} tokens in the vocabulary ({run.config.tokenizer.kind})")
     for variable in run.schema.variables:
         emit_notice(notify, variable.describe())
     emit_notice(notify, f"{run.model.parameter_count():,} parameters")
     for line in data_warnings(corpus, dev):
         emit_notice(notify, line)
-    ended = resume and (run.folder / "training.json").exists()
-    if ended:
-        emit_notice(notify, f"{run.folder}: nothing to do, its training has come to its end before")
+    was_complete = resume and (run.folder / "training.json").exists()
+    if was_complete:
+        emit_notice(notify, f"{run.folder}: the training is already complete")
     for _ in train(run, corpus, dev, resume=resume, progress=notify is not None):
         pass
-    if notify is not None and not ended and (last := run.log()[-1])["step"] < last["steps"]:
-        of = f"step {last['step']:,} of {last['steps']:,}"
-        in_vain = f"none of the last evaluations ({run.config.training.patience}) brought a lower perplexity"
-        notify(f"patience ended it at {of}: {in_vain}")
+    if notify is not None and not was_complete and (last := run.log()[-1])["step"] < last["steps"]:
+        reason = f"no lower perplexity in the last {run.config.training.patience} evaluations"
+        notify(f"stopped early at step {last['step']:,} of {last['steps']:,}: {reason}")
 
 
 def data_warnings(corpus: Corpus, dev: Corpus) -> Iterator[str]:
-    """Yield a line for each property of the tables that makes a training less useful."""
+    """Yield a warning for each property of the tables that makes a training less useful."""
     if np.array_equal(corpus.tokens, dev.tokens):
-        yield "the development texts are the training texts: their perplexity says nothing of new ones; give others"
+        yield (
+            "the development texts are the training texts, so their perplexity does not measure how well the model "
+            "predicts new texts; use other development texts"
+        )
     unknown = 1 - float(is_known_target(dev).mean())
-    if unknown > UNKNOWN and not corpus.tokenizer.is_character_level:
+    if unknown > MAX_UNKNOWN_SHARE and not corpus.tokenizer.is_character_level:
         yield (
             f"{unknown:.0%} of the development targets are out of vocabulary; "
-            "a model of characters knows all: --tokenizer char"
+            "a character model avoids this (--tokenizer char)"
         )
     for variable in corpus.schema.numbers:
-        if variable.low >= 0 and variable.high > variable.mean + OUTLIER * variable.deviation:
+        if variable.low >= 0 and variable.high > variable.mean + MAX_DEVIATIONS * variable.deviation:
             yield (
                 f"{variable.name}: a few values are far larger than all others, up to {variable.high:.4g} "
-                f"where the mean is {variable.mean:.4g}; a column of their logarithms says more"
+                f"with a mean of {variable.mean:.4g}; use a column of their logarithms instead"
             )
     for variable in corpus.schema.categories:
         if not variable.rare_count and len(variable.values) == 2:
-            yield f"{variable.name} says nothing: all texts have {variable.values[1]!r}, or no value"
+            yield f"{variable.name}: uninformative, because all texts have {variable.values[1]!r} or no value"
         if variable.rare_count and len(variable.values) == 1:
-            least = f"{variable.min_count} texts, the minimum (--min-context-count or --min-user-count)"
-            yield f"{variable.name} says nothing: no value has {least}"
+            minimum = f"{variable.min_count} texts, the minimum (--min-context-count or --min-user-count)"
+            yield f"{variable.name}: uninformative, because no value has {minimum}"
 
 
 def read_corpora(source: Any, dev: Any, config: Config, *, progress: bool) -> tuple[Corpus, Corpus]:
-    """Read training and development texts; without `dev` the latter are held out."""
+    """Read training and development texts; without the table `dev`, hold out a share of the training texts."""
     if dev is not None:
         check_columns(dev, config.data)
     corpus = prepare(source, config, progress=progress)
@@ -162,26 +169,31 @@ def read_corpora(source: Any, dev: Any, config: Config, *, progress: bool) -> tu
 def write_training_facts(
     run: Run,
     corpus: Corpus,
-    held: Corpus,
+    dev: Corpus,
     source: Any,
     *,
     finetuned: files.Row | None = None,
     chosen: Sequence[str] = (),
 ) -> None:
-    """Write into the folder of a trained run what it was trained on, what its context gains, and its card.
+    """Complete the folder of a trained run: training.json, token and text counts, and the model card.
 
-    `held` are the development texts, `chosen` the options that followed from the table, `finetuned` the facts of a
-    fine-tuning.
+    Args:
+        run: The trained run.
+        corpus: The training texts.
+        dev: The development texts.
+        source: The training table, whose name is recorded.
+        finetuned: Facts about a fine-tuning.
+        chosen: The names of the options that were chosen automatically.
     """
-    kept: files.Row = {"texts": len(corpus), "targets": corpus.target_count, "source": table_name(source)}
-    kept |= {"development_key": texts_digest(held), "context": measure_context_gain(run, held)}
+    row: files.Row = {"texts": len(corpus), "targets": corpus.target_count, "source": table_name(source)}
+    row |= {"development_key": texts_digest(dev), "context": measure_context_gain(run, dev)}
     if chosen:
-        kept["chosen"] = list(chosen)
+        row["chosen"] = list(chosen)
     if finetuned:
-        kept["finetuned"] = finetuned
+        row["finetuned"] = finetuned
     if bias := sparse_bias_of(run):
-        kept["sparse_bias"] = bias.count_nonzero()
-    files.write_json(run.folder / "training.json", kept)
+        row["sparse_bias"] = bias.count_nonzero()
+    files.write_json(run.folder / "training.json", row)
     run.save_unigram_counts(target_frequencies(corpus))
     data = run.config.data
     if len(corpus.users) and corpus.tokenizer.is_character_level:
@@ -190,26 +202,31 @@ def write_training_facts(
 
 
 def emit_notice(notify: Notify | None, text: str) -> None:
-    """Report a line of progress, unless `say` is None."""
+    """Pass a one-line notice to `notify`, unless it is None."""
     if notify is not None:
         notify(text)
 
 
 def check_resumable(run: Run, config: Config, corpus: Corpus) -> None:
-    """Refuse to resume with other options or other data."""
-    old, new = run.config.to_dict(), config.to_dict()
-    for section in old:
-        for key, value in old[section].items():
-            if (now := new[section][key]) != value and key not in ("threads", "device"):
-                raise UserError(f"{run.folder} was begun with {key} = {value!r}, not {now!r}; nothing resumed")
+    """Raise a `UserError` if a stopped training had other options or other data."""
+    saved, new = run.config.to_dict(), config.to_dict()
+    for section in saved:
+        for key, value in saved[section].items():
+            if new[section][key] != value and key not in ("threads", "device"):
+                raise not_resumable(run.folder, key, value, new[section][key])
     if run.tokenizer.tokens != corpus.tokenizer.tokens or run.schema != corpus.schema:
-        raise UserError(f"{run.folder} was begun with other training data; nothing resumed")
+        raise UserError(f"{run.folder}: cannot resume with other training data; choose another folder")
+
+
+def not_resumable(folder: Path, name: str, expected: Any, value: Any) -> UserError:
+    """Return the error for resuming with an option that differs from that of the stopped training."""
+    return UserError(f"{folder}: cannot resume; expected {name} = {expected!r} as before, got {value!r}")
 
 
 def summary(run: Run) -> str:
-    """Return the best development figures of a run in one line."""
+    """Return the best perplexity of a run on the development texts, as one line."""
     best = run.best_evaluation()
-    assert best is not None  # a training ends with an evaluation
+    assert best is not None  # every training ends with an evaluation
     perplexity, known = (format_number(best[name], ".2f") for name in ("perplexity", "perplexity_known"))
     return (
         f"development perplexity {perplexity} ({known} without out-of-vocabulary targets) at step {best['step']} of "

@@ -1,6 +1,6 @@
-"""The training loop: a generator of log rows that yields the same rows and weights for the same seed.
+"""The training loop: a generator of log rows that is deterministic for a given seed.
 
-Which rows, evaluations and checkpoints are due after a step follows from the state alone.
+The rows, evaluations and checkpoints that are due after a step follow from the state of the training.
 So a training that was stopped between a step and its evaluation makes the evaluation when it resumes.
 """
 
@@ -14,9 +14,9 @@ from factorcell.progress import progress_bar
 from factorcell.training.trainer import Row, Trainer
 
 
-def is_due(step: int, steps: int, times: int) -> bool:
-    """Return whether an event that occurs `times` in `steps`, evenly and finally at the end, occurs at `step`."""
-    return step * times // steps > (step - 1) * times // steps
+def is_due(step: int, steps: int, count: int) -> bool:
+    """Return whether an event is due at `step` that occurs `count` times in `steps`: evenly spread, and at the end."""
+    return step * count // steps > (step - 1) * count // steps
 
 
 def train(
@@ -27,7 +27,7 @@ def train(
     resume: bool = False,
     progress: bool = False,
 ) -> Generator[Row]:
-    """Train `run` on `corpus` and yield each row of the log; at the end `run` has its best weights.
+    """Train a run and yield the rows of its log; at the end the run has its best weights.
 
     Args:
         run: A run folder with an untrained model.
@@ -36,8 +36,11 @@ def train(
         resume: Whether to continue from the checkpoint.
         progress: Whether to show a progress bar and to confirm a stop request.
 
+    Returns:
+        A generator of the rows of the log. A row has the key `split`, which is "train" or "dev".
+
     Raises:
-        KeyboardInterrupt: On Ctrl-C or SIGTERM; `Stopped`, a subclass, if a checkpoint was saved before.
+        KeyboardInterrupt: On Ctrl-C or SIGTERM; `Stopped`, a subclass, if a checkpoint was saved.
         UserError: If the loss is not finite or the folder cannot be written.
     """
     trainer, name = Trainer(run, corpus, dev), run.folder.name
@@ -61,16 +64,16 @@ def train(
 
 
 class _Loop:
-    """The steps of a trainer, and what is due after each of them."""
+    """The steps of a trainer, with the log rows, evaluations and checkpoints between them."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, self.clock = trainer, time.perf_counter()
-        self.tokens = trainer.progress.tokens  # at the time of the clock
+        self.tokens = trainer.progress.tokens  # when `clock` was read
 
     def rows(self, after_step: Callable[[], object]) -> Iterator[Row]:
-        """Yield all rows to the end; raise `Stopped` after a stop request."""
+        """Yield the rows of the log to the end of the training; raise `Stopped` after a stop request."""
         trainer, patience = self.trainer, self.trainer.config.patience
-        yield from self._due()
+        yield from self._due_rows()
         for batch in trainer.batches():
             if patience and trainer.progress.worse >= patience:
                 break
@@ -78,33 +81,33 @@ class _Loop:
             after_step()
             if trainer.stop.is_requested:
                 raise Stopped
-            yield from self._due()
+            yield from self._due_rows()
         if trainer.stop.is_requested:
             raise Stopped
 
     def save_stopped(self) -> str:
-        """Save a checkpoint and return the message of a stopped training."""
+        """Save a checkpoint and return the message for the user who stopped the training."""
         trainer = self.trainer
         trainer.progress.seconds += time.perf_counter() - self.clock
         trainer.save()
         return f"stopped at step {trainer.progress.step:,} of {trainer.steps:,}, saved in {trainer.run.folder}"
 
-    def _due(self) -> Iterator[Row]:
-        """Do what is due at the current step and was not done yet."""
+    def _due_rows(self) -> Iterator[Row]:
+        """Yield the rows that are due at the current step, and save a checkpoint if one is due."""
         trainer, progress, config = self.trainer, self.trainer.progress, self.trainer.config
-        step, last = progress.step, progress.step == trainer.steps
-        evaluated = is_due(step, trainer.steps, config.evaluations) if step else trainer.start is not None
-        if progress.tokens > progress.since and (step % config.log_every == 0 or last or evaluated):
-            yield self._losses()
-        if evaluated and trainer.evaluated < step:
-            yield self._evaluated()
+        step, is_last = progress.step, progress.step == trainer.steps
+        is_evaluated = is_due(step, trainer.steps, config.evaluations) if step else trainer.starting_point is not None
+        if progress.tokens > progress.since and (step % config.log_every == 0 or is_last or is_evaluated):
+            yield self._log_losses()
+        if is_evaluated and trainer.last_evaluation < step:
+            yield self._log_evaluation()
         elif not step or step % config.save_every:
             return
         trainer.catch_up()
         trainer.save()
 
-    def _losses(self) -> Row:
-        """Log the mean loss since the last row, and the speed of the steps."""
+    def _log_losses(self) -> Row:
+        """Log the mean loss since the last row of losses, and the speed of the steps."""
         progress, now = self.trainer.progress, time.perf_counter()
         seconds, tokens = now - self.clock, progress.tokens - self.tokens
         progress.seconds += seconds
@@ -114,11 +117,11 @@ class _Loop:
         self.clock, self.tokens = now, progress.tokens
         return self.trainer.log({"split": "train", "loss": loss, "tokens_per_second": speed})
 
-    def _evaluated(self) -> Row:
-        """Log an evaluation; its time counts for the training, but not for the speed of the steps."""
-        begun = time.perf_counter()
+    def _log_evaluation(self) -> Row:
+        """Log an evaluation; its duration counts for the training, but not for the speed of the steps."""
+        start = time.perf_counter()
         row = self.trainer.evaluate()
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start
         self.trainer.progress.seconds += seconds
         self.clock += seconds
         return self.trainer.log(row)

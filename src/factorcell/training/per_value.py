@@ -1,10 +1,10 @@
-"""Separate models: one for each value of a column, and a shared one of all texts; the baseline of adaptation.
+"""Separate models: one for each value of a column, and a shared one for all texts; a baseline for adaptation.
 
-    FOLDER/separate.json        the column, and which run has which value
+    FOLDER/separate.json        the column and its values; a value has the run with its index
     FOLDER/value-0000           the run of all texts, for values that are rare, missing or new
-    FOLDER/value-0001 ...       those of the values, the most frequent first
+    FOLDER/value-0001 ...       the runs of the values, in descending order of frequency
 
-All are unadapted and have the same vocabulary, so that their perplexities are comparable.
+All runs are unadapted and have the same vocabulary, so that their perplexities are comparable.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,6 +25,7 @@ from factorcell.training.fit import (
     check_resumable,
     emit_notice,
     locked_run_folder,
+    not_resumable,
     read_corpora,
     train_with_notices,
     write_training_facts,
@@ -32,12 +33,17 @@ from factorcell.training.fit import (
 from factorcell.training.plan import Budget, ConfigLike, config_with_defaults, plan, resumed_plan, unspecified_options
 
 INDEX_FILE = "separate.json"
-FORMAT = 1  # of the folder, beside those of its runs
-SHARED = 0  # the row of rare values in the schema, and the number of the run of all texts
+FORMAT = 1  # version of the index file
+SHARED = 0  # index of the rare values in the schema, and of the run of all texts
 
 
 class SeparateRuns:
-    """One run per value of a context variable; each text is scored by the run of its value."""
+    """One run per value of a context variable; each text is scored by the run of its value.
+
+    Args:
+        folder: The folder that contains the run folders.
+        runs: The runs by the index of their value in the schema; the run of all texts has index 0.
+    """
 
     def __init__(self, folder: Path, runs: Mapping[int, Run]) -> None:
         self.folder, self.runs = folder, runs
@@ -47,40 +53,49 @@ class SeparateRuns:
 
     @classmethod
     def open(cls, folder: str | Path, *, device: str = "cpu", precision: str = "float32") -> "SeparateRuns":
-        """Open the runs that `separate` wrote. `UserError` if they are not all trained."""
+        """Open the runs that `separate` wrote.
+
+        Args:
+            folder: The folder that contains the run folders.
+            device: The device to compute on: "cpu", "cuda" or "auto".
+            precision: The precision of matrix products: "float32", "bfloat16" or "auto".
+
+        Raises:
+            UserError: If a run is not completely trained.
+        """
         folder = Path(folder)
         values = files.read_versioned(folder / INDEX_FILE, FORMAT, folder).get("values")
         if not isinstance(values, list) or not values:
-            raise UserError(f"{folder / INDEX_FILE}: not separate runs (values must be a list)")
-        opened: dict[int, Run] = {}
-        for number in range(len(values)):
-            path = run_folder(folder, number)
-            if not _finished(path):
-                raise UserError(f"{folder}: {path.name} is not trained to its end; the same command with --resume is")
-            opened[number] = Run.open(path, device=device, precision=precision)
-            precision = opened[number].precision  # all runs use the precision of the first
-        return cls(folder, opened)
+            raise UserError(f"{folder / INDEX_FILE}: expected a list of values, got {values!r}")
+        runs: dict[int, Run] = {}
+        for index in range(len(values)):
+            path = run_folder(folder, index)
+            if not _is_trained(path):
+                raise UserError(f"{folder}: the training of {path.name} is not complete; resume it with --resume")
+            runs[index] = Run.open(path, device=device, precision=precision)
+            precision = runs[index].precision  # all runs use the precision of the first
+        return cls(folder, runs)
 
     def prepare(self, source: Any, *, unknown: str = "error") -> Corpus:
-        """Read texts from rows, tables or a file."""
+        """Read texts from rows, a table or a file; `unknown` is the treatment of new values."""
         return self.runs[SHARED].prepare(source, unknown=unknown)
 
     def nats(self, corpus: Corpus) -> NDArray[np.float32]:
-        """Return the nats of every target of `corpus`, each text by the run of its value."""
+        """Return the nats of all targets of `corpus`, text after text, each text scored by the run of its value."""
         nats = np.zeros(corpus.target_count, dtype=np.float32)
-        starts, which = target_offsets(corpus), np.maximum(corpus.categories[:, 0], SHARED)
-        for number in np.unique(which).tolist():
-            rows = np.flatnonzero(which == number)
+        offsets, values = target_offsets(corpus), np.maximum(corpus.categories[:, 0], SHARED)
+        for index in np.unique(values).tolist():
+            rows = np.flatnonzero(values == index)
             part = corpus.select(rows)
-            ends = target_offsets(part)
-            index = np.repeat(starts[rows] - ends[:-1], part.lengths) + np.arange(part.target_count)
-            nats[index] = self.runs[number].nats(part)
+            part_offsets = target_offsets(part)
+            positions = np.repeat(offsets[rows] - part_offsets[:-1], part.lengths) + np.arange(part.target_count)
+            nats[positions] = self.runs[index].nats(part)
         return nats
 
 
-def run_folder(folder: Path, number: int) -> Path:
-    """Return the folder of the run of a value, by the number of the value in the schema."""
-    return folder / f"value-{number:04d}"
+def run_folder(folder: Path, index: int) -> Path:
+    """Return the run folder of a value, by the index of the value in the schema."""
+    return folder / f"value-{index:04d}"
 
 
 def separate(
@@ -94,24 +109,31 @@ def separate(
     resume: bool = False,
     notify: Notify | None = None,
 ) -> SeparateRuns:
-    """Train an unadapted run on all texts, and one on the texts of each value of the column `by`.
+    """Train an unadapted run on all texts, and one on the texts of each value of a column.
 
     Args:
         source: The training table.
-        dev: The development table; without it, or if it has no text of a value, 5 % of the rows are held out.
-        config: A `Config`, or a mapping of some options; the others follow from the texts of each value.
-        folder: The folder of the run folders.
-        by: The column. Values under `min_context_count` get no run.
+        dev: The development table. Without it, or for a value without development texts, 5 % of the rows are held out.
+        config: A `Config`, which sets all options, or a mapping of some options by section; the others follow from
+            the texts of each value.
+        folder: The folder that will contain the run folders.
+        by: The column. Values with fewer texts than `min_context_count` get no run.
         budget: The time or work of each training.
         resume: Whether to resume in a folder that exists.
-        notify: A function that takes lines about the progress.
+        notify: A function that receives one-line notices; with it, progress bars go to standard error.
+
+    Returns:
+        The trained runs.
+
+    Raises:
+        UserError: If the folder exists, the column has no frequent value, or a table or an option is not valid.
     """
     folder = Path(folder)
     if not resume and not files.is_new(folder, (*initial_files(), INDEX_FILE)):
         raise files.folder_exists_error(folder, resumable=True)
-    asked = _unadapted(config, by)
-    config = config_with_defaults(asked)
-    corpus, held = read_corpora(source, dev, config, progress=notify is not None)
+    request = _unadapted(config, by)
+    config = config_with_defaults(request)
+    corpus, dev_corpus = read_corpora(source, dev, config, progress=notify is not None)
     values = corpus.schema.variable(by).values
     if len(values) == 1:
         raise UserError(f"{by} has no value of at least {config.data.min_context_count} texts (--min-context-count)")
@@ -120,50 +142,49 @@ def separate(
         files.create_manifest(folder, (INDEX_FILE,))
         files.write_versioned(folder / INDEX_FILE, {"by": by, "values": values}, FORMAT)
     else:
-        _check_same(folder, by, values)
-    for number, value in enumerate(values):
-        path = run_folder(folder, number)
+        _check_same_values(folder, by, values)
+    for index, value in enumerate(values):
+        path = run_folder(folder, index)
         with locked_run_folder(path, resume, notify) as resumes:
-            own, own_held = _texts(corpus, number), _texts(held, number)
-            if not len(own_held):
-                own, own_held = own.split(HELD_OUT, config.training.seed)
+            part, dev_part = _texts_of(corpus, index), _texts_of(dev_corpus, index)
+            if not len(dev_part):
+                part, dev_part = part.split(HELD_OUT, config.training.seed)
             if resumes:
                 run = Run.open(path, trained=False)
-                check_resumable(run, resumed_plan(asked, run.config).config, corpus)
+                check_resumable(run, resumed_plan(request, run.config).config, corpus)
             else:
-                made = plan(asked, own, own_held, budget)
-                run = Run.create(path, made.config, corpus.tokenizer, corpus.schema)
-            if not _finished(path):
-                emit_notice(notify, f"{'all texts' if number == SHARED else value} -> {path}")
-                train_with_notices(run, own, own_held, resume=resumes, notify=notify)
-                of = table_name(source) + ("" if number == SHARED else f", {by} {value}")
-                write_training_facts(run, own, own_held, of, chosen=unspecified_options(asked))
+                complete = plan(request, part, dev_part, budget)
+                run = Run.create(path, complete.config, corpus.tokenizer, corpus.schema)
+            if not _is_trained(path):
+                emit_notice(notify, f"{'all texts' if index == SHARED else value} -> {path}")
+                train_with_notices(run, part, dev_part, resume=resumes, notify=notify)
+                name = table_name(source) + ("" if index == SHARED else f", {by} {value}")
+                write_training_facts(run, part, dev_part, name, chosen=unspecified_options(request))
     return SeparateRuns.open(folder)
 
 
-def _check_same(folder: Path, by: str, values: Sequence[str]) -> None:
-    """Refuse to resume with another column or other values, since runs are named by the numbers of values."""
-    kept = files.read_versioned(folder / INDEX_FILE, FORMAT, folder)
-    if kept.get("by") != by:
-        raise UserError(f"{folder} was begun with by = {kept.get('by')!r}, not {by!r}; nothing resumed")
-    if kept.get("values") != list(values):
+def _check_same_values(folder: Path, by: str, values: Sequence[str]) -> None:
+    """Raise a `UserError` if the saved column or values differ, because run folders are named by value indices."""
+    saved = files.read_versioned(folder / INDEX_FILE, FORMAT, folder)
+    if saved.get("by") != by:
+        raise not_resumable(folder, "by", saved.get("by"), by)
+    if saved.get("values") != list(values):
         causes = "other training data, or another --min-context-count"
-        raise UserError(f"{folder} was begun with other values of {by} ({causes}); nothing resumed")
+        raise UserError(f"{folder}: cannot resume with other values of {by} ({causes}); choose another folder")
 
 
-def _unadapted(asked: ConfigLike, by: str) -> ConfigLike:
-    """Return the same options for a model without context, with `by` as the only context column."""
+def _unadapted(config: ConfigLike, by: str) -> ConfigLike:
+    """Return the options for a model without adaptation, with `by` as the only context column."""
     data: dict[str, Any] = {"context": (f"{by}:category",), "user": "", "time": ""}
     model: dict[str, Any] = dict(zip(("adapt", "output_bias"), MODELS["unadapted"], strict=True))
-    if isinstance(asked, Mapping):
-        return {**asked, "data": {**asked.get("data", {}), **data}, "model": {**asked.get("model", {}), **model}}
-    config = config_with_defaults(asked)
-    return config.with_options(**data, **model)
+    if isinstance(config, Mapping):
+        return {**config, "data": {**config.get("data", {}), **data}, "model": {**config.get("model", {}), **model}}
+    return config_with_defaults(config).with_options(**data, **model)
 
 
-def _texts(corpus: Corpus, number: int) -> Corpus:
-    return corpus if number == SHARED else corpus.select(np.flatnonzero(corpus.categories[:, 0] == number))
+def _texts_of(corpus: Corpus, index: int) -> Corpus:
+    return corpus if index == SHARED else corpus.select(np.flatnonzero(corpus.categories[:, 0] == index))
 
 
-def _finished(folder: Path) -> bool:
+def _is_trained(folder: Path) -> bool:
     return (folder / "training.json").exists()

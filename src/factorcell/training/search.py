@@ -1,9 +1,9 @@
-"""Hyperparameter search: the trials of one Optuna study, shared by all processes that are started on its folder.
+"""Hyperparameter search: the trials of an Optuna study, which all processes started on its folder share.
 
 Each trial is a run folder, and the process that trains it holds its lock.
 The operating system releases the lock when the process ends.
 So a running trial whose lock is free was abandoned, and another process resumes it from its checkpoint.
-What a trial draws follows from (seed, its number), and with TPE also from the trials before it.
+The options of a trial follow from the seed and its number, and with TPE also from the earlier trials.
 
 study.journal   trials.jsonl   best.toml   study.html   trial-0000/   trial-0001/   ...
 """
@@ -33,7 +33,7 @@ from factorcell.evaluation.results import Row, saved_text_figures
 from factorcell.finite import format_option, is_number
 from factorcell.model.run import CHECKPOINT, Run, training_facts
 from factorcell.training import search_space
-from factorcell.training.fit import Notify, emit_notice, read_corpora, write_training_facts
+from factorcell.training.fit import Notify, emit_notice, not_resumable, read_corpora, write_training_facts
 from factorcell.training.loop import train
 from factorcell.training.plan import Budget, ConfigLike, config_with_defaults, plan, resumed_plan
 
@@ -41,13 +41,14 @@ if TYPE_CHECKING:
     import optuna
     from filelock import BaseFileLock
 
-# The content of study.html from a title, rows of trials, the target, and the options drawn on a logarithmic scale.
+# Returns the content of study.html; the arguments are a title, the rows of trials, the target column, and the options
+# that are drawn on a logarithmic scale.
 PageRenderer = Callable[[str, Sequence[Row], str | None, Collection[str]], str]
-Texts = Callable[[int], tuple[Corpus, Corpus]]  # training and development texts by `min_context_count`
+CorpusReader = Callable[[int], tuple[Corpus, Corpus]]  # `min_context_count` -> training and development texts
 
-NAME = "factorcell"  # of the only study in a journal, and of its attribute that says what it searches
-STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
-COMPARED = ("gain", "gain_low", "gain_high", "ahead")
+NAME = "factorcell"  # of the only study in a journal, and of its attribute with the description of the search
+STATE_NAMES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
+COMPARISON_COLUMNS = ("gain", "gain_low", "gain_high", "ahead")
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,11 @@ class SearchOptions:
 
     Args:
         trials: The number of trials in the whole study.
-        models: The model classes to draw from; without any, the config decides.
-        ranges: The options that are drawn, and from what.
-        target: The context column to classify in the development table.
-        sampler: "random" or "tpe", which learns from earlier trials.
-        pruner: Which trials are stopped early: those behind the "median" of the others, or "none".
+        models: The models to draw from; if empty, the config determines the model.
+        ranges: The options to draw, with their ranges or choices.
+        target: A context column to classify in the development table.
+        sampler: "random", or "tpe", which uses the results of earlier trials.
+        pruner: The trials to stop early: those behind the "median" of the others, or "none".
         budget: The time or work of each trial.
     """
 
@@ -76,126 +77,133 @@ class SearchOptions:
 def search(
     source: Any,
     dev: Any,
-    asked: ConfigLike,
+    config: ConfigLike,
     folder: str | Path,
     options: SearchOptions | None = None,
     *,
     notify: Notify | None = None,
     page: PageRenderer | None = None,
 ) -> list[Row]:
-    """Train trials in `folder` until their study has all of them; a search in an existing folder resumes.
+    """Train trials until the study has the required number; a search in an existing folder resumes.
 
     Args:
         source: The training table.
         dev: The development table; without it, 5 % of the rows are held out.
-        asked: A `Config`, or a mapping of some options; options that are neither here nor drawn follow from the table.
+        config: A `Config`, or a mapping of some options by section; options that are neither specified nor drawn follow
+            from the table.
         folder: The folder of the study.
-        options: What is drawn, and how.
-        notify: A function that takes lines about the progress.
-        page: A function that makes the content of study.html, which is written when the search ends or is stopped.
+        options: The options of the search.
+        notify: A function that receives one-line notices; with it, progress bars go to standard error.
+        page: A function that returns the content of study.html, which is written when the search ends or is stopped.
 
     Returns:
         A row per trial, the best first.
+
+    Raises:
+        UserError: If Optuna is not installed, a table or an option is not valid, or the folder has another search.
     """
     options = options or SearchOptions()
     target = options.target
     if target and dev is None:
-        raise UserError("texts are classified in a development table: give --dev with --target")
+        raise UserError("target: expected a development table to classify, got none (--dev)")
     limits.check(trials=options.trials)
     choose("sampler", options.sampler, SAMPLERS)
-    _optuna()
+    _import_optuna()
     folder = Path(folder)
-    said = config_with_defaults(asked)
-    options = replace(options, ranges=search_space.applicable(options.ranges, said))
-    search_space.check(options.ranges, said)
+    base_config = config_with_defaults(config)
+    options = replace(options, ranges=search_space.applicable(options.ranges, base_config))
+    search_space.check(options.ranges, base_config)
 
     @functools.cache
-    def texts(least: int) -> tuple[Corpus, Corpus]:
-        config = search_space.with_drawn_options(said, {"min_context_count": least})
-        return read_corpora(source, dev, config, progress=notify is not None)
+    def read_texts(min_context_count: int) -> tuple[Corpus, Corpus]:
+        changed = search_space.with_drawn_options(base_config, {"min_context_count": min_context_count})
+        return read_corpora(source, dev, changed, progress=notify is not None)
 
-    corpus, held = texts(said.data.min_context_count)
+    corpus, dev_corpus = read_texts(base_config.data.min_context_count)
     if target:
         variable = category_variable(corpus.schema, target)
-        require_labels(dev, variable, variable.values[1:], said.data, ACCURACY_REASON)
-    study, guard = open_study(folder, options.pruner)
-    if (old := study.user_attrs.get(NAME)) is None:
-        config = plan(asked, corpus, held, options.budget).config
+        require_labels(dev, variable, variable.values[1:], base_config.data, ACCURACY_REASON)
+    study, folder_lock = open_study(folder, options.pruner)
+    if (saved := study.user_attrs.get(NAME)) is None:
+        complete = plan(config, corpus, dev_corpus, options.budget).config
     else:
-        kept: dict[str, Row] = {section: {} for section in Config().to_dict()}
-        for name, value in old.items():
-            section, _, key = name.partition(".")
-            if section in kept:
-                kept[section][key] = value
-        config = resumed_plan(asked, Config.from_dict(kept)).config
-    begun = {
+        complete = resumed_plan(config, _saved_config(saved)).config
+    description = {
         "texts": len(corpus),
         "targets": corpus.target_count,
         "source": tables.table_name(source),
         "dev": None if dev is None else tables.table_name(dev),
         "target": target,
-        "models": list(options.models) or [config.model_name],
-        **{f"{part}.{key}": value for part, values in config.to_dict().items() for key, value in values.items()},
+        "models": list(options.models) or [complete.model_name],
+        **{f"{part}.{key}": value for part, values in complete.to_dict().items() for key, value in values.items()},
         **{f"range of {key}": vars(v) if isinstance(v, search_space.Range) else v for key, v in options.ranges.items()},
     }
-    with guard:
-        _check_same(study, folder, begun)
-    return Search(study, guard, texts, source, dev, config, folder, options, page).run(notify)
+    with folder_lock:
+        _check_same(study, folder, description)
+    return Search(study, folder_lock, read_texts, source, dev, complete, folder, options, page).run(notify)
 
 
-def _optuna() -> Any:
-    """Import the optional library of the search."""
+def _saved_config(description: Row) -> Config:
+    """Return the config in the description of a study."""
+    sections: dict[str, Row] = {section: {} for section in Config().to_dict()}
+    for name, value in description.items():
+        section, _, key = name.partition(".")
+        if section in sections:
+            sections[section][key] = value
+    return Config.from_dict(sections)
+
+
+def _import_optuna() -> Any:
+    """Return the module `optuna`, which is an optional dependency."""
     try:
         import filelock  # noqa: F401
         import optuna
     except ImportError:
-        raise UserError("a search needs Optuna, which is not installed: pip install 'factorcell[tune]'") from None
+        raise UserError("Optuna is not installed; install it with: pip install 'factorcell[tune]'") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 
 
 def open_study(folder: Path, pruner: str) -> "tuple[optuna.Study, BaseFileLock]":
-    """Open or create the study of `folder`; return it and the lock of the folder."""
-    optuna = _optuna()
+    """Open or create the study of a folder; return it with the lock of the folder."""
+    optuna = _import_optuna()
     from filelock import FileLock
 
     pruners, journal = optuna.pruners, optuna.storages.journal
-    chosen = pruners.NopPruner() if choose("pruner", pruner, PRUNERS) == "none" else pruners.MedianPruner()
+    study_pruner = pruners.NopPruner() if choose("pruner", pruner, PRUNERS) == "none" else pruners.MedianPruner()
     path = folder / "study.journal"
     if path.exists():
         input_files.check(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        guard = FileLock(folder / "study.lock")
-        with guard:
+        folder_lock = FileLock(folder / "study.lock")
+        with folder_lock:
             backend = journal.JournalFileBackend(str(path), journal.JournalFileOpenLock(str(path)))
             storage = optuna.storages.JournalStorage(backend)
-            study = optuna.create_study(storage=storage, study_name=NAME, pruner=chosen, load_if_exists=True)
+            study = optuna.create_study(storage=storage, study_name=NAME, pruner=study_pruner, load_if_exists=True)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"{path}: the study cannot be opened ({reason[0]})") from None
-    return study, guard
+    return study, folder_lock
 
 
-def _check_same(study: "optuna.Study", folder: Path, begun: Row) -> None:
-    """Refuse to resume a study with other texts, options or ranges."""
-    begun = json.loads(json.dumps(begun))
-    old = study.user_attrs.get(NAME, begun)
-    for key in old | begun:
-        if key != "training.threads" and old.get(key) != begun.get(key):
-            raise UserError(
-                f"{folder} was begun with {key} = {old.get(key)!r}, not {begun.get(key)!r}; choose another --out"
-            )
-    study.set_user_attr(NAME, begun)
+def _check_same(study: "optuna.Study", folder: Path, description: Row) -> None:
+    """Raise a `UserError` if a study was started with other texts, options or ranges; otherwise describe it."""
+    description = json.loads(json.dumps(description))
+    saved = study.user_attrs.get(NAME, description)
+    for key in saved | description:
+        if key != "training.threads" and saved.get(key) != description.get(key):
+            raise not_resumable(folder, key, saved.get(key), description.get(key))
+    study.set_user_attr(NAME, description)
 
 
 @dataclass
 class Search:
-    """A study, and what its trials are made of."""
+    """A study, with the texts and options from which its trials are trained."""
 
     study: "optuna.Study"
-    guard: "BaseFileLock"
-    texts: Texts
+    folder_lock: "BaseFileLock"
+    read_texts: CorpusReader
     source: Any
     dev: Any
     config: Config
@@ -204,10 +212,10 @@ class Search:
     page: PageRenderer | None = None
 
     def run(self, notify: Notify | None) -> list[Row]:
-        """Train until the study has all trials; return its rows, the best first."""
+        """Train until the study has all trials; return a row per trial, the best first."""
         try:
-            while (claimed := self.claim()) is not None:
-                trial, lock = claimed
+            while (claim := self.claim()) is not None:
+                trial, lock = claim
                 try:
                     self.attempt(trial, progress=notify is not None)
                 finally:
@@ -215,7 +223,7 @@ class Search:
                 Path(lock.lock_file).unlink(missing_ok=True)
                 emit_notice(notify, describe_trial(self.publish()[trial.number]))
         finally:
-            rows = self.publish(ended=True)
+            rows = self.publish(is_end=True)
         return rank_trials(rows)
 
     def _trials(self) -> "list[optuna.trial.FrozenTrial]":
@@ -227,10 +235,10 @@ class Search:
 
     def claim(self) -> "tuple[optuna.Trial, BaseFileLock] | None":
         """Lock and return an abandoned trial, or else a new one; None if the study has all trials."""
-        optuna = _optuna()
+        optuna = _import_optuna()
         from filelock import FileLock, Timeout
 
-        with self.guard:
+        with self.folder_lock:
             for frozen in self._trials():
                 if frozen.state.name != "RUNNING":
                     continue
@@ -238,10 +246,10 @@ class Search:
                 try:
                     lock.acquire(blocking=False)
                 except Timeout:
-                    continue  # another process is training it
+                    continue  # another process trains it
                 if self._trials()[frozen.number].state.name == "RUNNING":
-                    return optuna.Trial(self.study, frozen.number), lock  # in a journal of one study, ids are numbers
-                lock.release()  # it ended after the first look
+                    return optuna.Trial(self.study, frozen.number), lock  # in a journal with one study, ids are numbers
+                lock.release()  # it ended after its state was read
             if len(self._trials()) >= self.options.trials:
                 return None
             trial = self.study.ask()
@@ -250,11 +258,11 @@ class Search:
             return trial, lock
 
     def attempt(self, trial: "optuna.Trial", progress: bool) -> None:
-        """Train one trial and report to the study how it ended; an interrupted trial stays as it is."""
-        states = _optuna().trial.TrialState
+        """Train a trial and report its result to the study; an interrupted trial stays in the state "running"."""
+        states = _import_optuna().trial.TrialState
         self.study.sampler = trial_sampler(self.options.sampler, self.config.training.seed, trial.number)
         try:
-            pruned, result = self._trained(trial, progress)
+            pruned, result = self._train(trial, progress)
         except Exception as error:
             trial.set_user_attr("error", str(error))
             self.study.tell(trial, state=states.FAIL)
@@ -265,25 +273,25 @@ class Search:
             trial.set_user_attr(key, value)
         self.study.tell(trial, None if pruned else result["perplexity"], states.PRUNED if pruned else None)
 
-    def _trained(self, trial: "optuna.Trial", progress: bool) -> tuple[bool, Row]:
-        """Train the run of `trial`; return whether it was pruned, and its figures."""
+    def _train(self, trial: "optuna.Trial", progress: bool) -> tuple[bool, Row]:
+        """Train the run of a trial; return whether it was pruned, and its figures."""
         config = search_space.draw(trial, self.options.ranges, self.options.models, self.config)
-        corpus, held = self.texts(config.data.min_context_count)
+        corpus, dev_corpus = self.read_texts(config.data.min_context_count)
         folder, pruned = self.path(trial.number), False
         resumes = (folder / CHECKPOINT).exists()
         if resumes:
             run = Run.open(folder, trained=False)
         else:
-            shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed before the first checkpoint
+            shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed before its first checkpoint
             run = Run.create(folder, config, corpus.tokenizer, corpus.schema)
-        with closing(train(run, corpus, held, resume=resumes, progress=progress)) as rows:
+        with closing(train(run, corpus, dev_corpus, resume=resumes, progress=progress)) as rows:
             for row in rows:
-                if row["split"] == "dev" and self._hopeless(trial, row, config):
+                if row["split"] == "dev" and self._should_prune(trial, row, config):
                     pruned = True
                     break
         if pruned:
-            run.load_weights()  # the best ones, as at the end of a whole training
-        write_training_facts(run, corpus, held, self.source)
+            run.load_weights()  # the best weights, as at the end of a complete training
+        write_training_facts(run, corpus, dev_corpus, self.source)
         best = run.best_evaluation()
         if best is None or not is_number(best["perplexity"]):
             raise UserError(f"{folder}: no finite perplexity on the development texts")
@@ -294,55 +302,56 @@ class Search:
             result |= {"accuracy": accuracy} if is_number(accuracy) else {}
         return pruned, result
 
-    def _hopeless(self, trial: "optuna.Trial", row: Row, config: Config) -> bool:
-        """Report an evaluation by its number, and ask the pruner unless it is the last one."""
+    def _should_prune(self, trial: "optuna.Trial", row: Row, config: Config) -> bool:
+        """Report an evaluation to the study; return whether the pruner stops the trial, unless it is the last one."""
         number = row["step"] * config.training.evaluations // row["steps"]
         if number not in self._trials()[trial.number].intermediate_values:
             trial.report(row["perplexity"], number)
         return row["step"] < row["steps"] and trial.should_prune()
 
     def rows(self) -> list[Row]:
-        """Return a row per trial, by number."""
+        """Return a row per trial, in order of their numbers."""
         names = ("perplexity", "perplexity_known", "accuracy", "parameters", "minutes", "error")
-        made = []
+        rows = []
         for frozen in self._trials():
-            params, kept = dict(frozen.params), frozen.user_attrs
-            row: Row = {"number": frozen.number, "state": STATES[frozen.state.name]}
+            params, attributes = dict(frozen.params), frozen.user_attrs
+            row: Row = {"number": frozen.number, "state": STATE_NAMES[frozen.state.name]}
             row |= {"model": params.pop("model", self.config.model_name), "params": params}
             row["perplexity"] = min(frozen.intermediate_values.values(), default=None)
-            row |= {key: kept[key] for key in names if key in kept}
-            made.append({**row, "folder": self.path(frozen.number).name})
-        return made
+            row |= {key: attributes[key] for key in names if key in attributes}
+            rows.append({**row, "folder": self.path(frozen.number).name})
+        return rows
 
-    def publish(self, ended: bool = False) -> list[Row]:
-        """Write trials.jsonl and best.toml; at the end of the search, compare the trials and write study.html."""
-        with self.guard:
-            rows = compare_trials(self.rows(), self.folder) if ended else self.rows()
+    def publish(self, is_end: bool = False) -> list[Row]:
+        """Write trials.jsonl and best.toml; at the end of a search, also compare the trials and write study.html."""
+        with self.folder_lock:
+            rows = compare_trials(self.rows(), self.folder) if is_end else self.rows()
             files.write_rows(self.folder / "trials.jsonl", rows)
             best = rank_trials(rows)[:1]
             if best and best[0]["state"] == "complete":
                 params = self._trials()[best[0]["number"]].params
                 config = search_space.with_drawn_options(self.config, params)
                 files.write(self.folder / "best.toml", config.to_toml())
-            if ended and self.page is not None:
+            if is_end and self.page is not None:
                 ranges = self.options.ranges.items()
-                logs = [name for name, values in ranges if isinstance(values, search_space.Range) and values.log]
+                log_scaled = [name for name, values in ranges if isinstance(values, search_space.Range) and values.log]
                 title = escape_hidden(self.folder.resolve().name)
-                content = self.page(title, rank_trials(rows), self.options.target, logs)
+                content = self.page(title, rank_trials(rows), self.options.target, log_scaled)
                 files.write(self.folder / "study.html", content)
         return rows
 
 
 def trial_sampler(name: str, seed: int, number: int) -> "optuna.samplers.BaseSampler":
-    """Return the sampler of one trial: its draws follow from the seed, the number and, for TPE, the earlier trials."""
-    samplers = _optuna().samplers
+    """Return the sampler of a trial, whose random numbers follow from the seed and the number of the trial."""
+    samplers = _import_optuna().samplers
     kind = {"random": samplers.RandomSampler, "tpe": samplers.TPESampler}[name]
-    made: optuna.samplers.BaseSampler = kind(seed=int(np.random.SeedSequence((seed, number)).generate_state(1)[0]))
-    return made
+    trial_seed = int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
+    sampler: optuna.samplers.BaseSampler = kind(seed=trial_seed)
+    return sampler
 
 
 def rank_trials(rows: Sequence[Row]) -> list[Row]:
-    """Sort complete trials by perplexity, then the pruned ones, then the others."""
+    """Return complete trials sorted by perplexity, then pruned trials, then the others."""
     order = {"complete": 0, "pruned": 1}
 
     def key(row: Row) -> tuple[int, float, int]:
@@ -353,7 +362,7 @@ def rank_trials(rows: Sequence[Row]) -> list[Row]:
 
 
 def describe_trial(row: Row) -> str:
-    """Describe one trial in one line."""
+    """Describe a trial in one line."""
     figures = "" if row["perplexity"] is None else f", perplexity {row['perplexity']:.2f}"
     figures += f", accuracy {row['accuracy']:.4f}" if "accuracy" in row else ""
     figures += f" ({row['error']})" if "error" in row else ""
@@ -364,13 +373,14 @@ def describe_trial(row: Row) -> str:
 def compare_trials(rows: Sequence[Row], folder: Path) -> list[Row]:
     """Add to each row its `gain` over the best trial on the development texts, and the figures in which it is `ahead`.
 
-    A trial without a run or without figures of the development texts has no gain.
+    A trial without a run, or without figures of the development texts, has no gain.
     """
     trained = [row for row in rank_trials(rows) if row["perplexity"] is not None]
     folders = [folder / row["folder"] for row in trained]
-    texts = [saved_text_figures(path, training_facts(path).get("development_key")) for path in folders]
-    found = comparison.compare_models(
-        [ComparedModel("", [row], [one]) for row, one in zip(trained, texts, strict=True)]
-    )
-    added = {row["number"]: {name: row[name] for name in COMPARED if name in row} for row in found}
-    return [{**row, "ahead": [], **added.get(row["number"], {})} for row in rows]
+    figures = [saved_text_figures(path, training_facts(path).get("development_key")) for path in folders]
+    models = [ComparedModel("", [row], [texts]) for row, texts in zip(trained, figures, strict=True)]
+    columns = {
+        row["number"]: {name: row[name] for name in COMPARISON_COLUMNS if name in row}
+        for row in comparison.compare_models(models)
+    }
+    return [{**row, "ahead": [], **columns.get(row["number"], {})} for row in rows]

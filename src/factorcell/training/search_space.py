@@ -1,7 +1,7 @@
 """The space of a search: a range or a list of choices per option, from which trials draw their configs.
 
-The default ranges of sizes, rank and recurrent dropout span what the TACL paper selected on its data (table 2).
-The paper keeps Adam's learning rate at 0.001; here it varies, as do batches, weight decay and other dropout.
+The default ranges of sizes, rank and recurrent dropout span the values selected in the TACL paper (table 2).
+The paper fixes Adam's learning rate at 0.001; here it varies, as do batch sizes, weight decay and other dropout.
 """
 
 import dataclasses
@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The values from `low` to `high`, both included; with `log` they are uniform on a logarithmic scale."""
+    """A range of values that are drawn uniformly.
+
+    Attributes:
+        low: The smallest value.
+        high: The largest value.
+        log: Whether values are uniform on a logarithmic scale.
+    """
 
     low: float
     high: float
@@ -48,13 +54,13 @@ DEFAULT: Space = {
     "weight_decay": Range(0.0, 0.03),
 }
 
-# The options that may vary, by section: those that leave perplexities comparable. `adapt` varies by the model class.
+# The options that may be searched, by section: those that keep perplexities comparable. Only the model sets `adapt`.
 TYPES: dict[str, dict[str, Any]] = {
     "data": {"min_context_count": int},
     "model": {name: kind for name, kind in typing.get_type_hints(ModelConfig).items() if name != "adapt"},
     **{
-        section: {name: hint for name, hint in typing.get_type_hints(made).items() if name != "kind"}
-        for section, made in (("backbone", RecurrentOptions), ("head", SoftmaxOptions))
+        section: {name: hint for name, hint in typing.get_type_hints(options).items() if name != "kind"}
+        for section, options in (("backbone", RecurrentOptions), ("head", SoftmaxOptions))
     },
     "training": typing.get_type_hints(TrainingConfig),
 }
@@ -66,38 +72,39 @@ def read(path: str | Path) -> Space:
     """Read a TOML file of lines like `option = [choices]` or `option = {low = 1, high = 9, log = true}`."""
     content = input_files.read_options_file(path)
     try:
-        return {choose("option of a search", name, SECTIONS): _values(name, given) for name, given in content.items()}
+        return {choose("option of a search", name, SECTIONS): _parse(name, value) for name, value in content.items()}
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
 
 def load_space(path: Path | None, fixed: Collection[str]) -> Space:
-    """Return the default space, updated by that of the file, without the options that are `fixed`."""
-    own = {} if path is None else read(path)
-    for name in own:
+    """Return the default space, updated with the space in the file, without the options in `fixed`."""
+    file_space = {} if path is None else read(path)
+    for name in file_space:
         if name in fixed:
-            raise UserError(f"{name} is given as an option and in {path}; it is either fixed or searched")
-    return {name: values for name, values in {**DEFAULT, **own}.items() if name not in fixed}
+            raise UserError(f"{path}: {name} is also set as an option; an option is either fixed or searched")
+    return {name: values for name, values in {**DEFAULT, **file_space}.items() if name not in fixed}
 
 
-def _values(name: str, given: Any) -> Range | tuple[Choice, ...]:
-    if isinstance(given, list) and given and all(type(value) in (str, bool, int, float) for value in given):
-        return tuple(given)
-    if not isinstance(given, dict):
-        raise UserError(f"{name} is {given!r}; it must be a list of choices or a range, {{low = ..., high = ...}}")
+def _parse(name: str, value: Any) -> Range | tuple[Choice, ...]:
+    """Return the range or the choices of an option from its value in a TOML file."""
+    if isinstance(value, list) and value and all(type(choice) in (str, bool, int, float) for choice in value):
+        return tuple(value)
+    if not isinstance(value, dict):
+        raise UserError(f"{name} is {value!r}; it must be a list of choices or a range, {{low = ..., high = ...}}")
     keys = [field.name for field in dataclasses.fields(Range)]
-    for key in given:
+    for key in value:
         choose(f"key of the range {name}", key, keys)
-    low, high, log = (given.get(key, False) for key in keys)
+    low, high, log = (value.get(key, False) for key in keys)
     if not all(type(end) in (int, float) and math.isfinite(end) for end in (low, high)) or type(log) is not bool:
-        raise UserError(f"{name} is {given!r}; low and high must be numbers, log true or false")
+        raise UserError(f"{name} is {value!r}; low and high must be numbers, log true or false")
     if not low < high or (log and low <= 0):
-        raise UserError(f"{name} goes from {low} to {high}; low must be below high{' and above 0' if log else ''}")
+        raise UserError(f"{name} ranges from {low} to {high}; low must be below high{' and above 0' if log else ''}")
     return Range(low, high, log)
 
 
 def applicable(space: Space, config: Config) -> Space:
-    """Return the space without default ranges of options that the kinds of this config do not have."""
+    """Return the space without the default ranges of options that a model with this config does not have."""
     return {
         name: values
         for name, values in space.items()
@@ -106,7 +113,7 @@ def applicable(space: Space, config: Config) -> Space:
 
 
 def check(space: Space, config: Config) -> None:
-    """Raise a `UserError` if an end of a range or a choice is not a valid value of its option."""
+    """Raise a `UserError` if a choice or an end of a range is not a valid value of its option."""
     for name, values in space.items():
         choose("option of a search", name, SECTIONS)
         for value in (values.low, values.high) if isinstance(values, Range) else values:
@@ -117,16 +124,16 @@ def check(space: Space, config: Config) -> None:
 
 
 def draw(trial: "BaseTrial", space: Space, models: Sequence[str], config: Config) -> Config:
-    """Return `config` with what `trial` draws: one of `models`, if any, then each option that matters to it."""
+    """Return `config` with the options that `trial` draws: one of `models`, if any, then each option with an effect."""
     if models:
         config = config.with_model(trial.suggest_categorical("model", models))
-    for name in sorted(space, key=lambda name: name != "output_bias"):  # it decides whether others matter
+    for name in sorted(space, key=lambda name: name != "output_bias"):  # other options may depend on the output bias
         if has_effect(name, config):
-            config = with_drawn_options(config, {name: _suggested(trial, name, space[name])})
+            config = with_drawn_options(config, {name: _suggest(trial, name, space[name])})
     return config
 
 
-def _suggested(trial: "BaseTrial", name: str, values: Range | tuple[Choice, ...]) -> Choice:
+def _suggest(trial: "BaseTrial", name: str, values: Range | tuple[Choice, ...]) -> Choice:
     if not isinstance(values, Range):
         return typing.cast(Choice, trial.suggest_categorical(name, values))
     if TYPES[SECTIONS[name]][name] is int:
@@ -135,7 +142,7 @@ def _suggested(trial: "BaseTrial", name: str, values: Range | tuple[Choice, ...]
 
 
 def has_effect(name: str, config: Config) -> bool:
-    """Return whether the option changes a model of this config, as the rank does in a FactorCell only."""
+    """Return whether an option changes a model with this config; for example, only a FactorCell has a rank."""
     adapt, output_bias = (config.model.adapt, config.model.output_bias) if config.data.columns else ((), ())
     if name == "rank":
         return any(part != PREFIX and find_adapter(part).needs_rank for part in adapt)
@@ -147,7 +154,7 @@ def has_effect(name: str, config: Config) -> bool:
 
 
 def with_drawn_options(config: Config, params: Mapping[str, Any]) -> Config:
-    """Return `config` with the drawn `params`, where "model" is the model class and "+" joins output biases."""
+    """Return `config` with drawn options; "model" is the name of the model, and "+" joins output biases."""
     if "model" in params:
         config = config.with_model(params["model"])
     for name, value in params.items():

@@ -1,10 +1,10 @@
-"""The targets that training learns if it excludes what fewer than `min_users` users wrote.
+"""The targets that training learns if it excludes n-grams that fewer than `min_users` users wrote.
 
-A target is learned if at least that many users wrote its n-gram, the target and the tokens before it.
-So the model reads the texts of one user as a whole, but rare content (a password, a name) adds nothing to the loss.
+A target is learned if at least `min_users` users wrote its n-gram: the target and the tokens before it.
+The model still reads all texts, but rare content (a password, a name) adds nothing to the loss.
 n is 4 for characters and graphemes and 2 for words; n-grams at the start of a text are shorter.
 
-Shapes: B texts, T targets of the longest.
+Shapes: B texts, T targets of the longest text.
 """
 
 from dataclasses import dataclass
@@ -18,44 +18,49 @@ from factorcell.config import Config
 from factorcell.data.corpus import Batch, Corpus, extend_hashes, target_offsets
 from factorcell.data.counts import count_users
 
-ORDER, ORDER_OF_CHARACTERS = 2, 4
+WORD_ORDER, CHARACTER_ORDER = 2, 4  # n
 
 
 @dataclass(frozen=True)
 class SharedTargets:
-    """Which targets of a corpus are `learned`, text after text, and where those of each text start (rows + 1)."""
+    """The targets of a corpus that enough users wrote.
 
-    learned: Tensor
+    Attributes:
+        is_learned: Whether each target is learned, text after text.
+        starts: The index of the first target of each text, and the number of targets (texts + 1,).
+    """
+
+    is_learned: Tensor
     starts: Tensor
 
     @classmethod
     def of(cls, corpus: Corpus, config: Config) -> "SharedTargets":
         """Find the targets whose n-gram at least `min_users` users wrote; texts without a user do not count."""
-        order = ORDER_OF_CHARACTERS if corpus.tokenizer.is_character_level else ORDER
-        found, which = np.unique(ngrams(corpus, order), return_inverse=True)
-        people = count_users(which, np.repeat(corpus.users, corpus.lengths), len(found))
-        learned = (people >= config.training.min_users)[which]
-        return cls(torch.from_numpy(learned), torch.from_numpy(target_offsets(corpus)))
+        order = CHARACTER_ORDER if corpus.tokenizer.is_character_level else WORD_ORDER
+        distinct, index = np.unique(ngrams(corpus, order), return_inverse=True)
+        users = count_users(index, np.repeat(corpus.users, corpus.lengths), len(distinct))
+        is_learned = (users >= config.training.min_users)[index]
+        return cls(torch.from_numpy(is_learned), torch.from_numpy(target_offsets(corpus)))
 
     def mask(self, batch: Batch) -> Tensor:
-        """Return (B, T), true at the targets of `batch` that are learned."""
+        """Return whether each target of `batch` is learned (B, T); padding is not."""
         steps = torch.arange(batch.tokens.shape[1] - 1)
-        rows, inside = batch.rows.cpu(), steps < batch.lengths.cpu()[:, None]
-        index = (self.starts[rows][:, None] + steps).clamp(max=len(self.learned) - 1)
-        return (self.learned[index] & inside).to(batch.tokens.device)
+        rows, is_target = batch.rows.cpu(), steps < batch.lengths.cpu()[:, None]
+        index = (self.starts[rows][:, None] + steps).clamp(max=len(self.is_learned) - 1)
+        return (self.is_learned[index] & is_target).to(batch.tokens.device)
 
     def count(self, batch: Batch) -> int:
-        """Count the learned targets of `batch`; at least 1, to divide by it."""
+        """Count the learned targets of `batch`; return at least 1, so that the loss can be divided by it."""
         return max(1, int(self.mask(batch).sum()))
 
 
 def ngrams(corpus: Corpus, order: int) -> NDArray[np.uint64]:
-    """Return a 64-bit hash of the n-gram that ends in each target, of at most `order` tokens of its text."""
-    tokens = np.asarray(corpus.tokens, dtype=np.uint64) + np.uint64(1)  # 0 stands for what lies before a text
-    places = np.arange(len(tokens)) - np.repeat(np.asarray(corpus.offsets[:-1]), corpus.lengths + 1)
-    keys = np.zeros(len(tokens), dtype=np.uint64)
-    for back in range(order - 1, -1, -1):
-        before = np.zeros_like(tokens)
-        before[back:] = np.where(places[back:] >= back, tokens[: len(tokens) - back], 0)
-        keys = extend_hashes(keys, before)
-    return keys[places > 0]
+    """Return a 64-bit hash of the n-gram that ends in each target; it has at most `order` tokens of its text."""
+    tokens = np.asarray(corpus.tokens, dtype=np.uint64) + np.uint64(1)  # 0 stands for positions before the text
+    positions = np.arange(len(tokens)) - np.repeat(np.asarray(corpus.offsets[:-1]), corpus.lengths + 1)
+    hashes = np.zeros(len(tokens), dtype=np.uint64)
+    for distance in range(order - 1, -1, -1):
+        previous = np.zeros_like(tokens)
+        previous[distance:] = np.where(positions[distance:] >= distance, tokens[: len(tokens) - distance], 0)
+        hashes = extend_hashes(hashes, previous)
+    return hashes[positions > 0]

@@ -1,7 +1,7 @@
-"""The state of a training between two steps: steps, evaluations, log and checkpoints.
+"""The state of a training between two steps, which takes steps, evaluates, and writes the log and checkpoints.
 
-Every step draws its random numbers from (seed, step) and every epoch its order from (seed, epoch).
-So a checkpoint needs no random state, and a resumed run continues bit for bit (on one thread).
+Every step draws its random numbers from (seed, step), and every epoch its order from (seed, epoch).
+So a checkpoint needs no random state, and a resumed training gives the same bits (on one thread).
 """
 
 import math
@@ -33,8 +33,8 @@ from factorcell.training.proximal import StartingPoint
 from factorcell.training.row_adam import RowAdam
 from factorcell.training.shared_targets import SharedTargets
 
-FORMAT = 1  # of checkpoints
-STRIDE = 1 << 18  # texts that are observed together
+FORMAT = 1  # version of checkpoints
+TEXTS_PER_PART = 1 << 18  # texts that `observe` reads at a time
 
 Row = dict[str, Any]
 
@@ -44,33 +44,33 @@ class Progress:
     """The counters of a training, which a checkpoint stores next to the tensors."""
 
     step: int = 0
-    tokens: int = 0
+    tokens: int = 0  # targets that were learned
     seconds: float = 0.0
-    best: float = math.inf
-    worse: int = 0
-    rows: int = 0
-    nats: float = 0.0  # since the last row of the log
-    since: int = 0  # tokens up to the last row of the log
+    best: float = math.inf  # lowest development perplexity
+    worse: int = 0  # evaluations since then
+    rows: int = 0  # of the log
+    nats: float = 0.0  # sum of losses since the last row of losses
+    since: int = 0  # value of `tokens` at the last row of losses
 
 
 def learning_rate(step: int, steps: int, config: TrainingConfig) -> float:
-    """Return the learning rate of `step` (from 0): a linear rise, then cosine, linear or no decay to zero."""
-    rise = max(1, round(config.warmup * steps))
-    if step < rise:
-        return config.learning_rate * (step + 1) / rise
-    done = (step - rise) / max(1, steps - rise)
-    factor = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "none": 1.0}[config.decay]
+    """Return the learning rate of `step` (from 0): a linear warm-up, then cosine decay, linear decay, or no decay."""
+    warmup = max(1, round(config.warmup * steps))
+    if step < warmup:
+        return config.learning_rate * (step + 1) / warmup
+    share = (step - warmup) / max(1, steps - warmup)
+    factor = {"cosine": (1 + math.cos(math.pi * share)) / 2, "linear": 1 - share, "none": 1.0}[config.decay]
     return config.learning_rate * factor
 
 
 def observe(model: LanguageModel, corpus: Corpus) -> None:
-    """Record in the filter of a hashed softmax bias which targets occur with which context values."""
-    for begin in range(0, len(corpus), STRIDE):
-        rows = np.arange(begin, min(begin + STRIDE, len(corpus)))
+    """Record which targets occur with which context values, in the filter of a hashed softmax bias."""
+    for start in range(0, len(corpus), TEXTS_PER_PART):
+        rows = np.arange(start, min(start + TEXTS_PER_PART, len(corpus)))
         tokens = np.asarray(corpus.tokens[corpus.offsets[rows[0]] : corpus.offsets[rows[-1] + 1]], dtype=np.int64)
         categories = np.repeat(corpus.categories[rows].astype(np.int64), corpus.lengths[rows] + 1, axis=0)
-        predicted = tokens != corpus.tokenizer.specials.start
-        model.head.observe(tokens[predicted], categories[predicted])
+        is_target = tokens != corpus.tokenizer.specials.start
+        model.head.observe(tokens[is_target], categories[is_target])
 
 
 def development_figures(run: Run, dev: Corpus) -> tuple[Row, Figures]:
@@ -94,38 +94,40 @@ class Trainer:
 
     def __init__(self, run: Run, corpus: Corpus, dev: Corpus) -> None:
         tokens = int(corpus.offsets[-1])
-        wanted = sizes.step_bytes(run.config, len(run.tokenizer), run.schema, tokens, len(corpus))
-        memory.check(wanted, f"training with batches of {min(tokens, run.config.training.batch_tokens):,} tokens")
+        required = sizes.step_bytes(run.config, len(run.tokenizer), run.schema, tokens, len(corpus))
+        memory.check(required, f"training with batches of {min(tokens, run.config.training.batch_tokens):,} tokens")
         library.retain_freed_memory()
         self.device = find_device(run.config.training.device)
         self.run, self.config = run.to(self.device), run.config.training
         self.corpus, self.dev = plant_canaries(corpus, run.config, run.folder), dev
-        self.progress, self.evaluated = Progress(), -1  # the step of the last evaluation
+        self.progress, self.last_evaluation = Progress(), -1  # no evaluation yet
         self.stop = Stop()
         self.parameters = dict(run.model.named_parameters())
-        self.start = StartingPoint.read(run.folder)
-        # In a fine-tuning all tokens are negatives, also those that its texts lack.
-        counts = target_frequencies(self.corpus, min_count=1 if self.start else 0)
-        sampled = self.config.loss != "full"
-        self.proposal = Proposal(torch.from_numpy(counts), self.config.samples, self.device) if sampled else None
+        self.starting_point = StartingPoint.read(run.folder)
+        # In a fine-tuning all tokens of the vocabulary are negatives, including those that do not occur in its texts.
+        counts = target_frequencies(self.corpus, min_count=1 if self.starting_point else 0)
+        is_sampled = self.config.loss != "full"
+        self.proposal = Proposal(torch.from_numpy(counts), self.config.samples, self.device) if is_sampled else None
         self.steps = max(1, round(self.config.epochs * len(self._order(0))))
-        self.shared = SharedTargets.of(self.corpus, run.config) if self.config.min_users else None
-        if self.start:
-            self.start.place(run.model)
+        self.shared_targets = SharedTargets.of(self.corpus, run.config) if self.config.min_users else None
+        if self.starting_point:
+            self.starting_point.apply_to(run.model)
         else:
             with torch.no_grad():  # Adam would need thousands of steps to reach the unigram frequencies
                 smoothed = (counts + 1) / (counts + 1).sum()
                 run.model.head.initialize(torch.from_numpy(np.log(smoothed)))
-        self.penalties = proximal.penalties(run, self.start)
+        self.penalties = proximal.penalties(run, self.starting_point)
         tables = [table for tables in run.model.head.row_tables() for table in tables]
-        skippable = all(table.requires_grad and table not in self.penalties for table in tables)
-        self.rows: list[RowAdam] = []
-        if self.proposal and skippable:
+        can_skip_rows = all(table.requires_grad and table not in self.penalties for table in tables)
+        self.row_optimizers: list[RowAdam] = []
+        if self.proposal and can_skip_rows:
             rates = [
                 self.config.token_rate * learning_rate(step, self.steps, self.config) for step in range(self.steps)
             ]
-            self.rows = [RowAdam(part, rates, self.config.weight_decay) for part in run.model.head.row_tables()]
-        self.optimiser = torch.optim.AdamW(self._groups(tables), lr=self.config.learning_rate, fused=True)
+            self.row_optimizers = [
+                RowAdam(part, rates, self.config.weight_decay) for part in run.model.head.row_tables()
+            ]
+        self.optimizer = torch.optim.AdamW(self._groups(tables), lr=self.config.learning_rate, fused=True)
         observe(run.model, self.corpus)
 
     def _groups(self, tables: list[nn.Parameter]) -> list[dict[str, Any]]:
@@ -136,7 +138,9 @@ class Trainer:
             {"params": [p for p in rest if p.dim() > 1], "weight_decay": decay, "factor": 1.0},
             {"params": [p for p in rest if p.dim() <= 1], "weight_decay": 0.0, "factor": 1.0},
         ]
-        dense = [] if self.rows else [{"params": tables, "weight_decay": decay, "factor": self.config.token_rate}]
+        dense = (
+            [] if self.row_optimizers else [{"params": tables, "weight_decay": decay, "factor": self.config.token_rate}]
+        )
         return groups + dense
 
     def _order(self, epoch: int) -> list[NDArray[np.int64]]:
@@ -145,83 +149,86 @@ class Trainer:
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches from the current step to the last."""
-        passed, epoch = 0, 0
+        first_step, epoch = 0, 0  # of the epoch
         while True:
             order = self._order(epoch)
-            for rows in order[max(0, self.progress.step - passed) :]:
+            for rows in order[max(0, self.progress.step - first_step) :]:
                 if self.progress.step >= self.steps:
                     return
                 yield self.corpus.batch(rows)
-            passed, epoch = passed + len(order), epoch + 1
+            first_step, epoch = first_step + len(order), epoch + 1
 
     def step(self, batch: Batch) -> None:
         """Take one step of Adam on `batch`."""
-        for group in self.optimiser.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = group["factor"] * learning_rate(self.progress.step, self.steps, self.config)
-        count = self.shared.count(batch) if self.shared else int(batch.lengths.sum())
+        count = self.shared_targets.count(batch) if self.shared_targets else int(batch.lengths.sum())
         batch = batch.to(self.device)
-        nats, reads, picked = self.nats(batch)
+        nats, sampled_rows, row_values = self.nats(batch)
         loss = nats.sum() / count
         self.run.model.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
         gradients = [
-            [torch.zeros_like(table) if table.grad is None else table.grad for table in tables] for tables in picked
+            [torch.zeros_like(table) if table.grad is None else table.grad for table in tables] for tables in row_values
         ]
         norm = self._clip([*self._gradients(), *(gradient for tables in gradients for gradient in tables)])
         if not bool(torch.isfinite(loss.detach() + norm)):
             self.report_not_finite(batch, nats)
         self.progress.step += 1
-        self.optimiser.step()
-        for adam, rows, tables in zip(self.rows, reads.rows if reads else (), gradients, strict=True):
+        self.optimizer.step()
+        for adam, rows, tables in zip(
+            self.row_optimizers, sampled_rows.rows if sampled_rows else (), gradients, strict=True
+        ):
             adam.step(self.progress.step, rows, tables)
-        proximal.pull(self.optimiser, self.penalties)
+        proximal.take_proximal_steps(self.optimizer, self.penalties)
         self.progress.tokens += count
         self.progress.nats += float(loss.detach()) * count
 
     def nats(self, batch: Batch) -> tuple[Tensor, SampledRows | None, RowValues]:
-        """Return the loss (B, T) of a batch, and the table rows that it read."""
+        """Return the loss (B, T) of a batch; with a sampled loss also the rows that it reads, and their values."""
         step, seed, model = self.progress.step, self.config.seed, self.run.model
-        rate = model.config.dropout_context
-        if rate:
-            batch = replace(batch, context=batch.context.drop_categories(rate, (seed, step)))
+        dropout = model.config.dropout_context
+        if dropout:
+            batch = replace(batch, context=batch.context.drop_categories(dropout, (seed, step)))
         model.train()
         generators = [] if self.device.type == "cpu" else [self.device]
         with torch.random.fork_rng(generators), library.precision(self.config.precision, self.device):
             torch.manual_seed(seed * 1_000_003 + step)
-            samples, reads, picked = self.proposal.draw() if self.proposal else None, None, []
-            if samples and self.rows:
-                reads = model.head.sampled_rows(batch.tokens, samples, batch.context.categories)
-                for adam, rows in zip(self.rows, reads.rows, strict=True):
+            samples = self.proposal.draw() if self.proposal else None
+            sampled_rows, row_values = None, []
+            if samples and self.row_optimizers:
+                sampled_rows = model.head.sampled_rows(batch.tokens, samples, batch.context.categories)
+                for adam, rows in zip(self.row_optimizers, sampled_rows.rows, strict=True):
                     adam.catch_up(step, rows)
-                    picked.append(adam.read(rows))
-            nats: Tensor = model.sampled_nats(batch, samples, reads, picked) if samples else model(batch)
+                    row_values.append(adam.read(rows))
+            nats: Tensor = model.sampled_nats(batch, samples, sampled_rows, row_values) if samples else model(batch)
         model.eval()
-        return nats * self.shared.mask(batch) if self.shared else nats, reads, picked
+        return nats * self.shared_targets.mask(batch) if self.shared_targets else nats, sampled_rows, row_values
 
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
 
     def _clip(self, gradients: list[Tensor]) -> Tensor:
-        """Scale the gradients down to the norm that the config allows; return the norm before."""
+        """Scale the gradients down to the maximum norm of the config; return their norm before that."""
         norm = torch.nn.utils.get_total_norm(gradients)
         if self.config.clip and bool(norm > self.config.clip):
             torch._foreach_mul_(gradients, float(self.config.clip / norm))
         return norm
 
     def report_not_finite(self, batch: Batch, nats: Tensor) -> None:
-        """Save the last finite state and raise a `UserError` that names the rows of the training data."""
+        """Save the last finite state, and raise a `UserError` that names the rows of the training data."""
         if all(bool(torch.isfinite(parameter).all()) for parameter in self.parameters.values()):
             self.save()
-        rows = self._culprits(batch, nats)
-        named = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
+        rows = self._rows_not_finite(batch, nats)
+        listing = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
         raise UserError(
-            f"the loss is not finite at step {self.progress.step + 1}, {'row' if len(rows) == 1 else 'rows'} {named} "
+            f"the loss is not finite at step {self.progress.step + 1}, {'row' if len(rows) == 1 else 'rows'} {listing} "
             f"of the training data; the checkpoint before it is in {self.run.folder} "
-            "(a lower learning rate, or a lower --clip, may help)"
+            "(try a lower learning rate or a lower --clip)"
         )
 
-    def _culprits(self, batch: Batch, nats: Tensor) -> list[int]:
-        """Return the rows, counted from 1, whose own nats or else own gradient is not finite; all rows if none is."""
+    def _rows_not_finite(self, batch: Batch, nats: Tensor) -> list[int]:
+        """Return the rows (from 1) whose nats, or else whose gradients, are not finite; all rows if there are none."""
         bad = batch.rows[~torch.isfinite(nats.detach()).all(dim=1)].tolist()
         for row in [] if bad else batch.rows.tolist():
             self.run.model.zero_grad(set_to_none=True)
@@ -231,16 +238,17 @@ class Trainer:
         return sorted(row + 1 for row in bad or batch.rows.tolist())
 
     def evaluate(self) -> Row:
-        """Evaluate the development texts, and save the weights if they are the best so far.
+        """Evaluate the model on the development texts, and save the weights if they are the best so far.
 
-        A stop request ends the evaluation by `Stopped`.
+        Raises:
+            Stopped: On a stop request during the evaluation.
         """
         self.catch_up()
         with self.stop.interruptible():
             row, figures = development_figures(self.run, self.dev)
-        self.evaluated = self.progress.step
-        better = row["perplexity"] < self.progress.best or math.isinf(self.progress.best)
-        if better:
+        self.last_evaluation = self.progress.step
+        is_best = row["perplexity"] < self.progress.best or math.isinf(self.progress.best)
+        if is_best:
             self.progress.best, self.progress.worse = row["perplexity"], 0
             self.run.save_weights({"step": self.progress.step, **row})
             text_figures.save(self.run.folder, figures)
@@ -249,46 +257,52 @@ class Trainer:
         return {"split": "dev", **row, "best": self.progress.best}
 
     def log(self, row: Row) -> Row:
-        """Write one row of the log, with the current step, tokens and seconds."""
-        here = self.progress
-        row = {"step": here.step, "steps": self.steps, "tokens": here.tokens, "seconds": here.seconds, **row}
+        """Write a row of the log, with the current step, tokens and seconds."""
+        progress = self.progress
+        row = {
+            "step": progress.step,
+            "steps": self.steps,
+            "tokens": progress.tokens,
+            "seconds": progress.seconds,
+            **row,
+        }
         files.append_row(self.run.log_path, row)
-        here.rows += 1
+        progress.rows += 1
         return row
 
     def catch_up(self) -> None:
-        """Bring table rows that no recent step has read up to date."""
-        for adam in self.rows:
+        """Update all table rows to the current step."""
+        for adam in self.row_optimizers:
             adam.catch_up(self.progress.step)
 
     @property
     def checkpoint(self) -> Path:
-        """The file to resume from."""
+        """The path of the checkpoint."""
         return self.run.folder / CHECKPOINT
 
     def save(self) -> None:
-        """Write a checkpoint of weights, moments of Adam and progress."""
+        """Write a checkpoint with the weights, the moments of Adam and the progress."""
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.parameters.items():
             tensors |= {f"{name}:{key}": value for key, value in self._moments(parameter).items()}
             tensors[f"{name}:value"] = parameter
-        tensors |= {f"{number}:done": adam.done for number, adam in enumerate(self.rows)}
+        tensors |= {f"{number}:done": adam.last_steps for number, adam in enumerate(self.row_optimizers)}
         files.save_tensors(self.checkpoint, tensors, {"format": FORMAT, **vars(self.progress)})
 
     def _moments(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Return the moments of Adam; they are empty for a parameter that has had no gradient."""
-        for adam in self.rows:
+        """Return the moments of Adam of a parameter; empty if the parameter has not had a gradient."""
+        for adam in self.row_optimizers:
             if parameter in adam.state:
                 return adam.state[parameter]
-        state: dict[Tensor, dict[str, Tensor]] = self.optimiser.state
+        state: dict[Tensor, dict[str, Tensor]] = self.optimizer.state
         return state.get(parameter, {})
 
     def load(self) -> None:
-        """Return to the checkpoint, or to the start if there is none; drop rows that were logged after it."""
+        """Load the checkpoint if there is one, and remove later rows from the log."""
         if self.checkpoint.exists():
             self._restore()
         rows = self.run.log()[: self.progress.rows]
-        self.evaluated = max((row["step"] for row in rows if row["split"] == "dev"), default=-1)
+        self.last_evaluation = max((row["step"] for row in rows if row["split"] == "dev"), default=-1)
         files.write_rows(self.run.log_path, rows)
 
     def _restore(self) -> None:
@@ -307,6 +321,6 @@ class Trainer:
                     for key in moments.keys() & saved.keys():
                         moments[key].copy_(saved[key])
                 elif saved:
-                    self.optimiser.state[parameter] = saved
-            for number, adam in enumerate(self.rows):
-                adam.done.copy_(tensors[f"{number}:done"])
+                    self.optimizer.state[parameter] = saved
+            for number, adam in enumerate(self.row_optimizers):
+                adam.last_steps.copy_(tensors[f"{number}:done"])

@@ -1,4 +1,4 @@
-"""Streams, prefixes and the order of things: predict, judge, learn; a replay that stops goes on to the same rows."""
+"""Streams, drawn prefixes, the order of a replay, and resumption with the same rows."""
 
 import hashlib
 import itertools
@@ -39,43 +39,43 @@ ROWS: list[dict[str, Any]] = [
 
 
 @dataclass(frozen=True)
-class Spy(System):
-    """Suggests what was learned, and notes all that it is asked; it holds (user, texts learned)."""
+class RecordingSystem(System):
+    """Suggests the learned texts and records all calls; its state is the learned texts."""
 
-    asked: list[tuple[Any, ...]]
+    calls: list[tuple[Any, ...]]
     name: str = "spy"
 
     def start(self, user: str) -> tuple[str, ...]:
-        self.asked.append((self.name, "start", user))
+        self.calls.append((self.name, "start", user))
         return ()
 
-    def suggest(self, held: tuple[str, ...], prefix: str, row: Mapping[str, Any], k: int) -> list[Suggestion]:
+    def suggest(self, state: tuple[str, ...], prefix: str, row: Mapping[str, Any], k: int) -> list[Suggestion]:
         assert "text" not in row
         assert k == SUGGESTION_COUNT
-        self.asked.append((self.name, "suggest", prefix, held))
-        return [Suggestion(text, 0.0, "spy") for text in (*held, f"{prefix}x")]
+        self.calls.append((self.name, "suggest", prefix, state))
+        return [Suggestion(text, 0.0, "spy") for text in (*state, f"{prefix}x")]
 
-    def nats(self, held: tuple[str, ...], row: Mapping[str, Any]) -> tuple[float, int]:
-        self.asked.append((self.name, "nats", row["text"], held))
-        return 0.5 * len(held), len(row["text"]) + 1
+    def nats(self, state: tuple[str, ...], row: Mapping[str, Any]) -> tuple[float, int]:
+        self.calls.append((self.name, "nats", row["text"], state))
+        return 0.5 * len(state), len(row["text"]) + 1
 
-    def learn(self, held: tuple[str, ...], row: Mapping[str, Any]) -> tuple[str, ...]:
-        self.asked.append((self.name, "learn", row["text"], held))
-        return (*held, row["text"])
+    def learn(self, state: tuple[str, ...], row: Mapping[str, Any]) -> tuple[str, ...]:
+        self.calls.append((self.name, "learn", row["text"], state))
+        return (*state, row["text"])
 
 
-def timeless(path: Path) -> str:
-    """The file without its seconds."""
+def without_seconds(path: Path) -> str:
+    """Return the content of a file without its times."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     return "\n".join(json.dumps({key: row[key] for key in row if not key.endswith("seconds")}) for row in rows)
 
 
-def many(users: int = 7, texts: int = 9) -> list[dict[str, Any]]:
-    """Streams of several lengths."""
+def many_rows(users: int = 7, texts: int = 9) -> list[dict[str, Any]]:
+    """Return rows of streams with different lengths."""
     rows = []
-    for user, place in itertools.product(range(users), range(texts)):
-        if place <= user + 2:
-            rows.append({"text": "abcdefgh"[: place + user % 2 + 1], "user": f"user {user}", "time": place})
+    for user, position in itertools.product(range(users), range(texts)):
+        if position <= user + 2:
+            rows.append({"text": "abcdefgh"[: position + user % 2 + 1], "user": f"user {user}", "time": position})
     return rows
 
 
@@ -85,13 +85,13 @@ def test_streams_are_sorted_by_user_and_time() -> None:
     assert [row["text"] for row in ann.rows] == ["dog", "horse"]  # 8:00 and 9:00 in UTC
     assert [row["text"] for row in ben.rows] == ["cats and dogs", "ox", "cat food", "cat"]
     assert ben.prefixes[1] is None  # too short to be judged
-    assert [place for place, _ in ben.judged_prefixes] == [0, 2, 3]
+    assert [position for position, _ in ben.judged_prefixes] == [0, 2, 3]
     assert [len(stream.rows) for stream in read_streams(ROWS, DATA, max_rows_per_user=3)] == [2, 3]
     same = [{"text": text, "user": "u", "time": "2026-01-01"} for text in ("one", "two", "three", "four")]
     assert [row["text"] for row in read_streams(same, DATA)[0].rows] == ["one", "two", "three", "four"]
 
 
-def test_times_of_all_kinds_order_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_of_all_kinds_have_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     times: list[Any] = [
@@ -102,19 +102,19 @@ def test_times_of_all_kinds_order_alike(monkeypatch: pytest.MonkeyPatch) -> None
         datetime(2026, 1, 1, 2, tzinfo=UTC).timestamp(),
         "2026-01-02",
     ]
-    rows = [{"text": f"text {number}", "user": "u", "time": moment} for number, moment in enumerate(times)]
+    rows = [{"text": f"text {number}", "user": "u", "time": time_value} for number, time_value in enumerate(times)]
     ordered = read_streams(list(reversed(rows)), DATA)[0].rows
     monkeypatch.undo()
     time.tzset()
     assert [row["text"] for row in ordered] == [f"text {number}" for number in range(len(times))]
 
 
-def test_texts_are_what_the_run_reads() -> None:
+def test_texts_are_in_the_form_that_the_run_reads() -> None:
     rows = [{"text": "Cafe\u0301 👩‍👩‍👧", "user": "u", "time": 0}]
     assert read_streams(rows, DATA)[0].rows[0]["text"] == "Café 👩‍👩‍👧"
     lower = read_streams(rows, Config.of(tokenizer="char", lowercase=True))[0]
     assert lower.rows[0]["text"] == "café 👩‍👩‍👧"
-    drawn = {PrefixDraw().prefix("u", "e\u0301🇳🇴👩‍👩‍👧ab", place) for place in range(200)}
+    drawn = {PrefixDraw().prefix("u", "e\u0301🇳🇴👩‍👩‍👧ab", position) for position in range(200)}
     assert drawn == {"e\u0301🇳🇴", "e\u0301🇳🇴👩‍👩‍👧", "e\u0301🇳🇴👩‍👩‍👧a"}
 
 
@@ -127,30 +127,32 @@ def test_prefixes_are_uniform() -> None:
 
 
 def test_prefixes_are_the_same_everywhere() -> None:
-    for seed, user, text, place in (
+    for seed, user, text, position in (
         (0, "ann", "how to bake", 3),
         (1, "ann", "how to bake", 3),
         (0, "Jürgen", "ab c", 0),
     ):
-        digest = hashlib.sha256(json.dumps([seed, user, text, place]).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps([seed, user, text, position]).encode()).hexdigest()
         length = 2 + int(digest[16:32], 16) % (len(text) - 2)
-        assert PrefixDraw(seed=seed).prefix(user, text, place) == text[:length]
-        assert (PrefixDraw(5, seed).prefix(user, text, place) is not None) == (int(digest[:16], 16) % 5 == 0)
+        assert PrefixDraw(seed=seed).prefix(user, text, position) == text[:length]
+        assert (PrefixDraw(5, seed).prefix(user, text, position) is not None) == (int(digest[:16], 16) % 5 == 0)
     assert PrefixDraw().prefix("ann", "how to bake", 3) == "how to"
-    drawn = {PrefixDraw(seed=seed).prefix("ann", "how to bake", place) for place in range(5) for seed in range(5)}
+    drawn = {PrefixDraw(seed=seed).prefix("ann", "how to bake", position) for position in range(5) for seed in range(5)}
     assert len(drawn) > 3
 
 
-def test_one_of_every_few_is_judged() -> None:
+def test_about_one_of_every_n_texts_is_judged() -> None:
     rows = [{"text": f"text number {number}", "user": f"u{number % 40}", "time": number} for number in range(2000)]
-    whole, some = read_streams(rows, DATA), read_streams(rows, DATA, draw=PrefixDraw(4))
-    assert [stream.rows for stream in some] == [stream.rows for stream in whole]
+    all_streams, sampled_streams = read_streams(rows, DATA), read_streams(rows, DATA, draw=PrefixDraw(4))
+    assert [stream.rows for stream in sampled_streams] == [stream.rows for stream in all_streams]
     pairs = [
-        pair for one, two in zip(whole, some, strict=True) for pair in zip(one.prefixes, two.prefixes, strict=True)
+        pair
+        for first, second in zip(all_streams, sampled_streams, strict=True)
+        for pair in zip(first.prefixes, second.prefixes, strict=True)
     ]
-    kept = [few for _, few in pairs if few is not None]
-    assert 400 < len(kept) < 600
-    assert all(few in (every, None) for every, few in pairs)
+    prefixes = [prefix for _, prefix in pairs if prefix is not None]
+    assert 400 < len(prefixes) < 600
+    assert all(prefix in (every, None) for every, prefix in pairs)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +160,7 @@ def test_one_of_every_few_is_judged() -> None:
     [
         ([], None, None),
         (["cat food"], 1, 1),
-        (["cats", "cat foo", "cat food bowl"], None, None),  # no whole words; longer than the query
+        (["cats", "cat foo", "cat food bowl"], None, None),  # not whole words; longer than the query
         (["cart", "cat", "cat food"], 3, 2),
         (["cat food", "cat"], 1, 1),
         (["ca", "cat"], None, 2),
@@ -169,62 +171,62 @@ def test_ranks(suggestions: list[str], rank: int | None, partial: int | None) ->
     assert partial_rank_of("cat food", suggestions) == partial
 
 
-def test_known_prefixes_are_those_training_texts_begin_with() -> None:
-    streams = read_streams(many(), DATA)
+def test_seen_prefixes_begin_training_texts() -> None:
+    streams = read_streams(many_rows(), DATA)
     training = [{"text": text} for text in ("abcd", "ab", "xabcdefgh", "ABCDEFG")]
-    wanted = {prefix for stream in streams for prefix in stream.prefixes if prefix}
-    found = {prefix for prefix in wanted if any(row["text"].startswith(prefix) for row in training)}
-    assert find_seen_prefixes(streams, training, DATA) == found
-    assert "abc" in found
-    assert len(found) < len(wanted)
-    assert find_seen_prefixes(streams, training, Config.of(tokenizer="char", lowercase=True)) == wanted & {
+    prefixes = {prefix for stream in streams for prefix in stream.prefixes if prefix}
+    expected = {prefix for prefix in prefixes if any(row["text"].startswith(prefix) for row in training)}
+    assert find_seen_prefixes(streams, training, DATA) == expected
+    assert "abc" in expected
+    assert len(expected) < len(prefixes)
+    assert find_seen_prefixes(streams, training, Config.of(tokenizer="char", lowercase=True)) == prefixes & {
         "abcdefgh"[:length] for length in range(2, 8)
     }
 
 
 def test_each_text_is_predicted_before_it_is_learned(tmp_path: Path) -> None:
-    asked: list[tuple[Any, ...]] = []
+    calls: list[tuple[Any, ...]] = []
     streams = read_streams(ROWS, DATA)
-    rows = list(replay({"spy": Spy(asked)}, streams, tmp_path / "rows.jsonl"))
+    rows = list(replay({"spy": RecordingSystem(calls)}, streams, tmp_path / "rows.jsonl"))
     expected: list[tuple[Any, ...]] = []
     for stream in streams:
         texts = [row["text"] for row in stream.rows]
         expected.append(("spy", "start", stream.user))
-        for place, (text, prefix) in enumerate(zip(texts, stream.prefixes, strict=True)):
-            held = tuple(texts[:place])
+        for position, (text, prefix) in enumerate(zip(texts, stream.prefixes, strict=True)):
+            state = tuple(texts[:position])
             if prefix is not None:
-                expected += [("spy", "suggest", prefix, held), ("spy", "nats", text, held)]
-            expected.append(("spy", "learn", text, held))
-    assert asked == expected
+                expected += [("spy", "suggest", prefix, state), ("spy", "nats", text, state)]
+            expected.append(("spy", "learn", text, state))
+    assert calls == expected
     assert [row["position"] for row in rows] == [0, 1, 0, 2, 3]
     assert [row["nats"] for row in rows] == [0, 0.5, 0, 1, 1.5]
 
 
-def test_rows_say_what_happened(tmp_path: Path) -> None:
+def test_rows_have_the_figures_of_each_text(tmp_path: Path) -> None:
     texts = ["cat", "cat", "cat food"]
-    rows = tuple({"text": text, "user": "u", "time": place} for place, text in enumerate(texts))
+    rows = tuple({"text": text, "user": "u", "time": position} for position, text in enumerate(texts))
     stream = Stream("u", rows, ("ca", "ca", "ca"))
-    found = list(replay({"spy": Spy([])}, [stream], tmp_path / "rows.jsonl", seen_prefixes={"ca"}))
-    assert json.loads((tmp_path / "rows.jsonl").read_text().splitlines()[1]) == found[1]
-    seconds = [(row.pop("suggest_seconds"), row.pop("learn_seconds")) for row in found]
-    assert all(one >= 0 and two >= 0 for one, two in seconds)
+    judged_rows = list(replay({"spy": RecordingSystem([])}, [stream], tmp_path / "rows.jsonl", seen_prefixes={"ca"}))
+    assert json.loads((tmp_path / "rows.jsonl").read_text().splitlines()[1]) == judged_rows[1]
+    seconds = [(row.pop("suggest_seconds"), row.pop("learn_seconds")) for row in judged_rows]
+    assert all(first >= 0 and second >= 0 for first, second in seconds)
     base = {"system": "spy", "user": "u", "seen": True, "prefix_length": 2}
-    assert found == [
+    assert judged_rows == [
         base
         | {"position": 0, "query_length": 3, "rank": None, "partial_rank": None, "saved": 0, "nats": 0.0, "targets": 4},
         base | {"position": 1, "query_length": 3, "rank": 1, "partial_rank": 1, "saved": 1, "nats": 0.5, "targets": 4},
         base
         | {"position": 2, "query_length": 8, "rank": None, "partial_rank": 1, "saved": 1, "nats": 1.0, "targets": 9},
     ]
-    assert {row["seen"] for row in replay({"spy": Spy([])}, [stream], tmp_path / "blind.jsonl")} == {None}
+    assert {row["seen"] for row in replay({"spy": RecordingSystem([])}, [stream], tmp_path / "blind.jsonl")} == {None}
 
 
-def test_a_replay_that_stops_goes_on_to_the_same_rows(tmp_path: Path) -> None:
-    streams = read_streams(many(), DATA, draw=PrefixDraw(2))
-    assert not all(stream.judged_prefixes for stream in streams)  # a stream of which nothing is judged is no work
+def test_an_interrupted_replay_resumes_with_the_same_rows(tmp_path: Path) -> None:
+    streams = read_streams(many_rows(), DATA, draw=PrefixDraw(2))
+    assert not all(stream.judged_prefixes for stream in streams)  # streams without judged texts are skipped
 
-    def systems(asked: list[tuple[Any, ...]]) -> dict[str, Spy]:
-        return {name: Spy(asked, name) for name in ("one", "two")}
+    def systems(calls: list[tuple[Any, ...]]) -> dict[str, RecordingSystem]:
+        return {name: RecordingSystem(calls, name) for name in ("one", "two")}
 
     whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
     every = list(replay(systems([]), streams, whole))
@@ -233,40 +235,40 @@ def test_a_replay_that_stops_goes_on_to_the_same_rows(tmp_path: Path) -> None:
         interrupted = replay(systems([]), streams, part)
         list(itertools.islice(interrupted, count))
         interrupted.close()
-        asked: list[tuple[Any, ...]] = []
-        list(replay(systems(asked), streams, part))
-        assert timeless(part) == timeless(whole)
-        started = [(name, user) for name, what, user in (one[:3] for one in asked) if what == "start"]
+        calls: list[tuple[Any, ...]] = []
+        list(replay(systems(calls), streams, part))
+        assert without_seconds(part) == without_seconds(whole)
+        started = [(name, user) for name, what, user in (first[:3] for first in calls) if what == "start"]
         done = [(row["system"], row["user"]) for row in every[:count]]
         assert not set(started) & set(done)
     content = whole.read_bytes()
     for size in range(0, len(content), 97):
         part.write_bytes(content[:size])
         list(replay(systems([]), streams, part))
-        assert timeless(part) == timeless(whole)
+        assert without_seconds(part) == without_seconds(whole)
 
 
-def test_another_system_joins_later(tmp_path: Path) -> None:
-    streams, path = read_streams(many(), DATA), tmp_path / "rows.jsonl"
-    first = list(replay({"one": Spy([])}, streams, path))
-    second = list(replay({"one": Spy([]), "two": Spy([])}, streams, path))
+def test_systems_can_be_added_later(tmp_path: Path) -> None:
+    streams, path = read_streams(many_rows(), DATA), tmp_path / "rows.jsonl"
+    first = list(replay({"one": RecordingSystem([])}, streams, path))
+    second = list(replay({"one": RecordingSystem([]), "two": RecordingSystem([])}, streams, path))
     assert {row["system"] for row in second} == {"two"}
     assert len(second) == len(first)
-    assert list(replay({"one": Spy([]), "two": Spy([])}, streams, path)) == []
+    assert list(replay({"one": RecordingSystem([]), "two": RecordingSystem([])}, streams, path)) == []
 
 
 def test_other_streams_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    list(replay({"spy": Spy([])}, read_streams(many(), DATA), path))
-    kept = path.read_bytes()
+    list(replay({"spy": RecordingSystem([])}, read_streams(many_rows(), DATA), path))
+    content = path.read_bytes()
     for other in (
-        read_streams(many(), DATA, draw=PrefixDraw(seed=1)),
-        read_streams(many(), DATA, draw=PrefixDraw(2)),
-        read_streams(many(3), DATA),
+        read_streams(many_rows(), DATA, draw=PrefixDraw(seed=1)),
+        read_streams(many_rows(), DATA, draw=PrefixDraw(2)),
+        read_streams(many_rows(3), DATA),
     ):
-        with pytest.raises(UserError, match=r"was begun with other texts or options \(user 'user"):
-            list(replay({"spy": Spy([])}, other, path))
-        assert path.read_bytes() == kept
+        with pytest.raises(UserError, match=r"was written with other texts or options \(user 'user"):
+            list(replay({"spy": RecordingSystem([])}, other, path))
+        assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize(
@@ -285,13 +287,13 @@ def test_other_streams_are_refused(tmp_path: Path) -> None:
         (ROWS, {"max_rows_per_user": 0}, "rows_per_user is 0"),
     ],
 )
-def test_mistakes_are_told(rows: list[dict[str, Any]], options: dict[str, Any], message: str) -> None:
+def test_invalid_tables_are_reported(rows: list[dict[str, Any]], options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as error:
         read_streams(rows, DATA, **options)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_at_least_one_of_every_is_one() -> None:
+def test_every_must_be_at_least_1() -> None:
     with pytest.raises(UserError, match="every is 0; it must be at least 1"):
         PrefixDraw(0)

@@ -1,4 +1,4 @@
-"""Figures worked out by hand and by slow loops; intervals against a distribution that is known."""
+"""Compare the figures of a replay with hand-computed values, slow loops and slow bootstraps."""
 
 import math
 from collections import defaultdict
@@ -14,15 +14,15 @@ from factorcell.config import UserError
 Row = dict[str, Any]
 
 
-def row(system: str, user: str, position: int, rank: int | None, **more: Any) -> Row:
-    """A row of a replay."""
+def row(system: str, user: str, position: int, rank: int | None, **columns: Any) -> Row:
+    """Return a row of a replay."""
     base = {"prefix_length": 2, "query_length": 5, "seen": None, "partial_rank": rank, "saved": 3 if rank else 0}
     figures = {"nats": None, "targets": None, "suggest_seconds": 0.01, "learn_seconds": 0.0}
-    return {"system": system, "user": user, "position": position, "rank": rank, **base, **figures, **more}
+    return {"system": system, "user": user, "position": position, "rank": rank, **base, **figures, **columns}
 
 
 def invented(users: int = 14, seed: int = 0) -> list[Row]:
-    """Rows of three systems, the last of which is no model; users of 1 to 30 queries."""
+    """Return random rows of three systems, the last without nats, for users with 1 to 30 queries."""
     random, rows = np.random.default_rng(seed), []
     for user in range(users):
         for position in range(int(random.integers(1, 31))):
@@ -39,32 +39,32 @@ def invented(users: int = 14, seed: int = 0) -> list[Row]:
 
 
 def figures_of(rows: list[Row]) -> dict[str, float]:
-    """All figures of the rows of one system, one row after the other."""
+    """Compute all figures of the rows of one system in a loop."""
     count, totals = len(rows), dict.fromkeys(FIGURES, 0.0)
     nats, targets = 0.0, 0
-    for one in rows:
-        totals["mrr"] += 0 if one["rank"] is None else 1 / one["rank"]
-        totals["success_1"] += one["rank"] == 1
-        totals["success_10"] += one["rank"] is not None
-        totals["partial_mrr"] += 0 if one["partial_rank"] is None else 1 / one["partial_rank"]
-        totals["saved"] += one["saved"]
-        if one["nats"] is not None:
-            nats, targets = nats + one["nats"], targets + one["targets"]
-    found = {name: total / count for name, total in totals.items()}
-    return found | {"perplexity": math.exp(nats / targets) if targets else math.nan}
+    for entry in rows:
+        totals["mrr"] += 0 if entry["rank"] is None else 1 / entry["rank"]
+        totals["success_1"] += entry["rank"] == 1
+        totals["success_10"] += entry["rank"] is not None
+        totals["partial_mrr"] += 0 if entry["partial_rank"] is None else 1 / entry["partial_rank"]
+        totals["saved"] += entry["saved"]
+        if entry["nats"] is not None:
+            nats, targets = nats + entry["nats"], targets + entry["targets"]
+    figures = {name: total / count for name, total in totals.items()}
+    return figures | {"perplexity": math.exp(nats / targets) if targets else math.nan}
 
 
 def find(summary: Row, system: str, over: str = "queries", by: str = "all", value: str = "all") -> Row:
-    """The one row of a summary."""
-    (found,) = [
-        one
-        for one in summary["rows"]
-        if (one["system"], one["over"], one["by"], one["value"]) == (system, over, by, value)
+    """Return one row of a summary."""
+    (matching,) = [
+        entry
+        for entry in summary["rows"]
+        if (entry["system"], entry["over"], entry["by"], entry["value"]) == (system, over, by, value)
     ]
-    return dict(found)
+    return dict(matching)
 
 
-def test_figures_worked_out_by_hand() -> None:
+def test_figures_agree_with_hand_computed_values() -> None:
     rows = [
         row("one", "ann", 0, 1, nats=2.0, targets=4),
         row("one", "ann", 1, 4, nats=1.0, targets=2, partial_rank=2),
@@ -83,46 +83,46 @@ def test_figures_worked_out_by_hand() -> None:
     assert over_queries["saved"] == pytest.approx((3 + 3 + 1 + 3) / 4)
     assert over_queries["perplexity"] == pytest.approx(math.exp(8 / 9))
     assert over_users["perplexity"] == pytest.approx(math.exp((6 / 8 + 2) / 2))
-    assert {one["by"] for one in summary["rows"]} == {"all", "prefix_length", "query_length", "queries_seen"}
+    assert {entry["by"] for entry in summary["rows"]} == {"all", "prefix_length", "query_length", "queries_seen"}
 
 
-def test_figures_of_every_group_are_those_of_a_slow_loop() -> None:
+def test_figures_of_every_group_agree_with_a_slow_loop() -> None:
     rows = invented()
     summary = summarise(rows, "one", draws=5)
 
-    def within(label: str, value: int) -> bool:
+    def is_within(label: str, value: int) -> bool:
         low, _, high = label.removesuffix("+").partition("–")
         return int(low) <= value and (label.endswith("+") or value <= int(high or low))
 
     members: dict[str, Callable[[Row, str], bool]] = {
-        "all": lambda one, label: True,
-        "prefix": lambda one, label: one["seen"] == (label == "seen"),
-        "prefix_length": lambda one, label: within(label, one["prefix_length"]),
-        "query_length": lambda one, label: within(label, one["query_length"]),
-        "queries_seen": lambda one, label: within(label, one["position"]),
+        "all": lambda entry, label: True,
+        "prefix": lambda entry, label: entry["seen"] == (label == "seen"),
+        "prefix_length": lambda entry, label: is_within(label, entry["prefix_length"]),
+        "query_length": lambda entry, label: is_within(label, entry["query_length"]),
+        "queries_seen": lambda entry, label: is_within(label, entry["position"]),
     }
-    assert {one["by"] for one in summary["rows"]} == set(members)
+    assert {entry["by"] for entry in summary["rows"]} == set(members)
     counted: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-    for one in summary["rows"]:
-        chosen = [r for r in rows if r["system"] == one["system"] and members[one["by"]](r, one["value"])]
-        users = list(dict.fromkeys(r["user"] for r in chosen))
-        assert (one["queries"], one["users"]) == (len(chosen), len(users))
-        counted[one["by"], one["system"], one["over"]] += one["queries"]
-        whole = figures_of(chosen)
-        parts = [figures_of([r for r in chosen if r["user"] == user]) for user in users]
+    for entry in summary["rows"]:
+        sample = [r for r in rows if r["system"] == entry["system"] and members[entry["by"]](r, entry["value"])]
+        users = list(dict.fromkeys(r["user"] for r in sample))
+        assert (entry["queries"], entry["users"]) == (len(sample), len(users))
+        counted[entry["by"], entry["system"], entry["over"]] += entry["queries"]
+        whole = figures_of(sample)
+        parts = [figures_of([r for r in sample if r["user"] == user]) for user in users]
         for figure in FIGURES:
-            if one["over"] == "queries":
+            if entry["over"] == "queries":
                 expected = whole[figure]
             elif figure == "perplexity":
                 expected = math.exp(np.mean([math.log(part[figure]) for part in parts]))
             else:
                 expected = float(np.mean([part[figure] for part in parts]))
             if math.isnan(expected):
-                assert one["system"] == "three"
-                assert one[figure] is one[f"{figure}_low"] is None
+                assert entry["system"] == "three"
+                assert entry[figure] is entry[f"{figure}_low"] is None
             else:
-                assert one[figure] == pytest.approx(expected)
-    assert set(counted.values()) == {len(rows) // 3}  # every query is in one group of each kind
+                assert entry[figure] == pytest.approx(expected)
+    assert set(counted.values()) == {len(rows) // 3}  # every query is in exactly one group of each kind
 
 
 def test_differences_are_paired() -> None:
@@ -141,73 +141,74 @@ def test_differences_are_paired() -> None:
     assert "mrr_difference" not in find(summarise(rows, "base"), "base")
 
 
-def test_intervals_are_those_of_a_slow_bootstrap() -> None:
+def test_intervals_agree_with_a_slow_bootstrap() -> None:
     rows = invented(30)
     summary = summarise(rows, "one", draws=2000)
-    people = sorted({one["user"] for one in rows})
-    own = {user: [r for r in rows if r["user"] == user and r["system"] == "two"] for user in people}
-    random, drawn = np.random.default_rng(123), []
+    users = sorted({entry["user"] for entry in rows})
+    rows_of_user = {user: [r for r in rows if r["user"] == user and r["system"] == "two"] for user in users}
+    random, draws_of_figures = np.random.default_rng(123), []
     for _ in range(700):
-        chosen = [r for number in random.integers(len(people), size=len(people)) for r in own[people[number]]]
-        drawn.append(figures_of(chosen))
-    found = find(summary, "two")
+        sample = [r for number in random.integers(len(users), size=len(users)) for r in rows_of_user[users[number]]]
+        draws_of_figures.append(figures_of(sample))
+    actual = find(summary, "two")
     for figure in FIGURES:
-        low, high = np.quantile([one[figure] for one in drawn], (0.025, 0.975))
-        assert found[f"{figure}_low"] == pytest.approx(low, abs=0.15 * (high - low))
-        assert found[f"{figure}_high"] == pytest.approx(high, abs=0.15 * (high - low))
+        low, high = np.quantile([entry[figure] for entry in draws_of_figures], (0.025, 0.975))
+        assert actual[f"{figure}_low"] == pytest.approx(low, abs=0.15 * (high - low))
+        assert actual[f"{figure}_high"] == pytest.approx(high, abs=0.15 * (high - low))
     assert summarise(rows, "one") == summarise(rows, "one")
     other = find(summarise(rows, "one", seed=1), "two")
-    assert other["mrr"] == found["mrr"]
+    assert other["mrr"] == actual["mrr"]
     assert other["mrr_low"] != find(summarise(rows, "one"), "two")["mrr_low"]
 
 
 @pytest.mark.parametrize("window", [1, 9, 10])
-def test_the_curve_is_that_of_a_slow_loop(window: int) -> None:
+def test_the_curve_agrees_with_a_slow_loop(window: int) -> None:
     rows = invented(25, seed=4)
     curve = summarise(rows, "two", window=window, draws=50)["curve"]
     expected = {}
     for system in ("one", "three"):
-        for place in range(40):
-            near = [one for one in rows if abs(one["position"] - place) <= window // 2]
+        for position in range(40):
+            nearby = [entry for entry in rows if abs(entry["position"] - position) <= window // 2]
             sums = {
-                name: sum(1 / one["rank"] for one in near if one["system"] == name and one["rank"])
+                name: sum(1 / entry["rank"] for entry in nearby if entry["system"] == name and entry["rank"])
                 for name in (system, "two")
             }
-            if len({one["user"] for one in near}) >= MIN_USERS and sums["two"]:
-                expected[system, place] = sums[system] / sums["two"] - 1
-    found = {(one["system"], one["queries_seen"]): one["improvement"] for one in curve}
-    assert found == pytest.approx(expected)
-    assert len(found) > 20
-    for one in curve:
-        assert one["improvement_low"] <= one["improvement"] <= one["improvement_high"]
-        near = [r for r in rows if abs(r["position"] - one["queries_seen"]) <= window // 2 and r["system"] == "two"]
-        assert (one["queries"], one["users"]) == (len(near), len({r["user"] for r in near}))
+            if len({entry["user"] for entry in nearby}) >= MIN_USERS and sums["two"]:
+                expected[system, position] = sums[system] / sums["two"] - 1
+    actual = {(entry["system"], entry["queries_seen"]): entry["improvement"] for entry in curve}
+    assert actual == pytest.approx(expected)
+    assert len(actual) > 20
+    for entry in curve:
+        assert entry["improvement_low"] <= entry["improvement"] <= entry["improvement_high"]
+        nearby = [r for r in rows if abs(r["position"] - entry["queries_seen"]) <= window // 2 and r["system"] == "two"]
+        assert (entry["queries"], entry["users"]) == (len(nearby), len({r["user"] for r in nearby}))
 
 
-def test_intervals_of_the_curve_are_those_of_a_slow_bootstrap() -> None:
+def test_intervals_of_the_curve_agree_with_a_slow_bootstrap() -> None:
     rows = [
-        {**one, "rank": None} if one["system"] == "two" and int(one["user"][-1]) % 2 else one for one in invented(40, 8)
+        {**entry, "rank": None} if entry["system"] == "two" and int(entry["user"][-1]) % 2 else entry
+        for entry in invented(40, 8)
     ]
     np.random.default_rng(3).shuffle(rows)
     curve = summarise(rows, "one", window=21, draws=2000)["curve"]
-    (point,) = [one for one in curve if (one["system"], one["queries_seen"]) == ("two", 10)]
+    (point,) = [entry for entry in curve if (entry["system"], entry["queries_seen"]) == ("two", 10)]
     sums: defaultdict[str, dict[str, float]] = defaultdict(lambda: {"one": 0.0, "two": 0.0, "three": 0.0})
-    for one in rows:
-        if one["position"] <= 20 and one["rank"]:
-            sums[one["user"]][one["system"]] += 1 / one["rank"]
-    users, random, drawn = sorted({one["user"] for one in rows}), np.random.default_rng(5), []
+    for entry in rows:
+        if entry["position"] <= 20 and entry["rank"]:
+            sums[entry["user"]][entry["system"]] += 1 / entry["rank"]
+    users, random, draws_of_figures = sorted({entry["user"] for entry in rows}), np.random.default_rng(5), []
     for _ in range(2000):
-        chosen = [sums[users[number]] for number in random.integers(len(users), size=len(users))]
-        drawn.append(sum(one["two"] for one in chosen) / sum(one["one"] for one in chosen) - 1)
-    low, high = np.quantile(drawn, (0.025, 0.975))
+        sample = [sums[users[number]] for number in random.integers(len(users), size=len(users))]
+        draws_of_figures.append(sum(entry["two"] for entry in sample) / sum(entry["one"] for entry in sample) - 1)
+    low, high = np.quantile(draws_of_figures, (0.025, 0.975))
     assert point["improvement_low"] == pytest.approx(low, abs=0.1 * (high - low))
     assert point["improvement_high"] == pytest.approx(high, abs=0.1 * (high - low))
-    few = [row(system, f"u{user}", 0, 1) for system in ("one", "two") for user in range(MIN_USERS)]
-    assert len(summarise(few, "one", draws=3)["curve"]) == 1
-    assert summarise(few[1:], "one", draws=3)["curve"] == []
+    small = [row(system, f"u{user}", 0, 1) for system in ("one", "two") for user in range(MIN_USERS)]
+    assert len(summarise(small, "one", draws=3)["curve"]) == 1
+    assert summarise(small[1:], "one", draws=3)["curve"] == []
 
 
-def test_what_not_all_systems_have_is_left_out() -> None:
+def test_queries_that_not_all_systems_judged_are_omitted() -> None:
     rows = [row("one", "ann", 0, 1), row("one", "ben", 0, 2), row("two", "ben", 0, 1)]
     summary = summarise(rows, "one", draws=5)
     assert (summary["queries"], summary["users"]) == (1, 1)

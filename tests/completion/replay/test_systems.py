@@ -1,4 +1,4 @@
-"""The systems against what they are made of, and how they are found in folders."""
+"""Compare the systems with their sources, and find them in folders."""
 
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,15 @@ OTHERS = {name: value for name, value in ROW.items() if name != "text"}
 
 
 def save(folder: Path, **options: Any) -> Path:
-    """A run folder of characters with weights of chance; its context is a city."""
-    made = make_letters(spread=0.8, seed=3, **options)
-    run = Run.create(folder, made.config, made.tokenizer, made.schema)
-    run.model.load_state_dict(made.model.state_dict())
+    """Save a model of characters with random weights and the context city, and return its folder."""
+    source_run = make_letters(spread=0.8, seed=3, **options)
+    run = Run.create(folder, source_run.config, source_run.tokenizer, source_run.schema)
+    run.model.load_state_dict(source_run.model.state_dict())
     run.save_weights({})
     return folder
 
 
-def test_plain_knows_the_context_but_not_the_person() -> None:
+def test_plain_uses_the_context_but_not_the_user() -> None:
     run = make_letters(spread=0.8, seed=3)
     completer = Completer(run)
     of_users, of_cities = Unpersonalised(completer, "user"), Unpersonalised(completer, "city")
@@ -53,44 +53,44 @@ def test_plain_knows_the_context_but_not_the_person() -> None:
     assert nats != pytest.approx(scored["nats"], abs=1e-3)
 
 
-def test_plain_has_no_completion_of_what_is_too_long() -> None:
+def test_plain_does_not_complete_prefixes_that_are_too_long() -> None:
     plain = Unpersonalised(Completer(make_letters()), "user")
     assert plain.suggest(None, "a" * 12, OTHERS, 3) == []
     assert plain.suggest(None, "a" * 10, OTHERS, 3) != []
     with pytest.raises(UserError, match="Rome"):
         plain.suggest(None, "a", {**OTHERS, "city": "Rome"}, 3)
-    kind = Unpersonalised(Completer(make_letters(), unknown="expected"), "user")
-    assert kind.nats(None, {**ROW, "city": "Rome"}) == kind.nats(None, {**ROW, "city": None})
+    tolerant = Unpersonalised(Completer(make_letters(), unknown="expected"), "user")
+    assert tolerant.nats(None, {**ROW, "city": "Rome"}) == tolerant.nats(None, {**ROW, "city": None})
 
 
-def test_people_in_contexts_never_seen(tmp_path: Path) -> None:
+def test_users_in_contexts_that_training_never_saw(tmp_path: Path) -> None:
     reads = {"user": "who", "tokenizer": "char", "min_user_count": 1, "max_tokens": 12}
     rows = [{"text": text, "city": city, "who": "ann"} for text in ("abc", "cab") for city in ("Oslo", "Nice")]
     config = Config.of(**{**reads, "context": ["city"], "min_count": 1, "min_context_count": 1})
     corpus = prepare(rows, config)
     run = Run.create(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
     run.save_weights({})
-    new = {"text": "abc", "city": "Rome"}
+    row = {"text": "abc", "city": "Rome"}
     for system in open_systems(run.folder, ["plain", "online"], user_column="who", unknown="expected").values():
-        held = system.start("bob")
-        assert system.nats(held, new) == system.nats(held, {**new, "city": None})
-        system.learn(held, new)
+        state = system.start("bob")
+        assert system.nats(state, row) == system.nats(state, {**row, "city": None})
+        system.learn(state, row)
     with pytest.raises(UserError, match="Rome"):
-        open_systems(run.folder, ["online"], user_column="who")["online"].nats(held, new)
+        open_systems(run.folder, ["online"], user_column="who")["online"].nats(state, row)
 
 
-def test_mpc_is_the_same_for_all_and_history_is_ones_own() -> None:
+def test_mpc_has_no_state_and_history_has_the_texts_of_the_user() -> None:
     popular = Popularity.fit(["abc", "abc", "abd", "b"], min_count=1)
-    mpc, own = MostPopular(popular), UserHistory("text")
+    mpc, history = MostPopular(popular), UserHistory("text")
     assert mpc.suggest(None, "ab", OTHERS, 10) == popular.complete("ab")
-    held = own.start("ann")
-    later = own.learn(held, ROW)
-    assert held == History()
-    assert own.suggest(held, "ab", OTHERS, 10) == []
-    assert own.suggest(later, "ab", OTHERS, 10) == History(("abcab",)).complete("ab")
+    state = history.start("ann")
+    later = history.learn(state, ROW)
+    assert state == History()
+    assert history.suggest(state, "ab", OTHERS, 10) == []
+    assert history.suggest(later, "ab", OTHERS, 10) == History(("abcab",)).complete("ab")
 
 
-def test_systems_are_found_by_name(tmp_path: Path) -> None:
+def test_systems_are_opened_by_name(tmp_path: Path) -> None:
     folder = save(tmp_path / "runs" / "factorcell")
     save(tmp_path / "runs" / "unadapted", adapt=[])
     TextCounts.of(["abc"], 1).save(folder / POPULARITY)
@@ -109,20 +109,18 @@ def test_systems_are_found_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gain", [2.0, 0.5])
-def test_systems_that_are_compared_have_one_precision(
-    gain: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_compared_systems_have_one_precision(gain: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("one", "two"):
         save(tmp_path / name)
     gains = iter([gain, 2.5 - gain])
     monkeypatch.setattr("factorcell.model.run.measure_speedup", lambda work, device: next(gains))
     both = open_systems(tmp_path, ["two", "one"], precision="auto")
-    found = {system.completer.run.precision for system in both.values() if isinstance(system, Unpersonalised)}
-    assert found == {"bfloat16" if gain == 2.0 else "float32"}
+    precisions = {system.completer.run.precision for system in both.values() if isinstance(system, Unpersonalised)}
+    assert precisions == {"bfloat16" if gain == 2.0 else "float32"}
     assert next(gains) == 2.5 - gain
 
 
-def test_what_is_not_there_is_told(tmp_path: Path) -> None:
+def test_missing_systems_are_reported(tmp_path: Path) -> None:
     folder = save(tmp_path / "runs" / "one")
     with pytest.raises(
         UserError,
@@ -131,7 +129,7 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
         open_systems(folder, ["plane"])
     with pytest.raises(UserError, match="choose from mpc, history, blend, one"):
         open_systems(tmp_path / "runs", ["plain"])
-    with pytest.raises(UserError, match=r"one: no popularity.jsonl; training keeps it"):
+    with pytest.raises(UserError, match=r"one: no popularity.jsonl; training writes it"):
         open_systems(folder, ["mpc"])
     with pytest.raises(UserError, match="expected a run folder or a folder of runs"):
         open_systems(tmp_path, ["mpc"])
@@ -139,25 +137,25 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
     config = files.read_json(other / "config.json")
     config["tokenizer"]["lowercase"] = True
     files.write_json(other / "config.json", config)
-    with pytest.raises(UserError, match="one and two read texts in two ways"):
+    with pytest.raises(UserError, match="one and two have different text columns or lower-casing"):
         reading_config(tmp_path / "runs", ["one", "two"], "user")
     assert reading_config(tmp_path / "runs", ["two"], "user")[0].tokenizer.lowercase
 
 
-def test_a_person_is_learned_and_blended(tmp_path: Path) -> None:
+def test_users_are_learned_and_blended(tmp_path: Path) -> None:
     folder = save(tmp_path / "runs" / "factor", data={"user": "city", "context": (), "min_user_count": 1})
     save(tmp_path / "runs" / "unadapted", adapt=[], output_bias=[])
     TextCounts.of(["abc"] * 3, 1).save(folder / POPULARITY)
-    found = open_systems(folder, ["plain", "online", "blend"], user_column="city")
+    systems = open_systems(folder, ["plain", "online", "blend"], user_column="city")
     run, row = Run.open(folder), {"text": "cabcab", "city": "Rome"}
     user = learn_one(run, User.new(run), "cabcab")
-    for name, system in found.items():
+    for name, system in systems.items():
         assert isinstance(system, Personalised)
-        held = system.start("Rome")
-        nats, targets = system.nats(held, row)
-        assert nats == pytest.approx(float(Learner(run).nats(held.vector[None], ["cabcab"])[0]))
+        state = system.start("Rome")
+        nats, targets = system.nats(state, row)
+        assert nats == pytest.approx(float(Learner(run).nats(state.vector[None], ["cabcab"])[0]))
         assert targets == 7
-        later = system.learn(held, row)
+        later = system.learn(state, row)
         assert (later.to_bytes() == user.to_bytes()) == (name != "plain")
         assert system.suggest(later, "c" * 50, row, 3) == []
         expected = Blend(Completer(run), Popularity.from_run(run)).complete("ca", later, k=3)
@@ -170,9 +168,12 @@ def test_a_person_is_learned_and_blended(tmp_path: Path) -> None:
     assert isinstance(several["unadapted"], Unpersonalised)
 
 
-def test_systems_that_suit_a_folder(tmp_path: Path) -> None:
+def test_available_systems_of_a_folder(tmp_path: Path) -> None:
     users: dict[str, Any] = {"user": "city", "context": (), "min_user_count": 1}
-    plain, alike = save(tmp_path / "plain"), save(tmp_path / "alike", data=users, adapt=["prefix"], output_bias=[])
+    plain, alike = (
+        save(tmp_path / "plain"),
+        save(tmp_path / "alike", data=users, adapt=["prefix"], output_bias=[]),
+    )
     factor = save(tmp_path / "runs" / "factor", data=users)
     assert available_systems(plain) == available_systems(alike) == ["plain", "history"]
     assert available_systems(factor) == ["plain", "history", "online"]
@@ -186,15 +187,15 @@ def test_systems_that_suit_a_folder(tmp_path: Path) -> None:
     assert available_systems(tmp_path / "runs") == ["factor", "mpc", "history", "unadapted"]
     for folder in (plain, alike, factor, tmp_path / "runs"):
         names = available_systems(folder)
-        made = open_systems(folder, names, user_column="city")
-        assert list(made) == names
-        assert all(isinstance(made[name], Personalised) for name in names if name in ("online", "blend"))
+        systems_by_name = open_systems(folder, names, user_column="city")
+        assert list(systems_by_name) == names
+        assert all(isinstance(systems_by_name[name], Personalised) for name in names if name in ("online", "blend"))
 
 
-def test_a_blend_alone_has_the_context_of_its_run(tmp_path: Path) -> None:
+def test_a_blend_reads_the_context_of_its_run(tmp_path: Path) -> None:
     config = Config.of(tokenizer="char", user="user", context=("city",), min_user_count=1, min_context_count=1)
-    made = prepare([{**ROW, "city": city} for city in ("Nice", "Oslo")], config)
-    run = Run.create(tmp_path / "run", config, made.tokenizer, made.schema)
+    corpus = prepare([{**ROW, "city": city} for city in ("Nice", "Oslo")], config)
+    run = Run.create(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
     run.save_weights({})
     TextCounts.of(["abc"], 1).save(run.folder / POPULARITY)
     assert (

@@ -1,4 +1,4 @@
-"""Rates and weights found on held-out people, against learning them one by one, and from the command line."""
+"""Compare tuned rates and weights with learning users one by one, from Python and from the command line."""
 
 import json
 import math
@@ -23,9 +23,9 @@ from tests.small_runs import make_letters
 
 CITY = {"user": "city", "context": (), "min_user_count": 1}
 ROWS = [
-    {"text": text, "city": f"user {user}", "time": place}
+    {"text": text, "city": f"user {user}", "time": position}
     for user, texts in enumerate((["abc"] * 6, ["cab", "cab", "cabba", "cab"], ["bab"]))
-    for place, text in enumerate(texts)
+    for position, text in enumerate(texts)
 ]
 
 
@@ -33,18 +33,18 @@ def streams(run: Run) -> list[Stream]:
     return read_streams(ROWS, run.config, user_column="city")
 
 
-def test_perplexity_is_that_of_people_one_by_one() -> None:
+def test_perplexity_agrees_with_learning_users_one_by_one() -> None:
     run = make_letters(data=CITY, spread=0.8)
     learner, nats, targets = Learner(run, LearningRule("sgd", 0.05)), 0.0, 0
     for stream in streams(run):
         user = learner.new()
         for row in stream.rows:
-            (user,), own = learner.learn([user], [row["text"]])
-            nats, targets = nats + float(own[0]), targets + len(row["text"]) + 1
+            (user,), text_nats = learner.learn([user], [row["text"]])
+            nats, targets = nats + float(text_nats[0]), targets + len(row["text"]) + 1
     assert progressive_perplexity(learner, streams(run)) == pytest.approx(math.exp(nats / targets), rel=1e-5)
 
 
-def test_the_search_ends_where_no_neighbour_is_better() -> None:
+def test_the_search_ends_when_no_neighbouring_rate_is_better() -> None:
     run = make_letters(data=CITY, spread=0.8)
     rows = list(try_rates(run, streams(run), ["sgd", "adagrad"]))
     assert rows[0] == {
@@ -58,11 +58,11 @@ def test_the_search_ends_where_no_neighbour_is_better() -> None:
         assert tried[best] < rows[0]["perplexity"]
         for factor in (3.0, math.sqrt(3.0)):
             assert {float(f"{best * factor:.3g}"), float(f"{best / factor:.3g}")} <= set(tried) or factor == 3.0
-    with pytest.raises(UserError, match="no stream has a text"):
+    with pytest.raises(UserError, match="the table has no texts"):
         list(try_rates(run, [], ["sgd"]))
 
 
-def test_weights_fitted_to_people_rank_their_texts_higher() -> None:
+def test_fitted_weights_rank_the_texts_of_users_higher() -> None:
     run = make_letters(data=CITY, spread=0.8)
     popularity = Popularity.fit(["cabba", "cab"], min_count=1)
     completer, learner = Completer(run), Learner(run)
@@ -73,15 +73,15 @@ def test_weights_fitted_to_people_rank_their_texts_higher() -> None:
     fitted = mean_reciprocal_rank(Blend(completer, popularity, BlendWeights.fit(lists)), lists)
     upside_down = BlendWeights({feature: -DEFAULT.values[feature] for feature in FEATURES})
     assert fitted > mean_reciprocal_rank(Blend(completer, popularity, upside_down), lists)
-    by_hand = []
+    expected_ranks = []
     blend = Blend(completer, popularity)
-    for found, text in lists:
-        order = [one.text for one in blend.merge(found, 10)]
-        by_hand.append(1 / (order.index(text) + 1) if text in order else 0)
-    assert mean_reciprocal_rank(blend, lists) == pytest.approx(np.mean(by_hand))
+    for candidates, text in lists:
+        order = [s.text for s in blend.merge(candidates, 10)]
+        expected_ranks.append(1 / (order.index(text) + 1) if text in order else 0)
+    assert mean_reciprocal_rank(blend, lists) == pytest.approx(np.mean(expected_ranks))
 
 
-def test_values_never_seen_are_read_as_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_values_are_read_as_the_option_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = save(tmp_path / "run", data={**CITY, "context": ("text:category",)})
     TextCounts.of(["cab", "abc"], 1).save(folder / POPULARITY)
     files.write_rows(tmp_path / "dev.jsonl", ROWS)
@@ -89,7 +89,7 @@ def test_values_never_seen_are_read_as_asked(tmp_path: Path, capsys: pytest.Capt
     assert main(command) == 2
     assert "text 'bab' was never seen in training" in capsys.readouterr().err
     assert main([*command, "--unknown", "group"]) == 0
-    assert "on 11 texts: blend" in capsys.readouterr().out
+    assert "of the blend on 11 texts: " in capsys.readouterr().out
 
 
 def test_tune_online_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,8 +100,8 @@ def test_tune_online_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
     assert main(command) == 0
     shown = capsys.readouterr().out
     run = Run.open(folder)
-    assert f"is now the rule of {folder}" in shown
-    assert "on 11 texts: blend" in shown
+    assert f"{folder}: learning rule set to " in shown
+    assert "of the blend on 11 texts: " in shown
     assert LearningRule.load(run.folder).optimiser == "sgd"
     assert BlendWeights.load(run.folder) != DEFAULT
     assert main([*command, "--json"]) == 0
@@ -110,7 +110,7 @@ def test_tune_online_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
     assert LearningRule.load(run.folder).rate == min(tried, key=tried.__getitem__)
     assert BlendWeights(rows[-1]["weights"]) == BlendWeights.load(run.folder)
     assert main([*command, "--reach", "0"]) == 0
-    assert ", reach 0 is now the rule of" in capsys.readouterr().out
+    assert ", reach 0 (online.json)" in capsys.readouterr().out
     assert LearningRule.load(run.folder) == LearningRule("sgd", min(tried, key=tried.__getitem__), 0)
     assert main([*command, "--reach", "-1"]) == 2
     assert "reach is -1; it must be at least 0" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Advice on texts whose contexts are worth something, nothing, or the same as another; and the verb."""
+"""Advice on informative, uninformative and redundant columns; the command."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.evaluation.advice import sample as advice_texts
 from factorcell.evaluation.advice.advise import advise, expected, recommend
-from factorcell.evaluation.advice.sample import columns_of, sample
+from factorcell.evaluation.advice.sample import label_columns, sample
 from tests import synthetic
 
 
@@ -25,7 +25,7 @@ def config_of(*context: str, **more: Any) -> Config:
 
 
 def table(count: int = 1500) -> list[dict[str, Any]]:
-    """Texts of two dialects with the dialect, another name for it, a coin, a number that follows it, a constant."""
+    """Return texts of two dialects: the dialect, a duplicate of it, a coin, a correlated number and a constant."""
     draw, rows = random.Random(3), []
     for row in synthetic.two_dialects(count, 11)[0]:
         side = row["dialect"] == "coast"
@@ -42,43 +42,43 @@ def table(count: int = 1500) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
+def advice() -> dict[str, Any]:
     return advise(table(), config_of("dialect", "coin", "height", "same"))
 
 
-def test_what_matters_comes_first_and_chance_is_left_out(found: dict[str, Any]) -> None:
-    rows = {row["column"]: row for row in found["columns"]}
-    assert [row["column"] for row in found["columns"]][:2] == ["dialect", "height"]
+def test_columns_are_sorted_by_gain_and_random_ones_left_out(advice: dict[str, Any]) -> None:
+    rows = {row["column"]: row for row in advice["columns"]}
+    assert [row["column"] for row in advice["columns"]][:2] == ["dialect", "height"]
     assert {name: row["advice"] for name, row in rows.items()} == {
         "dialect": "use",
         "height": "leave out",
         "coin": "leave out",
         "same": "leave out",
     }
-    assert "stronger columns say the same" in rows["height"]["why"]
-    assert "no more than chance" in rows["coin"]["why"]
+    assert "redundant with stronger columns" in rows["height"]["why"]
+    assert "is not statistically significant" in rows["coin"]["why"]
     assert rows["same"]["most"] == pytest.approx(0, abs=1e-3)
     assert abs(rows["coin"]["most"]) < 0.02
     assert all(0 <= row["most_by_bias"] <= row["most"] for row in rows.values())
 
 
-def test_figures_of_the_dialect_are_near_the_truth(found: dict[str, Any]) -> None:
-    row = found["columns"][0]
+def test_estimates_for_the_dialect_are_near_the_true_values(advice: dict[str, Any]) -> None:
+    row = advice["columns"][0]
     chains = synthetic.dialects()
     rows = synthetic.two_dialects(2000, 12)[0]
-    truth = np.array([-chains.nats(one["text"]) for one in rows])
-    own = truth[np.arange(len(rows)), [chains.names.index(one["dialect"]) for one in rows]]
-    information = float((own - np.logaddexp(*truth.T)).mean()) + math.log(2)
+    log_probs = np.array([-chains.nats(text_row["text"]) for text_row in rows])
+    true_log_probs = log_probs[np.arange(len(rows)), [chains.names.index(text_row["dialect"]) for text_row in rows]]
+    information = float((true_log_probs - np.logaddexp(*log_probs.T)).mean()) + math.log(2)
     assert row["information"] == pytest.approx(information, rel=0.15)
     assert row["information"] < row["entropy"] == pytest.approx(math.log(2), abs=0.01)
-    assert row["least"] == pytest.approx(1 - math.exp(-row["information"] / found["tokens_per_text"]), rel=0.15)
+    assert row["least"] == pytest.approx(1 - math.exp(-row["information"] / advice["tokens_per_text"]), rel=0.15)
     assert row["least"] < row["expected"] == expected(row["least"], row["most"]) < row["most"]
     nothing, knowing = (row[f"perplexity_{reader}"] for reader in ("nothing", "knowing"))
     assert chains.perplexity() * 0.97 < knowing < nothing
     assert row["most"] == pytest.approx(1 - knowing / nothing)
     accuracies = [row[f"accuracy_{after}"] for after in ("5", "10", "20", "all")]
     assert accuracies[0] < accuracies[-1] + 0.05
-    assert accuracies[-1] == pytest.approx(_right(rows, truth), abs=0.07)
+    assert accuracies[-1] == pytest.approx(_right(rows, log_probs), abs=0.07)
     assert row["majority"] == pytest.approx(0.5, abs=0.05)
     assert (row["values"], row["missing"], row["rare"]) == (2, 0.0, 0.0)
 
@@ -98,23 +98,23 @@ def test_missing_values_gain_nothing() -> None:
     assert half["information"] == pytest.approx(whole["information"], abs=0.12)
 
 
-def test_two_names_of_one_thing_are_worth_one() -> None:
-    found = advise(table(), config_of("dialect", "valley"))
-    first, second = found["columns"]
+def test_a_duplicate_column_adds_nothing() -> None:
+    advice = advise(table(), config_of("dialect", "valley"))
+    first, second = advice["columns"]
     assert first["most"] == pytest.approx(second["most"])
     assert (first["advice"], second["advice"]) == ("use", "leave out")
     assert second["added"] == pytest.approx(0, abs=1e-3)
-    assert found["all"]["most"] == pytest.approx(first["most"], rel=0.02)
-    alone = advise(table(), config_of("dialect"))
-    assert alone["all"]["columns"] == ["dialect"]
-    assert all(alone["all"][figure] == pytest.approx(alone["columns"][0][figure]) for figure in FIGURES)
-    assert found["all"]["least"] == pytest.approx(alone["all"]["least"], rel=0.05)
+    assert advice["all"]["most"] == pytest.approx(first["most"], rel=0.02)
+    single = advise(table(), config_of("dialect"))
+    assert single["all"]["columns"] == ["dialect"]
+    assert all(single["all"][figure] == pytest.approx(single["columns"][0][figure]) for figure in FIGURES)
+    assert advice["all"]["least"] == pytest.approx(single["all"]["least"], rel=0.05)
 
 
 FIGURES = ("least", "expected", "most")
 
 
-def test_letters_are_read_by_longer_histories() -> None:
+def test_characters_gain_from_longer_histories() -> None:
     draw = random.Random(0)
     rows = [
         {"text": ("ab" if side else "ba").join("xyz"[draw.randrange(3)] for _ in range(8)), "side": str(side)}
@@ -123,27 +123,27 @@ def test_letters_are_read_by_longer_histories() -> None:
     (row,) = advise(rows, config_of("side", tokenizer="char"))["columns"]
     assert row["most_by_bias"] < 0.2 * row["most"]
     assert row["most"] > 0.02
-    assert "what follows what changes" in row["why"]
+    assert "also from sequences of tokens" in row["why"]
 
 
-def test_sample_is_fair_in_order_and_repeatable() -> None:
+def test_samples_are_uniform_ordered_and_reproducible() -> None:
     columns = {"text": [str(number) for number in range(20_000)], "n": list(range(20_000))}
-    kept, total = sample(columns, ["n", "text"], 50, seed=3)
-    assert (total, len(kept["n"])) == (20_000, 50)
-    assert kept["n"] == sorted(kept["n"])
-    assert kept["text"] == [str(number) for number in kept["n"]]
-    assert sample(columns, ["n"], 50, seed=3)[0]["n"] == kept["n"] != sample(columns, ["n"], 50, seed=4)[0]["n"]
+    rows, total = sample(columns, ["n", "text"], 50, seed=3)
+    assert (total, len(rows["n"])) == (20_000, 50)
+    assert rows["n"] == sorted(rows["n"])
+    assert rows["text"] == [str(number) for number in rows["n"]]
+    assert sample(columns, ["n"], 50, seed=3)[0]["n"] == rows["n"] != sample(columns, ["n"], 50, seed=4)[0]["n"]
     assert sample(columns, ["n"], 20_000)[0]["n"] == columns["n"]
     means = [np.mean(sample(columns, ["n"], 50, seed=seed)[0]["n"]) for seed in range(60)]
     assert np.mean(means) == pytest.approx(10_000, abs=4 * 5773 / math.sqrt(50 * 60))
 
 
-def test_columns_become_labels() -> None:
+def test_columns_are_converted_to_labels() -> None:
     rows = [
         {"text": "a", "x": float(number), "y": number % 3 + 0.5, "c": "abz"[min(2, number // 45)] if number else ""}
         for number in range(94)
     ]
-    x, y, c = columns_of(prepare(rows, config_of("x:number", "y:number", "c")))
+    x, y, c = label_columns(prepare(rows, config_of("x:number", "y:number", "c")))
     assert (len(x.values), len(y.values), c.values) == (10, 3, ("<unknown>", "b", "a"))
     assert np.bincount(x.labels).max() <= 10
     assert (np.diff(x.labels) >= 0).all()
@@ -152,9 +152,9 @@ def test_columns_become_labels() -> None:
     assert c.labels[[0, 1, 50, 93]].tolist() == [3, 2, 1, 0]
 
 
-def test_more_values_than_are_told_apart_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advice_texts, "VALUES", 1)
-    (column,) = columns_of(prepare([{"text": "a", "c": "aab"[number % 3]} for number in range(90)], config_of("c")))
+def test_values_beyond_the_maximum_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advice_texts, "MAX_VALUES", 1)
+    (column,) = label_columns(prepare([{"text": "a", "c": "aab"[number % 3]} for number in range(90)], config_of("c")))
     assert (column.values, column.rare) == (("<unknown>", "a"), 1)
     assert np.bincount(column.labels).tolist() == [30, 60]
 
@@ -162,19 +162,23 @@ def test_more_values_than_are_told_apart_are_rare(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("context", "rows", "message"),
     [
-        ((), table(30), "no context column to judge"),
+        ((), table(30), "expected at least one context column"),
         (("town",), table(30), "no column 'town'; it has"),
-        (("dialect",), table(12), "12 rows are too few"),
-        (("height:text",), [{"text": "a", "height": "tall tree"}] * 30, "height is a text; advice is on"),
+        (("dialect",), table(12), "expected at least 20 rows, got 12"),
+        (
+            ("height:text",),
+            [{"text": "a", "height": "tall tree"}] * 30,
+            "height: expected a category, a number or a time, got a variable of kind text",
+        ),
         (("height:number",), [{"text": "a", "height": "tall"}] * 30, "height is 'tall', not a number"),
     ],
 )
-def test_mistakes_of_an_advice(context: tuple[str, ...], rows: list[dict[str, Any]], message: str) -> None:
+def test_invalid_arguments_are_errors(context: tuple[str, ...], rows: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(UserError, match=message):
         advise(rows, config_of(*context))
 
 
-def test_a_mistake_names_the_file_and_whether_rows_were_drawn(tmp_path: Path) -> None:
+def test_errors_name_the_file_and_whether_rows_were_drawn(tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
     file.write_text("text,height\n" + "a,1\n" * 24 + "a,\n" * 6)
     with pytest.raises(UserError, match=r"^t\.csv row 25: height is empty, not a number; fill it in"):
@@ -183,7 +187,7 @@ def test_a_mistake_names_the_file_and_whether_rows_were_drawn(tmp_path: Path) ->
         advise(file, config_of("height:number"), rows=29)
 
 
-def test_recommendations_follow_the_figures() -> None:
+def test_recommendations_follow_from_the_estimates() -> None:
     good = {
         "values": 5,
         "rare": 0.0,
@@ -205,19 +209,19 @@ def test_recommendations_follow_the_figures() -> None:
     assert recommend({**good, "expected": 0.01, "most_by_bias": 0.05})[0] == "use"
     assert recommend({**good, "expected": 0.004}) == (
         "leave out",
-        "it saves about 0.4%, for 71% of it can be read off the text",
+        "expected gain 0.4%: the text itself reveals 71% of the information in the value",
     )
     assert recommend({**good, "rare": 0.9, "rare_values": 7})[0] == "use"
 
 
-def test_a_column_of_rare_values_is_not_said_to_save_nothing() -> None:
+def test_a_column_of_rare_values_has_its_own_reason() -> None:
     few = [{**row, "text": f"{row['text']}", "hotel": f"h{place // 3}"} for place, row in enumerate(table(300))]
     few = [{**row, "hotel": "inn"} if place % 10 == 0 else row for place, row in enumerate(few)]
     (row,) = advise(few, config_of("hotel", min_context_count=10))["columns"]
     assert (row["values"], row["rare_values"]) == (1, 100)
     assert row["advice"] == "leave out"
     assert re.fullmatch(
-        r"too few rows of each value were read to tell what it saves: [89]\d\.\d% of the texts have one of 100 "
+        r"too few rows per value to estimate the gain: [89]\d\.\d% of the texts have one of 100 "
         "rare values",
         row["why"],
     )
@@ -230,10 +234,10 @@ def test_the_command_prints_a_table_and_rows(tmp_path: Path, capsys: pytest.Capt
     command += ["--min-context-count", "5", "--min-count", "1"]
     assert main(command) == 0
     out = capsys.readouterr().out.splitlines()
-    assert "is another question" in out[0]
-    assert out[1].startswith("300 texts of 400, drawn at random")
-    assert any(line.startswith("city: use (--context city): about") for line in out)
-    assert any(line.startswith("stars: leave out: it has not two values") for line in out)
+    assert "can still be useful to generate texts" in out[0]
+    assert out[1].startswith("300 texts of 400, sampled at random")
+    assert any(line.startswith("city: use (--context city): expected gain") for line in out)
+    assert any(line.startswith("stars: leave out: fewer than two values have enough texts") for line in out)
     assert any("the first 10 tokens" in line for line in out)
     assert main([*command, "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -243,10 +247,10 @@ def test_the_command_prints_a_table_and_rows(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_progress_counts_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("FIRST", "SELDOM"):
+    for name in ("FIRST", "INTERVAL"):
         monkeypatch.setattr(progress, name, 0.0)
     quiet = advise(table(300), config_of("dialect", "coin", "same"))
     assert capsys.readouterr().err == ""
     assert advise(table(300), config_of("dialect", "coin", "same"), progress=True) == quiet
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("judging: ")]
-    assert lines[-1].startswith("judging: 3 of 3 columns, ")
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("estimating: ")]
+    assert lines[-1].startswith("estimating: 3 of 3 columns, ")

@@ -1,4 +1,4 @@
-"""N-gram models that know a value, against formulas over dictionaries and the truth of synthetic texts."""
+"""Conditional n-gram models against formulas over dictionaries."""
 
 import math
 from collections import Counter
@@ -17,7 +17,7 @@ from factorcell.evaluation.advice.conditional_ngram import (
     ValueNGram,
     exponents,
     posterior,
-    tilted,
+    tilted_log_probs,
 )
 from factorcell.evaluation.ngram import NGram
 from tests import synthetic
@@ -28,7 +28,7 @@ MISSING = 2
 
 
 class Case:
-    """Two dialects with some labels missing: corpora, texts, labels and the base model."""
+    """Corpora, labels and base model for texts of two dialects, with some missing labels."""
 
     def __init__(self, rows: list[dict[str, str]], counted: int, order: int = 3) -> None:
         self.corpus = prepare(rows, CONFIG)
@@ -42,7 +42,7 @@ class Case:
         self.model = NGram(Path(), CONFIG.with_options(context=()), self.corpus.tokenizer, grams)
 
     def find(self, corpus: Corpus) -> IndexedTexts:
-        return IndexedTexts.find(self.model, corpus)
+        return IndexedTexts.from_corpus(self.model, corpus)
 
     def fitted(self) -> ValueNGram:
         model = ValueNGram(self.model, self.find(self.train), self.of_train, 2)
@@ -50,8 +50,8 @@ class Case:
         model.fit_prior(tune, self.of_tune)
         ratios = model.ratios()
         model.beta = float(exponents(self.model, tune, [ratios], [self.of_tune])[0])
-        first = tilted(self.model, tune, [ratios], [self.of_tune], np.array([model.beta]))
-        model.fit_longer(tune, self.of_tune, np.exp(first))
+        bias_log_probs = tilted_log_probs(self.model, tune, [ratios], [self.of_tune], np.array([model.beta]))
+        model.fit_longer(tune, self.of_tune, np.exp(bias_log_probs))
         return model
 
 
@@ -69,57 +69,57 @@ def words(corpus: Corpus) -> list[list[int]]:
     return [text.tolist() for text in np.split(corpus.tokens, corpus.offsets[1:-1])]
 
 
-def test_every_value_is_the_formula_over_dictionaries(case: Case, fitted: ValueNGram) -> None:
+def test_log_probs_equal_the_formula_over_dictionaries(case: Case, fitted: ValueNGram) -> None:
     size, test = len(case.corpus.tokenizer), case.test.select(np.arange(6))
-    plain: Counter[int] = Counter()
+    unigrams: Counter[int] = Counter()
     counts: list[Counter[tuple[int, ...]]] = [Counter() for _ in range(3)]
     before: list[Counter[tuple[int, ...]]] = [Counter() for _ in range(3)]
     for text, label in zip(words(case.train), case.of_train, strict=True):
-        plain.update(text[1:])
+        unigrams.update(text[1:])
         for place in range(1, len(text)):
             for length in range(min(place, 2) + 1):
                 if label < MISSING:
                     counts[label][tuple(text[place - length : place + 1])] += 1
                     before[label][tuple(text[place - length : place])] += 1
-    total = sum(plain.values()) + 0.5 * size
-    share = [(plain[token] + 0.5) / total for token in range(size)]
+    total = sum(unigrams.values()) + 0.5 * size
+    share = [(unigrams[token] + 0.5) / total for token in range(size)]
     texts = case.find(test)
-    first, every = fitted.logs(texts)
+    first, every = fitted.log_probs(texts)
     base = case.model.probabilities(texts.histories)
     row = 0
     for text in words(test):
         for place in range(1, len(text)):
             for value in range(3):
-                alpha, seen = fitted.alpha, sum(counts[value][token,] for token in range(size))
-                ratio = [(counts[value][w,] + alpha * share[w]) / (seen + alpha) / share[w] for w in range(size)]
+                alpha, value_total = fitted.alpha, sum(counts[value][token,] for token in range(size))
+                ratio = [(counts[value][w,] + alpha * share[w]) / (value_total + alpha) / share[w] for w in range(size)]
                 raised = [base[row][w] * ratio[w] ** fitted.beta for w in range(size)]
-                chance = raised[text[place]] / sum(raised)
-                assert first[row, value] == pytest.approx(math.log(chance), abs=2e-5)
+                probability = raised[text[place]] / sum(raised)
+                assert first[row, value] == pytest.approx(math.log(probability), abs=2e-5)
                 for length, weight in enumerate(fitted.alphas, 1):
                     if place >= length and math.isfinite(weight):
                         gram = tuple(text[place - length : place + 1])
-                        chance = (counts[value][gram] + weight * chance) / (before[value][gram[:-1]] + weight)
-                assert every[row, value] == pytest.approx(math.log(chance), abs=2e-5)
+                        probability = (counts[value][gram] + weight * probability) / (before[value][gram[:-1]] + weight)
+                assert every[row, value] == pytest.approx(math.log(probability), abs=2e-5)
             row += 1
     np.testing.assert_allclose(first[:, MISSING], texts.base, atol=2e-5)
     assert any(map(math.isfinite, fitted.alphas))
 
 
-def test_own_values_are_those_of_all_values(case: Case, fitted: ValueNGram) -> None:
+def test_probabilities_of_true_values_equal_those_of_all_values(case: Case, fitted: ValueNGram) -> None:
     texts = case.find(case.test)
-    first, every = fitted.logs(texts)
-    rows, values = np.arange(len(every)), texts.each(case.of_test)
+    first, every = fitted.log_probs(texts)
+    rows, values = np.arange(len(every)), texts.repeat_per_target(case.of_test)
     assert MISSING in values
-    own = fitted.lengthen(texts, case.of_test, np.exp(first[rows, values].astype(np.float64)))
-    np.testing.assert_allclose(np.log(own), every[rows, values], atol=2e-5)
+    true_probabilities = fitted.apply_longer(texts, case.of_test, np.exp(first[rows, values].astype(np.float64)))
+    np.testing.assert_allclose(np.log(true_probabilities), every[rows, values], atol=2e-5)
 
 
-def test_exponents_are_where_the_likelihood_is_highest(case: Case, fitted: ValueNGram) -> None:
+def test_exponents_maximize_the_likelihood(case: Case, fitted: ValueNGram) -> None:
     tune, ratios, labels = case.find(case.tune), fitted.ratios(), case.of_tune
     (beta,) = exponents(case.model, tune, [ratios], [labels])
 
     def likelihood(exponent: float) -> float:
-        return float(tilted(case.model, tune, [ratios], [labels], np.array([exponent])).sum())
+        return float(tilted_log_probs(case.model, tune, [ratios], [labels], np.array([exponent])).sum())
 
     assert 0.1 < beta < 2
     assert likelihood(beta) > max(likelihood(beta + 0.01), likelihood(beta - 0.01))
@@ -128,12 +128,14 @@ def test_exponents_are_where_the_likelihood_is_highest(case: Case, fitted: Value
     nothing = np.random.default_rng(0).permutation(labels)
     more = exponents(case.model, tune, [ratios, ratios], [labels, nothing])
     assert more[1] < 0.3 * more[0]
-    np.testing.assert_allclose(tilted(case.model, tune, [ratios], [labels], np.zeros(1)), tune.base, atol=1e-5)
+    np.testing.assert_allclose(
+        tilted_log_probs(case.model, tune, [ratios], [labels], np.zeros(1)), tune.base, atol=1e-5
+    )
 
 
-def test_the_posterior_is_bayes_rule(case: Case, fitted: ValueNGram) -> None:
+def test_the_posterior_equals_bayes_rule(case: Case, fitted: ValueNGram) -> None:
     texts = case.find(case.test)
-    _, every = fitted.logs(texts)
+    _, every = fitted.log_probs(texts)
     prior = np.log([0.3, 0.7])
     for row, (begin, end) in enumerate(zip(texts.starts[:-1], texts.starts[1:], strict=True)):
         joint = prior + every[begin:end, :2].sum(0, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Rescoring against scores of one text at a time; weights that change nothing, and weights that must be found."""
+"""Rescoring against scores of single texts; zero weights, and the recovery of planted weights."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from factorcell.evaluation.rescoring.nbest import NBest, read_nbest
 from factorcell.evaluation.rescoring.rescore import (
     ScoredNBest,
     ScoreWeights,
-    chosen,
+    choose_hypotheses,
     fit_weights,
     rescore,
     score_hypotheses,
@@ -30,72 +30,74 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return make_run(tmp_path_factory.mktemp("run") / "run", ("city", "stars"))
 
 
-def lists(count: int = 6, seed: int = 0, **columns: Any) -> NBest:
-    """Lists of two to five texts with scores of chance, in order of their sum; the reference is one of all texts."""
+def make_lists(count: int = 6, seed: int = 0, **columns: Any) -> NBest:
+    """Return lists of two to five texts with random scores, sorted by their sum, with a random reference."""
     random = np.random.default_rng(seed)
     rows = []
     for number in range(count):
         texts = [TEXTS[place] for place in random.permutation(len(TEXTS))[: random.integers(2, 6)]]
         scores = random.normal(-5, 2, (len(texts), 2)).round(2)
         scores = scores[np.argsort(-scores.sum(1))]
-        found = [{"text": text, "acoustic": a, "lm": b} for text, (a, b) in zip(texts, scores.tolist(), strict=True)]
+        hypotheses = [
+            {"text": text, "acoustic": a, "lm": b} for text, (a, b) in zip(texts, scores.tolist(), strict=True)
+        ]
         context = {"city": ("Oslo", "Nice", None)[number % 3], "stars": "5", "hall": number % 2, **columns}
-        rows.append({"id": f"u{number}", "hypotheses": found, "reference": TEXTS[number % 5], **context})
+        rows.append({"id": f"u{number}", "hypotheses": hypotheses, "reference": TEXTS[number % 5], **context})
     return read_nbest(rows)
 
 
-def test_scores_are_those_of_one_text_in_its_context(run: Run) -> None:
-    nbest = lists()
+def test_log_probs_equal_scores_of_single_texts_in_context(run: Run) -> None:
+    nbest = make_lists()
     scored = score_hypotheses(run, nbest)
-    for utterance, model in zip(nbest.utterances, scored.model, strict=True):
-        for text, value in zip(utterance.texts, model, strict=True):
-            (one,) = run.score({"text": text, "city": utterance.columns["city"], "stars": "5"})
-            assert value == pytest.approx(-one["nats"], abs=1e-4)
+    for utterance, log_probs in zip(nbest.utterances, scored.log_probs, strict=True):
+        for text, value in zip(utterance.texts, log_probs, strict=True):
+            (scored_row,) = run.score({"text": text, "city": utterance.columns["city"], "stars": "5"})
+            assert value == pytest.approx(-scored_row["nats"], abs=1e-4)
     features = scored.features()[0]
     assert scored.names == ("acoustic", "lm", "model", "words")
     assert features[:, :2].tolist() == nbest.utterances[0].scores.tolist()
     assert features[:, 3].tolist() == [len(text.split()) for text in nbest.utterances[0].texts]
     everywhere = score_hypotheses(run, nbest, context={"city": "Nice"})
-    (one,) = run.score({"text": nbest.utterances[0].texts[1], "city": "Nice", "stars": "5"})
-    assert everywhere.model[0][1] == pytest.approx(-one["nats"], abs=1e-4)
+    (scored_row,) = run.score({"text": nbest.utterances[0].texts[1], "city": "Nice", "stars": "5"})
+    assert everywhere.log_probs[0][1] == pytest.approx(-scored_row["nats"], abs=1e-4)
 
 
-def test_batches_of_utterances_are_the_same(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = score_hypotheses(run, lists(9))
-    monkeypatch.setattr(rescoring, "AT_ONCE", 6)
-    assert any(part.stop - part.start > 1 for part in rescoring.parts(lists(9)))
-    parted = score_hypotheses(run, lists(9))
-    for one, other in zip(whole.model, parted.model, strict=True):
-        assert one == pytest.approx(other, abs=1e-4)
+def test_scores_do_not_depend_on_the_batches(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = score_hypotheses(run, make_lists(9))
+    monkeypatch.setattr(rescoring, "MAX_HYPOTHESES", 6)
+    assert any(part.stop - part.start > 1 for part in rescoring.batches(make_lists(9)))
+    batched = score_hypotheses(run, make_lists(9))
+    for first, second in zip(whole.log_probs, batched.log_probs, strict=True):
+        assert first == pytest.approx(second, abs=1e-4)
 
 
-def test_values_never_seen_follow_unknown(run: Run) -> None:
-    nbest = lists(2, city="Olso")
+def test_unseen_values_follow_the_unknown_policy(run: Run) -> None:
+    nbest = make_lists(2, city="Olso")
     with pytest.raises(UserError, match=r"^utterance u0: city 'Olso' was never seen .*\(Oslo, ?.*unknown=.group"):
         score_hypotheses(run, nbest)
     expected = score_hypotheses(run, nbest, unknown="expected")
-    missing = score_hypotheses(run, lists(2, city=None))
-    assert expected.model[0] == pytest.approx(missing.model[0])
-    assert score_hypotheses(run, nbest, unknown="group").model[0] != pytest.approx(missing.model[0], abs=1e-4)
+    missing = score_hypotheses(run, make_lists(2, city=None))
+    assert expected.log_probs[0] == pytest.approx(missing.log_probs[0])
+    assert score_hypotheses(run, nbest, unknown="group").log_probs[0] != pytest.approx(missing.log_probs[0], abs=1e-4)
     with pytest.raises(UserError, match=r"unknown context column 'citty' .did you mean 'city'"):
-        score_hypotheses(run, lists(2), context={"citty": "Oslo"})
+        score_hypotheses(run, make_lists(2), context={"citty": "Oslo"})
 
 
-def test_a_column_of_numbers_that_nobody_has_is_expected(tmp_path: Path) -> None:
+def test_a_numeric_column_missing_from_all_utterances_is_expected(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    nbest = lists(2)
-    values = score_hypotheses(run, nbest).model[0]
+    nbest = make_lists(2)
+    values = score_hypotheses(run, nbest).log_probs[0]
     corpus = run.prepare(
         [{"text": nbest.utterances[0].texts[0], "city": "Oslo", "stars": "5"}], optional=("lat", "lon")
     )
     assert values[0] == pytest.approx(-float(run.nats(corpus).sum()), abs=1e-4)
 
 
-def test_an_ngram_model_scores_too(tmp_path: Path) -> None:
+def test_an_ngram_model_scores_hypotheses(tmp_path: Path) -> None:
     model = NGram.fit(ROWS, Config.of(min_count=1), tmp_path / "ngram", order=2)
-    nbest = lists(3)
+    nbest = make_lists(3)
     scored = score_hypotheses(model, nbest)
-    for utterance, values in zip(nbest.utterances, scored.model, strict=True):
+    for utterance, values in zip(nbest.utterances, scored.log_probs, strict=True):
         for text, value in zip(utterance.texts, values, strict=True):
             assert value == pytest.approx(-float(model.nats(model.prepare([{"text": text}])).sum()))
     with pytest.raises(UserError, match="context column 'city'"):
@@ -103,29 +105,29 @@ def test_an_ngram_model_scores_too(tmp_path: Path) -> None:
 
 
 def test_a_model_of_weight_zero_changes_nothing(run: Run) -> None:
-    scored = score_hypotheses(run, lists(20))
-    assert chosen(scored, ScoreWeights.with_model_share(("acoustic", "lm"), 0.0)) == [0] * 20
-    assert chosen(scored, ScoreWeights({})) == [0] * 20
+    scored = score_hypotheses(run, make_lists(20))
+    assert choose_hypotheses(scored, ScoreWeights.with_model_share(("acoustic", "lm"), 0.0)) == [0] * 20
+    assert choose_hypotheses(scored, ScoreWeights({})) == [0] * 20
     rows = rescore(scored, ScoreWeights.with_model_share(("acoustic", "lm"), 0.0))
-    assert [row["text"] for row in rows] == [one.texts[0] for one in scored.nbest.utterances]
+    assert [row["text"] for row in rows] == [utterance.texts[0] for utterance in scored.nbest.utterances]
     assert all(row["errors"] == row["errors_first"] >= row["errors_oracle"] for row in rows)
-    assert any(chosen(scored, ScoreWeights.with_model_share(("acoustic", "lm"))))
+    assert any(choose_hypotheses(scored, ScoreWeights.with_model_share(("acoustic", "lm"))))
 
 
 def test_totals_are_weighted_sums(run: Run) -> None:
-    scored = score_hypotheses(run, lists(20))
+    scored = score_hypotheses(run, make_lists(20))
     values = dict(zip(scored.names, (0.3, -0.2, 0.9, 1.7), strict=True))
-    for utterance, model, place in zip(
-        scored.nbest.utterances, scored.model, chosen(scored, ScoreWeights(values)), strict=True
+    for utterance, model, index in zip(
+        scored.nbest.utterances, scored.log_probs, choose_hypotheses(scored, ScoreWeights(values)), strict=True
     ):
         totals = [
             0.3 * a - 0.2 * b + 0.9 * m + 1.7 * len(text.split())
             for text, (a, b), m in zip(utterance.texts, utterance.scores, model, strict=True)
         ]
-        assert totals[place] == max(totals)
+        assert totals[index] == max(totals)
 
 
-def test_weights_of_files(tmp_path: Path) -> None:
+def test_weights_are_saved_and_opened(tmp_path: Path) -> None:
     weights = ScoreWeights({"acoustic": 1.0, "model": 0.25})
     weights.save(tmp_path / "w.json")
     assert ScoreWeights.open(tmp_path / "w.json") == weights
@@ -134,7 +136,7 @@ def test_weights_of_files(tmp_path: Path) -> None:
         weights.array(("acoustic",))
     for content in ('{"acoustic": "1"}', "[1]", '{"acoustic": NaN}'):
         (tmp_path / "w.json").write_text(content)
-        with pytest.raises(UserError, match=r"w\.json: .* is not an object of names and finite numbers"):
+        with pytest.raises(UserError, match=r"w\.json: expected an object of names and finite numbers, got"):
             ScoreWeights.open(tmp_path / "w.json")
     with pytest.raises(UserError, match=r"share is 1\.5; it must be from 0 to 1"):
         ScoreWeights.with_model_share(("lm",), 1.5)
@@ -146,21 +148,21 @@ def test_weights_of_files(tmp_path: Path) -> None:
     }
 
 
-def told(scored: ScoredNBest, weights: ScoreWeights) -> ScoredNBest:
-    """The same lists; what was said is what `weights` choose, so that with the right weights there are no errors."""
+def with_chosen_references(scored: ScoredNBest, weights: ScoreWeights) -> ScoredNBest:
+    """Replace the references by the hypotheses that `weights` choose, so that these weights make no errors."""
     rows = []
-    for utterance, place in zip(scored.nbest.utterances, chosen(scored, weights), strict=True):
-        found = [
+    for utterance, place in zip(scored.nbest.utterances, choose_hypotheses(scored, weights), strict=True):
+        hypotheses = [
             {"text": text, **dict(zip(scored.nbest.names, values, strict=True))}
             for text, values in zip(utterance.texts, utterance.scores.tolist(), strict=True)
         ]
-        rows.append({"id": utterance.id, "hypotheses": found, "reference": utterance.texts[place]})
-    return ScoredNBest(read_nbest(rows), scored.model)
+        rows.append({"id": utterance.id, "hypotheses": hypotheses, "reference": utterance.texts[place]})
+    return ScoredNBest(read_nbest(rows), scored.log_probs)
 
 
-def test_planted_weights_are_found(run: Run) -> None:
+def test_planted_weights_are_recovered(run: Run) -> None:
     planted = ScoreWeights({"acoustic": 0.4, "lm": 1.0, "model": -0.6, "words": 2.0})
-    scored = told(score_hypotheses(run, lists(60)), planted)
+    scored = with_chosen_references(score_hypotheses(run, make_lists(60)), planted)
     weights, nats = fit_weights(scored)
     rows = rescore(scored, weights)
     assert sum(row["errors_first"] for row in rows) > 40
@@ -168,28 +170,30 @@ def test_planted_weights_are_found(run: Run) -> None:
     assert nats > 0
 
 
-def test_weights_are_not_fitted_without_references() -> None:
+def test_fitting_weights_without_references_is_an_error() -> None:
     bare = read_nbest([{"id": "a", "hypotheses": [{"text": "so", "acoustic": -1.0}]}])
-    with pytest.raises(UserError, match="no references: weights cannot be fitted"):
+    with pytest.raises(UserError, match="weights cannot be fitted without references"):
         fit_weights(ScoredNBest(bare, (np.zeros(1),)))
 
 
-def test_rates_are_sums_of_errors_over_words(run: Run) -> None:
-    scored = score_hypotheses(run, lists(30))
+def test_rates_are_sums_of_errors_over_sums_of_words(run: Run) -> None:
+    scored = score_hypotheses(run, make_lists(30))
     rows = rescore(scored, ScoreWeights.with_model_share(("acoustic", "lm"), 1.0))
     overall, *groups = word_error_rates(rows, ["hall", "city"])
     assert overall["utterances"] == 30
-    assert overall["words"] == sum(len((one.reference or "").split()) for one in scored.nbest.utterances)
+    assert overall["words"] == sum(
+        len((partly_silent.reference or "").split()) for partly_silent in scored.nbest.utterances
+    )
     assert overall["rescored"] == pytest.approx(sum(row["errors"] for row in rows) / overall["words"])
     assert overall["gain"] == pytest.approx(overall["first"] - overall["rescored"])
     assert overall["gain_low"] < overall["gain"] < overall["gain_high"]
-    named = {(row["by"], row["value"]): row for row in groups}
-    assert set(named) == {("hall", "0"), ("hall", "1"), ("city", "Oslo"), ("city", "Nice"), ("city", "(missing)")}
+    by_group = {(row["by"], row["value"]): row for row in groups}
+    assert set(by_group) == {("hall", "0"), ("hall", "1"), ("city", "Oslo"), ("city", "Nice"), ("city", "(missing)")}
     half = [row for row in rows if row["columns"]["hall"] == 1]
-    assert named["hall", "1"]["rescored"] == pytest.approx(
+    assert by_group["hall", "1"]["rescored"] == pytest.approx(
         sum(row["errors"] for row in half) / sum(row["words"] for row in half)
     )
-    assert named["hall", "1"]["gain_low"] <= named["hall", "1"]["gain"]
+    assert by_group["hall", "1"]["gain_low"] <= by_group["hall", "1"]["gain"]
     assert word_error_rates(rows[:9])[0]["gain_low"] is None
     assert overall["oracle"] <= min(overall["first"], overall["rescored"])
     with pytest.raises(UserError, match=r"unknown column 'hal' .did you mean 'hall'"):
@@ -197,9 +201,9 @@ def test_rates_are_sums_of_errors_over_words(run: Run) -> None:
     silent = [{**row, "words": 0} for row in rows]
     with pytest.raises(UserError, match=r"^the references have no words"):
         word_error_rates(silent)
-    one = [
+    partly_silent = [
         {**row, "words": 0 if row is rows[0] else row["words"], "columns": {"hall": str(row is rows[0])}}
         for row in rows
     ]
     with pytest.raises(UserError, match=r"^the references of hall 'true' have no words"):
-        word_error_rates(one, ["hall"])
+        word_error_rates(partly_silent, ["hall"])

@@ -1,4 +1,4 @@
-"""The GPU kernels compile for the processor they are written for, and fit it: no GPU is needed to see that."""
+"""The GPU kernels compile for a Hopper processor and fit its shared memory; the test needs no GPU."""
 
 import json
 import os
@@ -14,16 +14,16 @@ from tests import ROOT
 
 pytestmark = pytest.mark.skipif(gpu.triton is None, reason="Triton is not installed")
 SCRIPT = ROOT / "tests" / "hopper.py"
-SHARED = 227 * 1024  # bytes of shared memory that a program can have on a processor of the H100 and H200
+SHARED = 227 * 1024  # bytes of shared memory per program on an H100 or H200
 
 
-def compiled(cases: list[str], cache: Path) -> list[dict[str, Any]]:
-    """What tests/hopper.py says of `cases`."""
-    setting = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
-    setting |= {"TRITON_CACHE_DIR": str(cache)}
-    ran = subprocess.run([sys.executable, SCRIPT, *cases], env=setting, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    return [json.loads(line) for line in ran.stdout.splitlines()]
+def compile_cases(cases: list[str], cache: Path) -> list[dict[str, Any]]:
+    """Return the rows that tests/hopper.py prints for `cases`."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    environment |= {"TRITON_CACHE_DIR": str(cache)}
+    process = subprocess.run([sys.executable, SCRIPT, *cases], env=environment, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr[-3000:]
+    return [json.loads(line) for line in process.stdout.splitlines()]
 
 
 def check(rows: list[dict[str, Any]]) -> None:
@@ -33,15 +33,15 @@ def check(rows: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
-def test_the_usual_sizes_fit(tmp_path: Path) -> None:
-    rows = compiled(["words"], tmp_path)
+def test_usual_sizes_fit_shared_memory(tmp_path: Path) -> None:
+    rows = compile_cases(["words"], tmp_path)
     assert len(rows) == 2
     check(rows)
 
 
 @pytest.mark.slow
-def test_every_size_fits(tmp_path: Path) -> None:
+def test_all_sizes_fit_shared_memory(tmp_path: Path) -> None:
     cases = ["words float32", "characters", "small", "large", "large float32", "high rank"]
-    rows = compiled(cases, tmp_path)
+    rows = compile_cases(cases, tmp_path)
     assert {row["case"] for row in rows} == set(cases)
     check(rows)

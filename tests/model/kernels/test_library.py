@@ -1,4 +1,4 @@
-"""The compiled code: how it is found and chosen, and that sanitizers find nothing."""
+"""The compiled code: how it is found and selected; the thread sanitizer finds no race."""
 
 import ctypes
 import logging
@@ -19,21 +19,21 @@ from factorcell.model.kernels import library
 from factorcell.option_fields import RecurrentOptions
 
 NATIVE = Path(library.__file__).parent / "native"
-HERE = library.library()
-VARIANTS = [] if HERE is None else library.VARIANTS[: HERE.factorcell_best() + 1]
-compiled = pytest.mark.skipif(HERE is None, reason="not compiled: there was no C++ compiler at installation")
+LIBRARY = library.library()
+VARIANTS = [] if LIBRARY is None else library.VARIANTS[: LIBRARY.factorcell_best() + 1]
+compiled = pytest.mark.skipif(LIBRARY is None, reason="needs the compiled kernels")
 
 
 @compiled
-def test_half_is_for_autocast_only() -> None:
+def test_bfloat16_is_used_only_within_autocast() -> None:
     assert not library.half()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert library.half() == (VARIANTS[-1] in library.WITH_SHORT)
+        assert library.half() == (VARIANTS[-1] in library.BFLOAT16_VARIANTS)
         os.environ["FACTORCELL_KERNEL"] = "plain"
         assert not library.half()
 
 
-def test_without_the_compiled_code_the_loop_runs(
+def test_the_loop_runs_without_compiled_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     library.library.cache_clear()
@@ -48,19 +48,19 @@ def test_without_the_compiled_code_the_loop_runs(
 
 
 @compiled
-def test_an_unknown_kernel_is_named() -> None:
+def test_an_unknown_kernel_is_an_error() -> None:
     os.environ["FACTORCELL_KERNEL"] = "avx51"
     with pytest.raises(UserError, match=r"FACTORCELL_KERNEL.*avx51"):
         library.variant()
 
 
-def test_memory_is_kept_by_glibc_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_not_retained_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
-    def windows(name: str | None) -> None:
+    def refuse_null(name: str | None) -> None:
         raise TypeError(f"expected str, not {type(name).__name__}")
 
     monkeypatch.setattr(library, "os", SimpleNamespace(name="nt"))
-    monkeypatch.setattr(ctypes, "CDLL", windows)
+    monkeypatch.setattr(ctypes, "CDLL", refuse_null)
     library.retain_freed_memory.__wrapped__()
 
 
@@ -78,8 +78,8 @@ extern "C" int64_t factorcell_softmax_room(const Softmax *, int);
 extern "C" int factorcell_softmax(Softmax *, int);
 extern "C" int factorcell_softmax_gradient(Softmax *, int);
 extern "C" int factorcell_search(Search *, int, int);
-std::vector<std::vector<float>> kept;
-float *make(int64_t n) { kept.emplace_back(n, 0.25f); return kept.back().data(); }
+std::vector<std::vector<float>> buffers;
+float *make(int64_t n) { buffers.emplace_back(n, 0.25f); return buffers.back().data(); }
 void recur(int64_t B, int64_t T, int64_t H, int64_t R, bool norm, bool ragged, bool half, int variant) {
     Recurrence a{};
     std::vector<int64_t> lengths;
@@ -87,16 +87,16 @@ void recur(int64_t B, int64_t T, int64_t H, int64_t R, bool norm, bool ragged, b
     if (ragged) a.lengths = lengths.data();
     a.sequences = B, a.steps = T, a.hidden = H, a.rank = R, a.threads = 2, a.half = half;
     const auto numbers = [&](int64_t n) { return make(half ? (n + 1) / 2 : n); };
-    a.given = numbers(B * T * 3 * H), a.bias = make(B * 3 * H), a.bias_gradient = make(B * 3 * H);
+    a.input_gates = numbers(B * T * 3 * H), a.bias = make(B * 3 * H), a.bias_gradient = make(B * 3 * H);
     a.weight = make(H * 3 * H), a.keep = make(T * B * H);
-    if (R) a.left = numbers(B * H * R), a.right = numbers(B * R * 3 * H), a.given_reduced = make(B * T * R);
+    if (R) a.left = numbers(B * H * R), a.right = numbers(B * R * 3 * H), a.input_reduced = make(B * T * R);
     if (ragged) a.scale = make(B * 3 * H), a.feed = make(B * H);
     if (norm) a.norm = make(8 * H), a.inverse = make(B * T * 3), a.norm_gradient = make(B * 8 * H);
     a.first_hidden = make(B * H), a.first_memory = make(B * H), a.outputs = make(B * T * H);
     a.last_hidden = make(B * H), a.last_memory = make(B * H);
     a.memories = make(B * T * H), a.gates = make(B * T * 3 * H), a.reduced = make(B * T * R);
     a.outputs_gradient = make(B * T * H), a.last_memory_gradient = make(B * H), a.last_hidden_gradient = make(B * H);
-    a.given_gradient = numbers(B * T * 3 * H), a.reduced_gradient = make(B * T * R);
+    a.input_gates_gradient = numbers(B * T * 3 * H), a.reduced_gradient = make(B * T * R);
     a.first_hidden_gradient = make(B * H), a.first_memory_gradient = make(B * H);
     for (int back : {0, 1}) {
         float *const packed = make(factorcell_packed_weight(&a, back, variant));
@@ -109,7 +109,7 @@ void recur(int64_t B, int64_t T, int64_t H, int64_t R, bool norm, bool ragged, b
     a.packed = nullptr;
     a.memories = a.gates = a.reduced = a.inverse = nullptr;
     factorcell_recurrence(&a, 0, variant);
-    kept.clear();
+    buffers.clear();
 }
 void sums(int64_t N, int64_t V, int64_t D, bool half, int variant) {
     Softmax a{};
@@ -126,7 +126,7 @@ void sums(int64_t N, int64_t V, int64_t D, bool half, int variant) {
         if (all) a.table_gradient = make(V * D), a.bias_gradient = make(a.texts * V);
         factorcell_softmax_gradient(&a, variant);
     }
-    kept.clear();
+    buffers.clear();
 }
 void complete(int64_t V, int64_t E, int64_t H, int64_t R, bool norm, int products, int variant) {
     const int64_t lanes = variant == 0 ? 4 : variant == 1 ? 8 : 16, gates = (H + lanes - 1) / lanes * lanes * 3;
@@ -142,25 +142,27 @@ void complete(int64_t V, int64_t E, int64_t H, int64_t R, bool norm, int product
     float *const bias = make(whole(V)), *const start = make(2 * H + V);
     for (int64_t v = 0; v < whole(V); v++) bias[v] = v < V ? 0.1f * (v % 7) : -INFINITY;
     for (int64_t v = 0; v < V; v++) start[2 * H + v] = -0.3f * (v % 5) - 1;
-    q.gate_bias = make(gates), q.bias = bias, q.start = start, q.k = 7, q.most = 4, q.rows = 150, q.waiting = 60;
+    q.gate_bias = make(gates), q.bias = bias, q.start = start, q.k = 7, q.max_tokens = 4, q.max_rows = 150;
+    q.max_waiting = 60;
     if (R) q.left_inputs = make(E * whole(R)), q.left = make(H * whole(R)), q.right = make(R * gates);
     if (R) q.short_left = make(words * whole(R)), q.short_right = make((R + 1) / 2 * gates);
     std::vector<Request> all(a.requests, q);
-    const std::vector<int64_t> given(q.most, V - 1);
+    const std::vector<int64_t> input_tokens(q.max_tokens, V - 1);
     std::vector<std::vector<double>> scores(a.requests, std::vector<double>(q.k));
-    std::vector<std::vector<int32_t>> whole_numbers(2 * a.requests, std::vector<int32_t>(q.k * q.most, V - 1));
+    std::vector<std::vector<int32_t>> whole_numbers(2 * a.requests, std::vector<int32_t>(q.k * q.max_tokens, V - 1));
     for (int64_t i = 0; i < a.requests; i++) {
         all[i].scores = scores[i].data(), all[i].lengths = whole_numbers[2 * i].data();
-        all[i].tokens = whole_numbers[2 * i + 1].data(), all[i].seconds = i == 4 ? 0 : INFINITY, all[i].empty = i % 2;
-        all[i].after = make(q.most * (2 * H + V)), all[i].given = given.data();
+        all[i].tokens = whole_numbers[2 * i + 1].data(), all[i].seconds = i == 4 ? 0 : INFINITY;
+        all[i].allow_empty = i % 2;
+        all[i].states = make(q.max_tokens * (2 * H + V)), all[i].input_tokens = input_tokens.data();
     }
     a.request = all.data();
     factorcell_search(&a, 1, variant);
     factorcell_search(&a, 0, variant);
-    kept.clear();
+    buffers.clear();
 }
 int main() {
-    kept.reserve(100);
+    buffers.reserve(100);
     for (int variant = 0; variant <= factorcell_best(); variant++) {
         for (bool half : {false, true}) {
             for (int64_t B : {1, 17}) for (int64_t T : {1, 4}) for (int64_t H : {1, 7, 16, 37, 64})
@@ -185,5 +187,5 @@ def test_the_thread_sanitizer_finds_no_race(tmp_path: Path) -> None:
     flags = "-std=c++17 -O1 -g -pthread -fsanitize=thread -fno-sanitize-recover=all".split()
     sources = [str(tmp_path / "main.cpp"), *map(str, NATIVE.glob("*.cpp"))]
     subprocess.run(["g++", *flags, f"-I{NATIVE}", "-o", str(tmp_path / "check"), *sources], check=True)
-    ran: Any = subprocess.run([str(tmp_path / "check")], capture_output=True, text=True)
-    assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr[-2000:]
+    process: Any = subprocess.run([str(tmp_path / "check")], capture_output=True, text=True)
+    assert (process.returncode, process.stdout) == (0, "done\n"), process.stderr[-2000:]

@@ -1,4 +1,4 @@
-"""The compiled recurrence against a plain loop in double precision, whatever the shapes and the instruction set."""
+"""The compiled recurrence, compared with a plain loop in double precision, for all shapes and instruction sets."""
 
 import itertools
 import os
@@ -17,9 +17,9 @@ from factorcell.model.kernels import library, recurrence
 from factorcell.model.kernels.recurrence import PackedWeight, RecurrenceInputs
 from factorcell.option_fields import RecurrentOptions
 
-HERE = library.library()
-VARIANTS = [] if HERE is None else library.VARIANTS[: HERE.factorcell_best() + 1]
-compiled = pytest.mark.skipif(HERE is None, reason="not compiled: there was no C++ compiler at installation")
+LIBRARY = library.library()
+VARIANTS = [] if LIBRARY is None else library.VARIANTS[: LIBRARY.factorcell_best() + 1]
+compiled = pytest.mark.skipif(LIBRARY is None, reason="needs the compiled kernels")
 Arrays = dict[str, Tensor | None]
 Results = tuple[Tensor, Tensor, Tensor]
 
@@ -42,9 +42,9 @@ def arrays(
         return torch.randn(*shape, generator=random) * scale
 
     return {
-        "given": normal(batch, steps, 3 * hidden),
+        "input_gates": normal(batch, steps, 3 * hidden),
         "bias": normal(batch, 3 * hidden),
-        "given_reduced": normal(batch, steps, rank) if rank else None,
+        "input_reduced": normal(batch, steps, rank) if rank else None,
         "weight": normal(hidden, 3 * hidden, scale=hidden**-0.5),
         "left": normal(batch, hidden, rank, scale=hidden**-0.5) if rank else None,
         "right": normal(batch, rank, 3 * hidden, scale=0.5) if rank else None,
@@ -62,44 +62,46 @@ def run(a: Arrays) -> Results:
     return recurrence.run(RecurrenceInputs(**a))  # type: ignore[arg-type]
 
 
-def slow(a: Arrays) -> Results:
+def run_plain_loop(a: Arrays) -> Results:
     x = RecurrenceInputs(**a)  # type: ignore[arg-type]
     texts, states = [], []
-    for b in range(len(x.given)):
+    for b in range(len(x.input_gates)):
         h, m, hidden = x.hidden[b], x.memory[b], []
-        for t in range(x.given.shape[1]):
+        for t in range(x.input_gates.shape[1]):
             if x.lengths is not None and t >= x.lengths[b]:
                 hidden.append(torch.zeros_like(h))
                 continue
-            fed = h if x.feed is None else h * x.feed[b]
-            gates = x.given[b, t] + x.bias[b] + fed @ x.weight * (1.0 if x.scale is None else x.scale[b])
+            scaled_h = h if x.feed is None else h * x.feed[b]
+            gates = x.input_gates[b, t] + x.bias[b] + scaled_h @ x.weight * (1.0 if x.scale is None else x.scale[b])
             if x.left is not None and x.right is not None:
-                reduced = fed @ x.left[b] if x.given_reduced is None else x.given_reduced[b, t] + fed @ x.left[b]
+                reduced = (
+                    scaled_h @ x.left[b] if x.input_reduced is None else x.input_reduced[b, t] + scaled_h @ x.left[b]
+                )
                 gates = gates + reduced @ x.right[b]
-            candidate, forget, output = (normalised(x.norm, j, gate) for j, gate in enumerate(gates.chunk(3)))
-            kept = torch.tanh(candidate) * (1.0 if x.keep is None else x.keep[t, b])
+            candidate, forget, output = (normalize(x.norm, j, gate) for j, gate in enumerate(gates.chunk(3)))
+            candidate = torch.tanh(candidate) * (1.0 if x.keep is None else x.keep[t, b])
             forget = torch.sigmoid(forget + 1)
-            m = forget * m + (1 - forget) * kept
-            h = torch.tanh(normalised(x.norm, 3, m)) * torch.sigmoid(output)
+            m = forget * m + (1 - forget) * candidate
+            h = torch.tanh(normalize(x.norm, 3, m)) * torch.sigmoid(output)
             hidden.append(h)
         texts.append(torch.stack(hidden))
         states.append((h, m))
     return torch.stack(texts), torch.stack([h for h, _ in states]), torch.stack([m for _, m in states])
 
 
-def normalised(norm: Tensor | None, which: int, values: Tensor) -> Tensor:
+def normalize(norm: Tensor | None, index: int, values: Tensor) -> Tensor:
     if norm is None:
         return values
-    centred = values - values.mean()
-    return norm[which] * centred / ((centred**2).mean() + 1e-5).sqrt() + norm[which + 4]
+    centered = values - values.mean()
+    return norm[index] * centered / ((centered**2).mean() + 1e-5).sqrt() + norm[index + 4]
 
 
-def learned(a: Arrays, double: bool) -> Arrays:
-    kind = torch.double if double else torch.float
+def make_leaves(a: Arrays, double: bool) -> Arrays:
+    dtype = torch.double if double else torch.float
     return {
         name: x
         if x is None or name == "lengths"
-        else x.to(kind).clone().requires_grad_(name not in ("keep", "feed") and x.numel() > 0)
+        else x.to(dtype).clone().requires_grad_(name not in ("keep", "feed") and x.numel() > 0)
         for name, x in a.items()
     }
 
@@ -110,13 +112,13 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 def check(a: Arrays, variant: str, values: float = 1e-5, gradients: float = 1e-4) -> None:
     os.environ["FACTORCELL_KERNEL"] = variant
-    fast, plain = learned(a, double=False), learned(a, double=True)
-    results = [run(fast), slow(plain)]
+    fast, plain = make_leaves(a, double=False), make_leaves(a, double=True)
+    results = [run(fast), run_plain_loop(plain)]
     for hidden, last, memory in results:
         factor = torch.linspace(-1, 1, hidden.numel(), dtype=hidden.dtype).view_as(hidden)
         ((hidden * factor).sum() + (last * 0.3).sum() + (memory**2).sum()).backward()  # type: ignore[no-untyped-call]
-    for got, expected in zip(*results, strict=True):
-        torch.testing.assert_close(got.double(), expected, atol=values, rtol=values)
+    for result, expected in zip(*results, strict=True):
+        torch.testing.assert_close(result.double(), expected, atol=values, rtol=values)
     for name, x in fast.items():
         expected_gradient = None if plain[name] is None else plain[name].grad  # type: ignore[union-attr]
         if x is not None and expected_gradient is not None:
@@ -139,24 +141,24 @@ def check(a: Arrays, variant: str, values: float = 1e-5, gradients: float = 1e-4
     feed=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_any_shape(variant: str, seed: int, **shape: Any) -> None:
+def test_the_kernel_equals_the_loop_for_any_shape(variant: str, seed: int, **shape: Any) -> None:
     check(arrays(**shape, seed=seed), variant, *((1e-4, 1e-3) if shape["norm"] and shape["hidden"] < 8 else ()))
 
 
 @compiled
-def test_without_a_gradient_nothing_is_kept_for_one() -> None:
+def test_nothing_is_stored_for_the_backward_pass_without_gradients() -> None:
     a = arrays(5, 4, 20, 3, norm=True)
     with torch.no_grad():
-        without = run(a)
-        kept = recurrence._forward(a, False, False, 0)[3:]
-    assert [array.numel() for array in kept] == [0, 0, 0, 0]
-    for got, expected in zip(without, run(learned(a, double=False)), strict=True):
-        torch.testing.assert_close(got, expected)
+        results = run(a)
+        stored = recurrence._forward(a, False, False, 0)[3:]
+    assert [array.numel() for array in stored] == [0, 0, 0, 0]
+    for result, expected in zip(results, run(make_leaves(a, double=False)), strict=True):
+        torch.testing.assert_close(result, expected)
 
 
 @compiled
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_published_sizes(variant: str) -> None:
+def test_the_kernel_equals_the_loop_for_published_sizes(variant: str) -> None:
     check(arrays(9, 12, 240, 12, drop=True), variant)
     check(arrays(9, 5, 600, 60, drop=True, norm=True, ragged=True, scale=True, feed=True), variant)
 
@@ -165,12 +167,12 @@ def test_the_published_sizes(variant: str) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_large_values_neither_overflow_nor_lose_their_sign(variant: str) -> None:
     a = arrays(3, 4, 21, 2, drop=False)
-    assert a["given"] is not None
-    a["given"][0] *= 1000
-    a["given"][1, 2, 5] = torch.nan
+    assert a["input_gates"] is not None
+    a["input_gates"][0] *= 1000
+    a["input_gates"][1, 2, 5] = torch.nan
     os.environ["FACTORCELL_KERNEL"] = variant
     hidden, _, memory = run(a)
-    expected, *_ = slow({name: None if x is None else x.double() for name, x in a.items()})
+    expected, *_ = run_plain_loop({name: None if x is None else x.double() for name, x in a.items()})
     torch.testing.assert_close(hidden[0].double(), expected[0], atol=1e-4, rtol=1e-4)
     assert hidden[1, :2].isfinite().all()
     assert hidden[1, 3].isnan().any()
@@ -179,23 +181,25 @@ def test_large_values_neither_overflow_nor_lose_their_sign(variant: str) -> None
 
 
 @compiled
-def test_threads_change_nothing() -> None:
+def test_results_do_not_depend_on_the_number_of_threads() -> None:
     a, results = arrays(5, 7, 40, 3, drop=True, norm=True, scale=True, feed=True), []
     for threads in (1, 2, 7):
         torch.set_num_threads(threads)
-        x = learned(a, double=False)
+        x = make_leaves(a, double=False)
         hidden, last, memory = run(x)
         (hidden.sum() + memory.sum()).backward()  # type: ignore[no-untyped-call]
         results.append([hidden, last, memory, *(value.grad for value in x.values() if value is not None)])
     for other in results[1:]:
-        for got, expected in zip(other, results[0], strict=True):
-            torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-5)
+        for result, expected in zip(other, results[0], strict=True):
+            torch.testing.assert_close(result, expected, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("adapt", [(), ("concat",), ("factor",), ("scale",), ("concat", "scale", "factor")])
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("variational", [False, True])
-def test_a_cell_is_the_same_on_every_path(adapt: tuple[str, ...], layer_norm: bool, variational: bool) -> None:
+def test_a_cell_gives_the_same_results_on_every_path(
+    adapt: tuple[str, ...], layer_norm: bool, variational: bool
+) -> None:
     torch.manual_seed(0)
     options = RecurrentOptions(hidden_size=37, dropout_recurrent=0.3, layer_norm=layer_norm, variational=variational)
     cell = Cell(options, BackboneSizes(20, 5, adapt, 3))
@@ -210,64 +214,66 @@ def test_a_cell_is_the_same_on_every_path(adapt: tuple[str, ...], layer_norm: bo
         (hidden.sin().sum() + state.hidden.cos().sum() + state.memory.sum()).backward()
         results.append([hidden.detach(), x.grad, c.grad, *(parameter.grad for parameter in cell.parameters())])
     for plain, fast in zip(results[:2], results[2:], strict=True):
-        for got, expected in zip(fast, plain, strict=True):
+        for result, expected in zip(fast, plain, strict=True):
             if expected is not None:
-                assert distance(got, expected) < 1e-5
+                assert distance(result, expected) < 1e-5
 
 
-def test_what_the_kernel_cannot_do_is_left_to_the_loop() -> None:
+def test_unsupported_inputs_are_not_usable() -> None:
     a = arrays(2, 3, 6, 1)
 
     def usable(**changed: Tensor) -> bool:
         return recurrence.usable(RecurrenceInputs(**{**a, **changed}))  # type: ignore[arg-type]
 
-    assert a["given"] is not None
+    assert a["input_gates"] is not None
     assert a["weight"] is not None
-    assert usable() == (HERE is not None)
-    assert not usable(given=a["given"].double())
+    assert usable() == (LIBRARY is not None)
+    assert not usable(input_gates=a["input_gates"].double())
     assert not usable(weight=a["weight"].expand(2, -1, -1))
-    assert not usable(given=a["given"][:0])
+    assert not usable(input_gates=a["input_gates"][:0])
 
 
 @compiled
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_text_alone_has_what_it_has_among_others(variant: str, half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_a_text_do_not_depend_on_the_batch(
+    variant: str, half: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FACTORCELL_KERNEL", variant)
     monkeypatch.setattr(library, "half", lambda: half)
     a, count = arrays(45, 3, 37, 5, norm=True), 45
 
-    def made(texts: slice) -> list[Tensor]:
-        own = {name: x if x is None or name in ("weight", "norm") else x[texts] for name, x in a.items()}
-        learning = learned(own, double=False)
-        outputs, *_ = recurrence.run(RecurrenceInputs(**learning))  # type: ignore[arg-type]
-        taken = [learning[name] for name in ("bias", "hidden")]
-        return [outputs, *torch.autograd.grad(outputs.square().sum(), [x for x in taken if x is not None])]
+    def results_of(texts: slice) -> list[Tensor]:
+        selected = {name: x if x is None or name in ("weight", "norm") else x[texts] for name, x in a.items()}
+        leaves = make_leaves(selected, double=False)
+        outputs, *_ = recurrence.run(RecurrenceInputs(**leaves))  # type: ignore[arg-type]
+        inputs = [leaves[name] for name in ("bias", "hidden")]
+        return [outputs, *torch.autograd.grad(outputs.square().sum(), [x for x in inputs if x is not None])]
 
-    alone = [made(slice(text, text + 1)) for text in range(count)]
-    for together, each in zip(made(slice(count)), zip(*alone, strict=True), strict=True):
-        assert torch.equal(together, torch.cat(each))
+    single = [results_of(slice(text, text + 1)) for text in range(count)]
+    for batch, parts in zip(results_of(slice(count)), zip(*single, strict=True), strict=True):
+        assert torch.equal(batch, torch.cat(parts))
 
 
 @compiled
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("hidden", [5, 33])
-def test_packed_before_is_packed_within(hidden: int, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_packed_weight_gives_the_same_results(hidden: int, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FACTORCELL_KERNEL", variant)
-    for half in (False, True) if variant in library.WITH_SHORT else (False,):
+    for half in (False, True) if variant in library.BFLOAT16_VARIANTS else (False,):
         with library.precision("bfloat16" if half else "float32", torch.device("cpu")):
-            a = learned(arrays(3, 6, hidden, 2, norm=True, ragged=True), double=False)
+            a = make_leaves(arrays(3, 6, hidden, 2, norm=True, ragged=True), double=False)
             weight = a["weight"]
             assert weight is not None
             packed, results = PackedWeight.of(weight), []
-            taken = [x for x in a.values() if x is not None and x.requires_grad]
+            leaves = [x for x in a.values() if x is not None and x.requires_grad]
             wrong = PackedWeight(packed.forward * 0, packed.backward * 0, packed.number, packed.half)
             other = replace(wrong, half=not half)
-            for given in (None, packed, other, wrong):
-                outputs, *_ = recurrence.run(RecurrenceInputs(**a, packed=given))  # type: ignore[arg-type]
-                made = torch.autograd.grad(outputs.square().sum(), taken)
-                results.append((outputs, *made))
-            for left, right, elsewhere in zip(*results[:3], strict=True):
-                assert torch.equal(left, right)
-                assert torch.equal(left, elsewhere)
-            assert not torch.equal(results[0][0], results[3][0]), "it is read at all"
+            for candidate in (None, packed, other, wrong):
+                outputs, *_ = recurrence.run(RecurrenceInputs(**a, packed=candidate))  # type: ignore[arg-type]
+                gradients = torch.autograd.grad(outputs.square().sum(), leaves)
+                results.append((outputs, *gradients))
+            for unpacked, with_packed, with_other in zip(*results[:3], strict=True):
+                assert torch.equal(unpacked, with_packed)
+                assert torch.equal(unpacked, with_other)
+            assert not torch.equal(results[0][0], results[3][0]), "the packed weight was not used"

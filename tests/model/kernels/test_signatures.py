@@ -1,4 +1,4 @@
-"""What compiled functions are told: the tables against native/kernels.h, every kind of fault, and the fuzz of both."""
+"""Arguments of compiled functions: signatures equal native/kernels.h, and wrong arguments are refused; fuzzing."""
 
 import os
 import re
@@ -24,7 +24,7 @@ from tests.model.kernels.test_recurrence import Arrays, arrays
 
 NATIVE = Path(library.__file__).parent / "native"
 ROOT = Path(__file__).parents[3]
-compiled = pytest.mark.skipif(library.library() is None, reason="not compiled: there was no C++ compiler here")
+compiled = pytest.mark.skipif(library.library() is None, reason="needs the compiled kernels")
 
 
 @pytest.mark.parametrize(
@@ -38,90 +38,92 @@ compiled = pytest.mark.skipif(library.library() is None, reason="not compiled: t
         ("Request", REQUEST),
     ],
 )
-def test_the_tables_have_the_fields_of_the_header(name: str, signature: Signature) -> None:
+def test_signatures_have_the_fields_of_the_header(name: str, signature: Signature) -> None:
     body = (NATIVE / "kernels.h").read_text().split(f"struct {name} {{")[1].split("};")[0]
     fields = []
     for line in re.sub(r"//.*", "", body).split(";"):
         kind, _, names = line.strip().replace("const ", "").partition(" ")
-        fields += [("pointer" if "*" in each else kind, each.strip(" *")) for each in names.split(",") if each]
+        fields += [("pointer" if "*" in name else kind, name.strip(" *")) for name in names.split(",") if name]
     kinds = {"c_double": "double", "c_long": "int64_t", "c_longlong": "int64_t", "c_void_p": "pointer"}
     assert [(kinds[kind.__name__], field) for field, kind in signature.structure._fields_] == fields
 
 
-def test_a_context_is_in_every_request() -> None:
+def test_a_request_contains_the_fields_of_a_context() -> None:
     pointers = [field for field, kind in REQUEST.structure._fields_ if kind.__name__ == "c_void_p"]
     assert pointers == [*CONTEXT.arrays, *REQUEST.arrays]
 
 
-def of_recurrence(**changed: Any) -> Callable[[], object]:
-    given: Arrays = {**arrays(3, 4, 10, 2, norm=True, ragged=True, scale=True, feed=True, drop=True), **changed}
-    return lambda: recurrence.run(RecurrenceInputs(**given))  # type: ignore[arg-type]
+def call_recurrence(**changed: Any) -> Callable[[], object]:
+    arguments: Arrays = {**arrays(3, 4, 10, 2, norm=True, ragged=True, scale=True, feed=True, drop=True), **changed}
+    return lambda: recurrence.run(RecurrenceInputs(**arguments))  # type: ignore[arg-type]
 
 
-def of_softmax(**changed: Tensor) -> Callable[[], object]:
-    given = {"values": torch.zeros(6, 4), "table": torch.zeros(9, 4), "bias": torch.zeros(9), **changed}
-    return lambda: softmax.log_sums(**given)
+def call_softmax(**changed: Tensor) -> Callable[[], object]:
+    arguments = {"values": torch.zeros(6, 4), "table": torch.zeros(9, 4), "bias": torch.zeros(9), **changed}
+    return lambda: softmax.log_sums(**arguments)
 
 
-def of_rows(rows: Tensor, gradient: Tensor) -> Callable[[], object]:
+def call_rows(rows: Tensor, gradient: Tensor) -> Callable[[], object]:
     adam = RowAdam([nn.Parameter(torch.zeros(5, 3))], [0.1], 0.0)
     return lambda: adam.step(1, rows, [gradient])
 
 
 WRONG = [
-    (of_recurrence(lengths=torch.tensor([4, 5, 0])), r"lengths holds 5; valid are 0 to 4"),
-    (of_recurrence(lengths=torch.tensor([4, -1, 0])), r"lengths holds -1; valid are 0 to 4"),
-    (of_recurrence(lengths=torch.tensor([4, 1, 0]).int()), r"lengths is int32 \(3,\), .* valid is int64 \(3,\)"),
-    (of_recurrence(lengths=torch.tensor([4, 1])), r"lengths is int64 \(2,\), .*\(B\)"),
-    (of_recurrence(bias=torch.zeros(2, 30)), r"bias is float32 \(2, 30\), .* \(3, 30\), .*\(B 3H\)"),
-    (of_recurrence(given=torch.zeros(0, 4, 30)), r"sequences is 0; valid are 1 to"),
-    (of_recurrence(given=torch.zeros(4, 30)), r"given is float32 \(4, 30\), .* 3 dimensions"),
-    (of_recurrence(given=torch.zeros(3, 4, 30).double()), r"given is float64 .* valid is float32"),
-    (of_recurrence(right=None), r"right is missing; forward of a rank needs it"),
-    (of_recurrence(left=None), r"given_reduced is .* valid is float32 \(3, 4, 0\)"),
-    (of_recurrence(packed=PackedWeight(torch.zeros(9), torch.zeros(9), 0, False)), r"packed is float32 \(9,\)"),
-    (of_softmax(bias=torch.zeros(4, 9)), r"values is float32 \(6, 4\), .*\(4, 4\)"),
-    (of_softmax(bias=torch.zeros(7, 9)), r"values is float32 \(6, 4\), .*\(0, 4\)"),
-    (of_softmax(bias=torch.zeros(0, 9)), r"texts is 0"),
-    (of_softmax(table=torch.zeros(9, 3)), r"values is float32 \(6, 4\), .*\(6, 3\)"),
-    (of_softmax(values=torch.zeros(6, 4, device="meta")), r"values is .* on meta; .* on cpu"),
-    (of_rows(torch.tensor([0, 5]), torch.zeros(2, 3)), r"index holds 5; valid are 0 to 4"),
-    (of_rows(torch.tensor([0, -1]), torch.zeros(2, 3)), r"index holds -1; valid are 0 to 4"),
-    (of_rows(torch.tensor([0, 1]).int(), torch.zeros(2, 3)), r"index is int32"),
-    (of_rows(torch.tensor([0, 1]), torch.zeros(1, 3)), r"gradient is float32 \(1, 3\)"),
+    (call_recurrence(lengths=torch.tensor([4, 5, 0])), r"lengths contains 5; expected 0 to 4"),
+    (call_recurrence(lengths=torch.tensor([4, -1, 0])), r"lengths contains -1; expected 0 to 4"),
+    (call_recurrence(lengths=torch.tensor([4, 1, 0]).int()), r"lengths is int32 \(3,\), .* expected int64 \(3,\)"),
+    (call_recurrence(lengths=torch.tensor([4, 1])), r"lengths is int64 \(2,\), .*\(B\)"),
+    (call_recurrence(bias=torch.zeros(2, 30)), r"bias is float32 \(2, 30\), .* \(3, 30\), .*\(B 3H\)"),
+    (call_recurrence(input_gates=torch.zeros(0, 4, 30)), r"sequences is 0; expected 1 to"),
+    (call_recurrence(input_gates=torch.zeros(4, 30)), r"input_gates is float32 \(4, 30\), .* 3 dimensions"),
+    (call_recurrence(input_gates=torch.zeros(3, 4, 30).double()), r"input_gates is float64 .* expected float32"),
+    (call_recurrence(right=None), r"right is missing; forward of a rank requires it"),
+    (call_recurrence(left=None), r"input_reduced is .* expected float32 \(3, 4, 0\)"),
+    (call_recurrence(packed=PackedWeight(torch.zeros(9), torch.zeros(9), 0, False)), r"packed is float32 \(9,\)"),
+    (call_softmax(bias=torch.zeros(4, 9)), r"values is float32 \(6, 4\), .*\(4, 4\)"),
+    (call_softmax(bias=torch.zeros(7, 9)), r"values is float32 \(6, 4\), .*\(0, 4\)"),
+    (call_softmax(bias=torch.zeros(0, 9)), r"texts is 0"),
+    (call_softmax(table=torch.zeros(9, 3)), r"values is float32 \(6, 4\), .*\(6, 3\)"),
+    (call_softmax(values=torch.zeros(6, 4, device="meta")), r"values is .* on meta; .* on cpu"),
+    (call_rows(torch.tensor([0, 5]), torch.zeros(2, 3)), r"index contains 5; expected 0 to 4"),
+    (call_rows(torch.tensor([0, -1]), torch.zeros(2, 3)), r"index contains -1; expected 0 to 4"),
+    (call_rows(torch.tensor([0, 1]).int(), torch.zeros(2, 3)), r"index is int32"),
+    (call_rows(torch.tensor([0, 1]), torch.zeros(1, 3)), r"gradient is float32 \(1, 3\)"),
 ]
 
 
 @compiled
-@pytest.mark.parametrize(("call", "said"), WRONG)
-def test_what_is_wrong_is_named(call: Callable[[], object], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("call", "message"), WRONG)
+def test_errors_name_the_wrong_argument(
+    call: Callable[[], object], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FACTORCELL_KERNEL", "plain")
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         call()
 
 
 @compiled
-def test_threads_without_anything_to_do_are_not_started() -> None:
+def test_no_more_threads_than_jobs_are_started() -> None:
     torch.set_num_threads(3)
     assert [library.threads(jobs) for jobs in (0, 1, 2, 3, 99)] == [1, 1, 2, 3, 3]
 
 
 @compiled
-def test_tokens_that_never_come_sum_up_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_sum_of_impossible_tokens_is_minus_infinity(monkeypatch: pytest.MonkeyPatch) -> None:
     for variant in fuzz.VARIANTS:
         monkeypatch.setenv("FACTORCELL_KERNEL", variant)
-        got = softmax.log_sums(torch.tensor([[1.0], [torch.nan]]), torch.ones(50, 1), torch.full((50,), -torch.inf))
-        assert got[0] == -torch.inf
-        assert got[1].isnan()
+        sums = softmax.log_sums(torch.tensor([[1.0], [torch.nan]]), torch.ones(50, 1), torch.full((50,), -torch.inf))
+        assert sums[0] == -torch.inf
+        assert sums[1].isnan()
 
 
-TOO_LITTLE = """
+LOW_MEMORY = """
 import resource, torch
 from factorcell.model.kernels import library, softmax
 values, table, bias = torch.zeros(512, 200_000), torch.zeros(2, 200_000), torch.zeros(2)
 softmax.log_sums(values[:1], table, bias)
-taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (taken + (100 << 20),) * 2)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20),) * 2)
 try:
     softmax.log_sums(values, table, bias)
 except MemoryError as error:
@@ -132,46 +134,48 @@ print(softmax.log_sums(values[:1], table, bias).shape)
 
 @compiled
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="needs a bound on memory")
-def test_too_little_memory_is_an_error_that_a_process_survives() -> None:
-    ran = subprocess.run([sys.executable, "-c", TOO_LITTLE], capture_output=True, text=True)
-    assert ran.stdout == "not enough memory for the compiled softmax\ntorch.Size([1])\n", ran.stderr[-2000:]
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on memory")
+def test_too_little_memory_is_an_error_that_the_process_survives() -> None:
+    process = subprocess.run([sys.executable, "-c", LOW_MEMORY], capture_output=True, text=True)
+    assert process.stdout == "not enough memory for the compiled softmax\ntorch.Size([1])\n", process.stderr[-2000:]
 
 
 @compiled
-@pytest.mark.parametrize("one", fuzz.EVERY)
-def test_arrays_of_any_shape(one: Callable[[st.DataObject], None]) -> None:
+@pytest.mark.parametrize("function", fuzz.SHARES)
+def test_arrays_of_any_shape(function: Callable[[st.DataObject], None]) -> None:
     fuzz.counts.clear()
-    fuzz.fuzz(one, 90)
+    fuzz.fuzz(function, 90)
     assert sum(fuzz.counts.values()) >= 60
 
 
-def sanitized(folder: Path) -> tuple[Path, str]:
+def build_with_sanitizers(folder: Path) -> tuple[Path, str]:
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
     flags = ["-std=c++17", "-shared", "-fPIC", "-pthread", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     trial = folder / "trial.cpp"
     trial.write_text("int main() { return 0; }")
-    tried = subprocess.run(["g++", *flags, "-o", str(folder / "trial.so"), str(trial)], capture_output=True, text=True)
+    trial_process = subprocess.run(
+        ["g++", *flags, "-o", str(folder / "trial.so"), str(trial)], capture_output=True, text=True
+    )
     names = ("libasan.so", "libstdc++.so.6")
-    found = [subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip() for name in names]
-    if tried.returncode or not all(Path(name).is_absolute() for name in found):
-        pytest.skip(f"g++ has no sanitizers here: {tried.stderr[-200:]}")
+    paths = [subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip() for name in names]
+    if trial_process.returncode or not all(Path(name).is_absolute() for name in paths):
+        pytest.skip(f"g++ has no sanitizers: {trial_process.stderr[-200:]}")
     sources = sorted(map(str, NATIVE.glob("*.cpp")))
     subprocess.run(["g++", "-O1", "-g1", *flags, "-o", str(folder / "_kernels.so"), *sources], check=True)
-    return folder / "_kernels.so", " ".join(found)
+    return folder / "_kernels.so", " ".join(paths)
 
 
 @compiled
 @pytest.mark.slow
 def test_ten_thousand_cases_under_sanitizers(tmp_path: Path) -> None:
-    path, first = sanitized(tmp_path)
+    path, preload = build_with_sanitizers(tmp_path)
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "experiments")])
-    watched = {"LD_PRELOAD": first, "ASAN_OPTIONS": "detect_leaks=0", "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    settings = {"LD_PRELOAD": preload, "ASAN_OPTIONS": "detect_leaks=0", "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.model.kernels.fuzz", str(path), "10000"]
-    ran = subprocess.run(command, env={**os.environ, **watched}, cwd=ROOT, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr[-4000:]
-    assert ran.stderr == "", ran.stderr[-4000:]
-    counts = [int(count) for count in re.findall(r"'\w+': (\d+)", ran.stdout)]
-    assert len(counts) == len(fuzz.EVERY)
+    process = subprocess.run(command, env={**os.environ, **settings}, cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr[-4000:]
+    assert process.stderr == "", process.stderr[-4000:]
+    counts = [int(count) for count in re.findall(r"'\w+': (\d+)", process.stdout)]
+    assert len(counts) == len(fuzz.SHARES)
     assert sum(counts) >= 9_000

@@ -1,4 +1,4 @@
-"""A client of the application, over a service in a file."""
+"""Fixtures: a client of the application over a service with an SQLite store."""
 
 from collections.abc import Iterator
 
@@ -17,5 +17,5 @@ def site(service: Service) -> Site:
 
 @pytest.fixture
 def client(site: Site) -> Iterator[TestClient]:
-    with TestClient(application(site), base_url="http://127.0.0.1") as made:
-        yield made
+    with TestClient(application(site), base_url="http://127.0.0.1") as test_client:
+        yield test_client

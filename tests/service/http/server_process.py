@@ -1,4 +1,4 @@
-"""A server in a process of its own."""
+"""Starts a server in another process."""
 
 import os
 import re
@@ -12,14 +12,15 @@ from pathlib import Path
 
 import httpx
 
-STARTING = 60.0  # seconds on a machine that is busy
+START_TIMEOUT = 60.0  # seconds on a busy machine
 
 
 @contextmanager
 def serving(run: Path, store: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    words = ["serve", str(run), "--store", f"sqlite:///{store}", "--port", "0", "--deadline-ms", "5000", *options]
+    """Start `factorcell serve`, and yield its process and a client."""
+    arguments = ["serve", str(run), "--store", f"sqlite:///{store}", "--port", "0", "--deadline-ms", "5000", *options]
     process = subprocess.Popen(
-        [sys.executable, "-m", "factorcell", *words],
+        [sys.executable, "-m", "factorcell", *arguments],
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -36,17 +37,18 @@ def serving(run: Path, store: Path, *options: str) -> Iterator[tuple[subprocess.
 
 
 def ready(process: subprocess.Popen[str]) -> httpx.Client:
+    """Wait until a server answers, and return a client."""
     assert process.stderr is not None
     line = ""
-    while not (found := re.search(r"http://\S+:\d+", line)):
+    while not (match := re.search(r"http://\S+:\d+", line)):
         line = process.stderr.readline()
-        assert line, "the server ended"
-    client, stop = httpx.Client(base_url=found[0], timeout=30), time.monotonic() + STARTING
+        assert line, "the server exited"
+    client, deadline = httpx.Client(base_url=match[0], timeout=30), time.monotonic() + START_TIMEOUT
     while True:
         try:
             if client.get("/readyz").status_code == 200:
                 return client
         except httpx.TransportError:
             pass
-        assert time.monotonic() < stop, "the server does not answer"
+        assert time.monotonic() < deadline, "the server does not answer"
         time.sleep(0.05)

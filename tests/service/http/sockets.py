@@ -1,4 +1,4 @@
-"""What is sent to a server byte by byte, as no client library would."""
+"""Raw HTTP over sockets, which can send what a client library would not."""
 
 import socket
 import time
@@ -9,29 +9,29 @@ from urllib.parse import urlsplit
 HOST = b"Host: 127.0.0.1\r\n"
 JSON = b"Content-Type: application/json\r\n"
 GET = b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n"
-PATIENCE = 20.0  # seconds that a busy machine may take
+TIMEOUT = 20.0  # seconds on a busy machine
 
 
-def connected(url: str) -> socket.socket:
-    found = urlsplit(url)
-    made = socket.create_connection((found.hostname, found.port or 80))
-    made.settimeout(PATIENCE)
-    return made
+def connect(url: str) -> socket.socket:
+    parts = urlsplit(url)
+    connection = socket.create_connection((parts.hostname, parts.port or 80))
+    connection.settimeout(TIMEOUT)
+    return connection
 
 
-def posted(path: str, content: bytes, *headers: bytes) -> bytes:
-    more = b"".join(header + b"\r\n" for header in headers)
+def post(path: str, content: bytes, *headers: bytes) -> bytes:
+    extra = b"".join(header + b"\r\n" for header in headers)
     return b"POST %b HTTP/1.1\r\n%b%b%bContent-Length: %d\r\n\r\n%b" % (
         path.encode(),
         HOST,
         JSON,
-        more,
+        extra,
         len(content),
         content,
     )
 
 
-def to_the_end(connection: socket.socket) -> bytes:
+def read_all(connection: socket.socket) -> bytes:
     parts = []
     try:
         while part := connection.recv(1 << 16):
@@ -41,7 +41,7 @@ def to_the_end(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-def answered(connection: socket.socket, request: bytes = b"") -> int:
+def status_of(connection: socket.socket, request: bytes = b"") -> int:
     connection.sendall(request)
     with HTTPResponse(connection) as answer:
         answer.begin()
@@ -49,10 +49,10 @@ def answered(connection: socket.socket, request: bytes = b"") -> int:
         return answer.status
 
 
-def until(condition: Callable[[], bool]) -> bool:
-    stop = time.monotonic() + PATIENCE
+def wait_until(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + TIMEOUT
     while not condition():
-        if time.monotonic() > stop:
+        if time.monotonic() > deadline:
             return False
         time.sleep(0.01)
     return True

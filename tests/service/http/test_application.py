@@ -1,4 +1,4 @@
-"""What is asked over HTTP is what the service answers, and what cannot be asked is a problem that says why."""
+"""HTTP responses equal the results of the service, and invalid requests are problems that give a reason."""
 
 from typing import Any
 
@@ -10,42 +10,49 @@ from factorcell.service.http.site import Site
 from factorcell.service.record import StoreError
 
 
-def test_completions_are_those_of_the_service(client: TestClient, site: Site) -> None:
+def test_completions_equal_those_of_the_service(client: TestClient, site: Site) -> None:
     site.service.accept("ann", "abba")
-    found = site.service.complete(CompletionRequest("abx", user="ann", cursor=2, context={"city": "Oslo"}, limit=3))
-    asked = {"query": "abx", "user": "ann", "cursor": 2, "context": {"city": "Oslo"}, "limit": 3}
-    answer = client.post("/v1/complete", json=asked).json()
-    of = [(one["text"], one["source"], one["score"], one["typos"], one["parts"]) for one in answer["results"]]
-    assert of == [(one.text, one.source, one.log_probability, one.typos, None) for one in found.results]
-    assert (answer["degraded"], answer["user_version"]) == (None, found.user_version)
+    completions = site.service.complete(
+        CompletionRequest("abx", user="ann", cursor=2, context={"city": "Oslo"}, limit=3)
+    )
+    request = {"query": "abx", "user": "ann", "cursor": 2, "context": {"city": "Oslo"}, "limit": 3}
+    answer = client.post("/v1/complete", json=request).json()
+    results = [
+        (result["text"], result["source"], result["score"], result["typos"], result["parts"])
+        for result in answer["results"]
+    ]
+    assert results == [
+        (result.text, result.source, result.log_probability, result.typos, None) for result in completions.results
+    ]
+    assert (answer["degraded"], answer["user_version"]) == (None, completions.user_version)
 
 
 @pytest.mark.parametrize("explain", [False, True])
 @pytest.mark.parametrize("learn", [False, True])
-def test_switches_of_completions(client: TestClient, explain: bool, learn: bool) -> None:
+def test_completions_respect_learn_and_explain(client: TestClient, explain: bool, learn: bool) -> None:
     client.post("/v1/accept", json={"user": "ann", "text": "abba"})
     answer = client.post(
         "/v1/complete", json={"query": "ab", "user": "ann", "explain": explain, "learn": learn, "deadline_ms": 5000}
     ).json()
     assert (answer["user_version"] is not None) == learn
-    assert all((one["parts"] is not None) == explain for one in answer["results"])
+    assert all((result["parts"] is not None) == explain for result in answer["results"])
 
 
-def test_accept_is_kept_once(client: TestClient, site: Site) -> None:
-    asked = {"user": "ann", "text": "abba", "idempotency_key": "1", "context": {"city": "Oslo"}}
-    first, again = (client.post("/v1/accept", json=asked).json() for _ in range(2))
+def test_accept_with_a_key_counts_once(client: TestClient, site: Site) -> None:
+    request = {"user": "ann", "text": "abba", "idempotency_key": "1", "context": {"city": "Oslo"}}
+    first, again = (client.post("/v1/accept", json=request).json() for _ in range(2))
     assert (first["outcome"], again["outcome"]) == ("learned", "repeated")
     assert first["user_version"] == again["user_version"]
-    kept = site.service.show("ann")
-    assert kept is not None
-    assert [(one.text, one.context) for one in kept.texts] == [("abba", {"city": "Oslo"})]
+    profile = site.service.show("ann")
+    assert profile is not None
+    assert [(text.text, text.context) for text in profile.texts] == [("abba", {"city": "Oslo"})]
 
 
-def test_health_and_readiness(client: TestClient, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readiness_depends_on_the_store(client: TestClient, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     assert client.get("/healthz").json() == client.get("/readyz").json() == {"status": "ok"}
 
     def fail() -> None:
-        raise StoreError("/secret/users.db is gone")
+        raise StoreError("/secret/users.db is missing")
 
     monkeypatch.setattr(site.service.store, "check", fail)
     refused = client.get("/readyz")
@@ -55,7 +62,7 @@ def test_health_and_readiness(client: TestClient, site: Site, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "more", "status", "kind"),
+    ("method", "path", "options", "status", "kind"),
     [
         ("GET", "/nothing", {}, 404, "not-found"),
         ("PUT", "/v1/complete", {}, 405, "wrong-method"),
@@ -73,8 +80,10 @@ def test_health_and_readiness(client: TestClient, site: Site, monkeypatch: pytes
         ("POST", "/v1/accept", {"json": {"user": "ann", "text": "a" * (1 << 20)}}, 413, "too-large"),
     ],
 )
-def test_problems(client: TestClient, method: str, path: str, more: dict[str, Any], status: int, kind: str) -> None:
-    answer = client.request(method, path, **more)
+def test_invalid_requests_are_problems(
+    client: TestClient, method: str, path: str, options: dict[str, Any], status: int, kind: str
+) -> None:
+    answer = client.request(method, path, **options)
     problem = answer.json()
     assert (answer.status_code, problem["status"], problem["type"]) == (status, status, f"/docs#{kind}")
     assert answer.headers["content-type"] == "application/problem+json"
@@ -82,10 +91,10 @@ def test_problems(client: TestClient, method: str, path: str, more: dict[str, An
 
 
 @pytest.mark.parametrize("value", [True, False, "true", 5, 5.5])
-def test_values_of_a_context(client: TestClient, site: Site, value: Any) -> None:
+def test_context_values_keep_their_type(client: TestClient, site: Site, value: Any) -> None:
     context = {"city": value}
     texts = [{"text": "abba", "context": context}]
-    for name, asked in {
+    for name, request in {
         "complete": {"query": "a", "context": context},
         "accept": {"user": "ann", "text": "abba", "context": context},
         "score": {"texts": texts},
@@ -93,7 +102,7 @@ def test_values_of_a_context(client: TestClient, site: Site, value: Any) -> None
         "rescore": {"lists": [{"hypotheses": [{"text": "abba"}], "context": context}]},
         "generate": {"context": context, "max_tokens": 2},
     }.items():
-        answer = client.post(f"/v1/{name}", json=asked)
+        answer = client.post(f"/v1/{name}", json=request)
         assert answer.status_code == 200, answer.text
     exported = client.get("/v1/users/ann/export").json()
     client.delete("/v1/users/ann")
@@ -103,19 +112,19 @@ def test_values_of_a_context(client: TestClient, site: Site, value: Any) -> None
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"query": "\\ud800"}', b"\xff"])
-def test_what_is_no_json(client: TestClient, content: bytes) -> None:
+def test_body_that_is_not_json_is_malformed(client: TestClient, content: bytes) -> None:
     answer = client.post("/v1/complete", content=content, headers={"content-type": "application/json"})
     assert (answer.status_code, answer.json()["type"]) == (400, "/docs#malformed")
 
 
-def test_a_byte_order_mark_of_a_body_is_ignored(client: TestClient) -> None:
+def test_byte_order_mark_in_a_body_is_ignored(client: TestClient) -> None:
     answer = client.post(
         "/v1/complete", content=b'\xef\xbb\xbf{"query": "a"}', headers={"content-type": "application/json"}
     )
     assert answer.json() == client.post("/v1/complete", json={"query": "a"}).json()
 
 
-def test_fault_of_ours_is_logged_without_what_was_asked(
+def test_unexpected_error_is_logged_without_the_request(
     client: TestClient, site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(request: CompletionRequest) -> None:
@@ -128,7 +137,7 @@ def test_fault_of_ours_is_logged_without_what_was_asked(
     assert "secret" not in caplog.text + answer.text
 
 
-def test_answers_may_not_be_kept_or_framed(client: TestClient) -> None:
+def test_responses_must_not_be_cached_or_framed(client: TestClient) -> None:
     for path in ("/healthz", "/nothing"):
         headers = client.get(path).headers
         assert headers["cache-control"] == "no-store"

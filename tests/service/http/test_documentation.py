@@ -1,4 +1,4 @@
-"""The OpenAPI says what can be asked, and the page that tries it needs nothing from elsewhere."""
+"""The OpenAPI description is complete, and the API page needs nothing from other servers."""
 
 import re
 from typing import Any
@@ -8,40 +8,40 @@ from starlette.testclient import TestClient
 
 from factorcell.service.http.openapi import openapi
 from factorcell.service.http.operations import OPERATIONS
-from factorcell.service.http.problems import KINDS
+from factorcell.service.http.problems import PROBLEM_KINDS
 from factorcell.version import __version__
 
 
 def references(value: Any) -> set[str]:
     if isinstance(value, dict):
-        own = {value["$ref"]} if isinstance(value.get("$ref"), str) else set()
-        return own.union(*map(references, value.values()))
+        direct = {value["$ref"]} if isinstance(value.get("$ref"), str) else set()
+        return direct.union(*map(references, value.values()))
     return set().union(*map(references, value)) if isinstance(value, list) else set()
 
 
-def test_description_is_whole(client: TestClient) -> None:
-    described = client.get("/openapi.json").json()
-    assert described == openapi()
-    assert (described["openapi"], described["info"]["version"]) == ("3.1.0", __version__)
-    asked = {(path, method.upper()) for path, methods in described["paths"].items() for method in methods}
-    assert asked == {(one.path, one.method) for one in OPERATIONS}
-    names = {f"#/components/schemas/{name}" for name in described["components"]["schemas"]}
-    assert references(described) <= names
-    summaries = [one["summary"] for methods in described["paths"].values() for one in methods.values()]
+def test_description_is_complete(client: TestClient) -> None:
+    description = client.get("/openapi.json").json()
+    assert description == openapi()
+    assert (description["openapi"], description["info"]["version"]) == ("3.1.0", __version__)
+    requests = {(path, method.upper()) for path, methods in description["paths"].items() for method in methods}
+    assert requests == {(operation.path, operation.method) for operation in OPERATIONS}
+    names = {f"#/components/schemas/{name}" for name in description["components"]["schemas"]}
+    assert references(description) <= names
+    summaries = [operation["summary"] for methods in description["paths"].values() for operation in methods.values()]
     assert all(summaries)
-    assert "security" not in str(described)
+    assert "security" not in str(description)
 
 
 def test_description_names_the_scope_of_each_operation() -> None:
-    described = openapi(keys=True)
-    for one in OPERATIONS:
-        said = described["paths"][one.path][one.method.lower()].get("security")
-        assert said == ([{"key": [one.scope]}] if one.scope else None)
-    assert described["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    description = openapi(keys=True)
+    for operation in OPERATIONS:
+        security = description["paths"][operation.path][operation.method.lower()].get("security")
+        assert security == ([{"key": [operation.scope]}] if operation.scope else None)
+    assert description["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
 
 
 @pytest.mark.parametrize("path", ["/docs", "/docs.js", "/docs.css"])
-def test_page_needs_nothing_from_elsewhere(client: TestClient, path: str) -> None:
+def test_page_loads_nothing_from_other_servers(client: TestClient, path: str) -> None:
     answer = client.get(path)
     assert answer.status_code == 200
     assert "script-src 'self'" in answer.headers["content-security-policy"]
@@ -50,8 +50,8 @@ def test_page_needs_nothing_from_elsewhere(client: TestClient, path: str) -> Non
     assert not re.search(r"<script>|\sstyle=|\son[a-z]+=", answer.text)
 
 
-def test_each_problem_is_described(client: TestClient) -> None:
+def test_every_problem_is_described(client: TestClient) -> None:
     described = client.get("/openapi.json").json()["x-problems"]
-    assert {kind: one["status"] for kind, one in described.items()} == {
-        kind: status for kind, (status, _) in KINDS.items()
+    assert {kind: problem["status"] for kind, problem in described.items()} == {
+        kind: status for kind, (status, _) in PROBLEM_KINDS.items()
     }

@@ -1,4 +1,4 @@
-"""Who may ask from where: names of the server, pages of other servers."""
+"""Which host names and origins may send requests."""
 
 from collections.abc import Callable, Iterator
 
@@ -16,14 +16,14 @@ ACCEPT = {"user": "ann", "text": "abba"}
 
 @pytest.fixture
 def client_of(service: Service) -> Iterator[Callable[[Settings], TestClient]]:
-    made = []
+    clients = []
 
     def make(settings: Settings) -> TestClient:
-        made.append(TestClient(application(Site(service, settings)), base_url="http://127.0.0.1:8000"))
-        return made[-1].__enter__()
+        clients.append(TestClient(application(Site(service, settings)), base_url="http://127.0.0.1:8000"))
+        return clients[-1].__enter__()
 
     yield make
-    for client in made:
+    for client in clients:
         client.__exit__()
 
 
@@ -41,17 +41,17 @@ def client_of(service: Service) -> Iterator[Callable[[Settings], TestClient]]:
         (":", 421),
     ],
 )
-def test_server_without_keys_has_the_names_of_its_machine(
+def test_server_without_keys_accepts_only_loopback_names(
     client_of: Callable[[Settings], TestClient], host: str, status: int
 ) -> None:
-    client = client_of(Settings(names=("localhost", "127.0.0.1", "::1")))
+    client = client_of(Settings(host_names=("localhost", "127.0.0.1", "::1")))
     assert client.get("/healthz", headers={"Host": host}).status_code == status
 
 
 @pytest.mark.parametrize(
     ("origin", "status"), [(None, 200), ("http://127.0.0.1:8000", 200), (SHOP, 403), ("null", 403), ("http://[", 403)]
 )
-def test_pages_of_other_servers_change_nothing(
+def test_pages_of_other_origins_cannot_change_data(
     client_of: Callable[[Settings], TestClient], origin: str | None, status: int
 ) -> None:
     client = client_of(Settings())
@@ -62,14 +62,17 @@ def test_pages_of_other_servers_change_nothing(
     assert "access-control-allow-origin" not in answer.headers
 
 
-def test_cross_origin_requests_of_named_pages(client_of: Callable[[Settings], TestClient]) -> None:
+def test_allowed_origins_may_send_requests(client_of: Callable[[Settings], TestClient]) -> None:
     client = client_of(Settings(origins=(SHOP,)))
-    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
-    before = client.options("/v1/accept", headers={"Origin": SHOP, **asked})
+    preflight = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }
+    before = client.options("/v1/accept", headers={"Origin": SHOP, **preflight})
     assert (before.status_code, before.headers["access-control-allow-origin"]) == (200, SHOP)
     answer = client.post("/v1/accept", json=ACCEPT, headers={"Origin": SHOP})
     assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, SHOP)
-    other = client.options("/v1/accept", headers={"Origin": "https://other.example", **asked})
+    other = client.options("/v1/accept", headers={"Origin": "https://other.example", **preflight})
     assert (other.status_code, "access-control-allow-origin" in other.headers) == (400, False)
     refused = client.post("/v1/accept", json=ACCEPT, headers={"Origin": "https://other.example"})
     assert refused.status_code == 403
@@ -79,6 +82,6 @@ def test_cross_origin_requests_of_named_pages(client_of: Callable[[Settings], Te
     "origin",
     ["", "*", "null", "shop.example", "https://shop.example/", "https://Shop.example", "https://a b", "https://a\nb"],
 )
-def test_what_no_browser_sends_is_no_origin(origin: str) -> None:
-    with pytest.raises(UserError, match="valid is https://NAME"):
+def test_invalid_origins_are_refused(origin: str) -> None:
+    with pytest.raises(UserError, match="expected https://NAME"):
         Settings(origins=(SHOP, origin))

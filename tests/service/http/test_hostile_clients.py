@@ -1,4 +1,4 @@
-"""Clients that leave, read nothing, or send what is not HTTP: others are served all the same, and no log has a text."""
+"""Clients that disconnect, read nothing, or send invalid HTTP do not affect others, and no log contains a text."""
 
 import gc
 import logging
@@ -16,7 +16,7 @@ from factorcell.service.engine import CompletionRequest, Completions, Service
 from factorcell.service.http import operations
 from factorcell.service.http.application import application
 from factorcell.service.http.site import Settings, Site
-from tests.service.http.sockets import GET, PATIENCE, answered, connected, posted, until
+from tests.service.http.sockets import GET, TIMEOUT, connect, post, status_of, wait_until
 from tests.service.listening import listening
 
 SECRET = "qzj"
@@ -29,8 +29,8 @@ def served(service: Service) -> Site:
 
 @pytest.fixture
 def url(served: Site) -> Iterator[str]:
-    with listening(application(served)) as found:
-        yield found
+    with listening(application(served)) as address:
+        yield address
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -38,59 +38,59 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_error_of_a_client_that_has_left_is_not_logged(
+def test_error_for_a_disconnected_client_is_not_logged(
     url: str, served: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    goes_on, search = threading.Event(), served.lanes["search"]
+    may_continue, search = threading.Event(), served.lanes["search"]
 
     def complete(request: CompletionRequest) -> Completions:
-        goes_on.wait(PATIENCE)
+        may_continue.wait(TIMEOUT)
         raise UserError(f"no completion of {request.query}")
 
     monkeypatch.setattr(served.service, "complete", complete)
-    with connected(url) as connection:
-        connection.sendall(posted("/v1/complete", f'{{"query":"{SECRET}"}}'.encode()))
-        assert until(lambda: search.running == 1)
-    assert until(lambda: "499" in served.metrics.text().decode())
-    goes_on.set()
-    assert until(lambda: search.running == 0)
-    with connected(url) as connection:
-        assert answered(connection, GET) == 200
+    with connect(url) as connection:
+        connection.sendall(post("/v1/complete", f'{{"query":"{SECRET}"}}'.encode()))
+        assert wait_until(lambda: search.running == 1)
+    assert wait_until(lambda: "499" in served.metrics.text().decode())
+    may_continue.set()
+    assert wait_until(lambda: search.running == 0)
+    with connect(url) as connection:
+        assert status_of(connection, GET) == 200
     assert warnings(caplog) == []
 
 
 @pytest.mark.parametrize("reset", [False, True])
-def test_text_for_a_client_that_has_left_is_written_no_further(
+def test_generation_stops_when_the_client_disconnects(
     url: str, served: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, reset: bool
 ) -> None:
-    pieces: list[int] = []
+    chunks: list[int] = []
 
     def endless(*_: Any, **__: Any) -> Iterator[str]:
         while True:
-            pieces.append(1)
+            chunks.append(1)
             yield "a"
             time.sleep(0.005)
 
     monkeypatch.setattr(operations, "stream", endless)
-    with connected(url) as connection:
-        connection.sendall(posted("/v1/generate", b"{}"))
+    with connect(url) as connection:
+        connection.sendall(post("/v1/generate", b"{}"))
         assert connection.recv(1 << 10).startswith(b"HTTP/1.1 200 ")
-        assert until(lambda: len(pieces) > 3)
+        assert wait_until(lambda: len(chunks) > 3)
         if reset:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    assert until(lambda: served.lanes["batch"].running == 0)
-    with connected(url) as connection:
-        assert answered(connection, GET) == 200
+    assert wait_until(lambda: served.lanes["batch"].running == 0)
+    with connect(url) as connection:
+        assert status_of(connection, GET) == 200
     assert warnings(caplog) == []
 
 
-def test_store_is_not_written_for_each_question_whether_it_is_ready(
+def test_readiness_requests_do_not_each_write_the_store(
     url: str, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checks: list[int] = []
     monkeypatch.setattr(service.store.store, "check", lambda: checks.append(1))
-    began = time.monotonic()
-    with connected(url) as connection:
+    start = time.monotonic()
+    with connect(url) as connection:
         for _ in range(50):
-            assert answered(connection, GET.replace(b"healthz", b"readyz")) == 200
-    assert len(checks) <= 1 + (time.monotonic() - began)
+            assert status_of(connection, GET.replace(b"healthz", b"readyz")) == 200
+    assert len(checks) <= 1 + (time.monotonic() - start)

@@ -1,4 +1,4 @@
-"""Work that cannot be done in time is refused at once, and work that nobody waits for is not begun."""
+"""Work that cannot be finished in time is refused at once, and work for a disconnected client is not started."""
 
 import asyncio
 import math
@@ -21,32 +21,32 @@ def within(seconds: float) -> float:
     return time.monotonic() + seconds
 
 
-def held(event: threading.Event) -> Callable[[TimeLimit], str]:
-    def work(turn: TimeLimit) -> str:
+def waiting_work(event: threading.Event) -> Callable[[TimeLimit], str]:
+    def work(limit: TimeLimit) -> str:
         assert event.wait(10)
         return "done"
 
     return work
 
 
-def left(turn: TimeLimit) -> float:
-    return turn.deadline - time.monotonic()
+def seconds_left(limit: TimeLimit) -> float:
+    return limit.deadline - time.monotonic()
 
 
-def run(scenario: Callable[[Lane], Any], threads: int = 1, room: int = 2, least: float = math.inf) -> None:
-    lane = Lane("test", threads, room, least)
+def run(scenario: Callable[[Lane], Any], threads: int = 1, max_waiting: int = 2, min_seconds: float = math.inf) -> None:
+    lane = Lane("test", threads, max_waiting, min_seconds)
     try:
         asyncio.run(scenario(lane))
     finally:
         lane.close()
 
 
-def test_errors_and_answers_come_back() -> None:
+def test_results_and_errors_are_returned() -> None:
     async def scenario(lane: Lane) -> None:
-        def fail(turn: TimeLimit) -> None:
+        def fail(limit: TimeLimit) -> None:
             raise KeyError("x")
 
-        assert 4 < await lane.run(left, within(5), never) <= 5
+        assert 4 < await lane.run(seconds_left, within(5), never) <= 5
         with pytest.raises(KeyError):
             await lane.run(fail, within(5), never)
         assert (lane.waiting, lane.running) == (0, 0)
@@ -57,13 +57,13 @@ def test_errors_and_answers_come_back() -> None:
 def test_queue_is_bounded() -> None:
     async def scenario(lane: Lane) -> None:
         event = threading.Event()
-        doing = [asyncio.ensure_future(lane.run(held(event), within(5), never)) for _ in range(3)]
+        running = [asyncio.ensure_future(lane.run(waiting_work(event), within(5), never)) for _ in range(3)]
         await asyncio.sleep(0.05)
         with pytest.raises(ProblemError) as refused:
-            await lane.run(held(event), within(5), never)
+            await lane.run(waiting_work(event), within(5), never)
         assert (refused.value.kind, int(refused.value.headers["Retry-After"])) == ("overloaded", 1)
         event.set()
-        assert await asyncio.gather(*doing) == ["done"] * 3
+        assert await asyncio.gather(*running) == ["done"] * 3
 
     run(scenario)
 
@@ -72,125 +72,125 @@ def test_work_that_would_be_late_is_refused_at_once() -> None:
     async def scenario(lane: Lane) -> None:
         lane.mean = 1.0
         event = threading.Event()
-        doing = [asyncio.ensure_future(lane.run(held(event), within(9), never)) for _ in range(2)]
+        running = [asyncio.ensure_future(lane.run(waiting_work(event), within(9), never)) for _ in range(2)]
         await asyncio.sleep(0.05)
-        assert lane.expected() == 3.0
+        assert lane.expected_seconds() == 3.0
         with pytest.raises(ProblemError) as refused:
-            await lane.run(held(event), within(2.9), never)
+            await lane.run(waiting_work(event), within(2.9), never)
         assert refused.value.headers["Retry-After"] == "3"
-        doing.append(asyncio.ensure_future(lane.run(held(event), within(3.1), never)))
+        running.append(asyncio.ensure_future(lane.run(waiting_work(event), within(3.1), never)))
         event.set()
-        await asyncio.gather(*doing)
+        await asyncio.gather(*running)
 
-    run(scenario, room=3)
+    run(scenario, max_waiting=3)
 
 
-def test_idle_lane_takes_anything_however_long_work_took_before() -> None:
+def test_idle_lane_accepts_work_regardless_of_past_durations() -> None:
     async def scenario(lane: Lane) -> None:
         lane.mean = 100.0
-        assert await lane.run(lambda turn: "done", within(0.5), never) == "done"
+        assert await lane.run(lambda limit: "done", within(0.5), never) == "done"
 
     run(scenario)
 
 
-def test_work_that_nobody_waits_for_is_not_begun() -> None:
+def test_work_of_a_disconnected_client_is_not_started() -> None:
     async def scenario(lane: Lane) -> None:
-        event, begun = threading.Event(), list[TimeLimit]()
-        first = asyncio.ensure_future(lane.run(held(event), within(5), never))
+        event, started = threading.Event(), list[TimeLimit]()
+        first = asyncio.ensure_future(lane.run(waiting_work(event), within(5), never))
         await asyncio.sleep(0.05)
 
-        async def gone() -> None:
+        async def disconnected() -> None:
             await asyncio.sleep(0.02)
 
         with pytest.raises(DisconnectedError):
-            await lane.run(begun.append, within(5), gone)
+            await lane.run(started.append, within(5), disconnected)
         assert lane.waiting == 0
         event.set()
         await first
-        assert await lane.run(lambda turn: "next", within(5), never) == "next"
-        assert begun == []
+        assert await lane.run(lambda limit: "next", within(5), never) == "next"
+        assert started == []
 
     run(scenario)
 
 
-def test_work_is_stopped_when_nobody_waits_any_more_and_then_counts_nothing() -> None:
+def test_running_work_is_stopped_on_disconnection_and_not_counted() -> None:
     async def scenario(lane: Lane) -> None:
-        leaving, ended = asyncio.Event(), threading.Event()
+        left, ended = asyncio.Event(), threading.Event()
 
-        async def gone() -> None:
-            await leaving.wait()
+        async def disconnected() -> None:
+            await left.wait()
 
-        def work(turn: TimeLimit) -> None:
-            while not turn.stop.is_set:
+        def work(limit: TimeLimit) -> None:
+            while not limit.stop.is_set:
                 time.sleep(0.002)
             ended.set()
 
-        for leave in (leaving.set, None):
-            doing = asyncio.ensure_future(lane.run(work, within(5), gone))
+        for disconnect in (left.set, None):
+            running = asyncio.ensure_future(lane.run(work, within(5), disconnected))
             await asyncio.sleep(0.05)
-            leave() if leave else doing.cancel()
-            with pytest.raises(DisconnectedError if leave else asyncio.CancelledError):
-                await doing
-            leaving.clear()
+            disconnect() if disconnect else running.cancel()
+            with pytest.raises(DisconnectedError if disconnect else asyncio.CancelledError):
+                await running
+            left.clear()
             assert await asyncio.to_thread(ended.wait, 5)
             ended.clear()
-        assert await lane.run(lambda turn: turn.stop.is_set, within(5), never) is False
+        assert await lane.run(lambda limit: limit.stop.is_set, within(5), never) is False
         assert lane.mean < 0.04
 
     run(scenario)
 
 
-def test_work_that_can_be_cut_short_shares_its_time_with_what_waits() -> None:
+def test_work_that_can_be_cut_short_shares_the_time_left() -> None:
     async def scenario(lane: Lane) -> None:
         event = threading.Event()
-        first = asyncio.ensure_future(lane.run(held(event), within(5), never))
+        first = asyncio.ensure_future(lane.run(waiting_work(event), within(5), never))
         await asyncio.sleep(0.02)
-        rest = [asyncio.ensure_future(lane.run(left, within(seconds), never)) for seconds in (9, 9, 1, 9)]
+        rest = [asyncio.ensure_future(lane.run(seconds_left, within(seconds), never)) for seconds in (9, 9, 1, 9)]
         await asyncio.sleep(0.02)
         event.set()
         await first
         shares = await asyncio.gather(*rest)
         assert [round(share) for share in shares] == [2, 3, 1, 9]
-        assert 0.5 < shares[2] <= 0.8, "what it needs, though half of its time would be less"
+        assert 0.5 < shares[2] <= 0.8, "the minimum time, although half of the time left is less"
 
-    run(scenario, room=9, least=0.8)
+    run(scenario, max_waiting=9, min_seconds=0.8)
 
 
-def test_work_that_waited_too_long_is_not_begun() -> None:
+def test_work_that_waited_past_its_deadline_is_not_started() -> None:
     async def scenario(lane: Lane) -> None:
-        begun: list[TimeLimit] = []
-        doing = asyncio.ensure_future(lane.run(lambda turn: time.sleep(0.2), within(5), never))
+        started: list[TimeLimit] = []
+        running = asyncio.ensure_future(lane.run(lambda limit: time.sleep(0.2), within(5), never))
         await asyncio.sleep(0.02)
         with pytest.raises(ProblemError, match="overloaded"):
-            await lane.run(begun.append, within(0.05), never)
-        await doing
-        assert begun == []
+            await lane.run(started.append, within(0.05), never)
+        await running
+        assert started == []
 
     run(scenario)
 
 
-def test_at_ten_times_the_load_admitted_work_is_in_time() -> None:
+def test_accepted_work_is_in_time_at_ten_times_the_load() -> None:
 
     async def scenario(lane: Lane) -> None:
         times, refused = list[float](), list[float]()
 
-        async def ask() -> None:
-            began = time.monotonic()
+        async def send() -> None:
+            start = time.monotonic()
             try:
-                await lane.run(lambda turn: time.sleep(0.01), within(0.1), never)
-                times.append(time.monotonic() - began)
+                await lane.run(lambda limit: time.sleep(0.01), within(0.1), never)
+                times.append(time.monotonic() - start)
             except ProblemError:
-                refused.append(time.monotonic() - began)
+                refused.append(time.monotonic() - start)
 
-        await ask()
-        asking = []
+        await send()
+        tasks = []
         for _ in range(400):
-            asking.append(asyncio.ensure_future(ask()))
+            tasks.append(asyncio.ensure_future(send()))
             await asyncio.sleep(0.001)
-        await asyncio.gather(*asking)
+        await asyncio.gather(*tasks)
         assert len(times) > 20
         assert len(refused) > 200
-        assert sorted(times)[int(len(times) * 0.95)] < 0.2  # the machine of a test may be busy
+        assert sorted(times)[int(len(times) * 0.95)] < 0.2  # allows for a busy machine
         assert sorted(refused)[len(refused) // 2] < 0.02
 
-    run(scenario, room=256)
+    run(scenario, max_waiting=256)

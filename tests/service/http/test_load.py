@@ -1,4 +1,4 @@
-"""What benchmarks/service measures, in small: nothing is lost, doubled, left over or somebody else's."""
+"""Small versions of benchmarks/service: nothing is lost, duplicated, left behind or mixed up between users."""
 
 import os
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from tests.service.listening import listening
 from tests.service.oracle import random_texts
 from tests.service.stores.servers import SERVERS, Server
 
-WHO = ("ann", "bob", "eve")
+USERS = ("ann", "bob", "eve")
 
 
 @pytest.fixture
@@ -34,32 +34,32 @@ def served(tmp_path: Path) -> ServedModel:
 
 @pytest.fixture(params=SERVERS)
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    with SERVERS[request.param]() as made:
-        yield made
+    with SERVERS[request.param]() as started:
+        yield started
 
 
 @pytest.mark.slow
-def test_replay_ranks_as_the_library_does(port: int, served: ServedModel, tmp_path: Path) -> None:
+def test_replay_over_http_ranks_as_the_library(port: int, served: ServedModel, tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
-    rows = [f"{WHO[place % 3]},{text},{place},Oslo" for place, text in enumerate(random_texts(4, 60))]
+    rows = [f"{USERS[index % 3]},{text},{index},Oslo" for index, text in enumerate(random_texts(4, 60))]
     table.write_text("\n".join(["who,text,time,city", *rows]) + "\n", encoding="utf-8")
-    found = replaying.run(served.run.folder, port, table, tmp_path, rows_per_user=1000, every=1)
-    assert [row["system"] for row in found] == [replaying.SERVED, replaying.SAME, replaying.WHOLE]
-    assert [row["differing"] for row in found] == [0, 0, 0]
-    assert found[0]["mrr"] > 0
+    results = replaying.run(served.run.folder, port, table, tmp_path, rows_per_user=1000, every=1)
+    assert [row["system"] for row in results] == [replaying.SERVED, replaying.SAME, replaying.WHOLE]
+    assert [row["differing"] for row in results] == [0, 0, 0]
+    assert results[0]["mrr"] > 0
 
 
 @pytest.mark.slow
-def test_kills_lose_and_double_nothing(server: Server, served: ServedModel, tmp_path: Path) -> None:
+def test_kills_neither_lose_nor_duplicate_texts(server: Server, served: ServedModel, tmp_path: Path) -> None:
     row = kills.run("store", server, served, tmp_path, kills=8)
     assert row["accepts"] > 8
     assert row["faults"] == []
 
 
 @pytest.mark.slow
-def test_stopped_and_killed_stores(server: Server, served: ServedModel, tmp_path: Path) -> None:
+def test_service_survives_stopped_and_killed_stores(server: Server, served: ServedModel, tmp_path: Path) -> None:
     if server.program is None:
-        pytest.skip("a file has no server")
+        pytest.skip("SQLite has no server")
     for outage in (outages.stopped, outages.killed):
         row = outages.run("store", server, served, tmp_path, outage, seconds=2.0)
         assert (row["faults"], row["acknowledged"]) == ([], 0)
@@ -69,7 +69,7 @@ def test_stopped_and_killed_stores(server: Server, served: ServedModel, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
-def test_full_disk(served: ServedModel, tmp_path: Path) -> None:
+def test_service_survives_a_full_disk(served: ServedModel, tmp_path: Path) -> None:
     with outages.small_disk(tmp_path / "disk", "8m") as disk, SERVERS["sqlite"](disk) as server:
         row = outages.run("sqlite", server, served, tmp_path, outages.disk_full, seconds=2.0)
     assert (row["faults"], row["acknowledged"], row["degraded"], row["ready"]) == ([], 0, 0, "0%")
@@ -77,7 +77,7 @@ def test_full_disk(served: ServedModel, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_is_left_of_what_was_deleted(server: Server, served: ServedModel, tmp_path: Path) -> None:
+def test_deleted_data_leaves_no_trace(server: Server, served: ServedModel, tmp_path: Path) -> None:
     row = deletions.run("store", server, served.run.folder, tmp_path, count=20)
     assert (row["stayed"], row["left"], row["purge"]) == ("80 of 80", 0, "nothing")
     assert row["before"] > 0

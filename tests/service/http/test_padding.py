@@ -1,4 +1,4 @@
-"""Completions of one length on the wire, headers and all."""
+"""Padded completions have the same length on the wire, including headers."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from factorcell.service.http.site import Settings, Site
 from tests.service.listening import listening
 
 STEP = 4096
-ASKED: list[dict[str, Any]] = [
+REQUESTS: list[dict[str, Any]] = [
     {"query": "a"},
     {"query": "abba", "limit": 1},
     {"query": "qqq", "user": "ann"},
@@ -22,30 +22,30 @@ ASKED: list[dict[str, Any]] = [
 ]
 
 
-def exchange(connection: socket.socket, asked: dict[str, Any]) -> tuple[int, Any]:
-    body = json.dumps(asked).encode()
+def exchange(connection: socket.socket, request: dict[str, Any]) -> tuple[int, Any]:
+    body = json.dumps(request).encode()
     head = f"POST /v1/complete HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     connection.sendall(f"{head}\r\nHost: 127.0.0.1\r\n\r\n".encode() + body)
-    came = b""
-    while not (found := re.search(rb"content-length: (\d+)\r\n.*?\r\n\r\n", came, re.DOTALL)) or len(
-        came
-    ) < found.end() + int(found[1]):
-        came += connection.recv(1 << 16)
-    assert came.startswith(b"HTTP/1.1 200 ")
-    return len(came), json.loads(came[found.end() :])
+    received = b""
+    while not (match := re.search(rb"content-length: (\d+)\r\n.*?\r\n\r\n", received, re.DOTALL)) or len(
+        received
+    ) < match.end() + int(match[1]):
+        received += connection.recv(1 << 16)
+    assert received.startswith(b"HTTP/1.1 200 ")
+    return len(received), json.loads(received[match.end() :])
 
 
 def answers(service: Service, pad: int) -> list[tuple[int, Any]]:
     with listening(application(Site(service, Settings(deadline=5.0, pad=pad)))) as url:
         parts = urlsplit(url)
         with socket.create_connection((parts.hostname, parts.port), timeout=30) as connection:
-            return [exchange(connection, asked) for asked in ASKED]
+            return [exchange(connection, request) for request in REQUESTS]
 
 
-def test_all_completions_take_as_many_bytes(opened: Callable[..., Service]) -> None:
-    opened().accept("ann", "abba")
-    plain, even = (answers(opened(), pad) for pad in (0, STEP))
-    assert [one for _, one in even] == [one for _, one in plain]
-    assert len({size for size, _ in plain}) == len(ASKED)
-    (size,) = {size for size, _ in even}
+def test_padded_completions_have_equal_length(open_service: Callable[..., Service]) -> None:
+    open_service().accept("ann", "abba")
+    plain, padded = (answers(open_service(), pad) for pad in (0, STEP))
+    assert [body for _, body in padded] == [body for _, body in plain]
+    assert len({size for size, _ in plain}) == len(REQUESTS)
+    (size,) = {size for size, _ in padded}
     assert STEP < size < 2 * STEP

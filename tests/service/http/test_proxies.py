@@ -1,4 +1,4 @@
-"""The proxies of docs/production.md, run as they stand there: what they pass on, hold back, and do not write down."""
+"""The proxy configurations of docs/production.md: what they pass on, buffer, and log."""
 
 import re
 import shutil
@@ -18,7 +18,7 @@ from factorcell.client import Client, RetryPolicy
 from factorcell.service.engine import Service
 from factorcell.service.http import operations
 from factorcell.service.http.application import application
-from factorcell.service.http.operations import LARGEST_EXPORT
+from factorcell.service.http.operations import MAX_EXPORT_BYTES
 from factorcell.service.http.site import Settings, Site
 from tests import ROOT
 from tests.ports import free_port
@@ -27,14 +27,14 @@ from tests.test_docs import blocks
 
 pytestmark = pytest.mark.slow
 
-STARTING = 60.0  # seconds
-SECRET = "qzjqzj"  # which no log may have
+START_TIMEOUT = 60.0  # seconds
+SECRET = "qzjqzj"  # must not appear in any log
 STRANGE = "a/b?c#d% é.."
 NGINX = """daemon off; master_process off; pid {folder}/pid; error_log {folder}/main.log crit;
 events {{}}
 http {{ client_body_temp_path {folder}/1; proxy_temp_path {folder}/2; fastcgi_temp_path {folder}/3;
 uwsgi_temp_path {folder}/4; scgi_temp_path {folder}/5;
-{given}
+{site}
 }}"""
 
 
@@ -44,7 +44,7 @@ def documented(language: str, mark: str) -> str:
     return code
 
 
-def changed(text: str, **changes: str) -> str:
+def substitute(text: str, **changes: str) -> str:
     for before, after in changes.items():
         assert before in text, before
         text = text.replace(before, after)
@@ -54,7 +54,7 @@ def changed(text: str, **changes: str) -> str:
 def nginx(folder: Path, port: int, upstream: str) -> list[str]:
     cert = ["-keyout", str(folder / "key"), "-out", str(folder / "cert"), "-subj", "/CN=localhost", "-days", "2"]
     subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *cert], check=True, capture_output=True)
-    given = changed(
+    site = substitute(
         documented("nginx", "upstream"),
         **{
             "127.0.0.1:8000": upstream,
@@ -64,14 +64,14 @@ def nginx(folder: Path, port: int, upstream: str) -> list[str]:
             "/var/log/nginx/factorcell.log": f"{folder}/error.log",
         },
     )
-    (folder / "nginx.conf").write_text(NGINX.format(folder=folder, given=given))
+    (folder / "nginx.conf").write_text(NGINX.format(folder=folder, site=site))
     command = ["nginx", "-e", f"{folder}/first.log", "-c", f"{folder}/nginx.conf"]
     subprocess.run([*command, "-t"], check=True, capture_output=True)
     return command
 
 
 def caddy(folder: Path, port: int, upstream: str) -> list[str]:
-    given = changed(
+    site = substitute(
         documented("text", "reverse_proxy"),
         **{
             "127.0.0.1:8000": upstream,
@@ -79,7 +79,7 @@ def caddy(folder: Path, port: int, upstream: str) -> list[str]:
             "\tlog {": "\tadmin off\n\tauto_https disable_redirects\n\tskip_install_trust\n\tlog {",
         },
     )
-    (folder / "Caddyfile").write_text(given)
+    (folder / "Caddyfile").write_text(site)
     return ["caddy", "run", "--config", f"{folder}/Caddyfile", "--adapter", "caddyfile"]
 
 
@@ -94,19 +94,19 @@ def proxied(name: str, folder: Path, upstream: str) -> Iterator[str]:
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=home)
         try:
-            url, stop = f"https://127.0.0.1:{port}", time.monotonic() + STARTING
+            url, deadline = f"https://127.0.0.1:{port}", time.monotonic() + START_TIMEOUT
             while True:
                 try:
                     httpx.get(f"{url}/healthz", verify=False)
                     break
                 except httpx.TransportError:
                     assert process.poll() is None, (folder / "log").read_text()
-                    assert time.monotonic() < stop, "the proxy does not answer"
+                    assert time.monotonic() < deadline, "the proxy does not answer"
                     time.sleep(0.05)
             yield url
         finally:
             process.terminate()
-            process.wait(STARTING)
+            process.wait(START_TIMEOUT)
 
 
 @pytest.fixture(params=PROXIES)
@@ -118,45 +118,45 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def unchecked() -> Iterator[httpx.Client]:
-    with httpx.Client(verify=ssl._create_unverified_context(), timeout=STARTING) as http:
+    with httpx.Client(verify=ssl._create_unverified_context(), timeout=START_TIMEOUT) as http:
         yield http
 
 
-def test_service_behind_a_proxy(
+def test_service_works_behind_a_proxy(
     name: str, service: Service, tmp_path: Path, unchecked: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard = threading.Event()
+    received = threading.Event()
 
-    def write(*_: Any, **__: Any) -> Iterator[str]:
+    def generate(*_: Any, **__: Any) -> Iterator[str]:
         yield "first"
-        assert heard.wait(STARTING), "the first piece did not arrive before the second was written"
+        assert received.wait(START_TIMEOUT), "the first chunk did not arrive before the second was generated"
         yield "second"
 
-    monkeypatch.setattr(operations, "stream", write)
+    monkeypatch.setattr(operations, "stream", generate)
     with (
         listening(application(Site(service, Settings(deadline=5.0, pad=4096)))) as upstream,
         proxied(name, tmp_path, re.sub("^http://|/$", "", upstream)) as url,
     ):
-        client = Client(url, http=unchecked, retry_policy=RetryPolicy(deadline=STARTING, timeout=STARTING))
+        client = Client(url, http=unchecked, retry_policy=RetryPolicy(deadline=START_TIMEOUT, timeout=START_TIMEOUT))
         assert client.accept(user=STRANGE, text="abba").outcome == "learned"
-        assert [one.text for one in client.show(STRANGE).texts] == ["abba"]
-        found = unchecked.post(f"{url}/v1/complete", json={"query": "a"}, headers={"Accept-Encoding": "gzip, br"})
-        assert "content-encoding" not in found.headers
-        assert len(found.content) % 4096 == 0
+        assert [item.text for item in client.show(STRANGE).texts] == ["abba"]
+        response = unchecked.post(f"{url}/v1/complete", json={"query": "a"}, headers={"Accept-Encoding": "gzip, br"})
+        assert "content-encoding" not in response.headers
+        assert len(response.content) % 4096 == 0
         for origin, status in ((url, 200), ("https://elsewhere.example", 403)):
-            asked = unchecked.post(f"{url}/v1/complete", json={"query": "a"}, headers={"Origin": origin})
-            assert asked.status_code == status
-        pieces = client.generate(prompt="a")
-        assert next(pieces).text == "first"
-        heard.set()
-        assert [one.text for one in pieces] == ["second", ""]
-        body = b'{"format": 1, "user": "bob", "paused": false, "texts": []}'.ljust(LARGEST_EXPORT)
-        sent = unchecked.post(f"{url}/v1/users", content=body, headers={"Content-Type": "application/json"})
-        assert sent.status_code == 200
+            response = unchecked.post(f"{url}/v1/complete", json={"query": "a"}, headers={"Origin": origin})
+            assert response.status_code == status
+        chunks = client.generate(prompt="a")
+        assert next(chunks).text == "first"
+        received.set()
+        assert [item.text for item in chunks] == ["second", ""]
+        body = b'{"format": 1, "user": "bob", "paused": false, "texts": []}'.ljust(MAX_EXPORT_BYTES)
+        response = unchecked.post(f"{url}/v1/users", content=body, headers={"Content-Type": "application/json"})
+        assert response.status_code == 200
         assert unchecked.get(f"{url}/metrics").status_code == 404
 
 
-def test_logs_have_nothing_of_anybody(name: str, service: Service, tmp_path: Path, unchecked: httpx.Client) -> None:
+def test_proxy_logs_contain_no_user_data(name: str, service: Service, tmp_path: Path, unchecked: httpx.Client) -> None:
     with listening(application(Site(service, Settings(deadline=5.0)))) as upstream:
         address = re.sub("^http://|/$", "", upstream)
         with proxied(name, tmp_path, address) as url:

@@ -1,4 +1,4 @@
-"""The server as a process: it starts, stops when told, loses nothing when killed, and takes a new run."""
+"""The server process: it starts, stops on request, loses nothing when killed, and loads a new run."""
 
 import asyncio
 import shutil
@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("host", "is_one"),
+    ("host", "expected"),
     [
         ("127.0.0.1", True),
         ("localhost", True),
@@ -42,70 +42,73 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("localhost.example", False),
     ],
 )
-def test_loopback(host: str, is_one: bool) -> None:
-    assert is_loopback(host) is is_one
+def test_loopback_hosts_are_recognized(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "example.org", ""])
-def test_without_keys_only_this_machine_is_served(tmp_path: Path, host: str) -> None:
-    said: list[str] = []
-    with pytest.raises(UserError, match="give --keys"):
-        serve(ServerOptions(tmp_path, f"sqlite:///{tmp_path / 'users.db'}", host=host), said.append)
-    assert said == []
+def test_server_without_keys_refuses_other_hosts(tmp_path: Path, host: str) -> None:
+    notices: list[str] = []
+    with pytest.raises(UserError, match="add --keys FILE"):
+        serve(ServerOptions(tmp_path, f"sqlite:///{tmp_path / 'users.db'}", host=host), notices.append)
+    assert notices == []
 
 
-def test_what_cannot_be_served_is_said_before_the_port_answers(tmp_path: Path) -> None:
+def test_invalid_run_is_reported_before_the_port_opens(tmp_path: Path) -> None:
     options = ServerOptions(tmp_path, f"sqlite:///{tmp_path / 'users.db'}", port=0)
     with pytest.raises(UserError, match="expected a run folder"):
         serve(options, print)
 
 
-def test_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="in use; --port chooses"):
+def test_port_in_use_is_an_error(tmp_path: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(UserError, match="in use; choose another --port"),
+    ):
         server.bind_socket("127.0.0.1", taken.getsockname()[1])
 
 
 @pytest.mark.parametrize("host", ["no such host.invalid", "\udcff", "a" * 300])
-def test_what_is_no_host_is_said(host: str) -> None:
-    with pytest.raises(UserError, match="no name or address of this machine"):
+def test_invalid_host_is_an_error(host: str) -> None:
+    with pytest.raises(UserError, match="not a name or address of this machine"):
         server.bind_socket(host, 0)
 
 
-def test_errors_leave_out_where_the_run_lies(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_do_not_contain_the_path_of_the_run(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run)
     options = ServerOptions(Path("."), f"sqlite:///{tmp_path / 'users.db'}")
     site = options.site()
     with TestClient(application(site)) as client:
-        said = client.post("/v1/complete", json={"query": "a", "context": {"planet": "x.y"}}).json()["detail"]
-    assert "the model" not in said
+        detail = client.post("/v1/complete", json={"query": "a", "context": {"planet": "x.y"}}).json()["detail"]
+    assert "the model" not in detail
     folder = site.service.model.run.folder
     assert problems.problem_from(UserError(f"{folder}: no. 1"), str(folder)).detail == "the model: no. 1"
 
 
-def test_answers_are_not_delayed() -> None:
+def test_responses_are_sent_without_delay() -> None:
 
     async def delays() -> bool:
         undelayed: list[bool] = []
 
         class Protocol(asyncio.Protocol):
             def connection_made(self, transport: asyncio.BaseTransport) -> None:
-                own = transport.get_extra_info("socket")
-                undelayed.append(bool(own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)))
+                connection = transport.get_extra_info("socket")
+                undelayed.append(bool(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)))
 
         with server.bind_socket("127.0.0.1", 0) as port:
-            listening = await asyncio.get_running_loop().create_server(Protocol, sock=port)
+            listener = await asyncio.get_running_loop().create_server(Protocol, sock=port)
             _, writer = await asyncio.open_connection(*port.getsockname())
             while not undelayed:
                 await asyncio.sleep(0.01)
             writer.close()
-            listening.close()
+            listener.close()
         return undelayed[0]
 
     assert asyncio.run(delays())
 
 
 @pytest.mark.slow
-def test_server_drains_when_it_is_told_to_stop(run: Path, tmp_path: Path) -> None:
+def test_server_finishes_requests_before_it_stops(run: Path, tmp_path: Path) -> None:
     with serving(run, tmp_path / "users.db") as (process, client):
         accepted, stop = [], threading.Event()
 
@@ -130,48 +133,49 @@ def test_server_drains_when_it_is_told_to_stop(run: Path, tmp_path: Path) -> Non
     store.close()
     assert record is not None
     assert accepted
-    assert record.accepted in (len(accepted), len(accepted) + 1)  # the last may have been kept, its answer lost
+    assert record.accepted in (len(accepted), len(accepted) + 1)  # the last response may have been lost
 
 
 @pytest.mark.slow
-def test_workers_share_people_rates_and_figures(run: Path, tmp_path: Path) -> None:
+def test_workers_share_users_and_metrics(run: Path, tmp_path: Path) -> None:
     key = keys.add_key(tmp_path / "keys.toml", "all", ["complete", "learn", "users", "admin"])
-    own = shutil.copytree(run, tmp_path / "run")
-    words = ["--workers", "2", "--keys", str(tmp_path / "keys.toml")]
-    with serving(own, tmp_path / "users.db", *words) as (process, client):
+    folder = shutil.copytree(run, tmp_path / "run")
+    arguments = ["--workers", "2", "--keys", str(tmp_path / "keys.toml")]
+    with serving(folder, tmp_path / "users.db", *arguments) as (process, client):
         client.headers["Authorization"] = f"Bearer {key}"
         base = client.base_url
         for number in range(1, 21):
-            with httpx.Client(base_url=base, headers=client.headers, timeout=30) as other:  # a connection of its own
+            # Each client opens a new connection, possibly to the other worker.
+            with httpx.Client(base_url=base, headers=client.headers, timeout=30) as other:
                 accepted = other.post("/v1/accept", json={"user": "ann", "text": f"ab{number}"}).json()
                 assert accepted["number"] == number
             with httpx.Client(base_url=base, headers=client.headers, timeout=30) as other:
-                found = other.post("/v1/complete", json={"query": "ab", "user": "ann"}).json()
-                assert found["user_version"] == accepted["user_version"]
+                completion = other.post("/v1/complete", json={"query": "ab", "user": "ann"}).json()
+                assert completion["user_version"] == accepted["user_version"]
         assert 'factorcell_accepts_total{outcome="learned"} 20.0' in client.get("/metrics").text
-        wait_for(client, "factorcell_processes 2.0")
+        wait_for_metric(client, "factorcell_processes 2.0")
         process.send_signal(signal.SIGHUP)
-        wait_for(client, 'factorcell_models_total{outcome="served"} 2.0')
+        wait_for_metric(client, 'factorcell_models_total{outcome="served"} 2.0')
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) in (0, -signal.SIGTERM)
 
 
-def wait_for(client: httpx.Client, figure: str) -> None:
+def wait_for_metric(client: httpx.Client, line: str) -> None:
     for _ in range(300):
-        if figure in client.get("/metrics").text.splitlines():
+        if line in client.get("/metrics").text.splitlines():
             return
         time.sleep(0.1)
-    pytest.fail(f"no {figure}")
+    pytest.fail(f"missing metric: {line}")
 
 
 @pytest.mark.slow
-def test_new_run_is_noticed(run: Path, tmp_path: Path) -> None:
-    own = shutil.copytree(run, tmp_path / "run")
+def test_new_run_is_loaded(run: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(run, tmp_path / "run")
     runs.make_run(tmp_path / "new", seed=1)
-    with serving(own, tmp_path / "users.db") as (process, client):
+    with serving(folder, tmp_path / "users.db") as (process, client):
         before = client.post("/v1/complete", json={"query": "a"}).json()
-        own.rename(tmp_path / "old")
-        (tmp_path / "new").rename(own)
+        folder.rename(tmp_path / "old")
+        (tmp_path / "new").rename(folder)
         for _ in range(100):
             if client.post("/v1/complete", json={"query": "a"}).json() != before:
                 break

@@ -1,4 +1,4 @@
-"""New models and keys while the server runs: none is missed, no request is dropped, damaged ones change nothing."""
+"""New models and keys while the server runs: all are noticed, no request fails, and damaged ones change nothing."""
 
 import shutil
 import threading
@@ -39,34 +39,36 @@ def watched(folders: tuple[Path, Path], tmp_path: Path) -> Iterator[Watcher]:
         model.probe()
         return model
 
-    seen = folder_stamp(folder)
+    stamp = folder_stamp(folder)
     service = Service(reopen(), open_store(f"sqlite:///{tmp_path / 'users.db'}"), privacy=Privacy(retention=100))
     site = Site(service, Settings(deadline=5.0), KeyRing(tmp_path / "keys.toml"))
-    yield Watcher(site, folder, reopen, seen)
+    yield Watcher(site, folder, reopen, stamp)
     site.close()
 
 
 def replace(watcher: Watcher, folder: Path) -> None:
-    own = watcher.folder
-    old = own.rename(own.with_name("old"))
-    shutil.copytree(folder, own)
+    served = watcher.folder
+    old = served.rename(served.with_name("old"))
+    shutil.copytree(folder, served)
     shutil.rmtree(old)
 
 
-def test_new_run_takes_over(watched: Watcher, folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
+def test_new_run_replaces_the_served_one(
+    watched: Watcher, folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
     service = watched.site.service
     first = service.model
-    watched.look()
+    watched.check_once()
     assert service.model is first
     replace(watched, folders[1])
-    watched.look()
+    watched.check_once()
     assert service.model.run.fingerprint == Run.open(folders[1]).fingerprint
     assert caplog.messages == ["a new model is served from now on"]
     second = service.model
-    watched.look()
+    watched.check_once()
     assert service.model is second
     watched.reload()
-    watched.look()
+    watched.check_once()
     assert service.model is not second
 
 
@@ -79,81 +81,81 @@ def test_damaged_run_changes_nothing(
     path = watched.folder / name
     path.write_bytes(path.read_bytes()[:-9])
     for _ in range(2):
-        watched.look()
+        watched.check_once()
     assert watched.site.service.model is first
     assert len(caplog.messages) == 1
-    assert "the one before still is" in caplog.text
+    assert "the previous one is still served" in caplog.text
     shutil.copy(folders[1] / name, path)
     watched.reload()
-    watched.look()
+    watched.check_once()
     assert watched.site.service.model is not first
 
 
-def test_no_request_is_dropped_when_models_change(watched: Watcher, folders: tuple[Path, Path]) -> None:
+def test_no_request_fails_when_the_model_changes(watched: Watcher, folders: tuple[Path, Path]) -> None:
     site = Site(watched.site.service, Settings(deadline=5.0))
-    found: list[int] = []
+    statuses: list[int] = []
     stop = threading.Event()
     with TestClient(application(site)) as client:
 
-        def ask(number: int) -> None:
+        def send(number: int) -> None:
             while not stop.is_set():
                 answer = client.post("/v1/complete", json={"query": "a", "user": f"u{number}"})
-                found.append(answer.status_code)
+                statuses.append(answer.status_code)
                 accepted = client.post("/v1/accept", json={"user": f"u{number}", "text": "abba"})
-                found.append(accepted.status_code)
+                statuses.append(accepted.status_code)
 
-        threads = [threading.Thread(target=ask, args=(number,)) for number in range(3)]
+        threads = [threading.Thread(target=send, args=(number,)) for number in range(3)]
         for thread in threads:
             thread.start()
         for folder in (folders[1], folders[0], folders[1]):
             replace(watched, folder)
-            watched.look()
+            watched.check_once()
         stop.set()
         for thread in threads:
             thread.join()
-        assert set(found) == {200}
+        assert set(statuses) == {200}
         for number in range(3):
             shown = client.get(f"/v1/users/u{number}").json()
             assert shown["accepted"] == len(shown["texts"])
 
 
-def test_new_keys_are_taken(watched: Watcher, caplog: pytest.LogCaptureFixture) -> None:
+def test_new_keys_are_loaded(watched: Watcher, caplog: pytest.LogCaptureFixture) -> None:
     ring = watched.site.keys
     assert ring is not None
     key = keys.add_key(ring.path, "two", ["complete"])
     assert ring.find(key) is None
-    watched.look()
+    watched.check_once()
     assert ring.find(key) is not None
     ring.path.write_text("nonsense", encoding="utf-8")
     for _ in range(2):
-        watched.look()
+        watched.check_once()
     assert ring.find(key) is not None
     assert len(caplog.messages) == 1
 
 
-def test_what_is_too_old_is_deleted(watched: Watcher) -> None:
+def test_expired_texts_are_deleted(watched: Watcher) -> None:
     service = watched.site.service
     service.accept("ann", "abba")
     service.clock = lambda: 1e10
-    watched.look()
+    watched.check_once()
     assert service.show("ann") is None
 
 
-@pytest.mark.parametrize("fault", [None, ValueError("ann")])
-def test_watcher_looks_by_itself(
-    watched: Watcher, folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture, fault: Exception | None
+@pytest.mark.parametrize("error", [None, ValueError("ann")])
+def test_watcher_thread_checks_by_itself(
+    watched: Watcher, folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture, error: Exception | None
 ) -> None:
-    first, looked = watched.site.service.model, threading.Event()
+    first, expiry_called = watched.site.service.model, threading.Event()
 
     def expire() -> int:
-        looked.set()
-        if fault is not None:
-            raise fault
+        expiry_called.set()
+        if error is not None:
+            raise error
         return 0
 
     watched.site.service.expire = expire  # type: ignore[method-assign]
     watched.start()
-    assert looked.wait(10)
+    assert expiry_called.wait(10)
     replace(watched, folders[1])
     watched.reload()
     deadline = threading.Event()
@@ -163,5 +165,5 @@ def test_watcher_looks_by_itself(
         deadline.wait(0.05)
     watched.close()
     assert watched.site.service.model is not first
-    assert sum(f"{type(fault).__name__} at factorcell.service" in line for line in caplog.messages) == bool(fault)
+    assert sum(f"{type(error).__name__} at factorcell.service" in line for line in caplog.messages) == bool(error)
     assert "ann" not in caplog.text

@@ -1,55 +1,57 @@
-"""What the tests of the page do and see as a person would."""
+"""Actions and queries of the page tests, as a user would perform them."""
 
 import json
 from collections.abc import Callable
 from typing import Any
 
 Serve = Callable[..., str]  # the fixture `serve`
-Tab = Callable[..., Any]  # the fixture `tab`
+OpenPage = Callable[..., Any]  # the fixture `open_page`
 OPTIONS = '[role="option"]'
 ACTIVE = '[role="option"][aria-selected="true"]'
 COMPLETE, ACCEPT = "**/v1/complete", "**/v1/accept"
-PERSON = "Ada"  # who types at first
-# Some of these tests want answers of requests that were given up: fetch as if nothing were ever given up.
-STUBBORN = "const ask = fetch; window.fetch = (url, {signal, ...options}) => ask(url, options);"
+USER = "Ada"  # the user selected at first
+# Lets aborted requests continue, for tests of late responses.
+IGNORE_ABORTS = "const ask = fetch; window.fetch = (url, {signal, ...options}) => ask(url, options);"
 
 
-def query(tab: Any) -> Any:
-    return tab.get_by_role("combobox")
+def query(page: Any) -> Any:
+    return page.get_by_role("combobox")
 
 
-def shown(tab: Any) -> list[str]:
-    texts: list[str] = tab.locator(".fc-text").all_text_contents()
+def shown_texts(page: Any) -> list[str]:
+    texts: list[str] = page.locator(".fc-text").all_text_contents()
     return texts
 
 
-def typed(tab: Any, text: str) -> None:
-    box = query(tab)
+def type_text(page: Any, text: str) -> None:
+    box = query(page)
     box.fill("")
-    with tab.expect_response(lambda answer: "complete" in answer.url and asked(answer.request)["query"] == text):
+    with page.expect_response(
+        lambda answer: "complete" in answer.url and request_body(answer.request)["query"] == text
+    ):
         box.press_sequentially(text)
-    tab.locator(OPTIONS).first.wait_for()
+    page.locator(OPTIONS).first.wait_for()
 
 
-def accepted(tab: Any, text: str) -> None:
-    query(tab).fill(text)
-    with tab.expect_response("**/v1/accept"):
-        query(tab).press("Enter")
-    says(tab, "Learned")
+def accept_text(page: Any, text: str) -> None:
+    query(page).fill(text)
+    with page.expect_response("**/v1/accept"):
+        query(page).press("Enter")
+    wait_for_notice(page, "Learned")
 
 
-def says(tab: Any, words: str) -> None:
-    tab.locator("#words", has_text=words).wait_for()
+def wait_for_notice(page: Any, text: str) -> None:
+    page.locator("#notice", has_text=text).wait_for()
 
 
-def until(tab: Any, condition: str) -> None:
+def wait_until(page: Any, condition: str) -> None:
     for _ in range(200):
-        if tab.evaluate(condition):
+        if page.evaluate(condition):
             return
-        tab.wait_for_timeout(50)
-    raise AssertionError(f"it never came to this: {condition}")
+        page.wait_for_timeout(50)
+    raise AssertionError(f"the condition was never met: {condition}")
 
 
-def asked(request: Any) -> dict[str, Any]:
+def request_body(request: Any) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(request.post_data)
     return content

@@ -1,4 +1,4 @@
-"""A real browser, and the page as the service serves it."""
+"""Fixtures: a real browser, and the page as the service serves it."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,8 +12,8 @@ from factorcell.service.http.site import Settings, Site
 from tests.service.listening import listening
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-PATIENCE = 10_000  # milliseconds for which a browser is waited for: the machine may be busy
+CHROMIUM_OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+TIMEOUT = 10_000  # milliseconds, enough for a busy machine
 
 
 @pytest.fixture
@@ -32,32 +32,34 @@ def serve(service: Service) -> Iterator[Callable[..., str]]:
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
-    driver = pytest.importorskip("playwright.sync_api", reason="Playwright drives the browser: make check-slow has it")
+    driver = pytest.importorskip(
+        "playwright.sync_api", reason="Playwright is not installed; make check-slow installs it"
+    )
     path = next(filter(None, map(shutil.which, CHROMIUM)), None)
     if path is None:
-        pytest.skip("there is no Chromium on the path")
-    with driver.sync_playwright() as playing:
-        opened = playing.chromium.launch(executable_path=path, args=QUIET)
-        yield opened
-        opened.close()
+        pytest.skip("Chromium is not installed")
+    with driver.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=CHROMIUM_OPTIONS)
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture
-def tab(browser: Any) -> Iterator[Callable[..., Any]]:
-    faults: list[str] = []
+def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
+    errors: list[str] = []
     windows = []
 
-    def open_tab(url: str | None = None, **options: Any) -> Any:
+    def open_url(url: str | None = None, **options: Any) -> Any:
         windows.append(browser.new_context(**options))
-        windows[-1].set_default_timeout(PATIENCE)
-        opened = windows[-1].new_page()
-        opened.on("pageerror", lambda error: faults.append(str(error)))
-        opened.on("console", lambda told: faults.append(told.text) if "Content Security" in told.text else None)
+        windows[-1].set_default_timeout(TIMEOUT)
+        page = windows[-1].new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda message: errors.append(message.text) if "Content Security" in message.text else None)
         if url:
-            opened.goto(url)
-        return opened
+            page.goto(url)
+        return page
 
-    yield open_tab
+    yield open_url
     for window in windows:
         window.close()
-    assert faults == []
+    assert errors == []

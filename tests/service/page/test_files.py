@@ -1,4 +1,4 @@
-"""The files of the page: all of them served and packaged, and none of them needs what a strict policy forbids."""
+"""The files of the page: all are served and packaged, and none needs what a strict content security policy forbids."""
 
 import re
 from html.parser import HTMLParser
@@ -14,25 +14,25 @@ from factorcell.service.http.site import Settings, Site
 
 FOLDER = Path(pages.__file__).parent.parent / "page"
 PATHS = {path: name for path, (folder, name, _) in pages.FILES.items() if folder == "service/page"}
-NAMESPACES = {"http://www.w3.org/2000/svg"}  # a name, nothing that is asked for
+NAMESPACES = {"http://www.w3.org/2000/svg"}  # an identifier that is never requested
 SINKS = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|eval\(|new Function")
 
 
 class Tags(HTMLParser):
-    """What a page has: its elements with their attributes, and the text of scripts and styles."""
+    """The elements of a page with their attributes, and the inline scripts and styles."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.inside = ""
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.inline_code = ""
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.elements.append((tag, dict(attrs)))
 
     def handle_data(self, data: str) -> None:
         if self.lasttag in ("script", "style"):
-            self.inside += data.strip()
+            self.inline_code += data.strip()
 
 
 @pytest.fixture
@@ -45,17 +45,17 @@ def tags() -> Tags:
     return Tags((FOLDER / "index.html").read_text(encoding="utf-8"))
 
 
-def test_every_file_is_served_as_what_it_is(client: TestClient) -> None:
+def test_every_file_is_served_with_its_media_type(client: TestClient) -> None:
     assert sorted(PATHS.values()) == sorted(path.name for path in FOLDER.iterdir())
     for path, name in PATHS.items():
         answer = client.get(path)
         assert (answer.status_code, answer.content) == (200, (FOLDER / name).read_bytes())
-        assert answer.headers["content-type"].startswith(pages.MEDIA[Path(name).suffix[1:]])
+        assert answer.headers["content-type"].startswith(pages.MEDIA_TYPES[Path(name).suffix[1:]])
         assert answer.headers["content-security-policy"] == pages.PAGE_POLICY
         assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_browser_keeps_a_file_until_it_changes(client: TestClient) -> None:
+def test_browser_caches_a_file_until_it_changes(client: TestClient) -> None:
     first = client.get("/page.css")
     assert first.headers["cache-control"] == "no-cache"
     for sent in (first.headers["etag"], f'"other", W/{first.headers["etag"]}'):
@@ -64,49 +64,51 @@ def test_browser_keeps_a_file_until_it_changes(client: TestClient) -> None:
     assert client.get("/page.css", headers={"if-none-match": '"other"'}).status_code == 200
 
 
-def test_only_the_box_may_be_loaded_by_other_sites(client: TestClient) -> None:
+def test_other_sites_may_load_only_the_box(client: TestClient) -> None:
     name = "cross-origin-resource-policy"
     assert [path for path in pages.FILES if client.get(path).headers[name] != "same-origin"] == [f"/{pages.BOX}"]
 
 
-def test_page_has_nothing_inline(tags: Tags) -> None:
-    assert tags.inside == ""
-    names = {name for _, attributes in tags.found for name in attributes}
+def test_page_has_no_inline_code(tags: Tags) -> None:
+    assert tags.inline_code == ""
+    names = {name for _, attributes in tags.elements for name in attributes}
     assert {name for name in names if name == "style" or name.startswith("on")} == set()
 
 
-def test_page_loads_its_own_files_alone(tags: Tags) -> None:
-    named = [(tag, values[name]) for tag, values in tags.found for name in ("src", "href", "action") if name in values]
-    assert {address for tag, address in named if tag != "a"} == set(PATHS.values()) - {"index.html"}
-    assert {address for tag, address in named if tag == "a"} == {"docs"}
+def test_page_loads_only_its_own_files(tags: Tags) -> None:
+    linked = [
+        (tag, values[name]) for tag, values in tags.elements for name in ("src", "href", "action") if name in values
+    ]
+    assert {address for tag, address in linked if tag != "a"} == set(PATHS.values()) - {"index.html"}
+    assert {address for tag, address in linked if tag == "a"} == {"docs"}
 
 
 @pytest.mark.parametrize("name", PATHS.values())
-def test_files_name_no_other_place_and_make_no_markup(name: str) -> None:
+def test_files_reference_no_other_server_and_create_no_markup(name: str) -> None:
     text = (FOLDER / name).read_text(encoding="utf-8")
-    found = set(re.findall(r"""https?://[^\s"'`)>]*|url\([^)]*\)|@import""", text))
-    examples = {found for found in found if "example.org" in found or found == "https://"}
-    assert found - examples <= NAMESPACES
+    addresses = set(re.findall(r"""https?://[^\s"'`)>]*|url\([^)]*\)|@import""", text))
+    examples = {address for address in addresses if "example.org" in address or address == "https://"}
+    assert addresses - examples <= NAMESPACES
     assert not SINKS.search(text)
 
 
-def test_every_name_and_reference_leads_to_an_element(tags: Tags) -> None:
-    ids = [values["id"] for _, values in tags.found if "id" in values]
+def test_every_referenced_id_exists(tags: Tags) -> None:
+    ids = [values["id"] for _, values in tags.elements if "id" in values]
     assert len(ids) == len(set(ids))
-    named = {
+    referenced = {
         word
-        for _, values in tags.found
+        for _, values in tags.elements
         for name in ("for", "aria-labelledby", "aria-describedby")
         for word in (values.get(name) or "").split()
     }
-    scripts = "".join((FOLDER / name).read_text(encoding="utf-8") for name in ("page.js", "learned.js"))
-    assert named | set(re.findall(r"\$\(\"([\w-]+)\"\)", scripts)) <= set(ids)
+    scripts = "".join((FOLDER / name).read_text(encoding="utf-8") for name in ("page.js", "saved_texts.js"))
+    assert referenced | set(re.findall(r"\$\(\"([\w-]+)\"\)", scripts)) <= set(ids)
 
 
 @pytest.mark.parametrize("hint", ["", "Type a query", 'a "b" <script>'])
-def test_the_empty_box_says_what_one_types(hint: str, service: Service) -> None:
+def test_hint_is_the_placeholder_of_the_empty_box(hint: str, service: Service) -> None:
     site = Site(service, settings=Settings(hint=hint))
     text = TestClient(application(site), base_url="http://127.0.0.1").get("/").text
-    (box,) = [given for _, given in Tags(text).found if given.get("id") == "query"]
+    (box,) = [attributes for _, attributes in Tags(text).elements if attributes.get("id") == "query"]
     assert box["placeholder"] == (hint or pages.HINT)
     assert "<script>" not in text

@@ -1,11 +1,11 @@
-"""Every test of the contract runs against every store."""
+"""Fixtures: each test of the contract runs with each store."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from factorcell.service.stores.store import Store
-from tests.service.stores.servers import SERVERS, Server, emptied
+from tests.service.stores.servers import SERVERS, Server, clear
 
 
 @pytest.fixture(scope="session", params=SERVERS)
@@ -16,7 +16,7 @@ def started(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 @pytest.fixture
 def server(started: Server) -> Server:
-    return emptied(started)
+    return clear(started)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A connection between a client and a server of TCP whose answers come late, or not at all."""
+"""A TCP proxy that delays or cuts the responses of a server."""
 
 import socket
 import threading
@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 
 class Proxy:
-    """Hands on what both sides say; before each piece of an answer it waits for `delay()` seconds.
+    """Forwards both directions. Before each chunk of a response it waits `delay()` seconds.
 
-    It ends the connection in place of a piece where `cuts()` says so.
+    If `cuts()` returns True, it closes the connection instead of forwarding the chunk.
     """
 
     def __init__(self, url: str) -> None:
@@ -25,10 +25,10 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        for each in self._sockets:
+        for item in self._sockets:
             with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+                item.shutdown(socket.SHUT_RDWR)
+            item.close()
 
     def _accept(self) -> None:
         with suppress(OSError):
@@ -37,15 +37,15 @@ class Proxy:
                 server = socket.create_connection(self.target)
                 self._sockets += [client, server]
                 for source, sink, late in ((client, server, False), (server, client, True)):
-                    threading.Thread(target=self._hand_on, args=(source, sink, late), daemon=True).start()
+                    threading.Thread(target=self._forward, args=(source, sink, late), daemon=True).start()
 
-    def _hand_on(self, source: socket.socket, sink: socket.socket, late: bool) -> None:
+    def _forward(self, source: socket.socket, sink: socket.socket, is_response: bool) -> None:
         with suppress(OSError):
-            while piece := source.recv(1 << 16):
-                time.sleep(self.delay() if late else 0.0)
-                if late and self.cuts():
+            while chunk := source.recv(1 << 16):
+                time.sleep(self.delay() if is_response else 0.0)
+                if is_response and self.cuts():
                     break
-                sink.sendall(piece)
-        for each in (source, sink):
+                sink.sendall(chunk)
+        for item in (source, sink):
             with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+                item.shutdown(socket.SHUT_RDWR)

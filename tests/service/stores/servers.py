@@ -1,6 +1,6 @@
-"""The stores that the contract is held against, each with what a test needs to look behind it.
+"""The stores under test, each with access to its raw files.
 
-PostgreSQL and Redis are started on ports of the loopback, in folders of their own, and end with the tests.
+PostgreSQL and Redis are started on ports of the loopback interface with their own folders, and stopped after the tests.
 """
 
 import os
@@ -24,34 +24,34 @@ from factorcell.service.stores.opening import open_store
 from factorcell.service.stores.store import Store
 from tests.ports import free_port
 
-START = 60.0  # seconds that a server may take to start
+START = 60.0  # seconds for a server to start
 POSTGRES_SETTINGS = ("listen_addresses=127.0.0.1", "wal_recycle=off", "min_wal_size=32MB", "shared_buffers=16MB")
 REDIS_SETTINGS = "--appendonly yes --appendfsync always --rdbcompression no --bind 127.0.0.1".split()
 
 
 class Program:
-    """A server that was started, and can be killed, stopped for a while, and started again where it was."""
+    """A server process that can be killed, suspended and restarted."""
 
-    def __init__(self, command: list[str], folder: Path, ask: Callable[[], object]) -> None:
-        self.command, self.folder, self.ask = command, folder, ask
+    def __init__(self, command: list[str], folder: Path, ping: Callable[[], object]) -> None:
+        self.command, self.folder, self.ping = command, folder, ping
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        stop = time.monotonic() + START
+        deadline = time.monotonic() + START
         while not self._answers():
-            assert time.monotonic() < stop, "the server does not answer"
-            if not self.runs():  # after a kill it may have to wait for its own processes to be gone
+            assert time.monotonic() < deadline, "the server does not answer"
+            if not self.is_running():  # after a kill, a new process may fail until the old ones have ended
                 with (self.folder / "log").open("ab") as log:
                     self._process = subprocess.Popen(
                         self.command, stdout=log, stderr=log, cwd=self.folder, start_new_session=True
                     )
             time.sleep(0.02)
 
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def signal(self, number: int) -> None:
-        if self._process is not None and self.runs():
+        if self._process is not None and self.is_running():
             for process in family(self._process.pid):
                 with suppress(ProcessLookupError):
                     os.kill(process, number)
@@ -69,17 +69,21 @@ class Program:
 
     def _answers(self) -> bool:
         try:
-            self.ask()
-            return self.runs()
+            self.ping()
+            return self.is_running()
         except (psycopg.Error, redis.RedisError):
             return False
 
 
 @dataclass(frozen=True)
 class Server:
-    """A place of one store: its URL, how to put other bytes where a person's are, and all bytes that are on disk.
+    """A store under test.
 
-    `folder` has all of its files; `program`: what serves it, None where none does.
+    Attributes:
+        url: The URL of the store.
+        folder: The folder with all of its files.
+        tamper: Replaces the stored bytes of a user.
+        program: The server process, or None for SQLite.
     """
 
     url: str
@@ -115,9 +119,9 @@ def postgres_server(parent: Path | None = None) -> Iterator[Server]:
         data = Path(folder) / "data"
         if as_user:
             os.chown(folder, pwd.getpwnam("postgres").pw_uid, -1)
-        make = [str(programs / "initdb"), "-D", str(data), "-U", "postgres", "--no-sync", "-A", "trust"]
-        subprocess.run([*as_user, *make], check=True, stdout=subprocess.DEVNULL, cwd=folder)
-        settings = [part for each in (*POSTGRES_SETTINGS, f"unix_socket_directories={folder}") for part in ("-c", each)]
+        initialize = [str(programs / "initdb"), "-D", str(data), "-U", "postgres", "--no-sync", "-A", "trust"]
+        subprocess.run([*as_user, *initialize], check=True, stdout=subprocess.DEVNULL, cwd=folder)
+        settings = [part for item in (*POSTGRES_SETTINGS, f"unix_socket_directories={folder}") for part in ("-c", item)]
         run = [str(programs / "postgres"), "-D", str(data), "-p", str(port), *settings]
         url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
 
@@ -127,10 +131,10 @@ def postgres_server(parent: Path | None = None) -> Iterator[Server]:
                     "UPDATE factorcell_users SET value = %s WHERE user_id = %s", (content, user.encode())
                 )
 
-        def ask() -> None:
+        def ping() -> None:
             psycopg.connect(url, connect_timeout=5).close()
 
-        with _started(Program([*as_user, *run], Path(folder), ask)) as program:
+        with _started(Program([*as_user, *run], Path(folder), ping)) as program:
             yield Server(url, Path(folder), tamper, program)
 
 
@@ -145,22 +149,22 @@ def redis_server(parent: Path | None = None) -> Iterator[Server]:
             with redis.Redis.from_url(url) as client:
                 client.hset(f"factorcell:user:{user}", "value", content)
 
-        def ask() -> None:
+        def ping() -> None:
             with redis.Redis.from_url(url, socket_timeout=5) as client:
                 client.ping()
 
         command = [name, "--port", str(port), "--dir", folder, "--save", "", *REDIS_SETTINGS]
-        with _started(Program(command, Path(folder), ask)) as program:
+        with _started(Program(command, Path(folder), ping)) as program:
             yield Server(url, Path(folder), tamper, program)
 
 
 SERVERS = {"sqlite": sqlite_file, "postgresql": postgres_server, "redis": redis_server}
 
 
-def emptied(server: Server) -> Server:
+def clear(server: Server) -> Server:
     store = server.open()
-    while found := store.users():
-        for user in found:
+    while users := store.users():
+        for user in users:
             store.delete(user)
     store.close()
     return server
@@ -180,6 +184,7 @@ def _started(program: Program) -> Iterator[Program]:
 
 
 def family(parent: int) -> list[int]:
+    """Return the ids of a process and of all its descendants."""
     children = Path(f"/proc/{parent}/task/{parent}/children")
-    below = children.read_text().split() if children.exists() else []
-    return [parent, *(one for child in below for one in family(int(child)))]
+    descendants = children.read_text().split() if children.exists() else []
+    return [parent, *(process for child in descendants for process in family(int(child)))]

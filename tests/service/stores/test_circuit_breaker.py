@@ -1,4 +1,4 @@
-"""A store that fails is asked by one thread, and by everybody again once it answers."""
+"""A failing store is probed by one thread, and used again once it answers."""
 
 import threading
 import time
@@ -11,26 +11,26 @@ from factorcell.service.record import DamagedRecordError, Record, StoreError
 from factorcell.service.stores import circuit_breaker
 from factorcell.service.stores.circuit_breaker import CircuitBreakerStore
 
-READING: dict[str, tuple[object, ...]] = {"read": ("a",), "version": ("a",), "users": (), "aged": (1,)}
+READING: dict[str, tuple[object, ...]] = {"read": ("a",), "version": ("a",), "users": (), "users_older_than": (1,)}
 WRITING: dict[str, tuple[object, ...]] = {"write": (Record.new("a", 1), None), "delete": ("a",), "check": ()}
 
 
 class Fragile:
-    """A store that does, by the name of what is asked, what it is told to; and who asked it for what."""
+    """A store with scripted behavior per method, which records its calls and their threads."""
 
     def __init__(self) -> None:
-        self.does: dict[str, Callable[[], Any]] = {}
-        self.asked: list[tuple[str, str]] = []
+        self.behavior: dict[str, Callable[[], Any]] = {}
+        self.calls: list[tuple[str, str]] = []
 
     def __getattr__(self, name: str) -> Any:
-        def ask(*given: Any) -> Any:
-            self.asked.append((name, threading.current_thread().name))
-            return self.does.get(name, lambda: f"answer to {name}")()
+        def call(*arguments: Any) -> Any:
+            self.calls.append((name, threading.current_thread().name))
+            return self.behavior.get(name, lambda: f"answer to {name}")()
 
-        return ask
+        return call
 
 
-def fails() -> None:
+def fail() -> None:
     raise StoreError("out of order")
 
 
@@ -41,58 +41,58 @@ def fragile(monkeypatch: pytest.MonkeyPatch) -> Fragile:
     return Fragile()
 
 
-def ask(store: CircuitBreakerStore, name: str) -> Any:
+def call(store: CircuitBreakerStore, name: str) -> Any:
     return getattr(store, name)(*(READING | WRITING)[name])
 
 
-def answer(name: str) -> str | None:
+def expected_answer(name: str) -> str | None:
     return None if name == "check" else f"answer to {name}"
 
 
 def until_answered(store: CircuitBreakerStore, name: str) -> Any:
-    stop = time.monotonic() + 10
-    while time.monotonic() < stop:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
         try:
-            return ask(store, name)
+            return call(store, name)
         except StoreError:
             time.sleep(0.005)
-    pytest.fail(f"{name} is never answered")
+    pytest.fail(f"{name} was never answered")
 
 
 @pytest.mark.parametrize(("kind", "other", "probe"), [(READING, WRITING, "version"), (WRITING, READING, "check")])
-def test_what_fails_is_tried_by_one_thread(fragile: Fragile, kind: Any, other: Any, probe: str) -> None:
+def test_failing_operations_are_probed_by_one_thread(fragile: Fragile, kind: Any, other: Any, probe: str) -> None:
     store = CircuitBreakerStore(cast(Any, fragile))
     for name in kind:
-        assert ask(store, name) == answer(name)
-        fragile.does = dict.fromkeys(kind, fails)
+        assert call(store, name) == expected_answer(name)
+        fragile.behavior = dict.fromkeys(kind, fail)
         with pytest.raises(StoreError, match="out of order"):
-            ask(store, name)
-        fragile.asked.clear()
+            call(store, name)
+        fragile.calls.clear()
         for _ in range(20):
             with pytest.raises(StoreError, match="does not answer yet"):
-                ask(store, name)
-            for one in other:
-                assert ask(store, one) == answer(one)
+                call(store, name)
+            for other_name in other:
+                assert call(store, other_name) == expected_answer(other_name)
             time.sleep(0.002)
-        tried = [asked for asked in fragile.asked if asked[0] in kind]
-        assert set(tried) == {(probe, "factorcell-trying")}
-        assert len(tried) > 1
-        fragile.does = {}
-        assert until_answered(store, name) == answer(name)
+        probes = [event for event in fragile.calls if event[0] in kind]
+        assert set(probes) == {(probe, "factorcell-store-probe")}
+        assert len(probes) > 1
+        fragile.behavior = {}
+        assert until_answered(store, name) == expected_answer(name)
         time.sleep(0.03)
-        fragile.asked.clear()
+        fragile.calls.clear()
         time.sleep(0.03)
-        assert fragile.asked == [], "what answers is not tried"
+        assert fragile.calls == [], "a working store is not probed"
     store.close()
 
 
-def test_one_persons_damage_is_no_failure(fragile: Fragile) -> None:
+def test_damaged_record_is_not_a_failure_of_the_store(fragile: Fragile) -> None:
     store = CircuitBreakerStore(cast(Any, fragile))
 
     def damaged() -> None:
         raise DamagedRecordError("altered")
 
-    fragile.does["read"] = damaged
+    fragile.behavior["read"] = damaged
     for _ in range(2):
         with pytest.raises(DamagedRecordError):
             store.read("a")

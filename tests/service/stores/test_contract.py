@@ -1,4 +1,4 @@
-"""One contract for every store, against real servers."""
+"""One contract for all stores, tested with real servers."""
 
 import random
 import re
@@ -14,73 +14,73 @@ from tests.service.stores.servers import Server
 replace = msgspec.structs.replace
 
 
-def person(user: str, texts: int = 1, time: int = 100) -> Record:
-    kept = tuple(StoredText(number, f"text {number} of {user}", time + number) for number in range(1, texts + 1))
+def new_record(user: str, texts: int = 1, time: int = 100) -> Record:
+    saved = tuple(StoredText(number, f"text {number} of {user}", time + number) for number in range(1, texts + 1))
     state = LearnedState(b"m" * 16, texts, bytes(range(256)))
-    return replace(Record.new(user, time), accepted=texts, texts=kept, states=(state,))
+    return replace(Record.new(user, time), accepted=texts, texts=saved, states=(state,))
 
 
-def after(record: Record, **values: object) -> Record:
+def updated(record: Record, **values: object) -> Record:
     return replace(record, version=record.version + 1, **values)
 
 
 @pytest.mark.parametrize("user", ["Ann", "é \U0001f600", "a'; DROP TABLE users; --", "%", "*", "{x}:y", "a" * 256])
-def test_what_was_written_is_read(store: Store, user: str) -> None:
+def test_written_record_is_read(store: Store, user: str) -> None:
     assert (store.read(user), store.version(user)) == (None, None)
-    first = person(user, 3)
+    first = new_record(user, 3)
     assert store.write(first, None)
     assert (store.read(user), store.version(user)) == (first, first.version)
     assert store.read(user + "x" if len(user) < 256 else "x") is None
-    large = after(first, texts=tuple(StoredText(number, "x" * 60_000, 1) for number in range(1, 20)))
+    large = updated(first, texts=tuple(StoredText(number, "x" * 60_000, 1) for number in range(1, 20)))
     assert store.write(large, first.version)
     assert store.read(user) == large
 
 
-def test_only_the_version_that_was_read_is_replaced(store: Store) -> None:
-    first, other = person("Ann"), person("Ann", 2)
-    assert not store.write(after(first), first.version), "nobody is there"
+def test_only_the_expected_version_is_replaced(store: Store) -> None:
+    first, other = new_record("Ann"), new_record("Ann", 2)
+    assert not store.write(updated(first), first.version), "there is no record"
     assert store.write(first, None)
-    assert not store.write(other, None), "somebody is there"
+    assert not store.write(other, None), "there is a record"
     assert not store.write(other, first.version + 1)
     assert store.read("Ann") == first
-    second = after(first, paused=True)
+    second = updated(first, paused=True)
     assert store.write(second, first.version)
-    assert not store.write(after(first), first.version)
+    assert not store.write(updated(first), first.version)
     assert store.read("Ann") == second
 
 
-def test_deletion(store: Store) -> None:
-    first = person("Ann")
+def test_deleted_record_does_not_exist(store: Store) -> None:
+    first = new_record("Ann")
     assert not store.delete("Ann")
     store.write(first, None)
-    store.write(person("Bob"), None)
+    store.write(new_record("Bob"), None)
     assert not store.delete("Ann", first.version + 1)
     assert store.read("Ann") == first
     assert store.delete("Ann", first.version)
     assert (store.read("Ann"), store.version("Ann"), store.users()) == (None, None, ["Bob"])
-    assert not store.write(after(first), first.version), "who read before the deletion cannot undo it"
-    assert store.write(person("Ann"), None)
+    assert not store.write(updated(first), first.version), "a writer that read before the deletion must not undo it"
+    assert store.write(new_record("Ann"), None)
     assert store.delete("Ann")
     assert store.delete("Bob")
     assert (store.users(), store.users_older_than(10**9)) == ([], [])
 
 
-def test_users_come_in_pages(store: Store) -> None:
+def test_users_are_listed_in_pages(store: Store) -> None:
     names = sorted(["a", "B", "b", "é", "\uffee", "\U0001f600", "10", "9", "a b", "aa"], key=str.encode)
     for name in random.sample(names, len(names)):
-        store.write(person(name), None)
+        store.write(new_record(name), None)
     assert store.users() == names
-    found, last = list[str](), ""
+    listed, last = list[str](), ""
     while page := store.users(last, 3):
         assert len(page) <= 3
-        found, last = found + page, page[-1]
-    assert found == names
+        listed, last = listed + page, page[-1]
+    assert listed == names
     assert store.users("zzz", 2) == [name for name in names if name.encode() > b"zzz"][:2]
 
 
-def test_those_with_old_texts_come_first(store: Store) -> None:
+def test_users_are_sorted_by_oldest_text(store: Store) -> None:
     for time, name in enumerate("cab"):
-        store.write(person(name, 2, 10 * time), None)
+        store.write(new_record(name, 2, 10 * time), None)
     store.write(replace(Record.new("idle", 15), paused=True), None)
     assert store.users_older_than(1) == []
     assert store.users_older_than(2) == ["c"]
@@ -88,21 +88,21 @@ def test_those_with_old_texts_come_first(store: Store) -> None:
     assert store.users_older_than(100, 2) == ["c", "a"]
     first = store.read("c")
     assert first is not None
-    store.write(after(first, texts=(StoredText(3, "new", 50),)), first.version)
+    store.write(updated(first, texts=(StoredText(3, "new", 50),)), first.version)
     assert store.users_older_than(100) == ["a", "idle", "b", "c"]
 
 
-def test_of_many_writers_one_wins_each_time(store: Store) -> None:
-    store.write(person("Ann"), None)
+def test_concurrent_writers_lose_no_update(store: Store) -> None:
+    store.write(new_record("Ann"), None)
     refused = []
 
     def increment(_: int) -> None:
         while True:
-            found = store.read("Ann")
-            assert found is not None
-            if store.write(after(found, accepted=found.accepted + 1), found.version):
+            current = store.read("Ann")
+            assert current is not None
+            if store.write(updated(current, accepted=current.accepted + 1), current.version):
                 return
-            refused.append(found.version)
+            refused.append(current.version)
 
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(increment, range(200)))
@@ -111,14 +111,14 @@ def test_of_many_writers_one_wins_each_time(store: Store) -> None:
     assert last.accepted == 201
 
 
-def test_damage_is_refused_and_can_be_deleted(store: Store, server: Server) -> None:
-    ann, bob = person("Ann"), person("Bob")
+def test_damaged_record_is_refused_and_can_be_deleted(store: Store, server: Server) -> None:
+    ann, bob = new_record("Ann"), new_record("Bob")
     store.write(ann, None)
     store.write(bob, None)
     content = bytearray(ann.to_bytes())
     content[len(content) // 2] ^= 4
-    for wrong in (bytes(content), bob.to_bytes(), b""):
-        server.tamper("Ann", wrong)
+    for damaged in (bytes(content), bob.to_bytes(), b""):
+        server.tamper("Ann", damaged)
         with pytest.raises(DamagedRecordError):
             store.read("Ann")
     assert store.read("Bob") == bob
@@ -126,29 +126,29 @@ def test_damage_is_refused_and_can_be_deleted(store: Store, server: Server) -> N
     assert store.read("Ann") is None
 
 
-def test_it_is_there_again_after_it_was_closed(server: Server) -> None:
-    first, second = server.open(), person("Ann")
+def test_data_survives_closing(server: Server) -> None:
+    first, second = server.open(), new_record("Ann")
     first.check()
     first.write(second, None)
     first.close()
-    for ask in (lambda: first.read("Ann"), lambda: first.write(second, None), first.check):
+    for call in (lambda: first.read("Ann"), lambda: first.write(second, None), first.check):
         with pytest.raises(StoreError):
-            ask()
-    again = server.open()
-    again.check()
-    assert again.read("Ann") == second
-    again.close()
+            call()
+    reopened = server.open()
+    reopened.check()
+    assert reopened.read("Ann") == second
+    reopened.close()
 
 
-def test_what_was_deleted_is_gone_from_the_raw_files(store: Store, server: Server) -> None:
+def test_purge_removes_deleted_data_from_raw_files(store: Store, server: Server) -> None:
     secret = b"my very own secret"
     for number in range(90):
-        first = person(f"person-{number:03}", number % 50)
+        first = new_record(f"user-{number:03}", number % 50)
         before = replace(first, texts=(*first.texts, StoredText(99, f"{secret.decode()} {number}", 3)))
         assert store.write(before, None)
-        assert store.write(after(first), before.version) if number % 3 == 0 else store.delete(first.user)
-    assert secret in server.raw(), "the raw files are where we look"
+        assert store.write(updated(first), before.version) if number % 3 == 0 else store.delete(first.user)
+    assert secret in server.raw(), "raw() reads the files of the store"
     assert store.purge() == []
     raw = server.raw()
     assert secret not in raw
-    assert {int(number) for number in re.findall(rb"person-(\d{3})", raw)} == set(range(0, 90, 3))
+    assert {int(number) for number in re.findall(rb"user-(\d{3})", raw)} == set(range(0, 90, 3))

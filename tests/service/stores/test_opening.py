@@ -1,4 +1,4 @@
-"""URLs of stores, and what a store refuses to open."""
+"""URLs of stores, and stores that are refused."""
 
 import os
 import sqlite3
@@ -19,22 +19,22 @@ from tests.service.stores.servers import Server
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("users.db", "store 'users.db': valid is sqlite:///FILE, postgresql://"),
-        ("mysql://root:secret@host/x", "store 'mysql': valid is sqlite:///FILE"),
-        ("sqlite://", "store sqlite: no file in it"),
-        ("sqlite:///", "store sqlite: no file in it"),
-        ("sqlite:////nowhere/at/all/users.db", "there is no folder /nowhere/at/all"),
-        ("sqlite:////dev/null", "/dev/null: cannot be opened as a store of users (it is no file)"),
-        ("sqlite:////", "/: cannot be opened as a store of users (it is no file)"),
-        ("postgresql://root:secret\udcff@127.0.0.1:1/x", "store postgresql: its URL has characters that are none"),
-        ("redis://:secret\0@127.0.0.1:1/0", "store redis: its URL has characters that are none"),
+        ("users.db", "store 'users.db': unknown URL; valid is sqlite:///FILE, postgresql://"),
+        ("mysql://root:secret@host/x", "store 'mysql': unknown URL; valid is sqlite:///FILE"),
+        ("sqlite://", "store sqlite: the URL has no file"),
+        ("sqlite:///", "store sqlite: the URL has no file"),
+        ("sqlite:////nowhere/at/all/users.db", "the folder /nowhere/at/all does not exist"),
+        ("sqlite:////dev/null", "/dev/null: cannot be opened as a store of users (not a regular file)"),
+        ("sqlite:////", "/: cannot be opened as a store of users (not a regular file)"),
+        ("postgresql://root:secret\udcff@127.0.0.1:1/x", "store postgresql: the URL contains invalid characters"),
+        ("redis://:secret\0@127.0.0.1:1/0", "store redis: the URL contains invalid characters"),
         ("postgresql://root:secret@127.0.0.1:1/x", "cannot be opened (connection failed: connection to server at"),
         ("postgresql://host:port:more/x?y", "store postgresql: "),
         ("redis://:secret@127.0.0.1:1/0", "store redis: cannot be opened"),
         ("redis://127.0.0.1:1/0?socket_timeout=soon", "store redis: "),
     ],
 )
-def test_urls_of_no_store_are_one_line_without_a_password(url: str, message: str) -> None:
+def test_invalid_urls_are_reported_in_one_line_without_the_password(url: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         open_store(url)
     assert message in str(caught.value)
@@ -42,31 +42,31 @@ def test_urls_of_no_store_are_one_line_without_a_password(url: str, message: str
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_of_something_else_is_refused_and_stays(tmp_path: Path) -> None:
+def test_other_files_are_refused_and_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "other.db"
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE mine (x)")
     before = path.read_bytes()
-    with pytest.raises(UserError, match="a database, but not one of users"):
+    with pytest.raises(UserError, match="expected a store of users, got another SQLite database"):
         open_store(f"sqlite:///{path}")
-    assert path.read_bytes()[100:] == before[100:], "all but the header, in which the kind of journal stands"
-    (tmp_path / "text").write_text("no database at all, but long enough to be taken for one" * 100)
+    assert path.read_bytes()[100:] == before[100:], "all but the header, which contains the journal mode"
+    (tmp_path / "text").write_text("not a database, but long enough to be mistaken for one" * 100)
     with pytest.raises(UserError, match="cannot be opened as a store of users"):
         open_store(f"sqlite:///{tmp_path / 'text'}")
 
 
-def test_what_a_later_version_made_is_refused(started: Server) -> None:
+def test_newer_schema_is_refused(started: Server) -> None:
     started.open().close()
-    _make_later(started.url, 99)
+    _set_schema(started.url, 99)
     try:
-        with pytest.raises(UserError, match="its schema is 99, this factorcell knows up to 1; upgrade"):
+        with pytest.raises(UserError, match="expected a schema of at most 1, got 99; upgrade"):
             started.open()
     finally:
-        _make_later(started.url, 1)
+        _set_schema(started.url, 1)
     started.open().close()
 
 
-def _make_later(url: str, version: int) -> None:
+def _set_schema(url: str, version: int) -> None:
     if url.startswith("sqlite"):
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
             connection.execute(f"PRAGMA user_version = {version}")
@@ -78,8 +78,8 @@ def _make_later(url: str, version: int) -> None:
             client.execute("UPDATE factorcell_schema SET version = %s", (version,))
 
 
-@pytest.mark.skipif(os.name != "posix", reason="permissions are those of POSIX")
-def test_only_the_owner_may_read_a_file_of_people(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.name != "posix", reason="POSIX permissions are required")
+def test_store_file_is_readable_only_by_its_owner(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         store = open_store(f"sqlite:///{tmp_path / 'users.db'}")
@@ -92,7 +92,7 @@ def test_only_the_owner_may_read_a_file_of_people(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("started", ["redis"], indirect=True)
-def test_a_redis_that_may_lose_what_it_has_answered_is_refused(started: Server) -> None:
+def test_redis_that_may_lose_acknowledged_writes_is_refused(started: Server) -> None:
     with redis.Redis.from_url(started.url) as client:
         client.config_set("appendfsync", "everysec")
         client.config_set("maxmemory", "1gb")

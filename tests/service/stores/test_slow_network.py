@@ -1,4 +1,4 @@
-"""Answers that come late or never: an error in time, and never the answer to another question."""
+"""Late or missing responses of a server: an error within the timeout, and never the response to another request."""
 
 import random
 import time
@@ -12,34 +12,34 @@ from factorcell.service.stores import postgres, redis
 from factorcell.service.stores.opening import open_store
 from tests.service.stores.proxy import Proxy
 from tests.service.stores.servers import Server
-from tests.service.stores.test_contract import person
+from tests.service.stores.test_contract import new_record
 
 pytestmark = pytest.mark.parametrize("started", ["postgresql", "redis"], indirect=True)
-WAIT = 0.3  # seconds that a store waits here
+WAIT = 0.3  # seconds that the stores wait in these tests
 
 
 @pytest.fixture
 def proxy(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     monkeypatch.setattr(redis, "WAIT", WAIT)
     monkeypatch.setattr(postgres, "WAIT", WAIT)
-    monkeypatch.setattr(postgres.BoundedConnection, "patience", WAIT)
-    made = Proxy(server.url)
-    yield made
-    made.close()
+    monkeypatch.setattr(postgres.BoundedConnection, "answer_timeout", WAIT)
+    tcp_proxy = Proxy(server.url)
+    yield tcp_proxy
+    tcp_proxy.close()
 
 
-def test_a_server_that_does_not_answer_is_an_error_in_time(proxy: Proxy) -> None:
-    store, ann = open_store(proxy.url), person("Ann")
+def test_silent_server_is_an_error_within_the_timeout(proxy: Proxy) -> None:
+    store, ann = open_store(proxy.url), new_record("Ann")
     store.write(ann, None)
     proxy.delay = lambda: 2.0
-    for ask in (lambda: store.version("Ann"), lambda: store.read("Ann"), lambda: store.delete("Ann", 1), store.check):
-        begun = time.monotonic()
+    for call in (lambda: store.version("Ann"), lambda: store.read("Ann"), lambda: store.delete("Ann", 1), store.check):
+        start = time.monotonic()
         with pytest.raises(StoreError):
-            ask()
-        assert time.monotonic() - begun < 1.5
+            call()
+        assert time.monotonic() - start < 1.5
     proxy.delay = lambda: 0.0
-    stop = time.monotonic() + 20
-    while time.monotonic() < stop:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
         try:
             assert store.read("Ann") == ann
             break
@@ -48,31 +48,31 @@ def test_a_server_that_does_not_answer_is_an_error_in_time(proxy: Proxy) -> None
         except StoreError:
             time.sleep(0.05)
     else:
-        pytest.fail("it does not come back")
+        pytest.fail("the store did not recover")
     store.close()
 
 
-def test_late_answers_reach_nobody_else(proxy: Proxy) -> None:
-    store, people = open_store(proxy.url), [person(f"user {number}", 2) for number in range(20)]
-    for one in people:
-        store.write(one, None)
-    draw = random.Random(0)
-    proxy.delay = lambda: 2 * WAIT if draw.random() < 0.125 else 0.0
+def test_late_response_is_never_taken_for_another(proxy: Proxy) -> None:
+    store, records = open_store(proxy.url), [new_record(f"user {number}", 2) for number in range(20)]
+    for record in records:
+        store.write(record, None)
+    generator = random.Random(0)
+    proxy.delay = lambda: 2 * WAIT if generator.random() < 0.125 else 0.0
 
     def ask(number: int) -> str:
-        one = people[number * 7 % len(people)]
+        record = records[number * 7 % len(records)]
         try:
-            assert store.read(one.user) == one
-            assert store.version(one.user) == one.version
+            assert store.read(record.user) == record
+            assert store.version(record.user) == record.version
         except DamagedRecordError:
-            return "another's"
+            return "wrong"
         except StoreError:
             return "late"
-        return "own"
+        return "correct"
 
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(ask, range(120)))
-    assert found.count("another's") == 0
-    assert found.count("own") > 10
-    assert found.count("late") > 5
+        outcomes = list(pool.map(ask, range(120)))
+    assert outcomes.count("wrong") == 0
+    assert outcomes.count("correct") > 10
+    assert outcomes.count("late") > 5
     store.close()

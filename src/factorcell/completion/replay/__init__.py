@@ -1,1 +1,1 @@
-"""Progressive evaluation of completion: predict each text of a stream, judge the prediction, then learn the text."""
+"""Progressive evaluation of completion: complete each text of a stream, judge the suggestions, then learn the text."""

@@ -1,10 +1,10 @@
-"""Rows of a replay to figures: mean reciprocal rank and others, with intervals, for all queries and for groups.
+"""Figures of a replay, such as the mean reciprocal rank, with intervals, for all queries and for groups of queries.
 
-Every figure is a ratio of sums over users, sum_u a_u / sum_u b_u. Averaged over queries, b counts a user's queries;
-averaged over users, a is the user's own mean and b is 1. Intervals are those of the bootstrap over users; all systems
-and groups see the same draws, so that differences are paired.
+Every figure is a ratio of sums over users, sum_u a_u / sum_u b_u. In averages over queries, b_u is the user's number of
+queries; in averages over users, a_u is the user's mean and b_u is 1. Intervals are bootstraps over users; all systems
+and groups use the same draws, so that differences are paired.
 
-Shapes: S systems, N queries that all of them judged, U users, D draws, W places in a stream.
+Shapes: S systems, N queries that all systems judged, U users, D draws, W positions in a stream.
 """
 
 import math
@@ -20,68 +20,74 @@ from factorcell import bootstrap, limits
 from factorcell.choices import REPLAY_WINDOW
 from factorcell.config import UserError, choose
 
-MIN_USERS = 10  # users behind a point of the curve
+MIN_USERS = 10  # users that a point of the curve needs
 FIGURES = ("mrr", "success_1", "success_10", "partial_mrr", "saved", "perplexity")
-# Where the ranges of a number begin; the last has no end.
-PREFIXES = (2, 3, 4, 5, 6, 8, 11, 16, 21, 31, 51)
-QUERIES = (3, 6, 11, 16, 21, 31, 41, 61, 81)
-PLACES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)
+# First values of the ranges of prefix lengths, query lengths and positions; the last range has no end.
+PREFIX_LENGTHS = (2, 3, 4, 5, 6, 8, 11, 16, 21, 31, 51)
+QUERY_LENGTHS = (3, 6, 11, 16, 21, 31, 41, 61, 81)
+POSITIONS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 Row = dict[str, Any]
 Floats = NDArray[np.float64]
-Whole = NDArray[np.int64]
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class JudgedQueries:
-    """The queries that all systems judged; `values` holds the terms of the sum of each figure, (S, N).
+    """The queries that all systems judged.
 
-    Nats are divided by `targets` (S, N), all other figures by the number of queries. `groups` holds the labels of each
-    kind of group, and the number of the label of each query.
+    Attributes:
+        systems: The names of the systems (S,).
+        users: The user number of each query (N,).
+        positions: The position of each query in its stream (N,).
+        values: The terms of the sum of each figure (S, N).
+        targets: The number of targets (S, N), by which nats are divided; other figures are divided by queries.
+        groups: For each kind of group, its labels and the label number of each query.
     """
 
     systems: tuple[str, ...]
-    users: Whole
-    places: Whole
+    users: Ints
+    positions: Ints
     values: dict[str, Floats]
     targets: Floats
-    groups: dict[str, tuple[list[str], Whole]]
+    groups: dict[str, tuple[list[str], Ints]]
 
 
 def join_systems(rows: Sequence[Mapping[str, Any]]) -> JudgedQueries:
-    """Join the rows of the systems; a query that not all systems have judged is omitted."""
+    """Join the rows of all systems; a query that not all systems judged is omitted."""
     systems = tuple(dict.fromkeys(row["system"] for row in rows))
-    table: dict[tuple[str, int], dict[str, Mapping[str, Any]]] = {}
+    by_query: dict[tuple[str, int], dict[str, Mapping[str, Any]]] = {}
     for row in rows:
-        table.setdefault((row["user"], row["position"]), {})[row["system"]] = row
-    queries = [[found[name] for name in systems] for found in table.values() if len(found) == len(systems)]
+        by_query.setdefault((row["user"], row["position"]), {})[row["system"]] = row
+    queries = [[query[name] for name in systems] for query in by_query.values() if len(query) == len(systems)]
     if not queries:
-        raise UserError("no query was judged by all systems: nothing to summarise")
+        raise UserError("replay: no query was judged by all systems; a summary needs at least one")
 
     def column(name: str) -> Floats:
         return np.array([[query[s][name] for query in queries] for s in range(len(systems))], dtype=np.float64)
 
-    rank, partial, first = column("rank"), column("partial_rank"), [query[0] for query in queries]
-    names = {user: number for number, user in enumerate(dict.fromkeys(one["user"] for one in first))}
-    places = np.array([one["position"] for one in first])
+    rank, partial_rank, first = column("rank"), column("partial_rank"), [query[0] for query in queries]
+    numbers = {user: number for number, user in enumerate(dict.fromkeys(row["user"] for row in first))}
+    positions = np.array([row["position"] for row in first])
     groups = {
-        "prefix_length": _ranges(np.array([one["prefix_length"] for one in first]), PREFIXES),
-        "query_length": _ranges(np.array([one["query_length"] for one in first]), QUERIES),
-        "queries_seen": _ranges(places, PLACES),
+        "prefix_length": _group(np.array([row["prefix_length"] for row in first]), PREFIX_LENGTHS),
+        "query_length": _group(np.array([row["query_length"] for row in first]), QUERY_LENGTHS),
+        "queries_seen": _group(positions, POSITIONS),
     }
-    if all(one["seen"] is not None for one in first):
-        unseen = np.array([0 if one["seen"] else 1 for one in first])
-        groups = {"prefix": (["seen", "unseen"], unseen), **groups}
+    if all(row["seen"] is not None for row in first):
+        is_unseen = np.array([0 if row["seen"] else 1 for row in first])
+        groups = {"prefix": (["seen", "unseen"], is_unseen), **groups}
     values = {
         "mrr": np.nan_to_num(1 / rank),
         "success_1": (rank == 1).astype(np.float64),
         "success_10": (rank <= 10).astype(np.float64),
-        "partial_mrr": np.nan_to_num(1 / partial),
+        "partial_mrr": np.nan_to_num(1 / partial_rank),
         "saved": column("saved"),
         "perplexity": column("nats"),
     }
-    users = np.array([names[one["user"]] for one in first])
-    return JudgedQueries(systems, users, places, values, column("targets"), groups)
+    users = np.array([numbers[row["user"]] for row in first])
+    return JudgedQueries(systems, users, positions, values, column("targets"), groups)
 
 
 def summarise(
@@ -92,143 +98,154 @@ def summarise(
     draws: int = bootstrap.DRAWS,
     seed: int = 0,
 ) -> Row:
-    """Return all figures of the rows of a replay with intervals and differences to the system `base`.
+    """Compute all figures of a replay with intervals and with differences to a base system.
 
-    Each of the `rows` of the summary has the figures of a system: `by` and `value` (the group, "all" first), `over`
-    queries or users, their numbers, every figure with `_low` and `_high`, its `_difference` to `base` with these, and
-    `ahead`, the figures in which the system is significantly better than all others. `curve` has the improvement over
-    `base` by the number of earlier queries.
+    Args:
+        rows: The rows of the replay.
+        base: The base system.
+        window: Positions that a point of the curve covers.
+        draws: Bootstrap draws.
+        seed: The seed of the draws.
+
+    Returns:
+        A summary. Each of its `rows` has the figures of a system: `by` and `value` (the group, "all" first), `over`
+        (queries or users) and their numbers, each figure with `_low` and `_high`, its `_difference` to `base` with
+        the same, and `ahead`, the figures in which the system is significantly better than all others. `curve` has
+        the improvement over `base` by the number of earlier queries.
+
+    Raises:
+        UserError: The base system is unknown, or no query was judged by all systems.
     """
     limits.check(window=window, seed=seed)
-    table = join_systems(rows)
-    choose("base system", base, table.systems)
-    users = int(table.users.max()) + 1
+    queries = join_systems(rows)
+    choose("base system", base, queries.systems)
+    users = int(queries.users.max()) + 1
     weights = bootstrap.resampling_counts(users, draws, seed)
-    splits = [("all", "all", np.ones(len(table.users), dtype=bool))]
-    for name, (labels, numbers) in table.groups.items():
-        splits += [(name, label, numbers == number) for number, label in enumerate(labels) if (numbers == number).any()]
+    groups = [("all", "all", np.ones(len(queries.users), dtype=bool))]
+    for name, (labels, numbers) in queries.groups.items():
+        members = ((label, numbers == number) for number, label in enumerate(labels))
+        groups += [(name, label, in_group) for label, in_group in members if in_group.any()]
     return {
         "base": base,
-        "systems": list(table.systems),
-        "queries": len(table.users),
+        "systems": list(queries.systems),
+        "queries": len(queries.users),
         "users": users,
         "draws": draws,
         "window": window,
-        "rows": [row for by, value, chosen in splits for row in _split(table, chosen, weights, base, by, value)],
-        "curve": list(_curve(table, weights, base, window)),
+        "rows": [row for by, value, in_group in groups for row in _rows(queries, in_group, weights, base, by, value)],
+        "curve": list(_curve(queries, weights, base, window)),
         "milliseconds": _milliseconds(rows),
     }
 
 
-def _split(
-    table: JudgedQueries, chosen: NDArray[np.bool_], weights: Floats, base: str, by: str, value: str
-) -> Iterator[Row]:
-    """Yield the rows of one group of queries: every system, over queries and over users."""
-    count = int(chosen.sum())
-    of_users = len(np.unique(table.users[chosen]))
+def _rows(queries: JudgedQueries, in_group: Flags, weights: Floats, base: str, by: str, value: str) -> Iterator[Row]:
+    """Yield the rows of one group: every system, over queries and over users."""
+    count, user_count = int(in_group.sum()), len(np.unique(queries.users[in_group]))
     for over in ("queries", "users"):
-        found: list[Row] = [
-            {"system": name, "by": by, "value": value, "over": over, "queries": count, "users": of_users, "ahead": []}
-            for name in table.systems
+        rows: list[Row] = [
+            {"system": name, "by": by, "value": value, "over": over, "queries": count, "users": user_count, "ahead": []}
+            for name in queries.systems
         ]
         for figure in FIGURES:
-            points = _points(table, figure, chosen, weights, over)
-            own = points[:, [table.systems.index(base)]]
-            for s, row in enumerate(found):
+            points = _points(queries, figure, in_group, weights, over)
+            base_points = points[:, [queries.systems.index(base)]]
+            for s, row in enumerate(rows):
                 row |= _interval(figure, points[:, s])
                 if row["system"] != base:
-                    difference = points[:, [s]] - own
+                    difference = points[:, [s]] - base_points
                     row |= _interval(f"{figure}_difference", difference[:, 0])
-            if (best := _ahead(points, figure)) is not None:
-                found[best]["ahead"].append(figure)
-        yield from found
+            if (best := _clear_winner(points, figure)) is not None:
+                rows[best]["ahead"].append(figure)
+        yield from rows
 
 
-def _ahead(points: Floats, figure: str) -> int | None:
-    """Return the system whose figure, `points` (1 + D, S), is significantly better than that of all others, if any."""
-    there = np.flatnonzero(np.isfinite(points[0]))
-    known = points[:, there]
+def _clear_winner(points: Floats, figure: str) -> int | None:
+    """Return the system whose figure, `points` (1 + D, S), is significantly better than all others, or None."""
+    systems = np.flatnonzero(np.isfinite(points[0]))
+    finite = points[:, systems]
     best = bootstrap.clear_winner(
-        known[0],
+        finite[0],
         figure != "perplexity",
-        lambda one, other: bootstrap.percentile_interval(known[:, one] - known[:, other]),
+        lambda first, second: bootstrap.percentile_interval(finite[:, first] - finite[:, second]),
     )
-    return None if best is None else int(there[best])
+    return None if best is None else int(systems[best])
 
 
-def _points(table: JudgedQueries, figure: str, chosen: NDArray[np.bool_], weights: Floats, over: str) -> Floats:
-    """Return one figure of all systems, first of the users themselves, then of every draw of users (1 + D, S)."""
-    users, counts = table.users[chosen], np.ones((len(table.systems), int(chosen.sum())))
-    above = _by_user(table.values[figure][:, chosen], users, weights.shape[1])
-    below = _by_user(table.targets[:, chosen] if figure == "perplexity" else counts, users, weights.shape[1])
+def _points(queries: JudgedQueries, figure: str, in_group: Flags, weights: Floats, over: str) -> Floats:
+    """Return one figure of all systems (1 + D, S): for the users themselves, then for every draw of users."""
+    users, counts = queries.users[in_group], np.ones((len(queries.systems), int(in_group.sum())))
+    divisors = queries.targets[:, in_group] if figure == "perplexity" else counts
+    numerator = _sum_by_user(queries.values[figure][:, in_group], users, weights.shape[1])
+    denominator = _sum_by_user(divisors, users, weights.shape[1])
     if over == "users":
-        there = below > 0
-        above, below = np.divide(above, below, out=np.zeros_like(above), where=there), there.astype(np.float64)
+        has_queries = denominator > 0
+        numerator = np.divide(numerator, denominator, out=np.zeros_like(numerator), where=has_queries)
+        denominator = has_queries.astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = (weights @ above.T) / (weights @ below.T)
+        ratio = (weights @ numerator.T) / (weights @ denominator.T)
     return np.exp(ratio) if figure == "perplexity" else ratio
 
 
-def _by_user(values: Floats, users: Whole, count: int) -> Floats:
+def _sum_by_user(values: Floats, users: Ints, count: int) -> Floats:
     """Return the sums (S, U) of `values` (S, N)."""
-    return np.stack([np.bincount(users, weights=line, minlength=count) for line in values])
+    return np.stack([np.bincount(users, weights=row, minlength=count) for row in values])
 
 
 def _interval(name: str, points: Floats) -> Row:
-    """Return a figure (1 + D,) with its interval; None if a system does not have the figure."""
+    """Return a figure (1 + D,) with its interval; None if the system does not have the figure."""
     if not math.isfinite(points[0]):
         return {name: None, f"{name}_low": None, f"{name}_high": None}
     return dict(bootstrap.percentile_interval(points).to_row(name))
 
 
-def _curve(table: JudgedQueries, weights: Floats, base: str, window: int) -> Iterator[Row]:
-    """Yield how much higher the MRR is than that of `base` (0.05: 5 %), by the earlier queries of a user (figure 5.2).
+def _curve(queries: JudgedQueries, weights: Floats, base: str, window: int) -> Iterator[Row]:
+    """Yield the relative improvement of the MRR over `base` by the number of earlier queries (figure 5.2).
 
-    A point is the ratio of the sums over the `window` positions around it (fewer at the ends), not a mean of ratios,
-    in which a position with few queries would weigh too much.
+    A point is a ratio of sums over the `window` positions around it (fewer at the ends); a mean of ratios would
+    overweight positions with few queries.
     """
-    own, reach = table.systems.index(base), window // 2
-    sums = _by_place(table, weights)
-    for place in range(sums.shape[2]):
-        begin, end = max(0, place - reach), place + reach + 1
-        inside = (begin <= table.places) & (table.places < end)
-        users = len(np.unique(table.users[inside]))
+    base_index, half = queries.systems.index(base), window // 2
+    sums = _sum_by_position(queries, weights)
+    for position in range(sums.shape[2]):
+        begin, end = max(0, position - half), position + half + 1
+        in_window = (begin <= queries.positions) & (queries.positions < end)
+        users = len(np.unique(queries.users[in_window]))
         if users < MIN_USERS:
             continue
         totals = sums[:, :, begin:end].sum(axis=2)
         with np.errstate(invalid="ignore", divide="ignore"):
-            gains = totals / totals[own] - 1
-        for name, gain in zip(table.systems, gains, strict=True):
+            gains = totals / totals[base_index] - 1
+        for name, gain in zip(queries.systems, gains, strict=True):
             if name != base and np.isfinite(gain[0]):
-                row = {"system": name, "queries_seen": place, "queries": int(inside.sum()), "users": users}
+                row = {"system": name, "queries_seen": position, "queries": int(in_window.sum()), "users": users}
                 yield row | _interval("improvement", gain)
 
 
-def _by_place(table: JudgedQueries, weights: Floats) -> Floats:
-    """Return the sums of reciprocal ranks of every system and draw at every position of the streams (S, 1 + D, W)."""
-    sums = np.zeros((len(table.systems), len(weights), int(table.places.max()) + 1))
-    order = np.argsort(table.places, kind="stable")
-    bounds = np.searchsorted(table.places[order], np.arange(sums.shape[2] + 1))
-    for place, (begin, end) in enumerate(pairwise(bounds.tolist())):
-        here = order[begin:end]  # no user is here twice
-        sums[:, :, place] = table.values["mrr"][:, here] @ weights[:, table.users[here]].T
+def _sum_by_position(queries: JudgedQueries, weights: Floats) -> Floats:
+    """Return the sums of reciprocal ranks of every system and draw at every position (S, 1 + D, W)."""
+    sums = np.zeros((len(queries.systems), len(weights), int(queries.positions.max()) + 1))
+    order = np.argsort(queries.positions, kind="stable")
+    bounds = np.searchsorted(queries.positions[order], np.arange(sums.shape[2] + 1))
+    for position, (begin, end) in enumerate(pairwise(bounds.tolist())):
+        rows = order[begin:end]  # each user has at most one query at a position
+        sums[:, :, position] = queries.values["mrr"][:, rows] @ weights[:, queries.users[rows]].T
     return sums
 
 
-def _ranges(values: Whole, begins: Sequence[int]) -> tuple[list[str], Whole]:
-    """Return the labels of the ranges that begin at `begins`, and the number of the range of each value."""
+def _group(values: Ints, begins: Sequence[int]) -> tuple[list[str], Ints]:
+    """Return the labels of the ranges that begin at `begins`, and the range number of each value."""
     labels = [str(a) if b == a + 1 else f"{a}–{b - 1}" for a, b in pairwise(begins)]
     return [*labels, f"{begins[-1]}+"], np.searchsorted(np.array(begins), values, side="right") - 1
 
 
 def _milliseconds(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Return the medians and 95th percentiles of the time that suggesting and learning took."""
-    found = []
+    """Return medians and 95th percentiles of the time to suggest and to learn, for each system."""
+    summary = []
     for name in dict.fromkeys(row["system"] for row in rows):
         times = {"system": name}
-        for work in ("suggest", "learn"):
-            seconds = np.array([row[f"{work}_seconds"] for row in rows if row["system"] == name])
-            middle, most = np.quantile(1000 * seconds, (0.5, 0.95))
-            times |= {work: float(middle), f"{work}_95": float(most)}
-        found.append(times)
-    return found
+        for task in ("suggest", "learn"):
+            seconds = np.array([row[f"{task}_seconds"] for row in rows if row["system"] == name])
+            median, percentile_95 = np.quantile(1000 * seconds, (0.5, 0.95))
+            times |= {task: float(median), f"{task}_95": float(percentile_95)}
+        summary.append(times)
+    return summary

@@ -1,12 +1,12 @@
 """The systems that a progressive evaluation compares, by name.
 
 mpc        most popular completion of training texts
-history    the user's own earlier texts, the newest weigh most
-plain      a run that learns nothing of the user
+history    earlier texts of the user, newer ones with larger weights
+plain      a run without online learning, for the unknown user
 online     a run that learns the user's vector, text by text
-blend      the same with popular texts and the user's own; in a folder of runs, of the run that is named before it
+blend      the run named before it, blended with popular texts and the user's history
 
-In a folder of several runs each goes by its own name, and learns if it tells users apart.
+In a folder of several runs, each run is a system of its own name, and learns users online if it distinguishes them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,133 +32,143 @@ Row = Mapping[str, Any]
 
 
 class MostPopular(System):
-    """Most popular completion: the same for every user."""
+    """Most popular completion, which is the same for all users."""
 
     def __init__(self, popularity: Popularity) -> None:
         self.popularity = popularity
 
-    def suggest(self, held: None, prefix: str, row: Row, k: int) -> list[Suggestion]:
+    def suggest(self, state: None, prefix: str, row: Row, k: int) -> list[Suggestion]:
         return self.popularity.complete(prefix, k)
 
 
 class UserHistory(System):
-    """What the user wrote before, in the column `text`."""
+    """Completion by the user's earlier texts, in the column `text_column`."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, text_column: str) -> None:
+        self.text_column = text_column
 
     def start(self, user: str) -> History:
         return History()
 
-    def suggest(self, held: History, prefix: str, row: Row, k: int) -> list[Suggestion]:
-        return held.complete(prefix, k)
+    def suggest(self, state: History, prefix: str, row: Row, k: int) -> list[Suggestion]:
+        return state.complete(prefix, k)
 
-    def learn(self, held: History, row: Row) -> History:
-        return held.add(row[self.text])
+    def learn(self, state: History, row: Row) -> History:
+        return state.add(row[self.text_column])
 
 
 class Unpersonalised(System):
-    """A run as it was trained, in the context of each row except the column `user`."""
+    """A run without online learning, in the context of each row except the column `user_column`."""
 
-    def __init__(self, completer: Completer, user: str) -> None:
+    def __init__(self, completer: Completer, user_column: str) -> None:
         self.completer, run = completer, completer.run
-        self.text, self.columns = run.config.data.text, run.schema.columns(without=user)
+        self.text_column, self.columns = run.config.data.text, run.schema.columns(without=user_column)
 
-    def suggest(self, held: None, prefix: str, row: Row, k: int) -> list[Suggestion]:
+    def suggest(self, state: None, prefix: str, row: Row, k: int) -> list[Suggestion]:
         if not self.completer.fits(prefix):
             return []
         return self.completer.complete(prefix, None, {name: row[name] for name in self.columns}, k)
 
-    def nats(self, held: None, row: Row) -> tuple[float, int]:
+    def nats(self, state: None, row: Row) -> tuple[float, int]:
         run, context = self.completer.run, {name: row[name] for name in self.columns}
-        corpus = run.read([row[self.text]], [context], unknown=self.completer.unknown)
+        corpus = run.read([row[self.text_column]], [context], unknown=self.completer.unknown)
         return float(run.nats(corpus).sum(dtype="float64")), corpus.target_count
 
 
 class Personalised(System):
-    """A run whose user is learned online, or stays new unless it `learns`; its completer or blend suggests.
+    """A run that learns its users online, or leaves them new unless it `learns`; a completer or blend suggests.
 
-    `unknown` as in `Completer`, for texts that are judged and learned.
+    `unknown` says how context values that training never saw are read, as in `Run.prepare`.
     """
 
     def __init__(self, run: Run, suggester: Completer | Blend, learns: bool = True, unknown: str = "error") -> None:
         self.suggester, self.learns = suggester, learns
-        self.text, self.learner = run.config.data.text, Learner(run, unknown=unknown)
+        self.text_column, self.learner = run.config.data.text, Learner(run, unknown=unknown)
         self.columns = self.learner.columns
 
     def start(self, user: str) -> User:
         return self.learner.new()
 
-    def suggest(self, held: User, prefix: str, row: Row, k: int) -> list[Suggestion]:
+    def suggest(self, state: User, prefix: str, row: Row, k: int) -> list[Suggestion]:
         if not self.suggester.fits(prefix):
             return []
-        return self.suggester.complete(prefix, held, {name: row[name] for name in self.columns}, k)
+        return self.suggester.complete(prefix, state, {name: row[name] for name in self.columns}, k)
 
-    def nats(self, held: User, row: Row) -> tuple[float, int]:
-        texts, contexts = [row[self.text]], [{name: row[name] for name in self.columns}]
-        nats = self.learner.nats(held.vector[None], texts, contexts)
-        return float(nats[0]), self.learner.run.read(texts, contexts, unknown=self.learner.unknown_policy).target_count
+    def nats(self, state: User, row: Row) -> tuple[float, int]:
+        texts, contexts = [row[self.text_column]], [{name: row[name] for name in self.columns}]
+        nats = self.learner.nats(state.vector[None], texts, contexts)
+        corpus = self.learner.run.read(texts, contexts, unknown=self.learner.unknown_policy)
+        return float(nats[0]), corpus.target_count
 
-    def learn(self, held: User, row: Row) -> User:
+    def learn(self, state: User, row: Row) -> User:
         if not self.learns:
-            return held
-        (after,), _ = self.learner.learn([held], [row[self.text]], [{name: row[name] for name in self.columns}])
-        return after
+            return state
+        context = {name: row[name] for name in self.columns}
+        (learned,), _ = self.learner.learn([state], [row[self.text_column]], [context])
+        return learned
 
 
 def run_folders(folder: Path) -> dict[str, Path]:
-    """Return the run folders of `folder` (itself, or those in it) by the names of their systems."""
+    """Return the run folders by the names of their systems; `folder` is a run folder or a folder of runs."""
     if (folder / "config.json").is_file():
         return {"plain": folder, "online": folder}
-    found = {path.parent.name: path.parent for path in input_files.list_visible(folder, "*/config.json")}
-    if not found:
+    folders = {path.parent.name: path.parent for path in input_files.list_visible(folder, "*/config.json")}
+    if not folders:
         raise not_a_run_error(folder, "a run folder or a folder of runs")
-    return found
+    return folders
 
 
 def available_systems(folder: Path) -> list[str]:
-    """Return the names of the systems that `folder` allows; its first run is the first, its last one is blended."""
-    found = run_folders(folder)
-    personal = {path: _personal(read_config(path)) for path in found.values()}
-    popular = {path for path in found.values() if (path / POPULARITY).exists()}
-    first, *others = [name for name, path in found.items() if name != "online" or personal[path]]
-    last = list(found.values())[-1]
-    blended = ["blend"] if last in popular and personal[last] else []
-    return [first, *(["mpc"] if popular else []), "history", *others, *blended]
+    """Return the names of the systems that `folder` allows; the first is its first run, and its last run is blended."""
+    folders = run_folders(folder)
+    has_users = {path: _distinguishes_users(read_config(path)) for path in folders.values()}
+    has_popularity = {path for path in folders.values() if (path / POPULARITY).exists()}
+    first, *others = [name for name, path in folders.items() if name != "online" or has_users[path]]
+    last = list(folders.values())[-1]
+    blended = ["blend"] if last in has_popularity and has_users[last] else []
+    return [first, *(["mpc"] if has_popularity else []), "history", *others, *blended]
 
 
-def _personal(config: Config) -> bool:
-    """Return whether a run of this config tells users apart, as `online.tells_apart` for an open run."""
+def _distinguishes_users(config: Config) -> bool:
+    """Return `online.distinguishes_users` for the config of a run that is not open."""
     return bool(config.data.user and (weight_adapters(config.model) or config.model.output_bias))
 
 
-def reading_config(folder: Path, names: Sequence[str], user: str) -> tuple[Config, list[str]]:
-    """Return how the systems `names` of `folder` read texts, and their context columns except `user`.
+def reading_config(folder: Path, names: Sequence[str], user_column: str) -> tuple[Config, list[str]]:
+    """Return the config that determines how the systems `names` read texts, and their context columns.
 
-    All runs must read texts in one way. Where no run is among the systems, it is the way of the folder's first run.
+    Args:
+        folder: A run folder or a folder of runs.
+        names: Names of systems; if none is a run, the config is that of the first run.
+        user_column: The column of users, which is not returned.
+
+    Raises:
+        UserError: The runs have different text columns or lower-casing.
     """
-    found = run_folders(folder)
-    opened = _opened(found, names)
-    ways: dict[tuple[str, bool], tuple[str, Config]] = {}
+    folders = run_folders(folder)
+    selected = _selected_runs(folders, names)
+    configs: dict[tuple[str, bool], tuple[str, Config]] = {}
     columns: list[str] = []
-    for name, path in (opened or dict(list(found.items())[:1])).items():
+    for name, path in (selected or dict(list(folders.items())[:1])).items():
         config = read_config(path)
-        ways.setdefault((config.data.text, config.tokenizer.lowercase), (name, config))
-        columns += ContextSchema.load(path / "schema.json").columns(without=user) if opened else []
-    if len(ways) > 1:
-        (first, _), (second, _), *_ = ways.values()
+        configs.setdefault((config.data.text, config.tokenizer.lowercase), (name, config))
+        columns += ContextSchema.load(path / "schema.json").columns(without=user_column) if selected else []
+    if len(configs) > 1:
+        (first, _), (second, _), *_ = configs.values()
         raise UserError(
-            f"{folder}: {first} and {second} read texts in two ways (text column, lower case); replay apart"
+            f"{folder}: {first} and {second} have different text columns or lower-casing; replay them separately"
         )
-    (_, config), *_ = ways.values()
+    (_, config), *_ = configs.values()
     return config, list(dict.fromkeys(columns))
 
 
 def user_and_time_columns(folder: Path, names: Sequence[str]) -> tuple[str, str]:
-    """Return the columns of user and time with which the runs of the systems `names` were trained, or empty texts."""
-    found = run_folders(folder)
-    data = [read_config(path).data for path in (_opened(found, names) or dict(list(found.items())[:1])).values()]
-    return next((one.user for one in data if one.user), ""), next((one.time for one in data if one.time), "")
+    """Return the user and time columns with which the runs of the systems `names` were trained; "" for none."""
+    folders = run_folders(folder)
+    selected = _selected_runs(folders, names) or dict(list(folders.items())[:1])
+    data = [read_config(path).data for path in selected.values()]
+    user_column = next((options.user for options in data if options.user), "")
+    return user_column, next((options.time for options in data if options.time), "")
 
 
 def open_systems(
@@ -171,45 +181,56 @@ def open_systems(
     device: str = "cpu",
     precision: str = "float32",
 ) -> dict[str, System]:
-    """Open the systems called `names`, of the run folder or folder of runs `folder`.
+    """Open the systems `names`.
 
-    `unknown` and `seconds` as in `Completer`, `device` and `precision` as in `Run.open`.
+    Args:
+        folder: A run folder or a folder of runs.
+        names: Names of systems.
+        user_column: The column of users.
+        unknown: How context values that training never saw are read, as in `Run.prepare`.
+        seconds: Time limit of each search.
+        device: The device of the runs, as in `Run.open`.
+        precision: The precision of the runs, as in `Run.open`; `auto` is decided once for all runs.
+
+    Raises:
+        UserError: A name is unknown, or a system needs popular texts that its run does not have.
     """
-    found, made = run_folders(folder), dict[str, System]()
-    opened = _opened(found, names)
+    folders, systems = run_folders(folder), dict[str, System]()
+    selected = _selected_runs(folders, names)
 
     @cache
-    def completer(path: Path) -> Completer:
+    def open_completer(path: Path) -> Completer:
         nonlocal precision
         run = Run.open(path, device=device, precision=precision)
-        precision = run.precision  # one for all of them
+        precision = run.precision
         return Completer(run, unknown=unknown, seconds=seconds)
 
     for name in names:
-        choose("system", name, ("mpc", "history", "blend", *found))
+        choose("system", name, ("mpc", "history", "blend", *folders))
         if name == "mpc":
-            paths = list(found.values())
-            made[name] = MostPopular(Popularity.load(next((p for p in paths if (p / POPULARITY).exists()), paths[0])))
+            paths = list(folders.values())
+            path = next((path for path in paths if (path / POPULARITY).exists()), paths[0])
+            systems[name] = MostPopular(Popularity.load(path))
             continue
         if name == "history":
-            made[name] = UserHistory(reading_config(folder, names, user_column)[0].data.text)
+            systems[name] = UserHistory(reading_config(folder, names, user_column)[0].data.text)
             continue
-        suggester = completer(opened[name])
-        run = suggester.run
+        completer = open_completer(selected[name])
+        run = completer.run
         if name == "blend":
-            made[name] = Personalised(run, Blend(suggester, Popularity.from_run(run)), unknown=unknown)
+            systems[name] = Personalised(run, Blend(completer, Popularity.from_run(run)), unknown=unknown)
         elif distinguishes_users(run):
-            made[name] = Personalised(run, suggester, name != "plain", unknown)
+            systems[name] = Personalised(run, completer, name != "plain", unknown)
         else:
-            made[name] = Unpersonalised(suggester, user_column)
-    return made
+            systems[name] = Unpersonalised(completer, user_column)
+    return systems
 
 
-def _opened(found: Mapping[str, Path], names: Sequence[str]) -> dict[str, Path]:
-    """Return the run of each of the systems `names` that has one: the blend has that of the name before it."""
-    opened, latest = dict[str, Path](), list(found.values())[-1]
+def _selected_runs(folders: Mapping[str, Path], names: Sequence[str]) -> dict[str, Path]:
+    """Return the run folder of each system that has one; `blend` has that of the run named before it."""
+    selected, latest = dict[str, Path](), list(folders.values())[-1]
     for name in names:
-        latest = found.get(name, latest)
-        if name in found or name == "blend":
-            opened[name] = latest
-    return opened
+        latest = folders.get(name, latest)
+        if name in folders or name == "blend":
+            selected[name] = latest
+    return selected

@@ -1,7 +1,7 @@
-"""Fit the rule of online learning and the weights of the blend to users who were not in training.
+"""Tuning of online learning and of the blend's weights on users who were not in training.
 
-The rate with the lowest progressive perplexity is chosen: every text is scored, then learned (thesis 2018, section
-5.4.1). The weights of the blend are fitted to the texts of the prefixes that a replay draws.
+The learning rate with the lowest progressive perplexity is chosen: every text is scored before it is learned (thesis
+2018, section 5.4.1). The weights of the blend are fitted to the prefixes that a replay draws.
 """
 
 import math
@@ -22,27 +22,28 @@ from factorcell.progress import progress_bar
 
 Row = dict[str, Any]
 
-STARTS = {"adagrad": 0.1, "adadelta": 5.0, "sgd": 0.003}  # where the search for a rate begins
-FACTORS = (3.0, math.sqrt(3.0))  # steps of the search, on a scale of logarithms
+INITIAL_RATES = {"adagrad": 0.1, "adadelta": 5.0, "sgd": 0.003}
+FACTORS = (3.0, math.sqrt(3.0))  # between neighbouring rates: a coarse search, then a fine one
 
 
 def progressive_perplexity(learner: Learner, streams: Sequence[Stream], progress: bool = False) -> float:
-    """Return the progressive perplexity of all streams, whose users are independent and learned in batches."""
-    text, others = learner.run.config.data.text, learner.columns
-    users, total = {stream.user: learner.new() for stream in streams}, Tally()
+    """Return the perplexity of all texts before they are learned; users are learned in batches."""
+    text_column, columns = learner.run.config.data.text, learner.columns
+    users, tally = {stream.user: learner.new() for stream in streams}, Tally()
     longest = max((len(stream.rows) for stream in streams), default=0)
-    for place in progress_bar(range(longest), desc=str(learner.rule), unit="texts each", show=progress, leave=False):
-        here = [stream for stream in streams if len(stream.rows) > place]
-        for at in range(0, len(here), BATCH_SIZE):
-            part = here[at : at + BATCH_SIZE]
-            rows = [stream.rows[place] for stream in part]
-            texts, contexts = [row[text] for row in rows], [{name: row[name] for name in others} for row in rows]
-            after, nats = learner.learn([users[stream.user] for stream in part], texts, contexts)
-            users |= {stream.user: user for stream, user in zip(part, after, strict=True)}
-            total += Tally(
-                float(nats.sum()), learner.run.read(texts, contexts, unknown=learner.unknown_policy).target_count
-            )
-    return total.perplexity
+    positions = progress_bar(range(longest), desc=str(learner.rule), unit="texts each", show=progress, leave=False)
+    for position in positions:
+        remaining = [stream for stream in streams if len(stream.rows) > position]
+        for start in range(0, len(remaining), BATCH_SIZE):
+            batch = remaining[start : start + BATCH_SIZE]
+            rows = [stream.rows[position] for stream in batch]
+            texts = [row[text_column] for row in rows]
+            contexts = [{name: row[name] for name in columns} for row in rows]
+            learned, nats = learner.learn([users[stream.user] for stream in batch], texts, contexts)
+            users |= {stream.user: user for stream, user in zip(batch, learned, strict=True)}
+            corpus = learner.run.read(texts, contexts, unknown=learner.unknown_policy)
+            tally += Tally(float(nats.sum()), corpus.target_count)
+    return tally.perplexity
 
 
 def try_rates(
@@ -53,63 +54,78 @@ def try_rates(
     reach: float = LearningRule.reach,
     unknown: str = "error",
 ) -> Generator[Row]:
-    """Yield a row for every rule that is tried: `optimiser`, `rate`, `perplexity`; the first learns nothing.
+    """Search for the learning rate with the lowest progressive perplexity.
 
-    `reach` is that of all rules, `unknown` as in `Learner`.
+    Args:
+        run: The run.
+        streams: Texts of users who were not in training.
+        optimisers: Optimizers to try.
+        progress: Whether to show progress bars.
+        reach: Maximum length of user vectors, as in `LearningRule`.
+        unknown: How context values that training never saw are read, as in `Run.prepare`.
+
+    Yields:
+        A row (`optimiser`, `rate`, `perplexity`) for each rule that is tried; the first rule does not learn.
 
     Raises:
         UserError: The reach is out of range, or there is no text.
     """
     if not any(stream.rows for stream in streams):
-        raise UserError("no stream has a text: nothing to find a rate on")
+        raise UserError("tuning: the table has no texts; a learning rate needs texts of at least one user")
     yield {
         "optimiser": "none",
         "rate": 0.0,
         "perplexity": progressive_perplexity(Learner(run, LearningRule("sgd", 0.0), unknown), streams, progress),
     }
     for name in optimisers:
-        yield from _climb(Learner(run, LearningRule(name, STARTS[name], reach), unknown), streams, progress)
+        yield from _search_rate(
+            Learner(run, LearningRule(name, INITIAL_RATES[name], reach), unknown), streams, progress
+        )
 
 
-def _climb(learner: Learner, streams: Sequence[Stream], progress: bool) -> Iterator[Row]:
-    """Try rates one step above and below the best; take smaller steps when neither is better."""
-    start = learner.rule
-    tried: dict[float, float] = {}
+def _search_rate(learner: Learner, streams: Sequence[Stream], progress: bool) -> Iterator[Row]:
+    """Try the rates next to the best one, first in coarse and then in fine steps, until neither is better."""
+    initial = learner.rule
+    perplexities: dict[float, float] = {}
 
-    def attempt(rate: float) -> Iterator[Row]:
-        if rate not in tried:
-            other = Learner(learner.run, replace(start, rate=rate), learner.unknown_policy)
-            tried[rate] = progressive_perplexity(other, streams, progress)
-            yield {"optimiser": start.optimiser, "rate": rate, "perplexity": tried[rate]}
+    def try_rate(rate: float) -> Iterator[Row]:
+        if rate not in perplexities:
+            other = Learner(learner.run, replace(initial, rate=rate), learner.unknown_policy)
+            perplexities[rate] = progressive_perplexity(other, streams, progress)
+            yield {"optimiser": initial.optimiser, "rate": rate, "perplexity": perplexities[rate]}
 
-    yield from attempt(start.rate)
+    yield from try_rate(initial.rate)
     for factor in FACTORS:
         best = None
-        while best != (best := min(tried, key=tried.__getitem__)):
-            yield from attempt(float(f"{best * factor:.3g}"))
-            yield from attempt(float(f"{best / factor:.3g}"))
+        while best != (best := min(perplexities, key=perplexities.__getitem__)):
+            yield from try_rate(float(f"{best * factor:.3g}"))
+            yield from try_rate(float(f"{best / factor:.3g}"))
 
 
 def candidate_lists(
     completer: Completer, learner: Learner, popularity: Popularity, streams: Sequence[Stream], progress: bool = False
 ) -> Iterator[tuple[list[Candidate], str]]:
-    """Yield what the sources propose for every judged text of the streams, and the text."""
+    """Yield the candidates of all sources for every judged text of the streams, and the text."""
     blend = Blend(completer, popularity)
-    text, others = learner.run.config.data.text, learner.columns
+    text_column, columns = learner.run.config.data.text, learner.columns
     with progress_bar(total=sum(len(s.rows) for s in streams), desc="blend", unit="texts", show=progress) as bar:
         for stream in streams:
             user = learner.new()
             for row, prefix in zip(stream.rows, stream.prefixes, strict=True):
-                context = {name: row[name] for name in others}
+                context = {name: row[name] for name in columns}
                 if prefix is not None and completer.fits(prefix):
-                    written = completer.type(completer.begin(user, context), prefix)
-                    found = completer.suggest(written, MIN_PROPOSALS)
-                    yield blend.candidates(written.text, found, user.history, MIN_PROPOSALS), row[text]
-                (user,), _ = learner.learn([user], [row[text]], [context])
+                    typed_text = completer.type(completer.begin(user, context), prefix)
+                    by_model = completer.suggest(typed_text, MIN_PROPOSALS)
+                    candidates = blend.candidates(typed_text.text, by_model, user.history, MIN_PROPOSALS)
+                    yield candidates, row[text_column]
+                (user,), _ = learner.learn([user], [row[text_column]], [context])
                 bar.update()
 
 
 def mean_reciprocal_rank(blend: Blend, lists: Sequence[tuple[list[Candidate], str]]) -> float:
     """Return the mean reciprocal rank of the texts among the best candidates of their `lists`."""
-    ranks = (rank_of(text, [one.text for one in blend.merge(found, SUGGESTION_COUNT)]) for found, text in lists)
+    ranks = (
+        rank_of(text, [suggestion.text for suggestion in blend.merge(candidates, SUGGESTION_COUNT)])
+        for candidates, text in lists
+    )
     return sum(1 / rank for rank in ranks if rank) / max(1, len(lists))

@@ -1,1 +1,1 @@
-"""Estimates of the worth of context columns, before any training."""
+"""Estimates of how much each context column can lower the perplexity, without training a model."""

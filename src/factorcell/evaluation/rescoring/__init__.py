@@ -1,1 +1,1 @@
-"""Rescoring the n-best lists of a speech recogniser in context."""
+"""Rescoring of the n-best lists of a speech recognizer in context."""

@@ -1,17 +1,18 @@
-"""N-best lists of a recogniser, read from files of four formats.
+"""N-best lists of a speech recognizer, read from files in four formats.
 
-JSON lines   one utterance per line; all other fields are columns (context, or to report by):
+JSON lines   one utterance per line; fields other than id, hypotheses and reference are columns:
              {"id": "a1", "hypotheses": [{"text": "so it is", "acoustic": -31.2, "lm": -9.5}, ...],
               "reference": "so is it", "speaker": "ann"}
              Every number of a hypothesis is a score, a log probability in nats; all hypotheses have the same scores.
-Kaldi        a folder of text files as nbest-to-linear writes them: words_text (or words) with lines `a1-1 so it is`,
-             and costs `a1-1 31.2` in any of ac_cost, lm_cost, lmwt.nolm and lmwt.lmonly.
+Kaldi        a folder of text files written by nbest-to-linear: words_text (or words) with lines `a1-1 so it is`,
+             and files with costs `a1-1 31.2`: any of ac_cost, lm_cost, lmwt.nolm and lmwt.lmonly.
 NeMo         JSON lines of `transcribe_speech.py` with all beams:
              {"audio_filepath": "a1.wav", "beams": [["so it is", -31.2], ...], "text": "so is it"}
-SRILM        a file per utterance, named after it, or a folder of them, with lines `acoustic lm words-count so it is`.
+SRILM        a file per utterance, named after the utterance, or a folder of such files, with lines
+             `acoustic lm words-count so it is`.
 
-The first hypothesis is the recogniser's own choice. Scores become nats, the higher the better: costs of Kaldi are
-negated, logarithms to base 10 of SRILM are converted. Files may be compressed (.gz).
+The first hypothesis is the result of the first pass. Scores are converted to log probabilities in nats: Kaldi's costs
+are negated, SRILM's logarithms to base 10 are multiplied by ln 10. Files may be compressed (.gz).
 
 Shapes: H hypotheses of an utterance, S scores.
 """
@@ -37,23 +38,23 @@ from factorcell.data.values import category_name, to_float64
 Floats = NDArray[np.float64]
 Hypothesis = tuple[str, list[float]]  # text and scores
 
-LARGEST = 1e9  # nats: sums of larger numbers would have no digits left
-MODEL, WORDS, LM = "model", "words", "lm"  # names of weights: the rescoring model, the length, the first pass's model
+MAX_SCORE = 1e9  # nats; sums of larger numbers would lose precision
+MODEL, WORDS, LM = "model", "words", "lm"  # names of weights: rescoring model, number of words, first-pass model
 KALDI_TEXTS = ("words_text", "words")
 KALDI_COSTS = {"ac_cost": "acoustic", "lm_cost": LM, "lmwt.nolm": "graph", "lmwt.lmonly": LM}
-SRILM_SUFFIXES = (  # which SRILM strips from names of files
+SRILM_SUFFIXES = (  # SRILM strips these suffixes from names of files
     *(".Z", ".gz", ".score", ".nbest", ".lat", ".slf", ".plp"),
     *(".wav", ".wav_cep", ".wv", ".wv1", ".sph"),
 )
 SRILM_LINE = "ACOUSTIC LM WORDS-COUNT WORD ..."
-SILENT = ("<s>", "</s>", "-pau-")  # in SRILM's lists; not words
+SRILM_MARKS = ("<s>", "</s>", "-pau-")  # tokens in SRILM's lists that are not words
 NEMO_SCORE = "score"
-OWN = ("id", "hypotheses", "reference")  # fields of an utterance; all others are columns
+UTTERANCE_FIELDS = ("id", "hypotheses", "reference")  # all other fields are columns
 
 
 @dataclass(frozen=True)
 class Utterance:
-    """The hypotheses of an utterance: `texts` (H), best first, their `scores` (H, S), the reference, and `columns`."""
+    """The hypotheses of an utterance: `texts` (H), best first, and `scores` (H, S) in nats; reference and columns."""
 
     id: str
     texts: tuple[str, ...]
@@ -64,41 +65,45 @@ class Utterance:
 
 @dataclass(frozen=True)
 class NBest:
-    """The utterances in their order, and the `names` (S) of their scores."""
+    """The n-best lists of utterances, and the `names` (S) of their scores."""
 
     names: tuple[str, ...]
     utterances: tuple[Utterance, ...]
 
     def __post_init__(self) -> None:
         if not self.utterances:
-            raise UserError("no utterances: there is nothing to rescore")
+            raise UserError("utterances: expected at least one, got none")
         for name in (MODEL, WORDS):
             if name in self.names:
-                raise UserError(f"a score is named {name!r}, which stands for the rescoring itself; rename it")
-        seen = set()
+                raise UserError(f"score {name!r}: the name is reserved for rescoring; rename the score")
+        ids = set()
         for utterance in self.utterances:
-            if utterance.id in seen:
-                raise UserError(f"utterance {utterance.id!r} comes twice; ids must differ")
-            seen.add(utterance.id)
-            if (utterance.reference is None) == self.referenced:
-                without = utterance.id if self.referenced else self.utterances[0].id
-                raise UserError(f"utterance {without} has no reference, others have; all or none must have one")
+            if utterance.id in ids:
+                raise UserError(f"utterance {utterance.id!r} occurs twice; ids must be unique")
+            ids.add(utterance.id)
+            if (utterance.reference is None) == self.has_references:
+                without = utterance.id if self.has_references else self.utterances[0].id
+                raise UserError(f"utterance {without}: expected a reference; either all or no utterances have one")
 
     @property
-    def referenced(self) -> bool:
-        """Whether utterances have references: all or none."""
+    def has_references(self) -> bool:
+        """Whether all utterances have references; otherwise none has."""
         return self.utterances[0].reference is not None
 
     @property
     def columns(self) -> list[str]:
+        """The names of all columns."""
         return list(dict.fromkeys(name for utterance in self.utterances for name in utterance.columns))
 
 
 def read_nbest(source: Any) -> NBest:
-    """Read the n-best lists of utterances from a file or folder, or a table whose rows are like the lines of JSON.
+    """Read n-best lists.
+
+    Args:
+        source: A file, a folder, or a table in memory whose rows have the fields of the JSON lines format.
 
     Raises:
-        UserError: The lists cannot be read; the message names the file and the line.
+        UserError: The lists are invalid; the message names the file and the line.
     """
     if not isinstance(source, (str, Path)):
         rows = source if isinstance(source, (list, tuple)) else to_rows(source)
@@ -122,7 +127,7 @@ def read_nbest(source: Any) -> NBest:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the lines that are not blank, each with its place for error messages."""
+    """Yield the lines that are not blank, each with its file and line number for error messages."""
     input_files.check(path)
     if path.suffix == ".Z":
         raise UserError(f"{path}: expected a plain file or a .gz file, got a .Z file; unpack it (uncompress)")
@@ -141,13 +146,13 @@ def _number(text: str, where: str, valid: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not -LARGEST <= value <= LARGEST:
-        raise UserError(f"{where}: {text!r} is not a finite number; a line is {valid}")
+    if not -MAX_SCORE <= value <= MAX_SCORE:
+        raise UserError(f"{where}: expected a finite number, got {text!r}; a line is {valid}")
     return value
 
 
 def _rows(lines: Iterable[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
-    """Parse lines of JSON; each keeps the place that errors name."""
+    """Parse lines of JSON; each object comes with its file and line number."""
     for where, line in lines:
         try:
             yield where, json.loads(line)
@@ -156,41 +161,46 @@ def _rows(lines: Iterable[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
 
 
 def _from_rows(rows: Iterable[tuple[str, Any]]) -> NBest:
+    """Return the n-best lists from rows of the JSON lines format, each with its location for error messages."""
     names: tuple[str, ...] | None = None
     utterances = []
     for where, row in rows:
         if not isinstance(row, Mapping) or not isinstance(row.get("id"), (str, int)):
-            raise UserError(f"{where}: no id; an utterance is an object with id and hypotheses")
+            raise UserError(f"{where}: expected an object with id and hypotheses")
         row = _without_numpy(row)
         hypotheses = row.get("hypotheses")
         if not isinstance(hypotheses, list) or not hypotheses:
-            got = "an empty list" if hypotheses == [] else f"{hypotheses!r:.40}"
-            raise UserError(f"{where}: hypotheses is {got}; it must be a list of at least one object")
+            actual = "an empty list" if hypotheses == [] else f"{hypotheses!r:.40}"
+            raise UserError(f"{where}: hypotheses: expected a list of at least one object, got {actual}")
         if names is None:
             first = hypotheses[0] if isinstance(hypotheses[0], Mapping) else {}
             names = tuple(name for name in first if name != "text")
-        reference, columns = row.get("reference"), {name: row[name] for name in row if name not in OWN}
+        reference, columns = row.get("reference"), {name: row[name] for name in row if name not in UTTERANCE_FIELDS}
         if not isinstance(reference, (str, type(None))):
-            raise UserError(f"{where}: reference is {reference!r:.40}, not a text")
-        if odd := [name for name, value in columns.items() if not isinstance(value, (str, int, float, type(None)))]:
-            raise UserError(f"{where}: {odd[0]} is {columns[odd[0]]!r:.40}; a column has a text or a number")
-        lines = [_hypothesis(one, names, f"{where} hypothesis {place}") for place, one in enumerate(hypotheses, 1)]
-        utterances.append(replace(_utterance(str(row["id"]), lines), reference=reference, columns=columns))
+            raise UserError(f"{where}: reference: expected a text, got {reference!r:.40}")
+        for name, value in columns.items():
+            if not isinstance(value, (str, int, float, type(None))):
+                raise UserError(f"{where}: {name}: expected a text or a number, got {value!r:.40}")
+        parsed = [_hypothesis(entry, names, f"{where} hypothesis {n}") for n, entry in enumerate(hypotheses, 1)]
+        utterances.append(replace(_utterance(str(row["id"]), parsed), reference=reference, columns=columns))
     return NBest(names or (), tuple(utterances))
 
 
-def _hypothesis(one: Any, names: Sequence[str], where: str) -> Hypothesis:
-    if not isinstance(one, Mapping) or not isinstance(one.get("text"), str):
-        raise UserError(f"{where}: {one!r:.60} has no text; a hypothesis is an object with text and scores")
-    one = _without_numpy(one)
-    if set(one) != {"text", *names}:
-        differ = ", ".join(sorted(set(one) ^ {"text", *names}))
-        raise UserError(f"{where}: with and without {differ}; all hypotheses must have the scores of the first")
+def _hypothesis(entry: Any, names: Sequence[str], where: str) -> Hypothesis:
+    """Return the text and the scores of a hypothesis in the JSON lines format."""
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("text"), str):
+        raise UserError(f"{where}: expected an object with text and scores, got {entry!r:.60}")
+    entry = _without_numpy(entry)
+    if set(entry) != {"text", *names}:
+        difference = ", ".join(sorted(set(entry) ^ {"text", *names}))
+        raise UserError(
+            f"{where}: all hypotheses must have the same scores as the first one; they differ in {difference}"
+        )
     for name in names:
-        value = one[name]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not -LARGEST <= value <= LARGEST:
-            raise UserError(f"{where}: {name} is {value!r:.40}; a score is a finite number, a log probability in nats")
-    return one["text"], [float(one[name]) for name in names]
+        value = entry[name]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not -MAX_SCORE <= value <= MAX_SCORE:
+            raise UserError(f"{where}: {name}: expected a finite number (log probability in nats), got {value!r:.40}")
+    return entry["text"], [float(entry[name]) for name in names]
 
 
 def _without_numpy(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,7 +214,7 @@ def _utterance(name: str, hypotheses: Sequence[Hypothesis]) -> Utterance:
 
 
 def _nemo_row(row: Any, where: str) -> dict[str, Any]:
-    """Return a line with beams as a row for `_from_rows`, without lists, such as timestamps."""
+    """Convert a NeMo object to a row of the JSON lines format, without fields that are lists, such as timestamps."""
     beams: Any = row.get("beams") if isinstance(row, dict) else None
     pairs = isinstance(beams, list) and all(isinstance(beam, list) and len(beam) == 2 for beam in beams)
     if not pairs or not isinstance(row.get("audio_filepath"), str):
@@ -222,32 +232,33 @@ def _kaldi(path: Path) -> NBest:
         if (path / name).is_file():
             lines = ((where, (*line.split(maxsplit=1), "")) for where, line in _lines(path / name))
             costs[score] = {parts[0]: _number(parts[1], where, "UTTERANCE-NUMBER COST") for where, parts in lines}
-    found: dict[str, list[Hypothesis]] = {}
+    hypotheses_of: dict[str, list[Hypothesis]] = {}
     for where, line in _lines(texts):
         key, *rest = line.split(maxsplit=1)
         name, dash, number = key.rpartition("-")
         if not dash or not name or not number.isdecimal():
-            raise UserError(f"{where}: {key!r} is not UTTERANCE-NUMBER, the name of a hypothesis")
-        for score, known in costs.items():
-            if key not in known:
+            raise UserError(f"{where}: expected a hypothesis named UTTERANCE-NUMBER, got {key!r}")
+        for score, cost_of in costs.items():
+            if key not in cost_of:
                 raise UserError(f"{where}: {key} has no {score} cost; every hypothesis must have one")
-        found.setdefault(name, []).append((" ".join(rest), [-known[key] for known in costs.values()]))
-    words = [word for hypotheses in found.values() for text, _ in hypotheses for word in text.split()]
+        hypotheses_of.setdefault(name, []).append((" ".join(rest), [-cost_of[key] for cost_of in costs.values()]))
+    words = [word for hypotheses in hypotheses_of.values() for text, _ in hypotheses for word in text.split()]
     if words and all(word.isdecimal() for word in words):
-        raise UserError(f"{texts}: numbers of words, not words; map them by words.txt into {path / KALDI_TEXTS[0]}")
-    return NBest(tuple(costs), tuple(_utterance(name, hypotheses) for name, hypotheses in found.items()))
+        hint = f"map word ids by words.txt into {path / KALDI_TEXTS[0]}"
+        raise UserError(f"{texts}: expected words, got only numbers; {hint}")
+    return NBest(tuple(costs), tuple(_utterance(name, hypotheses) for name, hypotheses in hypotheses_of.items()))
 
 
 def _srilm(path: Path) -> NBest:
-    files = [one for one in input_files.list_visible(path) if one.is_file()] if path.is_dir() else [path]
+    files = [entry for entry in input_files.list_visible(path) if entry.is_file()] if path.is_dir() else [path]
     utterances = []
     for file in files:
         name = file.name
-        while suffix := next((one for one in SRILM_SUFFIXES if name.endswith(one)), ""):
+        while suffix := next((suffix for suffix in SRILM_SUFFIXES if name.endswith(suffix)), ""):
             name = name.removesuffix(suffix)
         hypotheses = [_srilm_line(line, where) for where, line in _lines(file)]
         if not hypotheses:
-            raise UserError(f"{file}: an empty list; an utterance needs at least one hypothesis")
+            raise UserError(f"{file}: expected at least one hypothesis, got an empty file")
         utterances.append(_utterance(name or file.name, hypotheses))
     return NBest(("acoustic", LM), tuple(utterances))
 
@@ -255,35 +266,40 @@ def _srilm(path: Path) -> NBest:
 def _srilm_line(line: str, where: str) -> Hypothesis:
     parts = line.split()
     if len(parts) < 3:
-        raise UserError(f"{where}: {line!r:.40} is not {SRILM_LINE}; lists are JSON lines, Kaldi's, NeMo's or SRILM's")
+        hint = "lists are in the format of JSON lines, Kaldi, NeMo or SRILM"
+        raise UserError(f"{where}: expected {SRILM_LINE}, got {line!r:.40}; {hint}")
     acoustic, lm, _ = (_number(text, where, SRILM_LINE) for text in parts[:3])
-    return " ".join(word for word in parts[3:] if word not in SILENT), [math.log(10) * acoustic, math.log(10) * lm]
+    return " ".join(word for word in parts[3:] if word not in SRILM_MARKS), [math.log(10) * acoustic, math.log(10) * lm]
 
 
 def with_references(nbest: NBest, path: str | Path) -> NBest:
-    """Return the lists with references from a file of lines `UTTERANCE word word ...`, which has every utterance."""
-    said = {}
+    """Add references from a file of lines `UTTERANCE word word ...`, which must contain every utterance."""
+    references = {}
     for where, line in _lines(Path(path)):
         name, *rest = line.split(maxsplit=1)
-        if name in said:
-            raise UserError(f"{where}: {name} comes twice")
-        said[name] = rest[0] if rest else ""
+        if name in references:
+            raise UserError(f"{where}: {name} occurs twice; utterances must be unique")
+        references[name] = rest[0] if rest else ""
     for utterance in nbest.utterances:
-        if utterance.id not in said:
+        if utterance.id not in references:
             raise UserError(f"{path}: no reference of {utterance.id}; a line is UTTERANCE WORD ...")
-    return replace(nbest, utterances=tuple(replace(one, reference=said[one.id]) for one in nbest.utterances))
+    utterances = (replace(utterance, reference=references[utterance.id]) for utterance in nbest.utterances)
+    return replace(nbest, utterances=tuple(utterances))
 
 
 def with_columns(nbest: NBest, path: str | Path) -> NBest:
-    """Return the lists with the columns of a table whose first column is the utterance, and which has every one."""
+    """Add columns from a table whose first column is the id of the utterance; it must contain every utterance."""
     table = open_table(path)
-    key, *others = table.columns
-    known: dict[str, dict[str, Any]] = {}
+    id_column, *others = table.columns
+    columns_of: dict[str, dict[str, Any]] = {}
     for chunk in table.chunks(table.columns):
         for name, *values in zip(*chunk.values(), strict=True):
-            known[name if isinstance(name, str) else category_name(name)] = dict(zip(others, values, strict=True))
+            utterance_id = name if isinstance(name, str) else category_name(name)
+            columns_of[utterance_id] = dict(zip(others, values, strict=True))
     for utterance in nbest.utterances:
-        if utterance.id not in known:
-            raise UserError(f"{path}: no row of {utterance.id}; its first column, {key}, names utterances")
-    merged = (replace(one, columns={**one.columns, **known[one.id]}) for one in nbest.utterances)
-    return replace(nbest, utterances=tuple(merged))
+        if utterance.id not in columns_of:
+            raise UserError(f"{path}: no row of {utterance.id}; the first column, {id_column}, has the utterances")
+    utterances = (
+        replace(utterance, columns={**utterance.columns, **columns_of[utterance.id]}) for utterance in nbest.utterances
+    )
+    return replace(nbest, utterances=tuple(utterances))

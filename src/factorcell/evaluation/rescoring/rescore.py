@@ -2,11 +2,11 @@
 
     total(h) = sum_k w_k score_k(h) + w_model log p(h | context) + w_words words(h)
 
-All scores are in nats. The hypothesis with the largest total is chosen, of equal ones the first, so that a model of
-weight zero changes nothing. Weights come from a file, from a fit on lists with references, which makes the hypotheses
-with the fewest word errors most likely, or from a share of the model in the first pass.
+All scores are in nats. The hypothesis with the largest total is chosen, and the first one in case of ties, so that a
+model with weight zero changes nothing. Weights are read from a file, fitted on lists with references (which makes the
+hypotheses with the fewest word errors most likely), or set by the share of the model in the language model weight.
 
-Word errors are Levenshtein distances over words, which are separated by white space and compared as written.
+Word errors are Levenshtein distances over words. Words are separated by white space and compared literally.
 
 Shapes: H hypotheses of an utterance, S scores, F = S + 2 features, R words of a reference.
 """
@@ -33,20 +33,20 @@ from factorcell.progress import progress_bar
 Floats = NDArray[np.float64]
 Row = dict[str, Any]
 
-AT_ONCE, CHARACTERS = 4_000, 4_000_000  # hypotheses that are read at once, and their characters
-ROW = "the rows given row 1: "  # begins errors about a table of one row in memory
-ALL = ("all", "all")  # the group of all utterances: the name of a column, and its value
+MAX_HYPOTHESES, MAX_CHARACTERS = 4_000, 4_000_000  # per batch of utterances
+ROW_PREFIX = "in-memory table row 1: "  # prefix of error messages about a table of one row in memory
+ALL = ("all", "all")  # `by` and `value` of the group of all utterances
 
 
 @dataclass(frozen=True)
 class ScoreWeights:
-    """The weights of the scores, of the model and of the number of words, by name."""
+    """The weight of each score, of the rescoring model (`model`) and of the number of words (`words`)."""
 
     values: Mapping[str, float]
 
     @classmethod
     def with_model_share(cls, names: Sequence[str], share: float = 0.5) -> "ScoreWeights":
-        """Weigh all scores 1, but give the model a `share` of the weight of the first pass's language model."""
+        """Give all scores weight 1, but the model a `share` of the weight of the first-pass language model `lm`."""
         limits.check(share=share)
         values = {name: 1 - share if name == LM else 1.0 for name in names}
         return cls({**values, MODEL: share, WORDS: 0.0})
@@ -58,14 +58,14 @@ class ScoreWeights:
             isinstance(value, (int, float)) and np.isfinite(value) for value in values.values()
         )
         if not valid:
-            raise UserError(f"{path}: {values!s:.60} is not an object of names and finite numbers")
+            raise UserError(f"{path}: expected an object of names and finite numbers, got {values!s:.60}")
         return cls({name: float(value) for name, value in values.items()})
 
     def save(self, path: str | Path) -> None:
         files.write_json(path, dict(self.values))
 
     def array(self, names: Sequence[str]) -> Floats:
-        """Return the weights (F,) of the features `names`, 0 by default; `UserError` for a weight of no feature."""
+        """Return the weights (F,) of the features `names`, 0 by default; `UserError` if a weight has no feature."""
         for name in self.values:
             choose("weight", name, names)
         return np.array([self.values.get(name, 0.0) for name in names])
@@ -73,54 +73,59 @@ class ScoreWeights:
 
 @dataclass(frozen=True)
 class ScoredNBest:
-    """Lists with the log probability of every hypothesis in nats: `model` (H,) for each utterance."""
+    """N-best lists with the log probability of every hypothesis in nats, `log_probs` (H,) for each utterance."""
 
     nbest: NBest
-    model: tuple[Floats, ...]
+    log_probs: tuple[Floats, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The names of the features (F)."""
         return (*self.nbest.names, MODEL, WORDS)
 
     def features(self) -> list[Floats]:
         """Return the features (H, F) of each utterance: scores, log probability, number of words."""
         return [
-            np.column_stack([one.scores, model, [float(len(text.split())) for text in one.texts]])
-            for one, model in zip(self.nbest.utterances, self.model, strict=True)
+            np.column_stack([utterance.scores, log_probs, [float(len(text.split())) for text in utterance.texts]])
+            for utterance, log_probs in zip(self.nbest.utterances, self.log_probs, strict=True)
         ]
 
 
-def contexts(model: Run | NGram, nbest: NBest, given: Mapping[str, Any]) -> list[Row]:
-    """Return the context of each utterance by the model's columns: `given` for all, else its own, else None."""
+def _utterance_contexts(model: Run | NGram, nbest: NBest, shared: Mapping[str, Any]) -> list[Row]:
+    """Return the context of each utterance: values `shared` by all, else those of the utterance, else None."""
     columns = model.schema.columns()
-    for name in given:
+    for name in shared:
         choose("context column", name, columns)
-    return [{name: given.get(name, one.columns.get(name)) for name in columns} for one in nbest.utterances]
+    return [{name: shared.get(name, utterance.columns.get(name)) for name in columns} for utterance in nbest.utterances]
 
 
-def read(
-    model: Run | NGram, utterances: Sequence[Utterance], rows: Sequence[Row], optional: tuple[str, ...], unknown: str
+def _read_hypotheses(
+    model: Run | NGram,
+    utterances: Sequence[Utterance],
+    contexts: Sequence[Row],
+    optional: tuple[str, ...],
+    unknown: str,
 ) -> Corpus:
-    """Read the hypotheses of all utterances, uncut, as one corpus."""
+    """Read the hypotheses of all utterances, without truncation, as one corpus."""
     text = model.config.data.text
-    pairs = zip(utterances, rows, strict=True)
-    lines = [{**row, text: hypothesis} for utterance, row in pairs for hypothesis in utterance.texts]
-    return model.prepare(lines, unknown=unknown, optional=optional, truncate=False)
+    pairs = zip(utterances, contexts, strict=True)
+    rows = [{**context, text: hypothesis} for utterance, context in pairs for hypothesis in utterance.texts]
+    return model.prepare(rows, unknown=unknown, optional=optional, truncate=False)
 
 
-def checked(model: Run | NGram, nbest: NBest, rows: Sequence[Row], unknown: str) -> tuple[str, ...]:
-    """Return the variables that no utterance has; a `UserError` for a bad value names the utterance."""
-    there = {name for row in rows for name, value in row.items() if not is_missing(value)}
-    optional = tuple(variable.name for variable in model.schema.variables if variable.source_column not in there)
-    seen = set()
-    for utterance, row in zip(nbest.utterances, rows, strict=True):
-        if (key := repr(row)) in seen:
+def _check_contexts(model: Run | NGram, nbest: NBest, contexts: Sequence[Row], unknown: str) -> tuple[str, ...]:
+    """Return the variables that no utterance has; a `UserError` for an invalid value names the utterance."""
+    present = {name for context in contexts for name, value in context.items() if not is_missing(value)}
+    optional = tuple(variable.name for variable in model.schema.variables if variable.source_column not in present)
+    checked = set()
+    for utterance, context in zip(nbest.utterances, contexts, strict=True):
+        if (key := repr(context)) in checked:
             continue
-        seen.add(key)
+        checked.add(key)
         try:
-            read(model, [replace(utterance, texts=("",))], [row], optional, unknown)
+            _read_hypotheses(model, [replace(utterance, texts=("",))], [context], optional, unknown)
         except UserError as error:
-            raise error.with_message(f"utterance {utterance.id}: {error.message.removeprefix(ROW)}") from None
+            raise error.with_message(f"utterance {utterance.id}: {error.message.removeprefix(ROW_PREFIX)}") from None
     return optional
 
 
@@ -132,80 +137,104 @@ def score_hypotheses(
     unknown: str = "error",
     progress: bool = False,
 ) -> ScoredNBest:
-    """Score every hypothesis in the context of its utterance; `context` has values for all utterances.
+    """Compute log p of every hypothesis in the context of its utterance.
 
-    `unknown` says how to read values that training never saw, as in `Run.prepare`. `UserError` if a value is not valid.
+    Args:
+        model: A run or an n-gram model.
+        nbest: The n-best lists.
+        context: Values of context columns for all utterances.
+        unknown: How to read context values that training never saw: "error", "group" or "expected".
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The lists with the log probabilities in nats.
+
+    Raises:
+        UserError: A context value is invalid; the message names the utterance.
     """
-    rows = contexts(model, nbest, context or {})
-    optional = checked(model, nbest, rows, unknown)
-    scores: list[Floats] = []
-    with progress_bar(total=len(rows), desc="scoring", unit="utterances", show=progress) as bar:
-        for part in parts(nbest):
-            utterances = nbest.utterances[part]
-            corpus = read(model, utterances, rows[part], optional, unknown)
+    contexts = _utterance_contexts(model, nbest, context or {})
+    optional = _check_contexts(model, nbest, contexts, unknown)
+    log_probs: list[Floats] = []
+    with progress_bar(total=len(contexts), desc="scoring", unit="utterances", show=progress) as bar:
+        for batch in batches(nbest):
+            utterances = nbest.utterances[batch]
+            corpus = _read_hypotheses(model, utterances, contexts[batch], optional, unknown)
             flat = np.array([-tally.nats for tally in text_tallies(model, corpus)])
-            scores += np.split(flat, np.cumsum([len(one.texts) for one in utterances])[:-1])
+            log_probs += np.split(flat, np.cumsum([len(utterance.texts) for utterance in utterances])[:-1])
             bar.update(len(utterances))
-    return ScoredNBest(nbest, tuple(scores))
+    return ScoredNBest(nbest, tuple(log_probs))
 
 
-def parts(nbest: NBest) -> Iterator[slice]:
-    """Yield slices of utterances that have at most `AT_ONCE` hypotheses of `CHARACTERS` characters together."""
+def batches(nbest: NBest) -> Iterator[slice]:
+    """Yield slices of utterances with at most `MAX_HYPOTHESES` hypotheses and `MAX_CHARACTERS` characters together."""
     begin = size = length = 0
-    for place, utterance in enumerate(nbest.utterances):
+    for index, utterance in enumerate(nbest.utterances):
         count, characters = len(utterance.texts), sum(map(len, utterance.texts))
-        if place > begin and (size + count > AT_ONCE or length + characters > CHARACTERS):
-            yield slice(begin, place)
-            begin, size, length = place, 0, 0
+        if index > begin and (size + count > MAX_HYPOTHESES or length + characters > MAX_CHARACTERS):
+            yield slice(begin, index)
+            begin, size, length = index, 0, 0
         size, length = size + count, length + characters
     yield slice(begin, len(nbest.utterances))
 
 
-def chosen(scored: ScoredNBest, weights: ScoreWeights) -> list[int]:
-    wanted = weights.array(scored.names)
-    return [int((features @ wanted).argmax()) for features in scored.features()]
+def choose_hypotheses(scored: ScoredNBest, weights: ScoreWeights) -> list[int]:
+    """Return the index of the hypothesis with the largest total for each utterance."""
+    feature_weights = weights.array(scored.names)
+    return [int((features @ feature_weights).argmax()) for features in scored.features()]
 
 
 def fit_weights(scored: ScoredNBest) -> tuple[ScoreWeights, float]:
-    """Return the weights under which the hypotheses with the fewest word errors are most likely, and their nats a list.
+    """Fit the weights that make the hypotheses with the fewest word errors most likely within their lists.
 
-    `UserError` if the lists have no references.
+    Returns:
+        The weights, and the mean nats of these hypotheses per list.
+
+    Raises:
+        UserError: The lists have no references.
     """
     nbest = scored.nbest
-    if not nbest.referenced:
-        raise UserError("the lists have no references: weights cannot be fitted")
+    if not nbest.has_references:
+        raise UserError("n-best lists: weights cannot be fitted without references")
     lists = scored.features()
-    features = np.asarray(weighting.padded(lists), dtype=np.float64)
-    errors = [word_errors(one.reference or "", one.texts) for one in nbest.utterances]
-    padded = np.asarray(weighting.padded(errors), dtype=np.int64)
-    real = np.arange(features.shape[1]) < np.array([len(one) for one in lists])[:, None]
-    weights, nats = weighting.likeliest(features, real, padded)
-    return ScoreWeights(dict(zip(scored.names, weights.tolist(), strict=True))), -nats
+    features = np.asarray(weighting.pad_lists(lists), dtype=np.float64)
+    errors = [word_errors(utterance.reference or "", utterance.texts) for utterance in nbest.utterances]
+    padded_errors = np.asarray(weighting.pad_lists(errors), dtype=np.int64)
+    is_real = np.arange(features.shape[1]) < np.array([len(rows) for rows in lists])[:, None]
+    weights, log_prob = weighting.maximize_likelihood(features, is_real, padded_errors)
+    return ScoreWeights(dict(zip(scored.names, weights.tolist(), strict=True))), -log_prob
 
 
 def rescore(scored: ScoredNBest, weights: ScoreWeights) -> list[Row]:
-    """Choose a hypothesis for each utterance; return a row with `id`, `text`, `place` (from 1), `first`, `columns`.
+    """Choose the hypothesis with the largest total for each utterance.
 
-    With a reference the row has its `words`, the `errors` of the chosen text, and `errors_first` and `errors_oracle`,
-    those of the first and of the best text.
+    Returns:
+        A row per utterance with `id`, the chosen `text`, its `place` in the list (from 1), the `first` text and the
+        `columns`. With references a row also has the `reference`, its number of `words`, and the word errors of the
+        chosen (`errors`), the first (`errors_first`) and the best text (`errors_oracle`).
     """
     rows: list[Row] = []
-    for utterance, place in zip(scored.nbest.utterances, chosen(scored, weights), strict=True):
-        text = utterance.texts[place]
-        row: Row = {"id": utterance.id, "text": text, "place": place + 1, "first": utterance.texts[0]}
+    for utterance, index in zip(scored.nbest.utterances, choose_hypotheses(scored, weights), strict=True):
+        text = utterance.texts[index]
+        row: Row = {"id": utterance.id, "text": text, "place": index + 1, "first": utterance.texts[0]}
         if utterance.reference is not None:
             errors = word_errors(utterance.reference, utterance.texts)
             row |= {"reference": utterance.reference, "words": len(utterance.reference.split())}
-            row |= {"errors": int(errors[place]), "errors_first": int(errors[0]), "errors_oracle": int(errors.min())}
+            row |= {"errors": int(errors[index]), "errors_first": int(errors[0]), "errors_oracle": int(errors.min())}
         rows.append({**row, "columns": dict(utterance.columns)})
     return rows
 
 
 def word_error_rates(rows: Sequence[Row], by: Sequence[str] = (), seed: int = 0) -> list[Row]:
-    """Compute the word error rates of rows of `rescore` with references: of all, and by values of the columns `by`.
+    """Compute word error rates from rows of `rescore` with references, overall and by the values of columns.
 
-    A row has `by`, `value`, `utterances` and `words`; the rates `first`, `rescored` and `oracle` as shares of the
-    words; and `gain`, the reduction of the rate, with its interval over draws of utterances by `seed` (None for few).
+    Args:
+        rows: Rows of `rescore`.
+        by: The names of columns.
+        seed: The seed of the bootstrap over utterances.
+
+    Returns:
+        Rows with `by`, `value`, `utterances` and `words`; the rates `first`, `rescored` and `oracle` as shares of the
+        words; and `gain`, the reduction of the rate, with its interval (None for fewer than 10 utterances).
     """
     groups: dict[tuple[str, str], list[Row]] = {ALL: list(rows)}
     for name in by:
@@ -219,12 +248,12 @@ def word_error_rates(rows: Sequence[Row], by: Sequence[str] = (), seed: int = 0)
 def _rates(key: tuple[str, str], rows: Sequence[Row], seed: int) -> Row:
     names = ("words", "errors_first", "errors", "errors_oracle")
     counts = np.array([[row[name] for name in names] for row in rows], dtype=np.float64)
-    drawn = bootstrap.resampled_sums(counts, seed=seed)
-    words, first, rescored, oracle = drawn[0]
+    sums = bootstrap.resampled_sums(counts, seed=seed)
+    words, first, rescored, oracle = sums[0]
     if not words:
         of = "" if key == ALL else f" of {key[0]} {key[1]!r}"
-        raise UserError(f"the references{of} have no words: there is no word error rate")
-    gains = (drawn[:, 1] - drawn[:, 2]) / np.maximum(drawn[:, 0], 1)
+        raise UserError(f"the references{of} have no words, so the word error rate is undefined")
+    gains = (sums[:, 1] - sums[:, 2]) / np.maximum(sums[:, 0], 1)
     return {
         **dict(zip(("by", "value"), key, strict=True)),
         **{"utterances": len(rows), "words": int(words)},
@@ -234,19 +263,19 @@ def _rates(key: tuple[str, str], rows: Sequence[Row], seed: int) -> Row:
 
 
 def word_errors(reference: str, texts: Sequence[str]) -> NDArray[np.int64]:
-    """Return the word errors (H,) of texts: the fewest words to substitute, delete and insert."""
-    said, read = reference.split(), [text.split() for text in texts]
-    numbers = {word: number for number, word in enumerate(dict.fromkeys(said))}
-    target = np.array([numbers[word] for word in said], dtype=np.int64)
-    lengths = np.array([len(words) for words in read])
-    tokens = np.full((len(read), max(lengths, default=0)), -1)
-    for row, words in enumerate(read):
-        tokens[row, : len(words)] = [numbers.get(word, -1) for word in words]
-    places = np.arange(len(said) + 1)
-    costs = np.tile(places, (len(read), 1))  # of the words read so far, for each prefix of the reference
+    """Return the word errors (H,) of texts: the minimum number of substitutions, deletions and insertions."""
+    reference_words, hypotheses = reference.split(), [text.split() for text in texts]
+    ids = {word: number for number, word in enumerate(dict.fromkeys(reference_words))}
+    reference_ids = np.array([ids[word] for word in reference_words], dtype=np.int64)
+    lengths = np.array([len(words) for words in hypotheses])
+    tokens = np.full((len(hypotheses), max(lengths, default=0)), -1)
+    for row, words in enumerate(hypotheses):
+        tokens[row, : len(words)] = [ids.get(word, -1) for word in words]
+    positions = np.arange(len(reference_words) + 1)
+    costs = np.tile(positions, (len(hypotheses), 1))  # (H, R + 1): of the words so far, by prefix of the reference
     for step in range(tokens.shape[1]):
-        after = costs + 1  # an inserted word
-        after[:, 1:] = np.minimum(after[:, 1:], costs[:, :-1] + (tokens[:, step, None] != target))
-        after = np.minimum.accumulate(after - places, axis=1) + places  # deleted words
-        costs = np.where((step < lengths)[:, None], after, costs)
+        next_costs = costs + 1  # insertion
+        next_costs[:, 1:] = np.minimum(next_costs[:, 1:], costs[:, :-1] + (tokens[:, step, None] != reference_ids))
+        next_costs = np.minimum.accumulate(next_costs - positions, axis=1) + positions  # deletions
+        costs = np.where((step < lengths)[:, None], next_costs, costs)
     return costs[:, -1].astype(np.int64)

@@ -1,10 +1,11 @@
-"""Weights under which the best hypotheses of n-best lists are most likely.
+"""Fits the weights under which the best hypotheses of n-best lists are most likely.
 
-    sum_u log p(best of u),    p(h) = exp(w . x(h)) / sum_h' exp(w . x(h'))
+    maximize  1/U sum_u log p(best hypotheses of u) - RIDGE / 2 |w|^2,    p(h) = exp(w . x(h)) / sum_h' exp(w . x(h'))
 
-This is concave in w; it is maximized by Newton's method.
+The objective is concave in w and maximized by Newton's method. Features are scaled to unit standard deviation.
 
-Shapes: U utterances, H hypotheses of the longest list (shorter ones are padded with copies of their first), F features.
+Shapes: U utterances, H hypotheses of the longest list (shorter lists are padded with copies of their first hypothesis),
+F features.
 """
 
 from collections.abc import Sequence
@@ -15,58 +16,59 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
-ROUNDS = 50
-RIDGE = 1e-3  # of weights in standard deviations, so that perfectly separated lists have a maximum too
+MAX_STEPS = 50  # of Newton's method
+RIDGE = 1e-3  # penalty on the scaled weights, which keeps them finite for perfectly separated lists
 
 
-def padded(lists: Sequence[NDArray[np.generic]]) -> NDArray[np.generic]:
-    """Return lists (H_u, ...) as one array (U, H, ...), padded with copies of their first rows."""
-    longest = max(len(one) for one in lists)
-    return np.stack([np.concatenate([one, np.repeat(one[:1], longest - len(one), axis=0)]) for one in lists])
+def pad_lists(lists: Sequence[NDArray[np.generic]]) -> NDArray[np.generic]:
+    """Return arrays (H_u, ...) as one array (U, H, ...), padded with copies of their first rows."""
+    longest = max(map(len, lists))
+    return np.stack([np.concatenate([rows, np.repeat(rows[:1], longest - len(rows), axis=0)]) for rows in lists])
 
 
 def deviations(features: Floats) -> Floats:
-    """Return the standard deviation of each feature (F,) within lists; 1 if it does not vary."""
-    spread: Floats = np.sqrt(features.var(axis=1).mean(axis=0))
-    return np.where(spread > 0, spread, 1.0)
+    """Return the standard deviation of each feature (F,) within lists; 1 for a constant feature."""
+    result: Floats = np.sqrt(features.var(axis=1).mean(axis=0))
+    return np.where(result > 0, result, 1.0)
 
 
-def log_shares(features: Floats, real: NDArray[np.bool_], weights: Floats) -> Floats:
-    """Return log p (U, H) of each hypothesis among the `real` ones (U, H) of its list, -infinity for the others."""
-    totals = np.where(real, features @ weights, -np.inf)
+def list_log_probs(features: Floats, is_real: NDArray[np.bool_], weights: Floats) -> Floats:
+    """Return log p (U, H) of each hypothesis within its list; minus infinity for padding (not `is_real`)."""
+    totals = np.where(is_real, features @ weights, -np.inf)
     totals = totals - totals.max(axis=1, keepdims=True)
-    shares: Floats = totals - np.log(np.exp(totals).sum(axis=1, keepdims=True))
-    return shares
+    log_probs: Floats = totals - np.log(np.exp(totals).sum(axis=1, keepdims=True))
+    return log_probs
 
 
-def likeliest(features: Floats, real: NDArray[np.bool_], errors: Ids) -> tuple[Floats, float]:
-    """Return weights (F,) that make the hypotheses with fewest errors most likely, and their log p in nats per list.
+def maximize_likelihood(features: Floats, is_real: NDArray[np.bool_], errors: Ids) -> tuple[Floats, float]:
+    """Return the weights (F,) that make the hypotheses with the fewest errors most likely, and the objective in nats.
 
-    If several have the fewest, the mean of their log p counts, which keeps the sum concave.
+    If several hypotheses of a list have the fewest errors, the mean of their log p is maximized, which is concave.
     """
     scale = deviations(features)
     scaled = features / scale
-    fewest = np.where(real, errors, np.iinfo(np.int64).max).min(axis=1, keepdims=True)
-    wanted = (errors == fewest) & real
-    wanted = wanted / wanted.sum(axis=1, keepdims=True)
-    target = np.einsum("uh,uhf->uf", wanted, scaled)
+    fewest = np.where(is_real, errors, np.iinfo(np.int64).max).min(axis=1, keepdims=True)
+    is_best = (errors == fewest) & is_real
+    best = is_best / is_best.sum(axis=1, keepdims=True)
+    target = np.einsum("uh,uhf->uf", best, scaled)
 
-    def value(weights: Floats) -> float:
-        shares = np.where(wanted > 0, log_shares(scaled, real, weights), 0.0)
-        return float((wanted * shares).sum() / len(scaled) - RIDGE / 2 * weights @ weights)
+    def objective(weights: Floats) -> float:
+        log_probs = np.where(best > 0, list_log_probs(scaled, is_real, weights), 0.0)
+        return float((best * log_probs).sum() / len(scaled) - RIDGE / 2 * weights @ weights)
 
     weights = np.zeros(scaled.shape[2])
-    now = value(weights)
-    for _ in range(ROUNDS):
-        shares = np.exp(log_shares(scaled, real, weights))
-        mean = np.einsum("uh,uhf->uf", shares, scaled)
-        slope = (target - mean).mean(axis=0) - RIDGE * weights
+    value = objective(weights)
+    for _ in range(MAX_STEPS):
+        probabilities = np.exp(list_log_probs(scaled, is_real, weights))
+        mean = np.einsum("uh,uhf->uf", probabilities, scaled)
+        gradient = (target - mean).mean(axis=0) - RIDGE * weights
         centred = scaled - mean[:, None]
-        bend = np.einsum("uh,uhf,uhg->fg", shares, centred, centred) / len(scaled) + RIDGE * np.eye(len(weights))
-        step, length = np.linalg.solve(bend, slope), 1.0
-        while value(weights + length * step) < now and length > 1e-9:
+        hessian = np.einsum("uh,uhf,uhg->fg", probabilities, centred, centred) / len(scaled)
+        hessian += RIDGE * np.eye(len(weights))
+        step, length = np.linalg.solve(hessian, gradient), 1.0
+        while objective(weights + length * step) < value and length > 1e-9:
             length /= 2
-        weights, before, now = weights + length * step, now, value(weights + length * step)
-        if now - before < 1e-12:
+        weights, previous, value = weights + length * step, value, objective(weights + length * step)
+        if value - previous < 1e-12:
             break
-    return weights / scale, now
+    return weights / scale, value

@@ -1,1 +1,1 @@
-"""Compiled code for the processor and the GPU, and what calls it."""
+"""Compiled kernels for the processor and the GPU, and the code that calls them."""

@@ -1,8 +1,8 @@
-"""The next tokens of many texts in one compiled call: drawn ones or the likeliest, and no logits in between.
+"""Next tokens of many texts in one compiled call, sampled or the most probable ones, without storing logits.
 
-`generation/choosing.py` specifies draws and constraints, and has the plain implementation.
+`generation/choosing.py` specifies sampling and constraints, and has the plain implementation.
 
-Shapes: N texts, V vocabulary, D width, C contexts, S tokens for each text.
+Shapes: N texts, V vocabulary, D width, C contexts, S tokens per text, M forbidden pairs of text and token.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from factorcell.model.kernels.signatures import DRAWING, SOFTMAX
 
 @dataclass(frozen=True)
 class PackedTable:
-    """A table (V, D) as the compiled code of the instruction set `number` reads it, of `half` the bits or floats."""
+    """A table (V, D) in the layout of one instruction set: `size` is V, `width` is D, `half` means bfloat16."""
 
     packed: Tensor
     size: int
@@ -29,11 +29,11 @@ class PackedTable:
 
     @classmethod
     def of(cls, table: Tensor) -> "PackedTable":
-        """The table as it is now; of bfloat16 within autocast."""
+        """Pack a copy of `table` for the current instruction set; in bfloat16 within autocast."""
         (size, width), half, number = dimensions("table", table, 2), library.half(), library.instruction_set()
         numbers = (0, size, width, 1, 1, library.threads(size), int(half), 0)
-        sized = SOFTMAX.arguments(numbers, {})
-        packed = torch.empty(library.require_library().factorcell_packed_table(ctypes.byref(sized), number))
+        sizes = SOFTMAX.arguments(numbers, {})
+        packed = torch.empty(library.require_library().factorcell_packed_table(ctypes.byref(sizes), number))
         arrays = {**library.dense(table=table), "packed": packed}
         library.call("softmax_pack", SOFTMAX.arguments(numbers, arrays, "packing", packed=len(packed)), number)
         return cls(packed, size, width, half, number)
@@ -41,9 +41,10 @@ class PackedTable:
 
 @dataclass(frozen=True)
 class ForbiddenTokens:
-    """Forbidden tokens: `banned` ones after every text, and `tokens` (M,) after the `texts` (M,), ascending.
+    """Tokens that a text must not continue with.
 
-    Where nothing else is left, `end` comes.
+    `banned` tokens are forbidden in every text. Token `tokens[i]` (M,) is forbidden in text `texts[i]` (M,); `texts` is
+    sorted. A text in which every token is forbidden gets `end`.
     """
 
     banned: Sequence[int]
@@ -54,9 +55,11 @@ class ForbiddenTokens:
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """Tokens drawn at `places` (N, S) in [0, 1) of the running sum of weights, probability ** (1 / `temperature`).
+    """A request for S sampled tokens per text.
 
-    Among the `top_k` likeliest (0: all), and of these the fewest that hold the share `top_p`.
+    `places` (N, S) are uniform random numbers in [0, 1), positions in the cumulative sum of the tokens' weights
+    probability ** (1 / `temperature`). Only the `top_k` most probable tokens (0: all) can be sampled, and of these only
+    the fewest whose weights make up the share `top_p` of the sum.
     """
 
     places: Tensor
@@ -71,7 +74,7 @@ class SampleRequest:
 
 @dataclass(frozen=True)
 class TopRequest:
-    """The likeliest S tokens, the first of them first."""
+    """A request for the `count` most probable tokens per text, in order of descending probability."""
 
     count: int
 
@@ -84,28 +87,36 @@ TokenRequest = SampleRequest | TopRequest
 
 
 def next_tokens(
-    values: Tensor, table: PackedTable, bias: Tensor, context: Tensor, barred: ForbiddenTokens, wanted: TokenRequest
+    values: Tensor,
+    table: PackedTable,
+    bias: Tensor,
+    context: Tensor,
+    forbidden: ForbiddenTokens,
+    request: TokenRequest,
 ) -> tuple[Tensor, Tensor]:
-    """After each text S tokens (N, S), and their log probabilities under the model, whatever is barred (N, S).
+    """Choose the next tokens of each text.
 
-    Logits are `values` (N, D) times the table, plus the row of `bias` (C, V) that `context` (N,) names. Where fewer
-    tokens may come than are wanted, the others are `end`, with a log probability of -inf.
+    The logits are `values` (N, D) times the table plus the row of `bias` (C, V) that `context` (N,) selects.
+
+    Returns:
+        Tokens (N, S), and their log probabilities (N, S) under the model without constraints. If a text allows fewer
+        than S tokens, the others are `forbidden.end` with a log probability of -inf.
     """
-    draws = (
-        wanted
-        if isinstance(wanted, SampleRequest)
-        else SampleRequest(torch.zeros(len(values), min(wanted.count, table.size)))
-    )
-    count = dimensions("places", draws.places, 2)[1]
-    ends = torch.bincount(barred.texts, minlength=len(values)).cumsum(0)
-    banned, again = torch.tensor(barred.banned, dtype=torch.int64), barred.tokens
-    tokens, logs = torch.empty(len(values), count, dtype=torch.int64), torch.empty(len(values), count)
-    sizes = (len(values), table.size, table.width, len(bias), count, len(banned), len(again), draws.top_k, barred.end)
-    numbers = (*sizes, library.threads(len(values)), int(table.half), 0)
-    arrays = library.dense(values=values, bias=bias, packed=table.packed, logs=logs)
-    arrays |= {"context": context, "banned": banned, "ends": ends, "again": again, "tokens": tokens}
-    arrays["places"] = wanted.places if isinstance(wanted, SampleRequest) else None
-    shares = (draws.temperature, draws.top_p)
-    given = DRAWING.arguments(numbers, arrays, "next tokens", packed=len(table.packed), doubles=shares)
-    library.call("drawing", given, table.number)
-    return tokens, logs
+    if isinstance(request, SampleRequest):
+        sampling = request
+    else:
+        sampling = SampleRequest(torch.zeros(len(values), min(request.count, table.size)))
+    count = dimensions("places", sampling.places, 2)[1]
+    ends = torch.bincount(forbidden.texts, minlength=len(values)).cumsum(0)
+    banned = torch.tensor(forbidden.banned, dtype=torch.int64)
+    tokens, log_probs = torch.empty(len(values), count, dtype=torch.int64), torch.empty(len(values), count)
+    sizes = (len(values), table.size, table.width, len(bias), count, len(banned), len(forbidden.tokens))
+    numbers = (*sizes, sampling.top_k, forbidden.end, library.threads(len(values)), int(table.half), 0)
+    arrays = library.dense(values=values, bias=bias, packed=table.packed, log_probs=log_probs)
+    arrays |= {"context": context, "banned": banned, "ends": ends, "forbidden": forbidden.tokens}
+    arrays["tokens"] = tokens
+    arrays["places"] = request.places if isinstance(request, SampleRequest) else None
+    doubles = (sampling.temperature, sampling.top_p)
+    arguments = DRAWING.arguments(numbers, arrays, "next tokens", packed=len(table.packed), doubles=doubles)
+    library.call("drawing", arguments, table.number)
+    return tokens, log_probs

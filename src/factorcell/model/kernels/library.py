@@ -1,8 +1,8 @@
-"""The compiled kernels of native/, if there are any: which instruction set runs, and how arrays are handed over.
+"""Access to the compiled kernels of native/: loads the library, selects the instruction set and calls functions.
 
-The C++ is built at installation where there is a compiler. It knows nothing of PyTorch: it gets addresses of float
-arrays, so that one build serves many versions of PyTorch. FACTORCELL_KERNEL names an instruction set, or `off` (plain
-PyTorch everywhere), or `triton` (the GPU kernels, on a processor interpreted).
+The C++ code is built at installation if there is a compiler. It does not depend on PyTorch: it receives addresses of
+float arrays, so that one build works with many versions of PyTorch. The environment variable FACTORCELL_KERNEL names an
+instruction set, or `off` (plain PyTorch), or `triton` (the GPU kernels, interpreted on a processor).
 """
 
 import ctypes
@@ -18,15 +18,16 @@ from torch import Tensor
 
 from factorcell.config import choose
 
-LIBRARY = Path(__file__).with_name("_kernels.so")  # as setup.py names it; it depends on no version of Python
+LIBRARY = Path(__file__).with_name("_kernels.so")  # setup.py builds it under this name for every version of Python
 
-# Instruction sets, in the order of the library's own numbers, and floats of a vector of each.
+# Instruction sets in the order of their numbers in the library, with the number of floats per vector.
 LANES = {"plain": 4, "avx2": 8, "avx512": 16, "avx512_bf16": 16, "amx": 16}
 VARIANTS = tuple(LANES)
-WITH_SHORT = ("avx512_bf16", "amx")  # those that multiply bfloat16 numbers
+BFLOAT16_VARIANTS = ("avx512_bf16", "amx")  # instruction sets that multiply bfloat16
 
-FLOATS = (torch.float32, torch.bfloat16)  # what a caller may hand over: numbers, or what autocast made of them
+FLOATS = (torch.float32, torch.bfloat16)  # accepted element types; bfloat16 arrays come from autocast
 
+# Options of mallopt by name: the number of the option, and its value in bytes.
 MALLOC = {"M_TRIM_THRESHOLD": (-1, 1 << 30), "M_TOP_PAD": (-2, 64 << 20), "M_MMAP_THRESHOLD": (-3, 32 << 20)}
 
 log = logging.getLogger(__name__)
@@ -34,54 +35,60 @@ log = logging.getLogger(__name__)
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return the compiled code if there is any; log once if there is none."""
+    """Return the compiled code; if it is missing, log that once and return None."""
     if LIBRARY.exists():
         try:
             loaded = ctypes.CDLL(str(LIBRARY))
         except OSError as error:
-            log.warning("%s cannot be loaded (%s): all runs in plain PyTorch", LIBRARY, error)
+            log.warning("%s cannot be loaded (%s); using plain PyTorch, which is slower", LIBRARY, error)
             return None
         loaded.factorcell_packed_table.restype = ctypes.c_int64
         loaded.factorcell_packed_weight.restype = ctypes.c_int64
         loaded.factorcell_softmax_room.restype = ctypes.c_int64
         return loaded
     log.warning(
-        "no compiled kernels (they are built at installation where there is a C++ compiler): all runs in PyTorch"
+        "no compiled kernels (the installation builds them if there is a C++ compiler); using plain PyTorch, which is "
+        "slower"
     )
     return None
 
 
 def variant() -> str | None:
     """Return the name of the instruction set that the compiled code uses; None if it is missing or switched off."""
-    wanted = os.environ.get("FACTORCELL_KERNEL", "")
-    compiled = None if wanted in ("off", "triton") else library()
+    setting = os.environ.get("FACTORCELL_KERNEL", "")
+    compiled = None if setting in ("off", "triton") else library()
     if compiled is None:
         return None
-    here = VARIANTS[: compiled.factorcell_best() + 1]
-    return choose("FACTORCELL_KERNEL", wanted, ["off", "triton", *here]) if wanted else here[-1]
+    supported = VARIANTS[: compiled.factorcell_best() + 1]
+    return choose("FACTORCELL_KERNEL", setting, ["off", "triton", *supported]) if setting else supported[-1]
 
 
 def instruction_set() -> int:
-    """The number of the instruction set that the compiled code is to use; `ValueError` where it is not to be used."""
+    """Return the number of the instruction set that the compiled code uses.
+
+    Raises:
+        ValueError: The compiled code is missing or switched off.
+    """
     name = variant()
     if name is None:
-        raise ValueError("the compiled kernels are missing or switched off; ask `usable` first")
+        raise ValueError("the compiled kernels are missing or switched off; call `usable` first")
     return VARIANTS.index(name)
 
 
 def usable(*arrays: Tensor) -> bool:
-    """Whether the compiled code can take `arrays`: floats on the processor, or what autocast made of them."""
+    """Whether the compiled code is enabled and supports `arrays`: float32 or bfloat16 on the processor."""
     return all(a.device.type == "cpu" and a.dtype in FLOATS for a in arrays) and variant() is not None
 
 
 @cache
 def retain_freed_memory() -> None:
-    """From here on this process keeps what it frees, up to 1 GB, for its next step.
+    """Let this process keep up to 1 GB of freed memory for its next step.
 
-    By default glibc gives large arrays back to the system, which zeroes their pages anew: up to a third of the time.
+    By default glibc returns large arrays to the system, which zeros their pages again. This takes up to a third of the
+    time.
     """
     if os.name == "nt":
-        return  # there is no glibc, nor a library without a name
+        return  # Windows has no glibc, and cannot open the process itself as a library
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         for option, value in MALLOC.values():
@@ -89,40 +96,40 @@ def retain_freed_memory() -> None:
 
 
 def precision(name: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Within it, products on `device` are of numbers of the type `name`; sums are floats.
+    """Return a context in which matrix products on `device` multiply numbers of type `name`; sums are float32.
 
-    It is float32 or bfloat16; auto is float32, where nobody has found out what is faster.
+    `name` is float32, bfloat16, or auto, which means float32 until the faster type has been measured.
     """
     return torch.autocast(device.type, torch.bfloat16) if name == "bfloat16" else nullcontext()
 
 
 def autocasts_to_bfloat16(device: torch.device) -> bool:
-    """Whether products on `device` are to be of bfloat16 numbers."""
+    """Whether matrix products on `device` currently multiply bfloat16 numbers."""
     return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
 def half() -> bool:
-    """Whether the compiled code is to multiply bfloat16 numbers: where that is asked for, if the processor has them."""
+    """Whether the compiled code multiplies bfloat16 numbers now: autocast is on and the processor supports it."""
     return autocasts_to_bfloat16(torch.device("cpu")) and has_bfloat16()
 
 
 def has_bfloat16() -> bool:
-    """Whether the compiled code multiplies bfloat16 numbers by instructions of the processor."""
-    return variant() in WITH_SHORT
+    """Whether the instruction set of the compiled code can multiply bfloat16 numbers."""
+    return variant() in BFLOAT16_VARIANTS
 
 
-def product(a: Tensor, b: Tensor, short: bool) -> Tensor:
-    """The matrix product of two arrays of floats, of bfloat16 numbers if `short`; floats either way."""
-    return (a.bfloat16() @ b.bfloat16()).float() if short else a @ b
+def product(a: Tensor, b: Tensor, half: bool) -> Tensor:
+    """Return the matrix product of two float arrays as floats; if `half`, multiply in bfloat16."""
+    return (a.bfloat16() @ b.bfloat16()).float() if half else a @ b
 
 
-def converted(array: Tensor, kind: torch.dtype) -> Tensor:
-    """Return a contiguous array for the compiled code, floats converted to type `kind`."""
-    return (array.to(kind) if array.dtype in FLOATS else array).contiguous()
+def converted(array: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a contiguous array for the compiled code, with floats converted to `dtype`."""
+    return (array.to(dtype) if array.dtype in FLOATS else array).contiguous()
 
 
 def dense(**arrays: Tensor | None) -> dict[str, Tensor | None]:
-    """Arrays `converted` to floats."""
+    """Return contiguous float32 copies of `arrays` for the compiled code, by name."""
     return {name: None if array is None else converted(array, torch.float32) for name, array in arrays.items()}
 
 
@@ -131,21 +138,29 @@ def threads(jobs: int) -> int:
     return max(1, min(torch.get_num_threads(), jobs))
 
 
-def call(function: str, arguments: ctypes.Structure, number: int, *ways: bool) -> None:
-    """Run a compiled function, in the instruction set of that number, on arguments of its `Signature`.
+def call(function: str, arguments: ctypes.Structure, number: int, *flags: bool) -> None:
+    """Call a compiled function.
 
-    `ways` say which of the things that it does. `MemoryError` where the work memory that it needs is not to be had.
+    Args:
+        function: Its name without the prefix `factorcell_`.
+        arguments: A structure that its `Signature` has checked.
+        number: The instruction set.
+        *flags: Further arguments, such as the direction.
+
+    Raises:
+        ValueError: The processor does not support the instruction set, or the compiled code is missing.
+        MemoryError: The function cannot allocate its working memory.
     """
     compiled = require_library()
     if not 0 <= number <= (best := compiled.factorcell_best()):
-        raise ValueError(f"{function}: instruction set {number}; valid are 0 to {best} here")
-    if getattr(compiled, f"factorcell_{function}")(ctypes.byref(arguments), *map(int, ways), number):
+        raise ValueError(f"{function}: instruction set {number}; expected 0 to {best} on this processor")
+    if getattr(compiled, f"factorcell_{function}")(ctypes.byref(arguments), *map(int, flags), number):
         raise MemoryError(f"not enough memory for the compiled {function}")
 
 
 def require_library() -> ctypes.CDLL:
-    """The compiled code; `ValueError` where there is none, which `usable` tells."""
+    """Return the compiled code; raise `ValueError` if it is missing."""
     compiled = library()
     if compiled is None:
-        raise ValueError("there are no compiled kernels here; ask `usable` first")
+        raise ValueError("the compiled kernels are missing; call `usable` first")
     return compiled

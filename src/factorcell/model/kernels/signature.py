@@ -1,10 +1,10 @@
-"""How tables of what a compiled function takes are held against its arguments, before each call.
+"""Checks of the arguments of compiled functions, before each call.
 
-Compiled code does not check its arguments: a length beyond the end or an id outside a table would be a write into
-somebody else's memory. So nothing reaches it but through `Signature.arguments`, or `Signature.addresses` for what is
-used many times. A wrong argument is a mistake of the program: `ValueError` names it, what it is, and what is valid.
+Compiled code does not check its arguments: a wrong length or an id outside a table would write into other memory.
+Therefore all arguments pass through `Signature.arguments`, or through `Signature.addresses` if they are used many
+times. A wrong argument is a bug of the caller: the `ValueError` names the argument, its value, and the valid values.
 
-Shapes are written in the letters of native/kernels.h: "B T 3H" has B rows of T rows of three times H numbers.
+Shapes are written in the letters of native/kernels.h: "B T 3H" means an array of B x T x (3 times H) numbers.
 """
 
 import ctypes
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 CPU = torch.device("cpu")
-FEW = 100  # whole numbers that are compared faster one by one
-Expected = tuple[torch.dtype, tuple[int, ...], int | None]  # of an array: type, shape, largest whole number if bounded
-LARGEST = 2**31 - 1  # of every size: compiled code counts in 64 bits, but numbers tokens and hypotheses in 32
-KINDS = {
+SMALL_ARRAY = 100  # smaller arrays of integers are checked faster in Python than by PyTorch
+Expected = tuple[torch.dtype, tuple[int, ...], int | None]  # of an array: type, shape, largest integer if bounded
+LARGEST = 2**31 - 1  # largest size of any kind, because compiled code numbers tokens and hypotheses in 32 bits
+DTYPES = {
     "float": torch.float32,
     "bfloat16": torch.bfloat16,
     "double": torch.float64,
@@ -32,44 +32,59 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Number:
-    """A number of a structure: the `letter` that stands for it in shapes, and its bounds; `below`: that of a letter."""
+    """An integer field of a structure.
+
+    Args:
+        letter: The letter that stands for the number in shapes, if it is a size.
+        low: The smallest valid value.
+        high: The largest valid value.
+        below: The letter of a size that the number must be smaller than.
+    """
 
     letter: str = ""
-    least: int = 0
-    most: int = LARGEST
+    low: int = 0
+    high: int = LARGEST
     below: str = ""
 
 
 @dataclass(frozen=True)
 class Array:
-    """An array of a structure, dense: its shape, its type, and which whole numbers it holds.
+    """A dense array field of a structure.
 
-    Type "half" means bfloat16 if products are of bfloat16 numbers, else floats. `upto`: ids and lengths are at
-    least 0 and at most the size of that letter, `below`: less than that.
+    Args:
+        shape: The dimensions in letters.
+        kind: The element type, a key of `DTYPES`, or "half": bfloat16 if products are in bfloat16, else float.
+        upto: The letter of a size that bounds the integers of the array, inclusively.
+        below: The letter of a size that bounds the integers of the array, exclusively.
     """
 
     shape: str
     kind: str = "float"
     upto: str = ""
     below: str = ""
-    parts: tuple[tuple[int, str], ...] = field(init=False)  # of the shape: so many times what a letter stands for
+    parts: tuple[tuple[int, str], ...] = field(init=False)  # the dimensions as factor and letter
 
     def __post_init__(self) -> None:
-        found = [re.fullmatch(r"(\d*)(\D*)", part) for part in self.shape.split()]
-        object.__setattr__(self, "parts", tuple((int(part[1] or 1), part[2]) for part in found if part))
+        matches = [re.fullmatch(r"(\d*)(\D*)", part) for part in self.shape.split()]
+        object.__setattr__(self, "parts", tuple((int(match[1] or 1), match[2]) for match in matches if match))
 
     def expected(self, sizes: Mapping[str, int]) -> Expected:
-        """Return type, shape and largest whole number that are valid where the letters stand for `sizes`."""
+        """Return the type, the shape and the largest integer that are valid if the letters stand for `sizes`."""
         kind = self.kind if self.kind != "half" else "bfloat16" if sizes["half"] else "float"
-        most = sizes[self.upto] if self.upto else sizes[self.below] - 1 if self.below else None
-        return KINDS[kind], tuple(times * sizes[letter] for times, letter in self.parts), most
+        high = sizes[self.upto] if self.upto else sizes[self.below] - 1 if self.below else None
+        return DTYPES[kind], tuple(factor * sizes[letter] for factor, letter in self.parts), high
 
 
 class Signature:
-    """A structure of native/kernels.h: `numbers`, `pointers` to other things than arrays, and `arrays`, in its order.
+    """A structure of native/kernels.h with the valid values of its fields.
 
-    `needed` names the arrays that each case requires; all others may be missing. `doubles` are numbers at the front of
-    the structure.
+    Args:
+        name: The name that error messages use.
+        numbers: The integer fields, in the order of the structure.
+        arrays: The array fields, in the order of the structure.
+        required: The names of the arrays that each case requires; all others may be missing.
+        pointers: Fields between numbers and arrays that point to something other than a checked array.
+        doubles: Float fields at the front of the structure.
     """
 
     def __init__(
@@ -77,18 +92,18 @@ class Signature:
         name: str,
         numbers: Mapping[str, Number],
         arrays: Mapping[str, Array],
-        needed: Mapping[str, str],
+        required: Mapping[str, str],
         pointers: Sequence[str] = (),
         doubles: Sequence[str] = (),
     ) -> None:
         self.name, self.numbers, self.arrays = name, dict(numbers), dict(arrays)
-        self.needed = {case: names.split() for case, names in needed.items()}
+        self.required = {case: names.split() for case, names in required.items()}
         fields: list[tuple[str, Any]] = [(name, ctypes.c_double) for name in doubles]
         fields += [(name, ctypes.c_int64) for name in numbers]
         fields += [(name, ctypes.c_void_p) for name in (*pointers, *arrays)]
         self.structure: Any = type(f"_{name.title()}", (ctypes.Structure,), {"_fields_": fields})
 
-        # Calls are many, and of few sizes: what is valid for the sizes of a call is worked out once.
+        # Calls are frequent and repeat a few sizes, so the valid values are computed once for each combination.
         self.sizes, self.expected = lru_cache(1000)(self._sizes), lru_cache(1000)(self._expected)
 
     def addresses(
@@ -97,30 +112,30 @@ class Signature:
         arrays: Mapping[str, Tensor | None],
         *cases: str,
     ) -> list[int | None]:
-        """Where the arrays lie, in the order of the structure; `ValueError` for one that is wrong or missing."""
+        """Return the addresses of `arrays` in the order of the structure; `ValueError` if one is wrong or missing."""
         for case in cases:
-            for name in self.needed[case]:
+            for name in self.required[case]:
                 if arrays.get(name) is None:
-                    raise ValueError(f"{self.name}: {name} is missing; {case} needs it")
-        found: dict[str, int | None] = dict.fromkeys(self.arrays)
+                    raise ValueError(f"{self.name}: {name} is missing; {case} requires it")
+        pointers: dict[str, int | None] = dict.fromkeys(self.arrays)
         for name, array in arrays.items():
             if array is None:
                 continue
-            kind, shape, most = expected[name]
+            dtype, shape, high = expected[name]
             if (
                 not isinstance(array, Tensor)
-                or array.dtype != kind
+                or array.dtype != dtype
                 or array.shape != shape
                 or array.layout != torch.strided
                 or not array.is_contiguous()
                 or array.device != CPU
             ):
-                valid = f"{str(kind).removeprefix('torch.')} {shape}, dense, on {CPU}: ({self.arrays[name].shape})"
-                raise ValueError(f"{self.name}: {name} is {_described(array)}; valid is {valid}")
-            if most is not None:
-                self._check_inside(name, array, most)
-            found[name] = array.data_ptr()
-        return list(found.values())
+                valid = f"{str(dtype).removeprefix('torch.')} {shape}, dense, on {CPU}: ({self.arrays[name].shape})"
+                raise ValueError(f"{self.name}: {name} is {_describe(array)}; expected {valid}")
+            if high is not None:
+                self._check_range(name, array, high)
+            pointers[name] = array.data_ptr()
+        return list(pointers.values())
 
     def arguments(
         self,
@@ -130,39 +145,40 @@ class Signature:
         packed: int = 0,
         doubles: tuple[float, ...] = (),
     ) -> Any:
-        """The structure, filled; the arrays must outlive it. `packed` is the size of the array of that name."""
+        """Return the structure with checked values. The arrays must outlive it; `packed` is the size of that array."""
         expected = self.expected(numbers, (("packed", packed),))
         return self.structure(*doubles, *numbers, *self.addresses(expected, arrays, *cases))
 
     def _sizes(self, numbers: tuple[int, ...]) -> dict[str, int]:
-        """The `numbers` of the structure, in their order, by their letters; `ValueError` for one out of bounds."""
+        """Return `numbers`, in the order of the structure, by their letters; `ValueError` if one is out of range."""
         sizes = {"": 1}
-        for value, (name, one) in zip(numbers, self.numbers.items(), strict=True):
-            most = sizes[one.below] - 1 if one.below else one.most
-            if not one.least <= value <= most:
-                raise ValueError(f"{self.name}: {name} is {value}; valid are {one.least} to {most}")
-            sizes[one.letter or name] = value
+        for value, (name, number) in zip(numbers, self.numbers.items(), strict=True):
+            high = sizes[number.below] - 1 if number.below else number.high
+            if not number.low <= value <= high:
+                raise ValueError(f"{self.name}: {name} is {value}; expected {number.low} to {high}")
+            sizes[number.letter or name] = value
         return sizes
 
     def _expected(self, numbers: tuple[int, ...], others: tuple[tuple[str, int], ...]) -> dict[str, Expected]:
         sizes = {**self.sizes(numbers), **dict(others)}
-        return {name: one.expected(sizes) for name, one in self.arrays.items()}
+        return {name: array.expected(sizes) for name, array in self.arrays.items()}
 
-    def _check_inside(self, name: str, array: Tensor, most: int) -> None:
-        few = array.tolist() if array.numel() < FEW else torch.aminmax(array)
-        low, high = (int(min(few)), int(max(few))) if len(few) else (0, 0)
-        if low < 0 or high > most:
-            raise ValueError(f"{self.name}: {name} holds {low if low < 0 else high}; valid are 0 to {most}")
+    def _check_range(self, name: str, array: Tensor, high: int) -> None:
+        values = array.tolist() if array.numel() < SMALL_ARRAY else torch.aminmax(array)
+        smallest, largest = (int(min(values)), int(max(values))) if len(values) else (0, 0)
+        if smallest < 0 or largest > high:
+            wrong = smallest if smallest < 0 else largest
+            raise ValueError(f"{self.name}: {name} contains {wrong}; expected 0 to {high}")
 
 
 def dimensions(name: str, array: Tensor, count: int) -> torch.Size:
-    """The shape of an array from which others follow; `ValueError` where it has not so many dimensions."""
+    """Return the shape of an array from which other sizes follow; `ValueError` unless it has `count` dimensions."""
     if not isinstance(array, Tensor) or array.dim() != count:
-        raise ValueError(f"{name} is {_described(array)}; valid are {count} dimensions")
+        raise ValueError(f"{name} is {_describe(array)}; expected {count} dimensions")
     return array.shape
 
 
-def _described(array: Any) -> str:
+def _describe(array: Any) -> str:
     if not isinstance(array, Tensor):
         return f"a {type(array).__name__}"
     dense = "dense" if array.layout == torch.strided and array.is_contiguous() else "not dense"

@@ -1,8 +1,8 @@
-"""The arguments of every compiled function, in the letters and the order of native/kernels.h."""
+"""Signatures of all compiled functions: the fields of each structure of native/kernels.h, in its order and letters."""
 
 from factorcell.model.kernels.signature import LARGEST, Array, Number, Signature
 
-FLAG, THREADS, NEXT = Number(most=1), Number(least=1, most=1 << 16), Number(most=0)
+FLAG, THREADS, NEXT = Number(high=1), Number(low=1, high=1 << 16), Number(high=0)
 SHARED = {"threads": THREADS, "half": FLAG, "next": NEXT}
 
 RECURRENCE = Signature(
@@ -15,9 +15,9 @@ RECURRENCE = Signature(
         **SHARED,
     },
     {
-        "given": Array("B T 3H", "half"),
+        "input_gates": Array("B T 3H", "half"),
         "bias": Array("B 3H"),
-        "given_reduced": Array("B T R"),
+        "input_reduced": Array("B T R"),
         "weight": Array("H 3H"),
         "packed": Array("packed"),
         "left": Array("B H R", "half"),
@@ -39,7 +39,7 @@ RECURRENCE = Signature(
         "outputs_gradient": Array("B T H"),
         "last_hidden_gradient": Array("B H"),
         "last_memory_gradient": Array("B H"),
-        "given_gradient": Array("B T 3H", "half"),
+        "input_gates_gradient": Array("B T 3H", "half"),
         "bias_gradient": Array("B 3H"),
         "reduced_gradient": Array("B T R"),
         "first_hidden_gradient": Array("B H"),
@@ -48,15 +48,15 @@ RECURRENCE = Signature(
     },
     {
         "packing": "weight",
-        "forward": "given bias weight first_hidden first_memory outputs last_hidden last_memory",
+        "forward": "input_gates bias weight first_hidden first_memory outputs last_hidden last_memory",
         "forward of a rank": "left right",
-        "forward with normalisation": "norm",
+        "forward with normalization": "norm",
         "backward": (
             "weight first_memory outputs memories gates"
-            " given_gradient bias_gradient first_hidden_gradient first_memory_gradient"
+            " input_gates_gradient bias_gradient first_hidden_gradient first_memory_gradient"
         ),
         "backward of a rank": "left right reduced_gradient",
-        "backward with normalisation": "norm inverse norm_gradient",
+        "backward with normalization": "norm inverse norm_gradient",
     },
 )
 
@@ -67,7 +67,7 @@ SOFTMAX = Signature(
         "size": Number("V", 1),
         "width": Number("D", 1),
         "texts": Number("C", 1),
-        "parts": Number(least=1, most=1 << 17),
+        "parts": Number(low=1, high=1 << 17),
         **SHARED,
     },
     {
@@ -98,9 +98,9 @@ DRAWING = Signature(
         "width": Number("D", 1),
         "contexts": Number("C", 1),
         "count": Number("S", 1),
-        "never": Number("A"),
-        "barred": Number("M"),
-        "top": Number(),
+        "banned_count": Number("A"),
+        "forbidden_count": Number("M"),
+        "top_k": Number(),
         "end": Number(below="V"),
         **SHARED,
     },
@@ -111,13 +111,13 @@ DRAWING = Signature(
         "context": Array("N", "int64", below="C"),
         "banned": Array("A", "int64", below="V"),
         "ends": Array("N", "int64", upto="M"),
-        "again": Array("M", "int64", below="V"),
+        "forbidden": Array("M", "int64", below="V"),
         "places": Array("N S", "double"),
         "tokens": Array("N S", "int64"),
-        "logs": Array("N S"),
+        "log_probs": Array("N S"),
     },
-    {"next tokens": "values packed bias context banned ends again tokens logs"},
-    doubles=["temperature", "share"],
+    {"next tokens": "values packed bias context banned ends forbidden tokens log_probs"},
+    doubles=["temperature", "top_p"],
 )
 
 ROWS = Signature(
@@ -135,9 +135,9 @@ ROWS = Signature(
     {"catching up": "index table first second columns", "a step": "index table first second gradient constants"},
 )
 
-# The compiled search. Letters in addition to those of native/kernels.h: G columns of all gates, W tokens up to a whole
-# panel, P columns of a panel; pV, pE, pG, pR: panels for that many columns; wR: words of two rows; sH: short words of H
-# rows, and the padding next to them in a panel.
+# The compiled search uses more letters than native/kernels.h: G columns of all gates; W vocabulary,
+# rounded up to whole panels; P columns of a panel; pV, pE, pG, pR panels that hold V, E, G or R columns; wR words of
+# two bfloat16 that hold R rows; sH the same for H rows, including the padding in a panel.
 MODEL = Signature(
     "model",
     {},
@@ -156,16 +156,16 @@ MODEL = Signature(
 SEARCH = Signature(
     "search",
     {
-        "requests": Number(least=1),
+        "requests": Number(low=1),
         "size": Number("V", 1),
         "width": Number("E", 1),
         "hidden": Number("H", 1),
         "rank": Number("R"),
         "end": Number(below="V"),
         "threads": THREADS,
-        "batch": Number(least=1),
-        "growth": Number(least=1),
-        "products": Number(most=1),
+        "batch": Number(low=1),
+        "growth": Number(low=1),
+        "products": Number(high=1),
         "next": NEXT,
     },
     {},
@@ -189,15 +189,16 @@ CONTEXT = Signature(
     {"a context": "gate_bias bias", "a rank": "left_inputs left right", "a short rank": "short_left short_right"},
 )
 
-# S: 2H + V numbers of what is after a token; K: completions that there is room for; L: tokens of each, or those given.
+# S: the 2H + V numbers of a state (h, m and log probabilities); K: capacity for completions; L: tokens per completion,
+# or the number of `input_tokens`.
 REQUEST = Signature(
     "request",
     {
-        "k": Number(least=1),
-        "most": Number("L"),
-        "empty": FLAG,
-        "rows": Number(most=LARGEST - 1),
-        "waiting": Number(),
+        "k": Number(low=1),
+        "max_tokens": Number("L"),
+        "allow_empty": FLAG,
+        "max_rows": Number(high=LARGEST - 1),
+        "max_waiting": Number(),
         "count": NEXT,
         "expanded": NEXT,
     },
@@ -206,10 +207,10 @@ REQUEST = Signature(
         "scores": Array("K", "double"),
         "lengths": Array("K", "int32"),
         "tokens": Array("K L", "int32"),
-        "given": Array("L", "int64", below="V"),
-        "after": Array("L S"),
+        "input_tokens": Array("L", "int64", below="V"),
+        "states": Array("L S"),
     },
-    {"a search": "start scores lengths tokens", "following": "start given after"},
+    {"a search": "start scores lengths tokens", "reading": "start input_tokens states"},
     pointers=list(CONTEXT.arrays),
-    doubles=["seconds", "lost"],
+    doubles=["seconds", "lost_score"],
 )

@@ -1,6 +1,6 @@
-"""The application: from a request to a response or a problem.
+"""The ASGI application: it turns each request into a response or a problem.
 
-Each request has one deadline, an absolute `time.monotonic()`, which is made from the time of its arrival.
+Each request has one deadline, an absolute `time.monotonic()` computed from the time of its arrival.
 """
 
 import time
@@ -29,12 +29,13 @@ from factorcell.service.http.problems import ProblemError
 from factorcell.service.http.site import Call, Operation, Site
 from factorcell.service.http.watching import Watcher
 
-ARRIVED, OPERATION = "factorcell.arrived", "factorcell.operation"  # in a scope: monotonic time; name for the metrics
-OTHER = "other"  # the operation of requests to all other paths
-COMPUTING = 0.8  # share of the time of a completion for computing; the rest is for reading and sending
-GONE = 499  # the status in the metrics if the client has disconnected
-CORS_SECONDS = 600  # for which a browser remembers the answer to a preflight request
-SAFE = ("GET", "HEAD", "OPTIONS")
+# Keys of the ASGI scope: the time of arrival, and the operation name for the metrics.
+ARRIVED, OPERATION = "factorcell.arrived", "factorcell.operation"
+OTHER = "other"  # operation name of requests to unknown paths
+COMPUTING_SHARE = 0.8  # share of a completion's deadline for computing; the rest is for reading and sending
+CLIENT_DISCONNECTED = 499  # status in the metrics if the client has disconnected
+CORS_SECONDS = 600  # seconds for which a browser caches the response to a preflight request
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 HEADERS = {
     "cache-control": "no-store",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
@@ -47,7 +48,10 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def application(site: Site, watcher: Watcher | None = None) -> Starlette:
-    """Return the application of a site; its end closes the site and the `watcher`, which its start starts."""
+    """Return the application of a site.
+
+    Its startup starts the `watcher`; its shutdown closes the watcher and the site.
+    """
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -59,8 +63,8 @@ def application(site: Site, watcher: Watcher | None = None) -> Starlette:
         site.close()
 
     by_path: dict[str, dict[str, Operation]] = {}
-    for one in OPERATIONS:
-        by_path.setdefault(one.path, {})[one.method] = one
+    for operation in OPERATIONS:
+        by_path.setdefault(operation.path, {})[operation.method] = operation
     routes: list[BaseRoute] = [
         Route(path, _endpoint(site, by_method), methods=list(by_method)) for path, by_method in by_path.items()
     ]
@@ -68,7 +72,7 @@ def application(site: Site, watcher: Watcher | None = None) -> Starlette:
     routes += [
         Route("/healthz", _constant(b'{"status":"ok"}')),
         Route("/openapi.json", _constant(description)),
-        Route("/metrics", _figures(site)),
+        Route("/metrics", _metrics(site)),
         *pages.routes(site.settings.hint),
     ]
     cors = Middleware(
@@ -83,16 +87,16 @@ def application(site: Site, watcher: Watcher | None = None) -> Starlette:
         routes=routes,
         lifespan=lifespan,
         middleware=[*([cors] if site.settings.origins else []), Middleware(Guard, site=site)],
-        exception_handlers={HTTPException: _unrouted},
+        exception_handlers={HTTPException: _no_route},
     )
     app.router.redirect_slashes = False
     return app
 
 
 class Guard:
-    """Middleware that stamps the arrival, checks host and origin, adds headers, turns errors to problems, and counts.
+    """Middleware that checks host and origin, adds headers, turns errors into problems, and records metrics.
 
-    The path is matched as it was sent, so that an id may have any character, escaped.
+    Routes match the path before it is unescaped, so that an id may contain any character, such as an escaped slash.
     """
 
     def __init__(self, app: ASGIApp, site: Site) -> None:
@@ -103,27 +107,27 @@ class Guard:
             return await self.app(scope, receive, send)
         arrived, status = time.monotonic(), 0
 
-        async def sent(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                given = {name.lower() for name, _ in message["headers"]}
-                more = ((name.encode(), value.encode()) for name, value in HEADERS.items())
-                message["headers"] = [*message["headers"], *(pair for pair in more if pair[0] not in given)]
+                present = {name.lower() for name, _ in message["headers"]}
+                added = ((name.encode(), value.encode()) for name, value in HEADERS.items())
+                message["headers"] = [*message["headers"], *(pair for pair in added if pair[0] not in present)]
             await send(message)
 
         scope = {**scope, "path": scope["raw_path"].decode("ascii", "replace"), ARRIVED: arrived, OPERATION: OTHER}
         try:
             _check_origin(Headers(scope=scope), scope["method"], self.site)
-            await self.app(scope, receive, sent)
+            await self.app(scope, receive, send_with_headers)
         except DisconnectedError:
-            status = GONE
+            status = CLIENT_DISCONNECTED
         except Exception as error:
             problem = problems.problem_from(error, str(self.site.service.model.run.folder))
             if problem.kind == "failed":
                 error_log.log_unexpected_error(error)
             if not status:
-                await problem.response()(scope, receive, sent)
+                await problem.response()(scope, receive, send_with_headers)
         finally:
             self.site.metrics.requests.labels(scope[OPERATION], status).inc()
             self.site.metrics.seconds.labels(scope[OPERATION]).observe(time.monotonic() - arrived)
@@ -131,21 +135,25 @@ class Guard:
 
 
 def _check_origin(headers: Headers, method: str, site: Site) -> None:
-    """Raise a `ProblemError` for another host name, and for a page of another server that sends a change.
+    """Raise a `ProblemError` for a foreign host name, and for a change sent by a page of another origin.
 
-    Browsers send both headers, so no page can reach a server that is meant for its machine alone.
+    Browsers always send the headers Host and Origin, so that no foreign web page can use a server that accepts only
+    requests from its own machine.
     """
     host = headers.get("host", "").lower()
     name, _, port = host.rpartition(":")
     bare = (name if port.isdigit() else host).removeprefix("[").removesuffix("]")
-    if site.settings.names and bare not in site.settings.names:
-        raise ProblemError("wrong-host", "without keys this server is asked by the names of this machine alone")
+    if site.settings.host_names and bare not in site.settings.host_names:
+        raise ProblemError(
+            "wrong-host",
+            "a server without keys accepts only requests to localhost; use http://localhost or start it with --keys",
+        )
     origin = headers.get("origin")
-    if origin is None or method in SAFE or origin in site.settings.origins:
+    if origin is None or method in SAFE_METHODS or origin in site.settings.origins:
         return
     if origin.lower().partition("://")[2] != host:
         raise ProblemError(
-            "not-allowed", "pages of this origin may not send requests; --origin of the server allows it"
+            "not-allowed", "pages of this origin may not send requests; start the server with --origin to allow it"
         )
 
 
@@ -156,30 +164,30 @@ def _endpoint(site: Site, by_method: dict[str, Operation]) -> Endpoint:
         _authorize(site, operation.scope, request)
         message = None
         if operation.request_type is not None:
-            message = await reading.message(request, operation.request_type, operation.largest)
-        user = reading.part(request, "user") if "user" in request.path_params else ""
-        deadline = request.scope[ARRIVED] + site.settings.patience
+            message = await reading.read_message(request, operation.request_type, operation.max_body_bytes)
+        user = reading.path_parameter(request, "user") if "user" in request.path_params else ""
+        deadline = request.scope[ARRIVED] + site.settings.timeout
         if isinstance(message, CompleteRequest):
             milliseconds = message.deadline_ms
             seconds = site.settings.deadline if milliseconds is None else milliseconds / 1000
-            deadline = request.scope[ARRIVED] + COMPUTING * seconds
+            deadline = request.scope[ARRIVED] + COMPUTING_SHARE * seconds
 
-        async def gone() -> None:
+        async def until_disconnected() -> None:
             while (await request.receive())["type"] != "http.disconnect":
                 pass
 
-        def work(turn: TimeLimit) -> Any:
-            return operation.answer(site, Call(message, user, turn))
+        def work(limit: TimeLimit) -> Any:
+            return operation.handler(site, Call(message, user, limit))
 
         lane = site.lanes[operation.lane]
         with site.metrics.waiting.labels(operation.lane).track_inprogress():
-            if operation.streams:
+            if operation.is_streaming:
                 results = await lane.stream(
-                    cast("Callable[[TimeLimit], Iterator[msgspec.Struct]]", work), deadline, gone
+                    cast("Callable[[TimeLimit], Iterator[msgspec.Struct]]", work), deadline, until_disconnected
                 )
-                events = (b"data: " + msgspec.json.encode(one) + b"\n\n" async for one in results)
+                events = (b"data: " + msgspec.json.encode(chunk) + b"\n\n" async for chunk in results)
                 return StreamingResponse(events, media_type=EVENTS)
-            content = msgspec.json.encode(await lane.run(work, deadline, gone))
+            content = msgspec.json.encode(await lane.run(work, deadline, until_disconnected))
         step = site.settings.pad
         if step and isinstance(message, CompleteRequest):
             content = content.ljust(-(-len(content) // step) * step)
@@ -189,19 +197,19 @@ def _endpoint(site: Site, by_method: dict[str, Operation]) -> Endpoint:
 
 
 def _authorize(site: Site, scope: str, request: Request) -> None:
-    """Raise a `ProblemError` unless the request has a key that allows `scope`, or needs none."""
+    """Raise a `ProblemError` unless the request has a key with the required scope, or needs no key."""
     if site.keys is None or not scope:
         return
-    kind, _, given = request.headers.get("authorization", "").partition(" ")
-    key = site.keys.find(given.strip()) if kind.lower() == "bearer" else None
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    key = site.keys.find(token.strip()) if scheme.lower() == "bearer" else None
     if key is None:
-        sent = "the key that was sent is none of this service" if given else "no key was sent"
-        detail = f"{sent}; valid is a header Authorization: Bearer KEY"
+        reason = "unknown key" if token else "no key"
+        detail = f"{reason}; send the header Authorization: Bearer KEY with a key of this service"
         raise ProblemError("no-key", detail, headers={"WWW-Authenticate": "Bearer"})
     if wait := site.keys.wait(key):
-        raise ProblemError("too-many", f"this key may ask {key.rate:g} times a second", retry=wait)
+        raise ProblemError("too-many", f"this key allows {key.rate:g} requests per second; wait and retry", retry=wait)
     if scope not in key.scopes:
-        raise ProblemError("not-allowed", f"this needs a key of the scope {scope}")
+        raise ProblemError("not-allowed", f"this request needs a key with the scope {scope}")
 
 
 def _constant(content: bytes) -> Endpoint:
@@ -211,7 +219,7 @@ def _constant(content: bytes) -> Endpoint:
     return answer
 
 
-def _figures(site: Site) -> Endpoint:
+def _metrics(site: Site) -> Endpoint:
     async def answer(request: Request) -> Response:
         _authorize(site, "admin", request)
         return Response(site.metrics.text(), media_type=metrics.MEDIA_TYPE)
@@ -219,11 +227,12 @@ def _figures(site: Site) -> Endpoint:
     return answer
 
 
-async def _unrouted(_: Request, error: Exception) -> Response:
-    """Return the problem of a request that no route matches."""
+async def _no_route(_: Request, error: Exception) -> Response:
+    """Return the problem of a request that matches no route."""
     assert isinstance(error, HTTPException)
-    known = {
-        404: ("not-found", "there is no such address; /openapi.json has all"),
-        405: ("wrong-method", "see the header Allow"),
+    problems_by_status = {
+        404: ("not-found", "unknown path; /openapi.json lists all paths"),
+        405: ("wrong-method", "this path does not support this method; the header Allow lists the valid ones"),
     }
-    return ProblemError(*known.get(error.status_code, ("malformed", "see /docs")), headers=error.headers).response()
+    kind, detail = problems_by_status.get(error.status_code, ("malformed", "/docs describes valid requests"))
+    return ProblemError(kind, detail, headers=error.headers).response()

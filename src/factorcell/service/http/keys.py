@@ -1,4 +1,6 @@
-"""Keys: what programs may ask, and how often. A file holds their hashes; a key itself is shown once, when it is made.
+"""Keys: which requests a program may send, and how often.
+
+A file holds the hash of each key; the key itself is shown once, when it is created.
 
     [[key]]
     name = "shop"
@@ -6,7 +8,7 @@
     scopes = ["complete", "learn"]
     rate = 20
 
-A key is 32 random bytes, so that one round of SHA-256 is enough.
+A key has 32 random bytes, so that one round of SHA-256 is enough.
 """
 
 import hashlib
@@ -24,12 +26,12 @@ from factorcell import files, input_files
 from factorcell.choices import KEY_SCOPES
 from factorcell.config import UserError, choose
 
-BEGIN = "fc_"  # the prefix of all keys, by which they are recognised where they should not be
-BURST = 2.0  # seconds' worth of requests that may come at once
+PREFIX = "fc_"  # of all keys, so that scanners recognize leaked ones
+BURST = 2.0  # the size of a burst, in seconds of the rate
 
 
 class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The name of a key, its SHA-256 in hexadecimal digits, what it allows, and the requests per second."""
+    """A key: its name, its SHA-256 in hexadecimal, its scopes, and the allowed requests per second (None: any)."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
     hash: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -38,7 +40,7 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if not self.name.isprintable():
-            raise ValueError("the name of a key is 1 to 64 printable characters")
+            raise ValueError("name: expected 1 to 64 printable characters")
         for scope in self.scopes:
             choose("scope", scope, KEY_SCOPES)
 
@@ -48,29 +50,39 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def read_keys(path: str | Path) -> tuple[Key, ...]:
-    """Return the keys of a file. `UserError` for anything but a file of keys."""
+    """Return the keys of a file. `UserError` if it is not a file of keys."""
     try:
         keys = msgspec.toml.decode(input_files.read_text(path), type=_File).key
     except msgspec.MsgspecError as error:
         raise UserError(f"{path}: not a file of keys ({error})") from None
-    if len({one.name for one in keys}) < len(keys):
-        raise UserError(f"{path}: two keys have one name")
+    if len({key.name for key in keys}) < len(keys):
+        raise UserError(f"{path}: two keys have the same name; rename one")
     return keys
 
 
 def add_key(path: str | Path, name: str, scopes: Sequence[str], rate: float | None = None) -> str:
-    """Make a key, add its hash to the file, and return it. Only the owner can read the file."""
-    known = read_keys(path) if Path(path).exists() else ()
-    if any(one.name == name for one in known):
-        raise UserError(f"{path}: has a key named {name!r} already; choose another name")
-    key = BEGIN + secrets.token_urlsafe(32)
+    """Create a key, add its hash to a file that only its owner can read, and return the key.
+
+    Args:
+        path: The file of keys, which is created if it does not exist.
+        name: A name that no other key of the file has.
+        scopes: What the key allows.
+        rate: Requests per second, or None for no limit.
+
+    Raises:
+        UserError: The name is taken, or an argument is invalid.
+    """
+    present = read_keys(path) if Path(path).exists() else ()
+    if any(other.name == name for other in present):
+        raise UserError(f"{path}: a key named {name!r} exists already; choose another name")
+    key = PREFIX + secrets.token_urlsafe(32)
     values = {"name": name, "hash": _digest(key), "scopes": list(dict.fromkeys(scopes)), "rate": rate}
     try:
-        keys = (*known, msgspec.convert(values, Key))
+        keys = (*present, msgspec.convert(values, Key))
     except msgspec.ValidationError as error:
         raise UserError(f"key {name!r:.80}: {error}") from None
-    rows = [{name: value for name, value in msgspec.to_builtins(one).items() if value is not None} for one in keys]
-    # Texts, numbers and lists of texts are the same in JSON and TOML.
+    rows = [{name: value for name, value in msgspec.to_builtins(entry).items() if value is not None} for entry in keys]
+    # Strings, numbers and lists of strings are written alike in JSON and TOML.
     lines = ("\n".join(["[[key]]", *(f"{name} = {json.dumps(row[name])}" for name in row)]) for row in rows)
     files.write(path, "\n\n".join(lines) + "\n")
     Path(path).chmod(0o600)
@@ -81,52 +93,57 @@ def _digest(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-class Allowance:
-    """A token bucket: `rate` requests per second, some at once."""
+class TokenBucket:
+    """A token bucket that allows `rate` requests per second and short bursts."""
 
     def __init__(self, rate: float) -> None:
-        self.rate, self.most = rate, max(1.0, rate * BURST)
-        self._left, self._time = self.most, time.monotonic()
+        self.rate, self.capacity = rate, max(1.0, rate * BURST)
+        self._tokens, self._time = self.capacity, time.monotonic()
         self._lock = threading.Lock()
 
     def take(self) -> float:
-        """Return 0, or the seconds until the next request is allowed."""
+        """Count a request; return 0, or the seconds until the next request is allowed."""
         with self._lock:
             now = time.monotonic()
-            self._left, self._time = min(self.most, self._left + (now - self._time) * self.rate), now
-            if self._left >= 1:
-                self._left -= 1
+            self._tokens, self._time = min(self.capacity, self._tokens + (now - self._time) * self.rate), now
+            if self._tokens >= 1:
+                self._tokens -= 1
                 return 0.0
-            return (1 - self._left) / self.rate
+            return (1 - self._tokens) / self.rate
 
 
 class KeyRing:
-    """The keys of a file. `share`: of each rate, what this process grants."""
+    """The keys of a file.
+
+    Args:
+        path: The file of keys.
+        share: The share of each rate that this process grants.
+    """
 
     def __init__(self, path: str | Path, share: float = 1.0) -> None:
         self.path, self.share = Path(path), share
         self._keys: dict[str, Key] = {}
-        self._allowances: dict[Key, Allowance] = {}
+        self._buckets: dict[Key, TokenBucket] = {}
         self.refresh()
         if not self._keys:
-            raise UserError(f"{self.path}: has no key; `factorcell users key` adds one")
+            raise UserError(f"{self.path}: it has no key; `factorcell users key` adds one")
 
     def refresh(self) -> None:
-        """Read the file again. If it is damaged, raise a `UserError` and change nothing.
+        """Read the file again. If it is damaged, raise a `UserError` and keep the previous keys.
 
-        A file without keys refuses everybody.
+        With a file without keys, every request is refused.
         """
         keys = read_keys(self.path)
-        self._allowances = {
-            key: self._allowances.get(key) or Allowance(key.rate * self.share) for key in keys if key.rate is not None
+        self._buckets = {
+            key: self._buckets.get(key) or TokenBucket(key.rate * self.share) for key in keys if key.rate is not None
         }
         self._keys = {key.hash: key for key in keys}
 
     def find(self, key: str) -> Key | None:
-        """Return the entry of a key."""
+        """Return the key with this value, or None."""
         return self._keys.get(_digest(key))
 
     def wait(self, key: Key) -> float:
         """Count a request; return 0, or the seconds until the next one is allowed."""
-        allowance = self._allowances.get(key)
-        return allowance.take() if allowance else 0.0
+        bucket = self._buckets.get(key)
+        return bucket.take() if bucket else 0.0

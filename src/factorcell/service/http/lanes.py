@@ -1,11 +1,11 @@
-"""Threads for work that blocks, and the admission of work that can be done in time.
+"""Thread pools for blocking work, which accept only work that they can finish in time.
 
-    share = time left / (1 + waiting)                    of a search that begins: the time left, divided among all
-    expected = (waiting / threads + 2) * mean seconds that recent work needed
+    expected = (floor(waiting / threads) + 2) * mean seconds that recent work needed
+    share = time left / (1 + waiting)
 
-Work that would end after its deadline is refused when it arrives, not after it has waited. Work that may be cut short
-(a search) takes its share of the time; it counts with the `least` seconds that it needs. Each kind of work has its own
-lane, so that none starves another.
+Work that is expected to end after its deadline is refused on arrival. Work that can be cut short (a search) gets its
+`share` of the time left when it starts, but at least `min_seconds`; only these seconds and any time beyond the share
+count in the mean. Each kind of work has its own lane, so that none can starve another.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ from factorcell.service.http.problems import ProblemError
 
 T = TypeVar("T")
 
-FADING = 0.05  # weight of the newest value in the moving mean of seconds
-BUSY = "too much is being asked at once; it was not begun"
+SMOOTHING = 0.05  # weight of the newest value in the moving mean of seconds
+BUSY = "too many requests are waiting; nothing was done, try again later"
 
 
 class DisconnectedError(Exception):
@@ -33,78 +33,92 @@ class DisconnectedError(Exception):
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """What work may take: the time until `deadline` (`time.monotonic()`), unless `stop` is set before."""
+    """The time limit of work: it must end at `deadline` (`time.monotonic()`), or earlier if `stop` is set."""
 
     deadline: float
     stop: Stop
 
 
-Gone = Callable[[], Awaitable[None]]  # returns when the client has disconnected
+Disconnected = Callable[[], Awaitable[None]]  # returns when the client has disconnected
 
 
 class Lane:
-    """A pool of threads, for which at most `room` requests wait.
+    """A pool of threads with a bounded queue.
 
-    `least`: the seconds that work which can be cut short gets however many wait; by default none can be cut short.
+    Args:
+        name: The name of the lane in thread names and metrics.
+        threads: Number of threads.
+        max_waiting: Maximum number of waiting requests.
+        min_seconds: The time that work which can be cut short always gets; by default work cannot be cut short.
     """
 
-    def __init__(self, name: str, threads: int, room: int, least: float = math.inf) -> None:
-        self.name, self.threads, self.room, self.least = name, threads, room, least
+    def __init__(self, name: str, threads: int, max_waiting: int, min_seconds: float = math.inf) -> None:
+        self.name, self.threads, self.max_waiting, self.min_seconds = name, threads, max_waiting, min_seconds
         self.mean, self.waiting, self.running = 0.0, 0, 0
         self._lock = Lock()
         self._pool = ThreadPoolExecutor(threads, f"factorcell-{name}")
 
-    def expected(self) -> float:
+    def expected_seconds(self) -> float:
         """Return the seconds until new work would be done; 0 if a thread is idle."""
         if self.waiting + self.running < self.threads:
             return 0.0
         return (math.floor(self.waiting / self.threads) + 2) * self.mean
 
-    async def run(self, work: Callable[[TimeLimit], T], deadline: float, gone: Gone) -> T:
-        """Return what `work` returns; `ProblemError` if it cannot be done by `deadline` (`time.monotonic()`).
+    async def run(self, work: Callable[[TimeLimit], T], deadline: float, disconnected: Disconnected) -> T:
+        """Run `work` in a thread and return its result.
 
-        When `gone` returns, work that has not begun is dropped, work that has begun is stopped, and a `GoneError` is
-        raised.
+        When `disconnected` returns, waiting work is dropped and running work is stopped.
+
+        Args:
+            work: Called with its time limit.
+            deadline: A `time.monotonic()`.
+            disconnected: Returns when the client has disconnected.
+
+        Raises:
+            ProblemError: The work cannot be finished by the deadline.
+            DisconnectedError: The client has disconnected.
         """
         stop = Stop()
         with self._lock:
-            if self.waiting >= self.room or self.expected() > deadline - time.monotonic():
-                raise ProblemError("overloaded", BUSY, retry=self.expected())
+            if self.waiting >= self.max_waiting or self.expected_seconds() > deadline - time.monotonic():
+                raise ProblemError("overloaded", BUSY, retry=self.expected_seconds())
             self.waiting += 1
         future = self._pool.submit(self._work, work, deadline, stop)
-        answer, leaving = asyncio.wrap_future(future), asyncio.ensure_future(gone())
+        result, disconnection = asyncio.wrap_future(future), asyncio.ensure_future(disconnected())
         try:
-            await asyncio.wait((answer, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
+            await asyncio.wait((result, disconnection), return_when=asyncio.FIRST_COMPLETED)
+            if not result.done():
                 raise DisconnectedError
-            return answer.result()
+            return result.result()
         finally:
-            leaving.cancel()
+            disconnection.cancel()
             if future.cancel():
                 with self._lock:
                     self.waiting -= 1
-            answer.cancel()  # asyncio would log an error that nobody awaits, with what was asked
+            result.cancel()  # otherwise asyncio would log an unretrieved error, with the text of the request
             stop.set()
 
-    async def stream(self, work: Callable[[TimeLimit], Iterator[T]], deadline: float, gone: Gone) -> AsyncIterator[T]:
-        """Return what `work` yields, once its first value is there; errors before it are raised here.
+    async def stream(
+        self, work: Callable[[TimeLimit], Iterator[T]], deadline: float, disconnected: Disconnected
+    ) -> AsyncIterator[T]:
+        """Return an iterator over what `work` yields, once the first value exists; earlier errors are raised here.
 
-        When `gone` returns or the iterator is closed, the thread ends at its next value.
+        When the client disconnects or the iterator is closed, the thread ends at its next value.
         """
         loop, values = asyncio.get_running_loop(), asyncio.Queue[T | None]()
 
-        def put(turn: TimeLimit) -> None:
-            for value in work(turn):
-                if turn.stop.is_set:
+        def put(limit: TimeLimit) -> None:
+            for value in work(limit):
+                if limit.stop.is_set:
                     return
                 loop.call_soon_threadsafe(values.put_nowait, value)
 
         def end(task: asyncio.Task[None]) -> None:
             values.put_nowait(None)
             if not task.cancelled():
-                task.exception()  # or asyncio logs it if nobody awaits it
+                task.exception()  # otherwise asyncio would log an unretrieved error
 
-        task = asyncio.ensure_future(self.run(put, deadline, gone))
+        task = asyncio.ensure_future(self.run(put, deadline, disconnected))
         task.add_done_callback(end)
         first = await values.get()
         if first is None:
@@ -124,24 +138,24 @@ class Lane:
         return rest()
 
     def close(self) -> None:
-        """Wait for work that has begun; drop the rest."""
+        """Wait for running work and drop the queue."""
         self._pool.shutdown(cancel_futures=True)
 
     def _work(self, work: Callable[[TimeLimit], T], deadline: float, stop: Stop) -> T:
-        began = time.monotonic()
-        left = deadline - began
+        start = time.monotonic()
+        remaining = deadline - start
         with self._lock:
             self.waiting -= 1
             self.running += 1
-            share = min(left, max(self.least, left / (1 + self.waiting)))
+            share = min(remaining, max(self.min_seconds, remaining / (1 + self.waiting)))
         try:
             if share <= 0:
-                raise ProblemError("overloaded", BUSY, retry=self.expected())
-            return work(TimeLimit(began + share, stop))
+                raise ProblemError("overloaded", BUSY, retry=self.expected_seconds())
+            return work(TimeLimit(start + share, stop))
         finally:
-            took = time.monotonic() - began
+            elapsed = time.monotonic() - start
             with self._lock:
                 self.running -= 1
                 if share > 0 and not stop.is_set:
-                    needed = max(0.0, took - share) + min(took, share, self.least)
-                    self.mean += (FADING if self.mean else 1) * (needed - self.mean)
+                    needed = max(0.0, elapsed - share) + min(elapsed, share, self.min_seconds)
+                    self.mean += (SMOOTHING if self.mean else 1) * (needed - self.mean)

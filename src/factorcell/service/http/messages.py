@@ -1,4 +1,4 @@
-"""The messages of HTTP: the one definition from which reading, checking and the OpenAPI description are made."""
+"""The HTTP messages: the single definition for parsing, validation and the OpenAPI description."""
 
 from typing import Annotated, Literal
 
@@ -7,91 +7,104 @@ from msgspec import Meta, Struct
 from factorcell.completion.texts import MAX_BYTES
 from factorcell.service.record import MAX_ID_BYTES, MAX_KEY_LENGTH, MAX_TIME, MAX_VALUE_LENGTH, ContextValue
 
-MOST_RESULTS = 100
-LONGEST_WAIT = 10_000  # milliseconds that a completion may take
-LARGEST = (1 << 53) - 1  # the largest whole number that all clients can hold
-MOST_IMPORTED = 10_000  # texts of one user
-MOST_TEXTS, MOST_CANDIDATES, MOST_HYPOTHESES, MOST_TOKENS = 256, 1000, 1000, 1000  # of one batch
-LONGEST_PROMPT = 1000  # characters, each of which the model reads one after the other
-LARGEST_SCORE = 1e30
+MAX_RESULTS = 100
+MAX_DEADLINE = 10_000  # milliseconds of a completion
+MAX_INTEGER = (1 << 53) - 1  # the largest integer that every JSON parser reads exactly
+MAX_IMPORTED = 10_000  # texts of one user
+MAX_TEXTS, MAX_CANDIDATES, MAX_HYPOTHESES, MAX_TOKENS = 256, 1000, 1000, 1000  # per request
+MAX_PROMPT = 1000  # characters, which the model reads one by one
+MAX_SCORE = 1e30
 
-UserId = Annotated[str, Meta(min_length=1, max_length=MAX_ID_BYTES, description="an id of printable characters")]
-Text = Annotated[str, Meta(min_length=1, max_length=MAX_BYTES, description="a whole text")]
+UserId = Annotated[str, Meta(min_length=1, max_length=MAX_ID_BYTES, description="user id of printable characters")]
+Text = Annotated[str, Meta(min_length=1, max_length=MAX_BYTES, description="the whole text")]
 Value = Annotated[str, Meta(max_length=MAX_VALUE_LENGTH)] | bool | int | float
 Context = Annotated[
     dict[str, Value],
-    Meta(description='column of the context -> value; a boolean is the category "true" or "false"', max_length=100),
+    Meta(description='context values by column; a boolean is the category "true" or "false"', max_length=100),
 ]
-Whole = Annotated[int, Meta(ge=0, le=LARGEST)]
-Score = Annotated[float, Meta(ge=-LARGEST_SCORE, le=LARGEST_SCORE)]
+WholeNumber = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
+Score = Annotated[float, Meta(ge=-MAX_SCORE, le=MAX_SCORE)]
 
 
 class Message(Struct, kw_only=True):
     """A response."""
 
 
-class Asked(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class RequestMessage(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A request; unknown fields are errors."""
 
 
-class CompleteRequest(Asked):
-    """What a user has typed."""
+class CompleteRequest(RequestMessage):
+    """A text that a user is typing."""
 
-    query: Annotated[str, Meta(max_length=MAX_BYTES, description="the typed text, completed at the cursor")]
-    user: Annotated[UserId | None, Meta(description="who types; an unknown user unless given")] = None
-    cursor: Annotated[Whole | None, Meta(description="place in the query, in characters; its end unless given")] = None
-    context: Context = {}
-    limit: Annotated[int, Meta(ge=1, le=MOST_RESULTS, description="suggestions at most")] = 10
-    deadline_ms: Annotated[
-        Annotated[int, Meta(ge=1, le=LONGEST_WAIT)] | None,
-        Meta(description="milliseconds within which to answer with the best so far; as the server is set unless given"),
+    query: Annotated[str, Meta(max_length=MAX_BYTES, description="the typed text")]
+    user: Annotated[UserId | None, Meta(description="id of the user; by default an unknown user")] = None
+    cursor: Annotated[
+        WholeNumber | None, Meta(description="number of characters before the cursor; by default the whole query")
     ] = None
-    learn: Annotated[bool, Meta(description="false: a private session, as of an unknown user")] = True
-    explain: Annotated[bool, Meta(description="with what each source adds to the score")] = False
+    context: Context = {}
+    limit: Annotated[int, Meta(ge=1, le=MAX_RESULTS, description="maximum number of suggestions")] = 10
+    deadline_ms: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_DEADLINE)] | None,
+        Meta(description="milliseconds until the best suggestions so far are returned; by default set by the server"),
+    ] = None
+    learn: Annotated[bool, Meta(description="false: a private session; complete as for an unknown user")] = True
+    explain: Annotated[bool, Meta(description="whether to return the contribution of each source to the score")] = False
 
 
 class Result(Message):
-    """A suggestion: a whole text that continues what is before the cursor."""
+    """A suggestion: a whole text that continues the text before the cursor."""
 
     text: str
-    source: Annotated[str, Meta(description="who proposes it: model, popularity, history, or several with +")]
-    score: Annotated[float, Meta(description="log probability of the text given what is typed")]
-    typos: Annotated[int, Meta(ge=0, description="typing errors that it assumes")]
-    parts: Annotated[dict[str, float] | None, Meta(description="what each source adds, if asked for")] = None
+    source: Annotated[
+        str, Meta(description="sources of the suggestion: model, popularity, history, or several joined by +")
+    ]
+    score: Annotated[float, Meta(description="log probability of the text given the typed prefix, in nats")]
+    typos: Annotated[int, Meta(ge=0, description="number of corrected typing errors")]
+    parts: Annotated[
+        dict[str, float] | None, Meta(description="contribution of each source to the score, if `explain` is set")
+    ] = None
 
 
 class CompleteAnswer(Message):
-    """The best suggestions first."""
+    """The suggestions, best first."""
 
     results: list[Result]
-    degraded: Annotated[Literal["time", "store"] | None, Meta(description="why they may not be the best")] = None
-    user_version: Annotated[int | None, Meta(description="version of the user they were made for")] = None
+    degraded: Annotated[
+        Literal["time", "store"] | None,
+        Meta(
+            description="why better suggestions may exist: the deadline was reached (time), or the store failed (store)"
+        ),
+    ] = None
+    user_version: Annotated[int | None, Meta(description="version of the user's record that was used")] = None
 
 
-class AcceptRequest(Asked):
-    """A text that a user chose or wrote."""
+class AcceptRequest(RequestMessage):
+    """A text that a user accepted."""
 
     user: UserId
     text: Text
     idempotency_key: Annotated[
         Annotated[str, Meta(min_length=1, max_length=MAX_KEY_LENGTH)] | None,
-        Meta(description="the same for each try to send one accept, which then counts once"),
+        Meta(description="a key that is the same for all attempts to send one text, so that the text counts once"),
     ] = None
     context: Context = {}
 
 
 class AcceptAnswer(Message):
-    """What became of a text; it is on disk, and so is what was learned of it."""
+    """The outcome of an accept. A saved text is on disk."""
 
     outcome: Literal["learned", "kept", "repeated", "paused", "withheld"]
-    number: Annotated[int | None, Meta(description="the place among all texts of the user")] = None
+    number: Annotated[
+        int | None, Meta(description="number of the text, counted from 1 over all texts that the user accepted")
+    ] = None
     user_version: int | None = None
-    why: Annotated[str | None, Meta(description="what a withheld text looks like")] = None
+    why: Annotated[str | None, Meta(description="what a withheld text seems to contain")] = None
     truncated: Annotated[bool, Meta(description="whether only the first max_tokens tokens are learned")] = False
 
 
-class Kept(Message):
-    """A text of a user: its `number` among all that they accepted, when (Unix seconds), in which context."""
+class SavedText(Message):
+    """A saved text with its number, its time in Unix seconds, and its context."""
 
     number: int
     text: str
@@ -100,14 +113,14 @@ class Kept(Message):
 
 
 class ProfileAnswer(Message):
-    """Everything that is kept of a user, the oldest text first; `learned`: whether the model has learned all texts."""
+    """All saved data of a user; texts are listed oldest first."""
 
     user: str
     version: int
-    accepted: Annotated[int, Meta(description="texts that were ever accepted")]
+    accepted: Annotated[int, Meta(description="number of texts that the user ever accepted")]
     paused: bool
     learned: bool
-    texts: list[Kept]
+    texts: list[SavedText]
 
 
 class ExportedText(Struct, kw_only=True, omit_defaults=True):
@@ -119,34 +132,34 @@ class ExportedText(Struct, kw_only=True, omit_defaults=True):
 
 
 class Export(Struct, kw_only=True):
-    """Everything that a user gave; what a model has learned follows from it."""
+    """The texts and settings of a user. The learned state of a model can be computed from them."""
 
     format: Literal[1]
     user: UserId
     paused: bool
-    texts: Annotated[list[ExportedText], Meta(max_length=MOST_IMPORTED)]
+    texts: Annotated[list[ExportedText], Meta(max_length=MAX_IMPORTED)]
 
 
-class ForgetRequest(Asked):
+class ForgetRequest(RequestMessage):
     """A text to delete."""
 
     text: Text
 
 
 class RemovedAnswer(Message):
-    """How many texts of a user were deleted; the others are learned again in a moment."""
+    """The number of deleted texts. The model learns the remaining texts again in the background."""
 
     removed: Annotated[int, Meta(ge=0)]
 
 
 class DeletedAnswer(Message):
-    """Whether there was such a user, of whom nothing is left now."""
+    """Whether the user existed; all data of the user is deleted."""
 
     deleted: bool
 
 
 class PausedAnswer(Message):
-    """Whether nothing of a user is kept and learned now."""
+    """Whether learning is paused. During a pause, texts of the user are neither saved nor learned."""
 
     paused: bool
 
@@ -157,21 +170,24 @@ class UserAnswer(Message):
     user: str
 
 
-class ContextText(Asked):
+class ContextText(RequestMessage):
     """A text and its context."""
 
     text: Annotated[str, Meta(max_length=MAX_BYTES)]
     context: Context = {}
 
 
-class ScoreRequest(Asked):
-    """Texts to score as wholes, all with the same columns of context."""
+class ScoreRequest(RequestMessage):
+    """Texts to score in full, all with the same context columns."""
 
-    texts: Annotated[list[ContextText], Meta(min_length=1, max_length=MOST_TEXTS)]
+    texts: Annotated[list[ContextText], Meta(min_length=1, max_length=MAX_TEXTS)]
 
 
 class TextScore(Message):
-    """How well the model predicts a text, its end included: -log p in nats, the tokens predicted, and perplexity."""
+    """How well the model predicts a text and its end token.
+
+    `nats` is the negative log-likelihood, `targets` the number of predicted tokens.
+    """
 
     nats: float
     targets: int
@@ -179,21 +195,21 @@ class TextScore(Message):
 
 
 class ScoreAnswer(Message):
-    """One score per text, in their order."""
+    """One score per text, in order."""
 
     results: list[TextScore]
 
 
-class ClassifyRequest(Asked):
-    """Texts whose value of the column `target` is asked for, among `values`, or all known ones."""
+class ClassifyRequest(RequestMessage):
+    """Texts to classify: the column `target`, and its candidate `values` (by default all known values)."""
 
     target: Annotated[str, Meta(min_length=1, max_length=MAX_VALUE_LENGTH)]
-    texts: Annotated[list[ContextText], Meta(min_length=1, max_length=MOST_TEXTS)]
-    values: Annotated[list[str], Meta(max_length=MOST_CANDIDATES)] = []
+    texts: Annotated[list[ContextText], Meta(min_length=1, max_length=MAX_TEXTS)]
+    values: Annotated[list[str], Meta(max_length=MAX_CANDIDATES)] = []
 
 
 class TextClass(Message):
-    """The most probable value of a text, and the probability of each candidate."""
+    """The most probable value for a text, and the probability of each candidate."""
 
     value: str
     probabilities: dict[str, float]
@@ -201,75 +217,77 @@ class TextClass(Message):
 
 
 class ClassifyAnswer(Message):
-    """One value per text, in their order."""
+    """One result per text, in order."""
 
     results: list[TextClass]
 
 
-class Hypothesis(Asked):
-    """A hypothesis of a recogniser, with its scores in nats by name; `lm` is that of its language model."""
+class Hypothesis(RequestMessage):
+    """A hypothesis of a recognizer with its scores in nats by name; `lm` is the score of its language model."""
 
     text: Annotated[str, Meta(max_length=MAX_BYTES)]
     scores: dict[str, Score] = {}
 
 
-class HypothesisList(Asked):
-    """The hypotheses of one utterance, the recogniser's best first; each is scored as a whole."""
+class HypothesisList(RequestMessage):
+    """The hypotheses for one utterance, in the recognizer's order, best first. Each is scored in full."""
 
-    hypotheses: Annotated[list[Hypothesis], Meta(min_length=1, max_length=MOST_HYPOTHESES)]
+    hypotheses: Annotated[list[Hypothesis], Meta(min_length=1, max_length=MAX_HYPOTHESES)]
     context: Context = {}
 
 
-class RescoreRequest(Asked):
-    """Lists to choose from anew, by `weights` of the scores, of the `model` and of the number of `words`.
+class RescoreRequest(RequestMessage):
+    """N-best lists to rescore by a weighted sum of scores, including `model` and the number of `words`.
 
-    Unless weights are given, the model takes half of the weight of `lm`, and other scores have a weight of 1.
+    By default, `model` takes half of the weight of `lm`, and all other scores have a weight of 1.
     """
 
-    lists: Annotated[list[HypothesisList], Meta(min_length=1, max_length=MOST_TEXTS)]
+    lists: Annotated[list[HypothesisList], Meta(min_length=1, max_length=MAX_TEXTS)]
     weights: dict[str, Score] = {}
 
 
 class Rescored(Message):
-    """The chosen hypothesis of a list, and the place that it had, 1 the first."""
+    """The best hypothesis of a list, and its place in the list, counted from 1."""
 
     text: str
     place: int
 
 
 class RescoreAnswer(Message):
-    """One choice per list, in their order."""
+    """One result per list, in order."""
 
     results: list[Rescored]
 
 
-class GenerateRequest(Asked):
-    """A text to write in a context, token by token."""
+class GenerateRequest(RequestMessage):
+    """Options for a text to generate token by token."""
 
     context: Context = {}
-    prompt: Annotated[str, Meta(max_length=LONGEST_PROMPT, description="the beginning of the text")] = ""
+    prompt: Annotated[str, Meta(max_length=MAX_PROMPT, description="beginning of the text")] = ""
     temperature: Annotated[float, Meta(gt=0, le=100)] = 1.0
-    top_k: Annotated[int, Meta(ge=0, le=1_000_000, description="0: all tokens")] = 0
+    top_k: Annotated[
+        int, Meta(ge=0, le=1_000_000, description="sample from the k most probable tokens; 0: from all")
+    ] = 0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    max_tokens: Annotated[int, Meta(ge=1, le=MOST_TOKENS)] = 100
-    seed: Whole = 0
+    max_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] = 100
+    seed: WholeNumber = 0
 
 
 class TextChunk(Message):
-    """The next piece of a text that is written; `done` with the last one, which is empty."""
+    """The next part of a generated text. The last chunk is empty and has `done` set."""
 
     text: str
     done: bool = False
 
 
 class Health(Message):
-    """The server is there."""
+    """The server answers."""
 
     status: Literal["ok"] = "ok"
 
 
 class Problem(Message, omit_defaults=True):
-    """Why a request was not answered (RFC 9457)."""
+    """Why a request failed (RFC 9457)."""
 
     type: str
     title: str

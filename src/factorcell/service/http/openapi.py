@@ -1,4 +1,4 @@
-"""The OpenAPI description, made from the operations and the messages."""
+"""The OpenAPI description, generated from the operations and the messages."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,11 +11,11 @@ from factorcell.service.http.operations import OPERATIONS
 from factorcell.service.http.site import Operation
 from factorcell.version import __version__
 
-MEANINGS = {
-    "complete": "ask for completions, scores and texts",
-    "learn": "accept texts of people",
-    "users": "show, export, forget and delete people",
-    "admin": "take exported people back, read the metrics",
+SCOPE_DESCRIPTIONS = {
+    "complete": "request completions, scores, classes and generated texts",
+    "learn": "accept texts of users",
+    "users": "show, export, pause and delete the data of users",
+    "admin": "import users and read the metrics",
 }
 SCHEMAS = "#/components/schemas/{name}"
 EVENTS = "text/event-stream"  # the media type of responses that stream
@@ -24,57 +24,72 @@ Json = dict[str, Any]
 
 
 def openapi(operations: Sequence[Operation] = OPERATIONS, keys: bool = False) -> Json:
-    """Return the description of the API; `keys`: whether it needs any."""
-    kinds = {kind: None for one in operations for kind in (one.request_type, one.response_type) if kind is not None}
-    found, components = msgspec.json.schema_components([*kinds, Problem], ref_template=SCHEMAS)
-    schemas = dict(zip([*kinds, Problem], found, strict=True))
+    """Return the OpenAPI description of the API.
+
+    Args:
+        operations: The operations to describe.
+        keys: Whether requests need a key.
+    """
+    kinds = {
+        kind: None
+        for operation in operations
+        for kind in (operation.request_type, operation.response_type)
+        if kind is not None
+    }
+    references, components = msgspec.json.schema_components([*kinds, Problem], ref_template=SCHEMAS)
+    schemas = dict(zip([*kinds, Problem], references, strict=True))
     paths: Json = {}
-    for one in operations:
-        paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, schemas, keys)
-    described: Json = {
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, schemas, keys)
+    description: Json = {
         "openapi": "3.1.0",
         "info": {
             "title": "factorcell",
             "version": __version__,
-            "description": "Completes what people type, learns each of them, and forgets when asked.",
+            "description": "Completes text as users type, learns accepted texts, and deletes user data on request.",
         },
         "paths": paths,
         "components": {"schemas": components},
-        "x-problems": {kind: {"status": status, "title": title} for kind, (status, title) in problems.KINDS.items()},
+        "x-problems": {
+            kind: {"status": status, "title": title} for kind, (status, title) in problems.PROBLEM_KINDS.items()
+        },
     }
     if keys:
-        meanings = "; ".join(f"{scope}: {meaning}" for scope, meaning in MEANINGS.items())
-        scheme = {"type": "http", "scheme": "bearer", "description": meanings}
-        described["components"]["securitySchemes"] = {"key": scheme}
-    return described
+        descriptions = "; ".join(f"{scope}: {text}" for scope, text in SCOPE_DESCRIPTIONS.items())
+        scheme = {"type": "http", "scheme": "bearer", "description": descriptions}
+        description["components"]["securitySchemes"] = {"key": scheme}
+    return description
 
 
-def _operation(one: Operation, schemas: dict[Any, Json], keys: bool) -> Json:
-    media = EVENTS if one.streams else "application/json"
-    answer = schemas[one.response_type]
-    if one.streams:
-        data = {"type": "string", "contentMediaType": "application/json", "contentSchema": answer}
-        answer = {"type": "object", "properties": {"data": data}, "required": ["data"]}
-    described: Json = {
-        "operationId": f"{one.name}_{one.method.lower()}",
-        "summary": (one.answer.__doc__ or "").strip().split("\n")[0],
+def _operation(operation: Operation, schemas: dict[Any, Json], keys: bool) -> Json:
+    media = EVENTS if operation.is_streaming else "application/json"
+    response = schemas[operation.response_type]
+    if operation.is_streaming:
+        data = {"type": "string", "contentMediaType": "application/json", "contentSchema": response}
+        response = {"type": "object", "properties": {"data": data}, "required": ["data"]}
+    description: Json = {
+        "operationId": f"{operation.name}_{operation.method.lower()}",
+        "summary": (operation.handler.__doc__ or "").strip().split("\n")[0],
         "parameters": [],
         "responses": {
-            "200": {"description": (one.response_type.__doc__ or "").strip(), "content": {media: {"schema": answer}}},
+            "200": {
+                "description": (operation.response_type.__doc__ or "").strip(),
+                "content": {media: {"schema": response}},
+            },
             "default": {
-                "description": "Why it was not answered",
+                "description": "Why the request failed",
                 "content": {problems.MEDIA_TYPE: {"schema": schemas[Problem]}},
             },
         },
     }
-    if "{user}" in one.path:
+    if "{user}" in operation.path:
         schema = msgspec.json.schema(UserId)
-        described["parameters"].append({"name": "user", "in": "path", "required": True, "schema": schema})
-    if one.request_type is not None:
-        described["requestBody"] = {
+        description["parameters"].append({"name": "user", "in": "path", "required": True, "schema": schema})
+    if operation.request_type is not None:
+        description["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": schemas[one.request_type]}},
+            "content": {"application/json": {"schema": schemas[operation.request_type]}},
         }
-    if keys and one.scope:
-        described["security"] = [{"key": [one.scope]}]
-    return described
+    if keys and operation.scope:
+        description["security"] = [{"key": [operation.scope]}]
+    return description

@@ -1,6 +1,6 @@
-"""The pages and their files: the page to type in, the box for other sites, and the page that documents the API.
+"""The demo page, the script for other sites, and the API page.
 
-Files are read once; a browser asks each time whether a file is still the same, by its entity tag.
+Files are read once. Browsers check with each use, by the entity tag, whether a file has changed.
 """
 
 import hashlib
@@ -11,22 +11,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-HINT = "Type something"  # in the empty box
-BOX = "factorcell.js"  # which other sites load
-MEDIA = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-SAME = "; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-# Nothing but what is served here is loaded or asked; no text ever becomes code or markup.
+HINT = "Type something"  # placeholder of the empty search box
+BOX = "factorcell.js"  # the script that other sites may load
+MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+NO_EMBEDDING = "; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+# Pages load and request only files of this server, and no text can become code or markup.
 PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'"
-    f"{SAME}; require-trusted-types-for 'script'; trusted-types 'none'"
+    f"{NO_EMBEDDING}; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-DOCS_POLICY = f"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'{SAME}"
-# Path of a request -> folder and name of the file, its content security policy.
+DOCS_POLICY = (
+    f"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'{NO_EMBEDDING}"
+)
+# Request path -> folder and name of the file, and its content security policy.
 FILES = {
     "/": ("service/page", "index.html", PAGE_POLICY),
     **{
         f"/{name}": ("service/page", name, PAGE_POLICY)
-        for name in ("page.css", "page.js", "learned.js", "picture.js", BOX, "icon.svg")
+        for name in ("page.css", "page.js", "saved_texts.js", "chart.js", BOX, "icon.svg")
     },
     "/docs": ("assets", "api.html", DOCS_POLICY),
     "/docs.js": ("assets", "api.js", DOCS_POLICY),
@@ -35,7 +37,7 @@ FILES = {
 
 
 def routes(hint: str = "") -> list[Route]:
-    """Return the routes of all files; the `hint` is what the empty box says."""
+    """Return the routes of all files; `hint` is the placeholder of the empty search box."""
     return [_route(path, *file, hint or HINT) for path, file in FILES.items()]
 
 
@@ -52,9 +54,9 @@ def _route(path: str, folder: str, name: str, policy: str, hint: str) -> Route:
     }
 
     async def answer(request: Request) -> Response:
-        known = request.headers.get("if-none-match", "")
-        if tag in (one.strip().removeprefix("W/") for one in known.split(",")):
+        cached = request.headers.get("if-none-match", "")
+        if tag in (entity_tag.strip().removeprefix("W/") for entity_tag in cached.split(",")):
             return Response(status_code=304, headers=headers)
-        return Response(content, headers=headers, media_type=MEDIA[name.rpartition(".")[2]])
+        return Response(content, headers=headers, media_type=MEDIA_TYPES[name.rpartition(".")[2]])
 
     return Route(path, answer)

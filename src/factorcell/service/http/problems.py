@@ -1,4 +1,4 @@
-"""Why a request is not answered, as a problem of RFC 9457; none names a path, or a user or text of somebody else."""
+"""Errors as problem details (RFC 9457). No problem contains a path of the server, or data of another user."""
 
 import math
 from collections.abc import Mapping
@@ -12,27 +12,34 @@ from factorcell.service.record import StoreError
 
 MEDIA_TYPE = "application/problem+json"
 
-# Status and title of each kind; its type is the heading of that name in the documentation.
-KINDS: dict[str, tuple[int, str]] = {
-    "malformed": (400, "The request cannot be read"),
-    "no-key": (401, "A valid key is needed"),
-    "not-allowed": (403, "This is not allowed"),
-    "not-found": (404, "There is nothing here"),
-    "wrong-method": (405, "This is not asked by that method"),
-    "conflict": (409, "It is there already"),
+# Status and title of each kind. The type of a problem is /docs#KIND.
+PROBLEM_KINDS: dict[str, tuple[int, str]] = {
+    "malformed": (400, "The request cannot be parsed"),
+    "no-key": (401, "A valid key is required"),
+    "not-allowed": (403, "The request is not allowed"),
+    "not-found": (404, "Not found"),
+    "wrong-method": (405, "The method is not supported"),
+    "conflict": (409, "The user exists already"),
     "too-large": (413, "The body is too large"),
-    "wrong-type": (415, "The body is not plain JSON"),
-    "wrong-host": (421, "This server is not asked by that name"),
-    "invalid": (422, "What was asked is not valid"),
+    "wrong-type": (415, "The body is not uncompressed JSON"),
+    "wrong-host": (421, "The host name is not allowed"),
+    "invalid": (422, "The request is invalid"),
     "too-many": (429, "Too many requests with this key"),
-    "failed": (500, "The server failed"),
-    "overloaded": (503, "There is too much to do"),
+    "failed": (500, "Internal server error"),
+    "overloaded": (503, "The server is overloaded"),
     "no-store": (503, "The store does not answer"),
 }
 
 
 class ProblemError(Exception):
-    """A request that is refused: one of `KINDS`, a detail, and the seconds after which to try again."""
+    """A refused request.
+
+    Args:
+        kind: One of `PROBLEM_KINDS`.
+        detail: What is wrong with this request, and what to do.
+        retry: Seconds after which the client may try again, or None.
+        headers: Further headers of the response.
+    """
 
     def __init__(self, kind: str, detail: str, retry: float | None = None, headers: Mapping[str, str] | None = None):
         super().__init__(kind)
@@ -41,17 +48,18 @@ class ProblemError(Exception):
             self.headers["Retry-After"] = str(max(1, math.ceil(retry)))
 
     def response(self) -> Response:
-        status, title = KINDS[self.kind]
+        """Return the response that describes the problem."""
+        status, title = PROBLEM_KINDS[self.kind]
         problem = Problem(type=f"/docs#{self.kind}", title=title, status=status, detail=self.detail)
         return Response(msgspec.json.encode(problem), status, self.headers, MEDIA_TYPE)
 
 
 def problem_from(error: Exception, folder: str = "") -> ProblemError:
-    """Return the problem of an error of the service; `folder` is that of the run, which is not shown."""
+    """Return the problem for an error; the path of the run, `folder`, is replaced by "the model"."""
     if isinstance(error, ProblemError):
         return error
     if isinstance(error, UserError):
         return ProblemError("invalid", str(error).replace(folder, "the model") if folder else str(error))
     if isinstance(error, StoreError):
-        return ProblemError("no-store", "what is kept of people cannot be read or written now", retry=1)
-    return ProblemError("failed", "this is a fault of the server, which has logged it")
+        return ProblemError("no-store", "user data cannot be read or written now; try again later", retry=1)
+    return ProblemError("failed", "unexpected error; it was logged")

@@ -1,4 +1,4 @@
-"""Requests as messages."""
+"""Parses requests into messages."""
 
 import codecs
 from typing import TypeVar
@@ -13,33 +13,34 @@ from factorcell.service.http.problems import ProblemError
 M = TypeVar("M", bound=msgspec.Struct)
 
 
-async def message(request: Request, kind: type[M], largest: int) -> M:
-    """Return the message in the body of a request. `ProblemError` for anything else."""
+async def read_message(request: Request, kind: type[M], max_bytes: int) -> M:
+    """Return the message in the body of a request. `ProblemError` if it is invalid."""
     try:
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media != "application/json" or "content-encoding" in request.headers:
-            raise ProblemError("wrong-type", "the body must be application/json, and not compressed")
-        content = (await _body(request, largest)).removeprefix(codecs.BOM_UTF8)  # which some editors write
+            raise ProblemError("wrong-type", "expected an uncompressed body with Content-Type: application/json")
+        # Some editors write a byte order mark.
+        content = (await _body(request, max_bytes)).removeprefix(codecs.BOM_UTF8)
         return msgspec.json.decode(_text(content, "body"), type=kind)
     except msgspec.ValidationError as error:
         raise ProblemError("invalid", str(error)) from None
     except (msgspec.DecodeError, RecursionError):
-        raise ProblemError("malformed", "the body is not JSON") from None
+        raise ProblemError("malformed", "expected a body in JSON") from None
 
 
-def part(request: Request, name: str) -> str:
-    """Return a part of the path, unescaped."""
+def path_parameter(request: Request, name: str) -> str:
+    """Return a parameter of the path, unescaped."""
     return _text(unquote_to_bytes(request.path_params[name]), "path")
 
 
-async def _body(request: Request, largest: int) -> bytes:
+async def _body(request: Request, max_bytes: int) -> bytes:
     content = bytearray()
     try:
-        async for piece in request.stream():
-            content += piece
-            if len(content) > largest:
-                closing = {"Connection": "close"}  # the rest of the body is not read
-                raise ProblemError("too-large", f"the body takes at most {largest} bytes", headers=closing)
+        async for chunk in request.stream():
+            content += chunk
+            if len(content) > max_bytes:
+                headers = {"Connection": "close"}  # the rest of the body is not read
+                raise ProblemError("too-large", f"expected a body of at most {max_bytes} bytes", headers=headers)
     except ClientDisconnect:
         raise DisconnectedError from None
     return bytes(content)
@@ -49,4 +50,4 @@ def _text(content: bytes, where: str) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:
-        raise ProblemError("malformed", f"the {where} is not UTF-8 text") from None
+        raise ProblemError("malformed", f"expected UTF-8 text in the {where}") from None

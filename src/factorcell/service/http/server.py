@@ -1,4 +1,4 @@
-"""The server: a run, a store and a port, in one process or in several that share the port."""
+"""The server: it serves a run and a store on a port, in one process or in several that share the port."""
 
 import errno
 import ipaddress
@@ -36,14 +36,14 @@ from factorcell.service.privacy import Privacy
 from factorcell.service.stores.opening import open_store
 
 LOG = logging.getLogger("factorcell.service")
-SWITCHING = 0.0005  # seconds after which Python switches threads: a request needs several
+SWITCH_INTERVAL = 0.0005  # seconds after which Python switches threads; a request uses several threads
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-POLL = 0.2  # seconds between two looks at the workers and the signals
+POLL = 0.2  # seconds between two checks of workers and signals
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """The options of `factorcell serve`, whose help describes them."""
+    """The options of `factorcell serve`; its help describes them."""
 
     run: Path
     store: str
@@ -59,26 +59,26 @@ class ServerOptions:
     settings: Settings = field(default_factory=Settings)
 
     def model(self) -> ServedModel:
-        """Open the run as it is now, and test it."""
-        allowed = None if self.block_list is None else BlockList.read(self.block_list)
-        folder = self.run.absolute()  # which errors leave out: "." is in many messages
-        model = ServedModel(Run.open(folder, precision=self.precision), typos=self.typos, is_allowed=allowed)
+        """Open the current run, and complete and learn once with it."""
+        is_allowed = None if self.block_list is None else BlockList.read(self.block_list)
+        folder = self.run.absolute()  # problems replace this path, and "." would match in many messages
+        model = ServedModel(Run.open(folder, precision=self.precision), typos=self.typos, is_allowed=is_allowed)
         model.probe()
         return model
 
     def site(self) -> Site:
-        """Open everything. From here on PyTorch uses one thread per request, and threads take turns often."""
+        """Open the model, the store and the keys, and configure PyTorch and Python for many small requests."""
         torch.set_num_threads(1)
-        sys.setswitchinterval(SWITCHING)
+        sys.setswitchinterval(SWITCH_INTERVAL)
         keys = None if self.keys is None else KeyRing(self.keys, 1 / self.workers)
         service = Service(self.model(), open_store(self.store), privacy=self.privacy, cache_size=self.cache_size)
         return Site(service, self.settings, keys)
 
     def application(self) -> Starlette:
-        """Return the application, which notices new models and keys, at once on SIGHUP."""
-        seen = folder_stamp(self.run)  # before the run is opened: a change meanwhile is noticed
+        """Return the application. It reloads changed models and keys within seconds, and at once on SIGHUP."""
+        stamp = folder_stamp(self.run)  # taken before the run is opened, so that a change meanwhile is noticed
         site = self.site()
-        watcher = Watcher(site, self.run, self.model, seen)
+        watcher = Watcher(site, self.run, self.model, stamp)
         site.metrics.processes.set(1)
         if hasattr(signal, "SIGHUP"):
             signal.signal(signal.SIGHUP, lambda *_: watcher.reload())
@@ -96,47 +96,52 @@ def is_loopback(host: str) -> bool:
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to a port. `UserError` if the port is taken or the host is not of this machine."""
+    """Return a socket that is bound to a port.
+
+    Raises:
+        UserError: The port is in use, or the host is not an address of this machine.
+    """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (socket.gaierror, UnicodeError):
-        raise UserError(f"host {host!r:.60}: no name or address of this machine") from None
-    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # without a protocol, asyncio delays bodies
+        raise UserError(f"host {host!r:.60}: not a name or address of this machine") from None
+    # Without the protocol IPPROTO_TCP, asyncio would not disable Nagle's algorithm, and bodies would be delayed.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
     except OSError as error:
-        made.close()
+        listener.close()
         reason = f"{host} port {port}: {error.strerror}"
         if error.errno == errno.EADDRINUSE:
-            raise UserError(f"{reason}; --port chooses another, and 0 any that is free") from None
+            raise UserError(f"{reason}; choose another --port, or 0 for any free port") from None
         raise OSError(error.errno, reason) from None
-    return made
+    return listener
 
 
 def serve(options: ServerOptions, notify: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM; requests that have begun are finished first."""
+    """Serve until SIGINT or SIGTERM; running requests are finished first."""
     if options.keys is None:
         if not is_loopback(options.host):
-            raise UserError(f"host {options.host}: without keys only this machine may be served; give --keys FILE")
-        options = replace(options, settings=replace(options.settings, names=(*LOOPBACK, options.host)))
-    with bind_socket(options.host, options.port) as port:
+            raise UserError(f"host {options.host}: other machines can reach it; add --keys FILE, or serve on localhost")
+        options = replace(options, settings=replace(options.settings, host_names=(*LOOPBACK, options.host)))
+    with bind_socket(options.host, options.port) as listener:
         host = f"[{options.host}]" if ":" in options.host else options.host
-        where = f"http://{host}:{port.getsockname()[1]}"
+        address = f"http://{host}:{listener.getsockname()[1]}"
         if options.workers == 1:
             app = options.application()
-            notify(f"serving {options.run} at {where}; Ctrl-C stops")
-            return uvicorn_server(app).run([port])
-        options.site().close()  # raises what is wrong, once
+            notify(f"serving {options.run} at {address}; press Ctrl-C to stop")
+            return uvicorn_server(app).run([listener])
+        options.site().close()  # reports an invalid run or store once, not once per worker
         with TemporaryDirectory(prefix="factorcell-") as folder:
-            os.environ[metrics.VARIABLE] = folder
-            notify(f"serving {options.run} at {where} in {options.workers} processes; Ctrl-C stops")
-            supervise(options, port)
+            os.environ[metrics.DIRECTORY_VARIABLE] = folder
+            notify(f"serving {options.run} at {address} in {options.workers} processes; press Ctrl-C to stop")
+            supervise(options, listener)
     return None
 
 
 def uvicorn_server(app: ASGIApp) -> uvicorn.Server:
-    """Return the server of an application; requests are not logged."""
+    """Return the uvicorn server of an application; requests are not logged."""
     config = uvicorn.Config(
         app,
         http="h11",
@@ -150,48 +155,50 @@ def uvicorn_server(app: ASGIApp) -> uvicorn.Server:
         limit_concurrency=4096,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=30,
-        h11_max_incomplete_event_size=64 << 10,  # bytes of a head
+        h11_max_incomplete_event_size=64 << 10,  # bytes of the request line and headers
     )
     return uvicorn.Server(config)
 
 
-def supervise(options: ServerOptions, port: socket.socket) -> None:
-    """Run the workers until SIGINT or SIGTERM, replace those that die, and pass SIGHUP on to them."""
+def supervise(options: ServerOptions, listener: socket.socket) -> None:
+    """Run the workers until SIGINT or SIGTERM, replace those that die, and forward SIGHUP to them."""
     context = multiprocessing.get_context("spawn")
-    stops, reloads = list[int](), list[int]()  # signals that were received
+    stops, reloads = list[int](), list[int]()  # received signals
     handlers: dict[int, list[int]] = {signal.SIGINT: stops, signal.SIGTERM: stops}
     if hasattr(signal, "SIGHUP"):
         handlers[signal.SIGHUP] = reloads
-    before = {number: signal.signal(number, lambda number, _: handlers[number].append(number)) for number in handlers}
+    previous_handlers = {
+        number: signal.signal(number, lambda number, _: handlers[number].append(number)) for number in handlers
+    }
 
     def start() -> SpawnProcess:
-        process = context.Process(target=work, args=(options, port))
+        process = context.Process(target=work, args=(options, listener))
         process.start()
         return process
 
     workers = [start() for _ in range(options.workers)]
     try:
         while not stops:
-            connection.wait([one.sentinel for one in workers], POLL)
+            connection.wait([worker.sentinel for worker in workers], POLL)
             reload = bool(reloads)
             reloads.clear()
-            for place, worker in enumerate(workers):
+            for index, worker in enumerate(workers):
                 if not worker.is_alive():
                     mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
-                    workers[place] = start()
+                    workers[index] = start()
                 elif reload and worker.pid is not None:
-                    os.kill(worker.pid, signal.SIGHUP)  # a worker that still starts is replaced by this
+                    os.kill(worker.pid, signal.SIGHUP)  # ends a worker that is still starting, which is then replaced
     finally:
         for worker in workers:
             worker.terminate()
         for worker in workers:
             worker.join()
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
-def work(options: ServerOptions, port: socket.socket) -> None:
-    """Serve in a process of its own, which ends with one line if the run or the store cannot be opened."""
+def work(options: ServerOptions, listener: socket.socket) -> None:
+    """Serve in a worker process, which ends with a one-line error if the run or the store cannot be opened."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     try:
         app = options.application()
@@ -199,4 +206,4 @@ def work(options: ServerOptions, port: socket.socket) -> None:
         LOG.error("%s", error)
         sys.exit(1)
     with suppress(KeyboardInterrupt):
-        uvicorn_server(app).run([port])
+        uvicorn_server(app).run([listener])

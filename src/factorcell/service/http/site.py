@@ -1,4 +1,4 @@
-"""Everything that answering needs: the service, its settings, the keys, the threads, and the type of an operation."""
+"""Everything that the request handlers need: the service, settings, keys, metrics, thread pools, and operations."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -14,32 +14,41 @@ from factorcell.service.http.keys import KeyRing
 from factorcell.service.http.lanes import Lane, TimeLimit
 from factorcell.service.http.metrics import Metrics
 
-ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")  # of RFC 6454
-SHORTEST = 0.003  # seconds that a search gets however many wait
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")  # RFC 6454
+MIN_SEARCH_SECONDS = 0.003  # minimum time of a search, regardless of how many requests wait
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a site answers."""
+    """How a site answers.
 
-    deadline: float = 0.1  # seconds of a completion, unless the request says so itself
-    patience: float = 10.0  # seconds of all else
-    names: tuple[str, ...] = ()  # host names of the server; any if empty
-    origins: tuple[str, ...] = ()  # other servers whose pages may send requests
-    pad: int = 0  # the length of a completion is a multiple of so many bytes
-    hint: str = ""  # in the empty box of the page
+    Attributes:
+        deadline: Seconds for a completion, unless the request sets its own deadline.
+        timeout: Seconds for every other request.
+        host_names: Accepted host names of the server; any if empty.
+        origins: Origins of other sites whose pages may send requests.
+        pad: The length of a completion is a multiple of this number of bytes; 0 for no padding.
+        hint: Placeholder of the empty search box.
+    """
+
+    deadline: float = 0.1
+    timeout: float = 10.0
+    host_names: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    pad: int = 0
+    hint: str = ""
 
     def __post_init__(self) -> None:
         for origin in self.origins:
             if not ORIGIN.fullmatch(origin):
-                valid = "https://NAME or https://NAME:PORT as browsers send it: in lower case, and no path"
-                raise UserError(f"origin {origin!r:.60}: valid is {valid}")
+                expected = "https://NAME or https://NAME:PORT in lower case, without a path"
+                raise UserError(f"origin {origin!r:.60}: expected {expected}")
 
 
 def _lanes() -> dict[str, Lane]:
     threads = usable_cores()
     return {
-        "search": Lane("search", threads, 256, SHORTEST),
+        "search": Lane("search", threads, 256, MIN_SEARCH_SECONDS),
         "change": Lane("change", threads, 256),
         "batch": Lane("batch", 1, 16),
     }
@@ -47,7 +56,7 @@ def _lanes() -> dict[str, Lane]:
 
 @dataclass(frozen=True)
 class Site:
-    """A service with what HTTP adds to it."""
+    """A service with everything that HTTP needs."""
 
     service: Service
     settings: Settings = field(default_factory=Settings)
@@ -56,7 +65,7 @@ class Site:
     lanes: dict[str, Lane] = field(default_factory=_lanes)
 
     def close(self) -> None:
-        """Finish what has begun, then close the store."""
+        """Finish running requests, then close the store."""
         for lane in self.lanes.values():
             lane.close()
         self.service.close()
@@ -64,7 +73,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Call:
-    """One request: its `message`, the `user` in its path, and what it may take."""
+    """A request: its `message`, the `user` in its path, and its time limit."""
 
     message: Any
     user: str
@@ -73,15 +82,28 @@ class Call:
 
 @dataclass(frozen=True)
 class Operation:
-    """What a method does at a path."""
+    """An operation of the API.
+
+    Attributes:
+        name: The name in metrics and in the OpenAPI description.
+        method: The HTTP method.
+        path: The path, with `{user}` for the id of a user.
+        scope: The scope that a key needs; empty if no key is needed.
+        lane: The thread pool that runs it.
+        request_type: The message of the request, or None if it has no body.
+        response_type: The message of the response, or of each event.
+        handler: Computes the response.
+        is_streaming: Whether the response is a stream of server-sent events.
+        max_body_bytes: Maximum size of the body.
+    """
 
     name: str
     method: str
     path: str
-    scope: str  # that a key needs; empty: no key is needed
-    lane: str  # whose threads run it
+    scope: str
+    lane: str
     request_type: type[Struct] | None
     response_type: type[Struct]
-    answer: Callable[[Site, Call], Struct] | Callable[[Site, Call], Iterator[Struct]]
-    streams: bool = False
-    largest: int = 1 << 20  # bytes of a body
+    handler: Callable[[Site, Call], Struct] | Callable[[Site, Call], Iterator[Struct]]
+    is_streaming: bool = False
+    max_body_bytes: int = 1 << 20

@@ -1,7 +1,7 @@
-"""What changes while the server runs: a new model in the run folder, new keys, and texts that grow too old.
+"""Watches for a new model in the run folder, for new keys, and for expired texts while the server runs.
 
-A new model is opened next to the one that serves, tested, and serves from the next request on. A damaged or half
-written one changes nothing, and is tried again when it changes.
+A new model is opened and tried out while the old one still serves; then it replaces the old one. A damaged or
+incomplete model changes nothing, and is tried again when its files change.
 """
 
 import logging
@@ -18,40 +18,44 @@ from factorcell.service.learning import ServedModel
 from factorcell.service.record import StoreError
 
 LOG = logging.getLogger("factorcell.service")
-EVERY = 1.0  # seconds between two looks
-EXPIRING = 600.0  # seconds between two deletions of old texts
+INTERVAL = 1.0  # seconds between two checks
+EXPIRY_INTERVAL = 600.0  # seconds between two deletions of expired texts
 
-Mark = tuple[tuple[int, int, int] | None, ...]
-
-
-def folder_stamp(folder: Path) -> Mark:
-    """Return what changes with the run in a folder, or if another folder takes its place."""
-    return _stamps(folder / digests.FILE, folder / "weights.safetensors")  # a folder may have no manifest
+Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
-def _stamps(*paths: Path) -> Mark:
-    found: list[tuple[int, int, int] | None] = []
+def folder_stamp(folder: Path) -> Stamp:
+    """Return a value that changes if the run in a folder changes or another folder takes its place."""
+    return _stamps(folder / digests.FILE, folder / "weights.safetensors")  # the manifest is optional
+
+
+def _stamps(*paths: Path) -> Stamp:
+    stamps: list[tuple[int, int, int] | None] = []
     for path in paths:
         try:
             status = path.stat()
-            found.append((status.st_mtime_ns, status.st_ino, status.st_size))
+            stamps.append((status.st_mtime_ns, status.st_ino, status.st_size))
         except OSError:
-            found.append(None)
-    return tuple(found)
+            stamps.append(None)
+    return tuple(stamps)
 
 
 class Watcher:
-    """Watches for a `site` the run in `folder`, which `reopen` opens and tests.
+    """Watches the run, the keys and the expiry of texts for a site.
 
-    `seen`: the `mark` of the folder before the run that is served was opened.
+    Args:
+        site: The site that serves.
+        folder: The run folder.
+        reopen: Opens the run and tries it out.
+        run_stamp: The `folder_stamp` before the served run was opened.
     """
 
-    def __init__(self, site: Site, folder: Path, reopen: Callable[[], ServedModel], seen: Mark) -> None:
+    def __init__(self, site: Site, folder: Path, reopen: Callable[[], ServedModel], run_stamp: Stamp) -> None:
         self.site, self.folder, self.reopen = site, folder, reopen
-        self.seen, self.seen_keys = seen, self._stamp_of_keys()
-        self.expired = time.monotonic() - EXPIRING
+        self.run_stamp, self.keys_stamp = run_stamp, self._current_keys_stamp()
+        self.expired = time.monotonic() - EXPIRY_INTERVAL
         self._wake, self._reload, self._closed = threading.Event(), False, False
-        self._thread = threading.Thread(target=self._run, name="factorcell-watching", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="factorcell-watcher", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -67,50 +71,50 @@ class Watcher:
         if self._thread.is_alive():
             self._thread.join()
 
-    def look(self) -> None:
-        """Look once at the model, the keys, and the clock."""
-        self._look_at_model()
-        self._look_at_keys()
-        if self.site.service.privacy.retention is not None and time.monotonic() >= self.expired + EXPIRING:
+    def check_once(self) -> None:
+        """Check the model, the keys and the expiry of texts once."""
+        self._check_model()
+        self._check_keys()
+        if self.site.service.privacy.retention is not None and time.monotonic() >= self.expired + EXPIRY_INTERVAL:
             self.expired = time.monotonic()
             try:
                 self.site.service.expire()
             except StoreError:
-                LOG.warning("what is too old could not be deleted: the store does not answer")
+                LOG.warning("expired texts could not be deleted: the store does not answer")
 
-    def _look_at_model(self) -> None:
-        now, reload, self._reload = folder_stamp(self.folder), self._reload, False
-        if now == self.seen and not reload:
+    def _check_model(self) -> None:
+        stamp, is_forced, self._reload = folder_stamp(self.folder), self._reload, False
+        if stamp == self.run_stamp and not is_forced:
             return
-        self.seen = now
+        self.run_stamp = stamp
         try:
             model = self.reopen()
         except (UserError, OSError, ValueError, RuntimeError) as error:
             self.site.metrics.models.labels("refused").inc()
-            LOG.warning("the run that is there now is not served, the one before still is: %s", error)
+            LOG.warning("the new run is invalid and the previous one is still served: %s", error)
             return
         self.site.service.replace_model(model)
         self.site.metrics.models.labels("served").inc()
         LOG.warning("a new model is served from now on")
 
-    def _look_at_keys(self) -> None:
-        now, keys = self._stamp_of_keys(), self.site.keys
-        if keys is None or now == self.seen_keys:
+    def _check_keys(self) -> None:
+        stamp, keys = self._current_keys_stamp(), self.site.keys
+        if keys is None or stamp == self.keys_stamp:
             return
-        self.seen_keys = now
+        self.keys_stamp = stamp
         try:
             keys.refresh()
         except (UserError, OSError) as error:
-            LOG.warning("the keys that are there now are not taken, those before still hold: %s", error)
+            LOG.warning("the new keys are invalid and the previous ones remain valid: %s", error)
 
-    def _stamp_of_keys(self) -> Mark:
+    def _current_keys_stamp(self) -> Stamp:
         return () if self.site.keys is None else _stamps(self.site.keys.path)
 
     def _run(self) -> None:
         while not self._closed:
             try:
-                self.look()
-            except Exception as error:  # new models and keys are noticed all the same
+                self.check_once()
+            except Exception as error:  # later changes must still be noticed
                 error_log.log_unexpected_error(error)
-            self._wake.wait(EVERY)
+            self._wake.wait(INTERVAL)
             self._wake.clear()

@@ -1,4 +1,4 @@
-/* A search box that completes while one types, and learns what is chosen: put on any <input> of a site.
+/* A search box that completes while the user types and learns the accepted texts, for any <input> of a site.
 
      const box = factorcell.attach(document.querySelector("#search"), {
        url: "https://complete.example.org/", key: "…", user: "ann", onAccept: (text) => search(text),
@@ -6,41 +6,43 @@
      box.set({ user: "bob" });
      box.detach();
 
-   The input becomes an ARIA 1.2 combobox with a list of suggestions in the top layer. No build step, nothing else is
-   loaded; all text is set as text, and styles come by a style sheet that a strict content security policy allows.
-   Its rules weigh nothing, so that any rule of the site for .fc-pop, .fc-option, .fc-typed, .fc-rest, .fc-source,
-   .fc-note wins. */
+   The input becomes an ARIA 1.2 combobox with a list of suggestions in the top layer. The script needs no build step
+   and loads nothing else. All text is inserted as text nodes, and styles as a constructed style sheet, which a strict
+   content security policy allows. The rules use :where() and have no specificity, so that any rule of the site for
+   .fc-pop, .fc-option, .fc-typed, .fc-rest, .fc-source or .fc-note overrides them. */
 "use strict";
 
 (() => {
-  const HERE = document.currentScript?.src ? new URL(".", document.currentScript.src).href : `${location.origin}/`;
-  const PATIENCE = 10_000; // milliseconds until a request counts as lost
-  const TRIES = 6; // to send an accept
-  const PAUSE = 0.5; // seconds before the second try, doubled at each
-  const LONGEST_PAUSE = 30; // seconds
-  const MOST_KEPT = 10_000; // characters of a text that is still sent while its page is left: browsers limit the bytes
-  const SAYING = 600; // milliseconds without a key before a screen reader is told how many suggestions there are
-  const LEAST_ROOM = 200; // pixels below the input, or the list opens above it where there is more room
-  const UNSEEN = /[\0-\x08\v-\x1F\x7F-\x9F\u202A-\u202E\u2066-\u2069]/g; // all controls but tabs and ends of lines
-  const PASSING = new Set([0, 408, 429, 500, 502, 503, 504]); // statuses after which the same request may succeed
+  const script = document.currentScript;
+  const SCRIPT_URL = script?.src ? new URL(".", script.src).href : `${location.origin}/`;
+  const REQUEST_TIMEOUT = 10_000; // milliseconds
+  const MAX_ATTEMPTS = 6; // attempts to send an accept
+  const FIRST_PAUSE = 0.5; // seconds before the second attempt; each further pause is twice as long
+  const MAX_PAUSE = 30; // seconds
+  const MAX_KEEPALIVE = 10_000; // characters of a text sent with `keepalive`, whose bytes browsers limit
+  const ANNOUNCE_DELAY = 600; // milliseconds without a keystroke before a screen reader announces the number of results
+  const MIN_ROOM = 200; // pixels below the input; with less, the list opens above if there is more room
+  // Control characters except tabs and line ends, and characters that change the direction of text.
+  const INVISIBLE = /[\0-\x08\v-\x1F\x7F-\x9F\u202A-\u202E\u2066-\u2069]/g;
+  const TEMPORARY = new Set([0, 408, 429, 500, 502, 503, 504]); // statuses after which the same request may succeed
 
-  /** All that is said; `attach(input, {words})` replaces any of it. */
-  const WORDS = {
+  /** All messages; `attach(input, {messages})` replaces any of them. */
+  const MESSAGES = {
     list: "Suggestions",
     count: (number) => (number === 0 ? "No suggestions" : number === 1 ? "1 suggestion" : `${number} suggestions`),
     from: "from",
-    sources: { model: "model", popularity: "popular", history: "own" },
-    slips: (number) => (number === 1 ? "1 typing error forgiven" : `${number} typing errors forgiven`),
+    sources: { model: "model", popularity: "popular", history: "your texts" },
+    typos: (number) => (number === 1 ? "1 typing error corrected" : `${number} typing errors corrected`),
     degraded: {
-      time: "Time was up: there may be better ones.",
-      store: "Without what was learned of you, which is out of reach for a moment.",
+      time: "The time limit was reached; better suggestions may exist.",
+      store: "Your saved texts are unavailable for now; these suggestions are not personalized.",
     },
-    offline: "You are offline. What you typed stays here.",
-    unreachable: "The service cannot be reached; trying again.",
-    busy: "The service is busy; trying again in a moment.",
-    many: "That was too fast; going on in a moment.",
-    key: "The service asks for a valid key.",
-    failed: "No suggestions can be had for this.",
+    offline: "You are offline. Your text stays in the box.",
+    unreachable: "The service cannot be reached; retrying.",
+    busy: "The service is busy; retrying shortly.",
+    tooMany: "Too many requests; retrying shortly.",
+    key: "The service requires a valid key.",
+    failed: "No suggestions are available for this text.",
   };
 
   const STYLE = `
@@ -88,7 +90,7 @@
       :where(.fc-option[aria-selected="true"], .fc-option[aria-selected="true"] *) { color: HighlightText; }
     }`;
 
-  /** Why a request was not answered: its HTTP `status` (0: none came), and seconds to wait (`retry`) if it is told. */
+  /** A failed request: its HTTP `status` (0: no response), and the seconds to wait (`retry`), if known. */
   class Problem extends Error {
     constructor(status, message, retry = null) {
       super(message);
@@ -98,71 +100,71 @@
     }
 
     /** Whether the same request may succeed later. */
-    get passing() {
-      return PASSING.has(this.status);
+    get isTemporary() {
+      return TEMPORARY.has(this.status);
     }
   }
 
-  /** What asks a service at `url`, with a key where it wants one. */
+  /** Sends requests to the service at `url`, with a key if it requires one. */
   class Client {
-    constructor({ url = HERE, key = null } = {}) {
+    constructor({ url = SCRIPT_URL, key = null } = {}) {
       this.url = new URL(url, location.href).href.replace(/\/?$/, "/");
       this.key = key;
     }
 
-    /** The answer to `body` (JSON) at a path such as "v1/accept", null where it is empty. Throws a `Problem`, or the
-        `AbortError` of the signal. */
+    /** Send `body` as JSON to a path such as "v1/accept"; return the parsed response, or null if it is empty. Throws a
+        `Problem`, or the `AbortError` of the signal. */
     async ask(method, path, body, { signal = null, keepalive = false } = {}) {
       const headers = { Accept: "application/json" };
       if (body !== undefined) headers["Content-Type"] = "application/json";
       if (this.key) headers.Authorization = `Bearer ${this.key}`;
-      const patience = AbortSignal.timeout(PATIENCE);
+      const timeout = AbortSignal.timeout(REQUEST_TIMEOUT);
       try {
         const answer = await fetch(this.url + path, {
           method, headers, body: JSON.stringify(body), keepalive, credentials: "omit", cache: "no-store",
-          referrerPolicy: "no-referrer", signal: signal ? AbortSignal.any([signal, patience]) : patience,
+          referrerPolicy: "no-referrer", signal: signal ? AbortSignal.any([signal, timeout]) : timeout,
         });
         const text = await answer.text();
-        if (!answer.ok) throw problem(answer, text);
+        if (!answer.ok) throw problemOf(answer, text);
         return text ? JSON.parse(text) : null;
       } catch (error) {
         if (error instanceof Problem || signal?.aborted) throw error;
-        throw new Problem(0, navigator.onLine ? "no answer came" : "offline");
+        throw new Problem(0, navigator.onLine ? "no response" : "offline");
       }
     }
   }
 
-  /** The problem that an answer tells of (RFC 9457). */
-  function problem(answer, text) {
+  /** Return the problem that a response describes (RFC 9457). */
+  function problemOf(answer, text) {
     const after = answer.headers.get("Retry-After");
     let detail = answer.statusText;
     try {
       detail = JSON.parse(text).detail ?? detail;
     } catch {
-      // whatever is between us and the service answered in its own words
+      // A proxy answered in place of the service.
     }
     return new Problem(answer.status, detail, /^\d+$/.test(after ?? "") ? Number(after) : null);
   }
 
-  /** Sends accepts, one after the other, each until it is answered; the service counts it once by its key. */
+  /** Sends accepts one at a time and retries each until it is answered; its idempotency key makes it count once. */
   class Accepts {
     #last = Promise.resolve();
 
-    /** The answer to an accept. Throws the `Problem` of the last try. */
+    /** Send an accept and return the response. Throws the `Problem` of the last attempt. */
     send(client, accept) {
       const body = { ...accept, idempotency_key: newKey() };
-      const sent = this.#last.then(() => this.#until(client, body));
+      const sent = this.#last.then(() => this.#retry(client, body));
       this.#last = sent.catch(() => null);
       return sent;
     }
 
-    async #until(client, body) {
-      for (let tried = 1; ; tried++) {
+    async #retry(client, body) {
+      for (let attempt = 1; ; attempt++) {
         try {
-          return await client.ask("POST", "v1/accept", body, { keepalive: body.text.length < MOST_KEPT });
+          return await client.ask("POST", "v1/accept", body, { keepalive: body.text.length < MAX_KEEPALIVE });
         } catch (error) {
-          if (!error.passing || tried === TRIES) throw error;
-          await sleep(Math.min(LONGEST_PAUSE, error.retry ?? PAUSE * 2 ** (tried - 1)));
+          if (!error.isTemporary || attempt === MAX_ATTEMPTS) throw error;
+          await sleep(Math.min(MAX_PAUSE, error.retry ?? FIRST_PAUSE * 2 ** (attempt - 1)));
         }
       }
     }
@@ -172,55 +174,55 @@
   class Box {
     #input; #options; #client; #pop; #list; #note; #status;
     #accepts = new Accepts();
-    #life = new AbortController(); // ends the listeners
-    #before = new Map(); // attributes of the input as they were
-    #seq = 0; // of the newest request; an answer to any other is not shown
+    #listeners = new AbortController(); // removes the event listeners
+    #originalAttributes = new Map(); // of the input
+    #sequence = 0; // number of the newest request; other responses are dropped
     #request = null;
     #results = [];
-    #shown = ""; // what stood before the cursor when the results were asked for
+    #shownPrefix = ""; // the text before the cursor that the results belong to
     #active = -1;
-    #until = 0; // when the service may be asked again
+    #retryAt = 0; // time of the next allowed request
     #failures = 0;
     #timer = 0;
-    #saying = 0;
-    #composing = false;
-    #writing = false; // by ourselves
+    #announceTimer = 0;
+    #isComposing = false;
+    #isWriting = false; // whether the box itself changes the input
 
     constructor(input, options) {
       this.#input = input;
-      this.#options = { limit: 8, least: 1, learn: true, context: {}, ...options };
-      this.#options.words = { ...WORDS, ...options.words };
+      this.#options = { limit: 8, minLength: 1, learn: true, context: {}, ...options };
+      this.#options.messages = { ...MESSAGES, ...options.messages };
       this.#client = new Client(this.#options);
       this.#build();
       this.#listen();
     }
 
-    /** Change options, such as the user: what is shown and on its way is dropped. */
+    /** Change options, such as the user; drop shown results and running requests. */
     set(options = {}) {
-      Object.assign(this.#options, options, { words: { ...this.#options.words, ...options.words } });
+      Object.assign(this.#options, options, { messages: { ...this.#options.messages, ...options.messages } });
       this.#client = new Client(this.#options);
-      this.#until = this.#failures = 0;
+      this.#retryAt = this.#failures = 0;
       this.close();
     }
 
-    /** Ask for suggestions of what is in the input now. */
+    /** Request suggestions for the current text of the input. */
     refresh() {
       return this.#ask(0);
     }
 
-    /** Close the list; no answer that is on its way opens it. */
+    /** Close the list and drop running requests. */
     close() {
-      this.#stop();
+      this.#cancel();
       this.#results = [];
       this.#render("");
     }
 
-    /** Make the input what it was. */
+    /** Restore the original input. */
     detach() {
       this.close();
-      this.#life.abort();
-      clearTimeout(this.#saying);
-      for (const [name, value] of this.#before) {
+      this.#listeners.abort();
+      clearTimeout(this.#announceTimer);
+      for (const [name, value] of this.#originalAttributes) {
         if (value === null) this.#input.removeAttribute(name);
         else this.#input.setAttribute(name, value);
       }
@@ -230,10 +232,10 @@
     }
 
     #build() {
-      const words = this.#options.words;
+      const { messages } = this.#options;
       const id = `fc-${newKey().slice(0, 8)}`;
       adopt(this.#input.getRootNode());
-      this.#list = element("div", { role: "listbox", id, "aria-label": words.list });
+      this.#list = element("div", { role: "listbox", id, "aria-label": messages.list });
       this.#note = element("div", { class: "fc-note", "aria-hidden": "true" });
       this.#pop = element("div", { class: "fc-pop", hidden: "" }, this.#list, this.#note);
       if (this.#pop.showPopover) this.#pop.popover = "manual";
@@ -245,187 +247,190 @@
         spellcheck: "false",
       };
       for (const name of [...Object.keys(attributes), "aria-activedescendant"]) {
-        this.#before.set(name, this.#input.getAttribute(name));
+        this.#originalAttributes.set(name, this.#input.getAttribute(name));
       }
       for (const [name, value] of Object.entries(attributes)) this.#input.setAttribute(name, value);
     }
 
     #listen() {
-      const on = (target, name, act, options = {}) =>
-        target?.addEventListener(name, act, { ...options, signal: this.#life.signal });
-      on(this.#input, "input", () => this.#typed());
-      on(this.#input, "compositionstart", () => { this.#composing = true; this.#stop(); });
-      on(this.#input, "compositionend", () => { this.#composing = false; this.#typed(); });
-      on(this.#input, "keydown", (event) => this.#key(event));
+      const on = (target, name, listener, options = {}) =>
+        target?.addEventListener(name, listener, { ...options, signal: this.#listeners.signal });
+      on(this.#input, "input", () => this.#onInput());
+      on(this.#input, "compositionstart", () => { this.#isComposing = true; this.#cancel(); });
+      on(this.#input, "compositionend", () => { this.#isComposing = false; this.#onInput(); });
+      on(this.#input, "keydown", (event) => this.#onKey(event));
       on(this.#input, "blur", () => this.close());
       on(this.#input.form, "submit", () => this.#accept(this.#input.value, null));
-      on(document, "selectionchange", () => this.#moved());
+      on(document, "selectionchange", () => this.#onCursorMove());
       on(this.#pop, "mousedown", (event) => event.preventDefault()); // the input keeps the focus
-      on(this.#list, "click", (event) => this.#choose(this.#place(event.target)));
-      on(window, "online", () => { this.#until = 0; if (this.#failures && this.#focused) this.#ask(); });
+      on(this.#list, "click", (event) => this.#choose(this.#indexOf(event.target)));
+      on(window, "online", () => { this.#retryAt = 0; if (this.#failures && this.#hasFocus) this.#ask(); });
       for (const name of ["resize", "scroll"]) {
-        on(window, name, () => this.#settle(), { capture: true, passive: true });
-        on(window.visualViewport, name, () => this.#settle(), { passive: true });
+        on(window, name, () => this.#position(), { capture: true, passive: true });
+        on(window.visualViewport, name, () => this.#position(), { passive: true });
       }
     }
 
-    get #open() {
+    get #isOpen() {
       return !this.#pop.hidden;
     }
 
-    get #focused() {
+    get #hasFocus() {
       return this.#input.getRootNode().activeElement === this.#input;
     }
 
-    /** What stands before the cursor, and the cursor itself in code points; all of it where an input tells none. */
+    /** The text before the cursor, or all of it if the type of the input has no cursor. */
     get #prefix() {
       const value = wellFormed(this.#input.value);
       return value.slice(0, this.#input.selectionStart ?? value.length);
     }
 
-    #typed() {
-      if (this.#composing || this.#writing) return;
-      const prefix = this.#prefix; // until the answer comes, those that still fit remain
+    #onInput() {
+      if (this.#isComposing || this.#isWriting) return;
+      const prefix = this.#prefix;
       const typed = canonical(prefix);
-      this.#results = this.#results.filter((one) => one.text.startsWith(typed) && one.text !== typed);
-      this.#shown = prefix;
+      // Results that still fit stay visible until the response arrives.
+      this.#results = this.#results.filter(({ text }) => text.startsWith(typed) && text !== typed);
+      this.#shownPrefix = prefix;
       this.#render(this.#failures ? this.#note.textContent : "");
       this.#ask();
     }
 
-    #moved() {
-      if (this.#open && !this.#composing && this.#focused && this.#prefix !== this.#shown) this.#ask();
+    #onCursorMove() {
+      if (this.#isOpen && !this.#isComposing && this.#hasFocus && this.#prefix !== this.#shownPrefix) this.#ask();
     }
 
-    #stop() {
+    #cancel() {
       clearTimeout(this.#timer);
       this.#request?.abort();
       this.#request = null;
-      this.#seq++;
+      this.#sequence++;
     }
 
-    async #ask(least = this.#options.least) {
-      this.#stop();
-      const seq = this.#seq;
+    async #ask(minLength = this.#options.minLength) {
+      this.#cancel();
+      const sequence = this.#sequence;
       const prefix = this.#prefix;
       const query = wellFormed(this.#input.value);
-      if ([...query].length < least) return this.close();
-      const wait = this.#until - performance.now();
-      if (wait > 0) return void (this.#timer = setTimeout(() => this.#ask(least), wait));
+      if ([...query].length < minLength) return this.close();
+      const wait = this.#retryAt - performance.now();
+      if (wait > 0) return void (this.#timer = setTimeout(() => this.#ask(minLength), wait));
       const { user, context, limit, deadline, learn } = this.#options;
-      const asked = { query, cursor: [...prefix].length, context, limit };
-      if (user) asked.user = user;
-      if (deadline) asked.deadline_ms = deadline;
-      if (!learn) asked.learn = false;
+      const body = { query, cursor: [...prefix].length, context, limit };
+      if (user) body.user = user;
+      if (deadline) body.deadline_ms = deadline;
+      if (!learn) body.learn = false;
       this.#request = new AbortController();
       try {
-        const answer = await this.#client.ask("POST", "v1/complete", asked, { signal: this.#request.signal });
-        if (seq !== this.#seq) return;
+        const answer = await this.#client.ask("POST", "v1/complete", body, { signal: this.#request.signal });
+        if (sequence !== this.#sequence) return;
         this.#failures = 0;
         this.#show(answer, prefix);
       } catch (error) {
-        if (seq === this.#seq) this.#fail(error, least);
+        if (sequence === this.#sequence) this.#fail(error, minLength);
       }
     }
 
     #show(answer, prefix) {
       this.#results = answer.results;
-      this.#shown = prefix;
-      this.#render(this.#options.words.degraded[answer.degraded] ?? "");
-      this.#say(this.#options.words.count(answer.results.length));
+      this.#shownPrefix = prefix;
+      this.#render(this.#options.messages.degraded[answer.degraded] ?? "");
+      this.#announce(this.#options.messages.count(answer.results.length));
       this.#options.onSuggestions?.(answer, prefix);
     }
 
-    #fail(error, least) {
+    #fail(error, minLength) {
       if (!(error instanceof Problem)) throw error;
-      const words = this.#options.words;
-      let told = words.failed;
-      if (error.passing) {
-        const seconds = error.retry ?? Math.min(LONGEST_PAUSE, PAUSE * 2 ** this.#failures);
+      const { messages } = this.#options;
+      let note = messages.failed;
+      if (error.isTemporary) {
+        const seconds = error.retry ?? Math.min(MAX_PAUSE, FIRST_PAUSE * 2 ** this.#failures);
         this.#failures++;
-        this.#until = performance.now() + 1000 * seconds;
-        this.#timer = setTimeout(() => this.#ask(least), 1000 * seconds);
-        const lost = navigator.onLine ? words.unreachable : words.offline;
-        told = error.status === 0 ? lost : error.status === 429 ? words.many : words.busy;
-      } else if (error.status === 401 || error.status === 403) told = words.key;
-      this.#render(told);
-      this.#say(told);
+        this.#retryAt = performance.now() + 1000 * seconds;
+        this.#timer = setTimeout(() => this.#ask(minLength), 1000 * seconds);
+        const noResponse = navigator.onLine ? messages.unreachable : messages.offline;
+        note = error.status === 0 ? noResponse : error.status === 429 ? messages.tooMany : messages.busy;
+      } else if (error.status === 401 || error.status === 403) note = messages.key;
+      this.#render(note);
+      this.#announce(note);
       this.#options.onError?.(error);
     }
 
     /** Draw the results and a note, or close the list if there is neither. */
     #render(note) {
       const id = this.#list.id;
-      this.#list.replaceChildren(...this.#results.map((one, place) => this.#option(one, `${id}-${place}`)));
+      this.#list.replaceChildren(...this.#results.map((result, index) => this.#option(result, `${id}-${index}`)));
       this.#list.hidden = !this.#results.length;
       this.#note.textContent = note;
       this.#activate(-1);
-      const open = Boolean(this.#results.length || note) && this.#focused;
+      const open = Boolean(this.#results.length || note) && this.#hasFocus;
       this.#input.setAttribute("aria-expanded", String(open && !this.#list.hidden));
-      if (open === this.#open) return this.#settle();
+      if (open === this.#isOpen) return this.#position();
       this.#pop.hidden = !open;
       if (this.#pop.popover) this.#pop.togglePopover(open);
-      this.#settle();
-      if (!open) this.#say("");
+      this.#position();
+      if (!open) this.#announce("");
     }
 
-    #option(one, id) {
-      const words = this.#options.words;
-      const [typed, rest] = split(one.text, this.#shown);
-      const sources = one.source.split("+").map((name) =>
-        element("span", { class: "fc-source", "data-source": name }, words.sources[name] ?? name));
-      if (one.slips) sources.push(element("span", { class: "fc-slips" }, words.slips(one.slips)));
+    #option(result, id) {
+      const { messages } = this.#options;
+      const [typed, rest] = split(result.text, this.#shownPrefix);
+      const sources = result.source.split("+").map((name) =>
+        element("span", { class: "fc-source", "data-source": name }, messages.sources[name] ?? name));
+      if (result.typos) sources.push(element("span", { class: "fc-typos" }, messages.typos(result.typos)));
       return element("div", { class: "fc-option", role: "option", id, "aria-selected": "false" },
         element("span", { class: "fc-text", dir: "auto" },
           element("span", { class: "fc-typed" }, visible(typed)), element("span", { class: "fc-rest" }, visible(rest))),
-        element("span", { class: "fc-from" }, element("span", { class: "fc-hidden" }, ` ${words.from} `), ...sources));
+        element("span", { class: "fc-from" },
+          element("span", { class: "fc-hidden" }, ` ${messages.from} `), ...sources));
     }
 
-    /** Put the list below the input, or above it where there is more room. */
-    #settle() {
-      if (!this.#open) return;
-      const at = this.#input.getBoundingClientRect();
+    /** Place the list below the input, or above it if there is more room. */
+    #position() {
+      if (!this.#isOpen) return;
+      const bounds = this.#input.getBoundingClientRect();
       const view = window.visualViewport;
       const height = view ? view.height + view.offsetTop : window.innerHeight;
-      const [below, above] = [height - at.bottom - 16, at.top - 16];
-      const up = below < LEAST_ROOM && above > below;
+      const [below, above] = [height - bounds.bottom - 16, bounds.top - 16];
+      const up = below < MIN_ROOM && above > below;
       const style = this.#pop.style;
       style.setProperty("--fc-font", getComputedStyle(this.#input).font);
-      style.left = `${at.left}px`;
-      style.width = `${at.width}px`;
-      style.top = up ? "auto" : `${at.bottom + 6}px`;
-      style.bottom = up ? `${window.innerHeight - at.top + 6}px` : "auto";
+      style.left = `${bounds.left}px`;
+      style.width = `${bounds.width}px`;
+      style.top = up ? "auto" : `${bounds.bottom + 6}px`;
+      style.bottom = up ? `${window.innerHeight - bounds.top + 6}px` : "auto";
       style.maxHeight = `${Math.max(80, up ? above : below)}px`;
     }
 
-    #say(text) {
-      clearTimeout(this.#saying);
+    /** Let screen readers announce a text. */
+    #announce(text) {
+      clearTimeout(this.#announceTimer);
       this.#status.textContent = "";
-      if (text) this.#saying = setTimeout(() => { this.#status.textContent = text; }, SAYING);
+      if (text) this.#announceTimer = setTimeout(() => { this.#status.textContent = text; }, ANNOUNCE_DELAY);
     }
 
-    #place(target) {
+    #indexOf(target) {
       return [...this.#list.children].indexOf(target.closest('[role="option"]'));
     }
 
-    #activate(place) {
+    #activate(index) {
       this.#list.children[this.#active]?.setAttribute("aria-selected", "false");
-      this.#active = place;
-      const option = this.#list.children[place];
+      this.#active = index;
+      const option = this.#list.children[index];
       if (!option) return this.#input.removeAttribute("aria-activedescendant");
       option.setAttribute("aria-selected", "true");
       option.scrollIntoView({ block: "nearest" });
       this.#input.setAttribute("aria-activedescendant", option.id);
     }
 
-    #key(event) {
+    #onKey(event) {
       if (event.isComposing || event.keyCode === 229 || event.ctrlKey || event.metaKey) return;
-      const act = this.#acts[event.key];
-      if (act && act(event)) event.preventDefault();
+      const action = this.#keyActions[event.key];
+      if (action && action(event)) event.preventDefault();
     }
 
-    /** What keys do; true if the browser is to do nothing more. */
-    #acts = {
+    /** Actions by key; they return true to prevent the default action of the browser. */
+    #keyActions = {
       ArrowDown: (event) => this.#step(1, event),
       ArrowUp: (event) => this.#step(-1, event),
       Home: () => this.#activate(-1),
@@ -433,14 +438,14 @@
       ArrowLeft: () => this.#activate(-1),
       ArrowRight: () => this.#activate(-1),
       Escape: () => {
-        if (!this.#open) return false;
+        if (!this.#isOpen) return false;
         this.close();
         return true;
       },
       Tab: (event) => {
         if (event.shiftKey || this.#active < 0) return false;
         this.#write(this.#results[this.#active].text);
-        this.#typed();
+        this.#onInput();
         return true;
       },
       Enter: () => {
@@ -450,33 +455,33 @@
       },
     };
 
-    /** To the next option or the one before; between the last and the first is the input itself. */
+    /** Move to the next or the previous option; the input itself lies between the last and the first. */
     #step(by, event) {
       const count = this.#list.children.length;
-      if (!count || !this.#open) {
+      if (!count || !this.#isOpen) {
         if (by > 0) this.refresh();
         return by > 0;
       }
-      if (event.altKey) return by < 0 && this.#acts.Escape();
+      if (event.altKey) return by < 0 && this.#keyActions.Escape();
       this.#activate(((this.#active + 1 + by + count + 1) % (count + 1)) - 1);
       return true;
     }
 
-    /** Have a text in the input, and tell others as if it had been typed. */
+    /** Set the text of the input and dispatch an `input` event as if the user had typed it. */
     #write(text) {
-      this.#writing = true;
+      this.#isWriting = true;
       const value = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, "value");
-      value.set.call(this.#input, text); // not the setter that a framework may have put before it
+      value.set.call(this.#input, text); // bypasses the setter that a framework may have installed
       this.#input.setSelectionRange?.(text.length, text.length);
       this.#input.dispatchEvent(new Event("input", { bubbles: true }));
-      this.#writing = false;
+      this.#isWriting = false;
     }
 
-    #choose(place) {
-      const one = this.#results[place];
-      if (!one) return false;
-      this.#write(one.text);
-      if (this.#options.onAccept || !this.#input.form) this.#accept(one.text, one);
+    #choose(index) {
+      const result = this.#results[index];
+      if (!result) return false;
+      this.#write(result.text);
+      if (this.#options.onAccept || !this.#input.form) this.#accept(result.text, result);
       else this.#input.form.requestSubmit();
       return true;
     }
@@ -499,72 +504,77 @@
 
   const BOXES = new WeakMap();
 
-  /** Turn an input into the box. Options, all optional:
+  /** Attach the box to an input. All options are optional:
 
-      url       where the service is; where this script is from unless given
-      key       a key of the service that allows to complete and to learn
-      user      who types; without it nobody is learned
-      context   {column: value} of the model
-      learn     false: a private session, as if nobody typed
-      limit     suggestions at most (8); least: characters typed before it asks (1); deadline: milliseconds of a search
-      words     what is said, to be replaced in other languages: see WORDS
-      onAccept(text, suggestion)      a text was chosen (or entered: null); without it, the input's form is submitted
+      url        address of the service; by default the folder of this script
+      key        a key with the scopes `complete` and `learn`
+      user       id of the user; without it nothing is learned
+      context    {column: value}, the context values of the model
+      learn      false for a private session: suggestions as for an unknown user, and nothing is learned
+      limit      maximum number of suggestions (8)
+      minLength  typed characters before the first request (1)
+      deadline   milliseconds of a search; by default that of the server
+      messages   replacements for MESSAGES, for example in another language
+      onAccept(text, suggestion)      a text was chosen or entered (then `suggestion` is null); without this option the
+                                      form of the input is submitted
       onSuggestions(answer, prefix)   suggestions are shown
-      onLearned(answer, text, user)   an accept is on disk, or was not kept: see answer.outcome
-      onError(problem, text)          a request failed; of an accept with its text, after the last try
+      onLearned(answer, text, user)   an accept was answered: it is on disk, or was not saved (`answer.outcome`)
+      onError(problem, text)          a request failed; `text` is set for an accept, after the last attempt
 
-      Its `set(options)`, `refresh()`, `close()` and `detach()` are the box's to call. */
+      Returns the box, with the methods `set(options)`, `refresh()`, `close()` and `detach()`. */
   function attach(input, options = {}) {
-    if (!(input instanceof HTMLInputElement)) throw new TypeError("factorcell.attach wants an <input> element");
+    if (!(input instanceof HTMLInputElement)) {
+      throw new TypeError("factorcell.attach: expected an <input> element");
+    }
     BOXES.get(input)?.detach();
     const box = new Box(input, options);
     BOXES.set(input, box);
     return box;
   }
 
-  /** A text without halves of characters, which no service could read. */
+  /** Replace lone surrogates, which are not valid Unicode. */
   function wellFormed(text) {
     return text.replace(/\p{Surrogate}/gu, "\uFFFD");
   }
 
-  /** A text in which no character can hide, or change the order of those around it: such stand there by number. */
+  /** Replace invisible characters and those that change the direction of text by their escape sequences. */
   function visible(text) {
-    return text.replace(UNSEEN, (one) => `\\u${one.codePointAt(0).toString(16).padStart(4, "0")}`);
+    return text.replace(INVISIBLE, (match) => `\\u${match.codePointAt(0).toString(16).padStart(4, "0")}`);
   }
 
-  /** A prefix in the form in which the service compares it: NFC, a run of white space one space, none before it. */
+  /** Normalize a prefix as the service does: NFC, runs of white space as one space, no leading space. */
   function canonical(prefix) {
     return prefix.normalize("NFC").replace(/[\s\x1C-\x1F\x85]+/g, " ").replace(/^ /, "");
   }
 
-  /** What of a suggestion is typed already, and the rest. */
+  /** Split a suggestion into the part that is already typed and the rest. */
   function split(text, typed) {
     const [all, start] = [[...text], [...canonical(typed)]];
-    let at = 0;
-    while (at < start.length && all[at] === start[at]) at++;
-    return [all.slice(0, at).join(""), all.slice(at).join("")];
+    let index = 0;
+    while (index < start.length && all[index] === start[index]) index++;
+    return [all.slice(0, index).join(""), all.slice(index).join("")];
   }
 
-  /** 32 random hexadecimal digits; randomUUID is not there on plain HTTP. */
+  /** Return 32 random hexadecimal digits (`randomUUID` does not exist on plain HTTP). */
   function newKey() {
     return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
   }
 
   function sleep(seconds) {
-    return new Promise((done) => setTimeout(done, 1000 * seconds));
+    return new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
   }
 
-  /** A new element with attributes and children; strings become text. */
+  /** Create an element with attributes and children; strings become text nodes. */
   function element(name, attributes, ...children) {
-    const made = document.createElement(name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    made.append(...children);
-    return made;
+    const node = document.createElement(name);
+    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+    node.append(...children);
+    return node;
   }
 
   let sheet = null;
 
-  /** Have our styles in a document or a shadow tree. */
+  /** Add the styles to a document or a shadow tree. */
   function adopt(root) {
     if (!sheet) {
       sheet = new CSSStyleSheet();

@@ -1,34 +1,33 @@
-/* The page: who types, the box, what was learned, and the picture. */
+/* The page: the choice of the user, the search box, the saved texts, and the chart of suggestions. */
 "use strict";
 
 (() => {
   const NAMES = ["Ada", "Ben", "Chloe"];
-  const NOBODY = "Nobody";
-  const LONG = 2000; // milliseconds after which an accept is said to take its time
+  const NO_USER = "No user";
+  const SLOW_ACCEPT = 2000; // milliseconds after which a notice says that an accept has not arrived yet
   const { attach, Client, Problem, element } = factorcell;
   const $ = (id) => document.getElementById(id);
   const OUTCOMES = {
     learned: (user) => ["Learned for ", user, "."],
     repeated: (user) => ["Learned for ", user, "."],
-    kept: (user) => ["Kept for ", user, ", to be learned in a moment."],
-    paused: () => "Not kept: learning is paused.",
-    private: () => "Not kept: this session is private.",
-    withheld: (user, why) => `Not kept: it looks like ${why}.`,
+    kept: (user) => ["Saved for ", user, "; the model will learn it shortly."],
+    paused: () => "Not saved: learning is paused.",
+    withheld: (user, reason) => `Not saved: the text seems to contain ${reason}.`,
   };
 
-  const kept = {
+  const storage = {
     get: (name) => {
       try {
         return sessionStorage.getItem(`factorcell.${name}`);
       } catch {
-        return null; // a browser that keeps nothing
+        return null; // the browser forbids storage
       }
     },
     set: (name, value) => {
       try {
         sessionStorage.setItem(`factorcell.${name}`, value);
       } catch {
-        // the same
+        // the browser forbids storage
       }
     },
   };
@@ -36,59 +35,59 @@
     .map(([name, value]) => [/^context\[(.+)\]$/.exec(name)?.[1], value]).filter(([name]) => name));
   $("context").textContent = Object.entries(context).map(([name, value]) => `${name}: ${value}`).join(", ");
   $("context").hidden = !$("context").textContent;
-  const moves = new Map(); // person -> Moves
-  let client = new Client({ key: kept.get("key") });
-  let person = null;
-  let waiting = 0;
-  let refused = false; // whether what is said is why there are no suggestions
+  const histories = new Map(); // user -> SuggestionHistory
+  let client = new Client({ key: storage.get("key") });
+  let user = null;
+  let slowTimer = 0;
+  let hasQueryError = false; // whether the notice explains why there are no suggestions
 
   const box = attach($("query"), {
     context,
-    deadline: 300, // one who types alone rather waits than is refused
+    deadline: 300, // the demo page has few users, so a longer search is better than a refusal
     key: client.key,
     onAccept: () => {
       $("query").select();
-      clearTimeout(waiting);
-      if (person === null) say("Accepted; nobody learns it.");
-      else waiting = setTimeout(() => say("Not kept yet; trying again…"), LONG);
+      clearTimeout(slowTimer);
+      if (user === null) notify("Accepted. Not learned, because no user is selected.");
+      else slowTimer = setTimeout(() => notify("Not saved yet; retrying…"), SLOW_ACCEPT);
     },
     onSuggestions: (answer, prefix) => {
-      if (refused) say("");
-      moving().see(prefix, answer.results);
-      if (panel.missing) panel.refresh(); // the service is there again
+      if (hasQueryError) notify("");
+      currentHistory().remember(prefix, answer.results);
+      if (panel.isStale) panel.refresh(); // the service answers again
     },
-    onLearned: async (answer, text, user) => {
-      clearTimeout(waiting);
-      if (user !== person) return;
-      const took = ["learned", "kept", "repeated"].includes(answer.outcome);
-      say(OUTCOMES[answer.outcome](element("bdi", {}, user), answer.why), took);
-      if (!took) return;
-      const label = moving().accepted(text);
-      if (await panel.refresh()) await step(label);
+    onLearned: async (answer, text, acceptedBy) => {
+      clearTimeout(slowTimer);
+      if (acceptedBy !== user) return;
+      const isSaved = ["learned", "kept", "repeated"].includes(answer.outcome);
+      notify(OUTCOMES[answer.outcome](element("bdi", {}, acceptedBy), answer.why), isSaved);
+      if (!isSaved) return;
+      const label = currentHistory().accept(text);
+      if (await panel.refresh()) await addStep(label);
     },
     onError: (error, text) => {
-      if (text !== undefined) clearTimeout(waiting);
-      if (needsKey(error)) return;
-      if (text !== undefined) say(`Not learned: ${reason(error)}`);
+      if (text !== undefined) clearTimeout(slowTimer);
+      if (askForKey(error)) return;
+      if (text !== undefined) notify(`Not learned: ${reason(error)}`);
       else if (error.status === 422) {
-        failed(error); // such as a context that the model does not know
-        refused = true;
+        showError(error); // for example, a context column that the model does not know
+        hasQueryError = true;
       }
     },
   });
 
-  const panel = new learned.Panel({ said: say, failed, changed: () => step("−") });
+  const panel = new savedTexts.Panel({ notify, onError: showError, onChange: () => addStep("−") });
 
-  function moving() {
-    if (!moves.has(person)) moves.set(person, new picture.Moves());
-    return moves.get(person);
+  function currentHistory() {
+    if (!histories.has(user)) histories.set(user, new chart.SuggestionHistory());
+    return histories.get(user);
   }
 
-  /** Say a line under the box, text or parts of it, with a button to undo if there is something to undo. */
-  function say(words, undo = false) {
-    refused = false;
-    $("words").replaceChildren(...[words].flat());
-    $("take-back").hidden = !undo;
+  /** Show a notice (text, or an array of texts and elements) below the box, with an undo button if `canUndo`. */
+  function notify(content, canUndo = false) {
+    hasQueryError = false;
+    $("notice").replaceChildren(...[content].flat());
+    $("undo-accept").hidden = !canUndo;
   }
 
   function reason(error) {
@@ -97,100 +96,100 @@
     return `${error.message || "the service cannot do this now"}.`;
   }
 
-  /** Ask for a key if that is what is wrong. */
-  function needsKey(error) {
+  /** Show the form for a key if the error says that one is missing or refused; return whether it does. */
+  function askForKey(error) {
     if (error.status !== 401 && error.status !== 403) return false;
-    $("asks").hidden = false;
-    say(error.status === 401 ? "This service wants a key." : "This key does not allow that.");
+    $("key-form").hidden = false;
+    notify(error.status === 401 ? "This service requires a key." : "This key does not allow this request.");
     return true;
   }
 
-  function failed(error) {
-    if (needsKey(error)) return;
-    const words = reason(error);
-    say(words[0].toUpperCase() + words.slice(1));
+  function showError(error) {
+    if (askForKey(error)) return;
+    const text = reason(error);
+    notify(text[0].toUpperCase() + text.slice(1));
   }
 
-  function be(name) {
-    person = name === NOBODY ? null : name;
-    kept.set("person", name);
-    box.set({ user: person, key: client.key });
-    say("");
+  function selectUser(name) {
+    user = name === NO_USER ? null : name;
+    storage.set("user", name);
+    box.set({ user, key: client.key });
+    notify("");
     draw();
-    return panel.set(client, person);
+    return panel.set(client, user);
   }
 
-  function people(chosen) {
+  function drawUsers(selected) {
     const names = [...NAMES];
-    if (chosen !== NOBODY && !names.includes(chosen)) names.push(chosen);
-    $("names").replaceChildren(...[...names, NOBODY].map((name) => {
-      const input = element("input", { type: "radio", name: "person", value: name });
-      input.checked = name === chosen;
-      input.onchange = () => be(name);
+    if (selected !== NO_USER && !names.includes(selected)) names.push(selected);
+    $("names").replaceChildren(...[...names, NO_USER].map((name) => {
+      const input = element("input", { type: "radio", name: "user", value: name });
+      input.checked = name === selected;
+      input.onchange = () => selectUser(name);
       return element("label", {}, input, element("span", { dir: "auto" }, name));
     }));
   }
 
-  /** See what the prefix of the picture suggests now. */
-  async function step(label) {
-    const now = moving();
-    const { prefix } = now;
+  /** Add the present suggestions for the prefix of the chart as a step. */
+  async function addStep(label) {
+    const history = currentHistory();
+    const { prefix } = history;
     if (!prefix) return;
-    const asked = { query: prefix, limit: picture.ROWS, context, deadline_ms: 1000 };
-    if (person !== null) asked.user = person;
+    const request = { query: prefix, limit: chart.ROWS, context, deadline_ms: 1000 };
+    if (user !== null) request.user = user;
     try {
-      const answer = await client.ask("POST", "v1/complete", asked);
-      if (now.prefix === prefix) now.add(answer.results, label);
+      const answer = await client.ask("POST", "v1/complete", request);
+      if (history.prefix === prefix) history.add(answer.results, label);
     } catch (error) {
-      if (!(error instanceof Problem)) throw error; // the picture waits for the next step
+      if (!(error instanceof Problem)) throw error; // the chart omits this step
     }
     draw();
   }
 
   function draw() {
-    const now = moving();
-    if (document.activeElement !== $("prefix")) $("prefix").value = now.prefix;
-    $("caption").textContent = now.steps.length
-      ? "these are suggested first, step by step. Yours are in colour, and dots grow with the probability."
-      : "you will see here how a text rises with each time that you accept it.";
-    picture.draw($("picture"), now.steps);
+    const history = currentHistory();
+    if (document.activeElement !== $("prefix")) $("prefix").value = history.prefix;
+    $("caption").textContent = history.steps.length
+      ? "Top suggestions after each accepted text. Your texts are highlighted; larger dots are more probable."
+      : "Accept a text several times to see it rise among the suggestions.";
+    chart.draw($("chart"), history.steps);
   }
 
   $("search").addEventListener("submit", (event) => event.preventDefault());
-  $("people").addEventListener("submit", (event) => {
+  $("users").addEventListener("submit", (event) => {
     event.preventDefault();
     const name = $("other").value.trim();
-    if (!name || /^\.{1,2}$/.test(name)) return; // which no address can name
+    if (!name || /^\.{1,2}$/.test(name)) return; // browsers resolve . and .. in a path
     $("other").value = "";
-    people(name);
-    be(name);
+    drawUsers(name);
+    selectUser(name);
     $("query").focus();
   });
-  $("take-back").onclick = async () => {
-    say("");
+  $("undo-accept").onclick = async () => {
+    notify("");
     $("query").focus();
     try {
       await panel.undo();
     } catch (error) {
-      failed(error);
+      showError(error);
     }
   };
-  $("asks").addEventListener("submit", (event) => {
+  $("key-form").addEventListener("submit", (event) => {
     event.preventDefault();
     client = new Client({ key: $("key").value });
-    kept.set("key", client.key);
+    storage.set("key", client.key);
     $("key").value = "";
-    $("asks").hidden = true;
-    be(person ?? NOBODY);
+    $("key-form").hidden = true;
+    selectUser(user ?? NO_USER);
   });
   $("prefix").addEventListener("change", () => {
-    moving().choose($("prefix").value);
+    currentHistory().choose($("prefix").value);
     draw();
-    if (!moving().steps.length) step("now");
+    if (!currentHistory().steps.length) addStep("now");
   });
-  new ResizeObserver(() => picture.draw($("picture"), moving().steps)).observe($("picture"));
+  new ResizeObserver(() => chart.draw($("chart"), currentHistory().steps)).observe($("chart"));
 
-  const first = kept.get("person") ?? NAMES[0];
-  people(first);
-  be(first);
+  const first = storage.get("user") ?? NAMES[0];
+  drawUsers(first);
+  selectUser(first);
 })();

@@ -1,1 +1,1 @@
-"""Stores keep one record per user: in SQLite, PostgreSQL or Redis, behind one protocol."""
+"""Stores of user records in SQLite, PostgreSQL and Redis, behind one protocol."""

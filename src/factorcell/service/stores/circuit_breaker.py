@@ -1,7 +1,7 @@
-"""A store that may fail: while it does, one thread asks it until it answers, and every other call fails at once.
+"""A circuit breaker around a store: after a failure, calls fail at once until a probing thread gets an answer.
 
-Reading and writing fail separately: on a full disk, everything can still be read.
-A store works only in the process that opened it: a forked process has the connections of its parent, which two
+Reading and writing fail separately: everything can still be read from a full disk.
+A store works only in the process that opened it: a forked process has copies of its parent's connections, which two
 processes must not share, and none of its threads.
 """
 
@@ -16,21 +16,21 @@ from factorcell.service import error_log
 from factorcell.service.record import DamagedRecordError, Record, StoreError
 from factorcell.service.stores.store import PAGE, Store
 
-RETRY = 1.0  # seconds between two tries
-CHECK = 1.0  # seconds between two checks of a store that works
-CALM = 10.0  # seconds without a failure after which the next one is tried again at once
-NOBODY = "-"  # the id in a query whose answer does not matter
+RETRY = 1.0  # seconds between two probes
+CHECK = 1.0  # seconds between two checks of a working store
+CALM = 10.0  # seconds without a failure, after which the first probe is sent at once
+PROBE_USER = "-"  # the id in a query whose result is ignored
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class CircuitBreakerStore:
-    """A `Store` that raises a `StoreError` at once from when the `store` behind it fails until it answers again."""
+    """A `Store` that raises a `StoreError` at once while the wrapped store fails."""
 
     def __init__(self, store: Store) -> None:
         self.store, self._process, self._checked = store, os.getpid(), -CHECK
-        self._reading = _Breaker(lambda: self.store.version(NOBODY))
+        self._reading = _Breaker(lambda: self.store.version(PROBE_USER))
         self._writing = _Breaker(lambda: self.store.check())
 
     def read(self, user: str) -> Record | None:
@@ -52,7 +52,7 @@ class CircuitBreakerStore:
         return self._ask(self._reading, self.store.users_older_than, before, limit)
 
     def check(self) -> None:
-        """Raise a `StoreError` unless the store works; a store that works is asked at most once per second."""
+        """Raise a `StoreError` unless the store works; a working store is queried at most once per second."""
         if self._writing.down or monotonic() >= self._checked + CHECK:
             self._ask(self._writing, self.store.check)
             self._checked = monotonic()
@@ -61,52 +61,56 @@ class CircuitBreakerStore:
         return self.store.purge()
 
     def close(self) -> None:
-        if os.getpid() == self._process:  # otherwise the connections are those of the parent
+        if os.getpid() == self._process:  # the connections of a forked process belong to its parent
             self._reading.closed.set()
             self._writing.closed.set()
             self.store.close()
 
-    def _ask(self, breaker: "_Breaker", question: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    def _ask(self, breaker: "_Breaker", operation: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         if os.getpid() != self._process:
             raise UserError(
                 "store: expected the process that opened it, got a process that was forked from it; "
-                "open the store and make the service in each process"
+                "open the store and create the service in each process"
             )
         if breaker.down:
-            raise StoreError("the store has failed, and does not answer yet")
+            raise StoreError("store: it failed and does not answer yet")
         try:
-            return question(*args, **options)
+            return operation(*args, **options)
         except DamagedRecordError:
-            raise  # of one user: the store works
+            raise  # it concerns one record; the store works
         except StoreError:
             breaker.fail()
             raise
 
 
 class _Breaker:
-    """Whether the store is `down` for reading or for writing; `probe` raises a `StoreError` as long as it is."""
+    """The state of reading or writing: `down` after a failure, until `probe` succeeds.
+
+    `probe` raises a `StoreError` while the store fails.
+    """
 
     def __init__(self, probe: Callable[[], object]) -> None:
         self._probe, self.down, self._failed = probe, False, -CALM
         self.closed, self._lock = threading.Event(), threading.Lock()
 
     def fail(self) -> None:
+        """Mark the store as down, and start the thread that probes it."""
         with self._lock:
             if self.down or self.closed.is_set():
                 return
             self.down, before, self._failed = True, self._failed, monotonic()
-        # A store that fails repeatedly although probes succeed (a disk that is nearly full) is left alone for longer.
+        # A store that fails again soon after a probe succeeded, for example on a nearly full disk, is probed later.
         pause = RETRY if self._failed - before < CALM else 0.0
-        threading.Thread(target=self._try, args=(pause,), name="factorcell-trying", daemon=True).start()
+        threading.Thread(target=self._probe_until_up, args=(pause,), name="factorcell-store-probe", daemon=True).start()
 
-    def _try(self, pause: float) -> None:
+    def _probe_until_up(self, pause: float) -> None:
         while not self.closed.wait(pause):
             pause = RETRY
             try:
                 self._probe()
             except StoreError:
                 continue
-            except Exception as error:  # a thread that ends here would leave the store down for ever
+            except Exception as error:  # if the thread ended here, the store would stay down forever
                 error_log.log_unexpected_error(error)
                 continue
             self.down = False

@@ -1,4 +1,4 @@
-"""Open a store by its URL."""
+"""Opens a store by its URL."""
 
 from pathlib import Path
 
@@ -8,31 +8,34 @@ from factorcell.service.stores.store import Store
 
 
 def open_store(url: str, *, create: bool = True) -> Store:
-    """Open the store at `url`; create its file or tables if there are none.
+    """Open the store at a URL, and create its file or tables if they do not exist.
 
-    `sqlite:///users.db` is a file in the current folder, `sqlite:////var/lib/users.db` one at an absolute path.
+    `sqlite:///users.db` is a file in the current folder, `sqlite:////var/lib/users.db` a file at an absolute path.
 
     Args:
-        url: The URL of a store: `sqlite:///FILE`, `postgresql://...` or `redis://...`.
-        create: Whether to create an SQLite file that does not exist. Without it a mistyped name is an error.
+        url: `sqlite:///FILE`, `postgresql://...` or `redis://...`.
+        create: Whether to create an SQLite file that does not exist. With False, a mistyped name is an error.
+
+    Returns:
+        The open store.
 
     Raises:
-        UserError: `url` is not the URL of a store, or the store cannot be opened.
+        UserError: The URL is invalid, a required package is not installed, or the store cannot be opened.
     """
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in ("sqlite", "postgresql", "postgres", "redis", "rediss"):
-        raise UserError(f"store {scheme if separator else url!r}: valid is {STORE_URLS}")
+        raise UserError(f"store {scheme if separator else url!r}: unknown URL; valid is {STORE_URLS}")
     if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in url):
-        raise UserError(f"store {scheme}: its URL has characters that are none; valid is {STORE_URLS}")
+        raise UserError(f"store {scheme}: the URL contains invalid characters; valid is {STORE_URLS}")
     try:
         if scheme == "sqlite":
             from factorcell.service.stores.sqlite import SQLiteStore
 
             if not rest.startswith("/") or len(rest) == 1:
-                raise UserError(f"store sqlite: no file in it; valid is {STORE_URLS}")
+                raise UserError(f"store sqlite: the URL has no file; valid is {STORE_URLS}")
             path = Path(rest[1:])
             if not create and not path.exists():
-                raise UserError(f"{path}: there is no such store of users")
+                raise UserError(f"{path}: the store does not exist; check --store")
             return SQLiteStore(path)
         if scheme.startswith("postgres"):
             from factorcell.service.stores.postgres import PostgresStore
@@ -42,4 +45,6 @@ def open_store(url: str, *, create: bool = True) -> Store:
 
         return RedisStore(url)
     except ImportError as error:
-        raise UserError(f"a store of users needs {error.name}: pip install 'factorcell[serve]'") from None
+        raise UserError(
+            f"store {scheme}: the package {error.name} is not installed; pip install 'factorcell[serve]'"
+        ) from None

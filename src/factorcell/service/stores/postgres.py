@@ -1,8 +1,8 @@
-"""A store in PostgreSQL: for several machines.
+"""A store in PostgreSQL, for services on several machines.
 
 Each write is one statement, which commits by itself and is on disk before it returns (`synchronous_commit`).
-Ids are bytes, so that their order and equality depend on no locale; values are not compressed, and no statistics are
-gathered, which would outlive deleted records.
+Ids are bytes, so that their order and equality do not depend on a locale. Values are not compressed, and no statistics
+are collected, because these would outlive deleted records.
 """
 
 import math
@@ -19,16 +19,16 @@ from factorcell.config import UserError
 from factorcell.service.record import StoreError
 from factorcell.service.stores.store import SQLStore, check_schema, one_line
 
-CONNECTIONS = 16  # of one process
+CONNECTIONS = 16  # maximum number of connections of one process
 WAIT = 2.0  # seconds to wait for a connection and for an answer
-POLL = 0.1  # seconds between looks at the clock
-PURGE = 3600.0  # seconds that rewriting the table may take
+POLL = 0.1  # seconds between checks of the deadline
+PURGE_TIMEOUT = 3600.0  # seconds for rewriting the table
 OPTIONS = "-c synchronous_commit=on -c statement_timeout=5s -c default_transaction_isolation=read\\ committed"
-LOCK = 0x66637573  # "fcus", which migrations hold
+LOCK = 0x66637573  # "fcus", the advisory lock for creating tables
 
 T = TypeVar("T")
 
-SCHEMA = 1  # the version of these tables
+SCHEMA = 1  # version of the tables
 TABLES = (
     "CREATE TABLE factorcell_users (user_id bytea PRIMARY KEY, version bigint NOT NULL, oldest bigint NOT NULL, "
     "value bytea NOT NULL)",
@@ -41,16 +41,16 @@ TABLES = (
 class BoundedConnection(psycopg.Connection[Any]):
     """A connection that is closed if the server does not answer in time."""
 
-    patience = WAIT  # seconds
+    answer_timeout = WAIT  # seconds
 
     def wait(self, gen: PQGen[T], interval: float = POLL, timeout: float | None = None) -> T:
         return super().wait(self._bounded(gen), interval, timeout)
 
     def _bounded(self, gen: PQGen[T]) -> PQGen[T]:
-        stop = monotonic() + self.patience
+        deadline = monotonic() + self.answer_timeout
         try:
             waits_for = next(gen)
-            while monotonic() < stop:
+            while monotonic() < deadline:
                 waits_for = gen.send((yield waits_for))
         except StopIteration as done:
             answer: T = done.value
@@ -63,10 +63,10 @@ class PostgresStore(SQLStore):
     """A `Store` in two tables of a PostgreSQL database."""
 
     def __init__(self, url: str) -> None:
-        """Raise a `UserError` if nothing answers at `url`, or the tables are of a later version."""
+        """Connect; raise a `UserError` if no server answers or the tables have a newer schema."""
         options: dict[str, Any] = {"autocommit": True, "connect_timeout": math.ceil(WAIT), "options": OPTIONS}
         try:
-            psycopg.connect(url, **options).close()  # which says why it fails; a pool tries again until its time is up
+            psycopg.connect(url, **options).close()  # a pool would retry until its timeout and hide the reason
             self._pool: ConnectionPool[BoundedConnection] = ConnectionPool(
                 url,
                 connection_class=BoundedConnection,
@@ -84,7 +84,7 @@ class PostgresStore(SQLStore):
                 _create_tables(connection)
         except StoreError as error:
             self._pool.close()
-            raise UserError(f"store postgresql: cannot be opened ({error})") from None
+            raise UserError(f"store postgresql: cannot be opened ({one_line(error.__cause__ or error)})") from None
         except UserError:
             self._pool.close()
             raise
@@ -93,9 +93,9 @@ class PostgresStore(SQLStore):
         self._changed("UPDATE factorcell_schema SET version = version")
 
     def purge(self) -> list[str]:
-        left = []
+        remaining = []
         with self._connection() as connection:
-            connection.patience = PURGE
+            connection.answer_timeout = PURGE_TIMEOUT
             connection.execute("SET statement_timeout = 0")
             try:
                 connection.execute("VACUUM FULL factorcell_users")
@@ -103,16 +103,20 @@ class PostgresStore(SQLStore):
                     try:
                         connection.execute(command)
                     except psycopg.errors.InsufficientPrivilege:
-                        left.append(f"write-ahead log: this role may not run {command}; a superuser can")
-                kept = dict(connection.execute("SELECT name, setting FROM pg_settings WHERE name = ANY(%s)", [KEEPING]))
+                        remaining.append(
+                            f"write-ahead log: this role lacks the right to run {command}; run it as a superuser"
+                        )
+                settings = dict(
+                    connection.execute("SELECT name, setting FROM pg_settings WHERE name = ANY(%s)", [LOG_SETTINGS])
+                )
             finally:
                 connection.execute("RESET statement_timeout")
-                connection.patience = WAIT
-        if kept["wal_recycle"] != "off":
-            left.append("write-ahead log: its files are used again with what is in them; wal_recycle = off ends that")
-        if kept["archive_mode"] != "off":
-            left.append("write-ahead log: archived files hold what was deleted; delete them after the next backup")
-        return left
+                connection.answer_timeout = WAIT
+        if settings["wal_recycle"] != "off":
+            remaining.append("write-ahead log: recycled files still contain deleted data; set wal_recycle = off")
+        if settings["archive_mode"] != "off":
+            remaining.append("write-ahead log: archived files contain deleted data; delete them after the next backup")
+        return remaining
 
     def close(self) -> None:
         self._pool.close()
@@ -127,7 +131,7 @@ class PostgresStore(SQLStore):
 
     @contextmanager
     def _connection(self) -> Iterator[BoundedConnection]:
-        """Yield a connection that nobody else uses meanwhile. After one has failed, the idle ones are checked."""
+        """Yield a connection from the pool. After a connection has failed, the idle ones are checked."""
         connection = None
         try:
             with self._pool.connection() as connection:
@@ -135,20 +139,20 @@ class PostgresStore(SQLStore):
         except (psycopg.Error, PoolTimeout, PoolClosed) as error:
             if connection is not None and connection.broken and not self._pool.closed:
                 self._pool.check()
-            raise StoreError(f"the store failed: {one_line(error)}") from error
+            raise StoreError(f"store postgresql: {one_line(error)}") from error
 
 
-KEEPING = ["wal_recycle", "archive_mode"]  # settings with which the server's log outlives a purge
+LOG_SETTINGS = ["wal_recycle", "archive_mode"]  # settings that let deleted data remain in the log
 
 
 def _create_tables(connection: psycopg.Connection[Any]) -> None:
-    """Create the tables, one process at a time. `UserError` for tables of a later version."""
+    """Create the tables under a lock across processes; `UserError` if they have a newer schema."""
     connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
     connection.execute("CREATE TABLE IF NOT EXISTS factorcell_schema (version integer NOT NULL)")
     row = connection.execute("SELECT version FROM factorcell_schema").fetchone()
-    done = row[0] if row else 0
-    check_schema(done, SCHEMA, "store postgresql")
-    if not done:
+    version = row[0] if row else 0
+    check_schema(version, SCHEMA, "store postgresql")
+    if not version:
         for command in TABLES:
             connection.execute(command)
         connection.execute("INSERT INTO factorcell_schema VALUES (%s)", (SCHEMA,))

@@ -1,7 +1,7 @@
-"""A store in an SQLite file: for one machine and any number of processes there.
+"""A store in an SQLite file, for one machine with any number of processes.
 
-Write-ahead logging lets readers and the one writer work side by side; with `synchronous=FULL` every write is on disk
-before it returns; `secure_delete` overwrites deleted rows with zeros.
+Write-ahead logging lets readers work during a write; with `synchronous=FULL`, every write is on disk before it
+returns; `secure_delete` overwrites deleted rows with zeros.
 """
 
 import queue
@@ -16,11 +16,11 @@ from factorcell.config import UserError
 from factorcell.service.record import StoreError
 from factorcell.service.stores.store import SQLStore, check_schema
 
-APPLICATION = 0x66637573  # "fcus" in the header of the file: marks it as a store
+APPLICATION = 0x66637573  # "fcus", the application id in the header of the file
 WAIT = 5.0  # seconds that a writer waits for another process
 SETTINGS = ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON", "trusted_schema=OFF", "cell_size_check=ON")
 
-SCHEMA = 1  # the version of these tables, `user_version` of the file
+SCHEMA = 1  # version of the tables, stored as `user_version` of the file
 TABLES = (
     "CREATE TABLE factorcell_users (user_id BLOB PRIMARY KEY NOT NULL, version INTEGER NOT NULL, "
     "oldest INTEGER NOT NULL, value BLOB NOT NULL) STRICT",
@@ -29,21 +29,21 @@ TABLES = (
 
 
 class SQLiteStore(SQLStore):
-    """A `Store` in the file `path`, which is created if there is none."""
+    """A `Store` in the file `path`, which is created if it does not exist."""
 
     def __init__(self, path: Path) -> None:
-        """Raise a `UserError` for a file that is not a store, is of a later version, or cannot be opened."""
+        """Open the file; raise a `UserError` if it is not a store, has a newer schema, or cannot be opened."""
         self.path = path
         self._idle: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
-        self._writing = threading.Lock()  # writers of this process queue here, not by SQLite's polling
+        self._writing = threading.Lock()  # a lock wakes the next writer at once, unlike SQLite's polling
         self._closed = False
         if not path.parent.is_dir():
-            raise UserError(f"{path}: there is no folder {path.parent}")
+            raise UserError(f"{path}: the folder {path.parent} does not exist")
         if path.exists() and not path.is_file():
-            raise UserError(f"{path}: cannot be opened as a store of users (it is no file)")
+            raise UserError(f"{path}: cannot be opened as a store of users (not a regular file)")
         try:
             if not path.exists():
-                path.touch(0o600)  # readable by the owner alone, like the files that SQLite puts next to it
+                path.touch(0o600)  # readable only by the owner, like the files that SQLite creates next to it
             with self._connection() as connection:
                 _create_tables(connection, path)
         except (StoreError, OSError) as error:
@@ -57,7 +57,7 @@ class SQLiteStore(SQLStore):
     def purge(self) -> list[str]:
         with self._writing, self._connection() as connection:
             busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        return [f"{self.path.name}-wal: somebody is reading; purge again"] if busy else []
+        return [f"{self.path.name}-wal: it is being read; purge again"] if busy else []
 
     def close(self) -> None:
         self._closed = True
@@ -77,9 +77,9 @@ class SQLiteStore(SQLStore):
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
-        """Yield a connection that nobody else uses meanwhile; one that failed is closed."""
+        """Yield a connection for exclusive use; close it if it fails."""
         if self._closed:
-            raise StoreError("the store is closed")
+            raise StoreError("store sqlite: it is closed")
         connection = None
         try:
             connection = self._take()
@@ -88,7 +88,7 @@ class SQLiteStore(SQLStore):
             if connection is not None:
                 connection.close()
                 connection = None
-            raise StoreError(f"the store failed: {error}") from error
+            raise StoreError(f"store sqlite: {error}") from error
         finally:
             if connection is not None:
                 if self._closed:
@@ -112,16 +112,16 @@ class SQLiteStore(SQLStore):
 
 
 def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
-    """Create the tables of a new file. `UserError` for a file of something else, or of a later version."""
+    """Create the tables of a new file; `UserError` if the file is another database or has a newer schema."""
     connection.execute("BEGIN IMMEDIATE")
     (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (done,) = connection.execute("PRAGMA user_version").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     try:
         if application != APPLICATION and (application or tables):
-            raise UserError(f"{path}: a database, but not one of users")
-        check_schema(done, SCHEMA, path)
-        if not done:
+            raise UserError(f"{path}: expected a store of users, got another SQLite database")
+        check_schema(version, SCHEMA, path)
+        if not version:
             for command in TABLES:
                 connection.execute(command)
         connection.execute(f"PRAGMA application_id = {APPLICATION}")

@@ -1,7 +1,7 @@
 """The protocol of a store, and the SQL that SQLite and PostgreSQL share.
 
-All methods block and are called from threads. Each may raise a `StoreError`; after a failed write it is unknown
-whether the write happened, and reading again tells. Stores retry nothing.
+All methods block and are called from threads. Each may raise a `StoreError`; after a failed write, only reading again
+shows whether the write happened. Stores do not retry.
 """
 
 from abc import ABC, abstractmethod
@@ -18,22 +18,39 @@ class Store(Protocol):
     """One record per user id. Any number of threads and processes may use it."""
 
     def read(self, user: str) -> Record | None:
-        """Return the record of a user, or None. `DamagedRecordError` if its bytes are not those that were written."""
+        """Return the record of a user, or None.
+
+        Raises:
+            DamagedRecordError: The stored bytes differ from those written.
+        """
         ...
 
     def version(self, user: str) -> int | None:
-        """Return the version of the record of a user, or None: the cheapest question."""
+        """Return the version of the record of a user, or None. This is the cheapest query."""
         ...
 
     def write(self, record: Record, expected: int | None) -> bool:
-        """Write the record if the stored one has the `expected` version, or if None is expected and there is none.
+        """Write a record if the stored version is the expected one.
 
-        True once it is on disk; False, with nothing written, if another writer was first.
+        Args:
+            record: The new record.
+            expected: The version of the stored record, or None if there must be no record.
+
+        Returns:
+            True if the record is on disk; False if another writer was first and nothing was written.
         """
         ...
 
     def delete(self, user: str, expected: int | None = None) -> bool:
-        """Delete a record, damaged or not, of the `expected` version if given; return whether there was one."""
+        """Delete a record, damaged or not.
+
+        Args:
+            user: The id.
+            expected: Delete only this version, or any version if None.
+
+        Returns:
+            Whether a record was deleted.
+        """
         ...
 
     def users(self, after: str = "", limit: int = PAGE) -> list[str]:
@@ -49,9 +66,10 @@ class Store(Protocol):
         ...
 
     def purge(self) -> list[str]:
-        """Remove deleted and replaced records from the raw files; return one line for each thing left to do.
+        """Remove deleted and replaced records from the raw files. It may take seconds and block other calls.
 
-        It may take seconds, in which others wait.
+        Returns:
+            One line for each place that may still contain deleted data, and how to remove it.
         """
         ...
 
@@ -97,7 +115,7 @@ class SQLStore(ABC):
 
     @abstractmethod
     def _changed(self, command: str, *values: Any) -> bool:
-        """Run a command, which commits by itself; return whether it changed one row."""
+        """Run and commit a command; return whether it changed one row."""
 
 
 def all_users(store: Store) -> Iterator[str]:
@@ -108,22 +126,22 @@ def all_users(store: Store) -> Iterator[str]:
         last = page[-1]
 
 
-def checked_version(user: str, found: bytes, version: bytes | int) -> int:
-    """Return the version of a row. `DamagedRecordError` if the row is not that of `user`."""
-    if found != user.encode():
-        raise DamagedRecordError("the store answered with another person than the one asked for")
+def checked_version(user: str, stored_id: bytes, version: bytes | int) -> int:
+    """Return the version of a row. `DamagedRecordError` if the row belongs to another user."""
+    if stored_id != user.encode():
+        raise DamagedRecordError("user record: the store returned the record of another user")
     return int(version)
 
 
 def check_schema(number: int, newest: int, where: object) -> None:
-    """Raise a `UserError` for a schema of a later version."""
+    """Raise a `UserError` if the schema is newer than this version supports."""
     if number > newest:
         raise UserError(
-            f"{where}: its schema is {number}, this factorcell knows up to {newest}; "
+            f"{where}: expected a schema of at most {newest}, got {number}; "
             "upgrade factorcell (pip install --upgrade factorcell)"
         )
 
 
-def one_line(error: Exception) -> str:
-    """Return what a server says as one short line."""
+def one_line(error: BaseException) -> str:
+    """Return the message of an error as one short line."""
     return " ".join(str(error).split())[:200]

@@ -1,4 +1,4 @@
-// Runs the compiled kernels: those of the instruction set that a caller names, on threads. Each set has a file of its own.
+// Runs the kernels of the instruction set that the caller selects, on several threads. Each set has its own file.
 #include "sets.h"
 
 #include <chrono>
@@ -21,7 +21,7 @@
 
 namespace {
 
-// Numbers too small to matter cost a hundred times the time of others: they count as zero while a kernel runs.
+// Denormal numbers are a hundred times slower than others, so they count as zero while a kernel runs.
 struct FlushTiny {
 #if defined(__x86_64__)
     FlushTiny() : before(_mm_getcsr()) { _mm_setcsr(before | 0x8040); }
@@ -32,7 +32,7 @@ struct FlushTiny {
 
 template <class Arguments> using Work = void (*)(Arguments &, bool);
 
-// What some threads do together; `failed` where one had too little work memory.
+// The work that several threads share; `failed` if one of them could not allocate memory.
 template <class Arguments> struct Crew {
     Arguments *a;
     bool other_way;
@@ -40,10 +40,10 @@ template <class Arguments> struct Crew {
     bool failed;
 };
 
-// A thread that has too little work memory ends, and says so.
-template <class Arguments> void take_jobs(void *given) {
+// The body of a thread; it ends and sets `failed` if it cannot allocate memory.
+template <class Arguments> void take_jobs(void *argument) {
     FlushTiny flush;
-    auto *crew = static_cast<Crew<Arguments> *>(given);
+    auto *crew = static_cast<Crew<Arguments> *>(argument);
     try {
         crew->work(*crew->a, crew->other_way);
     } catch (const std::bad_alloc &) {
@@ -51,13 +51,13 @@ template <class Arguments> void take_jobs(void *given) {
     }
 }
 
-// The threads that PyTorch computes on, if it has them of GNU's library: between its own products they turn in circles
-// for a while, and others beside them would get half of a core. A process that was forked has none of them.
+// The threads that PyTorch computes on, if it uses GNU's OpenMP library: between its products they spin for a while, and
+// additional threads would share cores with them. A forked process has none of them.
 using Team = void (*)(void (*)(void *), void *, unsigned, unsigned);
 const Team shared_team = reinterpret_cast<Team>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
 const pid_t home = getpid();
 
-// Run `work` on `a->threads` threads, this one among them; whether memory was too little for one of them.
+// Run `work` on `a->threads` threads, including this one; return whether one of them could not allocate memory.
 template <class Arguments> bool run(Arguments *a, bool other_way, Work<Arguments> work) {
     a->next = 0;
     Crew<Arguments> crew{a, other_way, work, false};
@@ -69,14 +69,14 @@ template <class Arguments> bool run(Arguments *a, bool other_way, Work<Arguments
     try {
         for (int64_t i = 1; i < a->threads; i++) others.emplace_back(take_jobs<Arguments>, &crew);
     } catch (const std::exception &) {
-        // No more threads to be had: those that there are take all jobs.
+        // The system refuses more threads: the existing ones process all jobs.
     }
     take_jobs<Arguments>(&crew);
     for (auto &other : others) other.join();
     return crew.failed;
 }
 
-// By the numbers of `factorcell_best`.
+// Indexed by the numbers of `factorcell_best`.
 #if defined(WIDE)
 const Kernels *const SETS[] = {&plain::kernels, &avx2::kernels, &avx512::kernels, &avx512_bf16::kernels,
                                &amx::kernels};
@@ -85,13 +85,13 @@ const Kernels *const SETS[] = {&plain::kernels};
 #endif
 
 #if defined(WIDE)
-// Whether there are tiles of bfloat16 and of bytes, and Linux lets this process use them: it gives them to those who ask.
+// Whether the processor has tiles of bfloat16 and of bytes, and Linux grants them to this process, which must ask for them.
 bool has_tiles() {
 #if defined(__linux__)
     const long ask_permission = 0x1023, tile_data = 18;
     unsigned a = 0, b = 0, c = 0, d = 0;
-    const unsigned wanted = 1u << 22 | 1u << 24 | 1u << 25;  // of bfloat16, tiles at all, of bytes
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & wanted) != wanted) return false;
+    const unsigned required = 1u << 22 | 1u << 24 | 1u << 25;  // bits: bfloat16 tiles, tiles, byte tiles
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & required) != required) return false;
     static const bool allowed = syscall(SYS_arch_prctl, ask_permission, tile_data) == 0;
     return allowed;
 #else
@@ -106,7 +106,7 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 
 extern "C" {
 
-// The best that this processor has: 0: plain, 1: AVX2, 2: AVX-512, 3: with products of bfloat16, 4: and with tiles.
+// The best set of this processor; 0: plain, 1: AVX2, 2: AVX-512, 3: with bfloat16 products, 4: with tiles.
 int factorcell_best() {
 #if defined(WIDE)
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
@@ -117,7 +117,7 @@ int factorcell_best() {
     return 0;
 }
 
-// How many floats `packed` must hold: W for calls in that direction, the table of a softmax, and what its way back needs.
+// The size of `packed` in floats: for W in one direction, for the table of a softmax, and for its backward pass.
 int64_t factorcell_packed_weight(const Recurrence *a, int backward, int variant) {
     return SETS[variant]->packed_weight(*a, backward != 0);
 }
@@ -126,40 +126,41 @@ int64_t factorcell_packed_table(const Softmax *a, int variant) { return SETS[var
 
 int64_t factorcell_softmax_room(const Softmax *a, int variant) { return SETS[variant]->gradient_room(*a); }
 
-// All others return whether work memory was too little; then what is out is of no use. `variant` as factorcell_best() or less.
+// All other functions return whether memory could not be allocated; their output is then invalid. `variant`: instruction
+// set, at most factorcell_best().
 
-// Forward or backward.
+// The recurrence, forward or backward.
 int factorcell_recurrence(Recurrence *a, int backward, int variant) {
     return run(a, backward != 0, SETS[variant]->recurrence);
 }
 
-// `packed` from `weight`, for calls in that direction; by this thread alone.
+// Pack `weight` into `packed` for calls in one direction, on this thread only.
 int factorcell_recurrence_pack(Recurrence *a, int backward, int variant) {
     Crew<Recurrence> crew{a, backward != 0, SETS[variant]->recurrence_pack, false};
     take_jobs<Recurrence>(&crew);
     return crew.failed;
 }
 
-// The table is packed first.
+// The log sums of a softmax; the table is packed first.
 int factorcell_softmax(Softmax *a, int variant) {
     return run(a, true, SETS[variant]->softmax) || run(a, false, SETS[variant]->softmax);
 }
 
-// The table alone, for any number of drawings.
+// Pack the table only, for any number of drawings.
 int factorcell_softmax_pack(Softmax *a, int variant) { return run(a, true, SETS[variant]->softmax); }
 
-// Next tokens of texts.
+// Choose the next tokens of texts.
 int factorcell_drawing(Drawing *a, int variant) { return run(a, false, SETS[variant]->drawing); }
 
-// Parts of the vocabulary, and then what they have of the gradients of rows is added up.
+// The gradients of a softmax: by parts of the vocabulary, then the sum of their contributions to the rows.
 int factorcell_softmax_gradient(Softmax *a, int variant) {
     return run(a, false, SETS[variant]->softmax_gradient) ||
            (a->values_gradient && run(a, true, SETS[variant]->softmax_gradient));
 }
 
-// The requests of `a`, each by one thread: what follows, or (`following`) what is held after given tokens.
+// The requests of `a`, each on one thread: search completions, or (`following`) compute the states after `input_tokens`.
 int factorcell_search(Search *a, int following, int variant) { return run(a, following != 0, SETS[variant]->search); }
 
-// Rows that catch up, or their step.
+// Catch-up of rows, or a step.
 int factorcell_rows(Rows *a, int catching_up, int variant) { return run(a, catching_up != 0, SETS[variant]->rows); }
 }

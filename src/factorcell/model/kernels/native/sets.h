@@ -1,9 +1,9 @@
-// The kernels once for each instruction set: those of x86-64, and one that any processor runs.
+// The kernels of each instruction set: several of x86-64, and one for any processor.
 #pragma once
 
 #include "kernels.h"
 
-// What there is of each set. The second argument: whether the other way is to be gone, as kernels.cpp says of each.
+// The functions of one instruction set. The second argument selects the variant that kernels.cpp describes.
 struct Kernels {
     void (*recurrence)(Recurrence &, bool);
     void (*recurrence_pack)(Recurrence &, bool);
@@ -27,5 +27,5 @@ namespace avx512_bf16 { extern const Kernels kernels; }
 namespace amx { extern const Kernels kernels; }
 #endif
 
-// Seconds on a clock that never goes back.
+// Seconds on a monotonic clock.
 double now();

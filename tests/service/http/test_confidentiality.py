@@ -1,4 +1,4 @@
-"""Nothing that somebody types, writes or is called by is in a log, in the metrics or in an error of somebody else."""
+"""No text, query or user id appears in logs, metrics, or errors for others."""
 
 import logging
 import re
@@ -16,48 +16,55 @@ from factorcell.service.http.operations import OPERATIONS
 from factorcell.service.http.site import Settings, Site
 from factorcell.service.record import StoreError
 
-# Long enough to be in no figure by chance.
+# Long enough not to appear in a metric by chance.
 WORDS = st.text("abcXYZ0189é\U0001f600%/\"'", min_size=1, max_size=12).map("qzj{}qzj".format)
-BAD = st.sampled_from(["\x00", "\n", "\ud7ff", ""])
+INVALID = st.sampled_from(["\x00", "\n", "\ud7ff", ""])
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(WORDS, WORDS, WORDS, BAD, st.sampled_from([one for one in OPERATIONS if one.request_type is not None]))
-def test_logs_and_metrics_have_no_word_of_anybody(
-    client: TestClient, site: Site, caplog: pytest.LogCaptureFixture, user: str, text: str, key: str, bad: str, one: Any
+@given(WORDS, WORDS, WORDS, INVALID, st.sampled_from([item for item in OPERATIONS if item.request_type is not None]))
+def test_logs_and_metrics_contain_no_user_data(
+    client: TestClient,
+    site: Site,
+    caplog: pytest.LogCaptureFixture,
+    user: str,
+    text: str,
+    key: str,
+    invalid: str,
+    operation: Any,
 ) -> None:
     caplog.set_level(logging.DEBUG)
     client.post("/v1/accept", json={"user": user, "text": text, "idempotency_key": key})
     client.post("/v1/complete", json={"query": text[:-1], "user": user})
-    client.get(f"/v1/complete?query={text}&user={user}{bad}".replace("\n", "%0A").replace("\x00", "%00"))
+    client.get(f"/v1/complete?query={text}&user={user}{invalid}".replace("\n", "%0A").replace("\x00", "%00"))
     client.get("/v1/users/" + user.replace("%", "%25").replace("/", "%2F"))
-    for asked in ({"user": user + bad, "text": text}, {"texts": [{"text": text}]}, {key: text}, [text]):
-        client.request("POST", one.path.replace("{user}", "x"), json=asked)
+    for body in ({"user": user + invalid, "text": text}, {"texts": [{"text": text}]}, {key: text}, [text]):
+        client.request("POST", operation.path.replace("{user}", "x"), json=body)
     client.request("BREW", f"/v1/{key}".replace("%", "").replace("/", "-"))
-    own = [record.getMessage() for record in caplog.records if record.name.startswith(("factorcell", "uvicorn"))]
-    figures = client.get("/metrics").text
+    messages = [record.getMessage() for record in caplog.records if record.name.startswith(("factorcell", "uvicorn"))]
+    metrics = client.get("/metrics").text
     for word in (user, text, key):
-        assert "qzj" not in figures, word
-        assert not [line for line in own if "qzj" in line], word
+        assert "qzj" not in metrics, word
+        assert not [line for line in messages if "qzj" in line], word
 
 
-def test_labels_are_bounded(client: TestClient, site: Site) -> None:
+def test_metric_labels_are_bounded(client: TestClient, site: Site) -> None:
     for number in range(50):
         client.get(f"/v1/{number}")
         client.get(f"/v1/users/{number}")
-        client.request(f"VERB{number}", "/v1/complete")
-    figures = client.get("/metrics").text
-    names = set(re.findall(r'operation="([^"]*)"', figures))
-    assert names <= {one.name for one in OPERATIONS} | {"other"}
-    assert 'factorcell_requests_total{operation="other",status="404"} 50.0' in figures
-    assert 'factorcell_requests_total{operation="show",status="404"} 50.0' in figures
+        client.request(f"METHOD{number}", "/v1/complete")
+    metrics = client.get("/metrics").text
+    names = set(re.findall(r'operation="([^"]*)"', metrics))
+    assert names <= {item.name for item in OPERATIONS} | {"other"}
+    assert 'factorcell_requests_total{operation="other",status="404"} 50.0' in metrics
+    assert 'factorcell_requests_total{operation="show",status="404"} 50.0' in metrics
 
 
-def test_figures(client: TestClient) -> None:
+def test_metrics_count_requests_and_outcomes(client: TestClient) -> None:
     client.post("/v1/accept", json={"user": "ann", "text": "abba"})
     client.post("/v1/accept", json={"user": "ann", "text": "a@example.org"})
     client.post("/v1/complete", json={"query": "a"})
-    figures = client.get("/metrics").text
+    metrics = client.get("/metrics").text
     for line in (
         'factorcell_accepts_total{outcome="learned"} 1.0',
         'factorcell_accepts_total{outcome="withheld"} 1.0',
@@ -65,11 +72,11 @@ def test_figures(client: TestClient) -> None:
         'factorcell_request_seconds_count{operation="accept"} 2.0',
         'factorcell_waiting{lane="search"} 0.0',
     ):
-        assert line in figures
+        assert line in metrics
 
 
 @pytest.mark.parametrize("error", [StoreError, OSError, ValueError, RuntimeError])
-def test_no_error_has_a_path(
+def test_no_error_contains_a_path(
     service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: type[Exception]
 ) -> None:
     folder = str(service.model.run.folder)

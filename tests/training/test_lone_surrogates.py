@@ -1,4 +1,4 @@
-"""Lone surrogates in texts, values, names of columns and of folders: a run is trained, opened and used all the same."""
+"""Runs can be trained, opened and used with lone surrogates in texts, values, column names and folder names."""
 
 import sys
 
@@ -18,13 +18,13 @@ ROWS = [
         ("warm sand", "Nice", "an\udc80n"),
     )
 ] * 4
-ONCE = dict.fromkeys(("min_count", "min_context_count", "min_user_count", "min_text_count", "min_text_users"), 1)
+MIN_COUNTS = dict.fromkeys(("min_count", "min_context_count", "min_user_count", "min_text_count", "min_text_users"), 1)
 CONFIG = Config.of(
     **{
         "context": (COLUMN,),
         "user": "who",
         "tokenizer": "char",
-        **ONCE,
+        **MIN_COUNTS,
         "hidden_size": 6,
         "embedding_size": 4,
         "variable_size": 2,
@@ -37,7 +37,7 @@ CONFIG = Config.of(
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run in a folder whose name is not UTF-8, where the system has such names."""
+    """A run in a folder whose name is not UTF-8, if the system allows such names."""
     folder = tmp_path_factory.mktemp("runs") / ("r\udce9n" if sys.platform == "linux" else "run")
     fit(ROWS, ROWS[:4], CONFIG, folder)
     return Run.open(folder)

@@ -1,4 +1,4 @@
-"""What is asked about one person over HTTP."""
+"""Operations on one user over HTTP."""
 
 import pytest
 from starlette.testclient import TestClient
@@ -6,7 +6,7 @@ from starlette.testclient import TestClient
 from factorcell.service.http.site import Site
 
 
-def accepted(client: TestClient, user: str, *texts: str) -> None:
+def accept(client: TestClient, user: str, *texts: str) -> None:
     for text in texts:
         assert client.post("/v1/accept", json={"user": user, "text": text}).status_code == 200
 
@@ -21,30 +21,30 @@ def accepted(client: TestClient, user: str, *texts: str) -> None:
         ("export", "export"),
     ],
 )
-def test_life_of_a_person(client: TestClient, site: Site, user: str, path: str) -> None:
-    accepted(client, user, "abba", "cab", "abba", "acc")
-    at = f"/v1/users/{path}"
-    shown = client.get(at).json()
-    assert [one["text"] for one in shown["texts"]] == ["abba", "cab", "abba", "acc"]
+def test_all_operations_on_a_user(client: TestClient, site: Site, user: str, path: str) -> None:
+    accept(client, user, "abba", "cab", "abba", "acc")
+    base = f"/v1/users/{path}"
+    shown = client.get(base).json()
+    assert [text["text"] for text in shown["texts"]] == ["abba", "cab", "abba", "acc"]
     assert (shown["user"], shown["accepted"], shown["learned"], shown["paused"]) == (user, 4, True, False)
-    assert client.post(f"{at}/undo").json() == {"removed": 1}
-    assert client.post(f"{at}/forget", json={"text": "abba"}).json() == {"removed": 2}
-    assert client.post(f"{at}/pause").json() == {"paused": True}
+    assert client.post(f"{base}/undo").json() == {"removed": 1}
+    assert client.post(f"{base}/forget", json={"text": "abba"}).json() == {"removed": 2}
+    assert client.post(f"{base}/pause").json() == {"paused": True}
     assert client.post("/v1/accept", json={"user": user, "text": "x"}).json()["outcome"] == "paused"
-    assert client.post(f"{at}/resume").json() == {"paused": False}
-    exported = client.get(f"{at}/export").json()
+    assert client.post(f"{base}/resume").json() == {"paused": False}
+    exported = client.get(f"{base}/export").json()
     assert exported == site.service.export(user)
-    assert [one["text"] for one in exported["texts"]] == ["cab"]
+    assert [text["text"] for text in exported["texts"]] == ["cab"]
     conflict = client.post("/v1/users", json=exported)
     assert (conflict.status_code, conflict.json()["type"]) == (409, "/docs#conflict")
-    assert client.delete(at).json() == {"deleted": True}
-    assert client.delete(at).json() == {"deleted": False}
+    assert client.delete(base).json() == {"deleted": True}
+    assert client.delete(base).json() == {"deleted": False}
     assert client.post("/v1/users", json=exported).json() == {"user": user}
-    assert client.get(f"{at}/export").json() == exported
+    assert client.get(f"{base}/export").json() == exported
 
 
 @pytest.mark.parametrize("path", ["/v1/users/nobody", "/v1/users/nobody/export"])
-def test_nobody(client: TestClient, path: str) -> None:
+def test_unknown_user_is_not_found(client: TestClient, path: str) -> None:
     answer = client.get(path)
     assert (answer.status_code, answer.json()["type"]) == (404, "/docs#not-found")
     assert client.post("/v1/users/nobody/undo").json() == {"removed": 0}

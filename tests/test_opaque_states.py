@@ -1,6 +1,6 @@
-"""Only the package model reads the state of a backbone: everything works with one whose state is a growing list.
+"""Everything outside `model` works with a backbone whose state is a growing list, since states are opaque.
 
-Generation and completion are held against every text written out, token by token.
+Generation and completion are compared with an enumeration of all texts, token by token.
 """
 
 import itertools
@@ -32,18 +32,18 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run() -> Run:
-    """Letters a, b, c of two cities."""
+    """A run of the letters a, b and c, with two cities."""
     return make_letters(backbone="growing", spread=0.6)
 
 
-def written_out(run: Run, prefix: str, most: int) -> dict[str, float]:
-    """The log probability of every text in Oslo that goes on from `prefix` by at most `most` letters, and ends."""
-    endings = ["".join(letters) for size in range(most + 1) for letters in itertools.product("abc", repeat=size)]
+def enumerate_completions(run: Run, prefix: str, max_letters: int) -> dict[str, float]:
+    """Return the log probability of every text in Oslo that continues `prefix` by at most `max_letters` and ends."""
+    endings = ["".join(letters) for size in range(max_letters + 1) for letters in itertools.product("abc", repeat=size)]
     nats = (nats_of(run, {"text": prefix + ending, "city": "Oslo"}) for ending in endings)
-    return {prefix + ending: -sum(own[len(prefix) :]) for ending, own in zip(endings, nats, strict=True)}
+    return {prefix + ending: -sum(costs[len(prefix) :]) for ending, costs in zip(endings, nats, strict=True)}
 
 
-def test_scores_and_ranks_of_many_are_those_of_one(run: Run) -> None:
+def test_scores_in_batches_equal_scores_of_single_texts(run: Run) -> None:
     corpus = run.prepare(ROWS)
     expected = [nats for row in ROWS for nats in nats_of(run, row)]
     assert run.nats(corpus) == pytest.approx(expected, abs=1e-5)
@@ -52,17 +52,17 @@ def test_scores_and_ranks_of_many_are_those_of_one(run: Run) -> None:
 
 
 @pytest.mark.parametrize("method", ["sample", "greedy", "beam", "stochastic"])
-def test_texts_are_as_probable_as_their_letters(run: Run, method: str) -> None:
+def test_the_log_prob_of_a_text_is_the_sum_over_its_letters(run: Run, method: str) -> None:
     options = GenerationOptions(method, max_tokens=6, width=4, grow=2)
     for row in generate(run, [{"city": "Oslo"}, {"city": "Nice"}], options=options, prompt="c"):
-        own = nats_of(run, {"text": row["text"], **row["context"]})[1:]
-        assert row["log_probability"] == pytest.approx(-sum(own[: None if row["ended"] else -1]), abs=1e-4)
+        nats = nats_of(run, {"text": row["text"], **row["context"]})[1:]
+        assert row["log_probability"] == pytest.approx(-sum(nats[: None if row["ended"] else -1]), abs=1e-4)
 
 
 def test_a_wide_beam_finds_the_best_text(run: Run) -> None:
     options = GenerationOptions("beam", max_tokens=3, width=200, length_penalty=0.0)
     (row,) = generate(run, [{"city": "Oslo"}], options=options)
-    best = written_out(run, "", 2)
+    best = enumerate_completions(run, "", 2)
     assert row["log_probability"] >= max(best.values()) - 1e-5
     (whole,) = generate(run, [{"city": "Oslo"}], options=GenerationOptions("greedy", max_tokens=5))
     assert "".join(stream(run, {"city": "Oslo"}, options=GenerationOptions("greedy", max_tokens=5))) == whole["text"]
@@ -74,25 +74,25 @@ def test_the_exact_search_finds_the_best_completions(run: Run, prefix: str) -> N
     engine = PlainEngine(run.model)
     with run.scoring():
         typed = engine.type(engine.begin(context), run.tokenizer.encode(prefix))
-        (found,) = engine.search([SearchRequest(typed, 5, 4)], batch=3)
-    expected = sorted(written_out(run, prefix, 4).values(), reverse=True)[:5]
-    assert [one.log_probability for one in found.completions] == pytest.approx(expected, abs=1e-4)
+        (result,) = engine.search([SearchRequest(typed, 5, 4)], batch=3)
+    expected = sorted(enumerate_completions(run, prefix, 4).values(), reverse=True)[:5]
+    assert [item.log_probability for item in result.completions] == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_person_is_completed_and_learned_online() -> None:
+def test_a_user_gets_completions_and_is_learned_online() -> None:
     run = make_letters(data={"context": (), "user": "city", "min_user_count": 1}, backbone="growing", spread=0.6)
     user, completer = User.new(run), Completer(run, typos=1)
     learned = learn_one(run, user, "abc")
     assert np.abs(learned.vector - user.vector).max() > 0
-    written = completer.type(completer.begin(learned), "ab")
-    again = completer.type(completer.type(written, "abc"), "ab")
-    first, second = (completer.suggest(one, 4).suggestions for one in (written, again))
-    assert [one.text for one in first] == [one.text for one in second]
-    assert [one.log_probability for one in first] == pytest.approx([one.log_probability for one in second])
+    typed = completer.type(completer.begin(learned), "ab")
+    again = completer.type(completer.type(typed, "abc"), "ab")
+    first, second = (completer.suggest(text, 4).suggestions for text in (typed, again))
+    assert [item.text for item in first] == [item.text for item in second]
+    assert [item.log_probability for item in first] == pytest.approx([item.log_probability for item in second])
     assert Completer(run).complete("ab", user) != Completer(run).complete("ab", learned)
 
 
-def test_what_explains_reads_any_backbone(run: Run) -> None:
+def test_explain_works_with_any_backbone(run: Run) -> None:
     (row,) = explain([run], ["abca"], {"north": {"city": "Oslo"}, "south": {"city": "Nice"}})
     for name, city in (("north", "Oslo"), ("south", "Nice")):
         assert row["nats"][name] == pytest.approx(sum(nats_of(run, {"text": "abca", "city": city})), abs=1e-4)
