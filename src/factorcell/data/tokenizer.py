@@ -131,8 +131,7 @@ class Tokenizer:
     def can_follow(self, tokens: Sequence[str], more: Sequence[str]) -> bool:
         """Return whether `split` returns exactly `tokens` and `more` for their joined text.
 
-        Searches and samplers only generate such sequences, so that no text can be generated in two ways. The last of
-        `tokens` may be the beginning of a token.
+        Searches and samplers generate such sequences only, so that no text can be generated in two ways.
         """
         combined = [*tokens, *more]
         return self.split(self.join(combined)) == combined
