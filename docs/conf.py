@@ -61,28 +61,28 @@ def block_math(writer: Any, node: nodes.math_block) -> None:
 
 
 def help_of(*words: str) -> str:
-    """What `factorcell WORDS --help` prints, as a block."""
+    """Return the output of `factorcell WORDS --help` as a block of text."""
     return f"```text\n{make_parser(find_commands(words)).format_help()}```\n"
 
 
-class Verbs(SphinxDirective):
-    """The help of every verb, under the heading of its group and its own."""
+class CommandHelp(SphinxDirective):
+    """The help of every command, in a section per group and a subsection per command."""
 
     def run(self) -> list[nodes.Node]:
-        """The sections."""
+        """Return the sections."""
         os.environ |= {"COLUMNS": "92", "NO_COLOR": "1"}
         parts = []
-        for title, (_, verbs) in GROUPS.items():
+        for title, (_, commands) in GROUPS.items():
             parts.append(f"## {title.capitalize()}\n")
-            for verb in verbs:
-                parts.append(f"### {verb.name}\n")
-                kinds = [[verb.name, kind.name] for kind in verb.subcommands]
-                parts += [help_of(*words) for words in kinds or [[verb.name]]]
+            for command in commands:
+                parts.append(f"### {command.name}\n")
+                subcommands = [[command.name, subcommand.name] for subcommand in command.subcommands]
+                parts += [help_of(*words) for words in subcommands or [[command.name]]]
         return self.parse_text_to_nodes("\n".join(parts), allow_section_headings=True)
 
 
 def setup(app: Sphinx) -> None:
     """Draw equations as MathML, and know the blocks of our own."""
     app.add_html_math_renderer("mathml", (inline_math, None), (block_math, None))
-    app.add_directive("verbs", Verbs)
+    app.add_directive("commands", CommandHelp)
     app.add_lexer("order", TextLexer)  # the order of layers in architecture.md
