@@ -143,7 +143,7 @@ def plain_step(corpus: Corpus, length: int) -> Once:
 
 
 def step_work() -> list[Work]:
-    """A training step on 4,000 words; for few and for many contexts, and for texts of half the length."""
+    """Return training steps on 4,000 words, for few and for many contexts, and for texts of half the length."""
     name, few, many = f"training step, {WORDS:,} words", texts(1, 2000, 40, WORDS), texts(5800, 2000, 40, WORDS)
 
     def trained_step(corpus: Corpus, length: int = 40, precision: str = "float32") -> Once:

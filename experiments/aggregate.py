@@ -96,8 +96,10 @@ class Rows:
             return None
         with np.errstate(invalid="ignore", divide="ignore"):
             interval = bootstrap.percentile_interval(ratios.resampled[:, 1] / ratios.resampled[:, 0] - 1, ratios.texts)
-        below, above = ratios.resampled[0]
-        return add_training_variance(interval, ratios.trained[1] / below, ratios.trained[0] * above / below**2)
+        base_value, increased = ratios.resampled[0]
+        return add_training_variance(
+            interval, ratios.trained[1] / base_value, ratios.trained[0] * increased / base_value**2
+        )
 
     def difference_within(self, name: str, key: str, base_key: str) -> Interval | None:
         """Return a figure minus another figure of the same trainings."""

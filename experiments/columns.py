@@ -94,7 +94,7 @@ def figures_of(path: str) -> Mapping[str, Sequence[float]]:
 
 
 def paper(path: str, index: int, head: str, form: str = ".2f") -> Column:
-    """Return a column of figures from the table `path` of published.toml; `place` is their index."""
+    """Return a column of figures from the table `path` of published.toml; `index` is their position in a row."""
     values = figures_of(path)
     return Column(
         f"paper: {head}",
@@ -114,7 +114,7 @@ def paper_gain(path: str, base: str) -> Column:
 
 
 def any_row(key: str, head: str) -> Column:
-    """Return a column with a number that is the same for all rows, such as the number of training texts."""
+    """Return a column with a number that is equal for all rows, such as the number of training texts."""
     return Column(head, lambda rows, _: next((f"{row[key]:,.0f}" for row in rows.all() if key in row), ""))
 
 

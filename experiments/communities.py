@@ -35,7 +35,7 @@ NEIGHBOURS_OF = (
 
 
 def split_communities(train: pa.Table, test: pa.Table, chosen: Collection[str]) -> tuple[pa.Table, pa.Table]:
-    """Split off the first `HELD_OUT_TITLES` of each chosen community; return the rest, and them with the test texts."""
+    """Return the training texts without the first titles of each chosen community, and those with test texts."""
     counts, is_held_out = Counter[str](), []
     for name in train["subreddit"].to_pylist():
         is_held_out.append(name in chosen and counts[name] < HELD_OUT_TITLES)

@@ -1,4 +1,4 @@
-"""Thesis chapter 6: do generated texts fit their context? The judge is fastText, trained on real texts.
+"""Thesis chapter 6: the share of generated texts that fit their context, judged by fastText trained on real texts.
 
 specificity_imdb, _ratings, _hotels: tables 6.4 and 6.5, by a stochastic beam; _prefix_...: models with control codes
 specificity_trials_ratings, _hotels: figures 6.1 to 6.4, models of random sizes
@@ -40,7 +40,7 @@ ContextAndValue = tuple[dict[str, str], str]  # a context, and the value that it
 
 @dataclass(frozen=True)
 class WritingTask:
-    """Texts to generate with `options`, and the column `target` that they are judged by, whose values have an `order`.
+    """Texts to generate with `options`, and the column `target` that they are judged by; `order` sorts its values.
 
     Each model of a table writes `texts`, each model of random sizes `texts_of_trials`. File names contain `name`.
     """

@@ -53,14 +53,14 @@ def deviations(column: Sequence[float], groups: Sequence[Hashable]) -> list[floa
 def correlation_within_groups(first: Sequence[float], second: Sequence[float], groups: Sequence[Hashable]) -> Row:
     """Correlate two columns within groups; each group mean costs a degree of freedom."""
     result = correlation(deviations(first, groups), deviations(second, groups))
-    free = result["n"] - 3 - (len(set(groups)) - 1)
-    if result["r"] is None or free < 1:
+    degrees_of_freedom = result["n"] - 3 - (len(set(groups)) - 1)
+    if result["r"] is None or degrees_of_freedom < 1:
         return {**result, "low": None, "high": None}
-    middle, half_width = (
+    center, half_width = (
         float(np.arctanh(np.clip(result["r"], -1 + 1e-12, 1 - 1e-12))),
-        NORMAL_QUANTILE / math.sqrt(free),
+        NORMAL_QUANTILE / math.sqrt(degrees_of_freedom),
     )
-    return {**result, "low": math.tanh(middle - half_width), "high": math.tanh(middle + half_width)}
+    return {**result, "low": math.tanh(center - half_width), "high": math.tanh(center + half_width)}
 
 
 def correlation_over_models(first: Sequence[float], second: Sequence[float], rows: Sequence[Row]) -> Row:

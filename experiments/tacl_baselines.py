@@ -131,15 +131,15 @@ def tables(name: str, data: Path, folder: Path, share: float) -> Tables:
 
 
 def with_city(path: Path, cities: Cities) -> pa.Table:
-    """Return texts with their nearest city, or null if all cities are too far."""
-    table, every = corpora.read(path), cities.cities()
+    """Add the column of the nearest city, null where all cities are too far."""
+    table, cities_by_name = corpora.read(path), cities.cities()
     # The precision is that of the model, so that the same texts are near a city.
     coordinates = np.stack([table[name].to_numpy().astype(np.float32) for name in ("lat", "lon")], axis=1)
     distances = great_circle_distances(
-        coordinates.astype(np.float64), np.array([[city["lat"], city["lon"]] for city in every.values()])
+        coordinates.astype(np.float64), np.array([[city["lat"], city["lon"]] for city in cities_by_name.values()])
     )
     nearest = [
-        list(every)[place] if distances[row, place] <= MAX_DISTANCE else None
+        list(cities_by_name)[place] if distances[row, place] <= MAX_DISTANCE else None
         for row, place in enumerate(distances.argmin(1))
     ]
     return table.append_column(CITY, pa.array(nearest, pa.string()))
@@ -163,7 +163,7 @@ def tokenizer_of(config: Config, tables: Tables) -> Tokenizer:
 
 
 def best_ngram(config: Config, tables: Tables, folder: Path, tokenizer: Tokenizer | None = None) -> NGram:
-    """Return the n-gram model of increasing order after which dev stops improving, with the tokenizer of the models."""
+    """Return the n-gram model of the best order on dev, with the tokenizer of the models."""
     config = config.with_options(context=())
     corpus = prepare(tables["train"], config, tokenizer=tokenizer)
     dev = prepare(tables["dev"], config, tokenizer=corpus.tokenizer)
@@ -206,11 +206,11 @@ def train_separate(config: Config, tables: Tables, folder: Path, target: Target)
 
 
 def measure_models(runs: SeparateRuns, scorer: Scorer, tables: Tables, target: Target) -> Measurement:
-    """Measure a scorer made of models of values, with the sum of their parameters and minutes."""
-    every = runs.runs.values()
+    """Measure a scorer made of models for single values, with the sums of their parameters and minutes."""
+    trained = runs.runs.values()
     parameters, minutes = (
-        sum(run.model.parameter_count() for run in every),
-        sum(run.training_minutes() for run in every),
+        sum(run.model.parameter_count() for run in trained),
+        sum(run.training_minutes() for run in trained),
     )
     row = Measurement({"parameters": parameters, "minutes": minutes})
     return (

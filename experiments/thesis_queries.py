@@ -123,14 +123,14 @@ def build_systems(run: Run, tables: Tables, rules: Sequence[str], with_blend: bo
     return {"online_rate": rate, **perplexities}, systems
 
 
-def range_subsets(name: str, key: str, begins: Sequence[int], least: int = 0) -> dict[str, Condition]:
-    """Return the subsets of rows after `least` texts whose number `key` is in the range from each of `begins`."""
+def range_subsets(name: str, key: str, begins: Sequence[int], min_position: int = 0) -> dict[str, Condition]:
+    """Return the subsets of rows whose number `key` is in the range from each of `begins`."""
     spans = {begin: range(begin, end) for begin, end in pairwise((*begins, sys.maxsize))}
-    return {f"_{name}_{begin}": partial(_is_in_range, key, span, least) for begin, span in spans.items()}
+    return {f"_{name}_{begin}": partial(_is_in_range, key, span, min_position) for begin, span in spans.items()}
 
 
-def _is_in_range(key: str, span: range, least: int, row: Row) -> bool:
-    return row[key] in span and row["position"] >= least
+def _is_in_range(key: str, span: range, min_position: int, row: Row) -> bool:
+    return row[key] in span and row["position"] >= min_position
 
 
 BASIC_SUBSETS: dict[str, Condition] = {
@@ -144,18 +144,20 @@ SUBSETS = {**BASIC_SUBSETS, **range_subsets("after", "position", TEXTS_SEEN), **
 
 
 def reciprocal_ranks(
-    rows: Sequence[Row], streams: Sequence[Stream], name: str, kinds: Mapping[str, Condition]
+    rows: Sequence[Row], streams: Sequence[Stream], name: str, subsets: Mapping[str, Condition]
 ) -> Figures:
-    """Return what each user adds to mean reciprocal ranks, for each nonempty subset of the rows."""
+    """Return the sums of reciprocal ranks of each user, for each nonempty subset of the rows."""
     places = {stream.user: number for number, stream in enumerate(streams)}
     figures: Figures = {}
-    for kind, fits in kinds.items():
-        above, below = np.zeros(len(places)), np.zeros(len(places))
-        for row in filter(fits, rows):
-            above[places[row["user"]]] += 1 / row["rank"] if row["rank"] else 0.0
-            below[places[row["user"]]] += 1
-        if below.any():
-            figures[name + kind] = TextSums(f"users{kind} {len(places)} {below.sum():.0f}", above, below)
+    for kind, condition in subsets.items():
+        numerator, denominator = np.zeros(len(places)), np.zeros(len(places))
+        for row in filter(condition, rows):
+            numerator[places[row["user"]]] += 1 / row["rank"] if row["rank"] else 0.0
+            denominator[places[row["user"]]] += 1
+        if denominator.any():
+            figures[name + kind] = TextSums(
+                f"users{kind} {len(places)} {denominator.sum():.0f}", numerator, denominator
+            )
     return figures
 
 

@@ -175,7 +175,7 @@ def parse_arguments() -> Arguments:
 
 @contextmanager
 def work_folder() -> Iterator[Path]:
-    """A temporary folder that the user of PostgreSQL can traverse."""
+    """Create a temporary folder that the user of PostgreSQL can traverse."""
     with tempfile.TemporaryDirectory(prefix="factorcell-service-") as folder:
         Path(folder).chmod(0o711)
         yield Path(folder)

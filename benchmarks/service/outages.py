@@ -147,7 +147,7 @@ def killed(server: Server) -> Iterator[None]:
 
 @contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """A file system in memory of that size, such as `64m`; requires root."""
+    """Mount a file system in memory of that size, such as `64m`; requires root."""
     folder.mkdir()
     folder.chmod(0o755)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)

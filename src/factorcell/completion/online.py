@@ -365,6 +365,9 @@ def learn_one(run: Run, user: User, text: str, context: Mapping[str, Any] | None
         text: The text that the user wrote; a `Notice` reports if it is cut after `max_tokens` tokens, as in training.
         context: Values of the other context columns.
 
+    Returns:
+        The changed user; `user` is unchanged.
+
     Raises:
         UserError: The text, the context or the user is not valid.
     """
