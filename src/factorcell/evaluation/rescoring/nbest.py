@@ -87,7 +87,7 @@ class NBest:
 
     @property
     def has_references(self) -> bool:
-        """Whether the utterances have references: either all or none have one."""
+        """Whether the utterances have references; a list in which only some have one is an error."""
         return self.utterances[0].reference is not None
 
     @property
