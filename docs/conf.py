@@ -40,7 +40,7 @@ html_show_sphinx = False
 
 
 def mathml(tex: str, block: bool) -> str:
-    """An equation as MathML, which browsers draw by themselves: no script, no font, no network."""
+    """Write an equation as MathML, which browsers draw without scripts, fonts or a network."""
     try:
         return tex2mathml(tex, as_block=block)
     except MathError as error:
@@ -49,13 +49,13 @@ def mathml(tex: str, block: bool) -> str:
 
 
 def inline_math(writer: Any, node: nodes.math) -> None:
-    """An equation within a sentence."""
+    """Write an equation within a sentence."""
     writer.body.append(mathml(node.astext(), block=False))
     raise nodes.SkipNode
 
 
 def block_math(writer: Any, node: nodes.math_block) -> None:
-    """An equation on lines of its own."""
+    """Write an equation on separate lines."""
     writer.body.append(f'<div class="math">{mathml(node.astext(), block=True)}</div>')
     raise nodes.SkipNode
 
