@@ -29,7 +29,7 @@ DATA = {"tokenizer": "char", "user": "who", "context": ["place:category"], "min_
 MODEL = {"embedding_size": 12, "hidden_size": 48, "context_size": 4, "variable_size": 4, "rank": 2, "output_bias": []}
 
 
-def trained(folder: Path, data: dict[str, Any] | None = None, **training: Any) -> Run:
+def train_run(folder: Path, data: dict[str, Any] | None = None, **training: Any) -> Run:
     options = {"epochs": 1, "batch_tokens": 400, "learning_rate": 1e-2, "evaluations": 1, "canaries": 20, **training}
     config = Config.of(**{**DATA, **(data or {}), **MODEL, **options})
     return fit(ROWS, ROWS[:10], config, folder)
@@ -37,7 +37,7 @@ def trained(folder: Path, data: dict[str, Any] | None = None, **training: Any) -
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return trained(tmp_path_factory.mktemp("audited") / "run")
+    return train_run(tmp_path_factory.mktemp("audited") / "run")
 
 
 def test_exposure_follows_the_definition_of_the_paper() -> None:
@@ -119,7 +119,7 @@ def test_summary_rows_aggregate_the_rows_of_canaries(run: Run) -> None:
 def test_invalid_audits_are_errors(run: Run, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="alternatives is 999; it must be at least 1000"):
         audit(run, ROWS[:10], alternatives=999)
-    lowest_nats = trained(tmp_path / "plain", canaries=0)
+    lowest_nats = train_run(tmp_path / "plain", canaries=0)
     with pytest.raises(UserError, match="--canaries"):
         audit(lowest_nats, ROWS[:10])
 
@@ -157,13 +157,13 @@ def test_the_command_prints_a_table_or_rows(run: Run, tmp_path: Path, capsys: py
 
 @pytest.mark.slow
 def test_memorized_canaries_are_exposed_and_min_users_prevents_it(tmp_path: Path) -> None:
-    exposed = audit(trained(tmp_path / "exposed", epochs=30, canaries=40), ROWS[:10])["exposure"]
+    exposed = audit(train_run(tmp_path / "exposed", epochs=30, canaries=40), ROWS[:10])["exposure"]
     most_repeated, all_canaries = exposed[-1], exposed[0]
     assert most_repeated["owner"] > 9
     assert not all_canaries["owner_at_chance"]
     assert not all_canaries["stranger_at_chance"]
     assert all_canaries["model"] > 0
-    protected = audit(trained(tmp_path / "kept", epochs=30, canaries=40, min_users=2), ROWS[:10])["exposure"][0]
+    protected = audit(train_run(tmp_path / "kept", epochs=30, canaries=40, min_users=2), ROWS[:10])["exposure"][0]
     assert protected["stranger_at_chance"]
     assert protected["others_at_chance"]
     assert protected["model"] == protected["popularity"] == protected["blend"] == 0

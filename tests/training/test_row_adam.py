@@ -22,7 +22,7 @@ def rates(steps: int, peak: float) -> list[float]:
     return [peak * (0.5 + 0.5 * math.cos(math.pi * step / steps)) * min(1, (step + 1) / 10) for step in range(steps)]
 
 
-def walk(widths: tuple[int, ...], decay: float, scale: float, seed: int, peak: float = 0.02) -> float:
+def largest_difference(widths: tuple[int, ...], decay: float, scale: float, seed: int, peak: float = 0.02) -> float:
     """Return the largest difference between row-wise and dense Adam over the same random gradients."""
     random = torch.Generator().manual_seed(seed)
     start = [torch.randn(V, width, generator=random) for width in widths]
@@ -54,17 +54,17 @@ def walk(widths: tuple[int, ...], decay: float, scale: float, seed: int, peak: f
 def test_row_wise_adam_agrees_with_dense_adam(kernel: str, seed: int, widths: list[int]) -> None:
     """The rows agree with dense Adam whenever they are read and at the end, in compiled and in Python code.
 
-    If a second moment is almost zero, its rounding error is magnified in both: up to 1e-4 in one of sixty walks.
+    If a second moment is almost zero, its rounding error is magnified in both: up to 1e-4 in one of sixty calls.
     """
     os.environ["FACTORCELL_KERNEL"] = kernel
-    differences = sorted(walk(tuple(widths), 0.0, 1.0, seed + again) for again in range(3))
+    differences = sorted(largest_difference(tuple(widths), 0.0, 1.0, seed + again) for again in range(3))
     assert differences[1] < 2e-5
     assert differences[2] < 5e-4
 
 
 @pytest.mark.parametrize(("decay", "scale", "limit"), [(0.1, 1.0, 8e-3), (0.0, 1e-6, 8e-3)])
 def test_the_error_of_the_closed_form_is_small(decay: float, scale: float, limit: float) -> None:
-    assert walk((E,), decay, scale, 1) < limit
+    assert largest_difference((E,), decay, scale, 1) < limit
 
 
 def test_catching_up_in_parts_equals_catching_up_at_once() -> None:

@@ -56,33 +56,45 @@ def test_the_summary_says_that_development_users_are_unknown(tmp_path: Path) -> 
 
 
 @pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def known_user_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run that knows the user of its development texts."""
     return train_run(tmp_path_factory.mktemp("known") / "run", texts_by("ann"))
 
 
-def test_only_a_positive_gain_is_compared_with_an_unadapted_run(known: Run) -> None:
-    before = training_facts(known.folder)
+def test_only_a_positive_gain_is_compared_with_an_unadapted_run(known_user_run: Run) -> None:
+    before = training_facts(known_user_run.folder)
     for gain, is_lower in ((0.02, True), (-0.02, False), (0.0, False)):
         context = {"texts": 16, "gain": gain, "gain_low": gain - 0.01, "gain_high": gain + 0.01}
-        files.write_json(known.folder / "training.json", {**before, "context": context})
-        assert summary(known).endswith(" (the gain over an unadapted run is smaller)" if is_lower else GAIN)
-    files.write_json(known.folder / "training.json", before)
+        files.write_json(known_user_run.folder / "training.json", {**before, "context": context})
+        assert summary(known_user_run).endswith(" (the gain over an unadapted run is smaller)" if is_lower else GAIN)
+    files.write_json(known_user_run.folder / "training.json", before)
 
 
-def test_only_runs_with_users_can_have_only_unknown_users(known: Run, tmp_path: Path) -> None:
-    assert not only_unknown_users(known, known.prepare([*texts_by("ann"), *texts_by("carl")], unknown="group"))
-    assert only_unknown_users(known, known.prepare([{"text": "fix", "who": None}], unknown="group"))
+def test_only_runs_with_users_can_have_only_unknown_users(known_user_run: Run, tmp_path: Path) -> None:
+    assert not only_unknown_users(
+        known_user_run, known_user_run.prepare([*texts_by("ann"), *texts_by("carl")], unknown="group")
+    )
+    assert only_unknown_users(known_user_run, known_user_run.prepare([{"text": "fix", "who": None}], unknown="group"))
     plain = train_run(tmp_path / "plain", texts_by("ann"), user="", context=("city",))
     assert not only_unknown_users(plain, plain.prepare(texts_by("carl"), unknown="group"))
 
 
-def test_evaluate_reports_unknown_users(known: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_reports_unknown_users(
+    known_user_run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for who in ("ann", "carl"):
         files.write_rows(tmp_path / f"{who}.jsonl", texts_by(who))
-        command = ["evaluate", str(known.folder), str(tmp_path / f"{who}.jsonl"), "--by", "city", "--unknown", "group"]
+        command = [
+            "evaluate",
+            str(known_user_run.folder),
+            str(tmp_path / f"{who}.jsonl"),
+            "--by",
+            "city",
+            "--unknown",
+            "group",
+        ]
         assert main(command) == 0
-        line = UNKNOWN_USERS.format(known.folder).replace("development text", "text")
+        line = UNKNOWN_USERS.format(known_user_run.folder).replace("development text", "text")
         assert (line in capsys.readouterr().out) == (who == "carl")
-    rows = files.read_rows(known.folder / "results.jsonl")
+    rows = files.read_rows(known_user_run.folder / "results.jsonl")
     assert [row["evaluation"].get("only_unknown_users") for row in rows] == [None, True]

@@ -43,14 +43,14 @@ def make_run(
 
 
 @pytest.fixture
-def few(two_dialects: Dialects) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+def small_tables(two_dialects: Dialects) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """A few hundred training texts, and some development texts."""
     return two_dialects(300, 1)[0], two_dialects(60, 2)[0]
 
 
-def test_the_best_weights_are_saved_and_patience_stops_the_training(tmp_path: Path, few: Any) -> None:
+def test_the_best_weights_are_saved_and_patience_stops_the_training(tmp_path: Path, small_tables: Any) -> None:
     run, corpus, dev = make_run(
-        tmp_path / "run", *few, epochs=20, evaluations=20, learning_rate=0.3, decay="none", patience=3
+        tmp_path / "run", *small_tables, epochs=20, evaluations=20, learning_rate=0.3, decay="none", patience=3
     )
     rows = [row for row in train(run, corpus, dev) if row["split"] == "dev"]
     perplexities = [row["perplexity"] for row in rows]
@@ -83,8 +83,8 @@ def test_learning_rates_follow_the_schedule() -> None:
     assert learning_rate(99, 100, TrainingConfig(learning_rate=2.0, warmup=0.1, decay="none")) == 2.0
 
 
-def test_training_starts_at_the_unigram_frequencies(tmp_path: Path, few: Any) -> None:
-    run, corpus, dev = make_run(tmp_path / "run", *few)
+def test_training_starts_at_the_unigram_frequencies(tmp_path: Path, small_tables: Any) -> None:
+    run, corpus, dev = make_run(tmp_path / "run", *small_tables)
     counts = target_frequencies(corpus)
     assert counts.sum() == corpus.target_count
     Trainer(run, corpus, dev)
@@ -93,7 +93,9 @@ def test_training_starts_at_the_unigram_frequencies(tmp_path: Path, few: Any) ->
 
 
 @pytest.mark.parametrize(("loss", "layer_norm"), [("full", False), ("sampled", True)])
-def test_bfloat16_products_train_as_well_as_float32(loss: str, layer_norm: bool, tmp_path: Path, few: Any) -> None:
+def test_bfloat16_products_train_as_well_as_float32(
+    loss: str, layer_norm: bool, tmp_path: Path, small_tables: Any
+) -> None:
     perplexities = []
     for precision in ("float32", "bfloat16"):
         options: dict[str, Any] = {
@@ -102,7 +104,7 @@ def test_bfloat16_products_train_as_well_as_float32(loss: str, layer_norm: bool,
             "epochs": 3,
             "model": {"layer_norm": layer_norm},
         }
-        run, corpus, dev = make_run(tmp_path / precision, *few, precision=precision, **options)
+        run, corpus, dev = make_run(tmp_path / precision, *small_tables, precision=precision, **options)
         *_, last = train(run, corpus, dev)
         perplexities.append(last["perplexity"])
         assert {parameter.dtype for parameter in run.model.parameters()} == {torch.float32}
@@ -110,8 +112,8 @@ def test_bfloat16_products_train_as_well_as_float32(loss: str, layer_norm: bool,
     assert perplexities[1] == pytest.approx(perplexities[0], rel=0.01)
 
 
-def test_context_dropout_trains_the_unknown_value(tmp_path: Path, few: Any) -> None:
-    _, corpus, _ = with_dropout = make_run(tmp_path / "run", *few, epochs=3, model={"dropout_context": 0.25})
+def test_context_dropout_trains_the_unknown_value(tmp_path: Path, small_tables: Any) -> None:
+    _, corpus, _ = with_dropout = make_run(tmp_path / "run", *small_tables, epochs=3, model={"dropout_context": 0.25})
     context = corpus.context(np.arange(300))
     dropped = [context.drop_categories(0.25, (0, step)).categories for step in range(40)]
     share = float(torch.stack(dropped).eq(0).float().mean())
@@ -120,7 +122,7 @@ def test_context_dropout_trains_the_unknown_value(tmp_path: Path, few: Any) -> N
     assert not torch.equal(dropped[3], dropped[4])
     unchanged = dropped[0] != 0
     assert torch.equal(dropped[0][unchanged], context.categories[unchanged])
-    plain = make_run(tmp_path / "plain", *few, epochs=3)
+    plain = make_run(tmp_path / "plain", *small_tables, epochs=3)
     for run, *rest in (with_dropout, plain):
         list(train(run, *rest))
     learned = [run.model.encoder.tables[0][0].norm() for run, *_ in (with_dropout, plain)]  # type: ignore[union-attr]

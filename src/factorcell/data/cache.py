@@ -67,7 +67,7 @@ def prepare(
         The corpus, with one row per row of the table.
 
     Raises:
-        UserError: The table cannot be read, lacks a column, or has an invalid value; the message says where.
+        UserError: The table cannot be read, lacks a column, or has an invalid value; the message names the row.
     """
     table, data = open_table(source), config.data
     splitter = new_tokenizer(config) if tokenizer is None else tokenizer
@@ -106,7 +106,7 @@ def prepare(
 
 
 def _warn(text: str) -> None:
-    """Emit a `Notice`; since all come from this line, Python shows an equal text only once by default."""
+    """Emit a `Notice`; Python shows equal texts only once by default, because all notices come from this line."""
     warnings.warn(Notice(text), stacklevel=1)
 
 
@@ -126,13 +126,13 @@ def report_truncated(truncated: NDArray[np.bool_], name: str, max_tokens: int) -
 
 
 def _report_outliers(corpus: Corpus, name: str) -> None:
-    """Emit a `Notice` for each numeric variable with values farther from the range of training than its width."""
+    """Emit a `Notice` for each numeric variable with values outside the range of training by more than its width."""
     for variable, column in zip(corpus.schema.numbers, corpus.numbers.T, strict=True):
         middle, width = (variable.low + variable.high) / 2, variable.high - variable.low
         far = np.abs(column - middle) > 1.5 * width
         if width and not variable.period and far.any():
-            known = f"the range of training ({variable.low:.4g} to {variable.high:.4g})"
-            _warn(f"{name}: {variable.name} is far outside {known} in {far.sum():,} of {len(column):,} rows")
+            training_range = f"the range of training ({variable.low:.4g} to {variable.high:.4g})"
+            _warn(f"{name}: {variable.name} is far outside {training_range} in {far.sum():,} of {len(column):,} rows")
 
 
 def cache_folder() -> Path:

@@ -25,15 +25,15 @@ from factorcell.data.schema import MISSING, ContextSchema
 from factorcell.data.tokenizer import Tokenizer
 
 CANARIES_FILE = "canaries.json"  # the file of a run folder with the planted canaries
-FORMAT = 1  # of the file
+FORMAT = 1  # version of the file's format
 NOTE = (
     "Random texts that were planted among the training texts to measure what the model memorizes. "
     "None is real; use this run for measurements only."
 )
 MAX_REPETITIONS = 10
-WORD_LENGTH, CHARACTER_LENGTH = 5, 10  # tokens of a canary of words, and of one of characters
+WORD_LENGTH, CHARACTER_LENGTH = 5, 10  # number of tokens of a canary of words and of a canary of characters
 MAX_WORDS, MAX_CHARACTERS = 500, 36  # alphabet size
-MIN_SPACE = 10**6  # texts of a form, so that a canary is not guessed by chance
+MIN_SPACE = 10**6  # minimum number of texts of a form, so that a canary is not guessed by chance
 ALPHANUMERIC = regex.compile(r"[\p{L}\p{N}]+")
 
 
@@ -76,7 +76,7 @@ class CanaryForm:
 
 
 def _separable_tokens(tokens: Iterable[str], tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Return the first `tokens` that stay separate in any order: two of them, joined, are split into the same two."""
+    """Return the first `tokens` of which any two, joined in any order, are split into the same two tokens again."""
     separable: list[str] = []
     is_character_level = tokenizer.is_character_level
     for token in tokens:

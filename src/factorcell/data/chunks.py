@@ -20,14 +20,14 @@ Chunk = dict[str, list[Any]]
 
 
 class UnknownKindError(UserError):
-    """A path that does not name a table file or folder by its ending, so that the string may not be a path."""
+    """The source is a path, but not that of a table file or of a folder of tables; perhaps the string is a text."""
 
 
 @dataclass(frozen=True)
 class Table:
     """A source of rows that can be read repeatedly.
 
-    A file that changed since it was opened is a `UserError`, so all reads of one table see the same content.
+    Reading a file that changed since it was opened raises a `UserError`, so all reads of a table see the same content.
 
     Attributes:
         name: The name of the source, for messages.
@@ -35,7 +35,7 @@ class Table:
         read: Yields chunks of the columns that it receives.
         digest: Returns a digest of the content of a file; None for a source in memory.
         row_count: The number of rows, if it is known without reading the source.
-        header_hint: What seems to be wrong with the header; appended to errors about missing columns.
+        header_hint: A likely mistake in the header, appended to errors about missing columns; empty if none.
         estimate_rows: Returns an estimate of the number of rows, or None.
     """
 

@@ -16,10 +16,10 @@ from factorcell.data.tables import open_table
 from factorcell.data.values import is_missing, short_repr, to_number
 
 GUESS_ROWS = 100_000  # rows from which the kind of a column is guessed
-MAX_RATINGS = 20  # this many different whole numbers, or fewer, are categories, such as ratings
+MAX_RATINGS = 20  # a column of whole numbers with at most this many different ones, such as ratings, is a category
 MIN_NUMBER_SHARE = 0.9  # if at least this share of the values are numbers, the others are reported as likely mistakes
 
-# The readers of all other kinds are `NumberColumn`.
+# Columns of all other kinds are read by `NumberReader`.
 READERS: dict[str, type[ColumnReader]] = {"category": CategoryReader, "text": TextReader, "vector": VectorReader}
 
 
@@ -44,7 +44,7 @@ class ContextColumns:
             config: The options of the columns.
             schema: The schema of a trained model, or None in training.
             unknown: The policy for unknown values: "error", "group" or "expected".
-            optional: The names of variables whose policy is "expected" and whose column may be missing.
+            optional: The names of variables whose column may be missing; their policy is "expected".
 
         Raises:
             UserError: A column is missing, or the policy is unknown.

@@ -1,4 +1,4 @@
-"""Counts of texts, for popular completions: how often each text occurs, if enough users wrote it.
+"""Counts of popular texts, for completion: how often each text occurs that enough users wrote.
 
 A text that fewer than `min_users` users wrote is private and is omitted; the names of users are not stored.
 Texts are compared in canonical form (`canonical.canonical`).
@@ -49,13 +49,13 @@ class TextCounts:
 
         Args:
             texts: The texts, compared in canonical form.
-            min_count: How often a text must occur at least.
+            min_count: The minimum number of occurrences of a popular text.
             users: The user who wrote each text, compared by `category_name`. Missing users (`is_missing`) are not
                 counted. Without `users` the number of users of a text is not checked.
-            min_users: How many different users must have written a text at least.
+            min_users: The minimum number of different users who wrote a popular text.
 
         Raises:
-            UserError: A text is not a string, a user has no name, or there are not as many users as texts.
+            UserError: A text is not a string, a user cannot be a category value, or their numbers differ.
         """
         values, forms = to_values(texts, "texts"), list[str]()
         counts, writers = Counter[str](), defaultdict[str, set[str]](set)

@@ -109,7 +109,7 @@ class _ValueIds(dict[Any, int]):
 
 
 class CategoryReader(ColumnReader):
-    """Reads a column of categories; messages do not list other values of a column that is `is_private`."""
+    """Reads a column of categories; if it `is_private`, messages do not suggest other values of the column."""
 
     is_private = False
 
@@ -156,7 +156,7 @@ class CategoryReader(ColumnReader):
         )
 
     def provisional_ids(self) -> NDArray[np.int32]:
-        """Return an id for each row, from 1 on in order of appearance, also for rare values; 0 where missing."""
+        """Return the provisional id of each row's value, from 1 on in order of appearance; 0 for a missing value."""
         return np.concatenate(self.chunks)
 
     def encode(self, variable: Variable) -> NDArray[np.int32]:
@@ -218,7 +218,7 @@ class NumberReader(ColumnReader):
     def build_variable(self, config: DataConfig) -> Variable:
         """Return the variable with the moments and the range of the numbers, or with the moments of their waves.
 
-        The mean of a periodic number is the direction of the mean of all points of the circle.
+        The mean of a periodic number is the angle of the mean of its points on the unit circle.
         """
         numbers, period = np.concatenate(self.chunks), self.declared.period
         if not period:

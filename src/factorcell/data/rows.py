@@ -20,7 +20,7 @@ def has_rows(source: Any) -> bool:
     try:
         table = open_table(source)
     except UnknownKindError:
-        return True  # so that the function that reads the source raises the error
+        return True  # the function that reads the source then raises the error
     return next(table.read(table.columns[:1]), None) is not None
 
 
@@ -50,7 +50,7 @@ def to_row(source: Any) -> Row:
 
 
 def distinct_category_names(values: Any, argument: str) -> list[str]:
-    """Return each name of category values once; `argument` is its name in messages."""
+    """Return the distinct category names of `values`; error messages begin with `argument`."""
     names = category_names(values, argument)
     if None in names:
         raise UserError(f"{argument}: expected values of a category, got a missing value")
@@ -73,7 +73,7 @@ def category_names(values: Any, argument: str, count: int | None = None) -> list
     """Return the category name of each value, None where missing.
 
     Raises:
-        UserError: A value has no name, or there are not `count` values; the message begins with `argument`.
+        UserError: A value cannot be a category, or there are not `count` values; the message begins with `argument`.
     """
     names = list[str | None]()
     for number, value in enumerate(to_values(values, argument), 1):

@@ -80,7 +80,7 @@ class CsvRows:
         return UserError(f"{self.file.path} line {self.first_line}: {message}")
 
     def has_lines_like_rows(self, columns: int) -> bool:
-        """Return whether the current row has one quoted field and, without the quotes, each line would be a row."""
+        """Return whether the current row has one quoted field, without whose quotes each line would be a row."""
         quotes = sum(line.count('"') for line in self.lines)
         return quotes == 2 and all(line.count(self.delimiter) == columns - 1 for line in self.lines if line.strip())
 
@@ -132,7 +132,7 @@ def _header(file: Content, delimiter: str) -> tuple[str, ...]:
         names = next(iter(source), [])
     except UserError:
         names = next(csv.reader(source.lines[:1], delimiter=delimiter), [])
-        if not _separator_hint(names, delimiter):  # another separator would explain the error of the quotes
+        if not _separator_hint(names, delimiter):  # another separator explains the error about quotes
             raise
     if not names:
         raise UserError(f"{file.path} line 1: expected the names of the columns, got an empty line")
@@ -150,7 +150,7 @@ def _separator_hint(names: Sequence[str], delimiter: str) -> str:
 
 
 def json_table(file: Content) -> Table:
-    """Open a JSON Lines file; a key that a line lacks is a missing value."""
+    """Open a JSON Lines file; if a line lacks a key, the value is missing."""
 
     def rows() -> Iterator[tuple[int, dict[str, Any]]]:
         for number, line in enumerate(file.lines(), 1):

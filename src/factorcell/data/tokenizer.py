@@ -42,11 +42,10 @@ LOWERCASE_START = regex.compile(r"(?:^|[.!?…] )[(\[{«“\"$#@]*\p{Ll}|(?<=^|[
 class Tokenizer:
     """Base of all tokenizers: splits and joins texts, and converts tokens to ids with a `Vocabulary`.
 
-    A subclass defines `Options`, `split` and `join`. A subclass with other ids, such as those of subword pieces, also
-    overrides `train`, `contents`, `from_contents`, `tokens`, `specials`, `encode` and `decode`.
+    A subclass defines `split`, `join` and `Options`, the class of its options. A subclass with other ids, such as those
+    of subword pieces, also overrides `train`, `contents`, `from_contents`, `tokens`, `specials`, `encode` and `decode`.
 
     Attributes:
-        Options: The class of the options of this kind.
         FILES: The names of the files that store the tokenizer in a run folder.
         is_character_level: Whether each token is one character or grapheme, so that a cut text ends after a token.
 
@@ -131,8 +130,7 @@ class Tokenizer:
     def can_follow(self, tokens: Sequence[str], more: Sequence[str]) -> bool:
         """Return whether `split` returns exactly `tokens` and `more` for their joined text.
 
-        Searches and samplers only generate such sequences, so that no text can be generated in two ways. The last of
-        `tokens` may be the beginning of a token.
+        Searches and samplers generate such sequences only, so that no text can be generated in two ways.
         """
         combined = [*tokens, *more]
         return self.split(self.join(combined)) == combined

@@ -11,7 +11,7 @@ from factorcell.config import UserError
 class Specials(NamedTuple):
     """Ids of the special tokens: the unknown token, the start token and the end token of a text.
 
-    Attributes:
+    Args:
         unknown: The id of all tokens that are out of vocabulary.
         start: The id of the token before the first token of a text.
         end: The id of the token after the last token of a text.

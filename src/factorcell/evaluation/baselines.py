@@ -92,8 +92,8 @@ def naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uniform") -> tupl
         targets = slice(starts[rows[0]], starts[rows[-1] + 1])
         likelihoods[rows] = np.add.reduceat(log_probs[test_ids[targets]], starts[rows] - targets.start)
     truth = _labels(test)
-    judged = np.flatnonzero(truth >= 0)
-    tally = Tally(-float(likelihoods[judged, truth[judged]].sum()), int(test.lengths[judged].sum()))
+    labelled = np.flatnonzero(truth >= 0)
+    tally = Tally(-float(likelihoods[labelled, truth[labelled]].sum()), int(test.lengths[labelled].sum()))
     true_values = [names[label] if label >= 0 else None for label in truth]
     frequencies = dict(zip(names, np.bincount(labels[labels >= 0]).tolist(), strict=True))
     result = apply_bayes_rule(names, likelihoods, test.lengths, true_values, truncated=test.truncated)

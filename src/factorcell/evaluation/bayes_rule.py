@@ -38,10 +38,10 @@ class Classification:
     Attributes:
         names: The candidates (K).
         log_posterior: log p(candidate given text) in nats (B, K).
-        score: The detection score (B, K): minus the perplexity, z-normalized over the candidates.
+        detection_score: Minus the perplexity, z-normalized over the candidates (B, K).
         truth: The index of the true candidate of each text (B,), -1 if unknown.
-        distractor: Whether the text has the value of a distractor (B,).
-        missing: Whether the text has no value (B,).
+        is_distractor: Whether the value of the text is a distractor (B,).
+        is_missing: Whether the text has no value (B,).
         training_prior_predictions: The predictions with the training frequencies as priors (B,).
         key: A digest of the texts and candidates.
         log_prior: The log priors (K,); None if they are uniform.
@@ -50,7 +50,7 @@ class Classification:
         truncated: Whether the text was cut after `max_tokens` tokens (B,).
 
     References:
-        Jaech and Ostendorf, TACL 2018, equation 7; the detection score is from their paper of 2017.
+        Jaech and Ostendorf, TACL 2018, equation 7; the detection score is from the paper of 2017.
     """
 
     names: tuple[str, ...]
@@ -116,13 +116,13 @@ class Classification:
 
     def fitted_temperature(self) -> float:
         """Return the temperature that minimizes the nats of the true values."""
-        judged = self.truth >= 0
-        return fit_temperature(self.log_posterior[judged], self.truth[judged], self.log_prior)
+        is_labelled = self.truth >= 0
+        return fit_temperature(self.log_posterior[is_labelled], self.truth[is_labelled], self.log_prior)
 
     def confusion(self) -> NDArray[np.int64]:
         """Return the confusion matrix (K, K): counts by true value (rows) and predicted value (columns)."""
-        judged, size = self.truth >= 0, len(self.names)
-        flat = np.bincount(self.truth[judged] * size + self.predicted[judged], minlength=size * size)
+        is_labelled, size = self.truth >= 0, len(self.names)
+        flat = np.bincount(self.truth[is_labelled] * size + self.predicted[is_labelled], minlength=size * size)
         counts: NDArray[np.int64] = flat.reshape(size, size)
         return counts
 
@@ -133,7 +133,7 @@ class Classification:
         candidate as true value: `left_out_missing` have no value, `left_out_other` have another value. Metrics over
         zero texts are NaN.
         """
-        counts, judged = self.confusion(), self.truth >= 0
+        counts, is_labelled = self.confusion(), self.truth >= 0
         correct, true, predicted = np.diag(counts), counts.sum(1), counts.sum(0)
         values: list[Row] = [
             {
@@ -143,14 +143,14 @@ class Classification:
                 "recall": _ratio(correct[index], true[index]),
                 "f1": _ratio(2 * correct[index], true[index] + predicted[index]),
                 "auc": auc(
-                    self.detection_score[judged | self.is_distractor, index],
-                    self.truth[judged | self.is_distractor] == index,
+                    self.detection_score[is_labelled | self.is_distractor, index],
+                    self.truth[is_labelled | self.is_distractor] == index,
                 ),
             }
             for index, name in enumerate(self.names)
         ]
         present = [value for value in values if value["count"]]
-        excluded = ~judged & ~self.is_distractor
+        excluded = ~is_labelled & ~self.is_distractor
         row: Row = {"texts": int(counts.sum()), "distractors": int(self.is_distractor.sum())}
         row |= {} if self.truncated is None else {"truncated": int(self.truncated.sum())}
         row["left_out"] = int(excluded.sum())
@@ -158,8 +158,8 @@ class Classification:
             missing = int((excluded & self.is_missing).sum())
             row |= {"left_out_missing": missing, "left_out_other": row["left_out"] - missing}
         row["accuracy"] = _ratio(correct.sum(), counts.sum())
-        if self.training_prior_predictions is not None and judged.any():
-            row["accuracy_training_priors"] = float((self.training_prior_predictions == self.truth)[judged].mean())
+        if self.training_prior_predictions is not None and is_labelled.any():
+            row["accuracy_training_priors"] = float((self.training_prior_predictions == self.truth)[is_labelled].mean())
         return {
             **row,
             "majority": _ratio(true.max(), counts.sum()),
@@ -171,14 +171,16 @@ class Classification:
         }
 
     def _calibration(self) -> Row:
-        judged = self.truth >= 0
+        is_labelled = self.truth >= 0
         row: Row = {} if self.untempered_log_posterior is None else {"temperature": self.temperature}
         for suffix, posterior in (("", self.log_posterior), ("_at_1", self.untempered_log_posterior)):
             if posterior is not None:
-                row[f"calibration_error{suffix}"] = calibration_error(np.exp(posterior[judged]), self.truth[judged])
-                row[f"value_nats{suffix}"] = value_nats(posterior[judged], self.truth[judged])
-        if self.untempered_log_posterior is not None and self.log_prior is not None and judged.any():
-            row["accuracy_at_1"] = float((self.untempered_log_posterior.argmax(1) == self.truth)[judged].mean())
+                row[f"calibration_error{suffix}"] = calibration_error(
+                    np.exp(posterior[is_labelled]), self.truth[is_labelled]
+                )
+                row[f"value_nats{suffix}"] = value_nats(posterior[is_labelled], self.truth[is_labelled])
+        if self.untempered_log_posterior is not None and self.log_prior is not None and is_labelled.any():
+            row["accuracy_at_1"] = float((self.untempered_log_posterior.argmax(1) == self.truth)[is_labelled].mean())
         return row
 
 

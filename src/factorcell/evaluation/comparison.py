@@ -117,8 +117,8 @@ def compare_models(models: Sequence[ComparedModel], seed: int = 0) -> Comparison
         deterministic = {place for place, index in enumerate(indices) if models[index].is_deterministic}
         joint = Ratios.from_sums(sums, seed, deterministic) if len(sums) > 1 else None
         for place, index in enumerate(indices[1:], start=1):
-            in_pair = {number for number, member in enumerate((0, place)) if member in deterministic}
-            if ratios := joint or Ratios.from_sums([sums[0], sums[place]], seed, in_pair):
+            deterministic_in_pair = {number for number, member in enumerate((0, place)) if member in deterministic}
+            if ratios := joint or Ratios.from_sums([sums[0], sums[place]], seed, deterministic_in_pair):
                 second = place if joint else 1
                 if name.startswith("perplexity"):
                     interval = statistics.gain_from_nats(ratios.difference(0, second))
@@ -135,7 +135,7 @@ def compare_models(models: Sequence[ComparedModel], seed: int = 0) -> Comparison
 
 
 def _is_comparable(row: Row, name: str, models: Sequence[Sequence[TextSums]]) -> bool:
-    """Return whether a figure can be the best: not if it is a lower bound and the models read the texts differently."""
+    """Return whether a figure can be marked as the best: a lower bound only if all models read the same tokens."""
     return not row.get(f"{name}_bound") or len({sums.key for trainings in models for sums in trainings}) == 1
 
 

@@ -1,4 +1,4 @@
-"""Inspection of the learned embeddings of a context variable: neighbours, tokens, maps, relation to other columns.
+"""Inspection of the learned embeddings of a context variable: neighbours, tokens, maps, relations to other columns.
 
     shift(w) = log p(w | h = 0, c) - log p(w | h = 0, c')
 
@@ -56,7 +56,7 @@ class Embeddings:
 
     @classmethod
     def from_run(cls, run: Run, variable: str = "", values: Sequence[str] = ()) -> "Embeddings":
-        """Return the embeddings of `variable`; by default of the variable with the most of `values`, or most values.
+        """Return the embeddings of `variable`, by default of the one with the most of `values`, then the most values.
 
         Raises a `UserError` if the run has no embeddings of categories.
         """

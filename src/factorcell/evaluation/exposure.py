@@ -7,7 +7,7 @@ Erlingsson, Kos and Song 2019, "The Secret Sharer", equation 1). If a canary is 
 its exposure is 1.44 bits on average. A one-sided Kolmogorov-Smirnov test gives the probability that uniform ranks are
 as low as the observed ones.
 
-A canary is ranked for three readers, which are contexts of the model: its `owner`, the user among whose texts it was
+A canary is ranked in three contexts of the model, called readers: its `owner`, the user among whose texts it was
 planted; a `stranger`, the unknown user in an otherwise equal context; and the `others`, all other owners, where each
 text has its lowest nats over these owners.
 

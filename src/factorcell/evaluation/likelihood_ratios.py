@@ -2,8 +2,8 @@
 
     r_t = log p(w_t | w_<t, a) - log p(w_t | w_<t, b)
 
-The end of the text counts as a token, so that the r_t of a text sum to the difference of its log likelihoods. The log
-likelihoods are averaged over several runs to reduce noise. For any number of contexts, p(context | w_<=t) is the
+The end of the text counts as a token; therefore the r_t of a text sum to the difference of its log likelihoods. To
+reduce noise, the log likelihoods are averaged over several runs. For any number of contexts, p(context | w_<=t) is the
 posterior with a uniform prior. Columns that a context does not set have their expected value.
 
 Shapes: K contexts, T targets of a text.

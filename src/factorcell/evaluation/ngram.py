@@ -8,7 +8,8 @@ the beginning of a text, c is the number of occurrences; otherwise it is the num
 discount D has three values per order. The start token occurs in histories only.
 
 The id of an n-gram is its index in the sorted `keys` of its order; its key is (id of its first n - 1 tokens) * V + (id
-of its last token). So one binary search per order finds the histories of all targets. The id -1 means not found.
+of its last token). Therefore one binary search per order finds the histories of all targets. The id -1 stands for an
+n-gram that was not counted.
 
 Shapes: V vocabulary, T targets, M n-grams of an order, P n-grams of the next lower order (histories).
 """
@@ -189,14 +190,18 @@ class NGram:
     def open(cls, folder: str | Path) -> "NGram":
         folder = Path(folder)
         facts = files.read_versioned(folder / FILE, FORMAT, folder)
-        tensors, known = files.load_tensors(folder / TABLES)
+        tensors, table_facts = files.load_tensors(folder / TABLES)
         if type(facts.get("order")) is not int or facts["order"] not in ORDERS:
             raise UserError(f"{folder / FILE}: expected an order from 1 to {max(ORDERS)}, got {facts.get('order')!r}")
         sections = {name: values for name, values in facts.items() if name in ("data", "tokenizer")}
         config = Config.from_dict(sections, str(folder / FILE))
         tokenizer = load_tokenizer(config, folder)
         names = {f"{name}{order}" for order in range(1, facts["order"] + 1) for name in ("keys", "counts")}
-        if set(tensors) != names or not isinstance(known, dict) or known.get("vocabulary") != len(tokenizer):
+        if (
+            set(tensors) != names
+            or not isinstance(table_facts, dict)
+            or table_facts.get("vocabulary") != len(tokenizer)
+        ):
             raise UserError(f"{folder / TABLES}: does not match the order and the vocabulary of the model")
         arrays = {name: tensor.numpy().astype(np.int64) for name, tensor in tensors.items()}
         grams = [NGramCounts(arrays[f"keys{n}"], arrays[f"counts{n}"]) for n in range(1, facts["order"] + 1)]

@@ -78,7 +78,7 @@ def evaluate_by_columns(
     If there are columns or a baseline, gains are measured: over the baseline, or over the same model with the expected
     context (then `over` is None). A baseline with another vocabulary is compared by bits per byte only.
     """
-    if baseline is not None and by:  # checked before the table is read, which the baseline may read with other columns
+    if baseline is not None and by:  # fail before the table is read
         check_vocabularies(run, baseline)
     columns = {column: column_groups(source, column) for column in by}
     corpus = source if isinstance(source, Corpus) else run.prepare(source, unknown=unknown)

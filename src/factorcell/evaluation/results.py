@@ -1,4 +1,4 @@
-"""Opens models by their folders, and saves and reads the results in these folders."""
+"""Open models by their folders, and save and read the results in these folders."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

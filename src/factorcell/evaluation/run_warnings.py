@@ -2,7 +2,7 @@
 
 The gain is the relative reduction of the perplexity against the same run with the expected context. It is measured at
 the end of training, on up to `MAX_TEXTS` development texts, and by `evaluate`. The measurement with the most texts
-counts; measurements on texts of unknown users only do not count.
+counts; a measurement is ignored if all of its texts are by unknown users.
 """
 
 from collections.abc import Iterable, Iterator

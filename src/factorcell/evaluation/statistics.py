@@ -53,7 +53,7 @@ class Ratios:
     ) -> "Ratios | None":
         """Compute the figure of each model from the sums of its trainings; None unless all read the same texts.
 
-        Texts that one of the models omits are omitted for all. `deterministic` has the indices of those models.
+        Texts that one model omits are omitted for all. `deterministic` has the indices of the deterministic models.
         """
         trainings = [sums for model in models for sums in model]
         if not all(models) or len({(sums.texts, len(sums.denominator)) for sums in trainings}) > 1:

@@ -2,7 +2,7 @@
 
 A figure (metric) is a ratio of sums over texts:
 
-    perplexity = exp(sum of nats / sum of targets)        accuracy = sum of correct texts / sum of judged texts
+    perplexity = exp(sum of nats / sum of targets)        accuracy = correct texts / texts with a true value
 
 Two models can be compared text by text if the keys of their figures are equal. The figures of a table are in the file
 `texts-<key>.safetensors` of the run folder.
@@ -65,7 +65,7 @@ Figures = dict[str, TextSums]
 
 
 def texts_digest(corpus: Corpus, *question: str) -> str:
-    """Return a digest of the texts of a corpus, its vocabulary, and the `question` (such as target and candidates)."""
+    """Return a digest of the texts, the vocabulary, and the `question`, such as the target and the candidates."""
     digest = hashlib.sha256(json.dumps([corpus.tokenizer.tokens, question]).encode())
     for array in (corpus.tokens, corpus.offsets):
         digest.update(np.ascontiguousarray(array, dtype=np.int64).tobytes())
@@ -104,14 +104,14 @@ def bits_per_byte(key: str, nats: Floats, corpus: Corpus) -> TextSums | None:
 
 
 def has_lower_bound(corpus: Corpus) -> NDArray[np.bool_]:
-    """Return for which texts (N,) the bits are only a lower bound, because the tokens do not determine the text."""
+    """Return for each text (N,) whether its bits are only a lower bound, because its tokens do not determine it."""
     unknown = sum_per_text(~is_known_target(corpus), corpus) > 0
     return unknown if corpus.originals is None else unknown | ~corpus.originals.restorable
 
 
-def accuracy_sums(key: str, correct: NDArray[np.bool_], judged: NDArray[np.bool_]) -> TextSums:
-    """Return the accuracy figure from masks of the correctly classified (N,) and of the judged texts (N,)."""
-    return TextSums(key, (correct & judged).astype(np.float64), judged.astype(np.float64))
+def accuracy_sums(key: str, correct: NDArray[np.bool_], is_labelled: NDArray[np.bool_]) -> TextSums:
+    """Return the accuracy figure from masks of the correct texts (N,) and of the texts with a true value (N,)."""
+    return TextSums(key, (correct & is_labelled).astype(np.float64), is_labelled.astype(np.float64))
 
 
 def save(folder: Path, figures: Mapping[str, TextSums]) -> None:

@@ -30,8 +30,8 @@ class Finding:
 
     Attributes:
         path: The file or folder.
-        is_valid: Whether it is as it should be.
-        text: A description; of a file that is not valid, the error message.
+        is_valid: Whether no problem was found.
+        text: A description of the result; if a problem was found, the error message.
     """
 
     path: Path

@@ -51,7 +51,7 @@ def finetune(
         l1: The penalty on the distance of a weight from its start, in nats per unit of distance.
         training: A `TrainingConfig`, or a mapping of some training options; the others are those of `base`, with
             defaults for small data.
-        unknown: The treatment of context values that `base` does not know: "error", "group" or "expected".
+        unknown: How to read context values that `base` does not know: "error", "group" or "expected".
         resume: Whether to resume in a folder that exists.
         notify: A function that receives one-line notices; with it, progress bars go to standard error.
 
@@ -86,7 +86,7 @@ def finetune(
         else:
             run = Run.create(folder, config, corpus.tokenizer, corpus.schema)
             start.write(folder)
-        start.apply_to(run.model)  # the trainer does so too, then loads the checkpoint if there is one
+        start.apply_to(run.model)  # the trainer repeats this before it loads a checkpoint
         train_with_notices(run, corpus, dev_corpus, resume=resumes, notify=notify)
         facts = {"from": str(base.folder), "parts": start.parts, "l1": l1, "moved": start.count_moved(run.model)}
         write_training_facts(run, corpus, dev_corpus, source, finetuned=facts)

@@ -76,7 +76,7 @@ def fit(
             check_resumable(run, resumed_plan(config, run.config).config, corpus)
         else:
             complete = plan(config, corpus, dev_corpus, budget)
-            if not isinstance(config, Plan):  # the caller reported the notices of a Plan
+            if not isinstance(config, Plan):  # the caller has already emitted the notices of a Plan
                 for line in complete.notices():
                     emit_notice(notify, line)
             run = Run.create(folder, complete.config, corpus.tokenizer, corpus.schema)
@@ -103,6 +103,7 @@ def locked_run_folder(folder: Path, resume: bool, notify: Notify | None = None) 
 
 
 def _resumes(folder: Path, resume: bool) -> bool:
+    """Return whether to resume the run in `folder`; raise a `UserError` if the folder cannot be used."""
     if files.is_new(folder, initial_files()):
         return False
     if not (resume and (folder / "config.json").exists()):
@@ -130,7 +131,7 @@ def train_with_notices(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool, n
 
 
 def data_warnings(corpus: Corpus, dev: Corpus) -> Iterator[str]:
-    """Yield a warning for each property of the tables that makes a training less useful."""
+    """Yield a warning for each property of the tables that makes the trained model less useful."""
     if np.array_equal(corpus.tokens, dev.tokens):
         yield (
             "the development texts are the training texts, so their perplexity does not measure how well the model "

@@ -1,7 +1,7 @@
 """The training loop: a generator of log rows that is deterministic for a given seed.
 
-The rows, evaluations and checkpoints that are due after a step follow from the state of the training.
-So a training that was stopped between a step and its evaluation makes the evaluation when it resumes.
+The state of the training alone determines which rows, evaluations and checkpoints are due after a step.
+Therefore a training that was stopped between a step and its evaluation evaluates when it resumes.
 """
 
 import time

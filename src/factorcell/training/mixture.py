@@ -217,7 +217,7 @@ def mix(
         dev: The table whose likelihood is maximized.
         folder: The folder of the mixture.
         by: A column; each of its values has separate weights.
-        unknown: The treatment of unknown context values: "error", "group" or "expected".
+        unknown: How to read context values that training never saw: "error", "group" or "expected".
 
     Returns:
         The mixture, and a row for all texts and for each value. A row has the `perplexity` of the mixture and, per

@@ -1,6 +1,6 @@
 """Separate models: one for each value of a column, and a shared one for all texts; a baseline for adaptation.
 
-    FOLDER/separate.json        the column and its values; a value has the run with its index
+    FOLDER/separate.json        the column and its values; the index of a value is the number of its run
     FOLDER/value-0000           the run of all texts, for values that are rare, missing or new
     FOLDER/value-0001 ...       the runs of the values, in descending order of frequency
 
@@ -77,7 +77,7 @@ class SeparateRuns:
         return cls(folder, runs)
 
     def prepare(self, source: Any, *, unknown: str = "error") -> Corpus:
-        """Read texts from rows, a table or a file; `unknown` is the treatment of new values."""
+        """Read texts from rows, a table or a file; `unknown` is the policy for values that training never saw."""
         return self.runs[SHARED].prepare(source, unknown=unknown)
 
     def nats(self, corpus: Corpus) -> NDArray[np.float32]:

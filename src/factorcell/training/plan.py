@@ -140,19 +140,19 @@ def plan(
     if passes is not None and budget.minutes is not None:
         raise limits.UserError("epochs and minutes: both are set; set only one of them")
 
-    def measured(epochs: float) -> tuple[Plan, Speed]:
+    def plan_and_measure(epochs: float) -> tuple[Plan, Speed]:
         complete = _with_precision(_with_defaults(config, facts, epochs), corpus, dev)
         return complete, measure_speed(complete.config, corpus, dev, models)
 
     preset = budget.preset_or_default
-    large, speed = measured(rules.default_passes(facts, preset) if passes is None else float(passes))
+    large, speed = plan_and_measure(rules.default_passes(facts, preset) if passes is None else float(passes))
     seconds = speed.total_seconds(large.config)
     if budget.minutes is None or seconds <= budget.minutes * 60:
         return replace(large, seconds=seconds)
     allowed = budget.minutes * 60
     max_passes = large.config.training.epochs
     affordable = max_passes * allowed / seconds  # with the large model; a smaller model can make more passes
-    small, speed = measured(affordable)
+    small, speed = plan_and_measure(affordable)
     epochs = _fit_passes(small, speed, allowed, max_passes).config.training.epochs
     final = _with_defaults(config, facts, epochs, affordable).with_training(precision=small.config.training.precision)
     return _fit_passes(replace(final, bfloat16_speedup=small.bfloat16_speedup), speed, allowed, max_passes)
@@ -217,14 +217,16 @@ def _measure_one(config: Config, corpus: Corpus, dev: Corpus) -> Speed:
     trainer = _temporary_trainer(config, corpus, dev)
     start, timed = perf_counter(), 0
     for number, batch in enumerate(trainer.batches(), 1):
-        if number == WARMUP_STEPS + 1:  # a shorter pass is measured including its first steps
+        if number == WARMUP_STEPS + 1:  # in a shorter pass, the first steps are measured too
             start, timed = perf_counter(), 0
         trainer.step(batch)
         timed += 1
         if number > WARMUP_STEPS and perf_counter() - start > MEASURED_SECONDS:
             break
     step_seconds, count = (perf_counter() - start) / timed, FIRST_DEV_TEXTS
-    while True:  # few texts would overestimate the time for all, because each evaluation has a fixed cost
+    while (
+        True
+    ):  # each evaluation has a fixed cost, so a measurement on few texts would overestimate the time for all texts
         part = dev.select(np.arange(min(count, len(dev))))
         start = perf_counter()
         trainer.run.nats(part)
@@ -268,11 +270,11 @@ def unspecified_options(config: ConfigLike) -> tuple[str, ...]:
 
 
 def resumed_plan(config: ConfigLike, saved: Config) -> Plan:
-    """Plan a training that resumes: options of the saved config are used unless they are specified now."""
+    """Plan a training that resumes: `config` overrides the options of the `saved` config."""
     if isinstance(config, Plan | Config):
         resumed = config if isinstance(config, Plan) else Plan(config)
     else:
-        kinds = saved.kinds | selected_kinds(config)  # the options of another kind do not carry over
+        kinds = saved.kinds | selected_kinds(config)  # options of another kind are not reused
         values = {
             section: {**(old if kinds.get(section) == old.get("kind") else {}), **config.get(section, {})}
             for section, old in saved.to_dict().items()

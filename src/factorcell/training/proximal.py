@@ -33,7 +33,7 @@ from factorcell.model.language_model import LanguageModel
 from factorcell.model.output_bias import OneHotBias
 from factorcell.model.run import Run
 
-# Parts of a model, with patterns for the beginnings of their parameters' names; the first match counts.
+# The parts of a model, each with a pattern for the first characters of parameter names; the first match counts.
 PARTS = {
     "embedding": r"embedding",
     "context": r"encoder\.|prefix\.|backbone\..*\badapters\.",
@@ -45,7 +45,7 @@ ALL = "all"
 
 
 def part_of(parameter: str) -> str:
-    """Return the part that the parameter of this name belongs to."""
+    """Return the name of the part that contains a parameter, from the name of the parameter."""
     return next(part for part, beginning in PARTS.items() if re.match(beginning, parameter))
 
 
@@ -93,12 +93,12 @@ def penalties(run: Run, start: "StartingPoint | None") -> Penalties:
     """Return the penalty of a fine-tuning; otherwise those of the prior on values and of a sparse softmax bias."""
     if start and start.l1:
         parameters = run.model.named_parameters()
-        return {each: Penalty(start.values[name].to(each.device), start.l1) for name, each in parameters}
+        return {parameter: Penalty(start.values[name].to(parameter.device), start.l1) for name, parameter in parameters}
     result, training = {}, run.config.training
     if prior := training.value_prior:
         encoder, hashed = run.model.encoder, getattr(run.model.head, "hashed", None)
         tables = [*(encoder.tables if encoder else ()), *([hashed.weight] if hashed is not None else [])]
-        result = {each: Penalty(torch.zeros_like(each), 0.0, prior) for each in tables if each.requires_grad}
+        result = {table: Penalty(torch.zeros_like(table), 0.0, prior) for table in tables if table.requires_grad}
     bias = sparse_bias_of(run)
     if bias is not None and bias.weight.requires_grad:
         names = [variable.name for variable in run.schema.categories]

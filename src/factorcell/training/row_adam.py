@@ -1,4 +1,4 @@
-"""Adam for tables of which a step reads only few rows: the cost is proportional to these rows.
+"""Adam for tables of which each step reads few rows; the cost of a step is proportional to these rows.
 
     m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g^2
     w <- (1 - rate decay) w - rate m' / (sqrt(v') + eps)        m' = m / (1 - b1^s), v' = v / (1 - b2^s) at step s
@@ -89,7 +89,7 @@ class RowAdam:
 
     @torch.no_grad()
     def step(self, step: int, rows: Tensor, gradients: Sequence[Tensor]) -> None:
-        """Take step number `step` (from 1) of up-to-date `rows` (U,) with the `gradients` (U, .) of each table."""
+        """Take step number `step` (from 1) on up-to-date `rows` (U,), with the `gradients` (U, .) of each table."""
         rate = float(self.rates[step - 1])
         factors = _Factors(1 - rate * self.weight_decay, rate / (1 - BETA1**step), 1 / (1 - BETA2**step))
         constants = torch.tensor([BETA1, BETA2, EPSILON, *factors])

@@ -1,4 +1,4 @@
-"""Hyperparameter search: the trials of an Optuna study, which all processes started on its folder share.
+"""Hyperparameter search: the trials of an Optuna study, shared by all processes that search in the same folder.
 
 Each trial is a run folder, and the process that trains it holds its lock.
 The operating system releases the lock when the process ends.
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 PageRenderer = Callable[[str, Sequence[Row], str | None, Collection[str]], str]
 CorpusReader = Callable[[int], tuple[Corpus, Corpus]]  # `min_context_count` -> training and development texts
 
-NAME = "factorcell"  # of the only study in a journal, and of its attribute with the description of the search
+NAME = "factorcell"  # the name of the study in the journal, and of its attribute that describes the search
 STATE_NAMES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
 COMPARISON_COLUMNS = ("gain", "gain_low", "gain_high", "ahead")
 
@@ -188,7 +188,7 @@ def open_study(folder: Path, pruner: str) -> "tuple[optuna.Study, BaseFileLock]"
 
 
 def _check_same(study: "optuna.Study", folder: Path, description: Row) -> None:
-    """Raise a `UserError` if a study was started with other texts, options or ranges; otherwise describe it."""
+    """Raise a `UserError` if a study has other texts, options or ranges; otherwise save `description` in it."""
     description = json.loads(json.dumps(description))
     saved = study.user_attrs.get(NAME, description)
     for key in saved | description:
@@ -248,7 +248,9 @@ class Search:
                 except Timeout:
                     continue  # another process trains it
                 if self._trials()[frozen.number].state.name == "RUNNING":
-                    return optuna.Trial(self.study, frozen.number), lock  # in a journal with one study, ids are numbers
+                    return optuna.Trial(
+                        self.study, frozen.number
+                    ), lock  # the journal has one study, so ids equal numbers
                 lock.release()  # it ended after its state was read
             if len(self._trials()) >= self.options.trials:
                 return None
@@ -258,7 +260,7 @@ class Search:
             return trial, lock
 
     def attempt(self, trial: "optuna.Trial", progress: bool) -> None:
-        """Train a trial and report its result to the study; an interrupted trial stays in the state "running"."""
+        """Train a trial and report its result to the study; an interrupted trial remains in the state "running"."""
         states = _import_optuna().trial.TrialState
         self.study.sampler = trial_sampler(self.options.sampler, self.config.training.seed, trial.number)
         try:
@@ -303,7 +305,7 @@ class Search:
         return pruned, result
 
     def _should_prune(self, trial: "optuna.Trial", row: Row, config: Config) -> bool:
-        """Report an evaluation to the study; return whether the pruner stops the trial, unless it is the last one."""
+        """Report an evaluation to the study; return whether the pruner stops the trial before its last one."""
         number = row["step"] * config.training.evaluations // row["steps"]
         if number not in self._trials()[trial.number].intermediate_values:
             trial.report(row["perplexity"], number)

@@ -54,7 +54,7 @@ DEFAULT: Space = {
     "weight_decay": Range(0.0, 0.03),
 }
 
-# The options that may be searched, by section: those that keep perplexities comparable. Only the model sets `adapt`.
+# The options that may be searched, by section: those that keep perplexities comparable. The model determines `adapt`.
 TYPES: dict[str, dict[str, Any]] = {
     "data": {"min_context_count": int},
     "model": {name: kind for name, kind in typing.get_type_hints(ModelConfig).items() if name != "adapt"},

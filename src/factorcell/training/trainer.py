@@ -1,7 +1,7 @@
-"""The state of a training between two steps, which takes steps, evaluates, and writes the log and checkpoints.
+"""The trainer, which takes steps, evaluates the model, and writes the log and checkpoints.
 
-Every step draws its random numbers from (seed, step), and every epoch its order from (seed, epoch).
-So a checkpoint needs no random state, and a resumed training gives the same bits (on one thread).
+The random numbers of a step follow from (seed, step), and the order of an epoch from (seed, epoch).
+Therefore a checkpoint needs no random state, and a resumed training gives the same bits (on one thread).
 """
 
 import math
@@ -48,7 +48,7 @@ class Progress:
     seconds: float = 0.0
     best: float = math.inf  # lowest development perplexity
     worse: int = 0  # evaluations since then
-    rows: int = 0  # of the log
+    rows: int = 0  # rows written to the log
     nats: float = 0.0  # sum of losses since the last row of losses
     since: int = 0  # value of `tokens` at the last row of losses
 
@@ -131,7 +131,7 @@ class Trainer:
         observe(run.model, self.corpus)
 
     def _groups(self, tables: list[nn.Parameter]) -> list[dict[str, Any]]:
-        """Return the parameter groups of dense Adam: vectors do not decay, token tables have their own rate."""
+        """Return the parameter groups of dense Adam: vectors have no weight decay, token tables have their own rate."""
         rest = [p for p in self.parameters.values() if not any(p is table for table in tables)]
         decay = self.config.weight_decay
         groups = [
@@ -149,7 +149,7 @@ class Trainer:
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches from the current step to the last."""
-        first_step, epoch = 0, 0  # of the epoch
+        first_step, epoch = 0, 0  # the first step of the epoch, and its number
         while True:
             order = self._order(epoch)
             for rows in order[max(0, self.progress.step - first_step) :]:
@@ -209,7 +209,7 @@ class Trainer:
         return [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
 
     def _clip(self, gradients: list[Tensor]) -> Tensor:
-        """Scale the gradients down to the maximum norm of the config; return their norm before that."""
+        """Scale the gradients down to the maximum norm of the config; return their original norm."""
         norm = torch.nn.utils.get_total_norm(gradients)
         if self.config.clip and bool(norm > self.config.clip):
             torch._foreach_mul_(gradients, float(self.config.clip / norm))
@@ -228,7 +228,7 @@ class Trainer:
         )
 
     def _rows_not_finite(self, batch: Batch, nats: Tensor) -> list[int]:
-        """Return the rows (from 1) whose nats, or else whose gradients, are not finite; all rows if there are none."""
+        """Return the rows (from 1) with nats that are not finite, else those with such gradients, else all rows."""
         bad = batch.rows[~torch.isfinite(nats.detach()).all(dim=1)].tolist()
         for row in [] if bad else batch.rows.tolist():
             self.run.model.zero_grad(set_to_none=True)
@@ -298,7 +298,7 @@ class Trainer:
         return state.get(parameter, {})
 
     def load(self) -> None:
-        """Load the checkpoint if there is one, and remove later rows from the log."""
+        """Load the checkpoint, if it exists, and remove later rows from the log."""
         if self.checkpoint.exists():
             self._restore()
         rows = self.run.log()[: self.progress.rows]

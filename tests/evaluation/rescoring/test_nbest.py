@@ -242,8 +242,8 @@ def test_references_and_columns_are_read_from_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="text line 2: a1 occurs twice"):
         with_references(nbest, tmp_path / "text")
     (tmp_path / "text").write_text("a1 so\n")
-    with pytest.raises(UserError, match="no reference of 7"):
+    with pytest.raises(UserError, match="no reference for 7"):
         with_references(nbest, tmp_path / "text")
     (tmp_path / "spk.tsv").write_text("utt\tspeaker\na1\tbob\n")
-    with pytest.raises(UserError, match=r"no row of 7; the first column, utt,"):
+    with pytest.raises(UserError, match=r"no row for 7; the first column, utt,"):
         with_columns(nbest, tmp_path / "spk.tsv")

@@ -1,4 +1,4 @@
-"""Estimates how much each context column can lower the perplexity, without training a language model.
+"""Estimate how much each context column can lower the perplexity, without training a language model.
 
 Two n-gram models (`conditional_ngram`) are compared on held-out texts:
 
@@ -48,7 +48,7 @@ LIKELIHOOD_EXPONENTS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18)  # candidates, because 
 MAX_CLASSES, MAX_CLASSIFIER_TEXTS = 50, 20_000  # values and training texts of the linear classifier
 SHARE = 0.35  # expected gain = least + SHARE * (most - least), from trained models (docs/advice.md)
 MIN_BIAS_GAIN, MIN_ADAPTER_GAIN = 0.005, 0.02  # minimum gains for a softmax bias and for an adapted recurrent layer
-MAX_RARE_SHARE = 0.5  # a column without a gain and with more texts of rare values cannot be judged
+MAX_RARE_SHARE = 0.5  # the gain of a column with more texts of rare values cannot be estimated
 MIN_ADDED_SHARE = 0.25  # share of its gain that a column must add to stronger columns
 
 Row = dict[str, Any]
@@ -67,7 +67,8 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
 
     Returns:
         `columns`: a row of estimates for each column, the best first, with `advice` and its reason, `why`; `all`: the
-        estimates for all columns together; `rows` of `of` rows read, `targets` and `tokens_per_text`.
+        estimates for all columns together; `rows`, the number of rows read, and `of`, the rows of the table;
+        `targets` and `tokens_per_text`.
 
     Raises:
         UserError: The config has no context column, or the table has too few rows.
@@ -188,7 +189,7 @@ def _linear_classifier_rows(split: Split, column: LabelColumn, prior: Floats, se
 
 
 def _information(log_posterior: Floats, prior: Floats, labels: Ids) -> float:
-    """Return the mean nats that `log_posterior` (B, K) gives the true value beyond the prior: at most I(v; text)."""
+    """Return the mean log posterior (B, K) minus log prior of the true value in nats: on average at most I(v; text)."""
     known = np.flatnonzero(labels < len(prior))
     return float((log_posterior[known, labels[known]] - prior[labels[known]]).mean()) if len(known) else 0.0
 

@@ -3,10 +3,10 @@
     p_1(w | h, v) = p(w | h) r_v(w)^beta / Z(h, v)         r_v(w) = (c_v(w) + alpha p(w)) / (c_v + alpha) / p(w)
     p_n(w | h, v) = (c_v(h w) + alpha_n p_{n-1}(w | h, v)) / (c_v(h) + alpha_n)
 
-p(w | h) is a Kneser-Ney model of all texts, c_v are counts in the texts with value v. The first line is what an adapted
-softmax bias can represent; the second line, for histories h of 1, 2, ... tokens, requires an adapted recurrent layer.
-Both are normalized over the vocabulary. alpha, beta and alpha_n are fitted on tune texts, which are part of neither the
-counts nor the test texts.
+p(w | h) is a Kneser-Ney model of all texts, and c_v are counts in the texts with value v. The first line is what an
+adapted softmax bias can represent; the second line, for histories h of 1, 2, ... tokens, requires an adapted recurrent
+layer. Both are normalized over the vocabulary. alpha, beta and alpha_n are fitted on tune texts, which are not counted
+and are not test texts.
 
 Shapes: B texts, T targets, V vocabulary, K values (label K is a missing value), C columns.
 """
@@ -103,7 +103,7 @@ class ValueNGram:
         self.alphas: list[float] = []
 
     def fit_prior(self, tune: IndexedTexts, labels: Ids) -> None:
-        """Fit alpha."""
+        """Fit alpha, the weight of the unigram model in the counts of each value, on tune texts."""
         values = tune.repeat_per_target(labels)
         counts, totals, unigrams = self.counts[values, tune.targets], self.totals[values], self.unigrams[tune.targets]
         nats = {alpha: -np.log((counts + alpha * unigrams) / (totals + alpha)).sum() for alpha in ALPHAS}
@@ -152,7 +152,7 @@ class ValueNGram:
         return probability
 
     def apply_longer(self, texts: IndexedTexts, labels: Ids, first: Floats) -> Floats:
-        """Return p_n (T,) given the true values of the texts from p_1, or from another first distribution."""
+        """Return p_n (T,) given the true values of the texts; `first` (T,) are the probabilities p_1."""
         probability = first
         for level, alpha in enumerate(self.alphas):
             if np.isfinite(alpha):

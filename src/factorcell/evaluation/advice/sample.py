@@ -104,7 +104,7 @@ class Split:
     train: IndexedTexts
     tune: IndexedTexts
     test: IndexedTexts
-    baseline: NDArray[np.float64]  # log probabilities of the test targets (T,) without a column: "nothing"
+    baseline: NDArray[np.float64]  # log probabilities of the test targets (T,) in the model "nothing"
 
     @classmethod
     def from_corpus(cls, corpus: Corpus, config: Config, values: int, seed: int, progress: bool = False) -> "Split":

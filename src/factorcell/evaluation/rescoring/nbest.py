@@ -87,7 +87,7 @@ class NBest:
 
     @property
     def has_references(self) -> bool:
-        """Whether all utterances have references; otherwise none has."""
+        """Whether the utterances have references; a list in which only some have one is an error."""
         return self.utterances[0].reference is not None
 
     @property
@@ -282,7 +282,7 @@ def with_references(nbest: NBest, path: str | Path) -> NBest:
         references[name] = rest[0] if rest else ""
     for utterance in nbest.utterances:
         if utterance.id not in references:
-            raise UserError(f"{path}: no reference of {utterance.id}; a line is UTTERANCE WORD ...")
+            raise UserError(f"{path}: no reference for {utterance.id}; a line is UTTERANCE WORD ...")
     utterances = (replace(utterance, reference=references[utterance.id]) for utterance in nbest.utterances)
     return replace(nbest, utterances=tuple(utterances))
 
@@ -298,7 +298,7 @@ def with_columns(nbest: NBest, path: str | Path) -> NBest:
             columns_of[utterance_id] = dict(zip(others, values, strict=True))
     for utterance in nbest.utterances:
         if utterance.id not in columns_of:
-            raise UserError(f"{path}: no row of {utterance.id}; the first column, {id_column}, has the utterances")
+            raise UserError(f"{path}: no row for {utterance.id}; the first column, {id_column}, has the utterances")
     utterances = (
         replace(utterance, columns={**utterance.columns, **columns_of[utterance.id]}) for utterance in nbest.utterances
     )

@@ -4,7 +4,7 @@
 
 All scores are in nats. The hypothesis with the largest total is chosen, and the first one in case of ties, so that a
 model with weight zero changes nothing. Weights are read from a file, fitted on lists with references (which makes the
-hypotheses with the fewest word errors most likely), or set by the share of the model in the language model weight.
+hypotheses with the fewest word errors most likely), or set by `ScoreWeights.with_model_share`.
 
 Word errors are Levenshtein distances over words. Words are separated by white space and compared literally.
 
@@ -46,7 +46,7 @@ class ScoreWeights:
 
     @classmethod
     def with_model_share(cls, names: Sequence[str], share: float = 0.5) -> "ScoreWeights":
-        """Give all scores weight 1, but the model a `share` of the weight of the first-pass language model `lm`."""
+        """Weight the model by `share`, the first-pass model `lm` by 1 - `share`, other scores by 1, and words by 0."""
         limits.check(share=share)
         values = {name: 1 - share if name == LM else 1.0 for name in names}
         return cls({**values, MODEL: share, WORDS: 0.0})

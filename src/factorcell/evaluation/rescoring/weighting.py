@@ -1,4 +1,4 @@
-"""Fits the weights under which the best hypotheses of n-best lists are most likely.
+"""Fit the weights under which the best hypotheses of n-best lists are most likely.
 
     maximize  1/U sum_u log p(best hypotheses of u) - RIDGE / 2 |w|^2,    p(h) = exp(w . x(h)) / sum_h' exp(w . x(h'))
 
