@@ -9,7 +9,7 @@ import pytest
 from factorcell.completion.replay.summary import summarise
 from factorcell.reports import replay
 from factorcell.reports.charts import MODEL_COLOURS, display_name
-from tests.completion.replay.test_summary import find, invented, row
+from tests.completion.replay.test_summary import find_row, random_rows, row
 from tests.pages import Page, texts_inside
 
 Row = dict[str, Any]
@@ -18,7 +18,9 @@ Row = dict[str, Any]
 @pytest.fixture(scope="module")
 def summary() -> Row:
     """Three systems, all splits; one of the paper's names."""
-    rows = [{**one, "system": {"one": "factorcell", "two": "<two>"}.get(one["system"], "mpc")} for one in invented(30)]
+    rows = [
+        {**one, "system": {"one": "factorcell", "two": "<two>"}.get(one["system"], "mpc")} for one in random_rows(30)
+    ]
     return summarise(rows, "<two>", draws=50)
 
 
@@ -97,7 +99,7 @@ def test_table_has_all_figures(summary: Row) -> None:
     rows, columns = replay.replay_table(summary)
     assert columns[:3] == ["system", "MRR", "success at 1"]
     first, base, mpc = rows
-    found = find(summary, "factorcell")
+    found = find_row(summary, "factorcell")
     assert first["MRR"] == f"{found['mrr']:.3f} [{found['mrr_low']:.3f}, {found['mrr_high']:.3f}]"
     assert first["success at 10"] == f"{found['success_10']:.1%}"
     low, high = (found[f"mrr_difference_{end}"] for end in ("low", "high"))
@@ -128,7 +130,7 @@ def test_page_is_whole_and_has_every_figure(summary: Row) -> None:
     assert f"{summary['queries']:,} queries of 30 users" in page.text
     assert content.count("<svg") == 3
     for figure, form in (("mrr", ".3f"), ("perplexity", ".2f")):
-        found = find(summary, "factorcell", "users")
+        found = find_row(summary, "factorcell", "users")
         interval = f"[{found[f'{figure}_low']:{form}}, {found[f'{figure}_high']:{form}}]"
         assert re.search(rf"{found[figure]:{form}}\*? {re.escape(interval)}", page.text)
     for one in rows_by(summary, "query_length", "queries_seen", "prefix_length", "prefix"):
