@@ -27,6 +27,7 @@ nitpicky = True
 nitpick_ignore_regex = [(r"py:.*", r"(?!factorcell\.).*"), (r"py:.*", r"factorcell\..*\..*")]
 default_role = "code"  # a name between single back ticks in a docstring
 
+autoclass_content = "both"  # the arguments of some constructors are in `__init__`
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_default_options = {"members": True}
@@ -81,8 +82,15 @@ class Verbs(SphinxDirective):
         return self.parse_text_to_nodes("\n".join(parts), allow_section_headings=True)
 
 
+def remove_inherited_lines(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Remove the generic lines that constructors without a docstring inherit from PyTorch and named tuples."""
+    generic = "Initialize internal Module state", "Create new instance of"
+    lines[:] = [line for line in lines if not line.startswith(generic)]
+
+
 def setup(app: Sphinx) -> None:
-    """Draw equations as MathML, and know the blocks of our own."""
+    """Draw equations as MathML, and register the directive and the lexer of this site."""
+    app.connect("autodoc-process-docstring", remove_inherited_lines)
     app.add_html_math_renderer("mathml", (inline_math, None), (block_math, None))
     app.add_directive("verbs", Verbs)
     app.add_lexer("order", TextLexer)  # the order of layers in architecture.md
