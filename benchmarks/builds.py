@@ -1,9 +1,9 @@
-"""Two builds of the compiled kernels on the layers of speed.py, in turns: how a change is measured on a busy machine.
+"""Compare two builds of the compiled kernels on the layers of speed.py, alternating between them.
 
     python benchmarks/builds.py BEFORE.so AFTER.so --groups characters words --repeats 10
 
-One thread, milliseconds of the processor, not of the clock: what else runs takes caches and memory from both builds
-alike. A figure is the least of its repeats, and with it what part of it was spent in compiled code.
+Uses one thread and measures processor milliseconds, so other work on the machine affects both builds alike. A figure
+is the minimum of its repeats, with the part of it that was spent in compiled code.
 """
 
 import argparse
@@ -21,34 +21,34 @@ from factorcell.model.kernels import library
 CALL = library.call
 
 
-def build(path: Path) -> ctypes.CDLL:
-    """A build of the kernels as `library.library` returns it."""
+def load_build(path: Path) -> ctypes.CDLL:
+    """Load a build of the kernels as `library.library` returns it."""
     loaded = ctypes.CDLL(str(path.resolve()))
     for sized in (loaded.factorcell_packed_table, loaded.factorcell_packed_weight):
         sized.restype = ctypes.c_int64
     return loaded
 
 
-def measured(work: Work, loaded: ctypes.CDLL) -> tuple[float, float]:
-    """Milliseconds of the processor that a work takes by a build, and those within its compiled code."""
-    inside = 0.0
+def measure(work: Work, loaded: ctypes.CDLL) -> tuple[float, float]:
+    """Return the processor milliseconds of a work with a build, and those within its compiled code."""
+    compiled_seconds = 0.0
 
     def call(*arguments: Any) -> None:
-        nonlocal inside
+        nonlocal compiled_seconds
         began = time.thread_time()
         CALL(*arguments)
-        inside += time.thread_time() - began
+        compiled_seconds += time.thread_time() - began
 
     library.library, library.call = lambda: loaded, call  # type: ignore[assignment]
     os.environ["FACTORCELL_KERNEL"] = work.kernel
     with library.precision(work.precision, torch.device("cpu")):
         began = time.thread_time()
         work.once()
-        return (time.thread_time() - began) * 1e3, inside * 1e3
+        return (time.thread_time() - began) * 1e3, compiled_seconds * 1e3
 
 
 def main() -> None:
-    """Measure in turns, print a table."""
+    """Measure the builds alternately and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("builds", type=Path, nargs=2, help="the library before and after")
     parser.add_argument("--groups", nargs="+", choices=("words", "characters"), default=["words", "characters"])
@@ -56,23 +56,23 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     library.retain_freed_memory()
-    loaded = [build(path) for path in arguments.builds]
+    loaded = [load_build(path) for path in arguments.builds]
     works = [work for name in arguments.groups for work in GROUPS[name]() if work.kernel != "off"]
     times: dict[Work, list[list[tuple[float, float]]]] = {work: [[], []] for work in works}
     for repeat in range(arguments.repeats + 1):
         for work in works:
             for function, seconds in zip(loaded, times[work], strict=True):
-                spent = measured(work, function)
+                spent = measure(work, function)
                 if repeat:
                     seconds.append(spent)
     print("| layer | what | before | after | compiled code before | after |\n|---|---|---:|---:|---:|---:|")
     for work, both in times.items():
-        least = [
+        fastest = [
             min(column)
             for index in (0, 1)
             for column in ([function[index] for function in seconds] for seconds in both)
         ]
-        print(f"| {work.group} | {work.what} | " + " | ".join(f"{value:.1f}" for value in least) + " |")
+        print(f"| {work.group} | {work.what} | " + " | ".join(f"{value:.1f}" for value in fastest) + " |")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What it costs to check the arguments of compiled functions before each call, beside the work itself.
+"""Measure the cost of checking the arguments of compiled functions before each call, next to the work itself.
 
     python benchmarks/checks.py
 
-Both are times within the same calls, on one thread, so that what else the machine does falls on both alike; figures
-are medians. The share of a whole step or completion is smaller than that of the calls measured here.
+Both are times within the same calls, on one thread, so other work on the machine affects both alike; figures are
+medians. The share of a whole step or completion is smaller than that of the calls measured here.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class Clock:
         self.spent, self.inside = 0.0, False
 
     def watch(self, owner: object, name: str) -> None:
-        """From here on the time of a method counts."""
+        """Count the time of a method from now on."""
         method = getattr(owner, name)
 
         def timed(*positional: Any, **keywords: Any) -> Any:
@@ -57,7 +57,7 @@ class Clock:
         setattr(owner, name, timed)
 
     def measure(self, work: Callable[[], object], repeats: int) -> tuple[float, float]:
-        """The medians of seconds that the work takes, and those of it that go into checks."""
+        """Return the median seconds of the work, and those spent in checks."""
         totals, checks = [], []
         for number in range(repeats + 3):
             self.spent, begin = 0.0, time.perf_counter()
@@ -68,8 +68,8 @@ class Clock:
         return statistics.median(totals), statistics.median(checks)
 
 
-def learning(texts: int, steps: int, width: int, hidden: int, rank: int) -> Callable[[], object]:
-    """The recurrent layer forward and backward over texts of any length."""
+def recurrent_pass(texts: int, steps: int, width: int, hidden: int, rank: int) -> Callable[[], object]:
+    """Return the forward and backward pass of the recurrent layer over texts of any length."""
     options = RecurrentOptions(hidden_size=hidden, dropout_recurrent=0.2)
     cell = Cell(options, BackboneSizes(width, 20, ("factor",), rank))
     inputs, context, lengths = torch.randn(texts, steps, width), torch.randn(texts, 20), torch.full((texts,), steps)
@@ -81,14 +81,14 @@ def learning(texts: int, steps: int, width: int, hidden: int, rank: int) -> Call
     return work
 
 
-def scoring(targets: int) -> Callable[[], object]:
-    """Sums over all words."""
+def softmax_sums(targets: int) -> Callable[[], object]:
+    """Return the softmax sums over all words."""
     values, table, bias = torch.randn(targets, 100), torch.randn(WORDS, 100), torch.zeros(WORDS)
     return lambda: softmax.log_sums(values, table, bias)
 
 
-def moving(count: int) -> Callable[[], object]:
-    """Rows of a table of words that catch up and take a step."""
+def adam_step(count: int) -> Callable[[], object]:
+    """Return a step of Adam on rows of a table of words, with catching up."""
     adam, step = RowAdam([nn.Parameter(torch.randn(WORDS, 100))], [0.01] * 100_000, 0.0), 0
     gradient, rows = torch.randn(count, 100), torch.randperm(WORDS)[:count].sort().values
 
@@ -101,8 +101,8 @@ def moving(count: int) -> Callable[[], object]:
     return work
 
 
-def completing() -> tuple[Callable[[], object], Callable[[], object]]:
-    """One more letter, and ten completions, of a model of the published size."""
+def typing_and_search() -> tuple[Callable[[], object], Callable[[], object]]:
+    """Return typing one more letter, and ten completions, with a model of the published size."""
     letters = "".join(map(chr, range(48, 48 + LETTERS)))
     model = {"hidden_size": 600, "embedding_size": 24, "rank": 60, "context_size": 40, "adapt": ("factor",)}
     data = {"context": ("city",), "tokenizer": "char", "min_count": 1, "min_context_count": 1}
@@ -110,7 +110,7 @@ def completing() -> tuple[Callable[[], object], Callable[[], object]]:
     corpus = prepare([{"text": letters, "city": city} for city in ("Oslo", "Nice")], config)
     run = Run(folder=Path("none"), config=config, tokenizer=corpus.tokenizer, schema=corpus.schema)
     packed = PackedModel.from_model(run.model)
-    assert packed is not None, "there are no compiled kernels"
+    assert packed is not None, "the compiled kernels are missing"
     engine = CompiledEngine(run.model, packed)
     with torch.inference_mode():
         typed = engine.type(engine.begin(corpus.context(np.zeros(1, np.int64))), run.tokenizer.encode("ab"))
@@ -120,21 +120,23 @@ def completing() -> tuple[Callable[[], object], Callable[[], object]]:
 
 
 def main() -> None:
-    """Print a table in Markdown."""
+    """Measure and print a Markdown table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--repeats", type=int, default=50)
     repeats = parser.parse_args().repeats
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    letter, search = completing()
+    letter, search = typing_and_search()
     contenders = {
-        "layer of 240, 64 texts of 20 words, forward and backward": learning(64, 20, 100, 240, 12),
-        "the same of one text (a person is learned)": learning(1, 20, 100, 240, 12),
-        "exact sums of 500 targets, 50,000 words": scoring(500),
-        "the same of one target": scoring(1),
-        "2,000 rows of a table catch up and step": moving(2000),
+        "layer of 240, 64 texts of 20 words, forward and backward": recurrent_pass(64, 20, 100, 240, 12),
+        "layer of 240, 1 text of 20 words, forward and backward (a user is learned)": recurrent_pass(
+            1, 20, 100, 240, 12
+        ),
+        "softmax sums of 500 targets, 50,000 words": softmax_sums(500),
+        "softmax sums of 1 target, 50,000 words": softmax_sums(1),
+        "Adam step of 2,000 rows of a table, with catching up": adam_step(2000),
         "one letter typed": letter,
-        "a search of ten completions, 20 ms": search,
+        "a search for ten completions, 20 ms": search,
     }
     clock = Clock()
     for signature in vars(signatures).values():

@@ -1,11 +1,11 @@
-"""Completion of real texts: the published beam, the plain exact search and the compiled ones, side by side.
+"""Complete real texts with the published beam search, the plain exact search and the compiled ones.
 
     python benchmarks/completion.py runs/queries queries.parquet --user user --prefixes 100 --out completion.jsonl
 
 Every prefix (at least 2 characters typed, 1 left; drawn by a hash of user, text and position) is completed by all
-contenders, one after the other in random order, on one thread. A figure is a percentile over the prefixes of the
-thread's own time, so that other work on the machine counts less; throughput is by the clock. What is asked first of
-each contender, for which its memory is still cold, does not count. Prints tables, and writes one JSON object a figure.
+contenders in random order on one thread. A figure is a percentile over the prefixes of the thread's processor time, so
+other work on the machine matters less; throughput is wall-clock. The first request of each contender, with cold
+caches, is not counted. Prints tables, and writes one JSON object per figure.
 """
 
 import argparse
@@ -48,42 +48,43 @@ WIDTH, BRANCHING = 100, 4  # of the published beam
 Times = dict[str, list[float]]  # milliseconds
 
 
-def beam(model: LanguageModel, typed: PrefixState, k: int, most: int) -> SearchResult:
-    """The `k` best completions of at most `most` tokens by the beam search of the thesis (section 5.4.1).
+def beam(model: LanguageModel, typed: PrefixState, k: int, max_tokens: int) -> SearchResult:
+    """Return the `k` best completions of at most `max_tokens` tokens by the beam search of the thesis (section 5.4.1).
 
-    Each step follows the `BRANCHING` most probable tokens of every hypothesis and keeps the `WIDTH` best texts,
-    finished ones among them.
+    Each step follows the `BRANCHING` most probable tokens of every hypothesis and keeps the `WIDTH` best texts.
     """
     finished: list[Completion] = []
-    waiting, specials = [Completion((), 0.0)], model.specials
+    unfinished, specials = [Completion((), 0.0)], model.specials
     logs, states, rows = typed.logs[-1], typed.states[-1], 0
-    for length in range(most + 1):
-        grown = []
+    for length in range(max_tokens + 1):
+        candidates = []
         known = logs.clone()
         known[:, specials.unknown] = -math.inf
         values, tokens = known.topk(min(BRANCHING, logs.shape[1]))
-        for row, hypothesis in enumerate(waiting):
+        for row, hypothesis in enumerate(unfinished):
             for value, token in zip(values[row].tolist(), tokens[row].tolist(), strict=True):
-                grown.append((hypothesis.log_probability + value, hypothesis.ids, token, row))
-        finished += [Completion(ids, score) for score, ids, token, _ in grown if token == specials.end]
-        going = [new for new in grown if new[2] != specials.end and new[0] > -math.inf] if length < most else []
+                candidates.append((hypothesis.log_probability + value, hypothesis.ids, token, row))
+        finished += [Completion(ids, score) for score, ids, token, _ in candidates if token == specials.end]
+        continued = (
+            [new for new in candidates if new[2] != specials.end and new[0] > -math.inf] if length < max_tokens else []
+        )
         best_scores = heapq.nlargest(
-            WIDTH, [text.log_probability for text in finished] + [score for score, *_ in going]
+            WIDTH, [text.log_probability for text in finished] + [score for score, *_ in continued]
         )
         finished = [text for text in finished if text.log_probability >= best_scores[-1]]
-        going = [new for new in going if new[0] >= best_scores[-1]]
-        if not going:
+        continued = [new for new in continued if new[0] >= best_scores[-1]]
+        if not continued:
             break
-        waiting = [Completion((*ids, token), score) for score, ids, token, _ in going]
-        before = states.select(torch.tensor([row for *_, row in going]))
-        logs, states = model.step(torch.tensor([text.ids[-1] for text in waiting]), typed.conditioning, before)
-        rows += len(waiting)
+        unfinished = [Completion((*ids, token), score) for score, ids, token, _ in continued]
+        before = states.select(torch.tensor([row for *_, row in continued]))
+        logs, states = model.step(torch.tensor([text.ids[-1] for text in unfinished]), typed.conditioning, before)
+        rows += len(unfinished)
     best = sorted(finished, key=lambda text: (-text.log_probability, text.ids))
     return SearchResult(tuple(best[:k]), rows, cut=False)
 
 
-def drawn(user: str, text: str, position: int) -> str | None:
-    """The prefix of a text, at least 2 characters typed and 1 left; none where it is shorter."""
+def draw_prefix(user: str, text: str, position: int) -> str | None:
+    """Return the prefix of a text, at least 2 characters typed and 1 left, or None if the text is shorter."""
     if len(text) < 3:
         return None
     number = int.from_bytes(hashlib.sha256(f"{user}\0{text}\0{position}".encode()).digest()[:8], "little")
@@ -91,42 +92,42 @@ def drawn(user: str, text: str, position: int) -> str | None:
 
 
 def prefixes(path: Path, text: str, user: str, count: int, longest: int) -> list[dict[str, str]]:
-    """`count` prefixes of texts of at most `longest` characters all over a table: rows with their user."""
+    """Return `count` random prefixes of texts of at most `longest` characters: rows with their user."""
     chunks = open_table(path).chunks([text, user])
     rows = [row for chunk in chunks for row in zip(chunk[text], chunk[user], strict=True)]
     result = []
-    for position, (typed, who) in enumerate(rows):
-        prefix = drawn(str(who), typed, position) if len(typed) <= longest else None
+    for position, (typed, contender) in enumerate(rows):
+        prefix = draw_prefix(str(contender), typed, position) if len(typed) <= longest else None
         if prefix is not None:
-            result.append({text: prefix, user: str(who)})
+            result.append({text: prefix, user: str(contender)})
     random.Random(0).shuffle(result)
     return result[:count]
 
 
 class Bench:
-    """The contenders of one run, and the milliseconds and results of each."""
+    """The contenders of one run, with the milliseconds and results of each."""
 
     def __init__(self, run: Run) -> None:
-        self.run, self.most = run, run.config.data.max_tokens - 1
+        self.run, self.max_tokens = run, run.config.data.max_tokens - 1
         self.engines: dict[str, Any] = {PLAIN: PlainEngine(run.model), FLOATS: new_engine(run.model, "float32")}
         if library.has_bfloat16():
             self.engines |= {f"{FLOATS}, {name}": new_engine(run.model, name) for name in PRODUCT_TYPES[1:]}
         self.times: dict[str, Times] = defaultdict(lambda: defaultdict(list))
         self.results: dict[str, list[SearchResult]] = defaultdict(list)
 
-    def timed(self, what: str, who: str, once: Callable[[], Any]) -> Any:
-        """What `once` returns; the time of this thread is kept."""
+    def timed(self, what: str, contender: str, once: Callable[[], Any]) -> Any:
+        """Call `once`, record the processor time of this thread and return the result."""
         start = time.thread_time()
         result = once()
-        self.times[what][who].append((time.thread_time() - start) * 1e3)
+        self.times[what][contender].append((time.thread_time() - start) * 1e3)
         return result
 
     def request(self, typed: Any) -> SearchRequest:
-        """Ten texts that go on."""
-        return SearchRequest(typed, K, self.most - len(typed.ids), lambda ids: ids != ())
+        """Return a request for ten completions."""
+        return SearchRequest(typed, K, self.max_tokens - len(typed.ids), lambda ids: ids != ())
 
     def measure_row(self, row: dict[str, str]) -> dict[str, Any]:
-        """Complete a prefix by all contenders in random order; what is typed in each engine."""
+        """Complete a prefix with all contenders in random order; return the prefix state of each engine."""
         text = self.run.config.data.text
         context = self.run.prepare([{**row, text: ""}], unknown="expected").context(np.zeros(1, np.int64))
         ids, typed = self.run.tokenizer.encode(row[text]), {}
@@ -140,7 +141,7 @@ class Bench:
         return typed
 
     def learn(self, texts: list[str]) -> None:
-        """Texts of one person learned one after the other, by the compiled recurrence and by the plain loop."""
+        """Learn texts of one user in order, with the compiled recurrence and with the plain loop."""
         for name, kernel in ((PLAIN, "off"), (FLOATS, "")):
             os.environ["FACTORCELL_KERNEL"] = kernel
             learner = Learner(self.run)
@@ -149,15 +150,15 @@ class Bench:
                 (user,), _ = self.timed("learn", name, partial(learner.learn, [user], [text]))
 
     def search(self, name: str, typed: dict[str, Any]) -> SearchResult:
-        """The search of one contender; the beam, too, is asked for one more, since what is typed does not count."""
+        """Search with one contender; the beam returns one more completion because the prefix itself does not count."""
         if name == BEAM:
             prefix = typed[PLAIN]
-            return beam(self.run.model, prefix, K + 1, self.most - len(prefix.ids))
+            return beam(self.run.model, prefix, K + 1, self.max_tokens - len(prefix.ids))
         results: list[SearchResult] = self.engines[name].search([self.request(typed[name])], None, 1)
         return results[0]
 
     def throughput(self, name: str, everyone: list[dict[str, Any]], threads: int) -> float:
-        """Completions a second by the clock, of 32 who ask at once; the median over all such groups."""
+        """Return the completions per second (wall-clock) for 32 requests at once: the median over such groups."""
         rates = []
         for start in range(0, len(everyone) - USERS + 1, USERS):
             requests = [self.request(typed[name]) for typed in everyone[start : start + USERS]]
@@ -167,7 +168,7 @@ class Bench:
         return statistics.median(rates) if rates else float("nan")
 
     def figures(self) -> list[dict[str, Any]]:
-        """A row for each contender and what it did; `ratio` is that of its median to the beam's."""
+        """Return a row for each contender and task; `ratio` is the beam's median over that of the contender."""
         rows = []
         for what, times in self.times.items():
             for name in (BEAM, *self.engines):
@@ -181,27 +182,30 @@ class Bench:
         return rows
 
     def quality(self, name: str) -> dict[str, float]:
-        """Rows of the model, searches cut, suggestions shared with the compiled search by floats, and tenths worse.
+        """Return rows of the model, cut searches, suggestions shared with the compiled float search, and worse results.
 
-        A tenth score is worse where it is more than a rounding below the beam's; searches that were cut do not count.
+        A result is worse if its tenth score is below that of the beam by more than rounding; cut searches do not count.
         """
         rows, shared, worse = [], [], 0
-        for searched, floats, published in zip(
+        for result_of_engine, floats, published in zip(
             self.results[name], self.results[FLOATS], self.results[BEAM], strict=True
         ):
-            rows.append(searched.rows)
-            if floats.cut or searched.cut:
+            rows.append(result_of_engine.rows)
+            if floats.cut or result_of_engine.cut:
                 continue
-            searched_ids, theirs, beams = (
+            searched_ids, float_completions, beam_completions = (
                 [completion for completion in completions.completions if completion.ids][:K]
-                for completions in (searched, floats, published)
+                for completions in (result_of_engine, floats, published)
             )
             shared.append(
-                len({completion.ids for completion in searched_ids} & {completion.ids for completion in theirs})
-                / max(1, len(theirs))
+                len(
+                    {completion.ids for completion in searched_ids}
+                    & {completion.ids for completion in float_completions}
+                )
+                / max(1, len(float_completions))
             )
-            if len(beams) == K:
-                worse += searched_ids[-1].log_probability < beams[-1].log_probability - 1e-3
+            if len(beam_completions) == K:
+                worse += searched_ids[-1].log_probability < beam_completions[-1].log_probability - 1e-3
         return {
             "rows": statistics.median(rows),
             "cut": sum(completions.cut for completions in self.results[name]),
@@ -211,7 +215,7 @@ class Bench:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """Tables of rows of a kind."""
+    """Print a table for each task."""
     for what in dict.fromkeys(row["what"] for row in rows):
         selected = [row for row in rows if row["what"] == what]
         names = list(selected[0])[1:]
@@ -223,25 +227,27 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print tables."""
     parser = argparse.ArgumentParser(
-        description="Completion: the published beam, the exact search, plain and compiled."
+        description="Complete real texts with the published beam, and with the exact search, plain and compiled."
     )
     parser.add_argument("run", type=Path, help="run folder of a model of characters with one layer of coupled cells")
     parser.add_argument("table", type=Path, help="table of texts")
-    parser.add_argument("--user", default="user", help="the context column of the run (default: user)")
+    parser.add_argument("--user", default="user", help="the user column of the run (default: user)")
     parser.add_argument("--prefixes", type=int, default=100)
-    parser.add_argument("--longest", type=int, default=100, help="only prefixes of texts of at most so many characters")
-    parser.add_argument("--threads", type=int, default=2, help="for completions a second (default: 2)")
-    parser.add_argument("--out", type=Path, help="file of JSON lines to add to")
+    parser.add_argument(
+        "--longest", type=int, default=100, help="maximum length of the texts, in characters (default: 100)"
+    )
+    parser.add_argument("--threads", type=int, default=2, help="threads for completions per second (default: 2)")
+    parser.add_argument("--out", type=Path, help="file that JSON lines are appended to")
     options = parser.parse_args()
     torch.set_num_threads(1)
     run = Run.open(options.run)
     if PackedModel.from_model(run.model) is None:
-        parser.error(f"{options.run}: there is no compiled search for its model, or on this machine")
+        parser.error(f"{options.run}: no compiled search for this model on this machine")
     begin = time.perf_counter()
     Completer(Run.open(options.run))
-    opened = (time.perf_counter() - begin) * 1e3
+    opening_time = (time.perf_counter() - begin) * 1e3
     bench = Bench(run)
     texts = prefixes(options.table, run.config.data.text, options.user, options.prefixes, options.longest)
     with torch.inference_mode():
@@ -254,7 +260,7 @@ def main() -> None:
             if name != PLAIN and len(everyone) >= USERS:
                 rate = bench.throughput(name, everyone, options.threads)
                 rows.append({"what": f"{USERS} users, {options.threads} threads", "contender": name, "a_second": rate})
-    rows.append({"what": "a run opened", "contender": FLOATS, "ms": opened})
+    rows.append({"what": "opening a run", "contender": FLOATS, "ms": opening_time})
     if run.config.data.user:
         user = replace(User.new(run), history=History())
         rows.append({"what": "a user without texts", "contender": "", "bytes": len(user.to_bytes())})

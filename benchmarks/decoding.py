@@ -1,11 +1,11 @@
-"""Texts in their contexts: how fast each way of writing is, beside the limit of the model's steps alone.
+"""Generate texts in contexts: the speed of each decoder, compared with the model's steps alone.
 
     python benchmarks/decoding.py runs/hotels --column rating --tokens 70 --out decoding.jsonl
 
-Every contender writes texts of exactly so many tokens, for all values of a column by turns, in random order within each
-round; a figure is the median of the rounds, by the clock. "Rows" are hypotheses that the model looks at: one a token
-for a plain draw, 120 for a stochastic beam. The limit is `LanguageModel.step` alone, on as many texts at once as a
-decoder takes, of one context each. Nothing else may run on the machine.
+Every contender generates texts of exactly that many tokens, for all values of a column in turn, in random order within
+each round; a figure is the median of the rounds (wall-clock). "Rows" are hypotheses that the model evaluates: one per
+token for plain sampling, 120 for a stochastic beam. The limit is `LanguageModel.step` alone, on as many texts at once
+as a decoder takes, with one context each. Run nothing else on the machine.
 """
 
 import argparse
@@ -29,13 +29,13 @@ from factorcell.model.run import Run
 LIMIT = "the steps alone"
 
 
-def manners(tokens: int) -> dict[str, GenerationOptions]:
-    """The contenders; the stochastic beam is that of the thesis."""
+def decoders(tokens: int) -> dict[str, GenerationOptions]:
+    """Return the contenders; the stochastic beam is that of the thesis."""
     length: dict[str, Any] = {"max_tokens": tokens, "min_tokens": tokens}
     return {
         "sample": GenerationOptions(**length),
         "sample, top p .9": GenerationOptions(**length, top_p=0.9),
-        "sample, no trigram twice": GenerationOptions(**length, no_repeat_ngram=3),
+        "sample, no repeated trigram": GenerationOptions(**length, no_repeat_ngram=3),
         "greedy": GenerationOptions("greedy", **length),
         "beam 8": GenerationOptions("beam", **length),
         "stochastic beam 8 of 120": GenerationOptions("stochastic", **length, no_repeat_ngram=3),
@@ -43,17 +43,17 @@ def manners(tokens: int) -> dict[str, GenerationOptions]:
 
 
 class Bench:
-    """One run, the rows of its model that were looked at, and the seconds of each contender."""
+    """A run, the number of rows that its model evaluated, and the rates of each contender."""
 
     def __init__(self, run: Run, column: str, tokens: int) -> None:
         self.run, self.tokens, self.rows = run, tokens, 0
         self.contexts = [{column: value} for value in category_values(run.schema, column)]
         self.rates: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for name in ("step", "advance"):
-            setattr(run.model, name, self._counted(getattr(run.model, name)))
+            setattr(run.model, name, self._count_rows(getattr(run.model, name)))
 
-    def _counted(self, read: Callable[..., Any]) -> Callable[..., Any]:
-        """The same, that counts its rows."""
+    def _count_rows(self, read: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function with counting of its rows."""
 
         def counted(token: torch.Tensor, *rest: Any) -> Any:
             self.rows += len(token)
@@ -62,14 +62,14 @@ class Bench:
         return counted
 
     def write(self, name: str, options: GenerationOptions, texts: int) -> None:
-        """Write `texts` texts."""
+        """Generate `texts` texts."""
         contexts = [self.contexts[number % len(self.contexts)] for number in range(texts)]
         self.rows, begin = 0, time.perf_counter()
         tokens = sum(row["tokens"] for row in generate(self.run, contexts, options=options))
-        self.keep(name, time.perf_counter() - begin, tokens)
+        self.record(name, time.perf_counter() - begin, tokens)
 
     def steps(self, count: int) -> None:
-        """So many steps of the model and nothing else."""
+        """Run `count` steps of the model and nothing else."""
         with self.run.scoring():
             conditioning, _ = condition_contexts(self.run, self.contexts, range(len(self.contexts)))
             conditioning = conditioning.select(torch.arange(ROWS) % len(self.contexts))
@@ -77,15 +77,15 @@ class Bench:
             self.rows, begin = 0, time.perf_counter()
             for _ in range(count):
                 _, states = self.run.model.step(token, conditioning, states)
-            self.keep(LIMIT, time.perf_counter() - begin, self.rows)
+            self.record(LIMIT, time.perf_counter() - begin, self.rows)
 
-    def keep(self, name: str, seconds: float, tokens: int) -> None:
-        """A round of one contender."""
+    def record(self, name: str, seconds: float, tokens: int) -> None:
+        """Record a round of one contender."""
         self.rates[name]["tokens_per_second"].append(tokens / seconds)
         self.rates[name]["rows_per_second"].append(self.rows / seconds)
 
     def figures(self) -> list[dict[str, Any]]:
-        """A row for each contender; `share` is that of the limit's rows a second."""
+        """Return a row for each contender; `share` compares its rows per second with the limit."""
         medians = {
             name: {what: statistics.median(values) for what, values in rates.items()}
             for name, rates in self.rates.items()
@@ -98,27 +98,27 @@ class Bench:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description="Texts in their contexts: tokens a second of each way of writing.")
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description="Generate texts in contexts: tokens per second of each decoder.")
     parser.add_argument("run", type=Path, help="run folder")
-    parser.add_argument("--column", required=True, help="context column whose values the texts have by turns")
+    parser.add_argument("--column", required=True, help="context column whose values the texts have in turn")
     parser.add_argument("--tokens", type=int, default=70, help="tokens of a text (default: 70)")
-    parser.add_argument("--texts", type=int, default=256, help="texts of a round; of beams fewer (default: 256)")
+    parser.add_argument("--texts", type=int, default=256, help="texts of a round, fewer for beams (default: 256)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="numbers in matrix products")
-    parser.add_argument("--out", type=Path, help="file of JSON lines to add to")
+    parser.add_argument("--out", type=Path, help="file that JSON lines are appended to")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     bench = Bench(Run.open(options.run, precision=options.precision), options.column, options.tokens)
-    contenders = manners(options.tokens)
+    contenders = decoders(options.tokens)
     for _ in range(options.rounds):
         for name in random.sample([LIMIT, *contenders], len(contenders) + 1):
             if name == LIMIT:
                 bench.steps(max(1, options.texts * options.tokens // ROWS))
             else:
-                several = contenders[name].method in ("beam", "stochastic")
-                bench.write(name, contenders[name], max(8, options.texts // (32 if several else 1)))
+                is_beam = contenders[name].method in ("beam", "stochastic")
+                bench.write(name, contenders[name], max(8, options.texts // (32 if is_beam else 1)))
     rows = bench.figures()
     print("| | tokens/s | rows/s | share of the limit |\n|---|---:|---:|---:|")
     for row in rows:

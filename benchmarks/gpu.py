@@ -1,10 +1,10 @@
-"""On a GPU: the recurrence against the plain loop and cuDNN's LSTM.
+"""Compare the recurrence on a GPU with the plain loop and cuDNN's LSTM.
 
     python benchmarks/gpu.py --repeats 20 --out gpu.jsonl
 
-Forward, and forward with backward, all in one process, in random order, medians of the device's own clock. The limit is
-the rate of a large matrix product in bfloat16, measured among the rest. One JSON object a measurement, with the
-device's description. To go through the same steps without a GPU, for times that mean nothing:
+Forward pass, and forward with backward pass, all in one process, in random order, medians of the device's own clock.
+The limit is the rate of a large matrix product in bfloat16, measured among the rest. Writes one JSON object per
+measurement, with the device's description. To run the same steps without a GPU, with meaningless times:
 
     TRITON_INTERPRET=1 python benchmarks/gpu.py --shapes tiny
 """
@@ -38,7 +38,7 @@ Run = Callable[..., tuple[Tensor, Tensor]]
 
 def loop(
     projected: Tensor,
-    given_reduced: Tensor | None,
+    projected_left: Tensor | None,
     weight: Tensor,
     left: Tensor | None,
     right: Tensor | None,
@@ -46,12 +46,12 @@ def loop(
     hidden: Tensor,
     memory: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """`gpu_recurrence.run` a step at a time, in plain PyTorch."""
+    """Compute `gpu_recurrence.run` one step at a time in plain PyTorch."""
     outputs = []
     for step, gates in enumerate(projected.unbind(1)):
         gates = gates + hidden @ weight
-        if left is not None and right is not None and given_reduced is not None:
-            reduced = torch.baddbmm(given_reduced[:, step, None], hidden[:, None], left)
+        if left is not None and right is not None and projected_left is not None:
+            reduced = torch.baddbmm(projected_left[:, step, None], hidden[:, None], left)
             gates = torch.baddbmm(gates[:, None], reduced, right)[:, 0]
         candidate, forget, output = gates.chunk(3, dim=-1)
         forget = torch.sigmoid(forget + 1)
@@ -62,7 +62,7 @@ def loop(
 
 
 def layer(run: Run, shape: Shape, kind: torch.dtype, device: str, backward: bool, rank: int) -> Once:
-    """One adapted layer, the inputs' share included, with L and R given."""
+    """Return one adapted layer with given L and R, including the products of the inputs."""
     batch, steps, embedding, hidden = (shape[name] for name in ("batch", "steps", "embedding", "hidden"))
 
     def new(*sizes: int, scale: float = 1.0) -> Tensor:
@@ -85,7 +85,7 @@ def layer(run: Run, shape: Shape, kind: torch.dtype, device: str, backward: bool
 
 
 def lstm(shape: Shape, kind: torch.dtype, device: str, backward: bool) -> Once:
-    """cuDNN's LSTM: four gates, no adapters."""
+    """Return cuDNN's LSTM: four gates, no adapters."""
     model = torch.nn.LSTM(shape["embedding"], shape["hidden"], batch_first=True).to(device, kind)
     inputs = torch.randn(shape["batch"], shape["steps"], shape["embedding"], device=device, dtype=kind)
     inputs.requires_grad_(backward)
@@ -100,7 +100,7 @@ def lstm(shape: Shape, kind: torch.dtype, device: str, backward: bool) -> Once:
 
 
 def contenders(shape: Shape, kind: torch.dtype, device: str, backward: bool) -> dict[str, Once]:
-    """What is compared at this shape."""
+    """Return the functions that are compared for a shape."""
     runs: dict[str, Run] = {"fused": gpu_recurrence.run, "plain loop": loop}
     return {
         **{name: layer(run, shape, kind, device, backward, shape["rank"]) for name, run in runs.items()},
@@ -110,17 +110,17 @@ def contenders(shape: Shape, kind: torch.dtype, device: str, backward: bool) -> 
 
 
 def product(size: int, device: str) -> Once:
-    """A square matrix product in bfloat16: 2 size^3 operations."""
+    """Return a square matrix product in bfloat16: 2 size^3 operations."""
     a, b = (torch.randn(size, size, device=device).bfloat16() for _ in range(2))
-    return lambda: void(a @ b)
+    return lambda: ignore(a @ b)
 
 
-def void(_: Tensor) -> None:
-    """Forget a result."""
+def ignore(_: Tensor) -> None:
+    """Ignore a result."""
 
 
 def operations(shape: Shape, backward: bool, adapters: bool) -> float:
-    """Floating-point operations of the products; backward takes twice those of forward."""
+    """Return the floating-point operations of the products; the backward pass takes twice those of the forward pass."""
     inputs, gates = shape["embedding"] + shape["hidden"], 3 * shape["hidden"]
     forward = 2.0 * shape["batch"] * shape["steps"] * inputs * gates
     forward += 2.0 * shape["batch"] * shape["steps"] * shape["rank"] * (inputs + gates) * adapters
@@ -128,7 +128,7 @@ def operations(shape: Shape, backward: bool, adapters: bool) -> float:
 
 
 def seconds(once: Once, device: str) -> float:
-    """One call by the device's own clock; its caches are left as the call before left them."""
+    """Return the time of one call by the device's own clock, with the caches of the previous call."""
     if device == "cpu":
         began = time.perf_counter()
         once()
@@ -143,7 +143,7 @@ def seconds(once: Once, device: str) -> float:
 
 
 def measure(name: str, kind: str, device: str, backward: bool, repeats: int) -> list[dict[str, Any]]:
-    """Medians in random order, after two calls of each, beside the rate of the matrix product."""
+    """Return medians in random order, after two calls of each, next to the rate of the matrix product."""
     shape, size = SHAPES[name], 64 if device == "cpu" else 8192
     calls = {**contenders(shape, TYPES[kind], device, backward), "product": product(size, device)}
     order = [call for call in calls for _ in range(repeats)]
@@ -172,18 +172,18 @@ def measure(name: str, kind: str, device: str, backward: bool, repeats: int) -> 
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print and write the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, help="default: all but the tiny ones")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, help="shapes (default: all except tiny)")
     parser.add_argument("--types", nargs="+", choices=TYPES, default=list(TYPES))
-    parser.add_argument("--out", type=Path, help="JSON lines")
+    parser.add_argument("--out", type=Path, help="file that JSON lines are appended to")
     arguments = parser.parse_args()
     names = arguments.shapes or [name for name in SHAPES if not name.startswith("tiny")]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     is_available = device == "cuda" or (gpu.INTERPRETED and all(name.startswith("tiny") for name in names))
     if gpu.triton is None or not is_available:
-        print("no GPU, or no Triton: nothing to measure")
+        print("nothing to measure: expected a GPU and Triton, or --shapes tiny with TRITON_INTERPRET=1")
         return
     about = {"device": torch.cuda.get_device_name() if device == "cuda" else "interpreter"}
     about |= {"torch": torch.__version__, "triton": gpu.triton.__version__, "cuda": torch.version.cuda}

@@ -1,8 +1,8 @@
-"""Peak memory of a step of training and of exact scoring at a vocabulary of 90,000 words, each in a process of its own.
+"""Peak memory of a training step and of exact scoring with a vocabulary of 90,000 words, each in its own process.
 
     python benchmarks/memory.py --out memory.jsonl
 
-The whole process counts, PyTorch's own code included. The baseline is PyTorch's cross_entropy over all logits at once.
+The whole process counts, including PyTorch's code. The baseline is PyTorch's cross_entropy over all logits at once.
 """
 
 import argparse
@@ -23,8 +23,8 @@ WORDS, COUNT = 90_000, 4000
 CASES = ("imports", "training step", "exact nats", "exact nats, plain", "exact nats, cross_entropy")
 
 
-def once(case: str) -> None:
-    """Do what `case` says."""
+def run_case(case: str) -> None:
+    """Run a case."""
     if case == "training step":
         trainer = speed.trainer(speed.texts(5800, 400, 40, WORDS), 40)
         for batch, _ in zip(trainer.batches(), range(3), strict=False):
@@ -41,19 +41,19 @@ def once(case: str) -> None:
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure each case in its own process, print and write the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="JSON lines are added to this file")
-    parser.add_argument("--case", choices=CASES, help="do this in this process, and print its peak")
+    parser.add_argument("--out", type=Path, help="file that JSON lines are appended to")
+    parser.add_argument("--case", choices=CASES, help="run this case in this process and print its peak memory")
     arguments = parser.parse_args()
     if arguments.case:
-        once(arguments.case)
+        run_case(arguments.case)
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         return
     for case in CASES:
-        ran = subprocess.run([sys.executable, __file__, "--case", case], capture_output=True, text=True, check=True)
-        megabytes = int(ran.stdout) // 1024
-        speed.note({"group": "memory", "what": case, "words": WORDS, "megabytes": megabytes}, arguments.out)
+        process = subprocess.run([sys.executable, __file__, "--case", case], capture_output=True, text=True, check=True)
+        megabytes = int(process.stdout) // 1024
+        speed.write_row({"group": "memory", "what": case, "words": WORDS, "megabytes": megabytes}, arguments.out)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Time and memory of `prepare` on a synthetic file: word frequencies after Zipf, texts of like lengths as reviews.
+"""Time and memory of `prepare` on a synthetic file with Zipf word frequencies and the text lengths of reviews.
 
     python benchmarks/prepare.py --words 10_000_000
 
-Prints one JSON object; peak memory is that of a process of its own, beside what it had after its imports.
+Prints one JSON object; peak memory is that of a separate process, next to its peak after the imports.
 """
 
 import argparse
@@ -19,13 +19,13 @@ import numpy as np
 
 from factorcell.config import Config
 
-BLOCK = 1_000_000  # words written at once
-TYPES = 1_000_000  # distinct words there can be
+BLOCK = 1_000_000  # words per write
+TYPES = 1_000_000  # size of the vocabulary
 MEAN_LENGTH = 60
 
 
 def write_table(path: Path, words: int, seed: int = 0) -> int:
-    """A CSV file of at least `words` words with a category; the number of words written."""
+    """Write a CSV file of at least `words` words with a category; return the number of words."""
     random = np.random.default_rng(seed)
     names = np.array([f"w{index:x}" for index in range(TYPES)])
     shares = np.cumsum(1 / np.arange(1, TYPES + 1) ** 1.05)
@@ -46,12 +46,12 @@ def write_table(path: Path, words: int, seed: int = 0) -> int:
 
 
 def peak_mib() -> float:
-    """Peak resident memory of this process; Linux counts it in KiB, macOS in bytes."""
+    """Return the peak resident memory of this process; Linux counts it in KiB, macOS in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)
 
 
 def measure(path: Path, cache: Path, tokenizer: str) -> dict[str, float]:
-    """Prepare `path` twice; the second time it is opened from the cache."""
+    """Prepare `path` twice; the second time opens the cache."""
     from factorcell.data.cache import prepare
 
     config = Config.of(tokenizer=tokenizer, context=("stars",))
@@ -71,8 +71,8 @@ def measure(path: Path, cache: Path, tokenizer: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Write the table, measure in a fresh process, print."""
-    parser = argparse.ArgumentParser(description="Time and memory of preparing a table.")
+    """Write the table, measure in a new process and print the result."""
+    parser = argparse.ArgumentParser(description="Measure time and memory of preparing a table.")
     parser.add_argument("--words", type=int, default=10_000_000)
     parser.add_argument("--tokenizer", default="word", choices=("word", "space", "char", "grapheme"))
     parser.add_argument("--measure", nargs=2, type=Path, metavar=("TABLE", "CACHE"), help=argparse.SUPPRESS)
@@ -87,8 +87,8 @@ def main() -> None:
         cache = Path(folder, "cache")
         command = [sys.executable, __file__, "--tokenizer", options.tokenizer, "--measure", str(table), str(cache)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-        result = json.loads(done.stdout)
+        process = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        result = json.loads(process.stdout)
         size = table.stat().st_size / (1 << 20)
     print(json.dumps({"words": words, "file_mib": round(size), **result, "words_s": round(words / result["seconds"])}))
 

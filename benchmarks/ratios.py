@@ -1,9 +1,9 @@
-"""Measures of `speed.py` in whole processes, again and again: the median of each figure, and how far ratios lie apart.
+"""Repeat the measurements of `speed.py` in separate processes: medians of each figure, and ranges of ratios.
 
     python benchmarks/ratios.py --rounds 3 --out bench.jsonl --table speed.md
 
-Within a process all contenders run side by side, so a ratio is of one process; from process to process it moves with
-the neighbours on the machine. Nothing else may run on it.
+Within a process all contenders run in turn, so a ratio belongs to one process; between processes it varies with other
+load on the machine. Run nothing else.
 """
 
 import argparse
@@ -27,8 +27,8 @@ RATIOS = ("times_baseline", "times_lstm", "share_of_product", "with_adapters")
 Row = dict[str, Any]
 
 
-def measured(group: str, threads: int) -> list[Row]:
-    """The rows of a group by a process of its own, and how long layers with adapters take beside those without."""
+def measure(group: str, threads: int) -> list[Row]:
+    """Return the rows of a group from a new process, and the time of layers with adapters relative to those without."""
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.jsonl"
         command = [sys.executable, speed.__file__, "--groups", group, "--threads", str(threads), "--out", str(rows)]
@@ -43,8 +43,8 @@ def measured(group: str, threads: int) -> list[Row]:
     return new_rows
 
 
-def summed_up(rows: Sequence[Row]) -> list[Row]:
-    """A row for each of what was measured: medians, and the least and the most of ratios."""
+def summarise(rows: Sequence[Row]) -> list[Row]:
+    """Return one row per measurement: medians, and the ranges of ratios."""
     groups = defaultdict(list)
     for row in rows:
         groups[row["group"], row["what"]].append(row)
@@ -62,7 +62,7 @@ def summed_up(rows: Sequence[Row]) -> list[Row]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows in Markdown, a table for each group."""
+    """Format the rows as a Markdown table for each group."""
     names = (*FIGURES, *RATIOS)
     groups = defaultdict(list)
     for row in rows:
@@ -78,23 +78,23 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def cell(row: Row, name: str) -> str:
-    """A figure; a ratio with its range."""
+    """Format a figure; a ratio with its range."""
     if name not in row:
         return ""
     if name not in RATIOS:
         return f"{row[name]:,.1f}" if name == "milliseconds" else f"{row[name]:,.0f}"
-    least, most = row[f"{name}_range"]
-    return f"{row[name]:.2f} ({least:.2f}-{most:.2f})"
+    low, high = row[f"{name}_range"]
+    return f"{row[name]:.2f} ({low:.2f}-{high:.2f})"
 
 
 def main() -> None:
-    """Measure, keep, and write the table."""
+    """Measure, write the rows and the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3, help="processes of each group (default: 3)")
     parser.add_argument("--groups", nargs="+", choices=speed.GROUPS, default=list(speed.GROUPS))
-    parser.add_argument("--out", type=Path, help="JSON lines, one a figure of a process, are added to this file")
-    parser.add_argument("--table", type=Path, help="file for the table")
+    parser.add_argument("--out", type=Path, help="file that JSON lines are appended to, one per figure of a process")
+    parser.add_argument("--table", type=Path, help="file of the table")
     arguments = parser.parse_args()
     work = [
         group
@@ -103,8 +103,8 @@ def main() -> None:
     ]
     rows: list[Row] = []
     for group in tqdm(work, unit="process"):
-        rows += measured(group, arguments.threads)
-    text = table(summed_up(rows))
+        rows += measure(group, arguments.threads)
+    text = table(summarise(rows))
     print(text)
     if arguments.out:
         with arguments.out.open("a", encoding="utf-8") as file:

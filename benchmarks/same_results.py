@@ -1,11 +1,11 @@
-"""Whether two checkouts compute the same: 200 steps of three recipes, and all that is then asked of each run.
+"""Check that two checkouts compute the same: 200 steps of three recipes, and the results of each run.
 
     python benchmarks/same_results.py DATA --write before.json      # in one checkout
     python benchmarks/same_results.py DATA --against before.json    # in the other, on the same machine
 
-DATA holds a folder for each set, with train.parquet and dev.parquet. All runs on one thread, where results are equal
-bit for bit; between processors and versions of PyTorch they are not. A figure is the SHA-256 of what was computed. The
-names of tensors and of generation options do not count.
+DATA holds a folder for each set, with train.parquet and dev.parquet. All runs use one thread, where results are equal
+bit for bit; they differ between processors and versions of PyTorch. A figure is the SHA-256 of a result. The names of
+tensors and of generation options do not count.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from safetensors.numpy import load_file
 
 ROOT = Path(__file__).parent.parent
 STEPS = 200
-HELD = 300  # texts that are scored and classified
+DEV_TEXTS = 300  # development texts that are scored and classified
 TIMES = ("seconds", "tokens_per_second", "minutes", "time")
 
 ONLINE = """
@@ -37,14 +37,14 @@ user = User.new(run)
 for text in sys.argv[2:]:
     user = learn_one(run, user, text)
 print(user.vector.tobytes().hex())
-for one in Completer(run).complete("Fix", user):
-    print(one.text, one.log_probability.hex())
+for suggestion in Completer(run).complete("Fix", user):
+    print(suggestion.text, suggestion.log_probability.hex())
 """
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe under experiments/, how many texts make `STEPS` steps of it, and what is asked of the run."""
+    """A recipe under experiments/, the number of texts for `STEPS` steps of it, and the commands for the run."""
 
     name: str
     data: str
@@ -78,41 +78,41 @@ RECIPES = (
 
 
 def factorcell(*arguments: str) -> str:
-    """What one command prints."""
+    """Run a command and return its output."""
     return python("-m", "factorcell", *arguments)
 
 
 def python(*arguments: str) -> str:
-    """What Python prints, with this checkout's package and one thread."""
+    """Run Python with this checkout's package and one thread, and return its output."""
     environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run([sys.executable, *arguments], env=os.environ | environment, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(done.stderr)
-    return done.stdout
+    process = subprocess.run([sys.executable, *arguments], env=os.environ | environment, capture_output=True, text=True)
+    if process.returncode:
+        sys.exit(process.stderr)
+    return process.stdout
 
 
 def digest(content: str | bytes) -> str:
-    """The first half of its SHA-256."""
+    """Return the first half of a SHA-256."""
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:32]
 
 
-def texts(printed: str) -> str:
-    """Rows of generated texts without their options."""
-    rows = [json.loads(line) for line in printed.splitlines()]
+def texts_without_options(output: str) -> str:
+    """Return rows of generated texts without their options."""
+    rows = [json.loads(line) for line in output.splitlines()]
     return json.dumps([{name: row[name] for name in row if name != "options"} for row in rows])
 
 
 def log_rows(path: Path) -> list[dict[str, Any]]:
-    """The log of a training, without what its speed decides."""
+    """Return the log of a training without the values that depend on its speed."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
 
 
 def figures(recipe: Recipe, data: Path, folder: Path) -> Iterator[tuple[str, Any]]:
-    """Each thing that a run of `recipe` computes, by its name."""
-    train, dev, run = folder / "train.parquet", folder / "held.parquet", folder / "run"
+    """Yield the name and value of each result of a run of `recipe`."""
+    train, dev, run = folder / "train.parquet", folder / "dev.parquet", folder / "run"
     pq.write_table(pq.read_table(data / recipe.data / "train.parquet").slice(0, recipe.rows), train)
-    pq.write_table(pq.read_table(data / recipe.data / "dev.parquet").slice(0, HELD), dev)
+    pq.write_table(pq.read_table(data / recipe.data / "dev.parquet").slice(0, DEV_TEXTS), dev)
     config = ROOT / "experiments" / f"{recipe.name}.toml"
     paths = (str(train), "--dev", str(dev), "--config", str(config), "--out", str(run))
     factorcell("train", *paths, "--epochs", "1", "--log-every", "10", "--threads", "1", "--precision", "float32")
@@ -126,37 +126,37 @@ def figures(recipe: Recipe, data: Path, folder: Path) -> Iterator[tuple[str, Any
     common = ("--threads", "1", "--unknown", "group", "--json", "--precision", "float32")
     yield "scores", digest(factorcell("score", str(run), str(dev), "--tokens", *common))
     if recipe.classify:
-        printed = factorcell(
+        output = factorcell(
             "classify", str(run), str(dev), *recipe.classify, "--out", str(folder / "rows.jsonl"), *common
         )
-        each = (folder / "rows.jsonl").read_text(encoding="utf-8")
-        yield "classification", digest(printed + each)
-    yield "generated texts", digest(texts(factorcell("generate", str(run), *recipe.generate, *common)))
+        rows = (folder / "rows.jsonl").read_text(encoding="utf-8")
+        yield "classification", digest(output + rows)
+    yield "generated texts", digest(texts_without_options(factorcell("generate", str(run), *recipe.generate, *common)))
     if recipe.complete:
         yield "completions", digest(factorcell("complete", str(run), *recipe.complete, *common))
     if recipe.learn:
-        yield "one online user", digest(python("-c", ONLINE, str(run), *recipe.learn))
+        yield "an online user", digest(python("-c", ONLINE, str(run), *recipe.learn))
 
 
 def machine() -> dict[str, Any]:
-    """What figures depend on beside the code."""
+    """Return the properties of the machine that figures depend on."""
     model = python("-c", "import torch; print(torch.__version__, torch.backends.cpu.get_cpu_capability())")
     return {"processor": f"{platform.machine()} {processor()}", "torch": model.strip()}
 
 
 def processor() -> str:
-    """Its name, where Linux tells it."""
+    """Return the name of the processor on Linux, elsewhere an empty string."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
 
 
 def main() -> None:
-    """Compute all figures; write them, or compare them with those written."""
+    """Compute all figures; write them, or compare them with a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help="folder of the sets")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the figures there")
-    parser.add_argument("--against", type=Path, metavar="FILE", help="compare with the figures there")
+    parser.add_argument("data", type=Path, help="folder of the data sets")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the figures to this file")
+    parser.add_argument("--against", type=Path, metavar="FILE", help="compare with the figures of this file")
     arguments = parser.parse_args()
     results: dict[str, dict[str, Any]] = {"machine": machine()}
     for recipe in RECIPES:
@@ -167,11 +167,11 @@ def main() -> None:
         arguments.write.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if arguments.against:
         expected = json.loads(arguments.against.read_text(encoding="utf-8"))
-        other = [
+        different = [
             f"{name}: {key}" for name, row in expected.items() for key in row if results[name].get(key) != row[key]
         ]
-        print("all equal" if not other else "different: " + "; ".join(other))
-        sys.exit(bool(other))
+        print("all equal" if not different else "different: " + "; ".join(different))
+        sys.exit(bool(different))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Training and scoring against the plain path and PyTorch's own, side by side in one process.
+"""Training and scoring compared with the plain path and with PyTorch's own functions, in one process.
 
     python benchmarks/speed.py --threads 2 --repeats 7 --out speed.jsonl
 
 All contenders run in random order; a figure is the median of its repeats. Limits are measured among them: a large
-matrix product (what PyTorch's library makes of the processor, which on some is not the processor's own limit) and a
-sweep over memory. One JSON object a measurement, with the machine's description.
+matrix product (PyTorch's library, which on some processors is slower than the processor) and a sweep over memory.
+Writes one JSON object per measurement, with the machine's description.
 
-A training changes how its process keeps memory, so each group is better measured in a process of its own: `ratios.py`
-does so, several times.
+A training changes how its process allocates memory, so it is better to measure each group in a separate process, as
+`ratios.py` does.
 
 Words: e 200, d 240, rank 12, context 30, batches of 100 texts of 40 words. Characters: e 24, d 600, rank 60.
 """
@@ -48,7 +48,7 @@ CONTEXT, WORDS = 30, 50_000
 
 @dataclass(frozen=True)
 class Work:
-    """One contender: what it does `once`, for how many `tokens`, in how many `operations`, under which kernel."""
+    """One contender: the function `once`, its `tokens`, its `operations`, and the kernel that it uses."""
 
     group: str
     what: str
@@ -60,7 +60,7 @@ class Work:
 
 
 def cell_work(name: str, shape: dict[str, int], layer_norm: bool) -> list[Work]:
-    """Forward and backward of one layer; PyTorch's LSTM has four gates and no adapters."""
+    """Forward and backward pass of one layer; PyTorch's LSTM has four gates and no adapters."""
     batch, steps, embedding, hidden, rank = shape.values()
     inputs = torch.randn(batch, steps, embedding, requires_grad=True)
     gradient = torch.randn(batch, steps, hidden)
@@ -102,7 +102,7 @@ def cell_work(name: str, shape: dict[str, int], layer_norm: bool) -> list[Work]:
 
 
 def texts(contexts: int, rows: int, length: int, vocabulary: int) -> Corpus:
-    """Texts of one length, their words after Zipf, their contexts at random."""
+    """Return texts of one length with Zipf word frequencies and random contexts."""
     generator = np.random.default_rng(0)
     shares = 1 / np.arange(1, vocabulary - 2) ** 1.05
     tokens = generator.choice(np.arange(3, vocabulary), (rows, length + 1), p=shares / shares.sum())
@@ -117,7 +117,7 @@ def texts(contexts: int, rows: int, length: int, vocabulary: int) -> Corpus:
 
 
 def trainer(corpus: Corpus, length: int, precision: str = "float32") -> Trainer:
-    """A FactorCell of the published size before its first step."""
+    """Return the trainer of a FactorCell of the published size before its first step."""
     sizes = {"embedding_size": 200, "hidden_size": 240, "rank": 12, "context_size": CONTEXT}
     training = {"loss": "sampled", "samples": 150, "batch_tokens": 100 * length, "epochs": 1e3, "precision": precision}
     run = Run(Path(), Config.of(**sizes, **training), corpus.tokenizer, corpus.schema)
@@ -125,7 +125,7 @@ def trainer(corpus: Corpus, length: int, precision: str = "float32") -> Trainer:
 
 
 def plain_step(corpus: Corpus, length: int) -> Once:
-    """The plain path: shared samples, dense gradients, Adam over all rows."""
+    """Return a step of the plain path: shared samples, dense gradients, Adam over all rows."""
     model = trainer(corpus, length).run.model.train()
     proposal = Proposal(torch.from_numpy(target_frequencies(corpus)), 150)
     optimiser = torch.optim.Adam(model.parameters())
@@ -143,7 +143,7 @@ def plain_step(corpus: Corpus, length: int) -> Once:
 
 
 def step_work() -> list[Work]:
-    """A whole step of training on 4,000 words; for few and for many contexts; for texts of half the length."""
+    """Return training steps on 4,000 words, for few and for many contexts, and for texts of half the length."""
     name, few, many = f"training step, {WORDS:,} words", texts(1, 2000, 40, WORDS), texts(5800, 2000, 40, WORDS)
 
     def trained_step(corpus: Corpus, length: int = 40, precision: str = "float32") -> Once:
@@ -204,7 +204,7 @@ def score_work() -> list[Work]:
 
 
 def limits() -> list[Work]:
-    """What the machine gives: 2 * 2048^3 operations, and 256 MB read."""
+    """Limits of the machine: 2 * 2048^3 operations, and 256 MB read."""
     a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
     short, sweep = (a.bfloat16(), b.bfloat16()), torch.randn(64_000_000)
     return [
@@ -215,7 +215,7 @@ def limits() -> list[Work]:
 
 
 def measure(works: list[Work], repeats: int) -> dict[Work, float]:
-    """Median seconds of each, in random order, after one run that is not counted."""
+    """Return the median seconds of each, in random order, after one run that is not counted."""
     times: dict[Work, list[float]] = {work: [] for work in works}
     order = [work for work in works for _ in range(repeats)]
     random.Random(0).shuffle(order)
@@ -234,7 +234,7 @@ BASELINES = ("plain loop", "plain path", "cross_entropy")
 
 
 def rows(seconds: dict[Work, float]) -> list[dict[str, Any]]:
-    """Milliseconds, tokens a second, times the baseline and times nn.LSTM, share of the product's rate."""
+    """Return milliseconds, tokens per second, speed relative to the baseline and nn.LSTM, and to the product's rate."""
     product = next(work.operations / spent for work, spent in seconds.items() if work.what == "matrix product")
     result = []
     for work, spent in seconds.items():
@@ -265,8 +265,8 @@ GROUPS: dict[str, Callable[[], list[Work]]] = {
 }
 
 
-def note(row: dict[str, Any], out: Path | None) -> None:
-    """Print one row, and add it to the file `out`."""
+def write_row(row: dict[str, Any], out: Path | None) -> None:
+    """Print one row, and append it to the file `out`."""
     line = json.dumps(row)
     print(line)
     if out:
@@ -275,12 +275,12 @@ def note(row: dict[str, Any], out: Path | None) -> None:
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print and write the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
-    parser.add_argument("--out", type=Path, help="JSON lines are added to this file")
+    parser.add_argument("--out", type=Path, help="file that JSON lines are appended to")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     random.seed(0)
@@ -294,11 +294,11 @@ def main() -> None:
     works = [work for name in arguments.groups for work in GROUPS[name]()] + limits()
     measured = rows(measure(works, arguments.repeats))
     for row in measured:
-        note({**row, **about}, arguments.out)
+        write_row({**row, **about}, arguments.out)
 
 
 def _processor() -> list[str]:
-    """What the system says of its processors."""
+    """Return the lines of /proc/cpuinfo."""
     path = Path("/proc/cpuinfo")
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 

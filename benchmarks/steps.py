@@ -1,11 +1,11 @@
-"""Where the milliseconds of a training step go, by recipe.
+"""Time of the parts of a training step, by recipe.
 
     python benchmarks/steps.py agnews_words/train.parquet --config experiments/agnews_words.toml --threads 1
 
-Each part of a step is timed where it is called, without the parts that it calls itself, so that all of them add up to
-the step. "Backward, other" is what PyTorch does on the way back: products of small layers, sums, its own overhead.
-Figures are means over the steps, in milliseconds of processor time (of all threads), which other work on the machine
-changes little, and in parts of the step; a table in Markdown.
+Each part is timed without the parts that it calls, so all of them add up to the step. "Backward, other" is the work of
+PyTorch in the backward pass: products of small layers, sums, its own overhead. Figures are means over the steps, in
+milliseconds of processor time (of all threads), which other work on the machine changes little, and as shares of the
+step. Prints a Markdown table.
 """
 
 import argparse
@@ -32,13 +32,13 @@ from factorcell.model.run import Run
 from factorcell.training.row_adam import RowAdam
 from factorcell.training.trainer import Trainer
 
-# What is timed: the owner of a function, its name, and what it is called in the table.
+# The timed functions: owner, name, and label in the table.
 PARTS: list[tuple[Any, str, str]] = [
     (Corpus, "batch", "next batch"),
-    (Proposal, "draw", "samples drawn"),
-    (SoftmaxHead, "reads", "rows found"),
-    (RowAdam, "catch_up", "rows caught up, other"),
-    (RowAdam, "read", "rows read"),
+    (Proposal, "draw", "drawing samples"),
+    (SoftmaxHead, "reads", "row lookup"),
+    (RowAdam, "catch_up", "row catch-up, other"),
+    (RowAdam, "read", "row reads"),
     (ContextEncoder, "parts", "context"),
     (ContextEncoder, "join", "context"),
     (LanguageModel, "sampled", "forward, other"),
@@ -52,8 +52,8 @@ PARTS: list[tuple[Any, str, str]] = [
     (softmax._Compiled, "forward", "softmax, around it"),
     (softmax._Compiled, "backward", "softmax, around it"),
     (torch.autograd, "backward", "backward, other"),
-    (Trainer, "_clip", "norm of the gradients"),
-    (RowAdam, "step", "rows' step, other"),
+    (Trainer, "_clip", "gradient norm"),
+    (RowAdam, "step", "row step, other"),
     (torch.optim.AdamW, "step", "dense step"),
 ]
 COMPILED = {
@@ -61,8 +61,8 @@ COMPILED = {
     ("recurrence", (True,)): "recurrence, backward",
     ("softmax", ()): "softmax, forward",
     ("softmax_gradient", ()): "softmax, backward",
-    ("rows", (True,)): "rows caught up",
-    ("rows", (False,)): "rows' step",
+    ("rows", (True,)): "row catch-up",
+    ("rows", (False,)): "row step",
 }
 
 
@@ -71,33 +71,33 @@ class Clock:
 
     def __init__(self) -> None:
         self.spent: dict[str, float] = defaultdict(float)
-        self.inside = [0.0]  # seconds of parts within the one that runs, for each that waits
+        self.inside = [0.0]  # for each active part, seconds of the parts inside it
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Within it time counts for `name`."""
+        """Count the time within this context for `name`."""
         self.inside.append(0.0)
-        begun = time.process_time()
+        start = time.process_time()
         try:
             yield
         finally:
-            whole = time.process_time() - begun
+            whole = time.process_time() - start
             self.spent[name] += whole - self.inside.pop()
             self.inside[-1] += whole
 
-    def watch(self, owner: Any, name: str, called: Callable[..., str]) -> None:
-        """From here on a function's time counts for what it is `called`, given its arguments."""
+    def watch(self, owner: Any, name: str, part_of_call: Callable[..., str]) -> None:
+        """Count the time of a function from now on, for the part that `called` returns for its arguments."""
         function = getattr(owner, name)
 
         def timed(*positional: Any, **keywords: Any) -> Any:
-            with self.part(called(*positional)):
+            with self.part(part_of_call(*positional)):
                 return function(*positional, **keywords)
 
         setattr(owner, name, staticmethod(timed) if hasattr(owner, "save_for_backward") else timed)
 
 
-def measured(trainer: Trainer, steps: int) -> dict[str, float]:
-    """Milliseconds of the parts of a step, after a quarter as many steps that are not counted."""
+def measure(trainer: Trainer, steps: int) -> dict[str, float]:
+    """Return the milliseconds of the parts of a step, after a quarter as many steps that are not counted."""
     clock, batches = Clock(), trainer.batches()
     for owner, name, part in PARTS:
         clock.watch(owner, name, lambda *_, part=part: part)
@@ -111,8 +111,8 @@ def measured(trainer: Trainer, steps: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description="Where the milliseconds of a training step go.")
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description="Measure the parts of a training step.")
     parser.add_argument("table", type=Path)
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--precision", default="float32")
@@ -124,7 +124,7 @@ def main() -> None:
     config = replace(config, training=replace(config.training, precision=arguments.precision))
     corpus = prepare(arguments.table, config)
     run = Run(Path(), config, corpus.tokenizer, corpus.schema)
-    spent = measured(Trainer(run, corpus, corpus.select(np.arange(2))), arguments.steps)
+    spent = measure(Trainer(run, corpus, corpus.select(np.arange(2))), arguments.steps)
     whole = sum(spent.values())
     print("| part | milliseconds | share |\n|---|---:|---:|")
     for name, milliseconds in sorted(spent.items(), key=lambda item: -item[1]):

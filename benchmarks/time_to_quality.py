@@ -1,10 +1,10 @@
-"""Minutes until a perplexity is reached: this package's training beside `nn.LSTM` and `cross_entropy` in plain PyTorch.
+"""Minutes until a perplexity is reached: this package compared with `nn.LSTM` and `cross_entropy` in plain PyTorch.
 
     python benchmarks/time_to_quality.py TABLE DEV --recipe experiments/agnews_words.toml --goal 120 --threads 2
 
-All have the sizes, dropout, rate, schedule and batches of the recipe; the plain model has four gates and no context.
-Perplexity is of all targets of the first 1,000 development texts, which all look at equally often; minutes are of the
-clock, looks among them. Nothing else may run on the machine.
+All models have the sizes, dropout, rate, schedule and batches of the recipe; the plain model has four gates and no
+context. Perplexity is over all targets of the first 1,000 development texts, which all models evaluate equally often;
+minutes are wall-clock, with evaluations. Run nothing else on the machine.
 """
 
 import argparse
@@ -31,13 +31,13 @@ from factorcell.model.run import Run
 from factorcell.option_fields import RecurrentOptions
 from factorcell.training.loop import train
 
-LOOKS = 2  # in a pass
+EVALUATIONS = 2  # per pass
 PLAIN = "nn.LSTM, cross_entropy"
-Look = tuple[float, float]  # steps in passes, perplexity
+Evaluation = tuple[float, float]  # passes over the training texts, perplexity
 
 
 class PlainModel(nn.Module):
-    """Embeddings that input and output share, `nn.LSTM` and a projection: what one would write down first."""
+    """A straightforward model: shared input and output embeddings, `nn.LSTM` and a projection."""
 
     def __init__(self, config: Config, size: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class PlainModel(nn.Module):
         self.rates = options.dropout_input, options.dropout_output
 
     def forward(self, batch: Batch) -> Tensor:
-        """The nats of all targets (N,) of a batch."""
+        """Return the nats of all targets (N,) of a batch."""
         before, after = self.rates
         inputs = F.dropout(self.embedding(batch.tokens[:, :-1]), before, self.training)
         hidden = F.dropout(self.lstm(inputs)[0], after, self.training)
@@ -60,15 +60,15 @@ class PlainModel(nn.Module):
         return F.cross_entropy(logits, batch.tokens[:, 1:][inside], reduction="none")
 
 
-def plain(config: Config, corpus: Corpus, dev: Corpus) -> Iterator[Look]:
-    """Look after look at the plain model."""
+def plain(config: Config, corpus: Corpus, dev: Corpus) -> Iterator[Evaluation]:
+    """Train the plain model and yield its evaluations."""
     training = config.training
     torch.manual_seed(training.seed)
     model = PlainModel(config, len(corpus.tokenizer))
     optimiser = torch.optim.Adam(model.parameters(), training.learning_rate)
     passes = math.ceil(training.epochs)
     order = [rows for epoch in range(passes) for rows in corpus.batches(training.batch_tokens, training.seed, epoch)]
-    each = max(1, len(order) // (passes * LOOKS))
+    interval = max(1, len(order) // (passes * EVALUATIONS))
     for step, rows in enumerate(order, 1):
         for group in optimiser.param_groups:
             group["lr"] = training.learning_rate * (1 + math.cos(math.pi * step / len(order))) / 2
@@ -76,16 +76,16 @@ def plain(config: Config, corpus: Corpus, dev: Corpus) -> Iterator[Look]:
         model.train()(corpus.batch(rows)).mean().backward()
         nn.utils.clip_grad_norm_(model.parameters(), training.clip)
         optimiser.step()
-        if step % each == 0:
+        if step % interval == 0:
             with torch.no_grad():
                 nats = [model.eval()(dev.batch(part)).sum() for part in dev.batches(training.batch_tokens)]
             yield step * passes / len(order), math.exp(float(torch.stack(nats).sum()) / dev.target_count)
 
 
-def factorcell(config: Config, corpus: Corpus, dev: Corpus) -> Iterator[Look]:
-    """Look after look at a model of this package."""
-    looks = math.ceil(config.training.epochs) * LOOKS
-    config = replace(config, training=replace(config.training, evaluations=looks))
+def factorcell(config: Config, corpus: Corpus, dev: Corpus) -> Iterator[Evaluation]:
+    """Train a model of this package and yield its evaluations."""
+    evaluations = math.ceil(config.training.epochs) * EVALUATIONS
+    config = replace(config, training=replace(config.training, evaluations=evaluations))
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(Path(folder) / "run", config, corpus.tokenizer, corpus.schema)
         for row in train(run, corpus, dev):
@@ -93,10 +93,10 @@ def factorcell(config: Config, corpus: Corpus, dev: Corpus) -> Iterator[Look]:
                 yield row["step"] / row["steps"] * config.training.epochs, row["perplexity"]
 
 
-def timed(name: str, looks: Iterator[Look], goal: float, minutes: float) -> dict[str, Any]:
-    """Minutes until the perplexity is at most the `goal`; where it is not in `minutes`, what it was by then."""
+def time_to_goal(name: str, evaluations: Iterator[Evaluation], goal: float, minutes: float) -> dict[str, Any]:
+    """Return the minutes until the perplexity is at most `goal`, or the perplexity after `minutes`."""
     begun, best, tokens, spent = time.perf_counter(), math.inf, 0.0, 0.0
-    for passes, perplexity in tqdm(looks, desc=name, unit="look"):
+    for passes, perplexity in tqdm(evaluations, desc=name, unit="evaluation"):
         spent, best, tokens = (time.perf_counter() - begun) / 60, min(best, perplexity), passes
         tqdm.write(f"{name}: {spent:.1f} minutes, {passes:.2f} passes, perplexity {perplexity:.1f}", file=sys.stderr)
         if best <= goal or spent > minutes:
@@ -106,18 +106,18 @@ def timed(name: str, looks: Iterator[Look], goal: float, minutes: float) -> dict
 
 
 def main() -> None:
-    """Train one after the other, print and keep."""
+    """Train the models in turn, print and write the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=Path, help="training texts")
     parser.add_argument("dev", type=Path, help="development texts")
     parser.add_argument("--recipe", type=Path, required=True)
     parser.add_argument("--models", nargs="+", default=[PLAIN, "unadapted", "factorcell"], choices=[PLAIN, *MODELS])
-    parser.add_argument("--precision", default="float32", choices=PRECISIONS, help="of this package's models")
-    parser.add_argument("--epochs", type=float, help="passes of the schedule (default: those of the recipe)")
+    parser.add_argument("--precision", default="float32", choices=PRECISIONS, help="precision of this package's models")
+    parser.add_argument("--epochs", type=float, help="passes of the schedule (default: from the recipe)")
     parser.add_argument("--goal", type=float, default=120.0, help="perplexity (default: 120)")
-    parser.add_argument("--minutes", type=float, default=60.0, help="of each at most (default: 60)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="time limit of each model (default: 60)")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="JSON lines are added to this file")
+    parser.add_argument("--out", type=Path, help="file that JSON lines are appended to")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     config = Config.load(arguments.recipe)
@@ -127,9 +127,10 @@ def main() -> None:
     dev = prepare(arguments.dev, config, tokenizer=corpus.tokenizer, schema=corpus.schema, unknown="group")
     dev = dev.select(np.arange(1000))
     for name in arguments.models:
-        looks = plain(config, corpus, dev) if name == PLAIN else factorcell(config.with_model(name), corpus, dev)
-        speed.note(
-            timed(name, looks, arguments.goal, arguments.minutes) | {"threads": arguments.threads}, arguments.out
+        evaluations = plain(config, corpus, dev) if name == PLAIN else factorcell(config.with_model(name), corpus, dev)
+        speed.write_row(
+            time_to_goal(name, evaluations, arguments.goal, arguments.minutes) | {"threads": arguments.threads},
+            arguments.out,
         )
 
 

@@ -1,9 +1,9 @@
-"""Measure how often a text is suggested for a prefix with a typo and without one, with typos forgiven and not forgiven.
+"""Measure how often a text is suggested when its prefix contains a typing error, with and without typo tolerance.
 
     python benchmarks/typos.py RUN TEST.parquet --counted TRAIN.parquet
 
-Prints a row of JSON for each way: the share of the texts among the first k, their mean reciprocal rank, milliseconds of
-processor time. What is typed has 8 letters at least and is the same for all ways.
+Prints a row of JSON for each method: the share of the texts among the first k, their mean reciprocal rank,
+milliseconds of processor time. Prefixes have at least 8 letters and are the same for all methods.
 """
 
 import argparse
@@ -23,48 +23,48 @@ from factorcell.completion.search import Suggestion
 from factorcell.completion.typos import TypoCosts
 
 LETTERS = "etaoinsrhldcumfpgwybvk "
-SHORTEST, LONGEST = 8, 40  # letters that are typed at least, and of a text: few longer ones are ever suggested
-Case = tuple[str, str, str, dict[str, Any]]  # text, typed, typed with a typo, context
+SHORTEST, LONGEST = 8, 40  # minimum length of a prefix and maximum length of a text, in letters
+Case = tuple[str, str, str, dict[str, Any]]  # text, prefix, prefix with a typing error, context
 
 
-def add_typo(typed: str, chosen: random.Random) -> str:
-    """Add one random typo: a letter inserted, omitted or replaced, or two neighbouring letters swapped."""
+def add_typo(prefix: str, generator: random.Random) -> str:
+    """Return the prefix with one random typing error: an extra, missing or wrong letter, or two swapped ones."""
     while True:
-        place, letter = chosen.randrange(len(typed)), chosen.choice(LETTERS)
-        before, replaced, after = typed[:place], typed[place], typed[place + 1 :]
-        ways = (letter + replaced + after, after, letter + after, after[:1] + replaced + after[1:])
-        if (changed := before + chosen.choice(ways)) != typed:
-            return changed
+        place, letter = generator.randrange(len(prefix)), generator.choice(LETTERS)
+        before, current, after = prefix[:place], prefix[place], prefix[place + 1 :]
+        endings = (letter + current + after, after, letter + after, after[:1] + current + after[1:])
+        if (result := before + generator.choice(endings)) != prefix:
+            return result
 
 
 def cases(run: Run, path: Path, count: int, seed: int) -> list[Case]:
-    """Beginnings of random texts."""
-    chosen, result = random.Random(seed), []
+    """Draw prefixes of random texts."""
+    generator, result = random.Random(seed), []
     column = run.config.data.text
     names = [variable.source_column for variable in run.schema.variables]
     rows = [row for row in pq.read_table(path).to_pylist() if SHORTEST < len(row[column]) <= LONGEST]
-    for row in chosen.sample(rows, count):
-        typed = row[column][: chosen.randint(SHORTEST, len(row[column]) - 1)]
-        result.append((row[column], typed, add_typo(typed, chosen), {name: row[name] for name in names}))
+    for row in generator.sample(rows, count):
+        prefix = row[column][: generator.randint(SHORTEST, len(row[column]) - 1)]
+        result.append((row[column], prefix, add_typo(prefix, generator), {name: row[name] for name in names}))
     return result
 
 
 def measure(
-    name: str, suggest: Callable[[str, dict[str, Any]], list[Suggestion]], cases: list[Case], has_typo: bool
+    name: str, suggest: Callable[[str, dict[str, Any]], list[Suggestion]], cases: list[Case], with_typo: bool
 ) -> None:
-    """Print how often and where the text is."""
+    """Print how often the text is suggested, and its rank."""
     ranks, times = [], []
-    for text, typed, wrong, context in cases:
+    for text, prefix, wrong_prefix, context in cases:
         began = time.thread_time()
-        suggestions = suggest(wrong if has_typo else typed, context)
+        suggestions = suggest(wrong_prefix if with_typo else prefix, context)
         times.append(1e3 * (time.thread_time() - began))
         ranks.append(
             next((1 / place for place, suggestion in enumerate(suggestions, 1) if suggestion.text == text), 0.0)
         )
     row = {
-        "way": name,
-        "typo": has_typo,
-        "found": round(statistics.mean(rank > 0 for rank in ranks), 3),
+        "method": name,
+        "typo": with_typo,
+        "recall": round(statistics.mean(rank > 0 for rank in ranks), 3),
         "reciprocal_rank": round(statistics.mean(ranks), 3),
         "milliseconds": round(statistics.median(times), 1),
     }
@@ -72,11 +72,13 @@ def measure(
 
 
 def main() -> None:
-    """Measure all ways."""
+    """Measure all methods."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("table", type=Path)
-    parser.add_argument("--counted", type=Path, help="a table of texts to count, and to type: most popular completion")
+    parser.add_argument(
+        "--counted", type=Path, help="table of texts for most popular completion, which are counted and typed"
+    )
     parser.add_argument("--count", type=int, default=150)
     parser.add_argument("--k", type=int, default=10)
     parser.add_argument("--costs", type=float, nargs="+", default=[TypoCosts().cost])
@@ -85,22 +87,22 @@ def main() -> None:
     torch.set_num_threads(1)
     run = Run.open(arguments.run)
     texts = cases(run, arguments.table, arguments.count, arguments.seed)
-    ways = [
+    methods = [
         ("model", TypoCosts(0)),
-        *((f"model, {cost:g} nats per typo", TypoCosts(2, cost)) for cost in arguments.costs),
+        *((f"model, {cost:g} nats per typing error", TypoCosts(2, cost)) for cost in arguments.costs),
     ]
-    for name, typos in ways:
+    for name, typos in methods:
         completer = Completer(run, unknown="group", typos=typos)
-        for has_typo in (False, True):
+        for with_typo in (False, True):
             measure(
-                name, lambda typed, row, c=completer: c.complete(typed, context=row, k=arguments.k), texts, has_typo
+                name, lambda prefix, row, c=completer: c.complete(prefix, context=row, k=arguments.k), texts, with_typo
             )
     if arguments.counted:
         popular = Popularity.fit(pq.read_table(arguments.counted)[run.config.data.text].to_pylist(), min_count=1)
         texts = cases(run, arguments.counted, arguments.count, arguments.seed)
         for name, counted in (("popularity", popular), ("popularity, typos", TypoTolerantLookup(popular))):
-            for has_typo in (False, True):
-                measure(name, lambda typed, row, c=counted: c.complete(typed, arguments.k), texts, has_typo)
+            for with_typo in (False, True):
+                measure(name, lambda prefix, row, c=counted: c.complete(prefix, arguments.k), texts, with_typo)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ html_show_sphinx = False
 
 
 def mathml(tex: str, block: bool) -> str:
-    """An equation as MathML, which browsers draw by themselves: no script, no font, no network."""
+    """Return an equation as MathML, which browsers draw without scripts, fonts or a network."""
     try:
         return tex2mathml(tex, as_block=block)
     except MathError as error:
@@ -50,35 +50,35 @@ def mathml(tex: str, block: bool) -> str:
 
 
 def inline_math(writer: Any, node: nodes.math) -> None:
-    """An equation within a sentence."""
+    """Write an equation within a sentence."""
     writer.body.append(mathml(node.astext(), block=False))
     raise nodes.SkipNode
 
 
 def block_math(writer: Any, node: nodes.math_block) -> None:
-    """An equation on lines of its own."""
+    """Write an equation on separate lines."""
     writer.body.append(f'<div class="math">{mathml(node.astext(), block=True)}</div>')
     raise nodes.SkipNode
 
 
 def help_of(*words: str) -> str:
-    """What `factorcell WORDS --help` prints, as a block."""
+    """Return the output of `factorcell WORDS --help` as a block of text."""
     return f"```text\n{make_parser(find_commands(words)).format_help()}```\n"
 
 
-class Verbs(SphinxDirective):
-    """The help of every verb, under the heading of its group and its own."""
+class CommandHelp(SphinxDirective):
+    """The help of every command, in a section per group and a subsection per command."""
 
     def run(self) -> list[nodes.Node]:
-        """The sections."""
+        """Return the sections."""
         os.environ |= {"COLUMNS": "92", "NO_COLOR": "1"}
         parts = []
-        for title, (_, verbs) in GROUPS.items():
+        for title, (_, commands) in GROUPS.items():
             parts.append(f"## {title.capitalize()}\n")
-            for verb in verbs:
-                parts.append(f"### {verb.name}\n")
-                kinds = [[verb.name, kind.name] for kind in verb.subcommands]
-                parts += [help_of(*words) for words in kinds or [[verb.name]]]
+            for command in commands:
+                parts.append(f"### {command.name}\n")
+                subcommands = [[command.name, subcommand.name] for subcommand in command.subcommands]
+                parts += [help_of(*words) for words in subcommands or [[command.name]]]
         return self.parse_text_to_nodes("\n".join(parts), allow_section_headings=True)
 
 
@@ -92,5 +92,5 @@ def setup(app: Sphinx) -> None:
     """Draw equations as MathML, and register the directive and the lexer of this site."""
     app.connect("autodoc-process-docstring", remove_inherited_lines)
     app.add_html_math_renderer("mathml", (inline_math, None), (block_math, None))
-    app.add_directive("verbs", Verbs)
+    app.add_directive("commands", CommandHelp)
     app.add_lexer("order", TextLexer)  # the order of layers in architecture.md

@@ -13,15 +13,16 @@ PAGE = Path(__file__).with_suffix(".md")
 HEAD = """# Options
 
 This page is for users who configure a training: it lists all options of `factorcell train`, by section of a TOML file.
-On the command line the option `min_count` is `--min-count`; the options `kind` are `--tokenizer`, `--backbone` and
-`--head`.
-`compare`, `tune`, `finetune`, `separate` and `advise` have the same options, as far as they need them.
+On the command line the option `min_count` is `--min-count`, and the option `kind` of a section is `--tokenizer`,
+`--backbone` or `--head`.
+A repeatable option is a list in TOML and in Python; among choices, `none` on the command line stands for an empty list.
+`compare`, `tune`, `finetune`, `separate` and `advise` accept those of these options that they need.
 
 The kinds of a tokenizer, backbone or head have different options; if an option does not exist for all kinds, the table
 names the kinds that have it.
 Other packages can add kinds with their own options ([extending](extending.md)).
 
-"By the table" means that `train` [chooses the value](training.md#automatic-options) from the training table.
+"Automatic" means that `train` [chooses the value](training.md#automatic-options) from the training table.
 The last column is the default of a `Config` in Python, where no value is chosen.
 `python docs/options.py` generates this page.
 """
@@ -45,10 +46,11 @@ def _section(section: str) -> Iterator[str]:
         first = next(iter(by_kind.values()))
         choices = tuple(kinds) if name == "kind" else first.metadata["choices"]
         meaning = KIND_HELP[section] if name == "kind" else first.metadata["help"]
-        meaning += f" ({', '.join(choices)})" if choices else ""
+        is_explained = all(f"{choice}:" in meaning for choice in choices)
+        meaning += "" if is_explained else f" ({', '.join(choices)})"
         meaning += f"; only {', '.join(by_kind)}" if len(by_kind) < len(kinds) else ""
         default = _format(first.default) if name == "kind" else _format_by_kind(by_kind)
-        shown = "by the table" if name in AUTOMATIC_OPTIONS.get(section, ()) else default
+        shown = "automatic" if name in AUTOMATIC_OPTIONS.get(section, ()) else default
         yield f"| `{name}` | {meaning.replace('|', chr(92) + '|')} | {shown} | {default} |"
     yield ""
 

@@ -1,4 +1,4 @@
-"""What the advice expects of the context of each data set, from the training texts alone (docs/advice.md)."""
+"""Estimate the gain from the context of each data set, from the training texts alone (docs/advice.md)."""
 
 from functools import partial
 from pathlib import Path
@@ -9,38 +9,40 @@ import thesis_sixteen
 from corpora import Tables
 from factorcell.config import Config
 from factorcell.evaluation.advice.advise import advise
-from study import Baseline, Experiment, Measured, Row
+from study import Baseline, Experiment, Measurement, Row
 
-OF = {name: of for name, of in tacl.EXPERIMENTS.items() if name != "places"}  # whose recipes say how texts are read
-OF["scotus"] = thesis_sixteen.EXPERIMENTS["scotus"]
+# The experiments whose recipes define how the texts are read.
+RECIPE_EXPERIMENTS = {name: experiment for name, experiment in tacl.EXPERIMENTS.items() if name != "places"}
+RECIPE_EXPERIMENTS["scotus"] = thesis_sixteen.EXPERIMENTS["scotus"]
 FIGURES = ("least", "expected", "most")
 
 
 def tables(data: Path, folder: Path, share: float) -> Tables:
-    """Return the training texts of each data set."""
     paths = {
-        name: corpora.parts(data, folder, tacl.SETS[name].source, share)["train"] for name in OF if name != "scotus"
+        name: corpora.parts(data, folder, tacl.SETS[name].source, share)["train"]
+        for name in RECIPE_EXPERIMENTS
+        if name != "scotus"
     }
     return {**paths, "scotus": thesis_sixteen.scotus_tables(data, folder, share)["train"]}
 
 
-def advised(config: Config, tables: Tables, folder: Path, name: str) -> Measured:
-    """Return the advice on each column of a data set, and on all of them under the empty name."""
+def measure_advice(config: Config, tables: Tables, folder: Path, name: str) -> Measurement:
+    """Return the advice on each column of a data set, and on all columns together under the empty name."""
     advice = advise(tables[name], config, progress=True)
     every = [*advice["columns"], {**advice["all"], "column": ""}]
-    return Measured({"advice": {column["column"]: {key: column[key] for key in FIGURES} for column in every}})
+    return Measurement({"advice": {column["column"]: {key: column[key] for key in FIGURES} for column in every}})
 
 
-def options(of: Experiment) -> dict[str, Row]:
-    """Return how the texts of a data set are read."""
-    config = of.config(of.trainings()[0], 1).to_dict()
+def options(experiment: Experiment) -> dict[str, Row]:
+    """Return the options by which the models of an experiment read their texts."""
+    config = experiment.config(experiment.trainings()[0], 1).to_dict()
     return {section: config[section] for section in ("data", "tokenizer")}
 
 
 EXPERIMENT = Experiment(
     "advice",
     "tacl_agnews.toml",
-    {name: options(of) for name, of in OF.items()},
+    {name: options(experiment) for name, experiment in RECIPE_EXPERIMENTS.items()},
     tables,
-    baselines={name: Baseline(partial(advised, name=name), seeded=False) for name in OF},
+    baselines={name: Baseline(partial(measure_advice, name=name), seeded=False) for name in RECIPE_EXPERIMENTS},
 )

@@ -1,4 +1,4 @@
-"""Means of several trainings, and differences between rows with their 95 % intervals over texts and trainings."""
+"""Means over trainings, and differences between rows with 95 % intervals over texts and trainings."""
 
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,18 +12,16 @@ from factorcell.bootstrap import Interval
 from factorcell.evaluation import statistics
 from factorcell.evaluation.statistics import Ratios, add_training_variance
 from factorcell.evaluation.text_figures import Figures, TextSums
-from study import HERE, Row, grouped_figures
+from study import EXPERIMENTS_FOLDER, Row, grouped_figures
 
 PERPLEXITIES = ("perplexity", "said", "dev_")  # figures with these prefixes have geometric means
 
 
 def published() -> dict[str, Any]:
-    """Return the figures of the papers and of their published code."""
-    return tomllib.loads((HERE / "published.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((EXPERIMENTS_FOLDER / "published.toml").read_text(encoding="utf-8"))
 
 
 def relative_gain(value: float, base: float) -> float:
-    """Return by what share `value` lies below `base`."""
     return 1 - value / base
 
 
@@ -44,15 +42,13 @@ class Rows:
         return iter(self.trainings)
 
     def all(self) -> list[Row]:
-        """Return every training."""
         return [row for rows in self.trainings.values() for row in rows]
 
     def first(self, name: str) -> Row:
-        """Return the training with the lowest seed; empty if there is none."""
+        """Return the training with the lowest seed, or an empty dict if the row is missing."""
         return next(iter(self.trainings.get(name, ())), {})
 
     def renamed(self, names: Mapping[str, str]) -> "Rows":
-        """Return the rows `names` under their new names."""
         return Rows({**row, "row": names[row["row"]]} for row in self.all() if row["row"] in names)
 
     def __or__(self, other: "Rows") -> "Rows":
@@ -60,11 +56,11 @@ class Rows:
 
     @cached_property
     def texts(self) -> dict[str, list[Figures]]:
-        """The sums over groups of texts, for each training of each row."""
+        """The figures of each training of each row, as sums over groups of texts."""
         return {name: [grouped_figures(row) for row in rows] for name, rows in self.trainings.items()}
 
     def mean(self, name: str, key: str) -> tuple[float, float | None] | None:
-        """Return the mean and the standard deviation over trainings of a figure; geometric mean of perplexities."""
+        """Return the mean and standard deviation of a figure over trainings; perplexities have geometric means."""
         values = [row[key] for row in self.trainings.get(name, ()) if row.get(key) is not None]
         if not values:
             return None
@@ -73,51 +69,53 @@ class Rows:
         return mean, float(np.std(values, ddof=1)) if len(values) > 1 else None
 
     def sums(self, name: str, key: str) -> list[TextSums]:
-        """Return the sums of a figure for each training; empty if a training lacks it."""
-        every = self.texts.get(name, [])
-        return [figures[key] for figures in every] if all(key in figures for figures in every) else []
+        """Return the sums of a figure for each training, or an empty list if a training lacks it."""
+        trainings = self.texts.get(name, [])
+        return [figures[key] for figures in trainings] if all(key in figures for figures in trainings) else []
 
     def _ratios(self, *figures: tuple[str, str]) -> Ratios | None:
         """Return figures (row, key) over bootstrap draws of their common texts."""
         sums = [self.sums(name, key) for name, key in figures]
-        exact = {place for place, (name, _) in enumerate(figures) if self.first(name).get("exact")}
+        exact = {index for index, (name, _) in enumerate(figures) if self.first(name).get("exact")}
         return Ratios.from_sums(sums, deterministic=exact) if all(sums) else None
 
     def difference(self, name: str, key: str, base: str, base_key: str = "") -> Interval | None:
-        """Return by how much a figure of a row lies above that of the row `base`."""
+        """Return a figure of a row minus a figure of the row `base`."""
         ratios = self._ratios((base, base_key or key), (name, key))
         return None if ratios is None else ratios.difference(1, 0)
 
-    def lower(self, name: str, key: str, base: str, paired: bool = False) -> Interval | None:
-        """Return by what share a perplexity lies below that of `base`; `paired` if trainings continue those of it."""
+    def gain(self, name: str, key: str, base: str, paired: bool = False) -> Interval | None:
+        """Return the relative reduction of a perplexity from `base`; `paired` trainings continue those of `base`."""
         ratios = self._ratios((base, key), (name, key))
         return None if ratios is None else statistics.gain_from_nats(ratios.difference(0, 1, paired))
 
-    def above(self, name: str, key: str, base: str) -> Interval | None:
-        """Return by what share a figure lies above that of the row `base`."""
+    def relative_increase(self, name: str, key: str, base: str) -> Interval | None:
+        """Return the relative increase of a figure compared with the row `base`."""
         ratios = self._ratios((base, key), (name, key))
         if ratios is None or not ratios.resampled[0, 0] > 0:
             return None
         with np.errstate(invalid="ignore", divide="ignore"):
             interval = bootstrap.percentile_interval(ratios.resampled[:, 1] / ratios.resampled[:, 0] - 1, ratios.texts)
-        below, above = ratios.resampled[0]
-        return add_training_variance(interval, ratios.trained[1] / below, ratios.trained[0] * above / below**2)
+        base_value, increased = ratios.resampled[0]
+        return add_training_variance(
+            interval, ratios.trained[1] / base_value, ratios.trained[0] * increased / base_value**2
+        )
 
-    def within(self, name: str, key: str, base_key: str) -> Interval | None:
-        """Return by how much a figure lies above another figure of the same trainings."""
+    def difference_within(self, name: str, key: str, base_key: str) -> Interval | None:
+        """Return a figure minus another figure of the same trainings."""
         figures = [self.sums(name, figure) for figure in (base_key, key)]
         ratios = Ratios.from_sums(figures) if all(figures) else None
         return None if ratios is None else ratios.difference(1, 0, paired=True)
 
-    def best(self, key: str, names: Sequence[str], highest: bool) -> str | None:
-        """Return the row that is significantly better than every other row of `names`."""
+    def best_row(self, key: str, names: Sequence[str], highest: bool) -> str | None:
+        """Return the row that is significantly better than every other row of `names`, or None."""
         names = [name for name in names if self.sums(name, key)]
         ratios = self._ratios(*((name, key) for name in names)) if len(names) > 1 else None
-        place = None if ratios is None else ratios.best_model(highest)
-        return None if place is None else names[place]
+        index = None if ratios is None else ratios.best_model(highest)
+        return None if index is None else names[index]
 
-    def dev(self, name: str) -> float:
-        """Return the geometric mean of the development perplexity (known targets)."""
+    def dev_perplexity(self, name: str) -> float:
+        """Return the geometric mean of the development perplexity over in-vocabulary targets."""
         return float(np.exp(np.mean([np.log(row["dev"]["perplexity_known"]) for row in self.trainings[name]])))
 
 
@@ -125,7 +123,7 @@ class Rows:
 
 
 def number(value: float | None, form: str = ".2f", scale: float = 1.0) -> str:
-    """Format a number; empty if it is missing."""
+    """Format a number; a missing one gives an empty string."""
     return "" if value is None or np.isnan(value) else f"{scale * value:{form}}"
 
 

@@ -1,4 +1,4 @@
-"""Columns and tables in Markdown: a table is a list of columns, each of which makes a cell from the rows of a name."""
+"""Markdown tables: each column makes a cell from the rows of one name."""
 
 import re
 import tomllib
@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 from aggregate import Rows, interval, number, published, relative_gain, spread
 from factorcell.config import UserError
 from figures import Read
-from study import HERE, Row
+from study import EXPERIMENTS_FOLDER, Row
 
 NUMBER = re.compile(r"(\*\*)?[-+]?\d")  # the beginning of a numeric cell
 NO_ROWS = "No rows yet.\n"
-KNOWN = "perplexity_known"
-FOUR = ("unadapted", "softmaxbias", "concatcell", "factorcell")
+KNOWN_PERPLEXITY = "perplexity_known"
+MODELS = ("unadapted", "softmaxbias", "concatcell", "factorcell")
 SETS = ("agnews", "dbpedia", "hotels", "hotels13", "imdb", "languages", "tweets", "places")
-WHOLE = "scale+concat+low_rank+hash"  # the row of chapter 3 with all adaptations
+ALL_ADAPTATIONS = "scale+concat+low_rank+hash"  # the row of chapter 3 with all adaptations
 PAPER = published()
-SPECS: Mapping[str, Any] = tomllib.loads((HERE / "tables.toml").read_text(encoding="utf-8"))
+SPECS: Mapping[str, Any] = tomllib.loads((EXPERIMENTS_FOLDER / "tables.toml").read_text(encoding="utf-8"))
 
 
 def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Format a table: the first column and columns of words to the left, numbers to the right."""
+    """Format a table; numeric columns are aligned to the right."""
     if not lines:
         return NO_ROWS
     numeric = [all(not cell or NUMBER.match(cell) for cell in column) for column in zip(*lines, strict=True)]
@@ -31,7 +31,7 @@ def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def fill_page(text: str, tables: Mapping[str, str]) -> str:
-    """Put each table between its marks. `UserError` if a mark is missing."""
+    """Replace the table between each pair of marks. Raises `UserError` if a mark is missing."""
     for name, table in tables.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         before, mark, after = text.partition(begin)
@@ -45,67 +45,65 @@ def fill_page(text: str, tables: Mapping[str, str]) -> str:
 
 
 class Column(NamedTuple):
-    """A column: its head, and the text of its cell in a row."""
+    """A column: its header, and a function that formats its cell of a row."""
 
     head: str
     cell: Callable[[Rows, str], str]
 
 
 def mean(key: str, head: str, form: str = ".2f", scale: float = 1.0, bold: bool = False) -> Column:
-    """Mean ± standard deviation of a figure; `bold` marks a perplexity significantly below that of every other row."""
+    """Return a column of means ± standard deviations; `bold` marks the perplexity that is significantly the lowest."""
 
     def cell(rows: Rows, name: str) -> str:
         value = rows.mean(name, key)
         if value is None:
             return ""
         text = number(value[0], form, scale) + ("" if value[1] is None else f" ± {scale * value[1]:{form}}")
-        return f"**{text}**" if bold and rows.best(key, list(rows), highest=False) == name else text
+        return f"**{text}**" if bold and rows.best_row(key, list(rows), highest=False) == name else text
 
     return Column(head, cell)
 
 
 def share(key: str, head: str) -> Column:
-    """A share, in per cent."""
     return mean(key, f"{head}, %", ".1f", 100.0)
 
 
 def lower(key: str, base: str | Mapping[str, str], head: str = "gain, %") -> Column:
-    """By how many per cent a perplexity lies below that of the row `base`, or of the base of each row."""
+    """Return a column of relative perplexity reductions in per cent, compared with `base` or the base of each row."""
 
     def cell(rows: Rows, name: str) -> str:
-        below = base if isinstance(base, str) else base.get(name, "unadapted")
-        paired = name == "with ngram"  # its trainings begin with those of the FactorCell
-        return "" if name == below or below not in rows else interval(rows.lower(name, key, below, paired))
+        base_name = base if isinstance(base, str) else base.get(name, "unadapted")
+        paired = name == "with ngram"  # its trainings continue those of the FactorCell
+        return "" if name == base_name or base_name not in rows else interval(rows.gain(name, key, base_name, paired))
 
     return Column(head, cell)
 
 
 def points(key: str, base: str, head: str = "", scale: float = 100.0, form: str = ".1f") -> Column:
-    """By how many percentage points a share lies above that of the row `base`."""
+    """Return a column of differences from the row `base`, in percentage points unless `scale` says otherwise."""
 
     def cell(rows: Rows, name: str) -> str:
         return "" if name == base or base not in rows else interval(rows.difference(name, key, base), form, scale)
 
-    return Column(head or f"above {base}, points", cell)
+    return Column(head or f"minus {base}, points", cell)
 
 
 def figures_of(path: str) -> Mapping[str, Sequence[float]]:
-    """Return a table of published.toml."""
     table = reduce(lambda section, name: section[name], path.split("."), PAPER)
     return {name: values for name, values in table.items() if isinstance(values, list)}
 
 
-def paper(path: str, place: int, head: str, form: str = ".2f") -> Column:
-    """A figure of the paper, in the table `path` of published.toml."""
+def paper(path: str, index: int, head: str, form: str = ".2f") -> Column:
+    """Return a column of figures from the table `path` of published.toml; `index` is their position in a row."""
     values = figures_of(path)
     return Column(
         f"paper: {head}",
-        lambda rows, name: number(values[name][place], form) if len(values.get(name, ())) > place else "",
+        lambda rows, name: number(values[name][index], form) if len(values.get(name, ())) > index else "",
     )
 
 
 def paper_gain(path: str, base: str) -> Column:
-    """By how many per cent the perplexity of the paper lies below that of its row `base`."""
+    """Return a column of the paper's relative perplexity reductions compared with `base`, in per cent."""
     values = figures_of(path)
 
     def cell(rows: Rows, name: str) -> str:
@@ -115,57 +113,54 @@ def paper_gain(path: str, base: str) -> Column:
     return Column("paper: gain, %", cell)
 
 
-def about(key: str, head: str) -> Column:
-    """A number that one of the rows has, such as one of the training texts."""
+def any_row(key: str, head: str) -> Column:
+    """Return a column with a number that is equal for all rows, such as the number of training texts."""
     return Column(head, lambda rows, _: next((f"{row[key]:,.0f}" for row in rows.all() if key in row), ""))
 
 
-def of(name: str, column: Sequence[Any]) -> Column:
-    """The cell of the row `name`, whatever the row: for tables with a line for each data set."""
+def fixed_row(name: str, column: Sequence[Any]) -> Column:
+    """Return a column that always shows the row `name`, for tables with one line per data set."""
     head, cell = column_of(column)
     return Column(head, lambda rows, _: cell(rows, name))
 
 
 def nonzero(rows: Rows, name: str) -> str:
-    """Return the share of coefficients of a sparse bias that are not zero, in per cent."""
+    """Return the share of nonzero coefficients of a sparse bias, in per cent."""
     biases = [row["sparse_bias"] for row in rows.trainings[name] if "sparse_bias" in row]
     sums = [[sum(coefficients[key] for coefficients in bias) for key in ("nonzero", "coefficients")] for bias in biases]
     return spread([left / every for left, every in sums], ".2f", 100.0)
 
 
 def penalties(rows: Rows, name: str) -> str:
-    """Return the penalties of a sparse bias."""
     l1 = rows.first(name)["config"]["training"]["sparse_l1"] if "sparse" in name else ()
     return ", ".join(penalty.partition("=")[2] for penalty in l1)
 
 
 def embedding(rows: Rows, name: str) -> str:
-    """Return the size of the embeddings of a low-rank bias."""
     return str(rows.first(name)["config"]["model"]["context_size"]) if "low_rank" in name else ""
 
 
 COLUMN_KINDS: Mapping[str, Callable[..., Column]] = {
     **{"mean": mean, "share": share, "lower": lower, "points": points, "paper": paper, "paper_gain": paper_gain},
-    **{"about": about, "of": of},
+    **{"about": any_row, "of": fixed_row},
 }
-SINGLE = {  # columns without arguments
+FIXED_COLUMNS = {  # columns without arguments
     "parameters": Column("parameters", lambda rows, name: number(rows.first(name).get("parameters"), ",.0f")),
     "nonzero": Column("nonzero, %", nonzero),
     "penalties": Column("λ of hotel, city, rating", penalties),
     "embedding": Column("embedding", embedding),
-    "dev": Column("dev: perplexity", lambda rows, name: number(rows.dev(name))),
+    "dev": Column("dev: perplexity", lambda rows, name: number(rows.dev_perplexity(name))),
 }
 
 
 def column_of(spec: str | Sequence[Any]) -> Column:
     """Return the column of a specification: [KIND, ARGUMENTS ...], or a name."""
     if isinstance(spec, str):
-        return SINGLE[spec] if spec in SINGLE else column_of(SPECS["columns"][spec])
+        return FIXED_COLUMNS[spec] if spec in FIXED_COLUMNS else column_of(SPECS["columns"][spec])
     return COLUMN_KINDS[spec[0]](*spec[1:])
 
 
 def group(name: str) -> list[Column]:
-    """Return a list of columns."""
     return [column_of(column) for column in SPECS["groups"][name]]
 
 
@@ -173,19 +168,18 @@ def group(name: str) -> list[Column]:
 
 
 def gather_rows(read: Read, sources: Sequence[Any]) -> Rows:
-    """Return the rows of experiments; [EXPERIMENT, {row: name}] takes some of them under other names."""
+    """Collect rows of experiments; [EXPERIMENT, {row: new name}] selects and renames rows."""
     tables = [read(source) if isinstance(source, str) else read(source[0]).renamed(source[1]) for source in sources]
     return Rows(row for rows in tables for row in rows.all())
 
 
 def table(rows: Rows, columns: Sequence[Column], names: Sequence[str] = (), head: str = "model") -> str:
-    """Make a table with a line for each of `names` that there is, or for every row."""
     lines = [[name, *(column.cell(rows, name) for column in columns)] for name in names or rows if name in rows]
     return markdown([head, *(column.head for column in columns)], lines)
 
 
-def specified(read: Read, spec: Mapping[str, Any]) -> str:
-    """Make a table of tables.toml."""
+def make_table(read: Read, spec: Mapping[str, Any]) -> str:
+    """Format a table that tables.toml specifies."""
     columns = [column_of(entry) for entry in spec["columns"]]
     if "sets" not in spec:
         return table(gather_rows(read, spec["from"]), columns, spec.get("rows", ()), spec.get("head", "model"))

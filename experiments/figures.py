@@ -18,17 +18,17 @@ from factorcell.reports import charts
 from random_sizes import of_class, recurrent_weights
 from study import Row
 
-FOLDER = "figures"  # next to the page
+FOLDER = "figures"  # relative to the page
 WIDTH, HEIGHT = 3.3, 2.9  # inches of a panel
-NARROWEST, WIDEST = 1.35, 3  # width of a picture in panels
-OUTLINE = 73  # points of an ellipse
+NARROWEST, WIDEST = 1.35, 3  # limits of the width of a picture, in panels
+OUTLINE = 73  # points per ellipse
 ADAPTED = ("softmaxbias", "concatcell", "factorcell")
 RANKS = (1, 8, 15, 22, 31)  # bounds of the ranges in figure 4.5
-PLACES = (0, 5, 10, 20, 50, 100)  # texts of a user seen: where the ranges of figure 5.2 begin
-LENGTHS = {"prefix": (2, 4, 7, 13, 25), "query": (3, 16, 31, 46, 61)}  # characters: ranges of figure 5.3
+TEXTS_SEEN = (0, 5, 10, 20, 50, 100)  # texts of a user seen before: starts of the ranges in figure 5.2
+LENGTHS = {"prefix": (2, 4, 7, 13, 25), "query": (3, 16, 31, 46, 61)}  # characters: starts of the ranges in figure 5.3
 CHARACTER_SETS = ("languages", "tweets", "places")
-# judged texts -> title, experiment that wrote them, figure by accuracy, figure by rank and perplexity
-WRITTEN_FIGURES = {
+# generated texts -> title, experiment that generated them, figure by accuracy, figure by rank and perplexity
+SPECIFICITY_FIGURES = {
     "ratings": ("rating", "specificity_trials_ratings", "6.1", "6.2"),
     "sampled": ("rating, sampled", "sampled_trials_hotels", "6.1", "6.2"),
     "hotels": ("class", "specificity_trials_hotels", "6.4", "6.3"),
@@ -39,7 +39,7 @@ Points = Mapping[str, Sequence[tuple[float, ...]]]  # kind -> (x, y), or (x, y, 
 
 
 class Panel(NamedTuple):
-    """Points of several kinds over two axes."""
+    """A diagram: points of several kinds over two axes."""
 
     title: str
     x: str
@@ -58,20 +58,17 @@ class Picture(NamedTuple):
 
     @property
     def file(self) -> str:
-        """The name of the file."""
         return f"figure-{self.name}.svg"
 
     def link(self) -> str:
-        """The line of Markdown that shows the picture."""
         return f"![{self.description}]({FOLDER}/{self.file})\n"
 
     def svg(self) -> str:
-        """The content of the file."""
         with matplotlib.rc_context({"font.size": 8.5}):
             return charts.svg(self.figure(), self.name) + self.key()
 
     def key(self) -> str:
-        """The last line of the file: a digest of the points, whatever version of matplotlib draws them."""
+        """Return the last line of the file: a digest of the points, independent of the version of matplotlib."""
         points = [
             (panel.title, kind, [[f"{value:.6g}" for value in point] for point in points_of_kind])
             for panel in self.panels
@@ -96,7 +93,6 @@ class Picture(NamedTuple):
 
 
 def draw(axes: Axes, panel: Panel, colours: Mapping[str, str]) -> None:
-    """Draw a panel."""
     for kind, points in panel.points.items():
         x, y, *ends = np.array(points, dtype=np.float64).T
         style = "-" if panel.outlines else "o-" if ends else "o"
@@ -120,12 +116,10 @@ def draw(axes: Axes, panel: Panel, colours: Mapping[str, str]) -> None:
 
 
 def perplexity(name: str) -> str:
-    """The label of the axis of a data set's perplexities."""
-    return f"perplexity per {'character' if name in CHARACTER_SETS else 'word'}, known targets"
+    return f"perplexity per {'character' if name in CHARACTER_SETS else 'word'} (in vocabulary)"
 
 
-def known(row: Row) -> float:
-    """Return the perplexity of known targets."""
+def known_perplexity(row: Row) -> float:
     return float(row["perplexity_known"])
 
 
@@ -136,7 +130,7 @@ def by_class(rows: Sequence[Row], x: Callable[[Row], float], y: str, models: Ite
 
 
 def by_rank(rows: Sequence[Row]) -> Points:
-    """Return the size of W (thousands) and the perplexity, by ranges of the rank; that of a ConcatCell is 0."""
+    """Group the points (size of W in thousands, perplexity) by ranges of the rank; ConcatCells have rank 0."""
 
     def points(models: Iterable[Row]) -> list[tuple[float, ...]]:
         return [(recurrent_weights(row) / 1000, row["perplexity_known"]) for row in models]
@@ -150,26 +144,26 @@ def by_rank(rows: Sequence[Row]) -> Points:
 
 def outline(ellipse: Row) -> list[tuple[float, ...]]:
     """Return the points of an ellipse, the first one repeated at the end."""
-    turns, angle = np.linspace(0, 2 * np.pi, OUTLINE), np.radians(ellipse["angle"])
-    along, across = ellipse["wide"] * np.cos(turns), ellipse["high"] * np.sin(turns)
-    x = ellipse["x"] + along * np.cos(angle) - across * np.sin(angle)
-    y = ellipse["y"] + along * np.sin(angle) + across * np.cos(angle)
+    angles, rotation = np.linspace(0, 2 * np.pi, OUTLINE), np.radians(ellipse["angle"])
+    along, across = ellipse["wide"] * np.cos(angles), ellipse["high"] * np.sin(angles)
+    x = ellipse["x"] + along * np.cos(rotation) - across * np.sin(rotation)
+    y = ellipse["y"] + along * np.sin(rotation) + across * np.cos(rotation)
     return list(zip(x.tolist(), y.tolist(), strict=True))
 
 
 def gains(queries: Rows, label: str, name: str, begins: Sequence[int]) -> Panel:
-    """Return the gain in reciprocal rank over the unadapted model (per cent) in each range."""
+    """Return a panel of gains in reciprocal rank over the unadapted model (per cent) in each range."""
     points: dict[str, list[tuple[float, ...]]] = {}
     for row, model in (("factor", "factorcell"), ("concat", "concatcell")):
         for begin in begins:
-            gain = queries.above(row, f"mrr_{name}_{begin}", "unadapted")
+            gain = queries.relative_increase(row, f"mrr_{name}_{begin}", "unadapted")
             if gain is not None and gain.low is not None and gain.high is not None:
                 points.setdefault(model, []).append((begin, 100 * gain.point, 100 * gain.low, 100 * gain.high))
     return Panel("", label, "gain, %", points)
 
 
-def written_texts(read: Read) -> dict[str, list[Row]]:
-    """Return the models of random sizes that wrote texts, with their accuracy as classifiers."""
+def generated_text_rows(read: Read) -> dict[str, list[Row]]:
+    """Return the rows of generated texts of models of random sizes, with the accuracy of each model as a classifier."""
     accuracy = {row["row"]: row["accuracy"] for row in read("tacl_trials_hotels").all() if "accuracy" in row}
     return {
         name: [
@@ -177,7 +171,7 @@ def written_texts(read: Read) -> dict[str, list[Row]]:
             for row in read(experiment).all()
             if "specificity" in row and row["row"] in accuracy
         ]
-        for name, (_, experiment, _, _) in WRITTEN_FIGURES.items()
+        for name, (_, experiment, _, _) in SPECIFICITY_FIGURES.items()
     }
 
 
@@ -191,7 +185,7 @@ def pictures(read: Read) -> dict[str, Picture]:
     hotels, queries = read("tacl_hotels"), read("queries")
 
     def accuracy(name: str) -> Panel:
-        points = by_class(trials[name], known, "accuracy")
+        points = by_class(trials[name], known_perplexity, "accuracy")
         return Panel(name, perplexity(name), "accuracy, %", points, log_x=True)
 
     def groups(column: str) -> list[Panel]:
@@ -218,31 +212,33 @@ def pictures(read: Read) -> dict[str, Picture]:
         Picture("4.6", "Hotels by region, as ellipses in the embedding space", groups("region")),
         Picture("4.7", "Hotels by class, as ellipses in the embedding space", groups("class")),
         Picture("5.1", "Reciprocal rank against perplexity of models of random sizes", [Panel("", *axes, many, True)]),
-        Picture("5.2", f"{over}, by texts seen", [gains(queries, "texts seen before", "after", PLACES)]),
+        Picture("5.2", f"{over}, by texts seen before", [gains(queries, "texts seen before", "after", TEXTS_SEEN)]),
         Picture(
             "5.3",
-            f"{over}, by characters typed and in all",
+            f"{over}, by characters typed and by length of the query",
             [gains(queries, f"characters of the {name}", name, begins) for name, begins in LENGTHS.items()],
         ),
-        *of_texts(written_texts(read)),
+        *specificity_pictures(generated_text_rows(read)),
     ]
     drawn = [picture._replace(panels=[panel for panel in picture.panels if panel.points]) for picture in every]
     return {picture.name: picture for picture in drawn if picture.panels}
 
 
-def of_texts(sets: Mapping[str, Sequence[Row]]) -> list[Picture]:
+def specificity_pictures(sets: Mapping[str, Sequence[Row]]) -> list[Picture]:
     """Return figures 6.1 to 6.4: the share of texts that fit, against accuracy, rank and perplexity."""
     panels: dict[str, list[Panel]] = {}
     for name, rows in sets.items():
-        title, _, accuracy, rank = WRITTEN_FIGURES[name]
+        title, _, accuracy, rank = SPECIFICITY_FIGURES[name]
         axes: Sequence[tuple[str, str, Callable[[Row], float], Sequence[str]]] = (
             (accuracy, "accuracy, %", lambda row: 100 * float(row["accuracy"]), ADAPTED),
             (rank, "rank", lambda row: float(row["config"]["model"]["rank"]), ["factorcell"]),
-            (rank, perplexity("hotels"), known, ["factorcell"]),
+            (rank, perplexity("hotels"), known_perplexity, ["factorcell"]),
         )
         for number, label, x, models in axes:
             points = by_class(rows, x, "specificity", models)
-            panels.setdefault(number, []).append(Panel(title, label, "texts that fit, %", points, x is known))
+            panels.setdefault(number, []).append(
+                Panel(title, label, "texts that fit, %", points, x is known_perplexity)
+            )
     against = {"6.1": "accuracy", "6.4": "accuracy"}
     return [
         Picture(number, f"Texts that fit, against {against.get(number, 'rank and perplexity')}", panels[number])

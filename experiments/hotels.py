@@ -1,7 +1,7 @@
-"""Regions and classes of hotels, which no model is given, in the embedding space of the models (figures 4.6 and 4.7).
+"""Regions and classes of hotels in the embedding space of models that do not read them (figures 4.6 and 4.7).
 
-A class is how the chain is marketed (hotel_classes.csv), as the texts have no rating by an agency; a region is a state,
-as cities have few hotels.
+The texts have no official hotel class, so a class is the market segment of the chain (hotel_classes.csv). Cities have
+few hotels, so a region is a state.
 """
 
 import csv
@@ -17,7 +17,7 @@ from factorcell.config import UserError
 from factorcell.evaluation import embeddings
 from factorcell.evaluation.embeddings import Embeddings
 from factorcell.model.run import Run
-from study import HERE, Measured, Row
+from study import EXPERIMENTS_FOLDER, Measurement, Row
 
 CLASSES = ("economy", "midscale", "upscale")  # from low to high
 STATE = re.compile(r", ([A-Z]{2})$")
@@ -26,42 +26,38 @@ GROUPS = 8  # regions of figure 4.6
 
 @cache
 def chains() -> dict[str, str]:
-    """Return the class of each chain."""
-    with (HERE / "hotel_classes.csv").open(encoding="utf-8", newline="") as file:
+    with (EXPERIMENTS_FOLDER / "hotel_classes.csv").open(encoding="utf-8", newline="") as file:
         return {row["chain"]: row["class"] for row in csv.DictReader(file)}
 
 
 def class_of(hotel: str) -> str | None:
-    """Return the class of the longest chain in the name of a hotel; None of a hotel of no chain."""
+    """Return the class of the longest chain name in the name of a hotel, or None without a chain."""
     name = hotel.lower().replace("-", " ")
     matches = [chain for chain in chains() if chain in name]
     return chains()[max(matches, key=len)] if matches else None
 
 
 def region_of(city: str) -> str | None:
-    """Return the state in the name of a city."""
     match = STATE.search(city)
     return match[1] if match else None
 
 
-def described(path: Path) -> list[Row]:
-    """Return the hotel, the region and the class of every text of a table."""
+def region_and_class_rows(path: Path) -> list[Row]:
     rows = corpora.read(path).select(["hotel", "city"]).to_pylist()
     return [{"hotel": row["hotel"], "region": region_of(row["city"]), "class": class_of(row["hotel"])} for row in rows]
 
 
 def with_classes(path: Path) -> pa.Table:
-    """Return a table with the class of each hotel, without the texts of hotels of no chain."""
+    """Return the texts of hotels of chains, with the class of each hotel."""
     table = corpora.read(path)
     classes = [class_of(hotel) for hotel in table["hotel"].to_pylist()]
     return table.append_column("class", pa.array(classes)).filter(pa.array([name is not None for name in classes]))
 
 
-def known(run: Run, tables: Tables) -> Measured:
-    """Measure where regions and classes lie among the embeddings of hotels, and how well these predict them."""
+def measure_embeddings(run: Run, tables: Tables) -> Measurement:
     if not run.model.adapted:
-        return Measured({})
-    hotels, rows, row = Embeddings.from_run(run, "hotel"), described(tables["train"]), Row()
+        return Measurement({})
+    hotels, rows, row = Embeddings.from_run(run, "hotel"), region_and_class_rows(tables["train"]), Row()
     for column in ("region", "class"):
         try:
             labels = embeddings.read_column(hotels, rows, f"{column}:category")
@@ -70,6 +66,6 @@ def known(run: Run, tables: Tables) -> Measured:
                 "neighbours": embeddings.neighbour_agreement(hotels, labels),
                 "predicted": embeddings.predict_column(hotels, labels),
             }
-        except UserError as error:  # in a trial too few hotels may be known
+        except UserError as error:  # a trial may have too few hotels
             row[column] = {"none": str(error)}
-    return Measured(row)
+    return Measurement(row)

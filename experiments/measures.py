@@ -1,8 +1,8 @@
-"""What experiments measure on their test beside perplexity: which contexts a model tells apart.
+"""Measures of classification: how well a model infers the context of a text.
 
-Bayes' rule and the exact softmax, unless samples of it are asked for; an unadapted model is not asked. The accuracy of
-the papers is that of a uniform prior. As a classifier, which knows how frequent each value is, a model has the priors
-of training, and what a text says counts at the temperature that suits dev.
+They use Bayes' rule and the exact softmax, or samples of it if requested; unadapted models cannot classify. The
+accuracy of the papers has a uniform prior. The keys `classifier_` have the prior of the training texts, and a
+temperature that is fitted to development texts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,61 +15,53 @@ from factorcell.evaluation.bayes_rule import Classification, text_accuracies
 from factorcell.evaluation.classification import classify, classify_points
 from factorcell.evaluation.results import read_points
 from factorcell.model.run import Run
-from study import HERE, Measured
+from study import EXPERIMENTS_FOLDER, Measurement
 
-WITHIN = 300.0  # km of a city, as in the TACL paper
-SAMPLES = 1000  # of a vocabulary of words, where not all of it tells contexts apart; the TACL paper draws 8,000
-PRINTED = "_printed_cities"  # ends the keys of figures of the cities that the TACL paper tells apart
+MAX_DISTANCE = 300.0  # km from a text to its city, as in the TACL paper
+SAMPLES = 1000  # words of the vocabulary for classification by samples; the TACL paper draws 8,000
+PAPER_SUFFIX = "_printed_cities"  # suffix of the keys of figures for the cities of the TACL paper
 
 
 class Cities(NamedTuple):
-    """Cities of a file, the nearest of which is told of texts that have a place."""
+    """A file of cities; the target of a text with coordinates is the nearest of them."""
 
     file: str
 
     def cities(self) -> dict[str, dict[str, float]]:
-        """Each by name, with `lat` and `lon`."""
-        return read_points(HERE / self.file)
+        return read_points(EXPERIMENTS_FOLDER / self.file)
 
 
-PRINTED_CITIES = Cities("printed_cities.csv")
+PAPER_CITIES = Cities("printed_cities.csv")
 
 
-def measure_classification(run: Run, tables: Tables, target: str, samples: int = 0) -> Measured:
-    """Accuracy, F1, AUC and calibration of `target`, of the texts that are judged; where texts are `held`, of both.
-
-    By `samples` of the vocabulary drawn from unigrams, as printed; by all of it if 0.
-    """
+def measure_classification(run: Run, tables: Tables, target: str, samples: int = 0) -> Measurement:
+    """Measure the classification of `target`, with `samples` of the vocabulary as in the paper, or all of it (0)."""
     if not run.model.adapted:
-        return Measured({})
+        return Measurement({})
     variable = run.schema.variable(target)
     names = frequent_values(tables["judged"], target, variable.values[1:])
-    if not names:  # in a trial all of them may be rare
-        return Measured({})
+    if not names:  # in a trial all values may be rare
+        return Measurement({})
 
-    def ask(table: Path) -> Classification:
+    def classify_table(table: Path) -> Classification:
         return classify(run, table, target, values=names, unknown="group", samples=samples, proposal="unigram")
 
-    classification = ask(tables["judged"])
+    classification = classify_table(tables["judged"])
     metrics = classification.metrics()
     row = {"candidates": len(names), "judged": metrics["texts"]}
     row |= {name: metrics[name] for name in ("accuracy", "macro_f1", "auc", "calibration_error", "value_nats")}
-    measured = Measured(row, {"accuracy": text_accuracies(classification)})
+    measured = Measurement(row, {"accuracy": text_accuracies(classification)})
     return (
-        measured | as_classifier(classification, ask(tables["held"]), variable.counts_by_value)
+        measured | calibrated_figures(classification, classify_table(tables["held"]), variable.counts_by_value)
         if "held" in tables
         else measured
     )
 
 
-def as_classifier(
+def calibrated_figures(
     classification: Classification, held_out: Classification, priors: Mapping[str, float] | None
-) -> Measured:
-    """The same texts under the priors of training, what they say at the temperature that suits the texts `held`.
-
-    Without priors for what has learned how frequent the values are. The accuracy of the texts `held` stands in the row
-    too, to choose a classifier by.
-    """
+) -> Measurement:
+    """Return figures with the priors of training (None if learned) and the temperature fitted to the held-out texts."""
     if priors is not None:
         classification, held_out = classification.with_priors(priors), held_out.with_priors(priors)
     temperature = held_out.fitted_temperature()
@@ -78,52 +70,45 @@ def as_classifier(
     row = {name: metrics[name] for name in ("accuracy", "calibration_error", "value_nats", "temperature")}
     row["dev_accuracy"] = held_out.metrics()["accuracy"]
     renamed = {f"classifier_{name}": value for name, value in row.items()}
-    return Measured(renamed, {"classifier_accuracy": text_accuracies(calibrated)})
+    return Measurement(renamed, {"classifier_accuracy": text_accuracies(calibrated)})
 
 
 def frequent_values(table: Path, target: str, known: Sequence[str]) -> list[str]:
-    """Which of the `known` values of a column a table has."""
     present = {value for chunk in open_table(table).chunks([target]) for value in chunk[target]}
     return [value for value in known if value in present]
 
 
-def detected(run: Run, tables: Tables, target: str, values: Sequence[str], distractors: Sequence[str]) -> Measured:
-    """The mean AUC of `values` against each other and against `distractors`, by perplexities as z-scores.
-
-    It has no texts to draw from: the AUC of a text alone is none. Seeds tell how sure it is.
-    """
+def measure_detection(
+    run: Run, tables: Tables, target: str, values: Sequence[str], distractors: Sequence[str]
+) -> Measurement:
+    """Measure the mean AUC of `values` against each other and `distractors`, by z-scores of perplexities."""
     known = set(run.schema.variable(target).values[1:]) if run.model.adapted else set()
     names = [value for value in values if value in known]
-    if len(names) < 2:  # an unadapted model; in a trial all of them may be rare
-        return Measured({})
+    if len(names) < 2:  # an unadapted model, or a trial where all values are rare
+        return Measurement({})
     others = [*distractors, *(value for value in values if value not in known)]
     classification = classify(run, tables["judged"], target, values=names, distractors=others, unknown="group")
-    return detection(classification)
+    return detection_figures(classification)
 
 
-def detection(classification: Classification) -> Measured:
-    """The mean AUC of what was found of the texts that are judged, and how many there are of each kind."""
+def detection_figures(classification: Classification) -> Measurement:
     metrics = classification.metrics()
     row = {"candidates": len(classification.names), "judged": metrics["texts"], "distractors": metrics["distractors"]}
-    return Measured({**row, "auc": metrics["auc"]})
+    return Measurement({**row, "auc": metrics["auc"]})
 
 
-def nearest_city(run: Run, tables: Tables, cities: Cities) -> Measured:
-    """Accuracy of the nearest of our cities, and of the nearest of the paper's, of the texts judged that are near one.
-
-    Each has its own texts, `judged`; keys of the paper's end in `PRINTED`.
-    """
+def measure_nearest_city(run: Run, tables: Tables, cities: Cities) -> Measurement:
+    """Measure the accuracy of the nearest city for these cities and, with `PAPER_SUFFIX`, for those of the paper."""
     if not run.model.adapted:
-        return Measured({})
-    return _nearest(run, tables, cities) | _nearest(run, tables, PRINTED_CITIES, PRINTED)
+        return Measurement({})
+    return _nearest(run, tables, cities) | _nearest(run, tables, PAPER_CITIES, PAPER_SUFFIX)
 
 
-def _nearest(run: Run, tables: Tables, cities: Cities, ending: str = "") -> Measured:
-    """Accuracy (a share) among the cities of a file, under keys that end in `ending`."""
-    classification = classify_points(run, tables["judged"], cities.cities(), within=WITHIN)
+def _nearest(run: Run, tables: Tables, cities: Cities, ending: str = "") -> Measurement:
+    classification = classify_points(run, tables["judged"], cities.cities(), within=MAX_DISTANCE)
     metrics = classification.metrics()
-    if not metrics["texts"]:  # in a trial none may be near
-        return Measured({})
+    if not metrics["texts"]:  # a trial may have no text near a city
+        return Measurement({})
     row = {"candidates": len(classification.names), "judged": metrics["texts"], "accuracy": metrics["accuracy"]}
     renamed = {f"{key}{ending}": value for key, value in row.items()}
-    return Measured(renamed, {f"accuracy{ending}": text_accuracies(classification)})
+    return Measurement(renamed, {f"accuracy{ending}": text_accuracies(classification)})

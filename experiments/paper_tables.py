@@ -1,4 +1,4 @@
-"""Tables that are more than columns of figures: ranges, correlations, communities, exposure and advice."""
+"""Tables that need code: ranges, correlations, communities, exposure and advice."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -10,12 +10,12 @@ import figures
 import random_sizes
 from aggregate import Rows, interval, number, relative_gain, spread
 from columns import (
-    FOUR,
-    KNOWN,
+    ALL_ADAPTATIONS,
+    KNOWN_PERPLEXITY,
+    MODELS,
     PAPER,
     SETS,
     SPECS,
-    WHOLE,
     Column,
     gather_rows,
     group,
@@ -29,71 +29,71 @@ from factorcell.bootstrap import Interval
 from factorcell.evaluation.exposure import READERS, SOURCES, uniformity_p_value
 from factorcell.evaluation.statistics import NORMAL_QUANTILE, gain_from_nats, rank_correlation
 from figures import Read
-from random_sizes import correlated, of_class
+from random_sizes import correlation_over_models, of_class
 from study import Row
 
 
-def completers(read: Read) -> Rows:
-    """Every system of table 5.2 as a row of its own."""
+def completion_systems(read: Read) -> Rows:
+    """Return every system of table 5.2 as a row."""
     rows = read("queries")
-    keys = {name: {f"mrr{kind}": f"{name}{kind}" for kind in ("", "_seen", "_unseen", "_late")} for name in ALONE}
+    keys = {
+        name: {f"mrr{kind}": f"{name}{kind}" for kind in ("", "_seen", "_unseen", "_late")} for name in SYSTEM_SOURCES
+    }
     every = rows
-    for name, source in ALONE.items():
+    for name, source in SYSTEM_SOURCES.items():
         every |= system(rows, source, name, keys[name])
     return every
 
 
-ALONE = {"mpc": "unadapted", "history": "factor", "blend": "factor"}  # system -> the row that has its figures
-COMPLETERS = ("mpc", "history", "unadapted", "concat", "factor", "factor, no joint layer", "prefix", "ngram", "blend")
+SYSTEM_SOURCES = {"mpc": "unadapted", "history": "factor", "blend": "factor"}  # system -> the row that has its figures
+SYSTEMS = ("mpc", "history", "unadapted", "concat", "factor", "factor, no joint layer", "prefix", "ngram", "blend")
 
 
 def completion(read: Read, *more: Column) -> str:
-    """Table 5.2: mean reciprocal ranks of completions, for users whom no model was trained on."""
-    return table(completers(read), [*group("completed"), *more], COMPLETERS, "system") + learned(read)
+    """Table 5.2: mean reciprocal ranks of completions for unseen users."""
+    return table(completion_systems(read), [*group("completed"), *more], SYSTEMS, "system") + online_learning_note(read)
 
 
 def table_5_2(read: Read) -> str:
-    """The same with the figures of the thesis."""
     sizes = ("small", "large")
     return completion(read, *(paper(f"completion.{size}", 2, f"all, {size}", ".3f") for size in sizes))
 
 
-def learned(read: Read) -> str:
-    """What the blend adds to the FactorCell, and what each rule of online learning reaches on the tuning users."""
+def online_learning_note(read: Read) -> str:
+    """Report the gain of the blend over the FactorCell, and the perplexity of each rule on the tuning users."""
     rows = read("queries")
     rules = ("none", "adadelta", "adadelta with a bound", "adagrad")
     reached = [f"{mean(f'dev_{rule}', '').cell(rows, 'factor')} ({rule})" for rule in rules]
-    more = interval(rows.within("factor", "blend", "mrr"), ".4f", 1.0)
-    text = f"\nThe blend lies {more} above the FactorCell alone.\n"
+    more = interval(rows.difference_within("factor", "blend", "mrr"), ".4f", 1.0)
+    text = f"\nThe mean reciprocal rank of the blend minus that of the FactorCell alone is {more}.\n"
     return f"{text}Perplexity of the FactorCell on the tuning users, by rule:\n{', '.join(reached)}.\n" if more else ""
 
 
-def spans(begins: Sequence[int]) -> dict[int, str]:
-    """Return the ranges that begin at each of `begins`, as a table names them."""
+def range_labels(begins: Sequence[int]) -> dict[int, str]:
     return {**{begin: f"{begin} to {end - 1}" for begin, end in pairwise(begins)}, begins[-1]: f"{begins[-1]} or more"}
 
 
 def completion_gains(read: Read, names: Mapping[str, Sequence[int]], head: str) -> str:
-    """Figures 5.2 and 5.3: reciprocal ranks of the unadapted model, and gains of the others, in each range."""
+    """Figures 5.2 and 5.3: reciprocal ranks of the unadapted model and gains of the others, in each range."""
     pairs = (("concat", "unadapted"), ("factor", "unadapted"), ("factor", "concat"))
     rows, lines = read("queries"), []
     for name, begins in names.items():
-        for begin, span in spans(begins).items():
+        for begin, span in range_labels(begins).items():
             key = f"mrr_{name}_{begin}"
-            gains = [interval(rows.above(model, key, base)) for model, base in pairs]
+            gains = [interval(rows.relative_increase(model, key, base)) for model, base in pairs]
             unit = "" if name == "after" else f" of a {name}"
             lines.append([f"{span}{unit}", mean(key, "", ".3f").cell(rows, "unadapted"), *gains])
-    return markdown([head, "unadapted", *(f"{model} over {base}, %" for model, base in pairs)], lines)
+    return markdown([head, "unadapted", *(f"gain of {model} over {base}, %" for model, base in pairs)], lines)
 
 
 def neighbours(read: Read) -> str:
-    """Table 3.4: the communities nearest to some communities, first seed."""
+    """Table 3.4: the nearest neighbours of communities, with the first seed."""
     near: dict[str, list[str]] = next((row["nearest"] for row in read("subreddits").all() if row["nearest"]), {})
     return markdown(["community", "1", "2", "3", "4"], [[name, *names] for name, names in near.items()])
 
 
 def communities(read: Read) -> str:
-    """Table 3.5: perplexities of communities; the largest and smallest gains, and those in the paper."""
+    """Table 3.5: perplexities of communities with the largest and smallest gains, and of those in the paper."""
     models, shown, fewest = ("unadapted", "concat+low_rank+hash", "prefix", "ngram"), 5, 50
     rows, values = read("subreddits"), PAPER["subreddits"]
     titles = {
@@ -117,16 +117,16 @@ def communities(read: Read) -> str:
     order = sorted(titles, key=lambda name: -gains[models[1]][name])
 
     def line(name: str) -> list[str]:
-        theirs = number(100 * relative_gain(values[name][1], values[name][0]), ".1f") if name in values else ""
+        paper_gain = number(100 * relative_gain(values[name][1], values[name][0]), ".1f") if name in values else ""
         perplexities = [number(means[model][name], ".1f") for model in models]
-        return [name, *perplexities, number(100 * gains[models[1]][name], ".1f"), theirs]
+        return [name, *perplexities, number(100 * gains[models[1]][name], ".1f"), paper_gain]
 
     header = ["community", *(f"{model}: perplexity" for model in models), "gain, %", "paper: gain, %"]
     selected = [name for name in order if name in {*order[:shown], *order[-shown:], *values}]
-    average = [f"{model} {interval(mean_of([*gains[model].values()]))}" for model in models[1:]]
-    both = [name for name in order if name in values]
-    theirs = [relative_gain(values[name][1], values[name][0]) for name in both]
-    r = rank_correlation([gains[models[1]][name] for name in both], theirs)
+    average = [f"{model} {interval(mean_interval([*gains[model].values()]))}" for model in models[1:]]
+    common = [name for name in order if name in values]
+    paper_gains = [relative_gain(values[name][1], values[name][0]) for name in common]
+    r = rank_correlation([gains[models[1]][name] for name in common], paper_gains)
     return (
         f"{markdown(header, [line(name) for name in selected])}\n"
         f"Mean gain of {len(titles)} communities, %:\n{', '.join(average)}.\n"
@@ -134,10 +134,10 @@ def communities(read: Read) -> str:
     )
 
 
-def mean_of(values: Sequence[float]) -> Interval:
+def mean_interval(values: Sequence[float]) -> Interval:
     """Return a mean with its interval over the values."""
-    point, reach = float(np.mean(values)), NORMAL_QUANTILE * float(np.std(values, ddof=1)) / len(values) ** 0.5
-    return Interval(point, point - reach, point + reach)
+    point, half_width = float(np.mean(values)), NORMAL_QUANTILE * float(np.std(values, ddof=1)) / len(values) ** 0.5
+    return Interval(point, point - half_width, point + half_width)
 
 
 def trials(read: Read) -> str:
@@ -145,18 +145,23 @@ def trials(read: Read) -> str:
     classes, changes = [], []
     for name in ("agnews", "dbpedia", "hotels", "imdb", "languages", "places"):
         rows = read(f"tacl_trials_{name}").all()
-        for model in FOUR[1:]:
+        for model in MODELS[1:]:
             models = of_class(rows, model)
-            logs, accuracies = [float(np.log(row[KNOWN])) for row in models], [row["accuracy"] for row in models]
-            r = random_sizes.within(logs, accuracies, [random_sizes.one_hot(row) for row in models])
+            logs, accuracies = (
+                [float(np.log(row[KNOWN_PERPLEXITY])) for row in models],
+                [row["accuracy"] for row in models],
+            )
+            r = random_sizes.correlation_within_groups(
+                logs, accuracies, [random_sizes.has_one_hot_bias(row) for row in models]
+            )
             text, label = (
-                min(models, key=lambda row: float(row[KNOWN])),
+                min(models, key=lambda row: float(row[KNOWN_PERPLEXITY])),
                 max(models, key=lambda row: float(row["accuracy"])),
             )
-            cells = [f"{text[KNOWN]:.2f}", f"{100 * text['accuracy']:.1f}"]
-            cells += [f"{100 * label['accuracy']:.1f}", f"{label[KNOWN]:.2f}"]
+            cells = [f"{text[KNOWN_PERPLEXITY]:.2f}", f"{100 * text['accuracy']:.1f}"]
+            cells += [f"{100 * label['accuracy']:.1f}", f"{label[KNOWN_PERPLEXITY]:.2f}"]
             classes.append([name, model, str(len(models)), interval(r, ".2f", 1.0), *cells])
-        changes += [[name, change, *map(interval, both)] for change, both in random_sizes.effects(rows).items()]
+        changes += [[name, change, *map(interval, common)] for change, common in random_sizes.effects(rows).items()]
     ends = ["lowest perplexity", "its accuracy, %", "highest accuracy, %", "its perplexity"]
     header = ["data set", "model", "models", "correlation", *ends]
     return f"{markdown(header, classes)}\n{markdown(['data set', 'change', 'gain, %', 'accuracy, points'], changes)}"
@@ -166,7 +171,7 @@ def embedding_groups(read: Read) -> str:
     """Figures 4.6 and 4.7: how often the nearest hotel has the same region or class, and how well it is predicted."""
     rows, lines = read("tacl_hotels"), []
     for column in ("region", "class"):
-        for name in FOUR[1:]:
+        for name in MODELS[1:]:
             cells = [row[column] for row in rows.trainings[name]]
             keys = (
                 ("neighbours", "same"),
@@ -187,7 +192,7 @@ def rank_against_perplexity(read: Read) -> str:
     for kind in ("unadapted", "concat", "factor", "all"):
         models = [row for row in every if kind in ("all", random_sizes.model_of(row))]
         logs = [float(np.log(row["perplexity_online"])) for row in models]
-        r = correlated(logs, [row["mrr"] for row in models], models)
+        r = correlation_over_models(logs, [row["mrr"] for row in models], models)
         best = max(models, key=lambda row: float(row["mrr"]))
         lines.append(
             [kind, str(len(models)), interval(r, ".2f", 1.0), f"{best['mrr']:.3f}", f"{best['perplexity_online']:.2f}"]
@@ -196,13 +201,12 @@ def rank_against_perplexity(read: Read) -> str:
 
 
 def sampled(read: Read, name: str) -> str:
-    """How many sampled texts fit, and real texts."""
     rows = read(f"sampled_{name}")
-    return table(rows, group("judged"), FOUR) + real(rows)
+    return table(rows, group("judged"), MODELS) + real_texts_line(rows)
 
 
-def real(rows: Rows, *more: str) -> str:
-    """The line of real texts; older rows lack what is copied."""
+def real_texts_line(rows: Rows, *more: str) -> str:
+    """Return the line of real texts, from the training that has the most figures of them."""
     known: list[Row] = [row.get("real", {}) for row in rows.all()]
     judged = max(known, key=len, default={})
     cells = [
@@ -215,35 +219,35 @@ def real(rows: Rows, *more: str) -> str:
     return f"| {' | '.join(['real texts', *cells])} |\n"
 
 
-def specificity(read: Read, name: str, theirs: str) -> str:
-    """Tables 6.4 and 6.5: how many generated texts fit, and real texts; with the figures of the thesis."""
-    rows, (fit, deviation) = read(f"specificity_{name}", f"specificity_prefix_{name}"), PAPER["real"][theirs]
+def specificity(read: Read, name: str, paper_set: str) -> str:
+    """Tables 6.4 and 6.5: the share of generated and real texts that fit, with the figures of the thesis."""
+    rows, (fit, deviation) = read(f"specificity_{name}", f"specificity_prefix_{name}"), PAPER["real"][paper_set]
     heads = {"fit, %": ".1f", "deviation": ".2f", "perplexity": ".2f"}
-    columns = [paper(f"generation.{theirs}", place, head, form) for place, (head, form) in enumerate(heads.items())]
-    columns = [*group("judged"), mean(KNOWN, "perplexity"), *columns]
-    return table(rows, columns, [*FOUR, "prefix"]) + real(rows, "", f"{fit:.1f}", f"{deviation:.2f}", "")
+    columns = [paper(f"generation.{paper_set}", place, head, form) for place, (head, form) in enumerate(heads.items())]
+    columns = [*group("judged"), mean(KNOWN_PERPLEXITY, "perplexity"), *columns]
+    return table(rows, columns, [*MODELS, "prefix"]) + real_texts_line(rows, "", f"{fit:.1f}", f"{deviation:.2f}", "")
 
 
 def correlations(read: Read) -> str:
-    """Figures 6.1 to 6.4: how the share of texts that fit goes with accuracy, rank and log perplexity."""
+    """Figures 6.1 to 6.4: correlation of the share of texts that fit with accuracy, rank and log perplexity."""
     lines = []
-    for name, rows in figures.written_texts(read).items():
-        title, _, accuracy, rank = figures.WRITTEN_FIGURES[name]
+    for name, rows in figures.generated_text_rows(read).items():
+        title, _, accuracy, rank = figures.SPECIFICITY_FIGURES[name]
         factorcells = of_class(rows, "factorcell")
         values: dict[str, list[float]] = {
             "rank": [row["config"]["model"]["rank"] for row in factorcells],
-            "log perplexity": [float(np.log(row[KNOWN])) for row in factorcells],
+            "log perplexity": [float(np.log(row[KNOWN_PERPLEXITY])) for row in factorcells],
         }
-        r = correlated([row["accuracy"] for row in rows], [row["specificity"] for row in rows], rows)
+        r = correlation_over_models([row["accuracy"] for row in rows], [row["specificity"] for row in rows], rows)
         lines.append([accuracy, title, "accuracy", str(len(rows)), interval(r, ".2f", 1.0)])
         for what, column in values.items():
-            r = correlated(column, [row["specificity"] for row in factorcells], factorcells)
+            r = correlation_over_models(column, [row["specificity"] for row in factorcells], factorcells)
             lines.append([rank, title, what, str(len(factorcells)), interval(r, ".2f", 1.0)])
     return markdown(["figure", "judged by", "correlated with", "models", "correlation"], lines)
 
 
 def finetuned(read: Read) -> str:
-    """Section A.2: perplexities before fine-tuning, without and with penalties, and what the best penalty gains."""
+    """Section A.2: perplexities before fine-tuning, without and with penalties, and the gain of the best penalty."""
     rows, lines, penalties = read("finetuned"), [], ("0", "1e-5", "1e-4")
     trainings = [row["finetuned"] for row in rows.trainings["none"]]
     for domain in ("a word", "a region", "films", "films of a kind"):
@@ -258,19 +262,18 @@ def finetuned(read: Read) -> str:
                     *(("none", key) for key in keys),
                 )
             ]
-            saved = rows.within("none", keys[0], best)
-            moved = ratios[1] != ratios[2]
+            saved = rows.difference_within("none", keys[0], best)
+            is_changed = ratios[1] != ratios[2]
             cells = [f"{np.exp(np.mean(values)):.2f}" for values in ratios]
-            gained = interval(gain_from_nats(saved)) if moved and saved else "nothing moved"
-            lines.append([domain, way, str(trainings[0][keys[0]]["texts"]), *cells, gained])
+            gain_text = interval(gain_from_nats(saved)) if is_changed and saved else "no change"
+            lines.append([domain, way, str(trainings[0][keys[0]]["texts"]), *cells, gain_text])
     heads = ["n-grams", "before", *(f"penalty {penalty}" for penalty in penalties), "gain of the best penalty, %"]
-    return markdown(["texts", "what moves", "test texts", *heads], lines)
+    return markdown(["texts", "fine-tuned", "test texts", *heads], lines)
 
 
 def sizes(read: Read) -> str:
-    """The sizes of texts and models."""
     models = {f"tacl_{name}": ("unadapted", "factorcell") for name in SETS}
-    models |= dict.fromkeys(("reddit_titles", "commonvoice9", "scotus"), ("unadapted", WHOLE))
+    models |= dict.fromkeys(("reddit_titles", "commonvoice9", "scotus"), ("unadapted", ALL_ADAPTATIONS))
     models |= {"subreddits": ("unadapted", "concat+low_rank+hash"), "queries": ("unadapted", "factor")}
     lines = []
     for name, (plain, adapted) in {**models, "sparse": ("none", "low_rank_each-2")}.items():
@@ -288,10 +291,10 @@ def sizes(read: Read) -> str:
 
 
 def exposure(read: Read) -> str:
-    """The exposure of canaries by training options, in bits, with the probability of such ranks by chance."""
+    """Format the exposure of canaries in bits by training options, with the probability of such ranks by chance."""
     alternatives, times = 1000, 3
 
-    def chance(bits: Any) -> str:
+    def chance_probability(bits: Any) -> str:
         return f"{uniformity_p_value((alternatives + 1) / 2**bits, alternatives):.3f}"
 
     lines = []
@@ -300,9 +303,12 @@ def exposure(read: Read) -> str:
         repeated = np.array([canary[1:] for row in trainings for canary in row["canaries"] if canary[0] == times])
         line = [name, spread([row["perplexity"] for row in trainings])]
         for place in range(len(READERS)):
-            line += [spread([float(bits[:, place].mean()) for bits in every]), chance(np.concatenate(every)[:, place])]
+            line += [
+                spread([float(bits[:, place].mean()) for bits in every]),
+                chance_probability(np.concatenate(every)[:, place]),
+            ]
         for place in range(2):
-            line += [f"{repeated[:, place].mean():.2f}", chance(repeated[:, place])]
+            line += [f"{repeated[:, place].mean():.2f}", chance_probability(repeated[:, place])]
         groups = [next(group_row for group_row in row["exposure"] if group_row["times"] == "all") for row in trainings]
         lines.append(
             [*line, str(sum(int(max(group_row.get(source, 0) for source in SOURCES)) for group_row in groups))]
@@ -314,19 +320,21 @@ def exposure(read: Read) -> str:
 
 
 def advice(read: Read) -> str:
-    """What the advice expects of each context, next to what trained models gain."""
+    """Format the estimated gain of each context next to the measured gain of trained models."""
     expected: dict[str, Row] = {row["row"]: row["advice"] for row in read("advice").all()}
     spec = next(spec for spec in SPECS["table"] if spec["name"] == "Table 3.8")
     scotus = gather_rows(read, spec["from"])
-    gains = [(name, "", read(f"tacl_{name}").lower("factorcell", KNOWN, "unadapted")) for name in SETS]
+    gains = [(name, "", read(f"tacl_{name}").gain("factorcell", KNOWN_PERPLEXITY, "unadapted")) for name in SETS]
     for column, row in (("case", "case"), ("speaker", "speaker"), ("role", "role"), ("", "case+speaker+role")):
-        gains.append(("scotus", column, scotus.lower(row, KNOWN, "none")))
+        gains.append(("scotus", column, scotus.gain(row, KNOWN_PERPLEXITY, "none")))
     gains = [line for line in gains if line[0] in expected and line[2] is not None]
     lines, keys = [], ("least", "expected", "most")
-    for name, column, gained in gains:
+    for name, column, gain_text in gains:
         columns = column or ", ".join(key for key in expected[name] if key)
-        lines.append([name, columns, *(f"{100 * expected[name][column][key]:.1f}" for key in keys), interval(gained)])
-    both = [(expected[name][column]["expected"], gained.point) for name, column, gained in gains if gained]
-    r = rank_correlation(*zip(*both, strict=True))
+        lines.append(
+            [name, columns, *(f"{100 * expected[name][column][key]:.1f}" for key in keys), interval(gain_text)]
+        )
+    common = [(expected[name][column]["expected"], gain_text.point) for name, column, gain_text in gains if gain_text]
+    r = rank_correlation(*zip(*common, strict=True))
     text = f"Rank correlation of expected and measured gains: {interval(r, '.2f', 1.0)} (n = {r['n']}).\n"
     return f"{markdown(['texts', 'columns', *(f'{key}, %' for key in keys), 'measured gain, %'], lines)}\n{text}"

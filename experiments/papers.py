@@ -2,8 +2,8 @@
 
     python experiments/papers.py tacl_agnews --data DATA --out OUT --results experiments/results
 
-RESULTS/EXPERIMENT.jsonl gets a line for each training; rows that are there are not made again. Stop it as you like: the
-same command resumes.
+RESULTS/EXPERIMENT.jsonl gets a line for each training. Finished rows are skipped, and the same command resumes after a
+stop.
 """
 
 import sys
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import advice
 import communities
 import exposure
+import generated_texts
 import study
 import tacl
 import tacl_baselines
@@ -21,10 +22,9 @@ import thesis_queries
 import thesis_sixteen
 import thesis_sparse
 import variations
-import written
 from study import Experiment
 
-# Experiments that measure the runs of another one come after it.
+# An experiment that measures the runs of another one comes after it.
 ORDER: Sequence[Experiment] = (
     *(module.EXPERIMENTS[name] for name in tacl.SETS for module in (tacl, tacl_baselines, tacl_beyond)),
     thesis_queries.EXPERIMENT,
@@ -32,7 +32,7 @@ ORDER: Sequence[Experiment] = (
     *thesis_sixteen.EXPERIMENTS.values(),
     thesis_sixteen.VARIABLES,
     *variations.EXPERIMENTS.values(),
-    *written.EXPERIMENTS.values(),
+    *generated_texts.EXPERIMENTS.values(),
     thesis_sparse.EXPERIMENT,
     thesis_finetuning.EXPERIMENT,
     thesis_queries.TRIALS,
@@ -43,7 +43,6 @@ EXPERIMENTS = {experiment.name: experiment for experiment in ORDER}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run what the command line names; the exit code."""
     parser = study.parser("Train and measure the rows of an experiment.")
     parser.add_argument("experiment", choices=EXPERIMENTS, metavar="EXPERIMENT", help=", ".join(EXPERIMENTS))
     options = parser.parse_args(argv)

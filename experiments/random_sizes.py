@@ -1,4 +1,4 @@
-"""Analysis of models with randomly drawn sizes: correlations, and the effect of each size by least squares."""
+"""Analysis of models with random sizes: correlations, and the effect of each size by least squares."""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -11,9 +11,9 @@ from factorcell.bootstrap import Interval
 from factorcell.evaluation.statistics import NORMAL_QUANTILE, correlation
 from study import Row
 
-DRAWS = 2000  # of the bootstrap
-FEWEST = 10  # models for an analysis of effects
-# name of a change -> its column in `inputs`, and by how much that column changes
+DRAWS = 2000  # bootstrap draws
+MIN_MODELS = 10  # minimum for the analysis of effects
+# name of a change -> its column in `inputs`, and the difference in that column
 CHANGES = {
     "twice as many weights in W": (1, math.log(2)),
     "rank 20 instead of 0": (2, 20.0),
@@ -30,41 +30,41 @@ def model_of(row: Row) -> str:
 
 
 def of_class(rows: Sequence[Row], model: str) -> list[Row]:
-    """Return the models of a class whose accuracy is known."""
     return [row for row in rows if model_of(row) == model and row.get("accuracy") is not None]
 
 
-def one_hot(row: Row) -> bool:
-    """Return whether the softmax has a bias for each value."""
+def has_one_hot_bias(row: Row) -> bool:
     return "one_hot" in row["config"]["model"]["output_bias"]
 
 
 def draw_counts(rows: Sequence[Row]) -> Floats:
     """Count how often each model is drawn (1 + D, models); models with the same sizes are drawn together."""
-    numbers, which = np.unique([row["row"].rpartition(" ")[2] for row in rows], return_inverse=True)
-    return bootstrap.resampling_counts(len(numbers), DRAWS)[:, which]
+    numbers, group_index = np.unique([row["row"].rpartition(" ")[2] for row in rows], return_inverse=True)
+    return bootstrap.resampling_counts(len(numbers), DRAWS)[:, group_index]
 
 
 def deviations(column: Sequence[float], groups: Sequence[Hashable]) -> list[float]:
-    """Return by how much each number lies above the mean of its group."""
     names = list(dict.fromkeys(groups))
-    which = np.array([names.index(group) for group in groups], dtype=np.int64)
-    means = np.bincount(which, column) / np.bincount(which)
-    return [round(value, 12) for value in (np.asarray(column) - means[which]).tolist()]
+    group_index = np.array([names.index(group) for group in groups], dtype=np.int64)
+    means = np.bincount(group_index, column) / np.bincount(group_index)
+    return [round(value, 12) for value in (np.asarray(column) - means[group_index]).tolist()]
 
 
-def within(first: Sequence[float], second: Sequence[float], groups: Sequence[Hashable]) -> Row:
+def correlation_within_groups(first: Sequence[float], second: Sequence[float], groups: Sequence[Hashable]) -> Row:
     """Correlate two columns within groups; each group mean costs a degree of freedom."""
     result = correlation(deviations(first, groups), deviations(second, groups))
-    free = result["n"] - 3 - (len(set(groups)) - 1)
-    if result["r"] is None or free < 1:
+    degrees_of_freedom = result["n"] - 3 - (len(set(groups)) - 1)
+    if result["r"] is None or degrees_of_freedom < 1:
         return {**result, "low": None, "high": None}
-    middle, reach = float(np.arctanh(np.clip(result["r"], -1 + 1e-12, 1 - 1e-12))), NORMAL_QUANTILE / math.sqrt(free)
-    return {**result, "low": math.tanh(middle - reach), "high": math.tanh(middle + reach)}
+    center, half_width = (
+        float(np.arctanh(np.clip(result["r"], -1 + 1e-12, 1 - 1e-12))),
+        NORMAL_QUANTILE / math.sqrt(degrees_of_freedom),
+    )
+    return {**result, "low": math.tanh(center - half_width), "high": math.tanh(center + half_width)}
 
 
-def correlated(first: Sequence[float], second: Sequence[float], rows: Sequence[Row]) -> Row:
-    """Correlate two columns over models, by the bootstrap where several models share their sizes."""
+def correlation_over_models(first: Sequence[float], second: Sequence[float], rows: Sequence[Row]) -> Row:
+    """Correlate two columns over models, with a bootstrap interval if several models have the same sizes."""
     if len({row["row"].rpartition(" ")[2] for row in rows}) == len(rows):
         return correlation(first, second)
     weights = draw_counts(rows)
@@ -85,20 +85,20 @@ def recurrent_weights(row: Row) -> int:
 
 
 def inputs(row: Row) -> tuple[float, ...]:
-    """Return a constant and everything that is drawn: size of W, rank, context size, kind of bias, dropout."""
+    """Return a constant and all drawn options: size of W, rank, context size, kind of bias, dropout."""
     model = row["config"]["model"]
     rank = model["rank"] if model_of(row) == "factorcell" else 0
     sizes = math.log(recurrent_weights(row)), float(rank), math.log(model["context_size"])
-    return 1.0, *sizes, float(one_hot(row)), float(row["config"]["backbone"]["dropout_recurrent"])
+    return 1.0, *sizes, float(has_one_hot_bias(row)), float(row["config"]["backbone"]["dropout_recurrent"])
 
 
 def effects(rows: Sequence[Row]) -> dict[str, tuple[Interval, Interval]]:
-    """Return by what share each change lowers the perplexity, and by how much it raises the accuracy.
+    """Return how much each change lowers the perplexity (a share) and raises the accuracy.
 
     Least squares of log perplexity and accuracy on `inputs`, over FactorCells and ConcatCells (rank 0).
     """
     models = [row for model in ("factorcell", "concatcell") for row in of_class(rows, model)]
-    if len(models) < FEWEST:
+    if len(models) < MIN_MODELS:
         return {}
     columns = np.array([inputs(row) for row in models])
     figures = np.array([(np.log(row["perplexity_known"]), row["accuracy"]) for row in models], dtype=np.float64)

@@ -16,11 +16,11 @@ from pathlib import Path
 import figures
 import paper_tables
 from aggregate import Rows
-from columns import SPECS, fill_page, specified
+from columns import SPECS, fill_page, make_table
 from factorcell import files
 from factorcell.config import UserError
-from figures import LENGTHS, PLACES, Read
-from study import HERE
+from figures import LENGTHS, TEXTS_SEEN, Read
+from study import EXPERIMENTS_FOLDER
 
 Maker = Callable[[Read], str]
 OTHERS: Mapping[str, Mapping[str, Maker]] = {  # page -> name -> table
@@ -32,11 +32,11 @@ OTHERS: Mapping[str, Mapping[str, Maker]] = {  # page -> name -> table
         "Table 3.5": paper_tables.communities,
         "Figure 5.1": paper_tables.rank_against_perplexity,
         "Table 5.2": paper_tables.table_5_2,
-        "Figure 5.2": partial(paper_tables.completion_gains, names={"after": PLACES}, head="texts seen"),
+        "Figure 5.2": partial(paper_tables.completion_gains, names={"after": TEXTS_SEEN}, head="texts seen"),
         "Figure 5.3": partial(paper_tables.completion_gains, names=LENGTHS, head="characters, after 50 texts"),
-        "Table 6.4": partial(paper_tables.specificity, name="imdb", theirs="Yelp"),
-        "Table 6.4, of hotels": partial(paper_tables.specificity, name="ratings", theirs="Yelp"),
-        "Table 6.5": partial(paper_tables.specificity, name="hotels", theirs="TripAdvisor"),
+        "Table 6.4": partial(paper_tables.specificity, name="imdb", paper_set="Yelp"),
+        "Table 6.4, of hotels": partial(paper_tables.specificity, name="ratings", paper_set="Yelp"),
+        "Table 6.5": partial(paper_tables.specificity, name="hotels", paper_set="TripAdvisor"),
         "Figures 6.1 to 6.4": paper_tables.correlations,
         "Section A.2": paper_tables.finetuned,
     },
@@ -54,16 +54,13 @@ WITH_PICTURES = {  # table -> the figures above it
 
 
 def pages() -> dict[str, dict[str, Maker]]:
-    """Return all tables: page -> name -> what makes it."""
-    every = {page: dict(makers) for page, makers in OTHERS.items()}
+    tables_by_page = {page: dict(makers) for page, makers in OTHERS.items()}
     for spec in SPECS["table"]:
-        every.setdefault(spec["page"], {})[spec["name"]] = partial(specified, spec=spec)
-    return every
+        tables_by_page.setdefault(spec["page"], {})[spec["name"]] = partial(make_table, spec=spec)
+    return tables_by_page
 
 
 def reader(results: Path) -> Read:
-    """Return a function that reads the rows of experiments by their names."""
-
     @cache
     def read_one(name: str) -> Rows:
         return Rows(files.read_rows(results / f"{name}.jsonl"))
@@ -75,18 +72,17 @@ def reader(results: Path) -> Read:
 
 
 def make_tables(read: Read, pictures: Mapping[str, figures.Picture]) -> dict[str, dict[str, str]]:
-    """Make all tables: page -> name -> Markdown, pictures above their tables."""
-    every = {page: {name: make(read) for name, make in makers.items()} for page, makers in pages().items()}
+    """Make all tables: page -> name -> Markdown, with the pictures above their tables."""
+    tables_by_page = {page: {name: make(read) for name, make in makers.items()} for page, makers in pages().items()}
     for name, numbers in WITH_PICTURES.items():
         links = "".join(pictures[number].link() for number in numbers if number in pictures)
-        every["tables.md"][name] = f"{links}\n{every['tables.md'][name]}"
-    return every
+        tables_by_page["tables.md"][name] = f"{links}\n{tables_by_page['tables.md'][name]}"
+    return tables_by_page
 
 
 def main(argv: Sequence[str]) -> int:
-    """Put the tables into the pages, and write the figures."""
     parser = argparse.ArgumentParser(description="The tables of the documentation from the rows of the experiments.")
-    parser.add_argument("--results", type=Path, default=HERE / "results", help="folder of the rows")
+    parser.add_argument("--results", type=Path, default=EXPERIMENTS_FOLDER / "results", help="folder of the rows")
     parser.add_argument("--docs", type=Path, required=True, help="folder of the pages whose tables are replaced")
     options = parser.parse_args(argv)
     read = reader(options.results)
@@ -105,7 +101,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def write_pictures(folder: Path, pictures: Sequence[figures.Picture]) -> None:
-    """Write the pictures, and remove those that are no longer made."""
     folder.mkdir(exist_ok=True)
     for stale in set(folder.glob("*.svg")) - {folder / picture.file for picture in pictures}:
         stale.unlink()

@@ -1,12 +1,12 @@
-"""What the models of tables 3 and 4 of the TACL paper are held against, on the same texts and the same vocabulary.
+"""Baselines for tables 3 and 4 of the TACL paper, on the same texts and the same vocabulary.
 
 - prefix: a model of the same recipe that reads its context as control codes (Keskar et al. 2019)
-- separate: an unadapted model for each value that is told, by the same recipe, and one of all texts for other values
-- mixture: those and the one of all texts, with weights for each value that suit dev
-- ngram: modified Kneser-Ney smoothing, of the order that suits dev
-- bayes, linear, fasttext: classifiers of the texts alone, which know no other column
+- separate: an unadapted model of the same recipe for each target value, and one of all texts for other values
+- mixture: the separate models mixed with the one of all texts, with weights fitted to dev for each value
+- ngram: modified Kneser-Ney smoothing, of the best order on dev
+- bayes, linear, fasttext: classifiers that read only the texts, no other column
 
-Tweets are told, and have separate models, by the nearest city.
+The target value of tweets is the nearest city.
 """
 
 import math
@@ -40,41 +40,39 @@ from factorcell.model.scoring import Scorer
 from factorcell.training import mixture
 from factorcell.training.mixture import Mixture
 from factorcell.training.per_value import SHARED, SeparateRuns, separate
-from measures import WITHIN, Cities, as_classifier, frequent_values
-from study import Baseline, Experiment, Measured
+from measures import MAX_DISTANCE, Cities, calibrated_figures, frequent_values
+from study import Baseline, Experiment, Measurement
 from tacl import SETS
 
-CITY = "city"  # the column of the nearest one
+CITY = "city"  # the column of the nearest city
 NGRAM = "ngram"
-Target = str | Cities  # a column, or the cities of which the nearest is told
-ORDERS = range(3, 13)  # of n-gram models
-ORDER = {"word": 2, "character": 5}  # of the n-grams that classifiers see, by the unit of a set
+Target = str | Cities  # a column, or cities of which the nearest is inferred
+ORDERS = range(3, 13)  # orders of n-gram models to try
+CLASSIFIER_ORDER = {"word": 2, "character": 5}  # of the n-grams of classifiers, by kind of token
 
 
-def column_of(target: Target) -> str:
-    """The column that is told."""
+def target_column(target: Target) -> str:
     return CITY if isinstance(target, Cities) else target
 
 
 @dataclass(frozen=True)
 class TargetValues:
-    """Which values of a column `target` are told apart, and the words by which their figures are known."""
+    """The values of the column `target` that are candidates, and the words that identify their figures."""
 
     target: str
     names: Sequence[str]
     key: Sequence[str]
 
     @classmethod
-    def of(cls, target: Target, tables: Tables, known: Sequence[str]) -> "TargetValues":
-        """Those that the models tell apart too, if they are `known`."""
+    def from_tables(cls, target: Target, tables: Tables, known: Sequence[str]) -> "TargetValues":
         if isinstance(target, Cities):
             names = [city for city in target.cities() if city in known]
             return cls(CITY, names, names)
         names = frequent_values(tables["judged"], target, known)
         return cls(target, names, (target, *names))
 
-    def among(self, classification: Classification, corpus: Corpus) -> Classification:
-        """What was `found` of the texts of `corpus`, with the names as the only ones there are."""
+    def restrict(self, classification: Classification, corpus: Corpus) -> Classification:
+        """Return a classification of the texts of `corpus` with these values as the only candidates."""
         places = [classification.names.index(name) for name in self.names]
         truth = np.array([places.index(place) if place in places else -1 for place in classification.truth.tolist()])
         score, posterior = (
@@ -91,26 +89,25 @@ class TargetValues:
             key=key,
         )
 
-    def by_rule(self, scorer: Scorer, table: Path, candidates: Sequence[Mapping[str, Any]] = ()) -> Classification:
-        """Bayes' rule with a uniform prior over what texts cost with each of the `candidates`; else with each name."""
+    def classify(self, scorer: Scorer, table: Path, candidates: Sequence[Mapping[str, Any]] = ()) -> Classification:
+        """Apply Bayes' rule with a uniform prior to the nats of texts in each context of `candidates` or each value."""
         corpus = scorer.prepare(table, unknown="group")
         contexts = candidates or [{self.target: name} for name in self.names]
         likelihoods = [-sum_per_text(scorer.nats(with_context(corpus, context)), corpus) for context in contexts]
         values = corpora.read(table)[self.target].to_pylist()
         truth = [None if value is None else category_name(value) for value in values]
-        return self.among(apply_bayes_rule(self.names, np.stack(likelihoods, axis=1), corpus.lengths, truth), corpus)
+        return self.restrict(apply_bayes_rule(self.names, np.stack(likelihoods, axis=1), corpus.lengths, truth), corpus)
 
 
-def accuracy_of(classification: Classification) -> Measured:
-    """How many of the texts get the right value."""
+def measure_accuracy(classification: Classification) -> Measurement:
     metrics = classification.metrics()
     row = {"candidates": len(classification.names), "judged": metrics["texts"]}
     row |= {name: metrics[name] for name in ("accuracy", "macro_f1")}
-    return Measured(row, {"accuracy": text_accuracies(classification)})
+    return Measurement(row, {"accuracy": text_accuracies(classification)})
 
 
 def with_context(corpus: Corpus, context: Mapping[str, Any]) -> Corpus:
-    """The texts as if all had some values of their variables, wherever these stand."""
+    """Return the texts with the values of `context` in all variables of that name."""
     categories, numbers = corpus.categories.copy(), corpus.numbers.copy()
     for place, variable in enumerate(corpus.schema.categories):
         if (value := context.get(variable.name)) is not None:
@@ -122,7 +119,6 @@ def with_context(corpus: Corpus, context: Mapping[str, Any]) -> Corpus:
 
 
 def tables(name: str, data: Path, folder: Path, share: float) -> Tables:
-    """The texts of a set, and where the nearest city is told the same with it."""
     parts = tacl.tables(SETS[name], data, folder, share)
     target = SETS[name].target
     if not isinstance(target, Cities):
@@ -135,106 +131,105 @@ def tables(name: str, data: Path, folder: Path, share: float) -> Tables:
 
 
 def with_city(path: Path, cities: Cities) -> pa.Table:
-    """Texts with the nearest city, none where all are too far."""
-    table, every = corpora.read(path), cities.cities()
-    # as exact as a model has them, so that the same texts lie within
+    """Add the column of the nearest city, null where all cities are too far."""
+    table, cities_by_name = corpora.read(path), cities.cities()
+    # The precision is that of the model, so that the same texts are near a city.
     coordinates = np.stack([table[name].to_numpy().astype(np.float32) for name in ("lat", "lon")], axis=1)
-    away = great_circle_distances(
-        coordinates.astype(np.float64), np.array([[city["lat"], city["lon"]] for city in every.values()])
+    distances = great_circle_distances(
+        coordinates.astype(np.float64), np.array([[city["lat"], city["lon"]] for city in cities_by_name.values()])
     )
-    near = [list(every)[place] if away[row, place] <= WITHIN else None for row, place in enumerate(away.argmin(1))]
-    return table.append_column(CITY, pa.array(near, pa.string()))
+    nearest = [
+        list(cities_by_name)[place] if distances[row, place] <= MAX_DISTANCE else None
+        for row, place in enumerate(distances.argmin(1))
+    ]
+    return table.append_column(CITY, pa.array(nearest, pa.string()))
 
 
-def labelled(tables: Tables, part: str) -> Path:
-    """The texts of a part with the column that is told."""
+def labelled_table(tables: Tables, part: str) -> Path:
     return tables[f"labelled_{part}" if f"labelled_{part}" in tables else part]
 
 
 # ---- language models ----
 
 
-def ngram(config: Config, tables: Tables, folder: Path) -> Measured:
-    """The n-gram model of the best order."""
+def ngram(config: Config, tables: Tables, folder: Path) -> Measurement:
     best = best_ngram(config, tables, folder)
-    return Measured({"order": len(best.grams)}) | measure_scorer(best, tables)
+    return Measurement({"order": len(best.grams)}) | measure_scorer(best, tables)
 
 
 def tokenizer_of(config: Config, tables: Tables) -> Tokenizer:
-    """Return the tokenizer of the models of these texts, whatever their context."""
+    """Return the tokenizer of the models of these texts, which does not depend on their context."""
     return prepare(tables["train"], config.with_options(context=())).tokenizer
 
 
 def best_ngram(config: Config, tables: Tables, folder: Path, tokenizer: Tokenizer | None = None) -> NGram:
-    """The n-gram model by the tokenizer of the models, of the order after which dev gets no better."""
+    """Return the n-gram model of the best order on dev, with the tokenizer of the models."""
     config = config.with_options(context=())
     corpus = prepare(tables["train"], config, tokenizer=tokenizer)
     dev = prepare(tables["dev"], config, tokenizer=corpus.tokenizer)
-    best, least = None, math.inf
+    best, best_cost = None, math.inf
     for order in ORDERS:
         model = NGram(folder, config, corpus.tokenizer, count_ngrams(corpus, order))
         cost = float(model.nats(dev).mean())
-        if best is not None and cost >= least:
+        if best is not None and cost >= best_cost:
             return best
-        best, least = model, cost
+        best, best_cost = model, cost
     assert best is not None
     return best
 
 
-def measure_scorer(scorer: Scorer, tables: Tables) -> Measured:
-    """Both perplexities of dev and of the test."""
-    dev = scorer.prepare(labelled(tables, "dev"), unknown="group")
-    return Measured({"dev": summary_row(scorer.nats(dev), dev)}) | study.measure_perplexity(
-        scorer, labelled(tables, "test")
+def measure_scorer(scorer: Scorer, tables: Tables) -> Measurement:
+    dev = scorer.prepare(labelled_table(tables, "dev"), unknown="group")
+    return Measurement({"dev": summary_row(scorer.nats(dev), dev)}) | study.measure_perplexity(
+        scorer, labelled_table(tables, "test")
     )
 
 
-def measure_separate(config: Config, tables: Tables, folder: Path, target: Target) -> Measured:
-    """A model for each value; those that are not finished are trained to their end."""
+def measure_separate(config: Config, tables: Tables, folder: Path, target: Target) -> Measurement:
+    """Measure a model for each value; unfinished ones are trained to their end."""
     runs = train_separate(config, tables, folder, target)
     return measure_models(runs, runs, tables, target)
 
 
-def measure_mixture(config: Config, tables: Tables, folder: Path, target: Target) -> Measured:
-    """The models of the values, which the row `separate` of the same seed has, mixed with that of all texts."""
+def measure_mixture(config: Config, tables: Tables, folder: Path, target: Target) -> Measurement:
+    """Measure the models of the row `separate` with the same seed, mixed with the model of all texts."""
     runs = train_separate(config, tables, folder.parent.with_name("separate") / folder.name, target)
     if not (folder / mixture.INDEX_FILE).exists():
-        dev = labelled(tables, "dev")
-        mixture.mix([runs, runs.runs[SHARED]], dev, folder, by=column_of(target), unknown="group")
+        dev = labelled_table(tables, "dev")
+        mixture.mix([runs, runs.runs[SHARED]], dev, folder, by=target_column(target), unknown="group")
     return measure_models(runs, Mixture.open(folder), tables, target)
 
 
 def train_separate(config: Config, tables: Tables, folder: Path, target: Target) -> SeparateRuns:
-    """The models of the values."""
-    train, dev = (labelled(tables, part) for part in ("train", "dev"))
-    return separate(train, dev, config, folder, by=column_of(target), resume=True)
+    train, dev = (labelled_table(tables, part) for part in ("train", "dev"))
+    return separate(train, dev, config, folder, by=target_column(target), resume=True)
 
 
-def measure_models(runs: SeparateRuns, scorer: Scorer, tables: Tables, target: Target) -> Measured:
-    """What a scorer reaches that is made of models of the values, with all their parameters and minutes."""
-    every = runs.runs.values()
+def measure_models(runs: SeparateRuns, scorer: Scorer, tables: Tables, target: Target) -> Measurement:
+    """Measure a scorer made of models for single values, with the sums of their parameters and minutes."""
+    trained = runs.runs.values()
     parameters, minutes = (
-        sum(run.model.parameter_count() for run in every),
-        sum(run.training_minutes() for run in every),
+        sum(run.model.parameter_count() for run in trained),
+        sum(run.training_minutes() for run in trained),
     )
-    row = Measured({"parameters": parameters, "minutes": minutes})
+    row = Measurement({"parameters": parameters, "minutes": minutes})
     return (
         row | measure_scorer(scorer, tables) | classify_by_bayes_rule(scorer, runs.schema.categories[0], tables, target)
     )
 
 
-def classify_by_bayes_rule(scorer: Scorer, variable: Variable, tables: Tables, target: Target) -> Measured:
-    """What Bayes' rule tells by a scorer that knows the values of a variable; nothing where no texts are judged."""
+def classify_by_bayes_rule(scorer: Scorer, variable: Variable, tables: Tables, target: Target) -> Measurement:
+    """Measure the classification by a scorer that knows a variable; empty if no texts are judged."""
     if "judged" not in tables:
-        return Measured({})
-    values = TargetValues.of(target, tables, variable.values[1:])
-    if not values.names:  # in a trial all of them may be rare
-        return Measured({})
-    classification = values.by_rule(scorer, labelled(tables, "judged"))
+        return Measurement({})
+    values = TargetValues.from_tables(target, tables, variable.values[1:])
+    if not values.names:  # in a trial all values may be rare
+        return Measurement({})
+    classification = values.classify(scorer, labelled_table(tables, "judged"))
     if "held" not in tables:
-        return accuracy_of(classification)
-    return accuracy_of(classification) | as_classifier(
-        classification, values.by_rule(scorer, labelled(tables, "held")), variable.counts_by_value
+        return measure_accuracy(classification)
+    return measure_accuracy(classification) | calibrated_figures(
+        classification, values.classify(scorer, labelled_table(tables, "held")), variable.counts_by_value
     )
 
 
@@ -242,7 +237,7 @@ def classify_by_bayes_rule(scorer: Scorer, variable: Variable, tables: Tables, t
 
 
 def classifier(kind: str, corpus: Corpus, order: int, seed: int) -> Callable[[Corpus], Classification]:
-    """A classifier of a `kind` that has learned from a corpus, by n-grams up to an order where it sees any."""
+    """Return a function that classifies texts, trained on a corpus with n-grams up to `order`."""
     if kind == "bayes":
         return lambda texts: baselines.naive_bayes(corpus, texts)[0]
     if kind == "linear":
@@ -251,64 +246,63 @@ def classifier(kind: str, corpus: Corpus, order: int, seed: int) -> Callable[[Co
 
 
 def labelled_texts(config: Config, tables: Tables, column: str, part: str = "judged") -> tuple[Corpus, Corpus]:
-    """Texts to learn a column from, and those of a part, by the vocabulary of the models, who may have read more."""
-    paths = labelled(tables, "train"), labelled(tables, part)
+    """Return texts to learn a column from and those of a part, tokenized as the models read them."""
+    paths = labelled_table(tables, "train"), labelled_table(tables, part)
     return baselines.read_train_and_test(*paths, column, config, tokenizer=tokenizer_of(config, tables))
 
 
-def measure_classifier(config: Config, tables: Tables, folder: Path, target: Target, order: int, kind: str) -> Measured:
-    """A classifier that learned from the training texts; where texts are held, also at the temperature that suits them.
-
-    Like the models, naive Bayes has a uniform prior first, and as a classifier that of training.
-    """
-    column = column_of(target)
+def measure_classifier(
+    config: Config, tables: Tables, folder: Path, target: Target, order: int, kind: str
+) -> Measurement:
+    """Measure a classifier, calibrated on the `held` texts; like the models, naive Bayes has a uniform prior."""
+    column = target_column(target)
     corpus, test = labelled_texts(config, tables, column)
     variable = corpus.schema.categories[0]
-    values, tells = (
-        TargetValues.of(target, tables, variable.values[1:]),
+    values, classify = (
+        TargetValues.from_tables(target, tables, variable.values[1:]),
         classifier(kind, corpus, order, config.training.seed),
     )
-    classification = values.among(tells(test), test)
+    classification = values.restrict(classify(test), test)
     if "held" not in tables:
-        return accuracy_of(classification)
+        return measure_accuracy(classification)
     _, dev = labelled_texts(config, tables, column, "held")
     priors = variable.counts_by_value if kind == "bayes" else None
-    return accuracy_of(classification) | as_classifier(classification, values.among(tells(dev), dev), priors)
+    return measure_accuracy(classification) | calibrated_figures(
+        classification, values.restrict(classify(dev), dev), priors
+    )
 
 
-def unless_rare(
-    config: Config, tables: Tables, folder: Path, target: Target, measure: Callable[..., Measured]
-) -> Measured:
-    """What is measured of values; nothing where fewer than two are frequent enough, as in a trial."""
-    values = Counter(corpora.read(labelled(tables, "train"))[column_of(target)].drop_null().to_pylist())
+def measure_if_frequent(
+    config: Config, tables: Tables, folder: Path, target: Target, measure: Callable[..., Measurement]
+) -> Measurement:
+    """Measure a baseline of values; empty if fewer than two are frequent enough, as in a trial."""
+    values = Counter(corpora.read(labelled_table(tables, "train"))[target_column(target)].drop_null().to_pylist())
     frequent = sum(texts >= config.data.min_context_count for texts in values.values())
-    return measure(config, tables, folder, target) if frequent > 1 else Measured({})
+    return measure(config, tables, folder, target) if frequent > 1 else Measurement({})
 
 
-def value_baseline(target: Target, measure: Callable[..., Measured], **how: Any) -> Baseline:
-    """A row that knows the values of a column."""
-    return Baseline(partial(unless_rare, target=target, measure=measure), **how)
+def value_baseline(target: Target, measure: Callable[..., Measurement], **options: Any) -> Baseline:
+    return Baseline(partial(measure_if_frequent, target=target, measure=measure), **options)
 
 
-def ngram_row(measure: Callable[[Config, Tables, Path], Measured] = ngram) -> dict[str, Baseline]:
-    """The row of n-grams, and what is measured of them."""
+def ngram_row(measure: Callable[[Config, Tables, Path], Measurement] = ngram) -> dict[str, Baseline]:
     return {NGRAM: Baseline(measure, seeded=False, is_deterministic=True)}
 
 
 def classifiers(
-    target: Target, unit: str, measure: Callable[..., Measured] = measure_classifier
+    target: Target, unit: str, measure: Callable[..., Measurement] = measure_classifier
 ) -> dict[str, Baseline]:
-    """What tells a column by the texts of a `unit`, and what is measured of it."""
-    of = partial(measure, order=ORDER[unit])
+    """Return the rows of classifiers, which read n-grams of `unit` (word or character)."""
+    measure_kind = partial(measure, order=CLASSIFIER_ORDER[unit])
     return {
-        "bayes": value_baseline(target, partial(of, kind="bayes"), seeded=False, is_deterministic=True),
-        "linear": value_baseline(target, partial(of, kind="linear")),
-        "fasttext": value_baseline(target, partial(of, kind="fasttext")),
+        "bayes": value_baseline(target, partial(measure_kind, kind="bayes"), seeded=False, is_deterministic=True),
+        "linear": value_baseline(target, partial(measure_kind, kind="linear")),
+        "fasttext": value_baseline(target, partial(measure_kind, kind="fasttext")),
     }
 
 
 def per_value(target: Target) -> dict[str, Baseline]:
-    """A model for each value of a column, and their mixture with one of all texts."""
+    """Return the rows of a model for each value, and of their mixture with a model of all texts."""
     return {
         "separate": value_baseline(target, measure_separate),
         "mixture": value_baseline(target, measure_mixture, after="separate"),
@@ -316,13 +310,17 @@ def per_value(target: Target) -> dict[str, Baseline]:
 
 
 def experiment(name: str) -> Experiment:
-    """All of them on a set."""
-    of, target = tacl.EXPERIMENTS[name], SETS[name].target
+    models, target = tacl.EXPERIMENTS[name], SETS[name].target
     rows_of_baselines = {**per_value(target), **ngram_row(), **classifiers(target, SETS[name].unit)}
     rows = {"prefix": tacl.options("prefix"), **dict.fromkeys(rows_of_baselines, tacl.options("unadapted"))}
     measure_targets, texts = partial(tacl.measure_accuracy, name=name), partial(tables, name)
     return replace(
-        of, name=f"tacl_baselines_{name}", rows=rows, tables=texts, measure=measure_targets, baselines=rows_of_baselines
+        models,
+        name=f"tacl_baselines_{name}",
+        rows=rows,
+        tables=texts,
+        measure=measure_targets,
+        baselines=rows_of_baselines,
     )
 
 

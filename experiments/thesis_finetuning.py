@@ -1,7 +1,8 @@
-"""Section A.2 of the thesis: does a penalty on how far weights move help fine-tuning on few texts?
+"""Section A.2 of the thesis: the effect of a penalty on changes of weights when fine-tuning on few texts.
 
-The unadapted model of table A.1 is trained further on four small sets, all of it or its softmax bias, until the
-development part gets no better. Weights and penalties are chosen by all targets: hotels lack many words of films.
+The unadapted model of table A.1 is fine-tuned on four small sets, all of it or only its softmax bias, until the
+development part stops improving. Weights and penalties are chosen by the perplexity over all targets, because many
+words of film reviews are out of the vocabulary of hotels.
 """
 
 import itertools
@@ -20,22 +21,22 @@ from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer
 from factorcell.training.finetuning import finetune
 from hotels import region_of
-from study import Experiment, Measured, Row
+from study import Experiment, Measurement, Row
 from tacl_baselines import NGRAM, best_ngram, ngram_row, tokenizer_of
 from thesis_sparse import EXPERIMENT as SPARSE
 from thesis_sparse import VARIABLES
 
-TUNED = "none"  # the row of table A.1 that is
+BASE_ROW = "none"  # the row of table A.1 that is fine-tuned
 REGION, WORD, NARROW = "CA", "breakfast", "horror"
-MOST = 1000  # texts of each domain that are learned from; of its other parts as many at most
-PENALTIES = ("0", "1e-5", "1e-4")  # nats, for each unit that a value moves
-WAYS: dict[str, tuple[tuple[str, ...], int, float]] = {  # parts that move, texts that are learned from, and the rate
-    "all": (("all",), MOST, 1e-3),
+MAX_TEXTS = 1000  # maximum for each part of a domain
+PENALTIES = ("0", "1e-5", "1e-4")  # nats per unit of change of a weight
+WAYS: dict[str, tuple[tuple[str, ...], int, float]] = {  # fine-tuned parts, number of training texts, learning rate
+    "all": (("all",), MAX_TEXTS, 1e-3),
     "all, 100 texts": (("all",), 100, 1e-3),
-    "bias": (("output_bias",), MOST, 0.03),  # in a few hundred steps less would move it nowhere, penalty or none
+    "bias": (("output_bias",), MAX_TEXTS, 0.03),  # smaller rates change little in a few hundred steps
 }
-KINDS = {"perplexity": "", "perplexity_known": ", known targets"}  # of figures -> how their keys end
-DOMAINS: dict[str, tuple[str, Callable[[Row], bool]]] = {  # the set that texts are of, and which of them
+KINDS = {"perplexity": "", "perplexity_known": ", known targets"}  # figure -> suffix of its key
+DOMAINS: dict[str, tuple[str, Callable[[Row], bool]]] = {  # the data set, and the condition for its texts
     "a word": ("hotels", lambda row: WORD in row["text"].lower().split()),
     "a region": ("hotels", lambda row: region_of(row["city"]) == REGION),
     "films": ("imdb", lambda row: True),
@@ -44,7 +45,7 @@ DOMAINS: dict[str, tuple[str, Callable[[Row], bool]]] = {  # the set that texts 
 
 
 def domain(path: Path, fits: Callable[[Row], bool], most: int) -> pa.Table:
-    """The first texts of a table that fit, with the columns of hotels, which a film has not."""
+    """Return the first texts of a table that fit, with the columns of hotels, which films lack."""
     rows = [row for row in corpora.read(path).to_pylist() if fits(row)][:most]
     return pa.Table.from_pylist(
         [{"text": row["text"], **{key: str(row.get(key, "")) for key in VARIABLES}} for row in rows]
@@ -52,8 +53,7 @@ def domain(path: Path, fits: Callable[[Row], bool], most: int) -> pa.Table:
 
 
 def tables(data: Path, folder: Path, share: float) -> Tables:
-    """Hotel reviews, and three parts of each domain."""
-    parts, most = SPARSE.tables(data, folder, share), max(20, round(MOST * share))
+    parts, most = SPARSE.tables(data, folder, share), max(20, round(MAX_TEXTS * share))
     for name, (source, fits) in DOMAINS.items():
         for part, path in corpora.parts(data, folder, source).items():
             table_path = folder / f"finetuned-{name.replace(' ', '_')}-{part}-{most}.parquet"
@@ -61,56 +61,51 @@ def tables(data: Path, folder: Path, share: float) -> Tables:
     return parts
 
 
-def measure(run: Run, tables: Tables) -> Measured:
-    """Perplexities of each domain before and after, on its dev and on its test; keys are domain, way and penalty."""
-    measured: dict[str, Measured] = {}
+def measure(run: Run, tables: Tables) -> Measurement:
+    """Measure perplexities of each domain before and after; the keys are domain, way and penalty."""
+    measured: dict[str, Measurement] = {}
     for name in DOMAINS:
-        measured[f"{name}, before"] = measure_perplexities(run, parts_of(tables, name))
+        measured[f"{name}, before"] = measure_perplexities(run, domain_parts(tables, name))
         for way, (parts, most, rate) in WAYS.items():
-            domain_tables = parts_of(tables, name, most)
+            domain_tables = domain_parts(tables, name, most)
             for l1 in PENALTIES:
                 folder = run.folder.with_name(f"{run.folder.name}-finetuned") / name / way / l1
-                how: dict[str, Any] = {"parts": parts, "training": {"learning_rate": rate}, "l1": float(l1)}
+                options: dict[str, Any] = {"parts": parts, "training": {"learning_rate": rate}, "l1": float(l1)}
                 tuned = finetune(
-                    run, domain_tables["train"], domain_tables["dev"], folder, **how, unknown="group", resume=True
+                    run, domain_tables["train"], domain_tables["dev"], folder, **options, unknown="group", resume=True
                 )
                 measured[f"{name}, {way}, {l1}"] = measure_perplexities(tuned, domain_tables)
-    return together(measured)
+    return merge_measurements(measured)
 
 
-def ngram(config: Config, tables: Tables, folder: Path) -> Measured:
-    """What n-grams of each domain's texts cost, as many texts as are learned from, by the tokenizer of the hotels."""
+def ngram(config: Config, tables: Tables, folder: Path) -> Measurement:
+    """Measure n-gram models of each domain, trained on the same texts with the tokenizer of the hotels."""
     tokenizer, sizes = tokenizer_of(config, tables), {most for _, most, _ in WAYS.values()}
     measured = {}
     for name, most in itertools.product(DOMAINS, sorted(sizes)):
-        parts = parts_of(tables, name, most)
+        parts = domain_parts(tables, name, most)
         measured[f"{name}, {NGRAM}, {most}"] = measure_perplexities(best_ngram(config, parts, folder, tokenizer), parts)
-    return together(measured)
+    return merge_measurements(measured)
 
 
-def parts_of(tables: Tables, name: str, most: int = MOST) -> Tables:
-    """The parts of a domain, the first texts alone of the one that is learned from."""
+def domain_parts(tables: Tables, name: str, most: int = MAX_TEXTS) -> Tables:
     parts = {part: tables[f"{name} {part}"] for part in corpora.PARTS}
     return {**parts, "train": corpora.first(parts["train"], most)}
 
 
-def measure_perplexities(scorer: Scorer, tables: Tables) -> Measured:
-    """The nats of a target of dev's texts, and what each text of the test adds to both perplexities."""
+def measure_perplexities(scorer: Scorer, tables: Tables) -> Measurement:
     dev, test = (scorer.prepare(tables[part], unknown="group") for part in ("dev", "test"))
     nats = text_figures.figures_from_nats(scorer.nats(dev), dev)["perplexity"].ratio
-    return Measured({"dev": nats, "texts": len(test)}, text_figures.figures_from_nats(scorer.nats(test), test))
+    return Measurement({"dev": nats, "texts": len(test)}, text_figures.figures_from_nats(scorer.nats(test), test))
 
 
-def together(measured: Mapping[str, Measured]) -> Measured:
-    """All that was measured, by its keys."""
+def merge_measurements(measured: Mapping[str, Measurement]) -> Measurement:
     figures = {
-        f"{key}{end}": measured_one.figures[kind]
-        for key, measured_one in measured.items()
-        for kind, end in KINDS.items()
+        f"{key}{end}": measurement.figures[kind] for key, measurement in measured.items() for kind, end in KINDS.items()
     }
-    return Measured({"finetuned": {key: measured_one.row for key, measured_one in measured.items()}}, figures)
+    return Measurement({"finetuned": {key: measurement.row for key, measurement in measured.items()}}, figures)
 
 
 BASELINES = ngram_row(ngram)
-ROWS = dict.fromkeys((TUNED, NGRAM), SPARSE.rows["none"])
+ROWS = dict.fromkeys((BASE_ROW, NGRAM), SPARSE.rows["none"])
 EXPERIMENT = Experiment("finetuned", SPARSE.recipe, ROWS, tables, measure, runs=SPARSE.name, baselines=BASELINES)

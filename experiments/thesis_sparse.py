@@ -1,6 +1,6 @@
 """Table A.1 of the thesis: low-rank and sparse softmax biases over an unadapted recurrent layer.
 
-Rows have a penalty for each column, the same for all at first and random ones then, and the size of embeddings.
+Rows differ in the penalties of the columns, first equal and then random ones, and in the size of embeddings.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from corpora import Tables
 from factorcell.data.corpus import Corpus
 from factorcell.evaluation.text_figures import TextSums, sum_per_text, texts_digest
 from factorcell.model.run import Run
-from study import ROWS, Experiment, Measured
+from study import ROWS, Experiment, Measurement
 from tacl_baselines import ngram_row, per_value
 
 VARIABLES = ("hotel", "city", "rating")
@@ -23,20 +23,18 @@ TOP = 3
 
 
 def tables(data: Path, folder: Path, share: float) -> Tables:
-    """Return the hotel reviews."""
     return corpora.parts(data, folder, "hotels", share)
 
 
-def measure(run: Run, tables: Tables) -> Measured:
-    """Measure how often the next word is among the three most probable ones."""
+def measure(run: Run, tables: Tables) -> Measurement:
     corpus = run.prepare(tables["test"], unknown="group")
     top = ranks(run, corpus) <= TOP
     sums = TextSums(texts_digest(corpus, "top"), sum_per_text(top, corpus), corpus.lengths.astype(np.float64))
-    return Measured({"top_3": float(top.mean())}, {"top_3": sums})
+    return Measurement({"top_3": float(top.mean())}, {"top_3": sums})
 
 
 def ranks(run: Run, corpus: Corpus) -> NDArray[np.int64]:
-    """Return the rank of every target among all tokens, 1 the most probable, text after text; ties count against it."""
+    """Return the rank of every target among all tokens, 1 the most probable; ties count against the target."""
     result, model = [], run.model
     with torch.inference_mode():
         for row in range(len(corpus)):  # one text at a time, because the log probabilities of many take much memory

@@ -39,18 +39,18 @@ def may_follow(rules: Constraints, prompt: Sequence[int], text: Sequence[int], t
 
 
 def enumerate_texts(
-    run: Run, city: str, rules: Constraints, prompt: Sequence[int] = (), renormalised: bool = False
+    run: Run, city: str, rules: Constraints, prompt: Sequence[int] = (), renormalized: bool = False
 ) -> Texts:
     """Return the log probability of each allowed text, with its end token unless it is cut at `max_tokens`.
 
-    `renormalised`: divide by the probability of all allowed tokens at each step.
+    `renormalized`: divide by the probability of all allowed tokens at each step.
     """
     texts: Texts = {}
 
     def grow(text: tuple[int, ...], total: float) -> None:
         logs = next_log_probs(run, city, (*prompt, *text))
         allowed = [token for token in range(len(logs)) if may_follow(rules, prompt, text, token)]
-        if renormalised:
+        if renormalized:
             logs = logs - logs[allowed].logsumexp(0)
         for token in allowed:
             longer, value = (*text, token), total + float(logs[token])

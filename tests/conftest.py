@@ -86,7 +86,7 @@ def _restore_kernel() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_fsync() -> Iterator[None]:
-    """Disable `fsync`, which only power failures need; tests about it replace the function themselves."""
+    """Disable `fsync`, which only protects from power failures; tests about it replace the function themselves."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
         yield

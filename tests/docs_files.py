@@ -101,7 +101,7 @@ def row(number: int) -> dict[str, Any]:
 
 
 def write_tables(folder: Path) -> None:
-    """Write the same rows under all names that the pages use; reviews.csv lacks `text`, so pages must name `review`."""
+    """Write the same rows under all names that the pages use; reviews.csv has no column `text`, only `review`."""
     rows = [row(number) for number in range(ROWS)]
     table, part = pa.Table.from_pylist(rows), pa.Table.from_pylist(rows[:60])
     csv.write_csv(table.drop_columns(["text"]), folder / "reviews.csv")

@@ -17,7 +17,7 @@ from triton.compiler import ASTSource
 
 from factorcell.model.kernels import gpu, gpu_recurrence
 
-PROCESSORS = 132
+PROCESSORS = 132  # of an H100
 NAMES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64"}
 
 

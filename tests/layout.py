@@ -24,6 +24,12 @@ FILE_LINES, BODY_LINES, PARAMETERS = 400, 60, 7
 KERNELS = "model.kernels"  # its functions have as many array parameters as compiled code, Triton and PyTorch require
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
+# Names that a reader must decode. `written` is missing: it may name a file that was just written.
+VAGUE_NAMES = set(
+    "told given found one own held wanted asked said kept here there ours some turned made got named seen gone meant".split()
+)
+CODE_FOLDERS = ("src", "tests", "experiments", "benchmarks", "docs")
+
 # Modules (by top-level name) and calls (by full name) that can run code from a file.
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "torch.load", "torch.save", "torch.jit.load"}
@@ -193,6 +199,28 @@ def check_prints(root: Path) -> list[str]:
     ]
 
 
+def check_vague_names(root: Path) -> list[str]:
+    """Find functions, parameters, variables and attributes whose name is in `VAGUE_NAMES`."""
+    return [
+        f"{path.relative_to(root)}:{getattr(node, 'lineno', 0)}: {name} is not a descriptive name"
+        for folder in CODE_FOLDERS
+        for path in sorted((root / folder).rglob("*.py"))
+        for node in nodes(parsed(path.read_text(encoding="utf-8")))
+        for name in defined_names(node)
+        if name in VAGUE_NAMES
+    ]
+
+
+def defined_names(node: ast.AST) -> list[str]:
+    """Return the names that a node defines or assigns."""
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name]
+        case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+            return [name]
+    return []
+
+
 def check_unsafe_code(root: Path) -> list[str]:
     """Find code that could run code from a file: `UNSAFE_MODULES`, `UNSAFE_CALLS`, `allow_pickle` other than False."""
     faults = []
@@ -260,6 +288,7 @@ CHECKS: list[Check] = [
     check_body_lengths,
     check_parameters,
     check_prints,
+    check_vague_names,
     check_opaque_states,
     check_special_ids,
     check_unsafe_code,

@@ -26,7 +26,7 @@ from factorcell.training import rules
 from tests import docs_files
 
 ROOT = Path(__file__).parent.parent
-WIDTH, README_LINES = 120, 160
+WIDTH, README_LINES = 120, 150
 
 GENERATED = re.compile(r"^<!-- ([^\n]+) -->\n.*?^<!-- end of \1 -->$", re.MULTILINE | re.DOTALL)  # written by a program
 REASON = re.compile(r"<!-- not run: .+ -->")
@@ -34,22 +34,22 @@ LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
 CODE = re.compile(r"`([^`\n]+)`")
 REPOSITORY_FILE = re.compile(r"\b(?:src|experiments|benchmarks|tests)/[a-z0-9_/*]+\.[a-z]+")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
-COMMAND_ROW = re.compile(r"^\| `([a-z-]+)` \|.*\]\(", re.MULTILINE)
+COMMAND_ROW = re.compile(r"^\| [^|]*\]\([^|]*\| (`[^|]*) \|$", re.MULTILINE)  # a purpose with a link, and its commands
 OTHER_OPTIONS = {"--upgrade", "--index-url", "--extra-index-url", "--no-deps"}  # of pip
 OTHER_OPTIONS |= {"--nproc-per-node", "--max-restarts", "--prefixes"}  # of torchrun and scripts
 OTHER_OPTIONS |= {"--system", "--home-dir", "--create-home", "--shell", "--now"}  # of useradd and systemctl
 OTHER_OPTIONS |= {"--format", "--table", "--file", "--clean", "--if-exists", "--dbname", "--rdb"}  # of databases
 OTHER_OPTIONS |= {"--data", "--results"}  # of the scripts under experiments/
-OTHER_OPTIONS |= {"--fc-accent", "--fc-active", "--fc-radius"}  # colours and lengths of a web page
+OTHER_OPTIONS |= {"--fc-accent", "--fc-active", "--fc-radius"}  # colors and lengths of a web page
 
 
 class Block(NamedTuple):
-    """A fenced block of code; `is_excused`: it states a reason not to run it."""
+    """A fenced block of code; `has_reason`: it states why it is not run."""
 
     line: int
     language: str
     code: str
-    is_excused: bool
+    has_reason: bool
 
 
 def pages(root: Path) -> list[Path]:
@@ -68,8 +68,8 @@ def blocks(text: str) -> list[Block]:
             continue
         language = lines[begin].strip().removeprefix("```")
         if not language.startswith("{"):
-            is_excused = bool(begin and REASON.fullmatch(lines[begin - 1]))
-            result.append(Block(begin + 2, language, "\n".join(lines[begin + 1 : number]), is_excused))
+            has_reason = bool(begin and REASON.fullmatch(lines[begin - 1]))
+            result.append(Block(begin + 2, language, "\n".join(lines[begin + 1 : number]), has_reason))
         begin = None
     return result
 
@@ -123,7 +123,7 @@ def long_lines(root: Path) -> list[str]:
     return faults
 
 
-def silent_blocks(root: Path) -> list[str]:
+def unexplained_blocks(root: Path) -> list[str]:
     """Find blocks that no test runs and that state no reason, and code without a fence."""
     faults = []
     for page in pages(root):
@@ -131,7 +131,7 @@ def silent_blocks(root: Path) -> list[str]:
         faults += [
             f"{page.name}:{block.line}: {block.language or 'a block'} is not run and does not say why"
             for block in blocks(text)
-            if not block.is_excused and block.language not in RUNNERS
+            if not block.has_reason and block.language not in RUNNERS
         ]
         faults += [f"{page.name}: code without a fence: {line}" for line in re.findall(r"\n\n(    .+)", prose(text))]
     return faults
@@ -152,7 +152,8 @@ def unknown_options(root: Path, known: dict[str, set[str]]) -> list[str]:
 
 def wrong_commands(root: Path, known: dict[str, set[str]]) -> list[str]:
     """Find commands that the README's table lacks or invents."""
-    listed = COMMAND_ROW.findall((root / "README.md").read_text(encoding="utf-8"))
+    rows = COMMAND_ROW.findall((root / "README.md").read_text(encoding="utf-8"))
+    listed = [name for row in rows for name in re.findall(r"`([a-z-]+)`", row)]
     return [f"{name}: not in the README's table" for name in sorted(known.keys() - set(listed))] + [
         f"{name}: only in the README's table" for name in sorted(set(listed) - known.keys())
     ]
@@ -203,9 +204,9 @@ RUNNERS = {"bash": run_shell, "python": run_python, "toml": run_toml, "json": ru
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def docs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with all files that the pages use."""
-    folder = tmp_path_factory.mktemp("world")
+    folder = tmp_path_factory.mktemp("docs_folder")
     docs_files.write_tables(folder)
     docs_files.write_lists(folder)
     with pytest.MonkeyPatch.context() as patch:
@@ -224,12 +225,12 @@ def options_of_commands() -> dict[str, set[str]]:
     return options
 
 
-WITH_CODE = [page for page in pages(ROOT) if not all(b.is_excused for b in blocks(page.read_text(encoding="utf-8")))]
+WITH_CODE = [page for page in pages(ROOT) if not all(b.has_reason for b in blocks(page.read_text(encoding="utf-8")))]
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
-def test_code_of_the_page_runs(page: Path, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = shutil.copytree(world, tmp_path / "world")
+def test_code_of_the_page_runs(page: Path, docs_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = shutil.copytree(docs_folder, tmp_path / "docs_folder")
     monkeypatch.chdir(folder)
     for registry in EXTENSIBLE.values():
         monkeypatch.setattr(registry, "registered", {})
@@ -237,12 +238,12 @@ def test_code_of_the_page_runs(page: Path, world: Path, tmp_path: Path, monkeypa
         monkeypatch.setattr(rules, name, 0.1)  # for blocks that do not set the number of passes
     names: dict[str, Any] = {"__name__": page.stem}
     for block in blocks(page.read_text(encoding="utf-8")):
-        if not block.is_excused:
+        if not block.has_reason:
             RUNNERS[block.language](block.code, names, f"{page.name}:{block.line}")
 
 
 def test_blocks_links_files_lines_and_names_are_valid() -> None:
-    faults = silent_blocks(ROOT) + broken_links(ROOT) + missing_files(ROOT)
+    faults = unexplained_blocks(ROOT) + broken_links(ROOT) + missing_files(ROOT)
     assert faults + long_lines(ROOT) + undescribed_names(ROOT) == []
 
 
@@ -283,9 +284,9 @@ def write_pages(folder: Path, readme: str = "", page: str = "") -> Path:
         ("", "x" * 121, long_lines, "page.md:1: 121 characters"),
         ("", f"<!-- a -->\n{'x' * 121}\n<!-- end of a -->", long_lines, "page.md:2: 121 characters"),
         ("", f"<!-- a -->\n| {'x' * 121}\n<!-- end of a -->\n| {'x' * 119}", long_lines, "page.md:4: 121 characters"),
-        ("\n" * 161, "", long_lines, "README.md: 161 lines, at most 160"),
-        ("", "```text\nx\n```", silent_blocks, "page.md:2: text is not run and does not say why"),
-        ("", "a\n\n    x = 1", silent_blocks, "page.md: code without a fence:     x = 1"),
+        ("\n" * 151, "", long_lines, "README.md: 151 lines, at most 150"),
+        ("", "```text\nx\n```", unexplained_blocks, "page.md:2: text is not run and does not say why"),
+        ("", "a\n\n    x = 1", unexplained_blocks, "page.md: code without a fence:     x = 1"),
     ],
 )
 def test_faults_are_found(tmp_path: Path, readme: str, page: str, check: Any, fault: str) -> None:
@@ -293,7 +294,7 @@ def test_faults_are_found(tmp_path: Path, readme: str, page: str, check: Any, fa
 
 
 def test_wrong_commands_and_options_are_found(tmp_path: Path) -> None:
-    table, known = "| `train` | x | [x](y) |\n| `sing` | x | [x](y) |", {"train": {"--out"}, "score": {"--tokens"}}
+    table, known = "| [x](y) | `train` |\n| [x](y) | `sing` |", {"train": {"--out"}, "score": {"--tokens"}}
     root = write_pages(tmp_path, table, "`--loud`, `train --out x`, `train --tokens`, `--tokens`")
     assert wrong_commands(root, known) == ["score: not in the README's table", "sing: only in the README's table"]
     assert unknown_options(root, known) == ["page.md: --loud in '--loud'", "page.md: --tokens in 'train --tokens'"]

@@ -172,7 +172,7 @@ def test_names_are_lower_case_identifiers(name: Any) -> None:
     assert line == f"adapter {name!r}: expected a name of a-z, 0-9 and _ other than 'none'"
 
 
-def test_a_name_can_be_registered_once() -> None:
+def test_a_registered_name_can_only_be_replaced_by_the_same_class() -> None:
     for name in ADAPTERS:
         assert "is built into factorcell" in refusal(lambda name=name: register_adapter(name, Bottleneck))  # type: ignore[misc]
     for name in CELLS:

@@ -131,7 +131,7 @@ def test_a_full_disk_preserves_the_old_file(before: bytes | None, tmp_path: Path
     with pytest.raises(UserError) as error:
         files.write(path, b"new")
     check_message(error, str(path), os.strerror(errno.ENOSPC))
-    assert ("last good one is kept" in str(error.value)) == bool(before)
+    assert ("previous file is unchanged" in str(error.value)) == bool(before)
     assert (path.read_bytes() if path.exists() else None) == before
     assert [file.name for file in tmp_path.iterdir()] == (["file"] if before else [])
     files.write(path, b"new")
@@ -304,7 +304,7 @@ def test_checking_a_writable_path_leaves_no_trace(before: bytes | None, tmp_path
     files.check_writable(FULL)  # a device is not opened, so its errors appear only when it is written
 
 
-def test_a_path_that_cannot_be_written_is_detected_before(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_detected_in_advance(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_bytes(b"good")
     for name in ("none/file", "folder", "file/below"):

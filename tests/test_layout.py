@@ -23,6 +23,7 @@ from tests.layout import (
     check_special_ids,
     check_test_folders,
     check_unsafe_code,
+    check_vague_names,
     sources,
 )
 
@@ -103,6 +104,8 @@ def test_a_valid_tree_passes_every_check(tmp_path: Path) -> None:
             function("main", PARAMETERS + 1, first="*, "),
         ),  # the function of this name in commands.main is public, this one is not
         (check_parameters, "commands/main.py", function("main", PARAMETERS + 1)),
+        (check_vague_names, "data/tables.py", "def f(given=1):\n    return given\n"),
+        (check_vague_names, "data/tables.py", "found = 1\n"),
         (check_prints, "data/tables.py", "print('x')\n"),
         (check_prints, "commands/main.py", "sys.stdout.write('x')\n"),
         (check_opaque_states, "completion/search.py", "def f(state):\n    return state.memory[0]\n"),

@@ -1,4 +1,4 @@
-"""What the service shows under load, when it is killed, when its store fails, and when people ask to be forgotten.
+"""Load, kills, store failures and deletions of the service.
 
     python -m benchmarks.service WHAT ... --out service.jsonl
 

@@ -1,15 +1,15 @@
-"""What the service shows: tables, and with `--out` rows of JSON.
+"""Measure the service: print tables and, with `--out`, append JSON lines.
 
-    python -m benchmarks.service typists RUN TABLE      32 people who type, then twice as many, until some are refused
-    python -m benchmarks.service cost RUN TABLE         what HTTP adds to the same call in Python
-    python -m benchmarks.service people RUN TABLE       64 writers of one person; 10,000 requests of 100 people
+    python -m benchmarks.service typists RUN TABLE      32 users who type, doubled until requests are refused
+    python -m benchmarks.service cost RUN TABLE         the cost of HTTP compared with the same call in Python
+    python -m benchmarks.service people RUN TABLE       64 writers of one user; 10,000 requests of 100 users
     python -m benchmarks.service replay RUN TABLE       the replay of a table through the service, rank by rank
     python -m benchmarks.service kills                  200 kills of the server with each store
-    python -m benchmarks.service outages                the disk full, stores stopped and killed
-    python -m benchmarks.service deletions              1,000 people and texts, and the raw bytes that are left
+    python -m benchmarks.service outages                full disk, stores stopped and killed
+    python -m benchmarks.service deletions              1,000 users and texts, searched for in the remaining bytes
 
-It starts servers of its own. RUN is a model of characters with a user column, TABLE has texts (and for `replay`
-people and times), as experiments/commits.py makes them. Measure times on a quiet machine.
+The command starts its own servers. RUN is a character model with a user column, TABLE has texts (and for `replay`
+users and times), as experiments/commits.py writes them. Measure times on a machine without other load.
 """
 
 import argparse
@@ -25,71 +25,71 @@ import torch
 from benchmarks.service import report
 
 STORES = ("sqlite", "postgresql", "redis")
-SIZES = {"sqlite": "8m", "postgresql": "192m", "redis": "24m"}  # of disks that are filled
+SIZES = {"sqlite": "8m", "postgresql": "192m", "redis": "24m"}  # sizes of the disks that are filled
 
-Given = argparse.Namespace
+Arguments = argparse.Namespace
 Table = tuple[list[report.Row], Mapping[str, str]]
 
 
-def typists(arguments: Given, folder: Path) -> Table:
-    """People who type."""
+def typists(arguments: Arguments, folder: Path) -> Table:
+    """Measure latency with users who type."""
     from benchmarks.service import typists as typing
-    from benchmarks.service.processes import typed
+    from benchmarks.service.processes import run_server
 
     texts = typing.texts_of(arguments.table, 5000)
-    with typed(arguments.run, f"sqlite:///{folder}/users.db", folder / "log", *arguments.serve) as (process, port):
+    with run_server(arguments.run, f"sqlite:///{folder}/users.db", folder / "log", *arguments.serve) as (process, port):
         typing.warm(port, texts)
         load = typing.Load(
             port, arguments.people, arguments.seconds, arguments.keys, arguments.deadline_ms, arguments.given_up
         )
-        return typing.doubled(load, texts, process, arguments.most), typing.COLUMNS
+        return typing.measure_doubling(load, texts, process, arguments.most), typing.COLUMNS
 
 
-def cost(arguments: Given, folder: Path) -> Table:
-    """What HTTP costs."""
+def cost(arguments: Arguments, folder: Path) -> Table:
+    """Measure the cost of HTTP."""
     from benchmarks.service import cost as costs
-    from benchmarks.service.processes import typed
+    from benchmarks.service.processes import run_server
     from benchmarks.service.typists import texts_of
 
     store = f"sqlite:///{folder}/users.db"
-    with typed(arguments.run, store, folder / "log") as (_, port):
+    with run_server(arguments.run, store, folder / "log") as (_, port):
         return [
             costs.measure(arguments.run, store, port, texts_of(arguments.table, 5000), arguments.requests)
         ], costs.COLUMNS
 
 
-def people(arguments: Given, folder: Path) -> Table:
-    """Everybody as alone."""
+def people(arguments: Arguments, folder: Path) -> Table:
+    """Check that concurrent users do not affect each other."""
     from benchmarks.service import people as everybody
-    from benchmarks.service.processes import typed
+    from benchmarks.service.processes import run_server
     from benchmarks.service.typists import texts_of
     from factorcell.model.run import Run
     from factorcell.service.engine import Service
     from factorcell.service.learning import ServedModel
     from factorcell.service.stores.opening import open_store
 
-    texts, store = everybody.plain(texts_of(arguments.table, 1_000_000)), f"sqlite:///{folder}/users.db"
-    with typed(arguments.run, store, folder / "log", "--deadline-ms", "5000") as (_, port):
+    texts, store = everybody.storable_texts(texts_of(arguments.table, 1_000_000)), f"sqlite:///{folder}/users.db"
+    with run_server(arguments.run, store, folder / "log", "--deadline-ms", "5000") as (_, port):
         service = Service(ServedModel(Run.open(arguments.run)), open_store(store))
         writers = everybody.one_person(port, service, texts[: arguments.writers])
-        many = everybody.many_people(port, service, everybody.dealt(texts, arguments.people), arguments.requests)
+        many = everybody.many_people(port, service, everybody.distribute(texts, arguments.people), arguments.requests)
         service.close()
     return [writers, many], everybody.COLUMNS
 
 
-def replay(arguments: Given, folder: Path) -> Table:
-    """The service and the library."""
+def replay(arguments: Arguments, folder: Path) -> Table:
+    """Compare the service with the library."""
     from benchmarks.service import replaying
-    from benchmarks.service.processes import typed
+    from benchmarks.service.processes import run_server
 
-    with typed(arguments.run, f"sqlite:///{folder}/users.db", folder / "log") as (_, port):
+    with run_server(arguments.run, f"sqlite:///{folder}/users.db", folder / "log") as (_, port):
         return replaying.run(
             arguments.run, port, arguments.table, folder, arguments.rows_per_user, arguments.every
         ), replaying.COLUMNS
 
 
-def kills(arguments: Given, folder: Path) -> Table:
-    """The server killed."""
+def kills(arguments: Arguments, folder: Path) -> Table:
+    """Kill the server repeatedly."""
     from benchmarks.service import kills as killing
     from factorcell.service.learning import ServedModel
     from tests.service import runs
@@ -102,8 +102,8 @@ def kills(arguments: Given, folder: Path) -> Table:
     return rows, killing.COLUMNS
 
 
-def outages(arguments: Given, folder: Path) -> Table:
-    """The store out of order."""
+def outages(arguments: Arguments, folder: Path) -> Table:
+    """Let the store fail."""
     from benchmarks.service import outages as failing
     from factorcell.service.learning import ServedModel
     from tests.service import runs
@@ -120,8 +120,8 @@ def outages(arguments: Given, folder: Path) -> Table:
     return rows, failing.COLUMNS
 
 
-def deletions(arguments: Given, folder: Path) -> Table:
-    """Nothing left."""
+def deletions(arguments: Arguments, folder: Path) -> Table:
+    """Check that deleted data leaves no bytes."""
     from benchmarks.service import deletions as deleting
     from tests.service import runs
     from tests.service.stores.servers import SERVERS
@@ -134,15 +134,14 @@ def deletions(arguments: Given, folder: Path) -> Table:
     return rows, deleting.COLUMNS
 
 
-def parsed() -> Given:
-    """What is asked for."""
+def parse_arguments() -> Arguments:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(dest="what", required=True)
 
-    def kind(measure: Callable[[Given, Path], Table], *, of_run: bool = False, of_stores: bool = False) -> Any:
+    def kind(measure: Callable[[Arguments, Path], Table], *, of_run: bool = False, of_stores: bool = False) -> Any:
         subparser = kinds.add_parser(measure.__name__, help=measure.__doc__)
         subparser.set_defaults(measure=measure)
-        subparser.add_argument("--out", type=Path, help="JSON lines are added to this file")
+        subparser.add_argument("--out", type=Path, help="file that JSON lines are appended to")
         if of_run:
             subparser.add_argument("run", type=Path, help="run folder")
             subparser.add_argument("table", type=Path, help="table of texts")
@@ -152,12 +151,14 @@ def parsed() -> Given:
 
     add = kind(typists, of_run=True)
     add.add_argument("--people", type=int, default=32)
-    add.add_argument("--most", type=int, default=512, help="people at most, where the load is doubled (default: 512)")
-    add.add_argument("--seconds", type=float, default=30.0, help="of each load")
-    add.add_argument("--keys", type=float, default=5.0, help="a second, of each person")
+    add.add_argument("--most", type=int, default=512, help="maximum of people when the load is doubled (default: 512)")
+    add.add_argument("--seconds", type=float, default=30.0, help="duration of each load")
+    add.add_argument("--keys", type=float, default=5.0, help="keys per second and person")
     add.add_argument("--deadline-ms", type=int, default=100)
-    add.add_argument("--given-up", action="store_true", help="a request is left when the next key comes")
-    add.add_argument("--serve", nargs="*", default=[], help="more words for `factorcell serve`, after = each")
+    add.add_argument("--given-up", action="store_true", help="cancel a request when the next key is pressed")
+    add.add_argument(
+        "--serve", nargs="*", default=[], help="more options of `factorcell serve`, each as --option=value"
+    )
     kind(cost, of_run=True).add_argument("--requests", type=int, default=2000)
     add = kind(people, of_run=True)
     add.add_argument("--writers", type=int, default=64)
@@ -174,16 +175,16 @@ def parsed() -> Given:
 
 @contextmanager
 def work_folder() -> Iterator[Path]:
-    """A folder that the user of PostgreSQL may pass through."""
+    """Create a temporary folder that the user of PostgreSQL can traverse."""
     with tempfile.TemporaryDirectory(prefix="factorcell-service-") as folder:
         Path(folder).chmod(0o711)
         yield Path(folder)
 
 
 def main() -> int:
-    """Measure, show, keep; 1 if anything was lost, doubled, left or somebody else's."""
-    arguments = parsed()
-    torch.set_num_threads(1)  # as the server: sums in other orders are other numbers
+    """Measure, print and write the rows; return 1 if anything was lost, doubled, left over or shown to another user."""
+    arguments = parse_arguments()
+    torch.set_num_threads(1)  # like the server, because the order of summation changes results
     with work_folder() as folder:
         rows, columns = arguments.measure(arguments, folder)
     report.show(rows, columns)

@@ -1,6 +1,6 @@
-"""HTTP/1.1 over one connection that is kept, cheap enough that it is the server that is measured.
+"""An HTTP/1.1 client with one persistent connection, cheap enough not to distort measurements of the server.
 
-An answer is read by its head and its Content-Length, which the service gives with all that it does not stream.
+The length of a response comes from Content-Length, which the service sends with everything that it does not stream.
 """
 
 import asyncio
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 HOST = "127.0.0.1"
-MARK = b"\r\n\r\n"  # which a head ends with
+MARK = b"\r\n\r\n"  # end of a head
 PATIENCE = 30.0  # seconds
 PIECE = 1 << 16
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The status, seconds of Retry-After if there are, and the body as it came."""
+    """A response: status, seconds of Retry-After if present, and the body."""
 
     status: int
     retry: int | None
@@ -26,7 +26,7 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        """The body, read."""
+        """The parsed body."""
         return json.loads(self.body)
 
 
@@ -40,7 +40,7 @@ def encode_request(method: str, path: str, content: Any = None) -> bytes:
 
 
 def read_head(head: bytes) -> tuple[int, int, int | None]:
-    """Status, length of the body and seconds of Retry-After that a head tells."""
+    """Return status, length of the body and seconds of Retry-After of a response head."""
     first, *lines = head.decode("latin-1").split("\r\n")
     fields = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
     retry = fields.get("retry-after")
@@ -48,14 +48,14 @@ def read_head(head: bytes) -> tuple[int, int, int | None]:
 
 
 class Connection:
-    """Asks one request after the other. `ConnectionError` where the server is not there, or leaves."""
+    """Sends one request after the other. Raises `ConnectionError` if the server does not answer."""
 
     def __init__(self, port: int) -> None:
         self.port = port
         self._socket: socket.socket | None = None
 
     def ask(self, method: str, path: str, body: Any = None) -> Answer:
-        """The answer to a request. After an error the next one is asked over a new connection."""
+        """Send a request and return the response; after an error the next request opens a new connection."""
         try:
             if self._socket is None:
                 self._socket = socket.create_connection((HOST, self.port), PATIENCE)
@@ -67,7 +67,6 @@ class Connection:
             raise ConnectionError(str(error)) from error
 
     def close(self) -> None:
-        """Leave."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -85,14 +84,14 @@ class Connection:
 
 
 class AsyncConnection:
-    """The same for many in one thread."""
+    """An asynchronous `Connection`; cancelling a request closes it."""
 
     def __init__(self, port: int) -> None:
         self.port = port
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self, method: str, path: str, body: Any = None) -> Answer:
-        """See `Connection`. Who cancels it leaves."""
+        """Send a request and return the response."""
         try:
             if self._streams is None:
                 self._streams = await asyncio.open_connection(HOST, self.port)
@@ -108,14 +107,13 @@ class AsyncConnection:
             raise
 
     def close(self) -> None:
-        """Leave."""
         if self._streams is not None:
             self._streams[1].close()
             self._streams = None
 
 
 def until_answered(connection: Connection, method: str, path: str, body: Any = None, seconds: float = 60.0) -> Answer:
-    """The answer to a request that is sent until it is neither lost nor put off; each time it is the same."""
+    """Repeat a request until the response is neither lost nor 429 or 503, and return it."""
     stop = time.monotonic() + seconds
     while True:
         try:
@@ -130,7 +128,6 @@ def until_answered(connection: Connection, method: str, path: str, body: Any = N
 
 
 def wait_until_ready(port: int, seconds: float = 120.0) -> None:
-    """Wait until a server is ready."""
     connection = Connection(port)
     until_answered(connection, "GET", "/readyz", seconds=seconds)
     connection.close()
@@ -139,5 +136,5 @@ def wait_until_ready(port: int, seconds: float = 120.0) -> None:
 def _piece(connection: socket.socket) -> bytes:
     piece = connection.recv(PIECE)
     if not piece:
-        raise ConnectionError("the server has left")
+        raise ConnectionError("the server closed the connection")
     return piece

@@ -1,10 +1,10 @@
-"""What HTTP costs: a completion over a connection that is kept, less the same call of the engine in Python.
+"""The cost of HTTP: the latency of a completion over a persistent connection minus that of the same Python call.
 
-Both are made one after the other, in turns, of the same person at the same prefix; the figure is the median of the
-differences. The server is another process, as always; its run and its store are opened here once more.
+Both calls alternate, for the same user and prefix; the figure is the median of the differences. The server is another
+process; its run and its store are opened here a second time.
 
-Some of it no server can save: that processes and threads wake one another. So a server of a few lines that has a thread
-compute for as long is asked too, over plain TCP; `bare` is what its answers take beyond that.
+No server can avoid some of that cost, such as waking processes and threads. So `bare` is the overhead of a minimal TCP
+server in which a thread computes for the same time.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from factorcell.service.stores.opening import open_store
 from tests.ports import free_port
 
 USER = "somebody"
-HOW = {"user": USER, "limit": 8, "deadline_ms": 10_000}  # which the service keeps a fifth of
+OPTIONS = {"user": USER, "limit": 8, "deadline_ms": 10_000}
 COLUMNS = {
     "requests": "requests",
     "http_p50": "over HTTP, p50, ms",
@@ -39,7 +39,7 @@ COLUMNS = {
 
 
 def measure(run: Path, store: str, port: int, texts: Sequence[str], requests: int = 1000) -> Row:
-    """The row of a server at `port` that serves `run` with `store`."""
+    """Return the row of a server at `port` that serves `run` with `store`."""
     service = Service(ServedModel(Run.open(run)), open_store(store))
     connection, draw = Connection(port), random.Random(0)
     for text in texts[:20]:
@@ -50,13 +50,13 @@ def measure(run: Path, store: str, port: int, texts: Sequence[str], requests: in
         text = draw.choice(texts)
         query = text[: draw.randint(1, len(text))]
         ways: list[tuple[list[float], Callable[[], object]]] = [
-            (over, partial(connection.ask, "POST", "/v1/complete", {"query": query, **HOW})),
+            (over, partial(connection.ask, "POST", "/v1/complete", {"query": query, **OPTIONS})),
             (within, partial(service.complete, CompletionRequest(query, USER, limit=8))),
         ]
         for times, once in draw.sample(ways, 2):
             began = time.perf_counter()
             once()
-            if number >= 100:  # the first are slower for both
+            if number >= 100:  # both are slower at first
                 times.append(time.perf_counter() - began)
     connection.close()
     service.close()
@@ -73,12 +73,12 @@ def measure(run: Path, store: str, port: int, texts: Sequence[str], requests: in
 
 
 def bare(seconds: float, requests: int) -> float:
-    """Seconds beyond `seconds` of computing that the median answer of a server of a few lines takes."""
+    """Return the median overhead, in seconds, of a minimal server whose thread computes for `seconds`."""
     port = free_port()
     server = multiprocessing.get_context("spawn").Process(target=_serve, args=(port, seconds), daemon=True)
     server.start()
     try:
-        connection = _connected(port)
+        connection = _connect(port)
         took = []
         for _ in range(requests):
             began = time.perf_counter()
@@ -91,7 +91,7 @@ def bare(seconds: float, requests: int) -> float:
     return statistics.median(took)
 
 
-def _connected(port: int) -> socket.socket:
+def _connect(port: int) -> socket.socket:
     while True:
         try:
             connection = socket.create_connection((HOST, port))

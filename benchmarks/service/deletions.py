@@ -1,7 +1,7 @@
-"""People and texts that were deleted over HTTP: nothing of them is in any raw byte that the service has written.
+"""Check that users and texts deleted over HTTP are in no raw byte that the service has written.
 
-Each id and each text has a mark of its own, which is searched for in the files of the store with its log, in the log of
-the server and in a new export. Marks of those who stay must be found there, or the search would prove nothing.
+Each id and each text has a unique mark, which is searched for in the files of the store with its log, in the log of the
+server and in a new export. Marks of users who stay must be found, otherwise the search would prove nothing.
 """
 
 import random
@@ -13,36 +13,36 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.service.client import Connection, until_answered
-from benchmarks.service.processes import forked
+from benchmarks.service.processes import restartable_server
 from benchmarks.service.report import Row
 from factorcell.service.http.server import ServerOptions
 from factorcell.service.http.site import Settings
 from tests.ports import free_port
 from tests.service.stores.servers import Server
 
-TEXTS = 3  # of each person
-LETTERS, LENGTH = "bcdfghjkmnpqrstvwxz", 12  # of a mark
-MARK = re.compile(rf"(?=([{LETTERS}]{{{LENGTH}}}))".encode())  # wherever one may begin
+TEXTS = 3  # per user
+LETTERS, LENGTH = "bcdfghjkmnpqrstvwxz", 12  # letters and length of a mark
+MARK = re.compile(rf"(?=([{LETTERS}]{{{LENGTH}}}))".encode())  # a lookahead finds overlapping matches
 THREADS = 8
 COLUMNS = {
     "store": "store",
-    "deleted": "people deleted",
+    "deleted": "users deleted",
     "forgotten": "texts forgotten",
-    "stayed": "marks that stay, found",
-    "before": "marks deleted, found before the purge",
-    "left": "after it",
-    "purge": "left to do, as the purge says",
+    "stayed": "remaining marks found",
+    "before": "deleted marks found before the purge",
+    "left": "found after the purge",
+    "purge": "remaining work reported by the purge",
 }
 
 
 def marks(count: int, seed: int) -> list[str]:
-    """Words that nothing else has."""
+    """Return random words that occur nowhere else."""
     draw = random.Random(seed)
     return ["".join(draw.choices(LETTERS, k=LENGTH)) for _ in range(count)]
 
 
 def run(name: str, server: Server, model: Path, folder: Path, count: int) -> Row:
-    """Delete `count` people, and a text of as many others; the log and the exports are in `folder`."""
+    """Delete `count` users, and a text of as many others; the log and the exports are in `folder`."""
     port = free_port()
     options = ServerOptions(model, server.url, port=port, settings=Settings(deadline=5.0))
     ids, words = marks(3 * count, 1), marks(3 * count * TEXTS, 2)
@@ -66,13 +66,13 @@ def run(name: str, server: Server, model: Path, folder: Path, count: int) -> Row
         connection.close()
 
     deleted_users, forgetting = set(deleted), set(forgetful)
-    with forked(options, log):
+    with restartable_server(options, log):
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(live, random.Random(0).sample(ids, len(ids))))
         connection = Connection(port)
         for user in forgetful:
             while not until_answered(connection, "GET", f"/v1/users/{user}").json["learned"]:
-                pass  # it is learned again in the background
+                pass  # the user is relearned in the background
         before = _raw(server, [log])
         (exports / "people.jsonl").write_bytes(_command("export", "--store", server.url).stdout)
         answer = _command("delete", "--store", server.url, "--purge", "nobody at all").stderr.decode()
@@ -87,24 +87,24 @@ def run(name: str, server: Server, model: Path, folder: Path, count: int) -> Row
         "deleted": len(deleted),
         "forgotten": len(forgetful),
         "bytes": len(after),
-        "stayed": f"{len(_found(running, remaining))} of {len(remaining)}",
-        "before": len(_found(before, lost)),
-        "left": len(_found(running, lost)) + len(_found(after, lost)),
+        "stayed": f"{len(_marks_in(running, remaining))} of {len(remaining)}",
+        "before": len(_marks_in(before, lost)),
+        "left": len(_marks_in(running, lost)) + len(_marks_in(after, lost)),
         "purge": "; ".join(line for line in answer.splitlines() if line.startswith("left")) or "nothing",
     }
 
 
-def _found(content: bytes, words: Sequence[str]) -> set[str]:
-    """Those of the marks that are in the bytes."""
+def _marks_in(content: bytes, words: Sequence[str]) -> set[str]:
+    """Return the marks that occur in the bytes."""
     return {match.decode() for match in MARK.findall(content)} & set(words)
 
 
 def _raw(server: Server, more: Sequence[Path]) -> bytes:
-    """All bytes of a store, and of other files."""
+    """Return all bytes of a store, and of other files."""
     return b"\n".join([server.raw(), *(path.read_bytes() for path in more)])
 
 
 def _command(verb: str, *words: str) -> "subprocess.CompletedProcess[bytes]":
-    """What `factorcell users` shows and says."""
+    """Run `factorcell users` and return its output."""
     command = [sys.executable, "-m", "factorcell", "users", verb, *words]
     return subprocess.run(command, check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""`kill -9` of the server under load, and of its store: nothing acknowledged is lost, nothing counts twice."""
+"""Kill the server under load, and its store (`kill -9`): no acknowledged text may be lost or counted twice."""
 
 import random
 import threading
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.service.client import Connection, until_answered, wait_until_ready
 from benchmarks.service.people import Book, accept, finish, working
-from benchmarks.service.processes import forked
+from benchmarks.service.processes import restartable_server
 from benchmarks.service.report import Row
 from factorcell.service.engine import Service
 from factorcell.service.http.server import ServerOptions
@@ -19,15 +19,15 @@ from tests.ports import free_port
 from tests.service.oracle import random_texts
 from tests.service.stores.servers import Server
 
-PEOPLE, WRITERS = 8, 2  # and writers of each
-LIVES = 0.05, 0.5  # seconds between a server that is ready and its end
-STORE_EVERY = 4  # rounds, in one of which the store is killed too
+PEOPLE, WRITERS = 8, 2  # users, and writers of each
+LIVES = 0.05, 0.5  # limits of the seconds from a ready server to its kill
+STORE_EVERY = 4  # the store is also killed in one of so many rounds
 COLUMNS = {
     "store": "store",
     "kills": "kills of the server",
     "store_kills": "of the store",
     "accepts": "accepts acknowledged",
-    "repeated": "of these sent again and known",
+    "repeated": "recognised repetitions",
     "lost_or_doubled": "lost or doubled",
     "minutes": "minutes",
 }
@@ -36,12 +36,12 @@ COLUMNS = {
 def run(
     name: str, server: Server, model: ServedModel, folder: Path, kills: int, say: Callable[[str], None] = print
 ) -> Row:
-    """Kill the server that serves `model` with a store so many times; its log is in `folder`."""
+    """Kill the server that serves `model` with a store `kills` times; its log is in `folder`."""
     port = free_port()
     options = ServerOptions(model.run.folder, server.url, port=port, settings=Settings(deadline=5.0))
     book, draw, over, began, store_kills = Book(), random.Random(0), threading.Event(), time.monotonic(), 0
     with ExitStack() as stack:
-        program = stack.enter_context(forked(options, folder / f"{name}.log"))
+        program = stack.enter_context(restartable_server(options, folder / f"{name}.log"))
         writers = [
             threading.Thread(target=_write, args=(port, book, f"user-{number % PEOPLE}", number, over))
             for number in range(PEOPLE * WRITERS)
@@ -53,7 +53,7 @@ def run(
                 with_store = server.program is not None and number % STORE_EVERY == STORE_EVERY - 1
                 if with_store and server.program is not None:
                     store_kills += 1
-                    if number % 2:  # the store alone, and the server goes on
+                    if number % 2:  # only the store, while the server continues
                         server.program.kill()
                         server.program.start()
                         wait_until_ready(port)
@@ -81,7 +81,7 @@ def run(
 
 
 def _write(port: int, book: Book, user: str, number: int, over: threading.Event) -> None:
-    """Accept text after text, and complete beside it, until it is over; the last accept is answered too."""
+    """Accept texts, and complete in between, until `over` is set; the last accept is also answered."""
     connection, texts, place = Connection(port), random_texts(number, 1000), 0
     while not over.is_set():
         text = texts[place % len(texts)]

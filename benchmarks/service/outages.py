@@ -1,7 +1,8 @@
-"""A store that fails while people type and accept: a full disk, a server of it that is stopped, killed, and back.
+"""Let a store fail while users type and accept: a full disk, or a store server that is stopped or killed.
 
-Meanwhile completions are answered, if without what was learned; accepts that are not on disk are not acknowledged; the
-server says that it is not ready. Afterwards all goes on by itself, and what was acknowledged is there.
+During the outage completions are still answered, possibly without learned texts; accepts that are not on disk are not
+acknowledged; the server reports that it is not ready. Afterwards everything must recover without intervention, and all
+acknowledged texts must exist.
 """
 
 import errno
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.service.client import Answer, Connection, until_answered
 from benchmarks.service.people import Book, finish, working
-from benchmarks.service.processes import forked
+from benchmarks.service.processes import restartable_server
 from benchmarks.service.report import Row, quantile
 from factorcell.service.engine import Service
 from factorcell.service.http.server import ServerOptions
@@ -29,22 +30,22 @@ from tests.service.oracle import random_texts
 from tests.service.stores.servers import Server
 
 PEOPLE = 6
-DEADLINE = 0.1  # seconds of a completion
-GAP = 0.05  # seconds between two completions of a person
-READY = 60.0  # seconds after which all must be well again
-BLOCK = 1 << 16  # bytes by which a disk is filled
+DEADLINE = 0.1  # of a completion, in seconds
+GAP = 0.05  # seconds between two completions of a user
+READY = 60.0  # maximum seconds until recovery
+BLOCK = 1 << 16  # bytes per write when a disk is filled
 COLUMNS = {
     "store": "store",
-    "outage": "what fails",
-    "completed": "completions then",
-    "degraded": "of these degraded",
+    "outage": "failure",
+    "completed": "completions during the outage",
+    "degraded": "degraded",
     "late": "late",
     "complete_p99": "p99, ms",
     "not_completed": "refused",
-    "acknowledged": "accepts then",
+    "acknowledged": "accepts during the outage",
     "not_acknowledged": "refused",
-    "ready": "ready then",
-    "recovered": "well again, s",
+    "ready": "ready during the outage",
+    "recovered": "recovery, s",
     "lost_or_doubled": "lost or doubled",
 }
 
@@ -53,33 +54,35 @@ Outage = Callable[[Server], AbstractContextManager[None]]
 
 
 @dataclass
-class Watched:
-    """What was answered while something failed."""
+class Observations:
+    """The responses during the outage."""
 
-    completions: list[tuple[float, str]] = field(default_factory=list)  # seconds, and what of them
+    completions: list[tuple[float, str]] = field(default_factory=list)  # seconds, and kind of response
     accepts: Counter[str] = field(default_factory=Counter)
     ready: Counter[int] = field(default_factory=Counter)
     counting: bool = False
 
 
 def run(name: str, server: Server, model: ServedModel, folder: Path, outage: Outage, seconds: float = 8.0) -> Row:
-    """Have the store of a server fail for so long; `outage` says how."""
+    """Let the store of a server fail for `seconds`; `outage` is the kind of failure."""
     port = free_port()
     options = ServerOptions(model.run.folder, server.url, port=port, settings=Settings(deadline=DEADLINE))
-    watched, book, over = Watched(), Book(), threading.Event()
+    observations, book, over = Observations(), Book(), threading.Event()
     with ExitStack() as stack:
-        stack.enter_context(forked(options, folder / f"{name}.log"))
+        stack.enter_context(restartable_server(options, folder / f"{name}.log"))
         works = [(_accept, number) for number in range(PEOPLE)] + [(_complete, number) for number in range(PEOPLE)]
-        threads = [threading.Thread(target=work, args=(port, number, book, watched, over)) for work, number in works]
-        threads.append(threading.Thread(target=_ask_ready, args=(port, watched, over)))
+        threads = [
+            threading.Thread(target=work, args=(port, number, book, observations, over)) for work, number in works
+        ]
+        threads.append(threading.Thread(target=_ask_ready, args=(port, observations, over)))
         connection = stack.enter_context(closing(Connection(port)))
         with working(threads, over):
             time.sleep(2.0)
             with outage(server):
-                time.sleep(1.0)  # until then there may be room left, or an answer on its way
-                watched.counting = True
+                time.sleep(1.0)  # let writes that still fit and pending responses finish
+                observations.counting = True
                 time.sleep(seconds)
-                watched.counting = False
+                observations.counting = False
             back = time.monotonic()
             until_answered(connection, "GET", "/readyz", seconds=READY)
             until_answered(connection, "POST", "/v1/accept", {"user": "later", "text": "a"}, seconds=READY)
@@ -87,7 +90,10 @@ def run(name: str, server: Server, model: ServedModel, folder: Path, outage: Out
             time.sleep(1.0)
         service = stack.enter_context(closing(Service(model, server.open())))
         finish(port, service, book)
-    taken, kinds = [seconds for seconds, _ in watched.completions], Counter(kind for _, kind in watched.completions)
+    taken, kinds = (
+        [seconds for seconds, _ in observations.completions],
+        Counter(kind for _, kind in observations.completions),
+    )
     return {
         "what": "outage",
         "store": name,
@@ -97,11 +103,11 @@ def run(name: str, server: Server, model: ServedModel, folder: Path, outage: Out
         "not_completed": len(taken) - kinds["whole"] - kinds["degraded"],
         "late": sum(duration > DEADLINE for duration in taken),
         "complete_p99": 1000 * quantile(taken, 0.99),
-        "acknowledged": watched.accepts["200"],
-        "not_acknowledged": watched.accepts.total() - watched.accepts["200"],
-        "accepts": dict(watched.accepts),
-        "ready": f"{100 * watched.ready[200] / max(1, watched.ready.total()):.0f}%",
-        "readiness": dict(watched.ready),
+        "acknowledged": observations.accepts["200"],
+        "not_acknowledged": observations.accepts.total() - observations.accepts["200"],
+        "accepts": dict(observations.accepts),
+        "ready": f"{100 * observations.ready[200] / max(1, observations.ready.total()):.0f}%",
+        "readiness": dict(observations.ready),
         "recovered": round(recovered, 2),
         "accepted": book.count,
         "lost_or_doubled": len(book.faults),
@@ -111,7 +117,7 @@ def run(name: str, server: Server, model: ServedModel, folder: Path, outage: Out
 
 @contextmanager
 def disk_full(server: Server) -> Iterator[None]:
-    """There is no room for anything; a server of the store that gave up is started again once there is."""
+    """Fill the disk; afterwards restart the store server if it gave up."""
     filler = server.folder / "filler"
     with filler.open("wb", buffering=0) as file:
         _fill(file.fileno())
@@ -123,7 +129,7 @@ def disk_full(server: Server) -> Iterator[None]:
 
 @contextmanager
 def stopped(server: Server) -> Iterator[None]:
-    """Its server gives no answer (SIGSTOP), and then goes on."""
+    """Stop the store server with SIGSTOP, and then continue it."""
     assert server.program is not None
     server.program.signal(signal.SIGSTOP)
     yield
@@ -132,7 +138,7 @@ def stopped(server: Server) -> Iterator[None]:
 
 @contextmanager
 def killed(server: Server) -> Iterator[None]:
-    """Its server is gone, and is started again."""
+    """Kill the store server, and then restart it."""
     assert server.program is not None
     server.program.kill()
     yield
@@ -141,7 +147,7 @@ def killed(server: Server) -> Iterator[None]:
 
 @contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """A file system in memory of that size, as `64m`, for which one has to be root."""
+    """Mount a file system in memory of that size, such as `64m`; requires root."""
     folder.mkdir()
     folder.chmod(0o755)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)
@@ -163,17 +169,17 @@ def _fill(file: int) -> None:
             size //= 2
 
 
-def _accept(port: int, number: int, book: Book, watched: Watched, over: threading.Event) -> None:
-    """One person's texts, each sent until it is acknowledged."""
+def _accept(port: int, number: int, book: Book, observations: Observations, over: threading.Event) -> None:
+    """Send the texts of one user, each until it is acknowledged."""
     connection, user, texts = Connection(port), f"user-{number}", random_texts(number, 1000)
     for place in range(1_000_000):
         text = texts[place % len(texts)]
         body = {"user": user, "text": text, "idempotency_key": str(place)}
         answer = None
         while answer is None or answer.status != 200:
-            answer = _asked(connection, "POST", "/v1/accept", body)
-            if watched.counting:
-                watched.accepts[_kind(answer)] += 1
+            answer = _try_request(connection, "POST", "/v1/accept", body)
+            if observations.counting:
+                observations.accepts[_kind(answer)] += 1
             if answer is None or answer.status != 200:
                 time.sleep(GAP)
         book.acknowledge(user, text, answer.json)
@@ -182,39 +188,39 @@ def _accept(port: int, number: int, book: Book, watched: Watched, over: threadin
     connection.close()
 
 
-def _complete(port: int, number: int, book: Book, watched: Watched, over: threading.Event) -> None:
-    """One person's completions, beside whose own accepts."""
+def _complete(port: int, number: int, book: Book, observations: Observations, over: threading.Event) -> None:
+    """Send completions of one user, concurrently with the accepts of that user."""
     connection, query = Connection(port), {"query": "a", "user": f"user-{number}"}
     while not over.is_set():
-        began, counting = time.perf_counter(), watched.counting
-        answer = _asked(connection, "POST", "/v1/complete", query)
+        began, counting = time.perf_counter(), observations.counting
+        answer = _try_request(connection, "POST", "/v1/complete", query)
         taken, kind = time.perf_counter() - began, _kind(answer)
         if answer is not None and answer.status == 200:
             kind = "degraded" if answer.json["degraded"] == "store" else "whole"
         if counting:
-            watched.completions.append((taken, kind))
+            observations.completions.append((taken, kind))
         time.sleep(GAP)
     connection.close()
 
 
-def _ask_ready(port: int, watched: Watched, over: threading.Event) -> None:
+def _ask_ready(port: int, observations: Observations, over: threading.Event) -> None:
     connection = Connection(port)
     while not over.is_set():
-        counting, answer = watched.counting, _asked(connection, "GET", "/readyz")
-        if counting and watched.counting:
-            watched.ready[answer.status if answer else 0] += 1
+        counting, answer = observations.counting, _try_request(connection, "GET", "/readyz")
+        if counting and observations.counting:
+            observations.ready[answer.status if answer else 0] += 1
         time.sleep(GAP)
     connection.close()
 
 
-def _asked(connection: Connection, method: str, path: str, body: object = None) -> Answer | None:
+def _try_request(connection: Connection, method: str, path: str, body: object = None) -> Answer | None:
     with suppress(ConnectionError):
         return connection.ask(method, path, body)
     return None
 
 
 def _kind(answer: Answer | None) -> str:
-    """The status, and of what is refused the kind of problem."""
+    """Return the status, with the kind of problem for refused requests."""
     if answer is None:
         return "no answer"
     return str(answer.status) if answer.status == 200 else f"{answer.status} {answer.json['type'].rpartition('#')[2]}"

@@ -1,7 +1,8 @@
-"""People who accept and complete over HTTP, and what must come of it.
+"""Users who accept and complete over HTTP, and checks of the result.
 
-Each sends an accept until it is answered, with one idempotency key, as clients do. In the end everybody must be as if
-the same texts had been learned alone, bit for bit, and nobody may ever have been answered what is another's.
+Each sends an accept until it is answered, with one idempotency key, like real clients. In the end every user must have
+the same state as if the same texts had been learned without other users, bit for bit, and no response may contain data
+of another user.
 """
 
 import queue
@@ -22,24 +23,24 @@ from factorcell.service.engine import Service
 from factorcell.service.privacy import Privacy
 from tests.service.oracle import learned_by_library, learned_by_service
 
-PATIENCE = 120.0  # seconds that an accept is sent for
-KEPT = ("learned", "kept", "repeated")  # outcomes of a text that is there afterwards
-TYPED = 3  # characters of a text that are completed
+PATIENCE = 120.0  # seconds for which an accept is repeated
+KEPT = ("learned", "kept", "repeated")  # outcomes after which the text is stored
+TYPED = 3  # length of the prefix that is completed
 
 COLUMNS = {
     "what": "what",
     "people": "people",
     "requests": "requests",
     "accepts": "accepts",
-    "unlike": "people unlike the same texts learned alone, or faults else",
+    "unlike": "users that differ from learning alone, and other faults",
 }
 
-Texts = dict[int, str]  # by the number that the service gave them
+Texts = dict[int, str]  # number in the service -> text
 
 
 @dataclass
 class Book:
-    """What was acknowledged of each person, and the faults that were seen. Any thread may write into it."""
+    """Acknowledged texts of each user, and the observed faults; thread-safe."""
 
     texts: dict[str, Texts] = field(default_factory=lambda: defaultdict(dict))
     faults: list[str] = field(default_factory=list)
@@ -48,23 +49,23 @@ class Book:
 
     @property
     def count(self) -> int:
-        """Accepts that were acknowledged."""
+        """The number of acknowledged accepts."""
         with self._lock:
             return sum(map(len, self.texts.values()))
 
     def acknowledge(self, user: str, text: str, answer: dict[str, Any]) -> None:
-        """Note that an accept was answered."""
+        """Record the response to an accept."""
         with self._lock:
             if answer["outcome"] not in KEPT:
                 self.faults.append(f"{user}: {answer}")
             elif answer["number"] in self.texts[user]:
-                self.faults.append(f"{user}: number {answer['number']} was given twice")
+                self.faults.append(f"{user}: number {answer['number']} occurs twice")
             else:
                 self.texts[user][answer["number"]] = text
                 self.repeated += answer["outcome"] == "repeated"
 
     def check(self, connection: Connection, whole: bool = True) -> None:
-        """Hold what the service shows against what was acknowledged; `whole`: nothing else can be there."""
+        """Compare the service's users with the acknowledged texts; with `whole`, no other text may exist."""
         with self._lock:
             acknowledged = {user: dict(texts) for user, texts in self.texts.items()}
         for user, texts in acknowledged.items():
@@ -77,19 +78,19 @@ class Book:
                 self.faults.append(f"{user}: {shown['accepted']} texts for {len(texts)} accepts")
             oldest = min(stored, default=shown["accepted"] + 1)
             if any(stored.get(number) != text for number, text in texts.items() if number >= oldest):
-                self.faults.append(f"{user}: other texts than those acknowledged")
+                self.faults.append(f"{user}: texts differ from those acknowledged")
 
     def check_learned(self, service: Service) -> None:
-        """Hold what is learned of everybody against the same texts learned alone."""
+        """Compare the learned state of every user with that of the same texts learned alone."""
         for user, texts in self.texts.items():
             service.relearn(user)
             learned = learned_by_library(service.model, [text for _, text in sorted(texts.items())])
-            if _forgotten(learned_by_service(service, user)) != _forgotten(learned):
-                self.faults.append(f"{user}: not as the same texts learned alone")
+            if _without_texts(learned_by_service(service, user)) != _without_texts(learned):
+                self.faults.append(f"{user}: state differs from that of the same texts learned alone")
 
 
 def accept(connection: Connection, book: Book, user: str, text: str, key: str) -> None:
-    """Have a person accept a text, however often it has to be sent."""
+    """Send an accept until it is answered."""
     body = {"user": user, "text": text, "idempotency_key": key}
     answer = until_answered(connection, "POST", "/v1/accept", body, PATIENCE)
     if answer.status != 200:
@@ -99,7 +100,7 @@ def accept(connection: Connection, book: Book, user: str, text: str, key: str) -
 
 
 def one_person(port: int, service: Service, texts: Sequence[str]) -> Row:
-    """One writer a text, all at once, for one person; every accept is sent twice."""
+    """Let one writer per text accept for the same user at once; every accept is sent twice."""
     book = Book()
 
     def write(number: int) -> None:
@@ -112,7 +113,7 @@ def one_person(port: int, service: Service, texts: Sequence[str]) -> Row:
             {"user": "ann", "text": texts[number], "idempotency_key": f"key {number}"},
         ).json
         if again["outcome"] != "repeated" or book.texts["ann"].get(again["number"]) != texts[number]:
-            book.faults.append(f"ann: sent again it came to {again}")
+            book.faults.append(f"ann: the repeated accept gave {again}")
         connection.close()
 
     with ThreadPoolExecutor(len(texts)) as pool:
@@ -131,10 +132,10 @@ def one_person(port: int, service: Service, texts: Sequence[str]) -> Row:
 def many_people(
     port: int, service: Service, texts_by_user: Mapping[str, Sequence[str]], requests: int, threads: int = 16
 ) -> Row:
-    """Requests of many people in random order, of texts that only they have (`own`).
+    """Send requests of many users in random order; every user has their own texts.
 
-    Half are accepts, the others completions, profiles and exports, in which nothing may be of anybody else: neither a
-    text that another accepted, nor one that comes from a history that is not theirs.
+    Half of the requests are accepts, the others completions, profiles and exports, whose responses may not contain a
+    text that another user accepted.
     """
     book, draw, connections = Book(), random.Random(requests), [Connection(port) for _ in range(threads)]
     free = queue.SimpleQueue[Connection]()
@@ -174,19 +175,19 @@ def many_people(
     }
 
 
-def plain(texts: Sequence[str]) -> list[str]:
-    """The texts that the service keeps, each once."""
+def storable_texts(texts: Sequence[str]) -> list[str]:
+    """Return the distinct texts that the service would store."""
     return [text for text in dict.fromkeys(texts) if not Privacy().withhold_reason(text)]
 
 
-def dealt(texts: Sequence[str], people: int) -> dict[str, Sequence[str]]:
-    """Texts of so many people, each text of one of them."""
+def distribute(texts: Sequence[str], people: int) -> dict[str, Sequence[str]]:
+    """Distribute texts over `people` users."""
     return {f"user-{number}": texts[number::people] for number in range(people)}
 
 
 @contextmanager
 def working(threads: Sequence[threading.Thread], over: threading.Event) -> Iterator[None]:
-    """Threads that work until it is `over`, which is when this ends, however it does."""
+    """Run threads until this context ends, then set `over` and wait for them."""
     for thread in threads:
         thread.start()
     try:
@@ -198,7 +199,7 @@ def working(threads: Sequence[threading.Thread], over: threading.Event) -> Itera
 
 
 def finish(port: int, service: Service, book: Book) -> None:
-    """Check all at the end."""
+    """Run all checks at the end."""
     connection = Connection(port)
     book.check(connection)
     book.check_learned(service)
@@ -206,7 +207,7 @@ def finish(port: int, service: Service, book: Book) -> None:
 
 
 def _texts(connection: Connection, user: str, kind: str, text: str) -> list[str]:
-    """The texts in the answer to a person that can only come from what the person accepted."""
+    """Return the texts in the response to a user that can only come from what that user accepted."""
     if kind == "complete":
         body = {"query": text[:TYPED], "user": user, "limit": 20, "deadline_ms": 5000}
         results = until_answered(connection, "POST", "/v1/complete", body).json["results"]
@@ -215,6 +216,6 @@ def _texts(connection: Connection, user: str, kind: str, text: str) -> list[str]
     return [result["text"] for result in answer.json["texts"]] if answer.status == 200 else []
 
 
-def _forgotten(user: bytes) -> bytes:
-    """What is learned of a person, without the texts: of those not all are kept."""
+def _without_texts(user: bytes) -> bytes:
+    """Return the state of a user without texts, as not all texts are stored."""
     return replace(User.from_bytes(user), history=History()).to_bytes()

@@ -1,4 +1,4 @@
-"""Servers in processes of their own: as they are typed, or forked off one that has imported everything already."""
+"""Servers in separate processes: started by the command line, or forked from a process with all imports."""
 
 import multiprocessing
 import os
@@ -20,12 +20,12 @@ IMPORTED = [
     "factorcell.service.stores.postgres",
     "factorcell.service.stores.redis",
 ]
-ENDING = 40.0  # seconds that a server may take to end in order
+ENDING = 40.0  # maximum seconds of an orderly shutdown
 
 
 @contextmanager
-def typed(run: Path, store: str, log: Path, *options: str) -> Iterator[tuple[int, int]]:
-    """`factorcell serve` as it is typed: its process and its port, once it is ready. What it says goes into `log`."""
+def run_server(run: Path, store: str, log: Path, *options: str) -> Iterator[tuple[int, int]]:
+    """Run `factorcell serve` with its output in `log`; yield its process id and port when it is ready."""
     port = free_port()
     words = ["serve", str(run), "--store", store, "--port", str(port), *options]
     with log.open("ab") as file:
@@ -38,10 +38,10 @@ def typed(run: Path, store: str, log: Path, *options: str) -> Iterator[tuple[int
             process.wait(ENDING)
 
 
-class Forked:
-    """A server that is started again and again at one port, each time in a new process.
+class RestartableServer:
+    """A server that is started repeatedly at one port, each time in a new process.
 
-    It is the server of `factorcell serve`, but for its modules, which were imported before the process was.
+    It equals `factorcell serve`, except that its modules were imported before the process started.
     """
 
     def __init__(self, options: ServerOptions, log: Path) -> None:
@@ -51,28 +51,28 @@ class Forked:
         self._process: ForkServerProcess | None = None
 
     def start(self) -> None:
-        """Start it, and wait until it is ready."""
+        """Start the server and wait until it is ready."""
         self._process = self._context.Process(target=_serve, args=(self.options, self.log), daemon=True)
         self._process.start()
         wait_until_ready(self.options.port)
 
     def kill(self) -> None:
-        """`kill -9`."""
+        """Kill the server with SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.join()
 
     def close(self) -> None:
-        """End it in order, if it is there."""
+        """Terminate the server if it runs."""
         if self._process is not None:
             self._process.terminate()
             self._process.join(ENDING)
 
 
 @contextmanager
-def forked(options: ServerOptions, log: Path) -> Iterator[Forked]:
-    """A server that can be killed, ready, at a port of its own."""
-    server = Forked(options, log)
+def restartable_server(options: ServerOptions, log: Path) -> Iterator[RestartableServer]:
+    """Run a server that can be killed, at its own port."""
+    server = RestartableServer(options, log)
     try:
         server.start()
         yield server
@@ -81,7 +81,7 @@ def forked(options: ServerOptions, log: Path) -> Iterator[Forked]:
 
 
 def processor_seconds(process: int) -> float:
-    """What a process and those that came of it have used of the processor until now."""
+    """Return the processor time of a process and its descendants."""
     seconds = 0.0
     for member in family(process):
         fields = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
@@ -90,7 +90,7 @@ def processor_seconds(process: int) -> float:
 
 
 def _serve(options: ServerOptions, log: Path) -> None:
-    """In the new process: serve, and say into a file what there is to say."""
+    """Serve in the new process, with output into a file."""
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -1,8 +1,8 @@
-"""The replay of a table of texts through the running service, beside the same in Python: rank by rank.
+"""Replay a table of texts through the running service and in Python, and compare the ranks.
 
-The service keeps no text that looks like a secret (`Privacy`), the library learns every text. So there are three: the
-service, the blend of `factorcell replay`, and the blend that learns what the service keeps. The first and the last must
-rank every text alike.
+The service stores no text that looks like a secret (`Privacy`), the library learns every text. So three systems are
+compared: the service, the blend of `factorcell replay`, and the blend that learns only what the service stores. The
+first and the last must give every text the same rank.
 """
 
 from collections.abc import Mapping
@@ -21,22 +21,22 @@ from factorcell.model.run import read_config
 from factorcell.service.privacy import Privacy
 
 SERVED, WHOLE, SAME = "service", "blend", "blend without what is withheld"
-LONGEST = 10_000  # milliseconds, of a deadline that no search reaches
+DEADLINE_MS = 10_000  # longer than any search
 COLUMNS = {
     "system": "system",
     "queries": "queries",
-    "users": "people",
+    "users": "users",
     "mrr": "MRR",
     "mrr_interval": "95 % interval",
     "success_10": "success at 10",
     "withheld": "texts withheld",
-    "differing": "ranks unlike the service's",
+    "differing": "ranks that differ from the service",
 }
 
 
 @dataclass
 class Served(System):
-    """The service as one of the systems of a replay; what it holds of a person is their id."""
+    """The service as a system of a replay; its state of a user is the id."""
 
     connection: Connection
     text: str
@@ -44,14 +44,13 @@ class Served(System):
     withheld: int = 0
 
     def start(self, user: str) -> str:
-        """Somebody of whom nothing is kept."""
+        """Delete the user, so nothing is stored."""
         until_answered(self.connection, "DELETE", f"/v1/users/{quote(user, safe='')}")
         return user
 
     def suggest(self, user: str, prefix: str, row: Mapping[str, Any], k: int) -> list[Suggestion]:
-        """What it completes."""
         context = {name: row[name] for name in self.columns}
-        body = {"query": prefix, "user": user, "limit": k, "deadline_ms": LONGEST, "context": context}
+        body = {"query": prefix, "user": user, "limit": k, "deadline_ms": DEADLINE_MS, "context": context}
         answer = until_answered(self.connection, "POST", "/v1/complete", body)
         assert answer.status == 200, answer.body
         answer_json = answer.json
@@ -59,7 +58,6 @@ class Served(System):
         return [Suggestion(result["text"], result["score"], result["source"]) for result in answer_json["results"]]
 
     def learn(self, user: str, row: Mapping[str, Any]) -> str:
-        """One text more."""
         context = {name: row[name] for name in self.columns}
         body = {"user": user, "text": row[self.text], "context": context}
         answer = until_answered(self.connection, "POST", "/v1/accept", body)
@@ -70,30 +68,27 @@ class Served(System):
 
 
 @dataclass
-class Discreet(System):
-    """Another system that learns no text that the service would not keep."""
+class WithoutWithheld(System):
+    """Another system that does not learn texts that the service would withhold."""
 
     system: Any
     text: str
     columns: tuple[str, ...]
 
     def start(self, user: str) -> Any:
-        """As the other."""
         return self.system.start(user)
 
     def suggest(self, state: Any, prefix: str, row: Mapping[str, Any], k: int) -> list[Suggestion]:
-        """As the other."""
         suggestions: list[Suggestion] = self.system.suggest(state, prefix, row, k)
         return suggestions
 
     def learn(self, state: Any, row: Mapping[str, Any]) -> Any:
-        """As the other, if the text may be kept."""
         withheld = Privacy().withhold_reason(row[self.text], {name: row[name] for name in self.columns})
         return state if withheld else self.system.learn(state, row)
 
 
 def run(model: Path, port: int, table: Path, folder: Path, rows_per_user: int, every: int) -> list[Row]:
-    """Rows of the service at `port`, which serves the run `model`, and of the library; those of a replay go on."""
+    """Return rows of the service at `port`, which serves the run `model`, and of the library."""
     user = read_config(model).data.user or "user"
     config, columns = systems.reading_config(model, ["blend"], user)
     streams = read_streams(
@@ -108,7 +103,7 @@ def run(model: Path, port: int, table: Path, folder: Path, rows_per_user: int, e
     served = Served(Connection(port), config.data.text, tuple(columns))
     replayed_systems: dict[str, System] = {
         SERVED: served,
-        SAME: Discreet(blend, config.data.text, tuple(columns)),
+        SAME: WithoutWithheld(blend, config.data.text, tuple(columns)),
         WHOLE: blend,
     }
     path = folder / "rows.jsonl"
@@ -116,7 +111,7 @@ def run(model: Path, port: int, table: Path, folder: Path, rows_per_user: int, e
         pass
     served.connection.close()
     judged = files.read_rows(path)
-    for judged_row in judged:  # what only some of them have would drop out of the summary
+    for judged_row in judged:  # only some systems have these, so the summary could not compare them
         judged_row["nats"] = judged_row["targets"] = None
     ranks = {
         name: {

@@ -1,4 +1,4 @@
-"""Rows of figures: kept as JSON lines with what they were measured on, and shown as tables in Markdown."""
+"""Rows of figures: written as JSON lines with the machine they were measured on, and printed as Markdown tables."""
 
 import json
 import os
@@ -14,7 +14,7 @@ Row = dict[str, Any]
 
 
 def about() -> Row:
-    """The machine, and how busy it was."""
+    """Return the machine and its load."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     processor = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
@@ -23,14 +23,14 @@ def about() -> Row:
 
 
 def keep(rows: Iterable[Row], out: Path | None) -> None:
-    """Add rows to a file, if there is one."""
+    """Append rows to a file, if `out` is given."""
     if out is not None:
         with out.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps({**row, "time": round(time.time()), **about()}) + "\n" for row in rows)
 
 
 def show(rows: Sequence[Row], columns: Mapping[str, str]) -> None:
-    """Print a table in Markdown: the fields that `columns` names, by their headings."""
+    """Print a Markdown table of the fields in `columns` with their headings."""
     print("| " + " | ".join(columns.values()) + " |\n|" + "---|" * len(columns))
     for row in rows:
         print("| " + " | ".join(_cell(row.get(name)) for name in columns) + " |")
@@ -38,7 +38,7 @@ def show(rows: Sequence[Row], columns: Mapping[str, str]) -> None:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that `share` of all do not exceed; NaN of none."""
+    """Return the smallest value that a `share` of the values does not exceed; NaN without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
 

@@ -1,9 +1,8 @@
-"""People who type: so many keys a second each, a completion for each key, and an accept at the end of a text.
+"""Users who type: a completion for each key at a fixed rate, and an accept at the end of each text.
 
-Keys come when they are due, whether or not the one before was answered, and the time of an answer counts from then:
-a server that stalls is charged for all who would have waited. Whether a deadline was kept counts from when the request
-was sent, as the service cannot know of a key before. `given_up`: as a page does, a request is left when the next key
-comes.
+Keys are sent when they are due, whether or not the previous one was answered, and latency counts from then, so a
+stalled server is charged for all waiting users. Deadlines count from when the request was sent, because the service
+cannot know of a key earlier. With `given_up`, a request is cancelled at the next key, as web pages do.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ from benchmarks.service.report import Row, quantile
 from factorcell.data.tables import open_table
 
 COLUMNS = {
-    "people": "people",
+    "people": "users",
     "asked_a_second": "requests a second",
     "complete_p50": "complete p50, ms",
     "complete_p95": "p95",
@@ -30,7 +29,7 @@ COLUMNS = {
     "accept_p99": "p99",
     "errors": "errors",
     "shed": "shed",
-    "in_time": "of the answered in time",
+    "in_time": "answered in time",
     "cut": "search cut short",
     "retry_after": "Retry-After, s",
     "server": "cores, server",
@@ -40,8 +39,8 @@ COLUMNS = {
 
 
 @dataclass
-class Seen:
-    """What came of the requests of one kind: seconds of those answered since they were due, counts of all else."""
+class Responses:
+    """Responses of one kind: latencies of those answered, and counts of all others."""
 
     answered: list[float] = field(default_factory=list)
     late: int = 0
@@ -53,13 +52,13 @@ class Seen:
 
     @property
     def count(self) -> int:
-        """All of them."""
+        """The number of requests."""
         return len(self.answered) + self.shed + self.errors.total() + self.left
 
 
 @dataclass
 class Load:
-    """People at a server, for so many `seconds` after a moment in which all begin."""
+    """Users who type at a server for `seconds`, all starting at the same time."""
 
     port: int
     people: int
@@ -67,21 +66,21 @@ class Load:
     keys: float = 5.0
     deadline_ms: int = 100
     given_up: bool = False
-    counts: dict[str, Seen] = field(default_factory=lambda: {"complete": Seen(), "accept": Seen()})
+    counts: dict[str, Responses] = field(default_factory=lambda: {"complete": Responses(), "accept": Responses()})
     lateness: list[float] = field(default_factory=list)
 
 
 class Typist:
-    """One person, with a box: connections that are free, and a new one where none is."""
+    """One user, with a pool of connections that grows on demand."""
 
     def __init__(self, load: Load, number: int, texts: Sequence[str]) -> None:
         self.load, self.user, self.texts = load, f"typist {number}", texts
         self.draw = random.Random(number)
         self.free: list[AsyncConnection] = []
-        self.asking: set[asyncio.Task[None]] = set()
+        self.pending: set[asyncio.Task[None]] = set()
 
     async def type(self, begin: float) -> None:
-        """Type text after text until the time is over."""
+        """Type texts until the time is over."""
         due = begin + self.draw.uniform(0, 1 / self.load.keys)
         end = begin + self.load.seconds
         number = self.draw.randrange(len(self.texts))
@@ -97,21 +96,21 @@ class Typist:
                 await self._press(due, "accept", {"user": self.user, "text": text, "idempotency_key": key})
                 due += 1 / self.load.keys
             number += 1
-        await asyncio.gather(*self.asking, return_exceptions=True)
+        await asyncio.gather(*self.pending, return_exceptions=True)
         for connection in self.free:
             connection.close()
 
     async def _press(self, due: float, kind: str, body: object) -> None:
-        """Wait until a key is due, and have it asked for."""
+        """Wait until a key is due, and send its request."""
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
         self.load.lateness.append(time.perf_counter() - due)
         if self.load.given_up:
-            for task in self.asking:
+            for task in self.pending:
                 if task.get_name() == "complete":
                     task.cancel()
         task = asyncio.create_task(self._ask(due, kind, body), name=kind)
-        self.asking.add(task)
-        task.add_done_callback(self.asking.discard)
+        self.pending.add(task)
+        task.add_done_callback(self.pending.discard)
 
     async def _ask(self, due: float, kind: str, body: object) -> None:
         counts, connection = self.load.counts[kind], self.free.pop() if self.free else AsyncConnection(self.load.port)
@@ -137,17 +136,17 @@ class Typist:
             counts.errors[str(answer.status)] += 1
 
 
-async def typed(load: Load, texts: Sequence[str]) -> None:
-    """Have the people type."""
+async def type_all(load: Load, texts: Sequence[str]) -> None:
+    """Let all users type."""
     begin = time.perf_counter() + 0.2
     typists = [Typist(load, number, texts) for number in range(load.people)]
     await asyncio.gather(*(typist.type(begin) for typist in typists))
 
 
 def measure(load: Load, texts: Sequence[str], server: int) -> Row:
-    """What the people saw, and what it cost: the process `server` and this one."""
+    """Return what the users observed, and the processor time of the process `server` and of this one."""
     began, client_seconds, of_server = time.perf_counter(), time.process_time(), processor_seconds(server)
-    asyncio.run(typed(load, texts))
+    asyncio.run(type_all(load, texts))
     took = time.perf_counter() - began
     complete, accept = load.counts["complete"], load.counts["accept"]
     row: Row = {"what": "typists", "people": load.people, "seconds": load.seconds, "keys": load.keys}
@@ -172,8 +171,8 @@ def measure(load: Load, texts: Sequence[str], server: int) -> Row:
     }
 
 
-def doubled(load: Load, texts: Sequence[str], server: int, most: int, shed: float = 0.05) -> list[Row]:
-    """Rows of a load, and of it doubled until a share is `shed`, or for `most` people."""
+def measure_doubling(load: Load, texts: Sequence[str], server: int, most: int, shed: float = 0.05) -> list[Row]:
+    """Measure a load, doubled until the share of refused requests is `shed` or more, or up to `most` users."""
     rows = [measure(load, texts, server)]
     while load.people < most and rows[-1]["shed_share"] < shed:
         load = Load(load.port, 2 * load.people, load.seconds, load.keys, load.deadline_ms, load.given_up)
@@ -182,13 +181,13 @@ def doubled(load: Load, texts: Sequence[str], server: int, most: int, shed: floa
 
 
 def texts_of(table: Path, count: int, column: str = "text") -> list[str]:
-    """Texts of a table, drawn at random, always the same."""
+    """Return random texts of a table, the same at every call."""
     texts = [text for chunk in open_table(table).chunks([column]) for text in chunk[column] if text]
     return random.Random(0).sample(texts, min(count, len(texts)))
 
 
 def warm(port: int, texts: Sequence[str], seconds: float = 2.0) -> None:
-    """Ask for a while, so that no first time counts."""
+    """Send requests for a while, so that caches are warm."""
     connection, stop = Connection(port), time.monotonic() + seconds
     while time.monotonic() < stop:
         for text in texts[:20]:

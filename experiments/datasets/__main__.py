@@ -1,8 +1,8 @@
-"""What `python -m experiments.datasets SET --out DIR` runs."""
+"""Entry point of `python -m experiments.datasets SET --out DIR`."""
 
 import importlib
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1]))  # scripts import each other by their bare names
+sys.path.append(str(Path(__file__).parents[1]))  # the scripts import each other without a package
 sys.exit(importlib.import_module(f"{__package__}.command").main(sys.argv[1:]))

@@ -1,8 +1,8 @@
-"""News in four sections: what seven copies have of the official training file.
+"""News in four sections: the articles of the official training file that seven copies contain.
 
-No public copy holds all of it. They differ in what stands between the title and the description of an article: two
-columns, " . ", or a blank; one has nothing there, so it is no source of texts. Where several have an article, the one
-counts that tells the two best apart.
+No public copy has all of it. Copies differ in the separator of the title and the description of an article: two
+columns, " . ", or a blank; articles without any separator are not used. If several copies have an article, the one
+with the clearest separator is used.
 """
 
 import html
@@ -14,26 +14,23 @@ from typing import NamedTuple
 
 from factorcell.config import UserError
 
-from .reading import Row, Rows, table, unpacked
+from .reading import Row, Rows, read_from_zip, table
 from .repository import Repository
 
 SECTIONS = ("World", "Sports", "Business", "Sci/Tech")
-COLUMNS, DOTTED, ANNOTATED, JOINED = range(4)  # how a copy has title and description, the best first
+COLUMNS, DOTTED, ANNOTATED, JOINED = range(4)  # separators of title and description in a copy, best first
 
 
 class Copy(NamedTuple):
-    """An article of a copy; no section where the copy tells none."""
+    """An article of a copy; the section is None if the copy has none."""
 
     text: str
-    how: int
+    separator: int
     section: str | None
 
 
 def rows(sources: Sequence[Repository]) -> Rows:
-    """A title, its description, and the section, of the training file: what the test file has too is left out.
-
-    So is an article that copies put into two sections.
-    """
+    """Yield training articles that are not in the test file and that have the same section in all copies."""
     official, *others = sources
     test = {letters(copy.text) for copy in columns(official.text("data/ag_news_csv/test.csv"), heading=False) if copy}
     best, sections = dict[str, Copy](), defaultdict[str, set[str]](set)
@@ -44,7 +41,7 @@ def rows(sources: Sequence[Repository]) -> Rows:
         name = letters(copy.text)
         if copy.section is not None:
             sections[name].add(copy.section)
-        if name not in best or copy.how < best[name].how:
+        if name not in best or copy.separator < best[name].separator:
             best[name] = copy
     for name, copy in best.items():
         if len(sections[name]) == 1 and name not in test:
@@ -52,20 +49,18 @@ def rows(sources: Sequence[Repository]) -> Rows:
 
 
 def letters(text: str) -> str:
-    """What all copies of an article share: its letters and figures."""
     return re.sub("[^a-z0-9]", "", text.lower())
 
 
 def copies(sources: Sequence[Repository]) -> Iterator[Copy | None]:
-    """Every article of every copy."""
-    archived, formal, noisy, annotated, shuffled, parted, small = sources
-    yield from columns(unpacked(archived, "data/archive.zip", "train.csv"))
+    archived, formal, noisy, annotated, shuffled, split, small = sources
+    yield from columns(read_from_zip(archived, "data/archive.zip", "train.csv"))
     yield from columns(formal.text("data/formal/validation.csv"))
     yield from dotted(noisy.text("dataset/samples10000valMed.csv"))
     yield from labels(annotated)
     yield from joined(shuffled.text("data/ag_news_train.csv"))
     for part in ("train", "dev", "test"):
-        yield from joined(parted.text(f"data/ag_news/{part}.csv"))
+        yield from joined(split.text(f"data/ag_news/{part}.csv"))
     names = {"world": "World", "sports": "Sports", "business": "Business", "sci_tech": "Sci/Tech"}
     for fields in table(small.text("data/agnews/train.csv")):
         known = len(fields) == 2 and fields[1] in names
@@ -73,28 +68,27 @@ def copies(sources: Sequence[Repository]) -> Iterator[Copy | None]:
 
 
 def section(number: str, first: int) -> str | None:
-    """The name of a section whose number counts from `first`."""
     place = int(float(number)) - first if re.fullmatch(r"\d+(\.0)?", number) else -1
     return SECTIONS[place] if 0 <= place < len(SECTIONS) else None
 
 
 def columns(content: str, heading: bool = True) -> Iterator[Copy | None]:
-    """Lines of a section from 1, a title and a description."""
+    """Read lines of a section from 1, a title and a description."""
     for fields in list(table(content))[heading:]:
         name = section(fields[0], 1) if len(fields) == 3 else None
         yield Copy(f"{fields[1]} {fields[2]}", COLUMNS, name) if name else None
 
 
 def dotted(content: str) -> Iterator[Copy | None]:
-    """Lines of a number, a section from 0 and a text, whose title ends with " . " unless there are several."""
+    """Read lines of a number, a section from 0 and a text whose title ends with " . " unless there are several."""
     for fields in list(table(content))[1:]:
         name = section(fields[1], 0) if len(fields) > 2 else None
-        how = DOTTED if name and fields[2].count(" . ") == 1 else JOINED
-        yield Copy(fields[2].replace(" . ", " ", 1), how, name) if name else None
+        separator = DOTTED if name and fields[2].count(" . ") == 1 else JOINED
+        yield Copy(fields[2].replace(" . ", " ", 1), separator, name) if name else None
 
 
 def joined(content: str) -> Iterator[Copy | None]:
-    """Lines of a text and a section from 0, with a line of names or without."""
+    """Read lines of a text and a section from 0, with or without a header."""
     for fields in table(content):
         if fields[1:2] == ["label"]:
             continue
@@ -106,12 +100,12 @@ TITLE = re.compile("英文标题：(.*)\n英文标题描述：(.*?)\n样本索�
 
 
 def labels(source: Repository) -> Iterator[Copy | None]:
-    """Titles and descriptions of a file of annotations, which tells no section."""
+    """Read titles and descriptions of a file of annotations, which has no sections."""
     path = "Annotated_Label/ag-news-sample4000-label1.json"
     try:
         items = json.loads(source.text(path))
     except ValueError:
-        raise UserError(f"{source}: {path} is no JSON") from None
+        raise UserError(f"{source}: {path} is not JSON") from None
     for item in items:
         parts = TITLE.search(item.get("content", ""))
         yield Copy(f"{parts[1].strip()} {parts[2].rstrip()}", ANNOTATED, None) if parts else None
@@ -119,18 +113,17 @@ def labels(source: Repository) -> Iterator[Copy | None]:
 
 # ---- words ----
 
-ENTITY = re.compile(r" ?&?(#\d+|quot|amp|lt|gt|nbsp);")  # the source has lost most of the ampersands
+ENTITY = re.compile(r" ?&?(#\d+|quot|amp|lt|gt|nbsp);")  # most ampersands are missing in the source
 TAG = re.compile(r"<[^<>]*>")
 WORD = re.compile(r"\$?[^\W_]+(?:(?:\.?['-]|\.|(?<=\d),(?=\d))[^\W_]+)*%?")
 
 
-def spaced(rows: Rows) -> Rows:
-    """The same articles in small letters: words and prices with a blank between them, no other punctuation."""
+def words_of_articles(rows: Rows) -> Rows:
     for row in rows:
-        yield None if row is None else words(row)
+        yield None if row is None else article_words(row)
 
 
-def words(row: Row) -> Row:
-    """Tags and entities resolved, punctuation kept inside words alone."""
+def article_words(row: Row) -> Row:
+    """Resolve tags and entities; keep punctuation only inside words."""
     text = ENTITY.sub(lambda match: html.unescape(f"&{match[1]};"), str(row["text"])).replace("\u2019", "'")
     return {**row, "text": " ".join(WORD.findall(TAG.sub(" ", text).replace("\\", " ").lower()))}

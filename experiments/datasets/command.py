@@ -1,11 +1,11 @@
-"""Build the tables of the experiments out of public repositories.
+"""Build the tables of the experiments from public repositories.
 
     python -m experiments.datasets dbpedia14 --out DATA
     python -m experiments.datasets dbpedia14 --out DATA --from ../clones/DeepTextClustering
 
-DATA/SET gets train.parquet, dev.parquet and test.parquet, which a hash of each text tells apart, and manifest.json:
-the commits that were read, how many records, and for each part its rows and their SHA-256. What the repositories hold
-is theirs; their licences say what may be done with it.
+DATA/SET gets train.parquet, dev.parquet and test.parquet, split by a hash of each text, and manifest.json: the commits
+of the sources, the number of records, and for each part the number of rows and their SHA-256. The contents of the
+repositories belong to their authors; their licences apply.
 """
 
 import argparse
@@ -24,34 +24,37 @@ import corpora
 from factorcell import files
 from factorcell.config import UserError, choose
 
-from .reading import LOST, Row, clean
+from .reading import REPLACEMENT, Row, clean
 from .repository import Repository, open_repository
 from .sets import SETS, DataSet
 
 MANIFEST = "manifest.json"
 ADDRESS = "https://github.com/{}.git"
-READABLE = 0.5  # of the records at least: fewer are those of another table
+MIN_READABLE = 0.5  # minimum share of readable records; below it the repository is a wrong one
 
 
 def main(argv: Sequence[str]) -> int:
-    """Build the set that is named; the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.datasets", description="Build the tables of a data set out of public repositories."
+        prog="python -m experiments.datasets", description="Build the tables of a data set from public repositories."
     )
     parser.add_argument("set", metavar="SET", help=", ".join(SETS))
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where a folder of the set is written")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="folder of the data sets; the set gets a folder in it"
+    )
     parser.add_argument(
         "--from",
         dest="origins",
         nargs="+",
         metavar="ORIGIN",
-        help="addresses or local clones, one for each repository of the set, in its order; github.com if not given",
+        help="addresses or local clones, one for each repository of the set, in its order (default: github.com)",
     )
-    parser.add_argument("--at", metavar="COMMIT", help="of all of them; those that the set was made for, if not given")
+    parser.add_argument(
+        "--at", metavar="COMMIT", help="commit of all repositories (default: the commits that the set was made for)"
+    )
     arguments = parser.parse_args(argv)
     try:
         data_set = SETS[choose("data set", arguments.set, SETS)]
-        clones = arguments.out / "clones"  # what is fetched is kept there
+        clones = arguments.out / "clones"
         with ExitStack() as stack:
             sources = list(map(stack.enter_context, repositories(data_set, arguments.origins, arguments.at, clones)))
             build(arguments.set, data_set, sources, arguments.out / arguments.set)
@@ -59,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("stopped; nothing that is half done is left, and what was fetched is kept", file=sys.stderr)
+        print("stopped; unfinished files were removed, fetched repositories remain", file=sys.stderr)
         return 130
     return 0
 
@@ -67,41 +70,39 @@ def main(argv: Sequence[str]) -> int:
 def repositories(
     data_set: DataSet, origins: Sequence[str] | None, commit: str | None, clones: Path
 ) -> Iterator[Repository]:
-    """The repositories of a set, fetched where they come from an address."""
     places = origins or [ADDRESS.format(name) for name in data_set.sources]
     if len(places) != len(data_set.sources):
         names = " ".join(data_set.sources)
-        raise UserError(f"--from: {len(places)} given, and there are {len(data_set.sources)} repositories: {names}")
+        raise UserError(f"--from: expected {len(data_set.sources)} repositories ({names}), got {len(places)}")
     for (name, made_for), origin in zip(data_set.sources.items(), places, strict=True):
         yield open_repository(name, commit or made_for, origin, clones, data_set.history)
 
 
 def build(name: str, data_set: DataSet, sources: Sequence[Repository], folder: Path) -> None:
-    """Write the parts and, last, what they were made of; nothing if that is there already."""
-    made_of = {source.name: source.commit for source in sources}
+    """Write the parts and then the manifest, unless they exist already."""
+    commits = {source.name: source.commit for source in sources}
     manifest = folder / MANIFEST
-    if manifest.exists() and files.read_json(manifest).get("sources") == made_of:
-        print(f"{folder}: built already from the same commits; remove {MANIFEST} to build it again")
+    if manifest.exists() and files.read_json(manifest).get("sources") == commits:
+        print(f"{folder}: already built from the same commits; remove {MANIFEST} to build it again")
         return
     tally = dict.fromkeys(("read", "unreadable", "empty", "repeated"), 0)
     bar = tqdm(data_set.rows(sources), desc=name, unit=" rows", dynamic_ncols=True)
     table = to_table(data_set, clean_rows(bar, data_set, tally))
-    if tally["read"] == 0 or tally["unreadable"] > (1 - READABLE) * tally["read"]:
+    if tally["read"] == 0 or tally["unreadable"] > (1 - MIN_READABLE) * tally["read"]:
         every = ", ".join(map(str, sources))
         raise UserError(
-            f"{every}: {tally['unreadable']} of {tally['read']} records cannot be read; is it the right one?"
+            f"{every}: {tally['unreadable']} of {tally['read']} records cannot be read; check the repositories"
         )
     manifest.unlink(missing_ok=True)
     parts = corpora.split(table, **data_set.split)
     facts_of = {part: write(folder / f"{part}.parquet", rows) for part, rows in parts.items()}
-    content = {"set": name, "sources": made_of, "records": tally, "parts": facts_of}
+    content = {"set": name, "sources": commits, "records": tally, "parts": facts_of}
     files.write(manifest, (json.dumps(content, indent=2) + "\n").encode())
     for part, facts in facts_of.items():
         print(f"{folder / part}.parquet: {facts['rows']:,} texts")
 
 
 def clean_rows(rows: Iterable[Row | None], data_set: DataSet, tally: dict[str, int]) -> Iterator[Row]:
-    """Rows with their texts and values clean, without empty and repeated ones."""
     distinct = set[tuple[str | float, ...]]()
     for row in rows:
         tally["read"] += 1
@@ -110,7 +111,7 @@ def clean_rows(rows: Iterable[Row | None], data_set: DataSet, tally: dict[str, i
             continue
         cleaned = {key: clean(value) if isinstance(value, str) else value for key, value in row.items()}
         texts = [value for value in cleaned.values() if isinstance(value, str)]
-        if not all(texts) or any(LOST in text for text in texts):
+        if not all(texts) or any(REPLACEMENT in text for text in texts):
             tally["empty"] += 1
             continue
         facts = tuple(cleaned[name] for name in ("text", *data_set.contexts))
@@ -122,7 +123,7 @@ def clean_rows(rows: Iterable[Row | None], data_set: DataSet, tally: dict[str, i
 
 
 def to_table(data_set: DataSet, rows: Iterable[Row]) -> pa.Table:
-    """The rows as a table. But for histories they stand in the order of their texts' places, as if shuffled."""
+    """Convert rows to a table, in random order unless they are a history."""
     listed = list(rows)
     if not data_set.history:
         listed.sort(
@@ -133,7 +134,7 @@ def to_table(data_set: DataSet, rows: Iterable[Row]) -> pa.Table:
 
 
 def write(path: Path, table: pa.Table) -> dict[str, Any]:
-    """Write a part at once; its rows and their SHA-256, which is that of a line of JSON each."""
+    """Write a part; return its number of rows, and their SHA-256 as JSON lines."""
     corpora.write_table(path, table)
     digest = hashlib.sha256()
     for batch in table.to_batches(10_000):

@@ -1,6 +1,6 @@
-"""Sentences in nine languages that people were asked to read aloud: a file a collection, a sentence a line.
+"""Sentences in nine languages, written to be read aloud: files of collections with a sentence per line.
 
-Of each language those collections are taken that are running text: no addresses, towns, laws, proverbs or drills.
+Only collections of running text are used: no addresses, towns, laws, proverbs or drills.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from .repository import Repository
 
 FOLDER = "server/data/"
 COLLECTED = "sentence-collector.txt"
-# The last collection of a language fills up what the others leave free.
+# The last collection of a language contributes only as many sentences as the others leave of `MAX_SENTENCES`.
 FILES = {
     "ca": (
         *("common-voice-sentences.txt", "programari-lliure-llibre.txt", "riuraueditors.txt", COLLECTED),
@@ -27,18 +27,18 @@ FILES = {
     "it": (COLLECTED, "frasi.txt"),
     "pt": (COLLECTED,),
 }
-MOST = 16_500  # sentences of a language
-SHORTEST = 2  # words
+MAX_SENTENCES = 16_500  # sentences of a language
+MIN_WORDS = 2  # words
 
 
 def rows(sources: Sequence[Repository]) -> Rows:
-    """A sentence and its language; of a collection that is too long those whose places are smallest."""
+    """Yield sentences with their language; a collection that is too long contributes those with the lowest hashes."""
     (source,) = sources
     for language, names in FILES.items():
-        left = MOST
+        left = MAX_SENTENCES
         for name in names:
             lines = source.text(f"{FOLDER}{language}/{name}").split("\n")
-            sentences = {text for line in lines if len((text := clean(line)).split()) >= SHORTEST}
+            sentences = {text for line in lines if len((text := clean(line)).split()) >= MIN_WORDS}
             for text in sorted(sentences, key=text_hash)[:left]:
                 yield {"text": text, "language": language}
             left -= min(left, len(sentences))

@@ -1,4 +1,4 @@
-"""Tweets with their places, from tables that courses in geography collected; each in a repository of its own."""
+"""Tweets with coordinates, from tables of courses in geography, each in its own repository."""
 
 import re
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from .repository import Repository
 
 COLUMNS = ("created_at", "lat", "lng", "text")
 LINK = re.compile(r"https?://t\.co/\w*")
-SHORTEST = 10  # characters
+MIN_CHARACTERS = 10  # characters
 
 
 def rows(sources: Sequence[Repository]) -> Rows:
-    """A tweet, its latitude and longitude; one that several tables have comes once."""
+    """Yield tweets with latitude and longitude; a tweet of several tables occurs once."""
     distinct = set[tuple[str, str, str]]()
     for source in sources:
         for path in source.paths():
@@ -29,13 +29,13 @@ def rows(sources: Sequence[Repository]) -> Rows:
                     continue
                 tweet = record["created_at"], record.get("username", ""), record["text"]
                 text = clean(LINK.sub("", record["text"]))
-                if tweet not in distinct and len(text) >= SHORTEST:
+                if tweet not in distinct and len(text) >= MIN_CHARACTERS:
                     distinct.add(tweet)
                     yield {"text": text, "lat": lat, "lon": lon}
 
 
 def decoded(content: bytes) -> str:
-    """UTF-8, or what spreadsheets of Western Europe write."""
+    """Decode UTF-8, or else Latin-1, which spreadsheets in Western Europe write."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -43,7 +43,6 @@ def decoded(content: bytes) -> str:
 
 
 def number(field: str) -> float | None:
-    """A number of degrees, or None where there is none such."""
     try:
         degrees = float(field)
     except ValueError:

@@ -1,6 +1,6 @@
 """Reviews of some thousand American hotels: a data frame of R, read by the package pyreadr.
 
-Of the source's faults, hotels rated out of ten, descriptions in place of reviews and other languages are left out.
+Hotels rated out of ten, descriptions in place of reviews, and other languages are left out.
 """
 
 import math
@@ -18,7 +18,7 @@ from .repository import Repository
 PATH = "data/Hotel_Reviews.rda"
 COLUMNS = ("reviews.text", "name", "city", "province", "reviews.rating")
 BEST = 5.0
-CHAIN = 3  # hotels under which a text is the chain's
+MAX_HOTELS_PER_TEXT = 3  # a text of so many hotels is a description by their chain
 CUT = re.compile(r"\s*\.\.\.\s*More$")
 WORD = re.compile(r"[^\W\d_]+")
 ENGLISH = frozenset(
@@ -27,12 +27,12 @@ ENGLISH = frozenset(
     "one up out about great good nice clean room rooms staff stay stayed hotel".split()
 )
 FOREIGN = frozenset("muy bien bueno buena tres bon bonne gut sehr molto ottimo todo y la le il und".split())
-FEW = 8  # words, too few to count those of a language
-SHARE = 0.25  # of the words of an English text, at least
+MIN_WORDS = 8  # texts with fewer words are too short to count English words
+MIN_ENGLISH_SHARE = 0.25  # minimum share of frequent English words in an English text
 
 
 class Review(NamedTuple):
-    """A line of the frame, its rating as it stands, 0 for none."""
+    """A line of the frame; the rating is 0 if it is missing."""
 
     text: str
     hotel: str
@@ -41,23 +41,27 @@ class Review(NamedTuple):
 
 
 def rows(sources: Sequence[Repository]) -> Rows:
-    """A review with its hotel, the city and the rating."""
     (source,) = sources
-    reviews = [read(record) for record in frame(source)]
-    under, best = defaultdict[str, set[str]](set), defaultdict[str, float](float)
+    reviews = [parse_review(record) for record in read_frame(source)]
+    hotels_of_text, best_rating = defaultdict[str, set[str]](set), defaultdict[str, float](float)
     for known in filter(None, reviews):
-        under[known.text].add(known.hotel)
-        best[known.hotel] = max(best[known.hotel], known.rating)
+        hotels_of_text[known.text].add(known.hotel)
+        best_rating[known.hotel] = max(best_rating[known.hotel], known.rating)
     for review in reviews:
         if review is None:
             yield None
-        elif best[review.hotel] <= BEST and len(under[review.text]) < CHAIN and review.rating and english(review.text):
+        elif (
+            best_rating[review.hotel] <= BEST
+            and len(hotels_of_text[review.text]) < MAX_HOTELS_PER_TEXT
+            and review.rating
+            and is_english(review.text)
+        ):
             rating = str(math.floor(review.rating + 0.5))
             yield {"text": review.text, "hotel": review.hotel, "city": review.city, "rating": rating}
 
 
-def read(record: dict[str, Any]) -> Review | None:
-    """A line of the frame; None without a text, a hotel, a city or a rating."""
+def parse_review(record: dict[str, Any]) -> Review | None:
+    """Parse a line of the frame; return None without a text, a hotel, a city or a rating."""
     text, hotel, city, province, rating = (record[name] for name in COLUMNS)
     if not all(isinstance(value, str) and value.strip() for value in (text, hotel, city, province)):
         return None
@@ -66,27 +70,29 @@ def read(record: dict[str, Any]) -> Review | None:
     return Review(CUT.sub("", clean(text)), hotel, f"{city}, {province}", rating)
 
 
-def english(text: str) -> bool:
-    """Whether enough of the words are frequent English ones; of few words, whether all letters are English."""
+def is_english(text: str) -> bool:
+    """Return whether enough words are frequent English ones; for short texts, whether all letters are English."""
     words = WORD.findall(text.lower())
-    if len(words) < FEW:
+    if len(words) < MIN_WORDS:
         return text.isascii() and FOREIGN.isdisjoint(words)
-    return sum(word in ENGLISH for word in words) >= SHARE * len(words)
+    return sum(word in ENGLISH for word in words) >= MIN_ENGLISH_SHARE * len(words)
 
 
-def frame(source: Repository) -> Iterable[dict[str, Any]]:
-    """The lines of the data frame. `UserError` without pyreadr, or where the file is no such frame."""
+def read_frame(source: Repository) -> Iterable[dict[str, Any]]:
+    """Return the lines of the data frame. Raises `UserError` without pyreadr, or if the file is not such a frame."""
     try:
         import pyreadr  # type: ignore[import-not-found]  # a few megabytes that nothing else needs
     except ImportError:
-        raise UserError("the package pyreadr, which reads data frames of R, is missing; pip install pyreadr") from None
+        raise UserError(
+            "hotels requires the package pyreadr, which reads data frames of R; pip install pyreadr"
+        ) from None
     with tempfile.NamedTemporaryFile(suffix=".rda") as file:
         file.write(source.read(PATH))
         file.flush()
         try:
             (table,) = pyreadr.read_r(file.name).values()
-        except Exception as error:  # a class of its own for each fault of the file
-            raise UserError(f"{source}: {PATH} is no data frame of R ({error})") from None
+        except Exception as error:  # pyreadr has many exception classes
+            raise UserError(f"{source}: {PATH} is not a data frame of R ({error})") from None
     if missing := [name for name in COLUMNS if name not in table.columns]:
         raise UserError(f"{source}: {PATH} has no column {', '.join(missing)}")
     records: list[dict[str, Any]] = table.to_dict("records")

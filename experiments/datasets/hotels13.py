@@ -1,4 +1,4 @@
-"""Long reviews of few hotels: a file a hotel, blocks of lines <Name>value, the first block of the hotel itself."""
+"""Long reviews of few hotels: a file per hotel, blocks of lines <Name>value, the first block about the hotel."""
 
 import re
 from collections.abc import Sequence
@@ -8,14 +8,14 @@ from .repository import Repository
 
 FOLDER = "LARA/Data/Reviews-bk/"
 FIELD = re.compile(r"^<([^>\n]+)>(.*)$", re.MULTILINE)
-MORE = re.compile(r"showReview\(\d+, 'full'\);")  # what was behind a review that a page showed in part
+MORE = re.compile(r"showReview\(\d+, 'full'\);")  # a script of the page after a shortened review
 RATING = re.compile(r"[1-5](\.0+)?")
 COUNTRY = " Dominican Republic"
 LOCALITY = re.compile(r'property="v:locality">([^<]+)<')
 
 
 def rows(sources: Sequence[Repository]) -> Rows:
-    """A review with its hotel, the place and the rating; one that stands in several files comes once."""
+    """Yield reviews with hotel, place and rating; a review of several files occurs once."""
     (source,) = sources
     distinct = set[str]()
     for path in source.paths(FOLDER):
@@ -36,7 +36,6 @@ def rows(sources: Sequence[Repository]) -> Rows:
 
 
 def place(hotel: dict[str, str]) -> str:
-    """The locality of its address; in files of the older form, which lack it, the end of the page's address."""
     if match := LOCALITY.search(hotel.get("Hotel Address", "")):
         return match[1]
     return hotel.get("URL", "").removesuffix(".html").rpartition("-")[2].replace("_", " ").removesuffix(COUNTRY)

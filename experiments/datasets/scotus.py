@@ -1,4 +1,4 @@
-"""Oral arguments of the Supreme Court: a JSON transcript a sitting, TERM.DOCKET-tNN.json, a row a turn."""
+"""Oral arguments of the Supreme Court: a JSON transcript per sitting, TERM.DOCKET-tNN.json, and a row per turn."""
 
 import json
 import re
@@ -16,7 +16,6 @@ TERMS = range(1990, 2012)
 
 
 def rows(sources: Sequence[Repository]) -> Rows:
-    """A turn with its case, who speaks in which role, and the term."""
     (source,) = sources
     for path in source.paths(FOLDER, ".json"):
         name = NAME.fullmatch(path.removeprefix(FOLDER))
@@ -25,7 +24,7 @@ def rows(sources: Sequence[Repository]) -> Rows:
         try:
             content = json.loads(source.read(path))
         except ValueError:
-            raise UserError(f"{source}: {path} is no JSON") from None
+            raise UserError(f"{source}: {path} is not JSON") from None
         for turn in turns(content):
             who = turn.get("speaker") or {}
             text = " ".join((block.get("text") or "").strip() for block in turn.get("text_blocks") or [])
@@ -34,13 +33,12 @@ def rows(sources: Sequence[Repository]) -> Rows:
 
 
 def turns(transcript: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """All turns of all sections; a sitting that was not transcribed has none."""
     for section in (transcript.get("transcript") or {}).get("sections") or []:
         yield from section.get("turns") or []
 
 
 def role(speaker: dict[str, Any]) -> str:
-    """Of a justice by the first of the roles that are listed, which come as a list or by their numbers."""
+    """Return the role of a speaker; justices are recognised by the first of their roles (a list or a dict)."""
     if not speaker.get("identifier"):
         return "unidentified"
     listed = speaker.get("roles") or []

@@ -1,4 +1,4 @@
-"""The data sets that can be built: their columns, who reads them, and by what they are split."""
+"""The data sets that can be built, with their columns, readers and splits."""
 
 import sys
 import tomllib
@@ -16,10 +16,7 @@ SOURCES = tomllib.loads((Path(__file__).parents[1] / "sources.toml").read_text(e
 
 @dataclass(frozen=True)
 class DataSet:
-    """`sources` (owner/name -> commit) of which `rows` reads texts and the columns `contexts`, `numbers` among them.
-
-    `split` has options of `corpora.split`. With `history`, the rows are of commits and keep their order.
-    """
+    """A data set that `rows` reads from `sources` (owner/name -> commit); with `history`, rows keep their order."""
 
     contexts: Sequence[str]
     sources: Mapping[str, str]
@@ -30,13 +27,12 @@ class DataSet:
 
 
 def news(sources: Sequence[Repository]) -> Rows:
-    """Articles as words with a blank between them."""
-    return agnews.spaced(agnews.rows(sources))
+    return agnews.words_of_articles(agnews.rows(sources))
 
 
-LARGE = {"least": 10_000}  # of dev and of the test
-USERS = {"by": "user", "least": 20_000, "counted": range(20, sys.maxsize)}  # who have written enough to learn from
-TURNS = {**LARGE, "counted": range(1, 21)}  # "Yes." and its like tell nothing: they are trained on
+LARGE = {"min_rows": 10_000}  # for dev and for the test
+USERS = {"by": "user", "min_rows": 20_000, "rows_per_value": range(20, sys.maxsize)}  # 20 texts or more
+TURNS = {**LARGE, "rows_per_value": range(1, 21)}  # frequent turns such as "Yes." are only trained on
 HOTEL = ["hotel", "city", "rating"]
 PLACE = ["lat", "lon"]
 READERS: Mapping[str, tuple[Sequence[str], Callable[[Sequence[Repository]], Rows], Mapping[str, Any]]] = {

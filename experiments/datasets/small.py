@@ -1,4 +1,4 @@
-"""Data sets of few lines each: abstracts, film reviews, titles of posts, commit subjects."""
+"""Data sets with short readers: abstracts, film reviews, titles of posts, commit subjects."""
 
 import html
 import re
@@ -13,7 +13,6 @@ from .repository import Repository
 
 
 def dbpedia14(sources: Sequence[Repository]) -> Rows:
-    """An abstract of DBPedia and its category, from a table `number,text`."""
     (source,) = sources
     names = source.text("data/dbpedia/classes.txt").split()
     for fields in table(source.text("data/dbpedia/train.csv")):
@@ -30,7 +29,6 @@ BEGINNING = re.compile(r"\S+(?:\s+\S+){0,199}")  # 200 words
 
 
 def imdb(sources: Sequence[Repository]) -> Rows:
-    """The beginning of a review, its rating and its film."""
     (source,) = sources
     for label in ("neg", "pos"):
         films = FILM.findall(source.text(f"{REVIEWS}urls_{label}.txt"))
@@ -40,16 +38,16 @@ def imdb(sources: Sequence[Repository]) -> Rows:
                 continue
             number, rating = name.groups()
             if int(number) >= len(films):
-                raise UserError(f"{source}: {path} is the review of line {number}, and there are {len(films)} films")
-            begun = BEGINNING.match(clean(source.text(path).replace("<br />", " ")))
-            yield {"text": begun.group(), "rating": rating, "movie": films[int(number)]} if begun else None
+                raise UserError(f"{source}: {path}: no film {number}; the list has {len(films)} films")
+            beginning = BEGINNING.match(clean(source.text(path).replace("<br />", " ")))
+            yield {"text": beginning.group(), "rating": rating, "movie": films[int(number)]} if beginning else None
 
 
-MOST = 500  # titles of a community
+MAX_TITLES = 500  # maximum of titles per community
 
 
 def reddit_titles(sources: Sequence[Repository]) -> Rows:
-    """A title and its community, those with the highest scores; none for adults, none twice in a community."""
+    """Yield the titles with the highest scores of each community, without repeated titles or adult content."""
     (source,) = sources
     for path in source.paths("data/", ".csv"):
         scored = list[tuple[int, str]]()
@@ -62,19 +60,16 @@ def reddit_titles(sources: Sequence[Repository]) -> Rows:
         name = path.removeprefix("data/").removesuffix(".csv")
         for _, title in sorted(scored, key=lambda pair: -pair[0]):
             best.setdefault(title, {"text": title, "subreddit": name})
-        yield from list(best.values())[:MOST]
+        yield from list(best.values())[:MAX_TITLES]
 
 
-LONGEST = 100  # characters of a subject
+MAX_CHARACTERS = 100  # maximum length of a subject, in characters
 ROBOT = re.compile(r"\[bot\]|\bbot$", re.IGNORECASE)
 RELEASE = re.compile(r"((bump|prepar\w+|release|git|version|for|to|v)[ -]*)*\d+(\.\d+)+\S*", re.IGNORECASE)
 
 
 def commits(sources: Sequence[Repository]) -> Rows:
-    """A subject, its author as a number that hides the name, the project, the time; by author, then in order of time.
-
-    One who wrote for two projects is two authors. Merges, robots and releases are left out.
-    """
+    """Yield subjects of pseudonymous authors, sorted by author and time, without merges, bots and releases."""
     subjects = []
     for source in sources:
         for entry in source.log("%an%x1f%at%x1f%s"):
@@ -86,7 +81,7 @@ def commits(sources: Sequence[Repository]) -> Rows:
             if ROBOT.search(name) or RELEASE.fullmatch(subject) or not subject:
                 continue
             author = f"{source.name}:{text_hash(f'{source.name} {name}'):016x}"
-            subjects.append((author, seconds, source.name, subject[:LONGEST].strip()))
+            subjects.append((author, seconds, source.name, subject[:MAX_CHARACTERS].strip()))
     for author, seconds, project, subject in sorted(subjects, key=lambda subject_row: subject_row[:2]):
         time = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         yield {"text": subject, "user": author, "project": project, "time": time}

@@ -101,7 +101,7 @@ def clear_winner(points: Floats, highest: bool, difference: Callable[[int, int],
 
 
 def percentile_interval(points: Floats, units: int | None = None) -> Interval:
-    """Return the estimate `points[0]` with the middle 95 % of its finite draws, the rest of `points` (1 + D,).
+    """Return the estimate `points[0]` with the interval of the middle 95 % of the finite draws in `points[1:]` (D,).
 
     With fewer than `MIN_UNITS` units the interval has no ends.
     """

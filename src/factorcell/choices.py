@@ -5,7 +5,8 @@ This module imports nothing, so that the help of the command line can show them 
 
 from typing import Any
 
-UNKNOWN_POLICIES = ("error", "group", "expected")  # a value that training never saw is: refused, rare, missing
+# How a value that training never saw is read: refused, as a rare value, or as a missing value.
+UNKNOWN_POLICIES = ("error", "group", "expected")
 PRIORS = ("uniform", "training")  # of the classes in a classification
 PROPOSALS = ("rank", "unigram")  # distributions from which a classification samples tokens
 SAMPLERS = ("random", "tpe")
@@ -16,7 +17,8 @@ GENERATION_METHODS = ("sample", "greedy", "beam", "stochastic")
 ONLINE_OPTIMIZERS = ("adagrad", "adadelta", "sgd")
 EMBEDDING_MEASURES = ("cosine", "distance")
 KEY_SCOPES = ("complete", "learn", "users", "admin")  # permissions of an API key of the service
-STORE_VARIABLE = "FACTORCELL_STORE"  # environment variable; command lines are visible to all users of a machine
+# Environment variable for the URL of the store with its password; all users of a machine can read command lines.
+STORE_VARIABLE = "FACTORCELL_STORE"
 STORE_URLS = "sqlite:///FILE, postgresql://USER@HOST/DATABASE or redis://HOST:PORT/NUMBER"
 
 # Options that `training.rules` chooses from the training table unless the user sets them, by section of the config.

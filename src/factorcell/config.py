@@ -5,7 +5,7 @@ are tagged choices: the option `kind` decides which dataclass holds the other op
 command line, TOML files and the JSON in a run folder all follow from the fields of these dataclasses.
 
 Apart from `kind`, no two sections have an option of the same name, so that a flat list of options is unambiguous
-(`Config.of`). A package can add kinds: `register_tokenizer`, `register_backbone`, `register_head`, or entry points.
+(`Config.of`). Other packages add kinds by `register_tokenizer`, `register_backbone`, `register_head` or entry points.
 """
 
 import dataclasses
@@ -22,6 +22,7 @@ from factorcell.limits import check_format as check_format
 from factorcell.limits import choose as choose
 from factorcell.option_fields import (
     ADAPTERS,
+    CHOICE_HELP,
     MAX_LAYERS,
     MAX_SIZE,
     OPTION_KINDS,
@@ -74,29 +75,32 @@ class DataConfig:
     context: tuple[str, ...] = option(
         (),
         "context column: NAME or NAME:KIND (repeatable); KIND is category, number, hour, weekday or yearday (of a "
-        "time), longitude, cyclic=PERIOD, text or vector",
+        "time), longitude, cyclic=PERIOD, text or vector; without KIND, category or number, depending on the values",
         metavar="NAME[:KIND]",
     )
     user: str = option(
-        "", "column with the author of each text: a context that can be learned online for new users", metavar="COLUMN"
+        "", "column with the author of each text, a context that can be learned online for new users", metavar="COLUMN"
     )
-    time: str = option(
-        "", "column with the time of writing; its hour and weekday become context variables", metavar="COLUMN"
-    )
+    time: str = option("", "column with the time of writing; its hour and weekday become context", metavar="COLUMN")
     max_tokens: int = int_option(200, "cut texts after this many tokens", 1, MAX_SIZE)
-    min_context_count: int = int_option(50, "group rarer values of a category as one unknown value", 1)
+    min_context_count: int = int_option(50, "treat category values with fewer training texts as one unknown value", 1)
     min_user_count: int = int_option(
-        15, "group users with fewer texts as one unknown user, from whom new users start", 1
+        15, "treat users with fewer training texts as one unknown user, as which new users start", 1
     )
-    anonymous: bool = option(False, "do not store the names of users: all new texts are of unknown users", rare=True)
+    anonymous: bool = option(False, "store no user names; the run then treats all users as unknown", rare=True)
     min_text_count: int = int_option(
-        3, "store a text as a popular completion if it occurs at least this often (with user)", 1, rare=True
+        3, "store a text as a popular completion if it occurs at least this often (if user is set)", 1, rare=True
     )
     min_text_users: int = int_option(
-        3, "store a text as a popular completion if at least this many users wrote it (with user)", 1, rare=True
+        3,
+        "store a text as a popular completion if at least this many users wrote it (if user is set)",
+        1,
+        rare=True,
     )
-    min_context_word: int = int_option(5, "ignore words of a text context that occur less often", 1, rare=True)
-    max_context_words: int = int_option(10_000, "most frequent words of a text context to use", 1, rare=True)
+    min_context_word: int = int_option(5, "in columns of kind text, ignore words that occur less often", 1, rare=True)
+    max_context_words: int = int_option(
+        10_000, "in columns of kind text, use at most this many words, the most frequent", 1, rare=True
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -114,25 +118,21 @@ class DataConfig:
 class ModelConfig:
     """Sizes of the context vector and the token embeddings, and the adaptations of the model."""
 
-    adapt: tuple[str, ...] = option(
-        ("concat", "factor"), "how the context adapts the backbone (repeatable)", choices=ADAPTERS
-    )
-    output_bias: tuple[str, ...] = option(
-        ("low_rank",), "how the context adapts the softmax bias (repeatable)", choices=OUTPUT_BIASES
-    )
+    adapt: tuple[str, ...] = option(("concat", "factor"), CHOICE_HELP["adapt"], choices=ADAPTERS)
+    output_bias: tuple[str, ...] = option(("low_rank",), CHOICE_HELP["output_bias"], choices=OUTPUT_BIASES)
     embedding_size: int = int_option(150, "size e of a token embedding", 1, MAX_SIZE)
-    variable_size: int = int_option(16, "size of the embedding of one context variable", 1, MAX_SIZE, rare=True)
+    variable_size: int = int_option(
+        16, "size of the embedding of a variable that is not a number", 1, MAX_SIZE, rare=True
+    )
     number_size: int = int_option(64, "hidden size of the network over numeric variables", 1, MAX_SIZE, rare=True)
     number_layers: int = int_option(
         2, "tanh layers of the network over numeric variables; 0: no network", 0, MAX_LAYERS, rare=True
     )
     context_size: int = int_option(16, "size k of the context vector", 1, MAX_SIZE)
-    context_layer: str = option(
-        "tanh", "activation of the layer that joins the variables; none: no layer", choices=CONTEXT_LAYERS, rare=True
-    )
-    rank: int = int_option(12, "rank r of the FactorCell's change of W; 0: no change", 0, MAX_SIZE)
+    context_layer: str = option("tanh", CHOICE_HELP["context_layer"], choices=CONTEXT_LAYERS, rare=True)
+    rank: int = int_option(12, "rank r of the matrix that factor adds to the weights; 0: no such matrix", 0, MAX_SIZE)
     dropout_context: float = rate_option(
-        "rate at which category values are replaced by the unknown value, so that its embedding is trained", rare=True
+        "rate at which training replaces category values by the unknown value, to train its embedding", rare=True
     )
 
     def __post_init__(self) -> None:
@@ -143,13 +143,14 @@ class ModelConfig:
 class TrainingConfig:
     """Options of training."""
 
-    epochs: float = float_option(10.0, "passes over the training data", 0, 1_000_000)
+    epochs: float = float_option(10.0, "passes over the training texts; fractions are allowed", 0, 1_000_000)
     max_user_texts: int = int_option(
         0, "use at most this many random texts of each user per epoch; 0: all", 0, rare=True
     )
     min_users: int = int_option(
         0,
-        "learn a token only if this many users wrote it after the same 3 tokens (words: 1); 0: learn all tokens",
+        "learn a token only if at least this many users wrote it after the same 3 tokens (with a word tokenizer: after "
+        "the same token); 0: learn all tokens",
         0,
         rare=True,
     )
@@ -167,9 +168,9 @@ class TrainingConfig:
     )
     warmup: float = float_option(0.02, "share of the steps in which the learning rate rises", 0, 1, rare=True)
     decay: str = option("cosine", "how the learning rate falls after the warm-up", choices=DECAYS, rare=True)
-    weight_decay: float = float_option(0.0, "decoupled weight decay of the matrices", rare=True)
+    weight_decay: float = float_option(0.0, "decoupled weight decay of the matrices, as in AdamW", rare=True)
     value_prior: float = float_option(
-        0.0, "l2 penalty of the embeddings of values and the hashed bias, in nats per target", rare=True
+        0.0, "l2 penalty of category embeddings and of the hashed softmax bias, in nats per target", rare=True
     )
     sparse_l1: tuple[str, ...] = option(
         ("1e-6",),
@@ -179,18 +180,16 @@ class TrainingConfig:
         rare=True,
     )
     clip: float = float_option(1.0, "clip gradients to this norm; 0: no clipping", rare=True)
-    loss: str = option(
-        "full", "softmax of the training loss: over all tokens, or over tokens sampled for each batch", choices=LOSSES
-    )
-    samples: int = int_option(1000, "negative samples per batch (sampled loss)", 1, rare=True)
-    evaluations: int = int_option(10, "evaluations on the development set, at equal intervals", 1)
+    loss: str = option("full", CHOICE_HELP["loss"], choices=LOSSES)
+    samples: int = int_option(1000, "tokens sampled for each batch (loss sampled)", 1, rare=True)
+    evaluations: int = int_option(10, "evaluations on the development texts, at equal intervals", 1)
     patience: int = int_option(0, "stop after this many evaluations without improvement; 0: never", 0)
-    log_every: int = int_option(50, "steps between rows of the log", 1, rare=True)
+    log_every: int = int_option(50, "steps between rows of log.jsonl in the run folder", 1, rare=True)
     save_every: int = int_option(500, "steps between checkpoints", 1, rare=True)
-    seed: int = int_option(0, "random seed of the weights, the order of texts and dropout", 0, MAX_SEED)
-    threads: int = int_option(0, "threads of the computation; 0: one per core", 0, MAX_THREADS)
+    seed: int = int_option(0, "random seed of the initial weights, the order of texts and dropout", 0, MAX_SEED)
+    threads: int = int_option(0, "number of threads; 0: one per core", 0, MAX_THREADS)
     precision: str = option(
-        "auto", "number type of matrix products in training; auto: the faster one", choices=PRECISIONS
+        "auto", "number type of matrix products in training; auto: the one that trains faster", choices=PRECISIONS
     )
     device: str = option("auto", "device to compute on; auto: a GPU if there is one", choices=DEVICES)
 
@@ -206,7 +205,7 @@ def selected_kinds(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 
 def section_types(kinds: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the dataclass of each section of a `Config`; sections without an entry in `kinds` have their first kind.
+    """Return the dataclass of each section of a `Config`; `kinds` selects kinds by section.
 
     Raises:
         UserError: A kind does not exist, or two sections have an option of the same name.

@@ -1,4 +1,4 @@
-"""The manifest of a folder, `digests.json`: the SHA-256 of each file that affects results and has no own checksum.
+"""The manifest of a folder, `digests.json`: SHA-256 of each file that affects results and contains no checksum.
 
 The manifest is written before the file that it describes. While a file is replaced, its old and its new digest are both
 accepted, so the folder stays valid wherever the process dies. A file that was never written has no digest.

@@ -15,7 +15,8 @@ NO_WIDTH = r"\xad\u034f\u115f\u1160\u17b4\u17b5\u180e\u200b\u2060-\u2065\u206a-\
 SURROGATES = r"\ud800-\udfff"
 NO_WIDTH_BEYOND = r"\U0001d173-\U0001d17a\U000e0000-\U000e001f\U000e0080-\U000e00ff"  # musical marks and unused tags
 
-# Joiners are valid after letters of scripts that join them and after emoji; tags after a black flag (as of Scotland).
+# Joiners are valid after letters of scripts that join them and after emoji; tags only after a black flag, where they
+# select a flag such as that of Scotland.
 JOINING = r"\u0590-\u1fff\u2100-\u2bff\ua800-\uabff\ufb1d-\ufdff\ufe0f\ufe70-\ufefc\U00010000-\U0001ffff"
 JOINERS = rf"(?<![{JOINING}])[\u200c\u200d]"
 TAGS = r"(?<![\U0001f3f4\U000e0020-\U000e007f])[\U000e0020-\U000e007f]+"

@@ -33,7 +33,7 @@ class Extensions:
         built_in: Names that factorcell defines; other packages cannot use them.
 
     Attributes:
-        registered: Classes by name. Registering adds to it, for the whole process.
+        registered: Registered classes by name, for the whole process.
     """
 
     def __init__(self, kind: str, built_in: Sequence[str]) -> None:

@@ -117,7 +117,7 @@ def _replace(path: Path, content: bytes) -> None:
         _sync(path.parent)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        notice = "; the last good one is kept" if path.exists() else ""
+        notice = "; the previous file is unchanged" if path.exists() else ""
         raise UserError(f"{path}: cannot be saved ({error.strerror}){notice}") from None
 
 
@@ -132,13 +132,13 @@ def _sync(folder: Path) -> None:
 
 
 def is_new(folder: str | Path, first_files: Collection[str] = ()) -> bool:
-    """Whether `folder` is absent, empty, or contains only what a command leaves that dies before its first result.
+    """Whether `folder` is absent, empty, or contains only files of a command that died before its first result.
 
-    Such a command leaves a manifest, then `first_files` by their names, and partial files. Hidden files and hidden
-    folders at the top level do not count.
+    Such files are the manifest, `first_files` and partial files. Hidden files and hidden folders at the top level do
+    not count.
     """
     folder = Path(folder)
-    if not folder.exists():  # asked first, because another process may create the folder before the next test
+    if not folder.exists():  # checked first, because another process may create the folder before the next check
         return True
     if not folder.is_dir():
         return False
@@ -299,7 +299,7 @@ def append_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
             file.write(added)
     except OSError as error:
         if end is not None:
-            with suppress(OSError):  # remove a partly written row, of which closing the file may have written more
+            with suppress(OSError):  # remove a partly written row, which closing the file may have extended
                 os.truncate(path, end)
         raise UserError(f"{path}: cannot be written ({error.strerror})") from None
 

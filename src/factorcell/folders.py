@@ -1,4 +1,4 @@
-"""Errors about a folder that a command does not accept: recognize its kind by its files."""
+"""Errors about paths that a command does not accept: they say what the path contains."""
 
 from pathlib import Path
 
@@ -16,11 +16,11 @@ OTHER_MODELS = {
 
 
 def not_a_run_error(folder: Path, expected: str = "a run folder") -> UserError:
-    """Return the error about a path that is not what is `expected`.
+    """Return the error about a path that is not of the `expected` kind.
 
     Args:
         folder: The path.
-        expected: What the caller accepts.
+        expected: What the caller accepts, with its article.
 
     Returns:
         An error that says what the path contains and which commands accept it.

@@ -58,7 +58,9 @@ class Stop:
             self._is_interruptible = False
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
-        if self.is_requested or not self._handlers:  # no handlers: the block ended, but its handler was put back
+        if (
+            self.is_requested or not self._handlers
+        ):  # no handlers: the block has ended, but other code restored this handler
             raise KeyboardInterrupt
         self.is_requested = True
         if self.verbose:

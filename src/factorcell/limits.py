@@ -72,7 +72,7 @@ def nearest_hint(name: str, valid: Iterable[str]) -> str:
 def check_format(number: Any, newest: int, what: object) -> None:
     """Raise `UserError` unless the format `number` of the file `what` is from 1 to `newest`."""
     if type(number) is not int or number < 1:
-        raise UserError(f"{what}: damaged (its format is {number!r:.40}; it must be a whole number from 1 on)")
+        raise UserError(f"{what}: damaged (its format is {number!r:.40}; expected a whole number of at least 1)")
     if number > newest:
         raise UserError(
             f"{what}: its format is {number}, this factorcell reads up to {newest}; "

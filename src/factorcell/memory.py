@@ -22,7 +22,7 @@ def check(needed: int, what: str) -> None:
 
 
 def limit() -> tuple[int, str]:
-    """Return the number of bytes that this process may use, and the beginning of a sentence about who sets it."""
+    """Return the bytes that this process may use, and the words before this number in an error message."""
     text = os.environ.get(LIMIT_VARIABLE, "")
     if text:
         try:

@@ -21,6 +21,25 @@ MAX_HASH_SIZE = 1 << 30  # the sum of two hashes must fit into 32 bits
 MAX_SIZE, MAX_LAYERS = 1_000_000, 100  # sanity bounds; in practice memory is the limit
 
 
+# Help texts that explain the choices of an option.
+CHOICE_HELP = {
+    "adapt": (
+        "how the context adapts the backbone (repeatable); concat: shifts the bias, scale: rescales the outputs, "
+        "factor: adds a matrix of low rank to the weights, prefix: control codes before the text"
+    ),
+    "output_bias": (
+        "how the context shifts the softmax bias (repeatable); low_rank: by the context vector, low_rank_each: by the "
+        "embedding of each variable, one_hot: by a coefficient for each token and value, sparse: as one_hot with an l1 "
+        "penalty, hash: by coefficients in hash buckets"
+    ),
+    "context_layer": (
+        "activation of the layer that combines the context variables; none: no such layer, for a single variable"
+    ),
+    "cell": "recurrent cell; coupled: an LSTM with coupled input and forget gates, as in the papers",
+    "loss": "training loss; full: softmax over all tokens, sampled: over the target and tokens sampled for each batch",
+}
+
+
 def option(
     default: Any,
     text: str,
@@ -150,19 +169,19 @@ class RecurrentOptions(KindOptions):
     """Layers of recurrent cells."""
 
     kind: str = "recurrent"
-    cell: str = option(
-        "coupled", "kind of recurrent cell; coupled: the LSTM of the papers; packages can add kinds", choices=CELLS
-    )
+    cell: str = option("coupled", CHOICE_HELP["cell"], choices=CELLS)
     layers: int = int_option(1, "recurrent layers, each with its own adapters", 1, MAX_LAYERS)
     hidden_size: int = int_option(200, "size d of the hidden state", 1, MAX_SIZE)
     layer_norm: bool = option(False, "normalize the gates and the memory of each layer (Ba et al. 2016)", rare=True)
     variational: bool = option(
         False,
-        "variational dropout: the same mask at every step of a text, recurrent dropout of h (Gal and Ghahramani 2016)",
+        "variational dropout (Gal and Ghahramani 2016): one mask for all steps of a text, and recurrent dropout of the "
+        "hidden state",
         rare=True,
     )
     dropout_recurrent: float = rate_option(
-        "dropout rate of the candidate (Semeniuta et al. 2016); with variational, of h in the recurrent products"
+        "dropout rate of the new values for the memory (Semeniuta et al. 2016); with variational, of the hidden state "
+        "in the recurrent products"
     )
     dropout_input: float = rate_option("dropout rate of the token embeddings")
     dropout_output: float = rate_option("dropout rate of the hidden states, before the softmax or the next layer")
@@ -175,11 +194,12 @@ class SoftmaxOptions(KindOptions):
 
     kind: str = "softmax"
     hash_size: int = int_option(
-        1 << 22, "buckets of the hashed softmax bias, rounded up to a prime", 1, MAX_HASH_SIZE, rare=True
+        1 << 22, "buckets of the softmax bias `hash`, rounded up to a prime", 1, MAX_HASH_SIZE, rare=True
     )
     bloom_size: int = int_option(
         1 << 26,
-        "bits of the Bloom filter that limits the hashed softmax bias to pairs seen in training; 0: no filter",
+        "bits of the Bloom filter that limits the softmax bias `hash` to pairs of token and value in the training "
+        "texts; 0: no filter",
         0,
         MAX_HASH_SIZE,
         rare=True,
@@ -199,7 +219,7 @@ EXTENSIBLE = {
 }
 KIND_HELP = {
     "tokenizer": "how text is split into tokens: words, parts between spaces, characters or graphemes",
-    "backbone": "network that turns the tokens so far into a vector",
+    "backbone": "network that turns the tokens read so far into a vector",
     "head": "network that turns the vector of the backbone into probabilities of the next token",
 }
 

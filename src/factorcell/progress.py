@@ -1,6 +1,8 @@
 """Progress of long work: a bar on a terminal; otherwise an occasional line, so that logs stay short and readable.
 
-reading: 120k of 500k rows, 8.00k rows/s, 00:47 left
+Such a line is, for example:
+
+    reading: 120k of 500k rows, 8.00k rows/s, 00:47 left
 """
 
 import sys

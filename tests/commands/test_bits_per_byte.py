@@ -1,4 +1,4 @@
-"""Bits per byte as the command line prints them, and as the page of `report` shows them."""
+"""Bits per byte in the output of `evaluate` and on the page of `report`."""
 
 import json
 import re
@@ -36,7 +36,7 @@ def test_evaluate_prints_bits_per_byte(folder: Path, capsys: pytest.CaptureFixtu
     files.write_rows(folder / "cut.jsonl", [{"text": "abc" * n, "city": "Oslo"} for n in (1, 2, 5)])
     assert main(["evaluate", str(exact.folder), str(folder / "cut.jsonl")]) == 0
     shown = capsys.readouterr().out
-    assert re.search(r"^bits per byte \d+\.\d{3}, of the 2 texts that were read whole$", shown, re.MULTILINE)
+    assert re.search(r"^bits per byte \d+\.\d{3}, over the 2 texts that were not cut$", shown, re.MULTILINE)
     files.write_rows(folder / "empty.jsonl", [{"text": "", "city": "Oslo"}] * 3)
     assert main(["evaluate", str(exact.folder), str(folder / "empty.jsonl")]) == 0
     assert "bits per byte" not in capsys.readouterr().out
@@ -45,7 +45,9 @@ def test_evaluate_prints_bits_per_byte(folder: Path, capsys: pytest.CaptureFixtu
     assert [row[f"bits_per_byte{end}"] for end in ("", "_low", "_high", "_texts")] == [None, None, None, 3]
 
 
-def test_runs_of_two_units_are_compared_by_bits_per_byte(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_with_different_tokens_are_compared_by_bits_per_byte(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     letters = make_letters(tuple(str(row["text"]) for row in ROWS), data={"max_tokens": 40})
     char = Run.create(folder / "char", letters.config, letters.tokenizer, letters.schema)
     char.save_weights({})
@@ -56,12 +58,14 @@ def test_runs_of_two_units_are_compared_by_bits_per_byte(folder: Path, capsys: p
     assert main(["evaluate", names[1], str(folder / "long.jsonl"), "--baseline", names[0]]) == 0
     shown = capsys.readouterr().out
     difference = r"[+-]\d+\.\d{3} \[[+-]\d+\.\d{3}, [+-]\d+\.\d{3}\]"
-    assert re.search(rf"^bits per byte above \S+cell, at least \d+\.\d{{3}}: {difference}", shown, re.MULTILINE)
+    assert re.search(
+        rf"^difference in bits per byte to \S+cell \(at least \d+\.\d{{3}}\): {difference}", shown, re.MULTILINE
+    )
     assert "gain" not in shown
     assert main(["report", *names, "--out", str(folder / "page.html")]) == 0
     page = (folder / "page.html").read_text(encoding="utf-8")
     assert re.search("<th[^>]*>bits per byte above cell</th>", page)
     (difference,) = set(re.findall(difference, page))
-    assert f"{difference} above cell</td>" in page
+    assert f"{difference} to cell</td>" in page
     assert page.count("≥ ") == 2  # the figure of the run of words, and the note
     assert "(cell 31 of 31, char 30 of 31)" in page

@@ -1,4 +1,4 @@
-"""`factorcell contexts`, from a run and tables to rows, text and page: what it shows is what the functions return."""
+"""The command `contexts`: its rows, text and page match the results of the functions."""
 
 import html
 import json
@@ -22,12 +22,12 @@ from tests.small_runs import make_run
 
 Row = dict[str, Any]
 
-KINDS = ("north", "south")
+SIDES = ("north", "south")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with 24 cities and 2 ratings of random weights, and a table of what the run never saw."""
+    """A run with random weights for 24 cities and 2 ratings, and a table of labels computed from its embeddings."""
     folder = tmp_path_factory.mktemp("contexts")
     rows = [
         {"text": f"word{n % 7} <b>", "city": f"<city {n % 24}>", "stars": "15"[n % 2 ^ n // 24 % 2]} for n in range(96)
@@ -42,11 +42,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         parameter.data.copy_(parameter.new_tensor(random.normal(size=tuple(parameter.shape)) * 0.5))
     run.save_weights({})
     known = Embeddings.from_run(run)
-    told = [
-        {"city": city, "side": KINDS[int(vector[0] > 0)], "height": str(vector[1] * 100), "text": "word1"}
+    labels = [
+        {"city": city, "side": SIDES[int(vector[0] > 0)], "height": str(vector[1] * 100), "text": "word1"}
         for city, vector in zip(known.values, known.vectors.tolist(), strict=True)
     ]
-    files.write_rows(folder / "told.jsonl", told)
+    files.write_rows(folder / "labels.jsonl", labels)
     return folder
 
 
@@ -67,7 +67,7 @@ def error_of(capsys: pytest.CaptureFixture[str], run: Path, *more: str) -> str:
     return error
 
 
-def test_neighbours_equal_those_of_the_function(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_neighbours_match_those_of_the_function(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     known = Embeddings.from_run(Run.open(folder / "run"))
     near = rows_of(capsys, folder, "--near", "<city 3>", "<city 5>", "--count", "4")
     assert near == [{"kind": "neighbour", **row} for row in known.neighbours(["<city 3>", "<city 5>"], 4)]
@@ -77,22 +77,22 @@ def test_neighbours_equal_those_of_the_function(folder: Path, capsys: pytest.Cap
     assert rows_of(capsys, folder, "--near", "5")[0]["near"] == "1"
     assert {row["value"] for row in rows_of(capsys, folder, "--variable", "stars")} == {"1", "5"}
     title, header, first, *_ = text_of(capsys, folder, "--near", "<city 3>").splitlines()
-    assert title == "city: what is nearest to <city 3> by cosine"
+    assert title == "city: nearest neighbours of <city 3> by cosine"
     assert header.split() == ["near", "count", "cosine"]
     assert first.startswith(str(near[0]["near"]))
     lines = text_of(capsys, folder, "--near", "<city 3>", "<city 5>", "--count", "2").splitlines()
     shown = ", ".join(f"{row['near']} {row['cosine']:.2f}" for row in near[:2])
-    assert lines[0].startswith("city: what is nearest to 2 of ")
+    assert lines[0].startswith("city: nearest neighbours of 2 of ")
     assert lines[1] == f"<city 3>  {shown}"
     assert len(lines) == 3
 
 
-def test_words_equal_those_of_the_function(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_words_match_those_of_the_function(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Run.open(folder / "run")
 
     def words(*contexts: Row, count: int = 10, frequent: int | None = None) -> list[tuple[str, float]]:
-        found = embeddings.most_shifted_tokens(run, *contexts, count=count, frequent=frequent)
-        return [(row["token"], row["nats"]) for row in found]
+        shifted = embeddings.most_shifted_tokens(run, *contexts, count=count, frequent=frequent)
+        return [(row["token"], row["nats"]) for row in shifted]
 
     def shown(*more: str) -> list[tuple[str, float]]:
         rows = [row for row in rows_of(capsys, folder, *more) if row["kind"] == "word"]
@@ -115,15 +115,15 @@ def test_words_equal_those_of_the_function(folder: Path, capsys: pytest.CaptureF
     assert lines[1] == "stars=5 against stars=1"
     assert lines[2].split() == ["raised", "nats", "lowered", "nats"]
     assert lines[3].split() == [every[0][0], f"{every[0][1]:+.2f}", *next([t, f"{n:+.2f}"] for t, n in every if n < 0)]
-    assert "no token is raised" in text_of(capsys, folder, "--between", "stars=5", "stars=5")
-    assert "city=<city 3> against what is expected" in text_of(capsys, folder, "--near", "<city 3>", "--words")
+    assert "the context changes no token" in text_of(capsys, folder, "--between", "stars=5", "stars=5")
+    assert "city=<city 3> against the expected context" in text_of(capsys, folder, "--near", "<city 3>", "--words")
 
 
-def test_maps_and_predictions(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    known, told = Embeddings.from_run(Run.open(folder / "run")), folder / "told.jsonl"
-    tables = ["--map", str(told), "--predict", str(told), "--by", "side", "--by", "height"]
+def test_maps_and_predictions_match_those_of_the_functions(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known, table = Embeddings.from_run(Run.open(folder / "run")), folder / "labels.jsonl"
+    tables = ["--map", str(table), "--predict", str(table), "--by", "side", "--by", "height"]
     rows = rows_of(capsys, folder, *tables, "--groups", "1")
-    side, height = (embeddings.read_column(known, told, name) for name in ("side", "height"))
+    side, height = (embeddings.read_column(known, table, name) for name in ("side", "height"))
     points = embeddings.map_points(known, side)
     assert [row for row in rows if row["kind"] == "prediction"] == [
         {"kind": "prediction", **embeddings.predict_column(known, column)} for column in (side, height)
@@ -136,20 +136,20 @@ def test_maps_and_predictions(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert [row["value"] for row in rows if row["kind"] == "point" and row["column"] == "side"] == list(known.values)
     text = text_of(capsys, folder, *tables)
     (accuracy, r2) = (row for row in rows if row["kind"] == "prediction")
-    assert f"accuracy {accuracy['accuracy']:.1%}, the largest group {accuracy['majority']:.1%}" in text
+    assert f"accuracy {accuracy['accuracy']:.1%}, majority class {accuracy['majority']:.1%}" in text
     assert f"R² {r2['r2']:.3f}" in text
-    assert "of nearest neighbours have the same side" in text
-    assert "of its nearest neighbour correlate with" in text
-    distant = rows_of(capsys, folder, "--map", str(told), "--by", "side", "--measure", "distance")
+    assert "of the values have the same side as their nearest neighbour" in text
+    assert "Correlation of the height of a value and its nearest neighbour" in text
+    distant = rows_of(capsys, folder, "--map", str(table), "--by", "side", "--measure", "distance")
     assert distant[-1] == {"kind": "agreement", **embeddings.neighbour_agreement(known, side, "distance")}
-    others = rows_of(capsys, folder, "--predict", str(told), "--by", "height", "--seed", "1")
+    others = rows_of(capsys, folder, "--predict", str(table), "--by", "height", "--seed", "1")
     assert [row["kind"] for row in others] == ["prediction"]
     assert others[0]["r2"] != r2["r2"]
 
 
-def test_the_page_has_all_that_was_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told, path = str(folder / "told.jsonl"), folder / "page.html"
-    more = ["--map", told, "--predict", told, "--by", "side", "--by", "height", "--points", "--page", str(path)]
+def test_the_page_has_all_requested_results(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table, path = str(folder / "labels.jsonl"), folder / "page.html"
+    more = ["--map", table, "--predict", table, "--by", "side", "--by", "height", "--points", "--page", str(path)]
     rows = rows_of(capsys, folder, "--near", "<city 3>", "--words", *more)
     page = path.read_text(encoding="utf-8")
     reader = Page(page)
@@ -167,7 +167,7 @@ def test_the_page_has_all_that_was_asked_for(folder: Path, capsys: pytest.Captur
         if row["kind"] == "agreement":
             assert agreement_sentence(row) in reader.text
     shares = embeddings.project_to_plane(Embeddings.from_run(Run.open(folder / "run")).vectors)[1]
-    assert f"which hold {shares[0]:.0%} and {shares[1]:.0%} of their variance" in reader.text
+    assert f"which explain {shares[0]:.0%} and {shares[1]:.0%} of the variance" in reader.text
     assert "mean height" in reader.text
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
@@ -194,23 +194,23 @@ def test_words_of_a_run_without_categories(tmp_path: Path, capsys: pytest.Captur
         (["--variable", "town"], "unknown categorical context 'town'"),
         (["--count", "0"], "count is 0"),
         (["--near", "<city 3>", "--words", "--frequent", "0"], "frequent is 0"),
-        (["--by", "side"], "--by COLUMN says"),
-        (["--map", "TOLD"], "--by COLUMN says"),
-        (["--map", "TOLD", "--by", "sid"], "no column 'sid'"),
-        (["--map", "TOLD", "--by", "side", "--groups", "0"], "groups is 0"),
+        (["--by", "side"], "--by COLUMN requires"),
+        (["--map", "LABELS"], "--by COLUMN requires"),
+        (["--map", "LABELS", "--by", "sid"], "no column 'sid'"),
+        (["--map", "LABELS", "--by", "side", "--groups", "0"], "groups is 0"),
         (["--map", "nowhere.csv", "--by", "side"], "nowhere.csv"),
-        (["--between", "stars", "stars=1"], "--between 'stars': it must be NAME=VALUE"),
+        (["--between", "stars", "stars=1"], "--between: expected NAME=VALUE, got 'stars'"),
         (["--between", "star=5", "star=1"], "unknown context column 'star'"),
         (["--between", "stars=4", "stars=1"], "stars '4' was never seen"),
         (["--words", "--context", "city=<cty 3>"], "<city 3>"),
     ],
 )
-def test_mistakes_are_one_line(folder: Path, capsys: pytest.CaptureFixture[str], more: list[str], words: str) -> None:
-    more = [str(folder / "told.jsonl") if word == "TOLD" else word for word in more]
+def test_errors_are_one_line(folder: Path, capsys: pytest.CaptureFixture[str], more: list[str], words: str) -> None:
+    more = [str(folder / "labels.jsonl") if word == "LABELS" else word for word in more]
     assert words in error_of(capsys, folder / "run", *more)
 
 
-def test_runs_without_embeddings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_context_embeddings_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, adapt in (("unadapted", []), ("prefix", ["prefix"])):
         make_run(tmp_path / name, adapt=adapt, output_bias=[]).save_weights({})
         assert "no embeddings of contexts" in error_of(capsys, tmp_path / name, "--near", "Oslo")

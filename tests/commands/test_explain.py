@@ -1,4 +1,4 @@
-"""`factorcell explain` from files to terminal, JSON and page."""
+"""The command `explain`: input files, and output as text, JSON and page."""
 
 import io
 import json
@@ -21,7 +21,7 @@ FIVE, ONE = {"stars": "5"}, {"stars": "1"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs of words, texts in a file, a table with a column of which the runs know nothing."""
+    """A folder with two word models, a file of texts, and a table with a column unknown to the models."""
     folder = tmp_path_factory.mktemp("explain")
     for name, rank in (("run", 2), ("other", 1)):
         run = make_run(folder / name, CONTEXT, rank=rank, adapt=["concat", "factor"], output_bias=["low_rank"])
@@ -44,7 +44,7 @@ def test_explain_from_file_to_json(folder: Path, capsys: pytest.CaptureFixture[s
     assert rows != explain([Run.open(folder / "run")], TEXTS, {"stars=5": FIVE, "stars=1": ONE})
 
 
-def test_ensemble_and_beside(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ensembles_are_averaged_and_other_runs_are_separate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [Run.open(folder / name) for name in ("run", "other")]
     other = str(folder / "other")
     more = ["--text", TEXTS[0], "--json", "--ensemble", other, "--beside", other]
@@ -66,10 +66,10 @@ def test_standard_input_and_page(
     marks = [mark_token(token["token"].replace("</s>", "¶"), token["ratio"], False) for token in row["tokens"]]
     lines = shown.out.splitlines()
     assert " ".join(marks) in lines
-    assert f"{row['ratio']:+.2f} nats in all; stars=5 has {row['posterior']['stars=5']:.1%}" in lines
+    assert f"{row['ratio']:+.2f} nats in total; p(stars=5 | text) = {row['posterior']['stars=5']:.1%}" in lines
     assert "\x1b" not in shown.out
     assert str(page) in shown.err
-    assert f"{row['ratio']:+.2f} nats in all" in page.read_text(encoding="utf-8")
+    assert f"{row['ratio']:+.2f} nats in total" in page.read_text(encoding="utf-8")
 
 
 def test_colours_are_for_terminals(
@@ -90,14 +90,14 @@ def test_colours_are_for_terminals(
 def test_marks_have_three_strengths_on_each_side() -> None:
     assert [mark_token("x", ratio, False) for ratio in (0.2, 0.6, 1.2, 2.4)] == ["x", "x⁺", "x⁺⁺", "x⁺⁺⁺"]
     assert [mark_token("x", ratio, False) for ratio in (-0.2, -0.6, -1.2, -2.4)] == ["x", "x⁻", "x⁻⁻", "x⁻⁻⁻"]
-    seen = {mark_token("x", ratio, True) for ratio in (0.6, 1.2, 2.4, -0.6, -1.2, -2.4)}
-    assert len(seen) == 6
-    assert all(text.endswith("mx\x1b[0m") for text in seen)
-    assert sum("\x1b[4;" in text for text in seen) == 3
+    marks = {mark_token("x", ratio, True) for ratio in (0.6, 1.2, 2.4, -0.6, -1.2, -2.4)}
+    assert len(marks) == 6
+    assert all(text.endswith("mx\x1b[0m") for text in marks)
+    assert sum("\x1b[4;" in text for text in marks) == 3
     assert mark_token("x", 0.2, True) == "x"
 
 
-def test_more_contexts_than_two(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_more_than_two_contexts_have_a_table_of_posteriors(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     between = ("stars=5", "stars=1; city=Oslo", "lat=40;lon=8")
     assert main(command(folder, "--text", "cold sand", between=between)) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -113,7 +113,7 @@ def test_contexts_are_parsed() -> None:
         "a=1; b=x;y": {"c": "3", "a": "1", "b": "x;y"},
         "a=2": {"c": "3", "a": "2"},
     }
-    with pytest.raises(UserError, match="a is given by --between and by --context"):
+    with pytest.raises(UserError, match="--between and --context both have a value for a"):
         contexts_between(["a=1", "a=2"], {"a": "3"})
 
 
@@ -127,17 +127,21 @@ def test_contexts_are_parsed() -> None:
             "city 'Nize' was never seen in training; training has 2 values (Nice",
         ),
         (["--text", "a"], ("starz=5", "starz=1"), "unknown context column 'starz' (did you mean 'stars'?)"),
-        (["--text", "a"], ("stars=5", "stars=5"), "--between names stars=5 twice"),
-        (["--text", "a"], ("stars=5",), "--between has stars=5 alone"),
-        (["--text", "a"], ("5", "1"), "--between '5': it must be NAME=VALUE"),
+        (["--text", "a"], ("stars=5", "stars=5"), "--between: stars=5 is given twice"),
+        (["--text", "a"], ("stars=5",), "--between: expected two or more contexts, got only stars=5"),
+        (["--text", "a"], ("5", "1"), "--between: expected NAME=VALUE, got '5'"),
         (["--text", "a"], ("lat=north", "lat=1"), "lat"),
-        ([], ("stars=5", "stars=1"), "give either a FILE of texts, one a line, or --text"),
-        (["nowhere.txt", "--text", "a"], ("stars=5", "stars=1"), "give either a FILE of texts, one a line, or --text"),
+        ([], ("stars=5", "stars=1"), "give either FILE (one text per line, or a table) or --text"),
+        (
+            ["nowhere.txt", "--text", "a"],
+            ("stars=5", "stars=1"),
+            "give either FILE (one text per line, or a table) or --text",
+        ),
         (["nowhere.txt"], ("stars=5", "stars=1"), "nowhere.txt: there is no such file"),
         (["--text", "a", "--ensemble", "nowhere"], ("stars=5", "stars=1"), "nowhere: expected a run folder"),
     ],
 )
-def test_mistakes_are_one_line(
+def test_errors_are_one_line(
     more: list[str], between: tuple[str, ...], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(command(folder, *more, between=between)) == 2
@@ -146,15 +150,15 @@ def test_mistakes_are_one_line(
     assert message in error
 
 
-def test_a_table_is_read_by_its_column_of_texts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_is_read_from_its_text_column(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command(folder, str(folder / "table.jsonl"), "--json")) == 0
-    found = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
-    assert found == ["the sea sun", "the sea cold"]
+    texts = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
+    assert texts == ["the sea sun", "the sea cold"]
 
 
-def test_files_that_are_no_texts(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_without_text_are_errors(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty.txt").write_text("\n \n")
     (tmp_path / "bytes.txt").write_bytes(b"ab\xff")
-    for name, message in (("empty.txt", "there is no text in it"), ("bytes.txt", "not UTF-8 (byte 2)")):
+    for name, message in (("empty.txt", "the file contains no text"), ("bytes.txt", "not UTF-8 (byte 2)")):
         assert main(command(folder, str(tmp_path / name))) == 2
         assert message in capsys.readouterr().err

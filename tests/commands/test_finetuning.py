@@ -1,4 +1,4 @@
-"""Fine-tuning, separate runs and mixtures as a user types them."""
+"""The commands `finetune`, `separate` and `mix` on small tables."""
 
 import json
 from pathlib import Path
@@ -19,28 +19,28 @@ def tables(tmp_path: Path) -> Path:
     """A folder with train.jsonl, dev.jsonl, test.jsonl of two dialects, and an unadapted run."""
     for name, rows, seed in (("train", 200, 1), ("dev", 60, 2), ("test", 60, 3)):
         files.write_rows(tmp_path / f"{name}.jsonl", synthetic.two_dialects(rows, seed)[0])
-    given = [str(tmp_path / "train.jsonl"), "--dev", str(tmp_path / "dev.jsonl"), "--out", str(tmp_path / "run")]
-    assert main(["train", *given, "--model", "unadapted", *SMALL, *QUICK]) == 0
+    arguments = [str(tmp_path / "train.jsonl"), "--dev", str(tmp_path / "dev.jsonl"), "--out", str(tmp_path / "run")]
+    assert main(["train", *arguments, "--model", "unadapted", *SMALL, *QUICK]) == 0
     return tmp_path
 
 
-def test_finetune_goes_on_with_parts(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What moved is shown; options of training alone can differ, and what is not said is gentle."""
+def test_finetune_trains_the_chosen_parts_and_resumes(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Changed parts are shown, only training options can be set, and the defaults are those for small data."""
     command = ["finetune", str(tables / "run"), str(tables / "dev.jsonl"), "--dev", str(tables / "test.jsonl")]
     command += ["--out", str(tables / "new"), "--train", "output_bias", "--train", "backbone", "--l1", "1e-3"]
     capsys.readouterr()
     assert main([*command, "--epochs", "3"]) == 0
-    said = capsys.readouterr()
-    header, *rows = said.out.splitlines()
+    captured = capsys.readouterr()
+    header, *rows = captured.out.splitlines()
     assert header.split() == ["part", "values", "moved"]
     assert [row.split()[0] for row in rows] == ["backbone", "output_bias"]
-    assert "it was " in said.err
+    assert "before fine-tuning " in captured.err
     config = Run.open(tables / "new").config
     assert (config.training.epochs, config.training.patience, config.training.batch_tokens) == (3.0, 3, 100)
     assert main([*command, "--epochs", "3"]) == 2
     assert "exists already" in capsys.readouterr().err
     assert main([*command, "--epochs", "3", "--resume"]) == 0
-    assert capsys.readouterr().out == said.out
+    assert capsys.readouterr().out == captured.out
     assert main(["report", str(tables / "run"), str(tables / "new"), "--out", str(tables / "report.html")]) == 0
     assert "<svg" in (tables / "report.html").read_text(encoding="utf-8")
     capsys.readouterr()
@@ -54,13 +54,13 @@ def test_finetune_goes_on_with_parts(tables: Path, capsys: pytest.CaptureFixture
 
 
 def test_separate_mix_and_evaluate(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One run a dialect; their mixture with weights by dialect; both scored as a run is."""
+    """Train one run per dialect, mix them with weights per dialect, and evaluate both like a single run."""
     train, dev, test = (str(tables / f"{name}.jsonl") for name in ("train", "dev", "test"))
     assert (
         main(["separate", train, "--dev", dev, "--by", "dialect", "--out", str(tables / "each"), *SMALL, *QUICK]) == 0
     )
     capsys.readouterr()
-    found = {}
+    perplexities = {}
     runs = [str(tables / "each" / f"value-000{number}") for number in range(3)]
     assert main(["mix", *runs, "--dev", dev, "--by", "dialect", "--out", str(tables / "mix"), "--threads", "1"]) == 0
     shown = capsys.readouterr().out
@@ -72,10 +72,10 @@ def test_separate_mix_and_evaluate(tables: Path, capsys: pytest.CaptureFixture[s
     for name in ("run", "each", "mix", "plain"):
         assert main(["evaluate", str(tables / name), test, "--by", "dialect", "--json", "--threads", "1"]) == 0
         whole, *groups = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-        found[name] = whole["perplexity"]
+        perplexities[name] = whole["perplexity"]
         assert sum(group["targets"] for group in groups) == whole["targets"]
         assert [row["kind"] for row in files.read_rows(tables / name / "results.jsonl")] == ["evaluate"]
-    assert len(set(found.values())) == 4
+    assert len(set(perplexities.values())) == 4
     assert main(["evaluate", str(tables / "mix"), test, "--baseline", str(tables / "each"), "--by", "dialect"]) == 0
     assert f"gain over {tables / 'each'}" in capsys.readouterr().out
     assert main(["report", str(tables / "each"), "--out", str(tables / "report.html")]) == 0
@@ -86,7 +86,7 @@ def test_separate_mix_and_evaluate(tables: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_run_and_an_ngram_model_are_mixed(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Together they are no worse than the better one on what the weights were fitted to; ranks it has none."""
+    """A mixture is at least as good as the better model on the texts that its weights were fitted on."""
     run, dev = str(tables / "run"), str(tables / "dev.jsonl")
     counted = str(tables / "grams")
     assert (

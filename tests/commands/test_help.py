@@ -1,4 +1,4 @@
-"""Help and completion: quick, complete and true, in colours only where they are wanted."""
+"""Help and shell completion: they are fast, complete and correct, and use colours only where appropriate."""
 
 import ast
 import importlib
@@ -19,69 +19,69 @@ from factorcell.config import PAPER_MODELS
 from factorcell.option_fields import OPTION_KINDS as OPTION_KINDS
 from factorcell.training.proximal import PARTS
 from tests import ROOT
-from tests.commands.verbs import LEAVES, parser, paths
+from tests.commands.leaf_commands import LEAVES, parser, paths
 
 HEAVY = ("torch", "numpy", "matplotlib", "optuna", "pyarrow", "sklearn", "tqdm", "argcomplete", "importlib.metadata")
 SOURCES = ROOT / "src" / "factorcell"
 
 
 @pytest.fixture(autouse=True)
-def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal of 80 columns without colours."""
+def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use a terminal of 80 columns without colours."""
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")
 
 
 def help_of(*words: str) -> str:
-    """The help of a verb."""
+    """Return the help of a command."""
     return parser(*words).format_help()
 
 
-def heavy_after(code: str) -> str:
-    """The heavy modules that are there after some code, in a fresh process."""
+def heavy_modules_after(code: str) -> str:
+    """Return the heavy modules that are imported after running some code in a new process."""
     check = f"\nimport sys\nprint(*(name for name in {HEAVY} if name in sys.modules), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code + check], capture_output=True, text=True, check=True)
     return done.stderr.strip()
 
 
 @pytest.mark.parametrize("name", [None, "Config", "UserError", "DataConfig"])
-def test_package_is_light(name: str | None) -> None:
-    assert heavy_after("import factorcell" if name is None else f"from factorcell import {name}") == ""
+def test_importing_the_package_imports_no_heavy_modules(name: str | None) -> None:
+    assert heavy_modules_after("import factorcell" if name is None else f"from factorcell import {name}") == ""
 
 
-def test_every_help_is_light() -> None:
+def test_help_imports_no_heavy_modules() -> None:
     every = [["--help"], *([*words, "--help"] for words in paths())]
     code = (
         "import contextlib\nfrom factorcell.commands.main import main\n"
         f"for words in {every}:\n    with contextlib.suppress(SystemExit):\n        main(words)"
     )
-    assert heavy_after(code) == ""
+    assert heavy_modules_after(code) == ""
 
 
-def test_what_draws_nothing_imports_no_charts() -> None:
+def test_commands_without_charts_import_no_chart_library() -> None:
     drawing = {"replay"}
-    modules = sorted({verb.module for words in LEAVES for verb in find_commands(words)[-1:]} - drawing)
+    modules = sorted({command.module for words in LEAVES for command in find_commands(words)[-1:]} - drawing)
     code = "\n".join(f"import factorcell.commands.{module}" for module in modules)
-    assert {"matplotlib", "optuna", "sklearn"}.isdisjoint(heavy_after(code).split())
+    assert {"matplotlib", "optuna", "sklearn"}.isdisjoint(heavy_modules_after(code).split())
 
 
 def lazy_packages() -> list[Path]:
-    """The `__init__` of every package that offers names lazily."""
+    """Return the `__init__` of every package that imports names lazily."""
     return [path for path in sorted(SOURCES.rglob("__init__.py")) if "lazy(" in path.read_text(encoding="utf-8")]
 
 
 @pytest.mark.parametrize("path", lazy_packages(), ids=lambda path: path.parent.name)
-def test_lazy_names_are_those_that_readers_see(path: Path) -> None:
-    room = ".".join(["factorcell", *path.parent.relative_to(SOURCES).parts])
-    package = importlib.import_module(room)
-    seen = {
+def test_lazy_names_match_the_imports_for_type_checkers(path: Path) -> None:
+    package_name = ".".join(["factorcell", *path.parent.relative_to(SOURCES).parts])
+    package = importlib.import_module(package_name)
+    imported = {
         alias.name: node.module
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.ImportFrom) and node.module not in ("typing", "factorcell.lazy")
         for alias in node.names
     }
-    assert sorted(seen) == sorted(package.__all__) == sorted(set(package.__all__))
-    for name, module in seen.items():
+    assert sorted(imported) == sorted(package.__all__) == sorted(set(package.__all__))
+    for name, module in imported.items():
         assert getattr(package, name) is getattr(sys.modules[str(module)], name)
         assert name in dir(package)
         assert not (path.parent / f"{name}.py").exists()
@@ -93,45 +93,45 @@ def test_public_names_are_sorted() -> None:
     assert sorted(factorcell.__all__) == factorcell.__all__
 
 
-def test_names_of_choices_are_those_of_the_library() -> None:
+def test_choices_match_the_names_in_the_library() -> None:
     assert tuple(OPTIMISERS) == choices.ONLINE_OPTIMIZERS
     assert tuple(PARTS) == choices.MODEL_PARTS
 
 
-def test_grouped_help_has_every_verb_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_command_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     parts = re.split(r"^(\S.*)\n(?=  )", capsys.readouterr().out, flags=re.MULTILINE)[1:]
-    found = {
+    shown = {
         title: re.findall(r"^  (\S+)", text, re.MULTILINE) for title, text in zip(parts[::2], parts[1::2], strict=True)
     }
-    assert found == {title: [verb.name for verb in verbs] for title, (_, verbs) in GROUPS.items()}
-    names = [verb.name for verb in ROOT_COMMAND.subcommands]
+    assert shown == {title: [command.name for command in commands] for title, (_, commands) in GROUPS.items()}
+    names = [command.name for command in ROOT_COMMAND.subcommands]
     assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("words", [[], ["baseline"]])
-def test_no_verb_shows_which_there_are(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_command_shows_the_list_of_commands(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     shown = capsys.readouterr()
     assert main([*words, "--help"]) == 0
     assert shown == capsys.readouterr()
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"factorcell {factorcell.__version__}\n"
     with pytest.raises(SystemExit):
         main(["baseline", "--version"])
 
 
-def test_every_verb_has_its_function() -> None:
+def test_every_command_has_a_function() -> None:
     for words in LEAVES:
         module = importlib.import_module(f"factorcell.commands.{find_commands(words)[-1].module}")
         assert callable(getattr(module, "run_" + "_".join(words).replace("-", "_")))
 
 
 @pytest.mark.parametrize("words", LEAVES, ids=" ".join)
-def test_the_help_of_a_verb_has_every_option_once_required_first_and_rare_last(words: list[str]) -> None:
+def test_command_help_lists_every_option_once_required_first_rare_last(words: list[str]) -> None:
     text, actions = help_of(*words), parser(*words).actions
     usage, *lines = text.splitlines()
     assert usage.startswith(f"usage: factorcell {' '.join(words)} [options]")
@@ -139,7 +139,9 @@ def test_the_help_of_a_verb_has_every_option_once_required_first_and_rare_last(w
     assert not re.search("default: [)]|None|SUPPRESS", text)
     shown = [word for line in lines for word in re.findall(r"^  (--[a-z0-9-]+)", line)]
     flags = [
-        next(name for name in one.option_strings if name.startswith("--")) for one in actions if one.option_strings
+        next(name for name in action.option_strings if name.startswith("--"))
+        for action in actions
+        if action.option_strings
     ]
     assert sorted(shown) == sorted(flags)
     assert all(action.help for action in actions)
@@ -150,19 +152,19 @@ def test_the_help_of_a_verb_has_every_option_once_required_first_and_rare_last(w
 
 
 def defaults(text: str) -> dict[str, str]:
-    """The default of each option in a help text."""
-    found = {}
+    """Return the default of each option in a help text."""
+    values = {}
     for part in re.split(r"\n  (?=-)", text)[1:]:
         entry = " ".join(re.split(r"\n\n", part)[0].split())
         if default := re.search(r"[(;] ?default: ([^)]*)\)", entry):
-            found[entry.split()[0].rstrip(",")] = default[1]
-    return found
+            values[entry.split()[0].rstrip(",")] = default[1]
+    return values
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("train", {"--adapt": "concat factor", "--rank": "by the table", "--max-tokens": "200", "--tokenizer": "word"}),
+        ("train", {"--adapt": "concat factor", "--rank": "automatic", "--max-tokens": "200", "--tokenizer": "word"}),
         ("finetune", {"--epochs": str(choices.SMALL_DATA_DEFAULTS["epochs"]), "--warmup": "as in RUN"}),
         ("compare", {"--models": " ".join(PAPER_MODELS), "--seeds": "1"}),
         ("audit", {"--unknown": "group", "--precision": "auto"}),
@@ -185,7 +187,7 @@ def test_the_help_shows_the_defaults(words: str, expected: dict[str, str]) -> No
         ({"TERM": "dumb"}, True, False),
     ],
 )
-def test_headings_have_colours_only_where_they_are_wanted(
+def test_headings_are_bold_on_terminals_unless_colours_are_disabled(
     variables: dict[str, str],
     terminal: bool,
     expected: bool,
@@ -203,10 +205,10 @@ def test_headings_have_colours_only_where_they_are_wanted(
     assert ("\x1b[1m" in help_of("train")) == expected
 
 
-def completed(line: str, folder: Path, words_before: int = 1) -> list[str]:
-    """What a shell is offered at the end of a line, as argcomplete asks for it."""
+def shell_completions(line: str, folder: Path, words_before: int = 1) -> list[str]:
+    """Return the completions of a line that argcomplete writes for the shell."""
     pytest.importorskip("argcomplete")
-    out = folder / "offered"
+    out = folder / "completions"
     environment = {
         **os.environ,
         "_ARGCOMPLETE": str(words_before),
@@ -222,24 +224,24 @@ def completed(line: str, folder: Path, words_before: int = 1) -> list[str]:
     return [word.strip() for word in out.read_text(encoding="utf-8").split("\v") if word]
 
 
-def test_completion(tmp_path: Path) -> None:
+def test_shell_completion(tmp_path: Path) -> None:
     (tmp_path / "runs" / "one").mkdir(parents=True)
     (tmp_path / "rows.csv").write_text("text\n", encoding="utf-8")
-    assert completed("factorcell ", tmp_path) == [verb.name for verb in ROOT_COMMAND.subcommands]
-    assert completed("factorcell tr", tmp_path) == ["train"]
-    assert completed("factorcell baseline ", tmp_path) == [kind.name for kind in cli.KINDS]
-    assert completed("factorcell train --epo", tmp_path) == ["--epochs"]
-    assert completed("factorcell train x.csv --tokenizer ", tmp_path) == list(OPTION_KINDS["tokenizer"])
-    assert completed("factorcell train x.csv --adapt sc", tmp_path) == ["scale"]
-    assert completed("factorcell baseline linear --tes", tmp_path) == ["--test"]
-    assert completed("factorcell train r", tmp_path) == ["rows.csv", "runs/"]
-    assert completed("factorcell score r", tmp_path) == ["runs/"]
-    assert completed("factorcell train --text r", tmp_path) == []
-    assert completed("factorcell sing ", tmp_path) == []
-    assert completed("python -m factorcell train --epo", tmp_path, 3) == ["--epochs"]
+    assert shell_completions("factorcell ", tmp_path) == [command.name for command in ROOT_COMMAND.subcommands]
+    assert shell_completions("factorcell tr", tmp_path) == ["train"]
+    assert shell_completions("factorcell baseline ", tmp_path) == [kind.name for kind in cli.BASELINES]
+    assert shell_completions("factorcell train --epo", tmp_path) == ["--epochs"]
+    assert shell_completions("factorcell train x.csv --tokenizer ", tmp_path) == list(OPTION_KINDS["tokenizer"])
+    assert shell_completions("factorcell train x.csv --adapt sc", tmp_path) == ["scale"]
+    assert shell_completions("factorcell baseline linear --tes", tmp_path) == ["--test"]
+    assert shell_completions("factorcell train r", tmp_path) == ["rows.csv", "runs/"]
+    assert shell_completions("factorcell score r", tmp_path) == ["runs/"]
+    assert shell_completions("factorcell train --text r", tmp_path) == []
+    assert shell_completions("factorcell sing ", tmp_path) == []
+    assert shell_completions("python -m factorcell train --epo", tmp_path, 3) == ["--epochs"]
 
 
-def test_completion_is_light(tmp_path: Path) -> None:
+def test_shell_completion_imports_no_heavy_modules(tmp_path: Path) -> None:
     pytest.importorskip("argcomplete")
     code = (
         "import argcomplete, os\nargcomplete.autocomplete = lambda parser: None\n"
@@ -247,10 +249,10 @@ def test_completion_is_light(tmp_path: Path) -> None:
         "from factorcell.commands.main import main\n"
         "try:\n    main([])\nexcept AssertionError:\n    pass"
     )
-    assert heavy_after(code) == "argcomplete"
+    assert heavy_modules_after(code) == "argcomplete"
 
 
-def test_verbs_are_a_tree() -> None:
-    assert find_commands(["baseline", "ngram", "x"])[-1] == cli.KINDS[0]
+def test_commands_are_found_by_their_words() -> None:
+    assert find_commands(["baseline", "ngram", "x"])[-1] == cli.BASELINES[0]
     assert find_commands(["sing"]) == [ROOT_COMMAND]
     assert isinstance(find_commands([])[0], Command)

@@ -1,7 +1,8 @@
-"""The command line as a user types it: whole jobs on small tables, and every mistake in one line."""
+"""The command line on small tables: complete jobs, and every error in one line."""
 
 import csv
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,7 @@ QUICK = "--min-context-count 1 --epochs 2 --batch-tokens 300 --evaluations 2 --t
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tables of two dialects, stars 1 to 5 and a latitude, in `tables`; the same with a trained run in `trained`."""
+    """A folder with tables of two dialects, stars and a latitude in `tables`, and with a run added in `trained`."""
     folder = tmp_path_factory.mktemp("world")
     (folder / "tables").mkdir()
     for name, rows, seed in (("train", 400, 1), ("dev", 80, 2), ("test", 80, 3)):
@@ -54,12 +55,12 @@ def run_train(folder: Path, out: str, *more: str) -> int:
     return main(["train", *files, *context, *SMALL, *QUICK, *more])
 
 
-def test_train_says_how_it_read_the_columns(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_reports_how_it_reads_the_columns(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_train(tables, "run") == 0
-    said = capsys.readouterr().err
-    assert "400 texts" in said
-    assert "stars: category, 5 values" in said
-    assert "lat: number" in said
+    notices = capsys.readouterr().err
+    assert "400 texts" in notices
+    assert "stars: category, 5 values" in notices
+    assert "lat: number" in notices
     (texts,) = (tables / "run").glob("texts-*.safetensors")
     assert {path.name for path in (tables / "run").iterdir()} == {
         texts.name, "README.md", "checkpoint.safetensors", "config.json", "digests.json", "log.jsonl", "schema.json",
@@ -103,9 +104,9 @@ def test_scores_have_named_columns_and_rows_from_one(trained: Path, capsys: pyte
     assert [json.loads(line)["row"] for line in capsys.readouterr().out.splitlines()] == list(range(1, 81))
 
 
-def test_a_run_that_may_only_be_read_is_judged(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_read_only_run_can_be_evaluated(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, test = str(trained / "run"), str(trained / "test.csv")
-    (trained / "run" / "results.jsonl").mkdir()  # what even root cannot write into
+    (trained / "run" / "results.jsonl").mkdir()  # even root cannot write to this path
     for words in (["evaluate", run, test], ["classify", run, test, "--target", "dialect"]):
         capsys.readouterr()
         assert main(words) == 0
@@ -116,7 +117,7 @@ def test_a_run_that_may_only_be_read_is_judged(trained: Path, capsys: pytest.Cap
         ]
 
 
-def test_check_says_line_by_line(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_prints_one_line_per_file(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = trained / "run"
     capsys.readouterr()
     assert main(["check", str(run)]) == 0
@@ -127,21 +128,21 @@ def test_check_says_line_by_line(trained: Path, capsys: pytest.CaptureFixture[st
     assert main(["check", str(run), "--json"]) == 2
     shown = capsys.readouterr()
     wrong = [row for row in map(json.loads, shown.out.splitlines()) if not row["right"]]
-    assert [row["path"] for row in wrong] == [f"{run}/vocabulary.txt"], "it does not open, for this same reason"
-    assert shown.err == f"factorcell: {run}: 1 of {len(shown.out.splitlines())} findings is wrong\n"
+    assert [row["path"] for row in wrong] == [f"{run}/vocabulary.txt"], "the opening error is not listed twice"
+    assert shown.err == f"factorcell: {run}: 1 of {len(shown.out.splitlines())} checks failed\n"
 
 
 def test_classify_prints_and_writes_probabilities(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [str(trained / "run"), str(trained / "test.csv")]
     out = trained / "predictions.jsonl"
     assert main(["classify", *files, "--target", "dialect", "--out", str(out)]) == 0
-    said = capsys.readouterr().out
-    assert "the most frequent value, has a share of 0." in said
-    assert "with --priors training" in said
-    assert "left out since" not in said
-    assert "confusion" in said
+    output = capsys.readouterr().out
+    assert re.search(r"majority class: '\w+'; always predicting it: accuracy 0\.", output)
+    assert "with --priors training" in output
+    assert "texts left out:" not in output
+    assert "confusion" in output
     assert main(["classify", *files, "--target", "stars", "--values", "1", "2"]) == 0
-    assert "48 left out since their value is no candidate" in capsys.readouterr().out
+    assert "48 texts left out: their value is not a candidate" in capsys.readouterr().out
     rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert len(rows) == 80
     for row in rows:
@@ -160,7 +161,7 @@ def test_classify_among_points(trained: Path, capsys: pytest.CaptureFixture[str]
     assert "lat of south is not a number" in capsys.readouterr().err
 
 
-def test_compare_makes_a_table_and_a_page_and_resumes(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_writes_a_table_and_a_page_and_resumes(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [str(tables / "train.csv"), "--dev", str(tables / "dev.csv"), "--test", str(tables / "test.csv")]
     command = ["compare", *files, "--out", str(tables / "all"), "--text", "review", "--context", "dialect"]
     command += ["--target", "dialect", *SMALL, *QUICK, "--epochs", "0.5"]
@@ -181,7 +182,7 @@ def test_compare_makes_a_table_and_a_page_and_resumes(tables: Path, capsys: pyte
     assert "factorcell-seed-1" in page
 
 
-def test_tune_prints_the_best_and_goes_on(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tune_prints_the_best_trials_and_continues(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [str(tables / "train.csv"), "--dev", str(tables / "dev.csv")]
     space = _write(tables / "space.toml", "hidden_size = [6, 9]\ncontext_size = [2, 3]\nlearning_rate = [1e-2]\n")
     options = ["--text", "review", "--context", "dialect", "--min-count", "1", "--rank", "2", "--embedding-size", "8"]
@@ -189,17 +190,17 @@ def test_tune_prints_the_best_and_goes_on(tables: Path, capsys: pytest.CaptureFi
     command = ["tune", *files, *options, "--out", str(tables / "search"), "--space", str(space)]
     command += ["--models", "softmaxbias", "factorcell", "--target", "dialect"]
     assert main([*command, "--trials", "2"]) == 0
-    said = capsys.readouterr()
-    header, *lines = said.out.splitlines()
+    captured = capsys.readouterr()
+    header, *lines = captured.out.splitlines()
     assert header.split()[:4] == ["number", "state", "model", "perplexity"]
     assert "accuracy" in header
     assert "hidden size" in header
-    assert "rank" not in header, "given as an option, so not searched"
+    assert "rank" not in header, "a specified option is not searched"
     assert len(lines) == 2
     perplexities = [float(line.split()[3]) for line in lines]
     assert perplexities == sorted(perplexities)
-    assert "trial 1 complete, perplexity" in said.err
-    assert "study.html" in said.err
+    assert "trial 1 complete, perplexity" in captured.err
+    assert "study.html" in captured.err
     assert main([*command, "--trials", "3"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4
     recipe = ["--config", str(tables / "search" / "best.toml")]
@@ -209,7 +210,7 @@ def test_tune_prints_the_best_and_goes_on(tables: Path, capsys: pytest.CaptureFi
     assert main(["evaluate", str(tables / "search" / "trial-0002"), str(tables / "test.csv")]) == 0
 
 
-def test_mistakes_with_a_search(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_searches_are_errors(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
     space = _write(tables / "space.toml", "rank = [1, 2]\n")
     wrong = _write(tables / "wrong.toml", "ranks = [1, 2]\n")
     command = ["tune", str(tables / "train.csv"), "--text", "review", "--out", str(tables / "search")]
@@ -229,14 +230,14 @@ def _write(path: Path, content: str | bytes) -> Path:
     return path
 
 
-TRAIN_MISTAKES: list[tuple[str, str | bytes, str]] = [
+INVALID_TABLES: list[tuple[str, str | bytes, str]] = [
     ("missing.csv", "words,dialect\na,x\n", "no column 'review'"),
     ("ragged.csv", "review,dialect\na b,x\nc,y,z\n", "line 3: expected 2 columns (review, dialect), got 3"),
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "message"), TRAIN_MISTAKES)
-def test_bad_tables(
+@pytest.mark.parametrize(("name", "content", "message"), INVALID_TABLES)
+def test_invalid_tables_are_errors(
     tmp_path: Path, name: str, content: str | bytes, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = _write(tmp_path / name, content)
@@ -248,7 +249,7 @@ def test_bad_tables(
     assert not (tmp_path / "run").exists()
 
 
-def test_mistakes_with_a_run(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_use_of_a_run_is_an_error(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, test = trained / "run", str(trained / "test.csv")
     other = _write(trained / "other.csv", "review,dialect,stars,lat\nash oak,Cornish,1,50\n")
     config = _write(trained / "config.toml", "[model]\nrnk = 3\n")
@@ -270,22 +271,22 @@ def test_mistakes_with_a_run(trained: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["score", str(run), str(other), "--unknown", "expected"]) == 0
 
 
-@pytest.mark.parametrize(("verb", "resumes"), [("train", True), ("classify", False), ("tune", False)])
-def test_a_stop_says_how_to_go_on_where_one_can(
-    verb: str, resumes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("command", "resumes"), [("train", True), ("classify", False), ("tune", False)])
+def test_an_interrupt_shows_how_to_resume_if_possible(
+    command: str, resumes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stopped(*given: Any, **more: Any) -> None:
+    def stopped(*arguments: Any, **more: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("factorcell.commands.training.fit", stopped)
     monkeypatch.setattr("factorcell.model.run.Run.open", stopped)
     monkeypatch.setattr("factorcell.training.search.search", stopped)
-    more = ["table.csv", "--target", "stars"] if verb == "classify" else ["--out", str(tmp_path / "run")]
-    assert main([verb, "train.csv", *more]) == 130
-    told = capsys.readouterr().err
-    assert "stopped" in told
-    assert ("--resume" in told) == resumes
-    assert ("the same command goes on" in told) == (verb == "tune")
+    more = ["table.csv", "--target", "stars"] if command == "classify" else ["--out", str(tmp_path / "run")]
+    assert main([command, "train.csv", *more]) == 130
+    notices = capsys.readouterr().err
+    assert "stopped" in notices
+    assert ("--resume" in notices) == resumes
+    assert ("repeat the command to continue" in notices) == (command == "tune")
 
 
 def test_resume_refuses_other_options(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -295,11 +296,11 @@ def test_resume_refuses_other_options(trained: Path, capsys: pytest.CaptureFixtu
     assert f"{trained / 'run'}: the training is already complete\n" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("said", ["", "active"])
-def test_threads_that_wait_sleep_unless_one_says_otherwise(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_WAIT_POLICY", said)
-    if not said:
+@pytest.mark.parametrize("policy", ["", "active"])
+def test_waiting_threads_are_passive_by_default(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    if not policy:
         monkeypatch.delenv("OMP_WAIT_POLICY")
     code = "import os, sys; import factorcell; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == f"{said or 'passive'} False"
+    assert done.stdout.splitlines()[-1] == f"{policy or 'passive'} False"

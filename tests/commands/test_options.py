@@ -1,4 +1,4 @@
-"""Every field of the config is an option, and what is given on the command line wins over a file."""
+"""Every field of the config is an option, and options on the command line override those of a file."""
 
 import dataclasses
 from contextlib import suppress
@@ -13,52 +13,52 @@ from factorcell.commands.parser import Parser
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
 from factorcell.model.run import Run
-from tests.commands.verbs import LEAVES, parser
+from tests.commands.leaf_commands import LEAVES, parser
 
 NUMBERED = {"sparse_l1": "0.5"}
-OF_USERS = ("anonymous", "max_user_texts", "min_users")  # options that need a user column
+USER_OPTIONS = ("anonymous", "max_user_texts", "min_users")  # options that need a user column
 
 
 def parse(*arguments: str) -> Config:
-    """The config of a command line."""
-    parser = Parser("verb", "what it does")
+    """Return the config of a command line."""
+    parser = Parser("command", "a summary")
     parser.add_argument("--config", type=Path)
     parser.add_argument("--model")
     options.add_config_options(parser)
     return Config.from_dict(options.specified_options(parser.parse(arguments)))
 
 
-def test_nothing_given_is_the_default() -> None:
+def test_no_options_give_the_default_config() -> None:
     assert parse() == Config()
 
 
 @pytest.mark.parametrize("section", [field.name for field in dataclasses.fields(Config)])
-def test_every_field_has_its_option(section: str) -> None:
+def test_every_field_has_an_option(section: str) -> None:
     default = getattr(Config(), section)
     for field in dataclasses.fields(default):
         flag, value = "--" + field.name.replace("_", "-"), getattr(default, field.name)
         choices = field.metadata.get("choices")
-        given: list[str]
+        arguments: list[str]
         expected: Any
         if field.name == "kind":
-            given, expected = [f"--{section}", value], value
+            arguments, expected = [f"--{section}", value], value
         elif isinstance(value, bool):
-            given, expected = [flag if not value else flag.replace("--", "--no-", 1)], not value
+            arguments, expected = [flag if not value else flag.replace("--", "--no-", 1)], not value
         elif isinstance(value, tuple):
             other = NUMBERED.get(field.name, "stars")
-            given, expected = [flag, choices[0] if choices else other], (choices[0] if choices else other,)
+            arguments, expected = [flag, choices[0] if choices else other], (choices[0] if choices else other,)
         elif choices:
-            given, expected = [flag, choices[-1]], choices[-1]
+            arguments, expected = [flag, choices[-1]], choices[-1]
         elif isinstance(value, str):
-            given, expected = [flag, "review"], "review"
+            arguments, expected = [flag, "review"], "review"
         else:
             expected = field.metadata["limits"].low + 0.5 if isinstance(value, float) else 7
-            given = [flag, str(expected)]
-        needed = ["--user", "who"] if field.name in OF_USERS else []
-        assert getattr(getattr(parse(*given, *needed), section), field.name) == expected
+            arguments = [flag, str(expected)]
+        required = ["--user", "who"] if field.name in USER_OPTIONS else []
+        assert getattr(getattr(parse(*arguments, *required), section), field.name) == expected
 
 
-def test_options_win_over_the_file(tmp_path: Path) -> None:
+def test_options_override_the_file(tmp_path: Path) -> None:
     file = tmp_path / "recipe.toml"
     file.write_text('[model]\nrank = 3\n[backbone]\nhidden_size = 9\n[tokenizer]\nkind = "space"\n', encoding="utf-8")
     config = parse("--config", str(file), "--rank", "5", "--model", "softmaxbias", "--tokenizer", "char")
@@ -69,20 +69,20 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
     assert parse("--adapt", "factor", "--output-bias", "one_hot").model.output_bias == ("one_hot",)
 
 
-def test_unknown_names_are_refused() -> None:
+def test_unknown_names_are_errors() -> None:
     with pytest.raises(UserError, match="unknown adapt 'lora'; choose from concat, scale, factor, prefix"):
         parse("--adapt", "lora")
 
 
-def test_a_rare_value_given_by_hand_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rare_values_in_the_context_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"text": "a room", "city": city} for city in ("Oslo", "Oslo", "Nice", "Nice", "Riga")]
     config = Config.of(context=["city"], min_count=1, min_context_count=2)
     corpus = prepare(rows, config)
     Run.create(tmp_path / "run", config, corpus.tokenizer, corpus.schema).save_weights({})
-    for city, told in {"Riga": 1, "Oslo": 0}.items():
+    for city, count in {"Riga": 1, "Oslo": 0}.items():
         words = ["generate", str(tmp_path / "run"), "--context", f"city={city}", "--max-tokens", "2", "--number", "3"]
         assert main(words) == 0
-        assert capsys.readouterr().err.count("city 'Riga' is read as a rare value") == told
+        assert capsys.readouterr().err.count("city 'Riga' is treated as a rare value") == count
     options.notify_rare_values(corpus.schema, {"city": "Rome"}, {"stars": "5"})
     assert not capsys.readouterr().err
 
@@ -108,15 +108,24 @@ def test_a_file_that_cannot_be_written_is_reported_before_the_inputs_are_read(
     assert "file/x: cannot be saved (Not a directory)" in capsys.readouterr().err
 
 
-def test_every_output_is_tried() -> None:
-    training = [["train"], ["compare"], ["tune"], ["finetune"], ["separate"], ["demo"]]  # make their folder first
+def test_every_output_argument_is_checked_for_writing() -> None:
+    training = [
+        ["train"],
+        ["compare"],
+        ["tune"],
+        ["finetune"],
+        ["separate"],
+        ["demo"],
+    ]  # these create their folder first
     for words in LEAVES:
         for action in parser(*words).actions:
             if {"--page", *(["--out"] if words not in training else [])} & {*action.option_strings}:
                 assert getattr(action.type, "func", None) is options.writable_path, words
 
 
-def test_weights_that_are_read_are_not_tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_are_not_checked_for_writing_if_they_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lists = str(tmp_path / "none.jsonl")
     assert main(["rescore", "RUN", lists, "--weights", "/proc/none/weights.json"]) == 2
     assert "none.jsonl" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What the words of a command mean: options in any place, texts that look like options, mistakes in one line."""
+"""Parsing of command lines: options in any place, texts that look like options, errors in one line."""
 
 import itertools
 from collections.abc import Iterator
@@ -8,15 +8,18 @@ from typing import Any
 import pytest
 
 from factorcell.commands.main import main
-from tests.commands.verbs import parser
+from tests.commands.leaf_commands import parser
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("trian", "factorcell: unknown verb 'trian' (did you mean 'train'?); see factorcell --help"),
+        ("trian", "factorcell: unknown command 'trian' (did you mean 'train'?); see factorcell --help"),
         ("--vers", "factorcell: unknown option '--vers'; see factorcell --help"),
-        ("baseline ngrams", "factorcell baseline: unknown verb 'ngrams' (did you mean 'ngram'?); see factorcell base"),
+        (
+            "baseline ngrams",
+            "factorcell baseline: unknown command 'ngrams' (did you mean 'ngram'?); see factorcell base",
+        ),
         (
             "train --epoch 3",
             "factorcell train: unknown option --epoch (did you mean '--epochs'?); see factorcell",
@@ -33,26 +36,26 @@ from tests.commands.verbs import parser
         ("score run t.csv --device tpu", "factorcell score: argument --device: unknown 'tpu' (did you mean 'cpu'?), "),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_is_one_line_and_exit_code_2(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(words.split())
     assert stop.value.code == 2
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("\n")) == ("", 1)
-    assert said.err.startswith(message)
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert captured.err.startswith(message)
 
 
 def test_texts_may_look_like_options() -> None:
-    made = parser("complete")
-    assert made.parse(["run", "--", "--so"]).prefix == "--so"
-    assert made.parse(["run", "a", "--history=--so"]).history == "--so"
-    assert made.parse(["run", "-- so"]).prefix == "-- so"
-    assert made.parse(["run", "--count", "3", "--", "--so"]).prefix == "--so"
-    assert made.parse(["--count", "3", "--", "run", "--so"]).prefix == "--so"
+    complete = parser("complete")
+    assert complete.parse(["run", "--", "--so"]).prefix == "--so"
+    assert complete.parse(["run", "a", "--history=--so"]).history == "--so"
+    assert complete.parse(["run", "-- so"]).prefix == "-- so"
+    assert complete.parse(["run", "--count", "3", "--", "--so"]).prefix == "--so"
+    assert complete.parse(["--count", "3", "--", "run", "--so"]).prefix == "--so"
     assert parser("train").parse(["t", "--out", "r", "--rank", "-1"]).rank == -1
 
 
-# Verbs with several positionals (a kind after its verb and a slash): their values, and those of some options.
+# Commands with several positional arguments (subcommands after a slash): their values, and values of some options.
 MIXED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mix r s t": (
         {"runs": [Path("r"), Path("s"), Path("t")]},
@@ -67,25 +70,29 @@ MIXED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def orders(positionals: list[str], options: list[str]) -> Iterator[list[str]]:
-    """Every way to put the positionals, in their order, between and around the options, in any order."""
+    """Yield every order of the options and positional arguments, where the latter keep their order."""
     size = len(positionals) + len(options)
-    for some in itertools.permutations(options):
+    for order in itertools.permutations(options):
         for places in itertools.combinations(range(size), len(options)):
-            left, chosen = iter(positionals), dict(zip(places, some, strict=True))
-            yield [word for at in range(size) for word in (chosen[at] if at in chosen else next(left)).split()]
+            remaining, chosen = iter(positionals), dict(zip(places, order, strict=True))
+            yield [
+                word
+                for index in range(size)
+                for word in (chosen[index] if index in chosen else next(remaining)).split()
+            ]
 
 
 @pytest.mark.parametrize("command", MIXED)
-def test_options_stand_anywhere_among_positionals(command: str) -> None:
-    (verb, *positionals), (expected, options) = command.split(), MIXED[command]
-    made = parser(*verb.split("/"))
-    named = {option.split("=")[0].split()[0].strip("-"): value for option, value in options.items()}
+def test_options_may_be_anywhere_among_positional_arguments(command: str) -> None:
+    (first, *positionals), (expected, options) = command.split(), MIXED[command]
+    command_parser = parser(*first.split("/"))
+    option_values = {option.split("=")[0].split()[0].strip("-"): value for option, value in options.items()}
     for words in orders(positionals, list(options)):
-        given = vars(made.parse(words))
-        assert {name: given[name] for name in expected | named} == expected | named, words
+        parsed = vars(command_parser.parse(words))
+        assert {name: parsed[name] for name in expected | option_values} == expected | option_values, words
 
 
-def test_help_wins_over_mistakes_but_not_after_two_dashes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_precedes_errors_unless_it_follows_two_dashes(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["-h"], ["r", "--count", "x", "--help"], ["--coutn", "3", "-h"]):
         with pytest.raises(SystemExit) as stop:
             parser("complete").parse(words)

@@ -1,4 +1,4 @@
-"""Whatever an error proposes, the verb that was asked has."""
+"""Errors suggest only options that the command has."""
 
 import re
 from pathlib import Path
@@ -10,8 +10,8 @@ from factorcell.config import Config, UserError
 from factorcell.files import write_rows
 from factorcell.training import compare as comparing
 from factorcell.training.fit import fit
+from tests.commands.leaf_commands import parser
 from tests.commands.test_main import QUICK, SMALL
-from tests.commands.verbs import parser
 from tests.small_runs import ROWS, make_run
 
 CONFIG = Config.of(context=["city", "stars"])
@@ -31,7 +31,7 @@ COMMANDS = {
 
 @pytest.fixture
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to work in, with a run, a whole table and one that lacks a column of its context."""
+    """A working directory with a run, a complete table and a table without one of the context columns."""
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path / "run", ("city", "stars")).save_weights({})
     write_rows(tmp_path / "whole.jsonl", ROWS * 13)
@@ -39,25 +39,27 @@ def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("verb", COMMANDS)
-def test_a_verb_proposes_only_what_it_takes(tables: Path, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*verb.split(), *COMMANDS[verb]]) == 2
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_suggests_only_options_that_it_has(
+    tables: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command.split(), *COMMANDS[command]]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    options = parser(*verb.split()).options
+    options = parser(*command.split()).options
     assert set(re.findall(r"--[a-z-]+", line)) == {"--unknown"}.intersection(options)
     assert ("it must have every context column of training" in line) == ("--unknown" not in options)
     assert "no column 'city'" in line
 
 
-def test_a_function_proposes_only_what_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, must = make_run(tmp_path / "run", ("city", "stars")), "it must have every context column of training"
+def test_a_function_suggests_only_parameters_that_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, requirement = make_run(tmp_path / "run", ("city", "stars")), "it must have every context column of training"
     with pytest.raises(UserError) as error:
         fit(ROWS, BARE, CONFIG, tmp_path / "fit")
-    assert str(error.value).endswith(f"{LACKS}; {must}")
+    assert str(error.value).endswith(f"{LACKS}; {requirement}")
     monkeypatch.setattr(comparing, "fit", lambda *_, **__: run)
     with pytest.raises(UserError) as error:
         comparing.compare(ROWS, ROWS, BARE, CONFIG, tmp_path / "compared", models=["unadapted"])
-    assert str(error.value).endswith(f"{LACKS}; {must}")
+    assert str(error.value).endswith(f"{LACKS}; {requirement}")
     with pytest.raises(UserError) as error:
         run.score(BARE)
     assert str(error.value).endswith(f'{LACKS}; unknown="expected" to continue anyway')

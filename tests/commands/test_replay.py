@@ -1,4 +1,4 @@
-"""`factorcell replay` from table to page, with a run of characters."""
+"""The command `replay` with a character model, from the table to the page."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ TEXTS = ("abcab", "ab", "cab", "cab", "bacab", "abcab", "cabba", "ba", "bab", "a
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A run with its most popular texts, a table of what five people wrote, one of training texts."""
+    """A folder with a run and its popular texts, a table of texts of five users, and a table of training texts."""
     run = save(tmp_path / "run")
     TextCounts.of(TEXTS, 2).save(run / POPULARITY)
     rows = [
@@ -32,13 +32,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def command(folder: Path, *more: str, out: str = "out") -> list[str]:
-    """Three systems."""
+    """Return the command line that compares three systems."""
     tables = [str(folder / "run"), str(folder / "heldout.jsonl"), "--out", str(folder / out)]
     return ["replay", *tables, "--compare", "plain,mpc,history", "--threads", "1", *more]
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    """What was judged, but for the seconds."""
+    """Return the rows of a file without their times."""
     return [{key: row[key] for key in row if not key.endswith("seconds")} for row in files.read_rows(path)]
 
 
@@ -63,7 +63,7 @@ def test_replay_from_table_to_page(folder: Path, capsys: pytest.CaptureFixture[s
     assert all(TEXTS[::-1].index(TEXTS[::-1][row["position"]]) < row["position"] for row in repeated)
 
 
-def test_replay_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_resumes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command(folder)) == 0
     path = folder / "out" / "rows.jsonl"
     whole, rows = path.read_bytes(), rows_of(path)
@@ -78,10 +78,10 @@ def test_replay_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "was written with other texts or options" in capsys.readouterr().err
 
 
-def test_systems_need_not_be_named(folder: Path) -> None:
-    given = command(folder)
-    place = given.index("--compare")
-    assert main([*given[:place], *given[place + 2 :]]) == 0
+def test_systems_are_chosen_by_default(folder: Path) -> None:
+    words = command(folder)
+    index = words.index("--compare")
+    assert main([*words[:index], *words[index + 2 :]]) == 0
     assert {row["system"] for row in rows_of(folder / "out" / "rows.jsonl")} == {"plain", "mpc", "history"}
     assert files.read_json(folder / "out" / "summary.json")["base"] == "plain"
 
@@ -91,9 +91,9 @@ def test_options_limit_the_texts_the_time_and_the_window(folder: Path) -> None:
     assert max(row["position"] for row in rows_of(folder / "few" / "rows.jsonl")) == 3
     main(command(folder, "--every", "3", "--window", "1", out="every"))
     main(command(folder))
-    some, every = (rows_of(folder / out / "rows.jsonl") for out in ("every", "out"))
-    assert 0 < len(some) < len(every) / 2
-    assert all(row in every for row in some)
+    selected, every = (rows_of(folder / out / "rows.jsonl") for out in ("every", "out"))
+    assert 0 < len(selected) < len(every) / 2
+    assert all(row in every for row in selected)
     assert files.read_json(folder / "every" / "summary.json")["window"] == 1
     main(command(folder, "--seconds", "0", out="hurried"))
     hurried = rows_of(folder / "hurried" / "rows.jsonl")
@@ -101,7 +101,7 @@ def test_options_limit_the_texts_the_time_and_the_window(folder: Path) -> None:
     assert any(row["rank"] for row in every if row["system"] == "plain")
 
 
-def test_columns_are_those_of_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_columns_default_to_those_of_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     people = folder / "people"
     save(people, data={"user": "city", "context": (), "min_user_count": 1})
     config = files.read_json(people / "config.json")
@@ -115,10 +115,10 @@ def test_columns_are_those_of_the_run(folder: Path, capsys: pytest.CaptureFixtur
         assert main([*words, "--threads", "1", *more]) == 0
         return rows_of(folder / out / "rows.jsonl")
 
-    own = replayed("own")
-    assert {row["user"] for row in own} == {"Oslo"}
-    assert own == replayed("same", "--user", "city", "--time", "day")
-    assert own != replayed("others", "--time", "time")
+    default_rows = replayed("own")
+    assert {row["user"] for row in default_rows} == {"Oslo"}
+    assert default_rows == replayed("same", "--user", "city", "--time", "day")
+    assert default_rows != replayed("others", "--time", "time")
     assert {row["user"] for row in replayed("users", "--user", "user")} == {f"user {number}" for number in range(5)}
     for column, option in (("city", "--user"), ("day", "--time")):
         files.write_rows(folder / "heldout.jsonl", [{k: v for k, v in row.items() if k != column} for row in dated])
@@ -127,25 +127,25 @@ def test_columns_are_those_of_the_run(folder: Path, capsys: pytest.CaptureFixtur
         capsys.readouterr()
         assert main(words) == 2
         error = capsys.readouterr().err
-        assert f"heldout.jsonl: no column '{column}'; {option} names another (it has text, " in error
+        assert f"heldout.jsonl: no column '{column}'; choose one with {option} (columns: text, " in error
         assert error.count("\n") == 1
     assert main(["tune-online", str(people), str(folder / "heldout.jsonl"), "--threads", "1"]) == 2
-    assert "no column 'day'; --time names another (it has text, user, time, city)" in capsys.readouterr().err
+    assert "no column 'day'; choose one with --time (columns: text, user, time, city)" in capsys.readouterr().err
 
 
 def test_runs_of_a_folder_are_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(folder / "runs" / "unadapted", adapt=[])
     save(folder / "runs" / "factorcell")
-    given = command(folder, "--base", "unadapted")
-    given[1], given[6] = str(folder / "runs"), "factorcell,unadapted"
-    assert main(given) == 0
+    words = command(folder, "--base", "unadapted")
+    words[1], words[6] = str(folder / "runs"), "factorcell,unadapted"
+    assert main(words) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == ["factorcell", "unadapted"]
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--base", "online"], "--base online: it must be one of --compare (plain, mpc, history)"),
+        (["--base", "online"], "--base online: expected one of the systems of --compare (plain, mpc, history)"),
         (["--compare", "plain,best"], "unknown system 'best'"),
         (["--time", "when"], "no column 'when'; it has text, user, time, city"),
         (["--every", "0"], "every is 0"),
@@ -153,7 +153,7 @@ def test_runs_of_a_folder_are_compared(folder: Path, capsys: pytest.CaptureFixtu
         (["--train", "nowhere.csv"], "nowhere.csv: there is no such file"),
     ],
 )
-def test_mistakes_are_one_line(more: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_one_line(more: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command(folder, *more)) == 2
     error = capsys.readouterr().err
     assert message in error

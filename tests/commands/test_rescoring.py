@@ -1,4 +1,4 @@
-"""`factorcell rescore` from lists to rows."""
+"""The command `rescore`: input lists, fitted weights and output rows."""
 
 import json
 from pathlib import Path
@@ -18,8 +18,8 @@ from factorcell.training.trainer import observe
 TEXTS = ("the sea is cold", "the sand is cold", "sun and sand", "the sea", "cold", "")
 
 
-def make(folder: Path) -> Run:
-    """A run folder with weights of chance, of words; its users are who speaks, its context their role."""
+def make_run(folder: Path) -> Run:
+    """Save a word model with random weights; its users are the speakers and its context is their role."""
     config = Config.of(
         **{
             "context": ("role",),
@@ -50,8 +50,8 @@ def make(folder: Path) -> Run:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A run, lists to tune on and lists to rescore, as JSON lines."""
-    make(tmp_path / "run")
+    """A folder with a run, lists to fit weights on and lists to rescore, as JSON lines."""
+    make_run(tmp_path / "run")
     for name, count in (("tune", 9), ("test", 8)):
         rows = [
             {
@@ -75,9 +75,9 @@ def command(folder: Path, *more: str) -> list[str]:
     return ["rescore", str(folder / "run"), str(folder / "test.jsonl"), "--threads", "1", *more]
 
 
-def test_from_lists_to_rows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, kept = folder / "best.jsonl", folder / "weights.json"
-    tuned = ["--tune", str(folder / "tune.jsonl"), "--weights", str(kept), "--by", "hall"]
+def test_rescore_writes_rows_and_fits_weights(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, weights_file = folder / "best.jsonl", folder / "weights.json"
+    tuned = ["--tune", str(folder / "tune.jsonl"), "--weights", str(weights_file), "--by", "hall"]
     assert main(command(folder, *tuned, "--out", str(out))) == 0
     shown = capsys.readouterr()
     weights, header, *lines = shown.out.splitlines()
@@ -86,56 +86,60 @@ def test_from_lists_to_rows(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert [line.split()[0] for line in lines] == ["all", "hall", "hall", "hall"]
     assert "nats" in shown.err
     scored = score_hypotheses(Run.open(folder / "run"), read_nbest(folder / "test.jsonl"))
-    fitted = ScoreWeights.open(kept)
+    fitted = ScoreWeights.open(weights_file)
     rows = rescore(scored, fitted)
     assert files.read_rows(out) == rows
-    assert main(command(folder, "--weights", str(kept), "--json", "--by", "hall")) == 0
+    assert main(command(folder, "--weights", str(weights_file), "--json", "--by", "hall")) == 0
     first, *summary = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert first == {"weights": dict(fitted.values)}
     assert summary == word_error_rates(rows, ["hall"])
 
 
 def test_a_weight_of_zero_has_no_minus_sign(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kept = folder / "weights.json"
-    ScoreWeights({"acoustic": 1.0, "lm": 0.5, "model": 0.5, "words": -0.0}).save(kept)
-    assert main(command(folder, "--weights", str(kept))) == 0
+    weights_file = folder / "weights.json"
+    ScoreWeights({"acoustic": 1.0, "lm": 0.5, "model": 0.5, "words": -0.0}).save(weights_file)
+    assert main(command(folder, "--weights", str(weights_file))) == 0
     assert capsys.readouterr().out.splitlines()[0] == "weights: acoustic 1, lm 0.5, model 0.5, words 0"
 
 
-def test_share_of_zero_is_the_first_pass(folder: Path) -> None:
+def test_a_share_of_zero_reproduces_the_first_pass(folder: Path) -> None:
     rows = [
-        {**row, "hypotheses": sorted(row["hypotheses"], key=lambda one: -one["acoustic"] - one["lm"])}
+        {
+            **row,
+            "hypotheses": sorted(row["hypotheses"], key=lambda hypothesis: -hypothesis["acoustic"] - hypothesis["lm"]),
+        }
         for row in files.read_rows(folder / "test.jsonl")
     ]
     files.write_rows(folder / "test.jsonl", rows)
     out = folder / "best.jsonl"
     assert main(command(folder, "--share", "0", "--out", str(out))) == 0
     assert [row["place"] for row in files.read_rows(out)] == [1] * 8
-    assert main(command(folder, "--share", "1", "--out", str(out))) == 2  # what is there stays
+    assert main(command(folder, "--share", "1", "--out", str(out))) == 2  # an existing file is not overwritten
     out.unlink()
     assert main(command(folder, "--share", "1", "--out", str(out))) == 0
     assert any(row["place"] > 1 for row in files.read_rows(out))
 
 
-def test_kaldi_lists_with_references_and_contexts_from_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kaldi_lists_are_read_with_references_and_contexts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lists = folder / "kaldi"
     lists.mkdir()
     (lists / "words_text").write_text("u-1 the sea is cold\nu-2 the sand is cold\nv-1 sun\n")
     (lists / "ac_cost").write_text("u-1 10\nu-2 11\nv-1 3\n")
     (folder / "utt.tsv").write_text("utt\twho\trole\nu\tann\tjudge\nv\tben\tclerk\n")
     (folder / "text").write_text("u the sand is cold\nv sun\n")
-    own = ["rescore", str(folder / "run"), str(lists), "--threads", "1"]
+    words = ["rescore", str(folder / "run"), str(lists), "--threads", "1"]
     assert (
-        main([*own, "--utt2context", str(folder / "utt.tsv"), "--reference", str(folder / "text"), "--by", "who"]) == 0
+        main([*words, "--utt2context", str(folder / "utt.tsv"), "--reference", str(folder / "text"), "--by", "who"])
+        == 0
     )
     assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[2:]] == [
         ["all", "2"],
         ["who", "ann"],
         ["who", "ben"],
     ]
-    assert main(own) == 0
+    assert main(words) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["weights:", "utterance", "u", "v"]
-    assert main([*own, "--json"]) == 0
+    assert main([*words, "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["id"] for row in rows[1:]] == ["u", "v"]
 
@@ -149,17 +153,17 @@ def test_kaldi_lists_with_references_and_contexts_from_files(folder: Path, capsy
         (["--weights", "nowhere.json"], "nowhere.json: there is no such file"),
         (["--context", "age=3"], "unknown context column 'age'"),
         (["--reference", "nowhere"], "nowhere: there is no such file"),
-        (["--tune-reference", "nowhere"], "--tune-reference nowhere is of the lists of --tune, which is not given"),
+        (["--tune-reference", "nowhere"], "--tune-reference nowhere: requires the lists of --tune"),
     ],
 )
-def test_mistakes_are_one_line(more: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_one_line(more: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command(folder, *more)) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("factorcell: ")
     assert message in error
 
 
-def test_lists_of_other_scores_cannot_be_tuned_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_cannot_be_fitted_on_lists_with_other_scores(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files.write_rows(folder / "tune.jsonl", [{"id": "a", "hypotheses": [{"text": "x", "am": 1.0}], "reference": "x"}])
     assert main(command(folder, "--tune", str(folder / "tune.jsonl"))) == 2
-    assert "tune.jsonl: has the scores am; " in capsys.readouterr().err
+    assert "tune.jsonl: expected the scores acoustic, lm of " in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The verb that serves: what it is given reaches the server, and the demo makes a run that can be served."""
+"""The command `serve`: its options reach the server, and the demo trains a run that can be served."""
 
 import argparse
 from pathlib import Path
@@ -14,7 +14,7 @@ from factorcell.service.http.server import ServerOptions
 from factorcell.service.learning import ServedModel
 
 
-def parsed(words: str) -> argparse.Namespace:
+def parse(words: str) -> argparse.Namespace:
     return make_parser(find_commands(["serve"])).parse(words.split())
 
 
@@ -22,28 +22,34 @@ def test_options_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     served: list[ServerOptions] = []
     monkeypatch.setattr(server, "serve", lambda options, say: served.append(options))
     words = "runs/qac --port 0 --host ::1 --keep 90d --never x+ --workers 3 --deadline-ms 40 --origin https://a.example"
-    serving.run_serve(parsed(f"{words} --keys k.toml --block b.txt --typos 1 --cached 7 --pad 4096 --precision auto"))
-    (one,) = served
-    assert (one.run, one.store) == (Path("runs/qac"), "sqlite:///runs/qac.users.db")
-    assert (one.host, one.port, one.workers, one.typos, one.cache_size) == ("::1", 0, 3, 1, 7)
-    assert (one.precision, parsed("runs/qac").precision) == ("auto", "float32")
-    assert (one.keys, one.block_list) == (Path("k.toml"), Path("b.txt"))
-    assert (one.privacy.retention, one.privacy.withheld_patterns) == (90 * 86_400, ("x+",))
-    assert (one.settings.deadline, one.settings.origins, one.settings.pad) == (0.04, ("https://a.example",), 4096)
+    serving.run_serve(parse(f"{words} --keys k.toml --block b.txt --typos 1 --cached 7 --pad 4096 --precision auto"))
+    (options,) = served
+    assert (options.run, options.store) == (Path("runs/qac"), "sqlite:///runs/qac.users.db")
+    assert (options.host, options.port, options.workers, options.typos, options.cache_size) == ("::1", 0, 3, 1, 7)
+    assert (options.precision, parse("runs/qac").precision) == ("auto", "float32")
+    assert (options.keys, options.block_list) == (Path("k.toml"), Path("b.txt"))
+    assert (options.privacy.retention, options.privacy.withheld_patterns) == (90 * 86_400, ("x+",))
+    assert (options.settings.deadline, options.settings.origins, options.settings.pad) == (
+        0.04,
+        ("https://a.example",),
+        4096,
+    )
 
 
-def test_where_people_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_store_defaults_to_the_environment_or_a_file_next_to_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     served: list[ServerOptions] = []
     monkeypatch.setattr(server, "serve", lambda options, say: served.append(options))
     monkeypatch.delenv("FACTORCELL_STORE", raising=False)
-    serving.run_serve(parsed("runs/qac"))
-    monkeypatch.setenv("FACTORCELL_STORE", "sqlite:///there.db")
-    serving.run_serve(parsed("runs/qac"))
-    serving.run_serve(parsed("runs/qac --store sqlite:///said.db"))
-    assert [one.store for one in served] == [
+    serving.run_serve(parse("runs/qac"))
+    monkeypatch.setenv("FACTORCELL_STORE", "sqlite:///variable.db")
+    serving.run_serve(parse("runs/qac"))
+    serving.run_serve(parse("runs/qac --store sqlite:///option.db"))
+    assert [options.store for options in served] == [
         "sqlite:///runs/qac.users.db",
-        "sqlite:///there.db",
-        "sqlite:///said.db",
+        "sqlite:///variable.db",
+        "sqlite:///option.db",
     ]
 
 
@@ -58,12 +64,12 @@ def test_where_people_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         "runs/x --pad -1",
     ],
 )
-def test_what_cannot_be_served(words: str) -> None:
+def test_invalid_options_are_errors(words: str) -> None:
     assert main.main(["serve", *words.split()]) == 2
 
 
 @pytest.mark.slow
-def test_demo_completes_and_tells_people_apart(tmp_path: Path) -> None:
+def test_the_demo_run_completes_and_distinguishes_users(tmp_path: Path) -> None:
     serving.make_demo(tmp_path / "demo", epochs=0.002)
     model = ServedModel(Run.open(tmp_path / "demo"))
     model.probe()

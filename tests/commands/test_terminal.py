@@ -1,4 +1,4 @@
-"""What is shown of results: in an order that a reader expects."""
+"""Tables and classifications in the terminal."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from factorcell.evaluation.bayes_rule import Classification
 @pytest.mark.parametrize(
     ("names", "expected"), [(("5", "1", "10"), ["1", "5", "10"]), (("Oslo", "Bergen", "A"), ["Oslo", "Bergen", "A"])]
 )
-def test_classified_values_stand_in_their_order(
+def test_classified_values_are_in_natural_order(
     names: tuple[str, ...], expected: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     truth = np.array([0, 0, 0, 1, 1, 2])
@@ -20,7 +20,7 @@ def test_classified_values_stand_in_their_order(
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     table, matrix = ([line for line in part if line and line[0] in names] for part in (lines[:-4], lines[-3:]))
     assert [line[0] for line in table] == [line[0] for line in matrix] == expected
-    counts = {(true, taken): int(n) for true, *row in matrix for taken, n in zip(expected, row, strict=True)}
+    counts = {(true, predicted): int(n) for true, *row in matrix for predicted, n in zip(expected, row, strict=True)}
     assert {pair: n for pair, n in counts.items() if n} == {
         (names[0], names[0]): 2, (names[0], names[1]): 1, (names[1], names[1]): 2, (names[2], names[0]): 1,
     }  # fmt: skip
@@ -31,7 +31,7 @@ def test_a_zero_has_no_minus_sign(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.split()[4:] == ["0.00", "0.0000", "+0.0%", "-0.50"]
 
 
-def test_what_is_no_number_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nan_is_printed_as_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
     terminal.show_table(
         [{"value": "Oslo", "recall": float("nan"), "f1": 0.5}, {"value": "Nice", "recall": 1.0}], ["recall", "f1"]
     )
@@ -39,7 +39,7 @@ def test_what_is_no_number_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "text"),
     [
         (1.0, "1.0"),
         (0.1, "0.10"),
@@ -49,5 +49,5 @@ def test_what_is_no_number_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None
         (0.0, "<1e-300"),
     ],
 )
-def test_a_probability_has_two_digits_however_small_it_is(value: float, told: str) -> None:
-    assert terminal.format_probability(value) == told
+def test_probabilities_have_two_significant_digits(value: float, text: str) -> None:
+    assert terminal.format_probability(value) == text

@@ -1,4 +1,4 @@
-"""Every command that cuts texts after `max_tokens` counts them once per table; scoring and rescoring cut none."""
+"""Commands that cut texts after `max_tokens` report the number once per table; scoring and rescoring cut none."""
 
 import itertools
 import json
@@ -29,26 +29,26 @@ def rows(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def counted(name: str) -> tuple[int, int]:
+def cut_and_total(name: str) -> tuple[int, int]:
     return sum(row["text"] in CUT for row in rows(TABLES[name])), TABLES[name]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tables, a run and an n-gram model with its vocabulary, which every command only reads."""
-    made = tmp_path_factory.mktemp("truncation")
+    """A read-only folder with tables, a run and an n-gram model with the same vocabulary."""
+    path = tmp_path_factory.mktemp("truncation")
     for name, count in TABLES.items():
-        files.write_rows(made / f"{name}.jsonl", rows(count))
+        files.write_rows(path / f"{name}.jsonl", rows(count))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        train = [str(made / "train.jsonl"), "--dev", str(made / "dev.jsonl"), "--out", str(made / "run")]
+        train = [str(path / "train.jsonl"), "--dev", str(path / "dev.jsonl"), "--out", str(path / "run")]
         assert main(["train", *train, *TRAIN]) == 0
-        like = ["--like", str(made / "run"), "--out", str(made / "grams")]
-        assert main(["baseline", "ngram", str(made / "train.jsonl"), *like, "--order", "3"]) == 0
-    return made
+        like = ["--like", str(path / "run"), "--out", str(path / "grams")]
+        assert main(["baseline", "ngram", str(path / "train.jsonl"), *like, "--order", "3"]) == 0
+    return path
 
 
-# What a command is given (names of files stand for those of `folder`), and the tables whose texts it cuts.
+# The command line (with names of files in `folder`), and the tables whose texts the command cuts.
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("train train.jsonl --dev dev.jsonl --out OUT *TRAIN", "train dev"),
     "compare": (
@@ -72,7 +72,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
+def truncation_notices(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [line for line in capsys.readouterr().err.splitlines() if " cut after " in line]
 
 
@@ -87,18 +87,18 @@ def test_each_table_is_reported_once(
     assert main([word for part in line.split() for word in lists.get(part, [part])]) == 0
     expected = []
     for table in tables.split():
-        (cut, count), shown = counted("test" if table == "TEXTS" else table), f"{table}.jsonl"
+        (cut, count), shown = cut_and_total("test" if table == "TEXTS" else table), f"{table}.jsonl"
         shown = "the texts given" if table == "TEXTS" else shown
         remedy = "a model trained with a larger max_tokens (--max-tokens) reads more"
         expected.append(f"Notice: {shown}: {cut} of {count} texts are cut after {MAX_TOKENS} tokens; {remedy}")
     notices = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Notice: ")]
     assert sorted(line for line in notices if " cut after " in line) == sorted(expected)
-    assert len(notices) == len(set(notices)), "those of empty texts, too, are said once"
+    assert len(notices) == len(set(notices)), "every notice, also on empty texts, is printed once"
 
 
-def test_results_count_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_count_truncated_texts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, train, test = (str(folder / name) for name in ("run", "train.jsonl", "test.jsonl"))
-    cut, _ = counted("test")
+    cut, _ = cut_and_total("test")
     for command in (
         ["evaluate", run, test],
         ["evaluate", str(folder / "grams"), test],
@@ -115,7 +115,7 @@ def test_results_count_them(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert [row["truncated"] for row in predicted] == [text in CUT for text in TEXTS]
 
 
-def test_texts_that_differ_late_have_other_scores(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scores_include_tokens_after_the_limit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     begins = "abc" * 3
     files.write_rows(folder / "pair.jsonl", [{"text": begins + end, "city": "Oslo", "who": "user 0"} for end in "abc"])
     assert main(["score", str(folder / "run"), str(folder / "pair.jsonl"), "--json"]) == 0
@@ -125,7 +125,9 @@ def test_texts_that_differ_late_have_other_scores(folder: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize("model", ["run", "grams"])
-def test_hypotheses_that_differ_late_are_ranked(model: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hypotheses_that_differ_after_the_limit_are_ranked(
+    model: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     texts = ["abc" * 80 + end for end in ("aaaa", "abca", "cccc")]
     for order in itertools.permutations(texts):
         row = {"id": "u", "hypotheses": [{"text": text} for text in order], "city": "Oslo", "who": "user 0"}
@@ -148,12 +150,12 @@ def nats(model: Path, text: str) -> float:
 
 
 @pytest.mark.filterwarnings("default::factorcell.config.Notice")
-def test_completion_says_what_is_too_long(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_reports_texts_that_are_too_long(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["complete", str(folder / "run"), "abcabcabca", "--context", "city=Oslo"]) == 0
-    told = "the prefix is longer than the texts that the run completes, which have at most 7 tokens"
-    assert told in capsys.readouterr().err.splitlines()
+    notice = "PREFIX is longer than the texts that the run completes, which have at most 7 tokens"
+    assert notice in capsys.readouterr().err.splitlines()
     assert main(["complete", str(folder / "run"), "ab", "--context", "city=Oslo", "--history", "ab;abcabcabca"]) == 0
-    lines = said(capsys)
+    lines = truncation_notices(capsys)
     assert [line.partition(";")[0] for line in lines] == [
         f"Notice: the learned text: 1 of 1 texts is cut after {MAX_TOKENS} tokens"
     ]

@@ -1,4 +1,4 @@
-"""The verbs about people who are kept, and about keys."""
+"""The commands `users`: stored users and keys."""
 
 import hashlib
 import json
@@ -24,63 +24,69 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 @pytest.fixture
 def url(model: ServedModel, tmp_path: Path) -> str:
-    found = f"sqlite:///{tmp_path / 'users.db'}"
-    service = Service(model, open_store(found))
+    store_url = f"sqlite:///{tmp_path / 'users.db'}"
+    service = Service(model, open_store(store_url))
     for text in ("abba", "cab", "abba"):
         service.accept("ann", text, context={"city": "Oslo"})
     service.accept("bob", "acc")
     service.close()
-    return found
+    return store_url
 
 
-def said(words: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> tuple[list[str], str]:
+def run_command(words: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> tuple[list[str], str]:
     capsys.readouterr()
     assert main.main(words) == code
-    found = capsys.readouterr()
-    return found.out.splitlines(), found.err
+    captured = capsys.readouterr()
+    return captured.out.splitlines(), captured.err
 
 
-def test_people_are_listed_and_shown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert said(["users", "list", "--store", url], capsys)[0] == ["ann", "bob"]
-    lines, _ = said(["users", "show", "ann", "--store", url], capsys)
-    assert lines[0] == "3 texts are kept of 3 that were accepted"
+def test_users_are_listed_and_shown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["users", "list", "--store", url], capsys)[0] == ["ann", "bob"]
+    lines, _ = run_command(["users", "show", "ann", "--store", url], capsys)
+    assert lines[0] == "3 texts stored, 3 accepted in total"
     assert [line.split("\t")[2] for line in lines[1:]] == ["abba", "cab", "abba"]
-    rows, _ = said(["users", "show", "ann", "--json", "--store", url], capsys)
+    rows, _ = run_command(["users", "show", "ann", "--json", "--store", url], capsys)
     assert json.loads(rows[1])["context"] == {"city": "Oslo"}
-    assert "nothing is kept" in said(["users", "show", "eve", "--store", url], capsys, 2)[1]
+    assert "is not in the store" in run_command(["users", "show", "eve", "--store", url], capsys, 2)[1]
 
 
-def test_the_environment_may_say_where(
+def test_the_store_can_be_set_in_the_environment(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
         main.main(["users", "list"])
     assert "--store" in capsys.readouterr().err
     monkeypatch.setenv("FACTORCELL_STORE", url)
-    assert said(["users", "list"], capsys)[0] == ["ann", "bob"]
-    assert said(["users", "export", "ann", "--store", url], capsys)[0]
+    assert run_command(["users", "list"], capsys)[0] == ["ann", "bob"]
+    assert run_command(["users", "export", "ann", "--store", url], capsys)[0]
 
 
-def test_a_name_mistyped_is_no_empty_store(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_store_is_an_error_except_for_import(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for words in (["list"], ["export"], ["show", "ann"], ["forget", "ann", "abba"], ["delete", "ann"]):
-        _, message = said(["users", *words, "--store", f"{url}.other"], capsys, 2)
+        _, message = run_command(["users", *words, "--store", f"{url}.other"], capsys, 2)
         assert message == f"factorcell: {tmp_path}/users.db.other: the store does not exist; check --store\n"
         assert not (tmp_path / "users.db.other").exists()
     (tmp_path / "nobody.jsonl").write_text("")
-    said(["users", "import", str(tmp_path / "nobody.jsonl"), "--store", f"{url}.other"], capsys)
-    assert said(["users", "list", "--store", f"{url}.other"], capsys) == ([], "nobody is kept\n")
+    run_command(["users", "import", str(tmp_path / "nobody.jsonl"), "--store", f"{url}.other"], capsys)
+    assert run_command(["users", "list", "--store", f"{url}.other"], capsys) == ([], "the store has no users\n")
 
 
-def test_people_travel(url: str, model: ServedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines, _ = said(["users", "export", "--store", url], capsys)
+def test_users_are_exported_imported_and_learned_again(
+    url: str, model: ServedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines, _ = run_command(["users", "export", "--store", url], capsys)
     assert [json.loads(line)["user"] for line in lines] == ["ann", "bob"]
-    file, other = tmp_path / "people.jsonl", f"sqlite:///{tmp_path / 'other.db'}"
+    file, other = tmp_path / "users.jsonl", f"sqlite:///{tmp_path / 'other.db'}"
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     for count in (2, 0):
-        message = said(["users", "import", str(file), "--store", other], capsys)[1]
-        assert message.startswith(f"people kept now: {count};")
-    assert said(["users", "export", "--store", other], capsys)[0] == lines
-    assert "are learned" in said(["users", "migrate", str(model.run.folder), "--store", other], capsys)[1]
+        message = run_command(["users", "import", str(file), "--store", other], capsys)[1]
+        assert message.startswith(f"users imported: {count};")
+    assert run_command(["users", "export", "--store", other], capsys)[0] == lines
+    assert (
+        "has learned 2 users" in run_command(["users", "migrate", str(model.run.folder), "--store", other], capsys)[1]
+    )
     service = Service(model, open_store(other))
     assert learned_by_service(service, "ann") == learned_by_library(
         model, [(text, {"city": "Oslo"}) for text in ("abba", "cab", "abba")]
@@ -89,98 +95,102 @@ def test_people_travel(url: str, model: ServedModel, tmp_path: Path, capsys: pyt
 
 
 def test_the_import_continues_after_a_bad_line(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (ann, bob), _ = said(["users", "export", "--store", url], capsys)
-    file, other = tmp_path / "people.jsonl", f"sqlite:///{tmp_path / 'other.db'}"
+    (ann, bob), _ = run_command(["users", "export", "--store", url], capsys)
+    file, other = tmp_path / "users.jsonl", f"sqlite:///{tmp_path / 'other.db'}"
     file.write_text("\n".join([ann, "{", '{"format": 99}', bob]), encoding="utf-8-sig")
-    _, message = said(["users", "import", str(file), "--store", other], capsys, 2)
+    _, message = run_command(["users", "import", str(file), "--store", other], capsys, 2)
     assert [line.removeprefix(f"{file} ").partition(":")[0] for line in message.splitlines()[:2]] == [
         "line 2",
         "line 3",
     ]
     assert message.splitlines()[2:] == [
-        "people kept now: 2; there already, and as they were: 0",
+        "users imported: 2; users that exist already, not changed: 0",
         f"factorcell: {file}: 2 of 4 lines could not be imported",
     ]
-    assert said(["users", "export", "--store", other], capsys)[0] == [ann, bob]
+    assert run_command(["users", "export", "--store", other], capsys)[0] == [ann, bob]
 
 
-def test_whoever_is_deleted_meanwhile_is_not_exported(
+def test_a_user_deleted_during_the_export_is_skipped(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(users, "all_users", lambda store: iter(("aaa", "ann", "anna", "bob")))
-    lines, _ = said(["users", "export", "--store", url], capsys)
+    lines, _ = run_command(["users", "export", "--store", url], capsys)
     assert [json.loads(line)["user"] for line in lines] == ["ann", "bob"]
-    assert "nothing is kept" in said(["users", "export", "ann", "anna", "--store", url], capsys, 2)[1]
+    assert "is not in the store" in run_command(["users", "export", "ann", "anna", "--store", url], capsys, 2)[1]
 
 
-def test_a_run_that_tells_nobody_apart_learns_nobody(
+def test_migration_requires_a_run_that_distinguishes_users(
     url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = make_letters()
-    Run.create(tmp_path / "run", made.config, made.tokenizer, made.schema).save_weights({})
-    message = said(["users", "migrate", str(tmp_path / "run"), "--store", url], capsys, 2)[1]
+    letters = make_letters()
+    Run.create(tmp_path / "run", letters.config, letters.tokenizer, letters.schema).save_weights({})
+    message = run_command(["users", "migrate", str(tmp_path / "run"), "--store", url], capsys, 2)[1]
     assert "does not distinguish users" in message
 
 
-def test_people_come_back_as_they_were_downloaded(
+def test_downloaded_data_can_be_imported(
     url: str, model: ServedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     service = Service(model, open_store(url))
     service.accept("eve", "a b c d")
     values = service.export("eve")
     assert values is not None
-    values["texts"][0]["text"] = "a\u2028b\x85c\x0bd"  # what splits lines for some readers
+    values["texts"][0]["text"] = "a\u2028b\x85c\x0bd"  # characters that some readers treat as line ends
     service.close()
     file = tmp_path / "eve.json"
     for number, content in enumerate((json.dumps(values, indent=2), json.dumps(values, ensure_ascii=False) + "\n\n")):
         file.write_text(content, encoding="utf-8")
         other = f"sqlite:///{tmp_path / f'other{number}.db'}"
-        assert said(["users", "import", str(file), "--store", other], capsys)[1].startswith("people kept now: 1;")
+        assert run_command(["users", "import", str(file), "--store", other], capsys)[1].startswith("users imported: 1;")
         store = open_store(other)
         record = store.read("eve")
         store.close()
         assert record is not None
-        assert [one.text for one in record.texts] == ["a b c d"]
+        assert [text.text for text in record.texts] == ["a b c d"]
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, "9" * 10_000, "{}", "\x00", '{"format": 1e999}', "nan"])
-def test_what_is_no_person_is_a_line(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "people.jsonl"
+def test_invalid_exports_are_reported_by_line(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "users.jsonl"
     file.write_text(content, encoding="utf-8")
-    message = said(["users", "import", str(file), "--store", f"sqlite:///{tmp_path / 'users.db'}"], capsys, 2)[1]
+    message = run_command(["users", "import", str(file), "--store", f"sqlite:///{tmp_path / 'users.db'}"], capsys, 2)[1]
     assert "line 1: " in message
     assert message.splitlines()[1:] == [
-        "people kept now: 0; there already, and as they were: 0",
+        "users imported: 0; users that exist already, not changed: 0",
         f"factorcell: {file}: 1 of 1 lines could not be imported",
     ]
 
 
-def test_people_forget(url: str, model: ServedModel, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "texts that are gone: 2" in said(["users", "forget", "ann", "abba", "--store", url], capsys)[1]
-    assert "no such text" in said(["users", "forget", "ann", "abba", "--store", url], capsys)[1]
-    assert "no such text" in said(["users", "forget", "eve", "abba", "--store", url], capsys)[1]
+def test_texts_are_forgotten_and_users_deleted(
+    url: str, model: ServedModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "texts deleted: 2" in run_command(["users", "forget", "ann", "abba", "--store", url], capsys)[1]
+    assert "no such text" in run_command(["users", "forget", "ann", "abba", "--store", url], capsys)[1]
+    assert "no such text" in run_command(["users", "forget", "eve", "abba", "--store", url], capsys)[1]
     service = Service(model, open_store(url))
     assert service.relearn("ann")
     assert learned_by_service(service, "ann") == learned_by_library(model, [("cab", {"city": "Oslo"})])
     service.close()
-    assert "1 of 2 people are deleted" in said(["users", "delete", "ann", "eve", "--purge", "--store", url], capsys)[1]
-    assert said(["users", "list", "--store", url], capsys)[0] == ["bob"]
+    assert (
+        "users deleted: 1 of 2" in run_command(["users", "delete", "ann", "eve", "--purge", "--store", url], capsys)[1]
+    )
+    assert run_command(["users", "list", "--store", url], capsys)[0] == ["bob"]
 
 
 def test_key_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "keys.toml"
     words = ["users", "key", "shop", "--keys", str(file), "--scope", "complete", "--rate", "5"]
-    (key,), _ = said(words, capsys)
-    (one,) = keys.read_keys(file)
-    assert (one.name, one.hash, one.scopes, one.rate) == (
+    (key,), _ = run_command(words, capsys)
+    (stored_key,) = keys.read_keys(file)
+    assert (stored_key.name, stored_key.hash, stored_key.scopes, stored_key.rate) == (
         "shop",
         hashlib.sha256(key.encode()).hexdigest(),
         ("complete",),
         5,
     )
-    assert "already" in said(words, capsys, 2)[1]
+    assert "already" in run_command(words, capsys, 2)[1]
 
 
 @pytest.mark.parametrize("store", ["users.db", "mysql://x", "sqlite:///"])
-def test_what_is_no_store(store: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "sqlite:///FILE" in said(["users", "list", "--store", store], capsys, 2)[1]
+def test_invalid_store_urls_are_errors(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "sqlite:///FILE" in run_command(["users", "list", "--store", store], capsys, 2)[1]

@@ -55,7 +55,7 @@ def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytes
     assert header.split() == ["text", "share", "source", "probability", *SOURCES]
     scores = [sum(map(float, line.split()[4:])) for line in lines[:3]]
     assert scores == sorted(scores, reverse=True)
-    assert lines[4] == "most risen among the popular texts, in nats"
+    assert lines[4] == "popular texts whose log probability the history raised most"
     assert {line.split()[0] for line in lines[6:]} == {"abc", "abba", "cab"}
     assert main([*command, "--history", "acca;b", "--explain", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -68,16 +68,16 @@ def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytes
     assert main([*command, "--context", "city=Oslo", "--explain"]) == 0
     output = capsys.readouterr()
     assert output.out.splitlines()[0].split() == ["text", "probability"]
-    assert output.err.splitlines()[-1].startswith("--explain: nothing is blended")
-    assert output.err.endswith("--context names the user, and only a new one has texts to blend\n")
+    assert output.err.splitlines()[-1].startswith("--explain: all suggestions are from the model alone")
+    assert output.err.endswith("--context has a known user, and only new users have texts to blend\n")
     for wrong, message in (
-        (["--context", "city=Oslo", "--history", "a"], "--history is for a new user"),
+        (["--context", "city=Oslo", "--history", "a"], "--history requires a run trained with --user"),
         (["--context", "city=Olso"], "city 'Olso' was never seen in training"),
     ):
         assert main([*command, *wrong]) == 2
         assert message in capsys.readouterr().err
     assert main(["complete", str(folder)]) == 2
-    assert "the input is no terminal" in capsys.readouterr().err
+    assert "standard input is not a terminal" in capsys.readouterr().err
 
 
 def test_probabilities_are_those_of_the_model_for_all_users(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

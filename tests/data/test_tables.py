@@ -19,7 +19,7 @@ from pyarrow import parquet as pq
 from factorcell.config import UserError
 from factorcell.data import chunks, tables
 from factorcell.data.tables import open_table
-from tests.faults.tables import PACKED
+from tests.faults.tables import COMPRESSIONS
 
 ROWS = [
     {"text": 'she said "no", twice', "city": "Oslo"},
@@ -50,14 +50,14 @@ def json_bytes() -> bytes:
     return "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 
 
-@pytest.mark.parametrize("compression", ["", *PACKED])
+@pytest.mark.parametrize("compression", ["", *COMPRESSIONS])
 @pytest.mark.parametrize("kind", [".csv", ".tsv", ".jsonl"])
 def test_text_files_of_all_kinds_have_the_same_rows(tmp_path: Path, kind: str, compression: str) -> None:
     content = {".csv": csv_bytes(), ".tsv": tsv_bytes(), ".jsonl": json_bytes()}[kind]
     path = tmp_path / f"rows.v1{kind}{compression}"
-    path.write_bytes(PACKED.get(compression, bytes)(content))
-    single_line_rows = [{name: value.replace("\n", " ") for name, value in row.items()} for row in ROWS]
-    assert read(path) == (single_line_rows if kind == ".tsv" else ROWS)
+    path.write_bytes(COMPRESSIONS.get(compression, bytes)(content))
+    one_line = [{name: value.replace("\n", " ") for name, value in row.items()} for row in ROWS]
+    assert read(path) == (one_line if kind == ".tsv" else ROWS)
     assert read(str(path), "city") == [{"city": row["city"]} for row in ROWS]
 
 

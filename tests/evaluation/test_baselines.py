@@ -187,7 +187,7 @@ def test_the_baseline_commands_print_the_metrics_of_a_run(folder: Path, capsys: 
     assert main(["baseline", "fasttext", *judging]) == 0
     assert "confusion" in capsys.readouterr().out
     assert main(["baseline", "bayes", *judging]) == 0
-    assert "given the right value" in capsys.readouterr().out
+    assert "given the true value" in capsys.readouterr().out
 
 
 def test_baselines_ignore_users_and_times(folder: Path) -> None:

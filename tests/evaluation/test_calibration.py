@@ -142,14 +142,13 @@ def test_classify_at_the_temperature_of_another_table(tmp_path: Path, capsys: py
     command = ["classify", str(run.folder), str(tmp_path / "test.jsonl"), "--target", "city"]
     assert main([*command, "--calibrate", str(tmp_path / "dev.jsonl")]) == 0
     shown = capsys.readouterr().out
-    assert f"{metrics['value_nats']:.4f} nats of a true value at temperature {calibrated.temperature:.3f}" in shown
+    assert f"{metrics['value_nats']:.4f} nats, at temperature {calibrated.temperature:.3f}" in shown
     assert main(command) == 0
-    assert f"calibration error {before['calibration_error']:.4f}, {before['value_nats']:.4f} nats" in (
-        capsys.readouterr().out
-    )
+    nats = f"negative log-likelihood of the true value {before['value_nats']:.4f} nats"
+    assert f"calibration error {before['calibration_error']:.4f}, {nats}" in capsys.readouterr().out
     points = ["--points", str(tmp_path / "dev.jsonl"), "--calibrate", str(tmp_path / "dev.jsonl")]
     assert main([*command[:3], *points]) == 2
-    assert "--calibrate is for the values of --target COLUMN" in capsys.readouterr().err
+    assert "--calibrate requires --target COLUMN" in capsys.readouterr().err
 
 
 def test_training_priors_are_combined_with_tempered_evidence(tmp_path: Path) -> None:

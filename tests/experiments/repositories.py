@@ -1,4 +1,4 @@
-"""Small git repositories and the files that public ones hold."""
+"""Small git repositories with files in the form of the public sources."""
 
 import csv
 import io
@@ -9,19 +9,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 Files = Mapping[str, str | bytes]
-WHO = {"GIT_AUTHOR_NAME": "Ann", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "Ann", "GIT_COMMITTER_EMAIL": "a@b"}
+AUTHOR = {
+    "GIT_AUTHOR_NAME": "Ann",
+    "GIT_AUTHOR_EMAIL": "a@b",
+    "GIT_COMMITTER_NAME": "Ann",
+    "GIT_COMMITTER_EMAIL": "a@b",
+}
 
 
-def git(folder: Path, *arguments: str, **surroundings: str) -> str:
-    """What git prints, nothing of this machine's settings at work."""
-    quiet = {**os.environ, **WHO, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull, **surroundings}
+def git(folder: Path, *arguments: str, **environment: str) -> str:
+    """Run git without the settings of this machine and return its output."""
+    settings = {**os.environ, **AUTHOR, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull, **environment}
     return subprocess.run(
-        ["git", "-C", str(folder), *arguments], check=True, capture_output=True, env=quiet, text=True
+        ["git", "-C", str(folder), *arguments], check=True, capture_output=True, env=settings, text=True
     ).stdout.strip()
 
 
-def made(folder: Path, files: Files, subject: str = "All files", **surroundings: str) -> Path:
-    """A repository, or one commit more of it, with these files."""
+def commit_files(folder: Path, files: Files, subject: str = "All files", **environment: str) -> Path:
+    """Commit files to a repository, which is created if necessary."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         path = folder / name
@@ -29,19 +34,19 @@ def made(folder: Path, files: Files, subject: str = "All files", **surroundings:
         path.write_bytes(content.encode() if isinstance(content, str) else content)
     git(folder, "init", "--quiet")
     git(folder, "add", "--all")
-    git(folder, "commit", "--quiet", "--allow-empty", f"--message={subject}", **surroundings)
+    git(folder, "commit", "--quiet", "--allow-empty", f"--message={subject}", **environment)
     return folder
 
 
 def table(*lines: Sequence[str]) -> str:
-    """Lines of a CSV file."""
+    """Return lines of a CSV file."""
     out = io.StringIO()
     csv.writer(out).writerows(lines)
     return out.getvalue()
 
 
-def packed(name: str, content: str) -> bytes:
-    """An archive of one file, and what one computer adds to every archive."""
+def zip_file(name: str, content: str) -> bytes:
+    """Return a ZIP archive of one file, with the extra entry that macOS adds."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         archive.writestr(name, content)

@@ -1,4 +1,4 @@
-"""What the advice expects of each set beside what its models gain."""
+"""The study of the advice: its options and its measurement."""
 
 from pathlib import Path
 
@@ -11,18 +11,16 @@ import study
 from factorcell.config import Config
 
 
-@pytest.mark.parametrize("name", advice.OF)
+@pytest.mark.parametrize("name", advice.RECIPE_EXPERIMENTS)
 def test_texts_are_read_as_the_models_read_them(name: str) -> None:
-    """A row has the columns and the tokenizer of the recipe whose models it stands beside."""
-    made = advice.EXPERIMENT.config(study.Training(name, 0), 1)
-    of = advice.OF[name]
-    recipe = of.config(of.trainings()[0], 1)
-    assert (made.data, made.tokenizer) == (recipe.data, recipe.tokenizer)
-    assert made.data.columns
+    config = advice.EXPERIMENT.config(study.Training(name, 0), 1)
+    experiment = advice.RECIPE_EXPERIMENTS[name]
+    recipe = experiment.config(experiment.trainings()[0], 1)
+    assert (config.data, config.tokenizer) == (recipe.data, recipe.tokenizer)
+    assert config.data.columns
 
 
-def test_a_trial_goes_from_texts_to_the_page(tmp_path: Path) -> None:
-    """The script reads the texts of a set, keeps its advice, and the table finds it."""
+def test_the_advice_of_a_data_set_is_measured(tmp_path: Path) -> None:
     data = tmp_path / "data"
     texts = {"text": [f"word {n % 7} of {n}" for n in range(400)], "section": [str(n % 7 % 2) for n in range(400)]}
     corpora.write_table(data / "agnews_words" / "train.parquet", pa.table(texts))
@@ -31,7 +29,7 @@ def test_a_trial_goes_from_texts_to_the_page(tmp_path: Path) -> None:
     config = experiment.config(study.Training("agnews", 0), 1)
     assert isinstance(config, Config)
     texts_of = corpora.parts(data, tmp_path, "agnews_words")
-    found = experiment.baselines["agnews"].measure(config, {"agnews": texts_of["train"]}, tmp_path)
-    assert list(found.row["advice"]) == ["section", ""]
-    one = found.row["advice"]["section"]
-    assert one["least"] <= one["expected"] <= one["most"]
+    measurement = experiment.baselines["agnews"].measure(config, {"agnews": texts_of["train"]}, tmp_path)
+    assert list(measurement.row["advice"]) == ["section", ""]
+    section_advice = measurement.row["advice"]["section"]
+    assert section_advice["least"] <= section_advice["expected"] <= section_advice["most"]

@@ -1,4 +1,4 @@
-"""Tables out of public repositories: small ones in the form of each source, and what is done about wrong ones."""
+"""Readers of the data sets, on small files in the form of each source, and on wrong files."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from experiments.datasets import agnews, commonvoice9, hotels, reading
 from experiments.datasets.repository import Repository
 from experiments.datasets.sets import SETS
 from factorcell.config import UserError
-from tests.experiments.repositories import Files, git, made, packed, table
+from tests.experiments.repositories import Files, commit_files, git, table, zip_file
 
 HOTEL = """<Hotel Name>Sea View
 <Hotel Address><span property="v:locality">Makena</span>
@@ -29,7 +29,7 @@ HOTEL = """<Hotel Name>Sea View
 <Overall>-1
 <Review ID>UR2
 """
-OLD_HOTEL = """<Hotel Name>Old Inn
+HOTEL_IN_OLD_FORM = """<Hotel Name>Old Inn
 <URL>http://x/Hotel_Review-g1-Reviews-Old_Inn-Playa_del_Carmen.html
 
 <Author>ann
@@ -40,7 +40,7 @@ OLD_HOTEL = """<Hotel Name>Old Inn
 <Content>It was old.
 <Overall>2.0
 """
-SITTING = {
+TRANSCRIPT = {
     "transcript": {
         "sections": [
             {
@@ -64,8 +64,8 @@ TWEETS = table(
     ["4", "dee", "a field is missing in this line"],
 )
 
-# What the sources hold, and the rows that are made of it; None is a record that cannot be read.
-GOLDEN: dict[str, tuple[list[Files], list[dict[str, Any] | None]]] = {
+# Files of the sources, and the rows that are read from them; None is an unreadable record.
+EXPECTED_ROWS: dict[str, tuple[list[Files], list[dict[str, Any] | None]]] = {
     "dbpedia14": (
         [
             {
@@ -97,7 +97,13 @@ GOLDEN: dict[str, tuple[list[Files], list[dict[str, Any] | None]]] = {
         ],
     ),
     "hotels13": (
-        [{"LARA/Data/Reviews-bk/1.dat": HOTEL, "LARA/Data/Reviews-bk/2.dat": OLD_HOTEL, "LARA/Data/Reviews-bk/x": ""}],
+        [
+            {
+                "LARA/Data/Reviews-bk/1.dat": HOTEL,
+                "LARA/Data/Reviews-bk/2.dat": HOTEL_IN_OLD_FORM,
+                "LARA/Data/Reviews-bk/x": "",
+            }
+        ],
         [
             {"text": "We loved it.", "hotel": "Sea View", "city": "Makena", "rating": "5"},
             None,
@@ -107,9 +113,9 @@ GOLDEN: dict[str, tuple[list[Files], list[dict[str, Any] | None]]] = {
     "scotus": (
         [
             {
-                "oyez/cases/1997.96-1579-t01.json": json.dumps(SITTING),
+                "oyez/cases/1997.96-1579-t01.json": json.dumps(TRANSCRIPT),
                 "oyez/cases/1998.97-1-t02.json": '{"transcript": null}',
-                "oyez/cases/1955.1-t01.json": json.dumps(SITTING),
+                "oyez/cases/1955.1-t01.json": json.dumps(TRANSCRIPT),
                 "oyez/cases/1997.96-1579.json": "{}",
             }
         ],
@@ -150,17 +156,17 @@ GOLDEN: dict[str, tuple[list[Files], list[dict[str, Any] | None]]] = {
         [{"text": "Look at this here", "lat": 42.25, "lon": -71.5}, None, None, None, None],
     ),
 }
-VOICES = {f"server/data/{language}/{name}": "" for language, names in commonvoice9.FILES.items() for name in names}
-VOICES["server/data/eu/wiki.eu.txt"] = "Kaixo mundua.\r\n\nBai\nKaixo  mundua.\n"
-VOICES["server/data/eu/argia01.txt"] = "\ufeffEgun on.\n"
-VOICES["server/data/eu/cities.txt"] = "Not a sentence.\n"
-GOLDEN["commonvoice9"] = (
-    [VOICES],
+SENTENCES = {f"server/data/{language}/{name}": "" for language, names in commonvoice9.FILES.items() for name in names}
+SENTENCES["server/data/eu/wiki.eu.txt"] = "Kaixo mundua.\r\n\nBai\nKaixo  mundua.\n"
+SENTENCES["server/data/eu/argia01.txt"] = "\ufeffEgun on.\n"
+SENTENCES["server/data/eu/cities.txt"] = "Not a sentence.\n"
+EXPECTED_ROWS["commonvoice9"] = (
+    [SENTENCES],
     [{"text": "Egun on.", "language": "eu"}, {"text": "Kaixo mundua.", "language": "eu"}],
 )
 NEWS: list[Files] = [
     {"data/ag_news_csv/test.csv": table(["3", "Shop opens", "A shop."])},
-    {"data/archive.zip": packed("train.csv", table(["Class", "T", "D"], ["1", "War ends", "Peace. At last"]))},
+    {"data/archive.zip": zip_file("train.csv", table(["Class", "T", "D"], ["1", "War ends", "Peace. At last"]))},
     {"data/formal/validation.csv": table(["Class", "T", "D"], ["9", "x", "y"])},
     {"dataset/samples10000valMed.csv": table(["", "l", "t"], ["0", "1", "Cup won . By us"], ["1", "1", "a . b . c"])},
     {
@@ -179,7 +185,7 @@ NEWS: list[Files] = [
     },
     {"data/agnews/train.csv": table(["Two minds.", "sports"], ["Odd", "weather"], ["Shop opens: a shop", "business"])},
 ]
-GOLDEN["agnews"] = (
+EXPECTED_ROWS["agnews"] = (
     NEWS,
     [
         None,
@@ -194,42 +200,42 @@ GOLDEN["agnews"] = (
 
 @pytest.fixture
 def sources(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[list[Repository]]:
-    """The repositories of a set of `GOLDEN`."""
-    found = [made(tmp_path / f"{n}", files) for n, files in enumerate(GOLDEN[request.param][0])]
-    every = [Repository(folder.name, folder, "HEAD") for folder in found]
-    yield every
-    for source in every:
+    """The repositories of a set of `EXPECTED_ROWS`."""
+    folders = [commit_files(tmp_path / f"{n}", files) for n, files in enumerate(EXPECTED_ROWS[request.param][0])]
+    repositories = [Repository(folder.name, folder, "HEAD") for folder in folders]
+    yield repositories
+    for source in repositories:
         source.__exit__(None, None, None)
 
 
-@pytest.mark.parametrize(("sources", "name"), [(name, name) for name in GOLDEN], indirect=["sources"])
-def test_rows_are_those_of_the_files(sources: list[Repository], name: str) -> None:
-    assert list(SETS[name].rows(sources)) == GOLDEN[name][1]
-    assert set(SETS[name].contexts) == set().union(*filter(None, GOLDEN[name][1])) - {"text"}
+@pytest.mark.parametrize(("sources", "name"), [(name, name) for name in EXPECTED_ROWS], indirect=["sources"])
+def test_rows_are_read_from_the_files_of_each_source(sources: list[Repository], name: str) -> None:
+    assert list(SETS[name].rows(sources)) == EXPECTED_ROWS[name][1]
+    assert set(SETS[name].contexts) == set().union(*filter(None, EXPECTED_ROWS[name][1])) - {"text"}
 
 
-def test_news_as_words() -> None:
-    """Tags and entities are resolved; what stands inside words and before prices stays."""
-    told = {
+def test_news_are_split_into_words() -> None:
+    """Tags and entities are resolved; punctuation stays inside words and before prices."""
+    examples = {
         "Boeing Co. #39;s Saturn (AP) won't  - \\$225 &lt;b&gt;Go&lt;/b&gt;": "boeing co.'s saturn ap won't $225 go",
         "AT amp;T: up 5%! ": "at t up 5%",
         "...": "",
     }
-    for text, expected in told.items():
-        assert agnews.words({"text": text, "section": "World"}) == {"text": expected, "section": "World"}
+    for text, expected in examples.items():
+        assert agnews.article_words({"text": text, "section": "World"}) == {"text": expected, "section": "World"}
 
 
-def test_reviews_of_hotels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half stars up; no hotel rated out of ten, no text of a chain, none of another language, none without a rating."""
-    fine = "The room was clean and the staff was very nice"
+def test_reviews_of_chains_and_of_wrong_scales_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So are other languages and missing ratings; half stars are rounded up."""
+    review_text = "The room was clean and the staff was very nice"
 
-    def record(hotel: str, rating: Any, text: Any = fine) -> dict[str, Any]:
-        named = {"name": hotel, "city": "Macon", "province": "GA"}
-        return {**named, "reviews.rating": rating, "reviews.text": text}
+    def record(hotel: str, rating: Any, text: Any = review_text) -> dict[str, Any]:
+        names = {"name": hotel, "city": "Macon", "province": "GA"}
+        return {**names, "reviews.rating": rating, "reviews.text": text}
 
     chain = [record(f"chain {n}", 5.0, "This is a hotel of our chain in the city") for n in range(3)]
     records = [
-        record("a", 3.5, f"{fine}... More"),
+        record("a", 3.5, f"{review_text}... More"),
         record("a", 0.0),
         record("a", float("nan")),
         record("a", 4.0, float("nan")),
@@ -238,25 +244,25 @@ def test_reviews_of_hotels(monkeypatch: pytest.MonkeyPatch) -> None:
         record("c", 4.4, "La chambre etait tres petite mais jolie"),
         *chain,
     ]
-    monkeypatch.setattr(hotels, "frame", lambda source: records)
-    found = list(hotels.rows([None]))  # type: ignore[list-item]
-    assert [row for row in found if row] == [{"text": fine, "hotel": "a", "city": "Macon, GA", "rating": "4"}]
-    assert found.count(None) == 2
+    monkeypatch.setattr(hotels, "read_frame", lambda source: records)
+    rows = list(hotels.rows([None]))  # type: ignore[list-item]
+    assert [row for row in rows if row] == [{"text": review_text, "hotel": "a", "city": "Macon, GA", "rating": "4"}]
+    assert rows.count(None) == 2
 
 
-def test_a_frame_of_r_wants_its_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hotels_require_pyreadr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyreadr", None)
     with pytest.raises(UserError, match="pip install pyreadr"):
-        hotels.frame(Repository("x", made(tmp_path / "x", {hotels.PATH: "x"}), "HEAD"))
+        hotels.read_frame(Repository("x", commit_files(tmp_path / "x", {hotels.PATH: "x"}), "HEAD"))
 
 
-def test_commits_are_streams_of_authors(tmp_path: Path) -> None:
-    """By author, then in order of time; a number in place of the name; no merge, robot or release."""
-    home = tmp_path / "home"
+def test_commits_are_sorted_by_author_and_time(tmp_path: Path) -> None:
+    """Authors are numbers; merges, bots and releases are left out."""
+    folder = tmp_path / "home"
 
     def commit(subject: str, name: str, day: int) -> None:
         date = f"2020-01-{day:02d}T00:00:00+0000"
-        made(home, {}, subject, GIT_AUTHOR_NAME=name, GIT_AUTHOR_DATE=date, GIT_COMMITTER_DATE=date)
+        commit_files(folder, {}, subject, GIT_AUTHOR_NAME=name, GIT_AUTHOR_DATE=date, GIT_COMMITTER_DATE=date)
 
     commit("Begin", "Ann Bee", 3)
     commit("Mend it", "cy", 4)
@@ -264,47 +270,47 @@ def test_commits_are_streams_of_authors(tmp_path: Path) -> None:
     commit("Git 2.41.0-rc1", "cy", 5)
     commit("Update all", "dependabot[bot]", 6)
     commit("Fix " + "x" * 200, " ann bee ", 1)
-    git(home, "checkout", "--quiet", "-b", "side", "HEAD~1")
-    git(home, "merge", "--quiet", "--no-ff", "--message=Merge it", "-", "--allow-unrelated-histories")
-    with Repository("a/b", home, "HEAD") as source:
-        found = [row for row in SETS["commits"].rows([source]) if row]
-    users = list(dict.fromkeys(str(row["user"]) for row in found))
+    git(folder, "checkout", "--quiet", "-b", "side", "HEAD~1")
+    git(folder, "merge", "--quiet", "--no-ff", "--message=Merge it", "-", "--allow-unrelated-histories")
+    with Repository("a/b", folder, "HEAD") as source:
+        rows = [row for row in SETS["commits"].rows([source]) if row]
+    users = list(dict.fromkeys(str(row["user"]) for row in rows))
     assert len(users) == 2
     assert all(user.startswith("a/b:") and "ann" not in user for user in users)
-    streams = {user: [(row["text"], row["time"]) for row in found if row["user"] == user] for user in users}
+    streams = {user: [(row["text"], row["time"]) for row in rows if row["user"] == user] for user in users}
     assert sorted(streams.values()) == [
         [("Fix " + "x" * 96, "2020-01-01T00:00:00Z"), ("Begin", "2020-01-03T00:00:00Z")],
         [("Mend it", "2020-01-04T00:00:00Z")],
     ]
 
 
-def test_a_text_on_one_line() -> None:
+def test_texts_are_cleaned() -> None:
     assert reading.clean(" A\u0301 b\t\r\nc\u2028d\x00e\x85 f\u00a0 ") == "Á b c de f"
 
 
-def test_a_field_may_be_long() -> None:
+def test_tables_may_have_long_fields() -> None:
     long = "x" * (1 << 18)
     assert list(reading.table(f"a,{long}\nb,c\n")) == [["a", long], ["b", "c"]]
 
 
-def test_tables_name_their_columns(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"x\.csv: no column title; there are id, score"):
+def test_unreadable_sources_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"x\.csv: no column title; it has id, score"):
         list(reading.records("id,score\n1,2\n", "x.csv", ["id", "title"]))
-    folder = made(tmp_path / "x", {"a.zip": "no archive", "b.zip": packed("x.txt", "")})
+    folder = commit_files(tmp_path / "x", {"a.zip": "no archive", "b.zip": zip_file("x.txt", "")})
     with Repository("x", folder, "HEAD") as source:
         with pytest.raises(UserError, match=r"a\.zip cannot be unpacked"):
-            reading.unpacked(source, "a.zip", ".csv")
-        with pytest.raises(UserError, match=r"b\.zip has 0 files \*\.csv, not one"):
-            reading.unpacked(source, "b.zip", ".csv")
-        with pytest.raises(UserError, match=r"there is no file data/\*\.csv"):
+            reading.read_from_zip(source, "a.zip", ".csv")
+        with pytest.raises(UserError, match=r"b\.zip: expected one file \*\.csv, got 0"):
+            reading.read_from_zip(source, "b.zip", ".csv")
+        with pytest.raises(UserError, match=r"no file data/\*\.csv"):
             source.paths("data/", ".csv")
 
 
-def test_the_last_collection_of_a_language_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are whole, and of the last one it is those of the smallest places."""
-    many = [f"Esaldi {n}" for n in range(9)]
-    files = {**VOICES, "server/data/eu/wiki.eu.txt": "\n".join(many)}
-    monkeypatch.setattr(commonvoice9, "MOST", 4)
-    with Repository("x", made(tmp_path / "x", files), "HEAD") as source:
-        found = [row["text"] for row in commonvoice9.rows([source]) if row]
-    assert found == ["Egun on.", *sorted(many, key=corpora.text_hash)[:3]]
+def test_the_last_collection_of_a_language_is_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It contributes the sentences with the lowest hashes."""
+    sentences = [f"Esaldi {n}" for n in range(9)]
+    files = {**SENTENCES, "server/data/eu/wiki.eu.txt": "\n".join(sentences)}
+    monkeypatch.setattr(commonvoice9, "MAX_SENTENCES", 4)
+    with Repository("x", commit_files(tmp_path / "x", files), "HEAD") as source:
+        texts = [row["text"] for row in commonvoice9.rows([source]) if row]
+    assert texts == ["Egun on.", *sorted(sentences, key=corpora.text_hash)[:3]]

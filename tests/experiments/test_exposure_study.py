@@ -1,4 +1,4 @@
-"""The study of exposure: its rows and its texts."""
+"""The study of exposure: its texts."""
 
 from collections import Counter
 
@@ -15,19 +15,19 @@ TEXTS = pa.table(
 )
 
 
-def test_users_are_drawn_whole() -> None:
-    """About as many texts as asked for, and every text of who is drawn."""
-    some = exposure.some_users(TEXTS, 150)
-    whole, drawn = Counter(TEXTS["user"].to_pylist()), Counter(some["user"].to_pylist())
-    assert 150 <= len(some) < 150 + max(whole.values())
-    assert drawn == {user: whole[user] for user in drawn}
+def test_sampled_users_keep_all_their_texts() -> None:
+    """There are about as many texts as requested."""
+    sample = exposure.sample_users(TEXTS, 150)
+    all_counts, sample_counts = Counter(TEXTS["user"].to_pylist()), Counter(sample["user"].to_pylist())
+    assert 150 <= len(sample) < 150 + max(all_counts.values())
+    assert sample_counts == {user: all_counts[user] for user in sample_counts}
 
 
 def test_each_passphrase_is_planted_three_times_by_one_user() -> None:
-    planted, drawn = exposure.planted(TEXTS), exposure.phrases(TEXTS)
+    planted, phrases = exposure.plant_phrases(TEXTS), exposure.phrases(TEXTS)
     added = planted.slice(len(TEXTS)).to_pylist()
     assert planted.slice(0, len(TEXTS)).equals(TEXTS)
-    assert Counter(row["text"] for row in added) == dict.fromkeys(drawn[: exposure.PHRASES], 3)
+    assert Counter(row["text"] for row in added) == dict.fromkeys(phrases[: exposure.PHRASES], 3)
     assert len({(row["text"], row["user"]) for row in added}) == exposure.PHRASES
-    assert {word for text in drawn for word in text.split()} <= set(WORDS)
-    assert len(drawn) == exposure.PHRASES + exposure.ALTERNATIVES
+    assert {word for text in phrases for word in text.split()} <= set(WORDS)
+    assert len(phrases) == exposure.PHRASES + exposure.ALTERNATIVES

@@ -1,4 +1,4 @@
-"""What experiments measure beside perplexity, counted out by hand."""
+"""Measures of classification, compared with plain computations."""
 
 import itertools
 from pathlib import Path
@@ -13,49 +13,50 @@ from factorcell.evaluation.classification import classify
 from tests.small_runs import make_run
 
 
-def test_detection_is_by_perplexities_as_z_scores(tmp_path: Path) -> None:
-    """The mean AUC of the values, each against the others and a distractor, counted out pair by pair."""
+def test_detection_uses_z_scores_of_perplexities(tmp_path: Path) -> None:
+    """The mean AUC counts pairs with the other values and a distractor."""
     run = make_run(tmp_path / "r", ("city", "stars"))
     values = list(run.schema.variable("city").values[1:])
     assert len(values) >= 2
     pairs = itertools.product(("sea 1", "sun 2", "a 3"), (*values, "x"))
     rows = [{"text": text, "city": name, "stars": "1"} for text, name in pairs]
     judged = corpora.write_table(tmp_path / "judged.parquet", pa.Table.from_pylist(rows))
-    found = measures.detected(run, {"judged": judged}, "city", values, ("x",)).row
+    row_of_figures = measures.measure_detection(run, {"judged": judged}, "city", values, ("x",)).row
     scored = [[run.score([{**row, "city": name}], unknown="group")[0] for name in values] for row in rows]
-    perplexities = np.array([[np.exp(one["nats"] / one["targets"]) for one in line] for line in scored])
+    perplexities = np.array(
+        [[np.exp(score_row["nats"] / score_row["targets"]) for score_row in line] for line in scored]
+    )
     scores = (perplexities.mean(1, keepdims=True) - perplexities) / perplexities.std(1, keepdims=True)
     areas = []
     for place, name in enumerate(values):
-        own = [score for row, score in zip(rows, scores[:, place], strict=True) if row["city"] == name]
-        others = [score for row, score in zip(rows, scores[:, place], strict=True) if row["city"] != name]
-        areas.append(np.mean([(a > b) + (a == b) / 2 for a in own for b in others]))
-    assert found["auc"] == pytest.approx(np.mean(areas))
-    assert (found["candidates"], found["distractors"]) == (len(values), 3)
-    assert measures.detected(run, {"judged": judged}, "city", values[:1], ("x",)).row == {}
+        positive = [score for row, score in zip(rows, scores[:, place], strict=True) if row["city"] == name]
+        negative = [score for row, score in zip(rows, scores[:, place], strict=True) if row["city"] != name]
+        areas.append(np.mean([(a > b) + (a == b) / 2 for a in positive for b in negative]))
+    assert row_of_figures["auc"] == pytest.approx(np.mean(areas))
+    assert (row_of_figures["candidates"], row_of_figures["distractors"]) == (len(values), 3)
+    assert measures.measure_detection(run, {"judged": judged}, "city", values[:1], ("x",)).row == {}
 
 
-def test_values_are_told_by_samples_where_that_is_asked_for(tmp_path: Path) -> None:
-    """By draws from unigrams, as printed; else by the whole softmax."""
+def test_classification_uses_samples_if_requested(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", ("city", "stars"))
     run.save_unigram_counts(np.arange(len(run.tokenizer)))
     values = run.schema.variable("city").values[1:]
     rows = [{"text": text, "city": name, "stars": "1"} for text, name in itertools.product(("sea 1", "a 3"), values)]
     judged = corpora.write_table(tmp_path / "judged.parquet", pa.Table.from_pylist(rows))
     for samples in (0, 3):
-        found = measures.measure_classification(run, {"judged": judged}, "city", samples).row
-        told = classify(run, judged, "city", unknown="group", samples=samples, proposal="unigram").metrics()
-        assert (found["accuracy"], found["value_nats"]) == (told["accuracy"], told["value_nats"])
-    assert found["value_nats"] != measures.measure_classification(run, {"judged": judged}, "city").row["value_nats"]
+        figures = measures.measure_classification(run, {"judged": judged}, "city", samples).row
+        metrics = classify(run, judged, "city", unknown="group", samples=samples, proposal="unigram").metrics()
+        assert (figures["accuracy"], figures["value_nats"]) == (metrics["accuracy"], metrics["value_nats"])
+    assert figures["value_nats"] != measures.measure_classification(run, {"judged": judged}, "city").row["value_nats"]
 
 
 @pytest.mark.filterwarnings("ignore:.*far outside the range of training")
-def test_the_cities_of_the_paper_stand_beside_ours(tmp_path: Path) -> None:
-    """Each six judge the texts at most 300 km from one of them, by the likelihoods at these cities alone."""
+def test_accuracy_is_measured_for_both_sets_of_cities(tmp_path: Path) -> None:
+    """Each set judges the texts within 300 km of one of its cities."""
     run = make_run(tmp_path / "r", ("city", "stars", "lat:number", "lon:number"))
-    ours, printed = measures.Cities("world_cities.csv"), measures.PRINTED_CITIES
-    assert len(printed.cities()) == 6
-    near = {
+    cities_of_file, paper_cities = measures.Cities("world_cities.csv"), measures.PAPER_CITIES
+    assert len(paper_cities.cities()) == 6
+    places = {
         "London": (51.5, -0.1),
         "Manchester": (53.5, -2.2),
         "Vienna": (48.2, 16.4),
@@ -64,29 +65,32 @@ def test_the_cities_of_the_paper_stand_beside_ours(tmp_path: Path) -> None:
     }
     rows = [
         {"text": text, "city": "Nice", "stars": "1", "lat": lat, "lon": lon}
-        for (lat, lon), text in itertools.product(near.values(), ("the sea", "sun and sand"))
+        for (lat, lon), text in itertools.product(places.values(), ("the sea", "sun and sand"))
     ]
     judged = corpora.write_table(tmp_path / "judged.parquet", pa.Table.from_pylist(rows))
-    found = measures.nearest_city(run, {"judged": judged}, ours)
-    for ending, cities in (("", ours), (measures.PRINTED, printed)):
-        names = [name for name in near for _ in range(2)]
+    measurement = measures.measure_nearest_city(run, {"judged": judged}, cities_of_file)
+    for ending, cities in (("", cities_of_file), (measures.PAPER_SUFFIX, paper_cities)):
+        names = [name for name in places for _ in range(2)]
         scores = [[run.score([{**row, **place}])[0]["nats"] for place in cities.cities().values()] for row in rows]
         best = [list(cities.cities())[int(np.argmin(line))] for line in scores]
-        # Manchester is within 300 km of London, which is the nearest of our six there
+        # Manchester is within 300 km of London, the nearest of the cities of the file.
         truth = ["London" if name == "Manchester" and not ending else name for name in names]
-        right = [one == other for one, other in zip(best, truth, strict=True) if other in cities.cities()]
-        assert found.row[f"judged{ending}"] == len(right) == 6
-        assert found.row[f"candidates{ending}"] == 6
-        assert found.row[f"accuracy{ending}"] == pytest.approx(np.mean(right))
-        sums = found.figures[f"accuracy{ending}"]
-        assert sums.numerator.sum() / sums.denominator.sum() == pytest.approx(np.mean(right))
+        is_correct = [
+            predicted == expected
+            for predicted, expected in zip(best, truth, strict=True)
+            if expected in cities.cities()
+        ]
+        assert measurement.row[f"judged{ending}"] == len(is_correct) == 6
+        assert measurement.row[f"candidates{ending}"] == 6
+        assert measurement.row[f"accuracy{ending}"] == pytest.approx(np.mean(is_correct))
+        sums = measurement.figures[f"accuracy{ending}"]
+        assert sums.numerator.sum() / sums.denominator.sum() == pytest.approx(np.mean(is_correct))
 
 
 @pytest.mark.filterwarnings("ignore:.*far outside the range of training")
-def test_cities_that_no_text_is_near_are_left_out(tmp_path: Path) -> None:
-    """A small trial has no row of them, where a share of no texts would be none."""
+def test_cities_without_near_texts_are_left_out(tmp_path: Path) -> None:
     run = make_run(tmp_path / "r", ("lat:number", "lon:number"))
     rows = [{"text": "the sea", "lat": 48.2, "lon": 16.4}]  # Vienna
     judged = corpora.write_table(tmp_path / "judged.parquet", pa.Table.from_pylist(rows))
-    found = measures.nearest_city(run, {"judged": judged}, measures.Cities("world_cities.csv"))
-    assert set(found.row) == {"candidates", "judged", "accuracy"}
+    measurement = measures.measure_nearest_city(run, {"judged": judged}, measures.Cities("world_cities.csv"))
+    assert set(measurement.row) == {"candidates", "judged", "accuracy"}

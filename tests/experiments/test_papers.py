@@ -1,4 +1,4 @@
-"""All experiments: their rows are those that are kept."""
+"""Saved rows and recipes belong to the experiments."""
 
 import tomllib
 from pathlib import Path
@@ -13,26 +13,28 @@ from factorcell.training import plan
 
 
 @pytest.mark.parametrize("name", papers.EXPERIMENTS)
-def test_rows_that_are_kept_are_those_of_today(name: str, tmp_path: Path) -> None:
-    """With the kept rows nothing is trained again, whatever default has changed since; no other row is kept."""
-    experiment, kept = papers.EXPERIMENTS[name], study.HERE / "results"
-    assert study.Job(experiment, tmp_path, tmp_path, kept, experiment.trainings(), 1, 1, False, ()).missing() == []
-    rows = {study.Training(row["row"], row["seed"]) for row in files.read_rows(kept / f"{name}.jsonl")}
+def test_saved_rows_are_complete_and_have_the_current_options(name: str, tmp_path: Path) -> None:
+    """Nothing would be trained again, even if defaults have changed."""
+    experiment, results = papers.EXPERIMENTS[name], study.EXPERIMENTS_FOLDER / "results"
+    assert study.Job(experiment, tmp_path, tmp_path, results, experiment.trainings(), 1, 1, False, ()).missing() == []
+    rows = {study.Training(row["row"], row["seed"]) for row in files.read_rows(results / f"{name}.jsonl")}
     assert rows == set(experiment.trainings())
 
 
-def test_every_file_of_rows_and_every_recipe_has_its_experiment() -> None:
-    """Runs that others measure come before them."""
-    assert {path.stem for path in (study.HERE / "results").glob("*.jsonl")} == set(papers.EXPERIMENTS)
+def test_every_file_of_rows_has_its_experiment() -> None:
+    """Runs that other experiments measure are trained before them."""
+    assert {path.stem for path in (study.EXPERIMENTS_FOLDER / "results").glob("*.jsonl")} == set(papers.EXPERIMENTS)
     assert len(papers.EXPERIMENTS) == len(papers.ORDER)
     names = list(papers.EXPERIMENTS)
-    assert all(names.index(one.runs) < names.index(one.name) for one in papers.ORDER if one.runs)
-    specified = tomllib.loads((study.HERE / "rows.toml").read_text(encoding="utf-8"))
+    assert all(
+        names.index(experiment.runs) < names.index(experiment.name) for experiment in papers.ORDER if experiment.runs
+    )
+    specified = tomllib.loads((study.EXPERIMENTS_FOLDER / "rows.toml").read_text(encoding="utf-8"))
     assert specified.keys() - {"tacl_trials"} <= set(names)
 
 
-@pytest.mark.parametrize("recipe", sorted(study.HERE.glob("*.toml")), ids=lambda path: path.name)
-def test_recipes_leave_nothing_to_choose(recipe: Path) -> None:
-    """What a recipe reached was reached with all of its options: other rules must not change it."""
+@pytest.mark.parametrize("recipe", sorted(study.EXPERIMENTS_FOLDER.glob("*.toml")), ids=lambda path: path.name)
+def test_recipes_specify_all_options(recipe: Path) -> None:
+    """The results of a recipe must not depend on the rules of the planner."""
     if recipe.stem not in ("published", "rows", "sources", "tables"):
         assert plan.unspecified_options(read_options(recipe)) == ()

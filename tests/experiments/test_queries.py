@@ -1,4 +1,4 @@
-"""Completion for users that no model was trained on: whole users in each part, and what each adds to a mean."""
+"""Completion for unseen users: the users of each part, and the sums of reciprocal ranks."""
 
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,15 @@ from factorcell.data.counts import POPULARITY, TextCounts
 from factorcell.model.run import Run
 
 
-def test_control_codes_learn_of_nobody(tmp_path: Path) -> None:
-    """They are replayed as a model that tells nobody apart: one without a vector that could be moved."""
-    found = thesis_queries.EXPERIMENT.config(study.Training("prefix", 0), 1)
-    assert (found.data.user, found.model.adapt, found.model.output_bias) == ("user", ("prefix",), ())
-    config = found.with_options(min_count=1, min_user_count=1)
-    said = [{"text": "fix it", "user": who} for who in ("amy", "ben") * 3]
-    corpus = prepare(said, config)
+def test_models_with_control_codes_do_not_learn_users(tmp_path: Path) -> None:
+    full_config = thesis_queries.EXPERIMENT.config(study.Training("prefix", 0), 1)
+    assert (full_config.data.user, full_config.model.adapt, full_config.model.output_bias) == ("user", ("prefix",), ())
+    config = full_config.with_options(min_count=1, min_user_count=1)
+    texts = [{"text": "fix it", "user": who} for who in ("amy", "ben") * 3]
+    corpus = prepare(texts, config)
     run = Run.create(tmp_path / "run", config, corpus.tokenizer, corpus.schema)
     TextCounts.of_corpus(corpus, 1, 1).save(run.folder / POPULARITY)
-    row, systems = thesis_queries.systems_of(run, {}, tuple(thesis_queries.RULES), beyond=False)
+    row, systems = thesis_queries.build_systems(run, {}, tuple(thesis_queries.RULES), with_blend=False)
     assert row == {}
     assert isinstance(systems["mrr"], Unpersonalised)
     rows = thesis_queries.EXPERIMENT.rows
@@ -34,9 +33,9 @@ def test_control_codes_learn_of_nobody(tmp_path: Path) -> None:
 
 
 def test_no_user_is_in_two_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Users of few texts and of very many are trained on; of the others the first texts are taken, in their order."""
-    monkeypatch.setattr(thesis_queries, "TUNED", 25)
-    monkeypatch.setattr(thesis_queries, "KEPT", 30)
+    """Users with too few or too many texts are trained on; of the others the first texts are used."""
+    monkeypatch.setattr(thesis_queries, "DEV_TEXTS_PER_USER", 25)
+    monkeypatch.setattr(thesis_queries, "TEST_TEXTS_PER_USER", 30)
     monkeypatch.setattr(thesis_queries, "TEXTS", 200)
     counts = {f"u{n}": 15 + 2 * n for n in range(20)} | {"most": 500}
     pairs = [(user, n) for user, count in counts.items() for n in range(count)]
@@ -44,8 +43,8 @@ def test_no_user_is_in_two_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     others = [{"text": f"other {n}", "user": "other", "time": f"{n:04}"} for n in range(40)]
     for part, texts in (("train", rows), ("dev", others)):
         corpora.write_table(tmp_path / "commits" / f"{part}.parquet", pa.Table.from_pylist(texts))
-    made = {part: corpora.read(path) for part, path in thesis_queries.tables(tmp_path, tmp_path, 1.0).items()}
-    users = {part: set(table["user"].to_pylist()) for part, table in made.items()}
+    tables = {part: corpora.read(path) for part, path in thesis_queries.tables(tmp_path, tmp_path, 1.0).items()}
+    users = {part: set(table["user"].to_pylist()) for part, table in tables.items()}
     assert users["train"] | users["dev"] | users["test"] == {*counts, "other"}
     assert "other" in users["test"]
     counts["other"] = 40
@@ -55,12 +54,12 @@ def test_no_user_is_in_two_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for part, most in (("dev", 25), ("test", 30)):
         assert users[part]
         for user in users[part]:
-            own = [text for text in made[part]["text"].to_pylist() if text.startswith(f"{user} ")]
-            assert own == [f"{user} {n}" for n in range(min(most, counts[user]))]
+            user_texts = [text for text in tables[part]["text"].to_pylist() if text.startswith(f"{user} ")]
+            assert user_texts == [f"{user} {n}" for n in range(min(most, counts[user]))]
 
 
-def test_ranks_are_those_of_all_queries() -> None:
-    """What users add makes the mean over queries, of each kind of prefix and of late texts; users without any add 0."""
+def test_user_sums_give_the_mean_reciprocal_rank_of_all_queries() -> None:
+    """Users without queries add 0."""
     random = np.random.default_rng(0)
     streams = [Stream(name, (), ()) for name in "abcd"]
     rows: list[dict[str, Any]] = [
@@ -74,8 +73,8 @@ def test_ranks_are_those_of_all_queries() -> None:
         }
         for _ in range(400)
     ]
-    found = thesis_queries.ranks(rows, streams, "mrr", thesis_queries.KINDS)
-    kinds = {
+    figures = thesis_queries.reciprocal_ranks(rows, streams, "mrr", thesis_queries.SUBSETS)
+    subsets = {
         "mrr": rows,
         "mrr_seen": [row for row in rows if row["seen"]],
         "mrr_unseen": [row for row in rows if not row["seen"]],
@@ -85,12 +84,12 @@ def test_ranks_are_those_of_all_queries() -> None:
         "mrr_prefix_25": [row for row in rows if row["position"] >= 50 and row["prefix_length"] >= 25],
         "mrr_query_31": [row for row in rows if row["position"] >= 50 and 31 <= row["query_length"] < 46],
     }
-    assert "mrr_after_100" not in found
+    assert "mrr_after_100" not in figures
     for name in ("after", "prefix", "query"):
-        parts = [sums.denominator.sum() for key, sums in found.items() if key.startswith(f"mrr_{name}_")]
-        assert sum(parts) == (400 if name == "after" else found["mrr_late"].denominator.sum())
-    for name, some in kinds.items():
-        wanted = np.mean([1 / row["rank"] if row["rank"] else 0 for row in some])
-        assert found[name].ratio == pytest.approx(wanted)
-        assert found[name].denominator.tolist()[3] == 0
-        assert found[name].denominator.sum() == len(some)
+        parts = [sums.denominator.sum() for key, sums in figures.items() if key.startswith(f"mrr_{name}_")]
+        assert sum(parts) == (400 if name == "after" else figures["mrr_late"].denominator.sum())
+    for name, subset in subsets.items():
+        mean_rank = np.mean([1 / row["rank"] if row["rank"] else 0 for row in subset])
+        assert figures[name].ratio == pytest.approx(mean_rank)
+        assert figures[name].denominator.tolist()[3] == 0
+        assert figures[name].denominator.sum() == len(subset)

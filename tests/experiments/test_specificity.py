@@ -1,4 +1,4 @@
-"""Context-specificity: judges, copied n-grams against loops over tuples of words, and resumed files."""
+"""Context-specificity: judges, copied n-grams and resumed files."""
 
 import random
 import shutil
@@ -16,7 +16,7 @@ from factorcell.data.vocabulary import END, UNKNOWN
 from factorcell.evaluation.results import find_models
 from factorcell.generation.generate import GenerationOptions
 from factorcell.model.run import Run
-from specificity import COPIED, Judge, ngrams, write
+from specificity import COPIED, Judge, ngrams, write_texts
 from tests.small_runs import make_run
 
 CONFIG = Config.of(text="review", min_count=2, min_context_count=5, max_tokens=12)
@@ -24,7 +24,7 @@ WORDS = {"1": "awful dirty rude cold", "3": "plain okay average usual", "5": "lo
 
 
 def texts(count: int, seed: int, column: str = "review") -> list[dict[str, str]]:
-    """Texts of words of their rating among words of all ratings; some have a word that is out of vocabulary."""
+    """Return texts with words of their rating and common words; some have an out-of-vocabulary word."""
     draw, rows = random.Random(seed), []
     for number in range(count):
         rating = draw.choice(sorted(WORDS))
@@ -34,7 +34,7 @@ def texts(count: int, seed: int, column: str = "review") -> list[dict[str, str]]
     return rows
 
 
-def judge_of(table: list[dict[str, str]], held_out: list[dict[str, str]], *order: str, **options: Any) -> Judge:
+def make_judge(table: list[dict[str, str]], held_out: list[dict[str, str]], *order: str, **options: Any) -> Judge:
     config = CONFIG.with_options(**options)
     tokenizer = prepare(table, CONFIG).tokenizer
     return Judge(table, held_out, config, "stars", order, tokenizer)
@@ -42,64 +42,64 @@ def judge_of(table: list[dict[str, str]], held_out: list[dict[str, str]], *order
 
 @pytest.fixture(scope="module")
 def judge() -> Judge:
-    return judge_of(texts(400, 1), texts(150, 2))
+    return make_judge(texts(400, 1), texts(150, 2))
 
 
-def tuples(corpus: Corpus) -> list[tuple[int, ...]]:
-    """The n-grams of all texts, without those that have a special or unknown token."""
-    found = []
+def ngram_tuples(corpus: Corpus) -> list[tuple[int, ...]]:
+    """Return the n-grams of all texts without special or unknown tokens."""
+    result = []
     for text in np.split(corpus.tokens, corpus.offsets[1:-1]):
         ids = text.tolist()
         grams = [tuple(ids[place : place + COPIED]) for place in range(len(ids) - COPIED + 1)]
-        found += [gram for gram in grams if min(gram) > END]
-    return found
+        result += [gram for gram in grams if min(gram) > END]
+    return result
 
 
 def test_copied_ngrams_equal_loops_over_tuples(judge: Judge) -> None:
     other = texts(80, 3)
     corpus = prepare(other, judge.config, tokenizer=judge.train.tokenizer, schema=judge.train.schema)
     assert (corpus.tokens == UNKNOWN).any()
-    grams, seen = tuples(corpus), set(tuples(judge.train))
+    grams, training_grams = ngram_tuples(corpus), set(ngram_tuples(judge.train))
     hashed = ngrams(corpus)
     assert len(hashed) == len(grams)
     assert len(np.unique(hashed)) == len(set(grams))
-    found, _ = judge.judge([row["review"] for row in other], [row["stars"] for row in other])
-    assert found["copied_5"] == pytest.approx(sum(gram in seen for gram in grams) / len(grams))
+    figures, _ = judge.judge([row["review"] for row in other], [row["stars"] for row in other])
+    assert figures["copied_5"] == pytest.approx(sum(gram in training_grams for gram in grams) / len(grams))
 
 
-def test_texts_of_their_value_fit_and_others_do_not() -> None:
+def test_only_texts_of_their_value_fit() -> None:
     table = texts(400, 1)
-    judge = judge_of(table, texts(150, 2))
+    judge = make_judge(table, texts(150, 2))
     assert judge.real["accuracy"] > 0.8
-    written = list(WORDS.values()) * 3
-    found, fits = judge.judge(written, list(WORDS) * 3)
-    assert (found["accuracy"], found["deviation"]) == (1.0, 0.0)
+    generated = list(WORDS.values()) * 3
+    figures, fits = judge.judge(generated, list(WORDS) * 3)
+    assert (figures["accuracy"], figures["deviation"]) == (1.0, 0.0)
     assert fits.all()
-    found, fits = judge.judge(written, ["3", "5", "1"] * 3)
-    assert (found["accuracy"], found["deviation"]) == (0.0, (2 + 2 + 4) / 3)
+    figures, fits = judge.judge(generated, ["3", "5", "1"] * 3)
+    assert (figures["accuracy"], figures["deviation"]) == (0.0, (2 + 2 + 4) / 3)
     assert not fits.any()
-    own, _ = judge.judge([row["review"] for row in table[:40]], [row["stars"] for row in table[:40]])
-    assert own["copied_5"] == 1.0 > judge.real["copied_5"]
+    training_figures, _ = judge.judge([row["review"] for row in table[:40]], [row["stars"] for row in table[:40]])
+    assert training_figures["copied_5"] == 1.0 > judge.real["copied_5"]
 
 
 def test_values_are_ordered_by_their_numbers_or_as_specified(judge: Judge) -> None:
     values = judge.train.schema.categories[0].values[1:]
     assert judge.scale.tolist() == [float(value) for value in values]
     table = [{**row, "stars": {"1": "low", "3": "mid", "5": "high"}[row["stars"]]} for row in texts(120, 1)]
-    named = judge_of(table, table, "low", "mid", "high")
-    values = named.train.schema.categories[0].values[1:]
-    assert named.scale.tolist() == [("low", "mid", "high").index(value) for value in values]
+    ordered_judge = make_judge(table, table, "low", "mid", "high")
+    values = ordered_judge.train.schema.categories[0].values[1:]
+    assert ordered_judge.scale.tolist() == [("low", "mid", "high").index(value) for value in values]
 
 
 def test_a_judge_reads_neither_users_nor_times() -> None:
-    judge = judge_of(texts(200, 1), texts(20, 2), user="who", anonymous=True, time="day")
+    judge = make_judge(texts(200, 1), texts(20, 2), user="who", anonymous=True, time="day")
     assert judge.judge(["clean lovely"], ["5"])[0]["accuracy"] == 1
 
 
 def test_a_judge_needs_two_values() -> None:
     table = [{**row, "stars": "5"} for row in texts(100, 1)]
     with pytest.raises(UserError, match="expected at least two values"):
-        judge_of(table, table)
+        make_judge(table, table)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [folder / name for name in ("plain", "two", "three")]
 
 
-def test_runs_are_found_in_folders(runs: list[Path], tmp_path: Path) -> None:
+def test_runs_are_listed_recursively(runs: list[Path], tmp_path: Path) -> None:
     parent = runs[0].parent
     for hidden in (".ipynb_checkpoints", ".DS_Store"):
         shutil.copytree(runs[0], parent / hidden, dirs_exist_ok=True)
@@ -124,14 +124,14 @@ def test_runs_are_found_in_folders(runs: list[Path], tmp_path: Path) -> None:
 
 def test_a_file_of_texts_is_resumed(runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, options, file = Run.open(runs[1]), GenerationOptions(max_tokens=6), tmp_path / "texts.jsonl"
-    wanted = [{"stars": stars} for stars in ("1", "5") for _ in range(3)]
-    rows = write(run, wanted, options, file)
-    assert [row["context"] for row in rows] == wanted
+    contexts = [{"stars": stars} for stars in ("1", "5") for _ in range(3)]
+    rows = write_texts(run, contexts, options, file)
+    assert [row["context"] for row in rows] == contexts
     lines = file.read_text().splitlines()
     file.write_text("\n".join(lines[:4]) + "\n")
-    again = write(run, wanted, options, file)
+    again = write_texts(run, contexts, options, file)
     assert [row["text"] for row in again] == [row["text"] for row in rows]
-    monkeypatch.setattr(specificity, "generate", lambda *positional, **named: iter(()))
-    assert write(run, wanted, options, file) == again
+    monkeypatch.setattr(specificity, "generate", lambda *positional, **keywords: iter(()))
+    assert write_texts(run, contexts, options, file) == again
     with pytest.raises(UserError, match="nothing resumed"):
-        write(run, wanted[3:], options, file)
+        write_texts(run, contexts[3:], options, file)

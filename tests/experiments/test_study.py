@@ -1,4 +1,4 @@
-"""What the scripts of all tables share: nothing is trained twice, and what is stopped goes on."""
+"""The common part of all experiments: finished rows, resuming, and parallel trainings."""
 
 import math
 import subprocess
@@ -41,7 +41,7 @@ evaluations = 3
 save_every = 1
 learning_rate = 1e-2
 """
-FAKE = """
+FAKE_SCRIPT = """
 import json, sys, time
 row = sys.argv[-3]
 if row == "bad":
@@ -57,7 +57,7 @@ with open(sys.argv[1], "a") as file:
 
 
 def experiment(folder: Path, rows: dict[str, Any]) -> study.Experiment:
-    """A tiny experiment whose measure is the number of texts judged."""
+    """Return a tiny experiment whose measurement is the name of the run folder."""
     (folder / "recipe.toml").write_text(RECIPE)
 
     def tables(data: Path, out: Path, share: float) -> corpora.Tables:
@@ -66,8 +66,8 @@ def experiment(folder: Path, rows: dict[str, Any]) -> study.Experiment:
         test = corpora.create_once(out / f"test-{share:g}.parquet", lambda: pa.Table.from_pylist(texts[:7]))
         return {"train": train, "dev": train, "test": test}
 
-    def measure(run: Run, tables: corpora.Tables) -> study.Measured:
-        return study.Measured({"judged": run.folder.name})
+    def measure(run: Run, tables: corpora.Tables) -> study.Measurement:
+        return study.Measurement({"judged": run.folder.name})
 
     return study.Experiment("tiny", str(folder / "recipe.toml"), rows, tables, measure)
 
@@ -78,24 +78,26 @@ ROWS: dict[str, Any] = {
 }
 
 
-def given(out: Path, only: list[str] | None = None, *, trial: bool = False, jobs: int = 1, **more: Any) -> Namespace:
-    """The options of a script."""
+def script_options(
+    out: Path, only: list[str] | None = None, *, trial: bool = False, jobs: int = 1, **more: Any
+) -> Namespace:
+    """Return the options of a script."""
     options = {"data": out, "out": out, "results": None, "only": only, "seeds": [0], "threads": 1, "jobs": jobs}
     return Namespace(**{**options, "trial": trial, **more})
 
 
-def made(out: Path) -> list[dict[str, Any]]:
-    """The rows without what no two trainings share."""
+def finished_rows(out: Path) -> list[dict[str, Any]]:
+    """Return the rows without the minutes, which vary."""
     return [
         {key: value for key, value in row.items() if key != "minutes"} for row in files.read_rows(out / "tiny.jsonl")
     ]
 
 
-def test_a_finished_row_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One row first, then the rest; then nothing is left to train. Every row says how it came to be."""
+def test_finished_rows_are_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every row has its command, options and figures."""
     tiny = experiment(tmp_path, ROWS)
-    assert study.main(tiny, given(tmp_path, ["concat"]), ["x.py", "--a b"]) == 0
-    assert study.main(tiny, given(tmp_path), ["x.py"]) == 0
+    assert study.main(tiny, script_options(tmp_path, ["concat"]), ["x.py", "--a b"]) == 0
+    assert study.main(tiny, script_options(tmp_path), ["x.py"]) == 0
     rows = files.read_rows(tmp_path / "tiny.jsonl")
     assert [row["row"] for row in rows] == ["concat", "unadapted"]
     assert rows[0]["command"] == "python x.py '--a b'"
@@ -104,30 +106,34 @@ def test_a_finished_row_is_not_made_again(tmp_path: Path, monkeypatch: pytest.Mo
         best = run.best_evaluation()
         assert best is not None
         assert row["dev"]["perplexity"] == pytest.approx(best["perplexity"], rel=1e-6)
-        told = evaluate(run, tmp_path / "tables" / "test-1.parquet")
-        assert {name: row[name] for name in told} == told
+        figures = evaluate(run, tmp_path / "tables" / "test-1.parquet")
+        assert {name: row[name] for name in figures} == figures
         assert row["texts"] == 7
         assert (row["parameters"], row["judged"]) == (run.model.parameter_count(), "0")
-        found = {**row["config"], "training": {**row["config"]["training"], "precision": row["precision"]}}
-        assert (row["seed"], Config.from_dict(found)) == (0, run.config)
+        config = {**row["config"], "training": {**row["config"]["training"], "precision": row["precision"]}}
+        assert (row["seed"], Config.from_dict(config)) == (0, run.config)
         assert study.grouped_figures(row)["perplexity"].ratio == pytest.approx(math.log(row["perplexity"]), rel=1e-6)
     monkeypatch.setattr(study, "make_row", lambda *_: pytest.fail("trained again"))
-    monkeypatch.setattr(study.Job, "tables", lambda _: pytest.fail("texts that nothing needs"))
-    assert study.main(tiny, given(tmp_path), ["x.py"]) == 0
-    assert study.main(tiny, given(tmp_path, jobs=2), ["x.py"]) == 0
+    monkeypatch.setattr(study.Job, "tables", lambda _: pytest.fail("texts were written needlessly"))
+    assert study.main(tiny, script_options(tmp_path), ["x.py"]) == 0
+    assert study.main(tiny, script_options(tmp_path, jobs=2), ["x.py"]) == 0
 
 
-def test_parts_of_a_text_are_made_whole_before_texts_are_grouped(tmp_path: Path) -> None:
-    """The groups of a row are of what `whole` makes of the figures; the figures themselves are those of all texts."""
+def test_parts_of_a_text_are_merged_before_texts_are_grouped(tmp_path: Path) -> None:
+    """Only the sums change; the figures are those of all texts."""
 
-    def halves(figures: Figures, tables: corpora.Tables) -> Figures:
+    def first_text_only(figures: Figures, tables: corpora.Tables) -> Figures:
         assert "test" in tables
         return {name: TextSums("w", sums.numerator[:1], sums.denominator[:1]) for name, sums in figures.items()}
 
     plain = experiment(tmp_path, ROWS)
-    assert study.main(plain, given(tmp_path, ["concat"]), ["x.py"]) == 0
+    assert study.main(plain, script_options(tmp_path, ["concat"]), ["x.py"]) == 0
     assert (
-        study.main(replace(plain, name="w", runs="tiny", merge_parts=halves), given(tmp_path, ["concat"]), ["x.py"])
+        study.main(
+            replace(plain, name="w", runs="tiny", merge_parts=first_text_only),
+            script_options(tmp_path, ["concat"]),
+            ["x.py"],
+        )
         == 0
     )
     [first], [row] = (files.read_rows(tmp_path / f"{name}.jsonl") for name in ("tiny", "w"))
@@ -135,30 +141,30 @@ def test_parts_of_a_text_are_made_whole_before_texts_are_grouped(tmp_path: Path)
     assert (len(first["sums"]["perplexity"]["above"]), row["perplexity"]) == (7, first["perplexity"])
 
 
-def test_a_command_names_no_folder_of_the_machine(tmp_path: Path) -> None:
-    """What is typed where the checkout is, with folders by what they are; a script elsewhere stays as it is."""
+def test_saved_command_lines_contain_no_local_folders(tmp_path: Path) -> None:
     job = study.Job(experiment(tmp_path, ROWS), tmp_path / "d", tmp_path / "o", tmp_path / "o", (), 1, 1, False, ())
-    command = (str(study.HERE / "tacl.py"), "agnews", "--data", str(tmp_path / "d"), "--only", "a b")
+    command = (str(study.EXPERIMENTS_FOLDER / "tacl.py"), "agnews", "--data", str(tmp_path / "d"), "--only", "a b")
     assert replace(job, command=command).command_line() == "python experiments/tacl.py agnews --data DATA --only 'a b'"
     assert replace(job, command=("x.py", "--out", str(tmp_path / "o"))).command_line() == "python x.py --out OUT"
 
 
-def test_runs_of_another_experiment_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that are trained are not trained again; what is measured of them has rows of its own."""
+def test_runs_of_another_experiment_are_measured_without_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tiny = experiment(tmp_path, ROWS)
-    assert study.main(tiny, given(tmp_path, ["concat"]), ["x.py"]) == 0
-    told = replace(
-        tiny, name="told", runs="tiny", measure=lambda run, tables: study.Measured({"folder": str(run.folder)})
+    assert study.main(tiny, script_options(tmp_path, ["concat"]), ["x.py"]) == 0
+    measuring = replace(
+        tiny, name="told", runs="tiny", measure=lambda run, tables: study.Measurement({"folder": str(run.folder)})
     )
     steps: list[str] = []
     step = training.Trainer.step
 
-    def noted(trainer: training.Trainer, batch: Any) -> None:
+    def record_folder(trainer: training.Trainer, batch: Any) -> None:
         steps.append(trainer.run.folder.parent.name)
         step(trainer, batch)
 
-    monkeypatch.setattr(training.Trainer, "step", noted)
-    assert study.main(told, given(tmp_path), ["x.py"]) == 0
+    monkeypatch.setattr(training.Trainer, "step", record_folder)
+    assert study.main(measuring, script_options(tmp_path), ["x.py"]) == 0
     assert set(steps) == {"unadapted"}
     rows = {row["row"]: row for row in files.read_rows(tmp_path / "told.jsonl")}
     assert {name: row["folder"] for name, row in rows.items()} == {
@@ -168,20 +174,19 @@ def test_runs_of_another_experiment_are_measured(tmp_path: Path, monkeypatch: py
     assert rows["concat"]["perplexity"] == first["perplexity"]
 
 
-def test_a_trial_is_kept_apart(tmp_path: Path) -> None:
-    """It has its own rows, folders and texts."""
-    assert study.main(experiment(tmp_path, ROWS), given(tmp_path, ["concat"], trial=True), ["x.py"]) == 0
+def test_a_trial_has_its_own_rows_and_folders(tmp_path: Path) -> None:
+    assert study.main(experiment(tmp_path, ROWS), script_options(tmp_path, ["concat"], trial=True), ["x.py"]) == 0
     assert [row["row"] for row in files.read_rows(tmp_path / "tiny-trial.jsonl")] == ["concat"]
     assert (tmp_path / "tiny-trial" / "concat" / "0").is_dir()
     assert (tmp_path / "tables" / "texts-0.01.parquet").exists()
     assert not (tmp_path / "tiny.jsonl").exists()
 
 
-def test_each_seed_is_a_row_of_its_own(tmp_path: Path) -> None:
-    """All rows with the first seed before any with the second; rows may lie elsewhere than the runs."""
+def test_each_seed_has_its_own_row(tmp_path: Path) -> None:
+    """The first seed of all rows comes before the second; rows may be in another folder than the runs."""
     tiny, results = experiment(tmp_path, ROWS), tmp_path / "results"
-    assert study.main(tiny, given(tmp_path, ["concat"], seeds=[1], results=results), ["x.py"]) == 0
-    assert study.main(tiny, given(tmp_path, seeds=[0, 1], results=results), ["x.py"]) == 0
+    assert study.main(tiny, script_options(tmp_path, ["concat"], seeds=[1], results=results), ["x.py"]) == 0
+    assert study.main(tiny, script_options(tmp_path, seeds=[0, 1], results=results), ["x.py"]) == 0
     rows = files.read_rows(results / "tiny.jsonl")
     assert [(row["row"], row["seed"]) for row in rows] == [
         ("concat", 1),
@@ -193,12 +198,12 @@ def test_each_seed_is_a_row_of_its_own(tmp_path: Path) -> None:
     assert rows[0]["sums"]["perplexity"]["key"] == rows[1]["sums"]["perplexity"]["key"]
 
 
-def test_a_half_trained_row_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped in the middle and started again it ends as one that was never stopped."""
+def test_a_stopped_training_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result equals that of a training that was never stopped."""
     for name in ("whole", "halved"):
         (tmp_path / name).mkdir()
     whole, halved = (experiment(tmp_path / name, ROWS) for name in ("whole", "halved"))
-    assert study.main(whole, given(tmp_path / "whole"), ["x.py"]) == 0
+    assert study.main(whole, script_options(tmp_path / "whole"), ["x.py"]) == 0
     steps: list[int] = []
     step = training.Trainer.step
 
@@ -209,27 +214,26 @@ def test_a_half_trained_row_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         steps.append(trainer.progress.step)
 
     monkeypatch.setattr(training.Trainer, "step", counted)
-    assert study.main(halved, given(tmp_path / "halved"), ["x.py"]) == 130
+    assert study.main(halved, script_options(tmp_path / "halved"), ["x.py"]) == 130
     assert steps == list(range(1, 9))
-    assert made(tmp_path / "halved") == []
+    assert finished_rows(tmp_path / "halved") == []
     total = Run.open(tmp_path / "whole" / "tiny" / "unadapted" / "0").log()[-1]["steps"]
     assert total > 8
     steps[:] = [0] * 9
-    assert study.main(halved, given(tmp_path / "halved"), ["x.py"]) == 0
-    assert made(tmp_path / "halved") == made(tmp_path / "whole")
+    assert study.main(halved, script_options(tmp_path / "halved"), ["x.py"]) == 0
+    assert finished_rows(tmp_path / "halved") == finished_rows(tmp_path / "whole")
     assert steps[9:] == [*range(9, total + 1), *range(1, total + 1)]
 
 
-def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A row that does not exist, an option that does not, and rows made with other options."""
+def test_mistakes_give_an_error_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny = experiment(tmp_path, {**ROWS, "odd": {"model": {"adapt": ["concatt"]}}})
-    assert study.main(tiny, given(tmp_path, ["conkat"]), ["x.py"]) == 2
+    assert study.main(tiny, script_options(tmp_path, ["conkat"]), ["x.py"]) == 2
     assert "did you mean 'concat'" in capsys.readouterr().err
-    assert study.main(tiny, given(tmp_path, ["odd"]), ["x.py"]) == 2
+    assert study.main(tiny, script_options(tmp_path, ["odd"]), ["x.py"]) == 2
     assert "row odd: unknown adapt 'concatt'" in capsys.readouterr().err
-    assert study.main(tiny, given(tmp_path, ["concat"]), ["x.py"]) == 0
+    assert study.main(tiny, script_options(tmp_path, ["concat"]), ["x.py"]) == 0
     other = experiment(tmp_path, {"concat": {"model": {**ROWS["concat"]["model"]}, "backbone": {"hidden_size": 5}}})
-    assert study.main(other, given(tmp_path), ["x.py"]) == 2
+    assert study.main(other, script_options(tmp_path), ["x.py"]) == 2
     assert "row concat 0 was made with other options" in capsys.readouterr().err
 
 
@@ -239,7 +243,7 @@ CODES = {"adapt": ["prefix"], "output_bias": []}
 
 
 @pytest.mark.parametrize(
-    ("option", "model", "same"),
+    ("option", "model", "is_same"),
     [
         (L1, {}, True),
         (L1, {"output_bias": ["sparse"]}, False),
@@ -251,98 +255,95 @@ CODES = {"adapt": ["prefix"], "output_bias": []}
         (SIZE, {"output_bias": []}, False),
     ],
 )
-def test_options_that_nothing_reads_do_not_count(
+def test_unread_options_do_not_distinguish_rows(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     option: tuple[str, str, Any, Any],
     model: dict[str, Any],
-    same: bool,
+    is_same: bool,
 ) -> None:
-    """A penalty tells rows apart that have a sparse bias, a size those that have a context vector.
-
-    Control codes have none.
-    """
+    """Only models with a sparse bias read its penalty; only models with a context vector read its size."""
     section, name, *values = option
-    for code, value in enumerate(values):
+    for index, value in enumerate(values):
         sections: dict[str, Any] = {"model": {**ROWS["concat"]["model"], **model}, "training": {}}
         sections[section][name] = value
-        wanted = 2 if code and not same else 0
-        assert study.main(experiment(tmp_path, {"one": sections}), given(tmp_path), ["x.py"]) == wanted
-    assert ("made with other options" in capsys.readouterr().err) != same
+        exit_code = 2 if index and not is_same else 0
+        assert study.main(experiment(tmp_path, {"one": sections}), script_options(tmp_path), ["x.py"]) == exit_code
+    assert ("made with other options" in capsys.readouterr().err) != is_same
 
 
-@pytest.mark.parametrize(("has", "wanted"), [(True, "bfloat16"), (False, "float32")])
-def test_precision_is_that_of_the_processor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has: bool, wanted: str
+@pytest.mark.parametrize(("is_supported", "expected"), [(True, "bfloat16"), (False, "float32")])
+def test_the_precision_depends_on_the_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_supported: bool, expected: str
 ) -> None:
-    """What a recipe leaves open or has as bfloat16 is as the processor has it; rows of another one are finished too."""
+    """Recipes can require float32; rows of another precision count as finished."""
     single = {**ROWS["concat"], "training": {"precision": "float32"}}
     half = {**ROWS["concat"], "training": {"precision": "bfloat16"}}
     tiny = experiment(tmp_path, {**ROWS, "single": single, "half": half})
-    monkeypatch.setattr(precision, "is_supported", lambda device: has)
-    made = {row: tiny.config(study.Training(row, 0), 1).training.precision for row in tiny.rows}
-    assert made == {**dict.fromkeys(tiny.rows, wanted), "single": "float32"}
-    assert study.main(tiny, given(tmp_path), ["x.py"]) == 0
-    monkeypatch.setattr(precision, "is_supported", lambda device: not has)
+    monkeypatch.setattr(precision, "is_supported", lambda device: is_supported)
+    precisions = {row: tiny.config(study.Training(row, 0), 1).training.precision for row in tiny.rows}
+    assert precisions == {**dict.fromkeys(tiny.rows, expected), "single": "float32"}
+    assert study.main(tiny, script_options(tmp_path), ["x.py"]) == 0
+    monkeypatch.setattr(precision, "is_supported", lambda device: not is_supported)
     monkeypatch.setattr(study, "make_row", lambda *_: pytest.fail("trained again"))
-    assert study.main(tiny, given(tmp_path), ["x.py"]) == 0
+    assert study.main(tiny, script_options(tmp_path), ["x.py"]) == 0
 
 
-# ---- side by side ----
+# ---- parallel trainings ----
 
 
 def job(folder: Path, rows: list[str]) -> study.Job:
-    """A job whose processes are a small script instead of a training."""
-    (folder / "fake.py").write_text(FAKE)
+    """Return a job whose processes run a small script instead of a training."""
+    (folder / "fake.py").write_text(FAKE_SCRIPT)
     command = (str(folder / "fake.py"), str(folder / "tiny.jsonl"))
-    wanted = tuple(study.Training(row, 3) for row in rows)
-    return study.Job(experiment(folder, ROWS), folder, folder, folder, wanted, 1, 2, False, command)
+    trainings = tuple(study.Training(row, 3) for row in rows)
+    return study.Job(experiment(folder, ROWS), folder, folder, folder, trainings, 1, 2, False, command)
 
 
 @pytest.fixture
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study, "POLL", 0.02)
+def _short_poll_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "POLL_SECONDS", 0.02)
 
 
-@pytest.mark.usefixtures("_impatient")
-def test_a_row_that_fails_leaves_the_others_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All others are made, each in a process that is told to make it alone; the failure is named."""
-    made = job(tmp_path, ["one", "bad", "two", "three"])
-    assert study.run_in_parallel(made, made.trainings) == 1
-    found = files.read_rows(tmp_path / "tiny.jsonl")
-    assert sorted(row["row"] for row in found) == ["one", "three", "two"]
-    assert all(row["arguments"] == ["--jobs", "1", "--only", row["row"], "--seeds", "3"] for row in found)
+@pytest.mark.usefixtures("_short_poll_interval")
+def test_a_failed_row_does_not_stop_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each row is made in its own process; the failure is reported."""
+    parallel_job = job(tmp_path, ["one", "bad", "two", "three"])
+    assert study.run_in_parallel(parallel_job, parallel_job.trainings) == 1
+    rows = files.read_rows(tmp_path / "tiny.jsonl")
+    assert sorted(row["row"] for row in rows) == ["one", "three", "two"]
+    assert all(row["arguments"] == ["--jobs", "1", "--only", row["row"], "--seeds", "3"] for row in rows)
     assert "bad 3 failed: error: nothing works" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("_impatient")
-def test_who_stops_the_script_stops_its_trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No process outlives it, and none of those waiting is started."""
+@pytest.mark.usefixtures("_short_poll_interval")
+def test_stopping_the_script_stops_its_trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting trainings are not started."""
     started: list[subprocess.Popen[bytes]] = []
-    start = study._started
+    start = study._start_process
 
-    def noted(job: study.Job, training: study.Training) -> "subprocess.Popen[bytes]":
+    def record_folder(job: study.Job, training: study.Training) -> "subprocess.Popen[bytes]":
         started.append(start(job, training))
         return started[-1]
 
-    monkeypatch.setattr(study, "_started", noted)
+    monkeypatch.setattr(study, "_start_process", record_folder)
 
-    def naps() -> Iterator[None]:
+    def interrupt_after_first() -> Iterator[None]:
         yield
         raise KeyboardInterrupt
 
-    nap = naps()
-    monkeypatch.setattr(time, "sleep", lambda _: next(nap))
-    made = job(tmp_path, ["long", "long too", "never"])
+    sleeps = interrupt_after_first()
+    monkeypatch.setattr(time, "sleep", lambda _: next(sleeps))
+    parallel_job = job(tmp_path, ["long", "long too", "never"])
     with pytest.raises(KeyboardInterrupt):
-        study.run_in_parallel(made, made.trainings)
+        study.run_in_parallel(parallel_job, parallel_job.trainings)
     assert len(started) == 2
     assert all(process.poll() is not None for process in started)
 
 
 @pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.slow)])
-def test_a_script_from_its_command_line_to_its_rows(tmp_path: Path, jobs: str) -> None:
-    """On a hundredth of few texts; only a model with a context is asked for it."""
+def test_a_script_writes_its_rows(tmp_path: Path, jobs: str) -> None:
+    """Only models with a context classify."""
     (tmp_path / "commonvoice9").mkdir()
     words = {"de": "das ist gut", "en": "a box of wool"}
     for part, count in (("train", 8000), ("dev", 60)):

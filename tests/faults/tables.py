@@ -1,4 +1,4 @@
-"""A small table in every encoding, and what becomes of one in each role."""
+"""A small table in every encoding, and checks of the outcome of reading it in each role."""
 
 import bz2
 import csv
@@ -21,7 +21,7 @@ from factorcell.config import Config
 
 Row = dict[str, Any]
 Write = Callable[[list[Row], Path], Any]
-Expected = str | int  # what the error says, or how many texts there are
+Expected = str | int  # the error message, or the number of texts
 
 ROWS: list[Row] = [
     {
@@ -41,7 +41,7 @@ ROWS: list[Row] = [
         ("warm sand", "Nice", "31", "blue sea", "[0, 0]", "5", "2025-07-11T20:30:00+02:00", "bob"),
     )
 ]
-DATA = Config.of(
+CONFIG = Config.of(
     context=("city:category", "temp:number", "note:text", "vec:vector", "turn:cyclic=6"),
     user="who",
     time="when",
@@ -54,25 +54,25 @@ ROLES = ("train", "dev", "score")
 ROLE = ["train", pytest.param("dev", marks=pytest.mark.slow), pytest.param("score", marks=pytest.mark.slow)]
 
 
-def taken(source: Any, role: str, run: Run) -> Corpus:
-    """The corpus of a source in its role."""
+def read_in_role(source: Any, role: str, run: Run) -> Corpus:
+    """Read a source as training, development or scored texts."""
     if role == "train":
-        return prepare(source, DATA)
+        return prepare(source, CONFIG)
     return run.prepare(source, unknown="group" if role == "dev" else "expected")
 
 
-def judge(source: Any, role: str, run: Run, expected: Expected) -> Corpus | None:
-    """Hold what becomes of a source against what is `expected`."""
+def check_outcome(source: Any, role: str, run: Run, expected: Expected) -> Corpus | None:
+    """Check that reading a source fails with the `expected` message or gives the `expected` number of texts."""
     if isinstance(expected, str):
         with pytest.raises(UserError) as error:
-            taken(source, role, run)
-        said = str(error.value)
-        assert expected in said
-        assert "\n" not in said
-        assert len(said) < 1000
-        assert not isinstance(source, Path) or str(source) in said
+            read_in_role(source, role, run)
+        message = str(error.value)
+        assert expected in message
+        assert "\n" not in message
+        assert len(message) < 1000
+        assert not isinstance(source, Path) or str(source) in message
         return None
-    corpus = taken(source, role, run)
+    corpus = read_in_role(source, role, run)
     assert len(corpus) == expected
     if role != "train":
         assert np.isfinite(run.nats(corpus)).all()
@@ -80,15 +80,15 @@ def judge(source: Any, role: str, run: Run, expected: Expected) -> Corpus | None
 
 
 def scores(run: Run, rows: list[Row] = ROWS) -> NDArray[np.float32]:
-    """Nats of plain rows."""
+    """Return the nats of rows."""
     return run.nats(run.prepare(rows, unknown="expected"))
 
 
-# How rows are written.
+# Encodings of rows.
 
 
 def delimited(rows: list[Row], delimiter: str = ",", newline: str = "\n", encoding: str = "utf-8") -> bytes:
-    """Rows as a CSV file."""
+    """Return rows as a CSV file."""
     stream = io.StringIO(newline="")
     writer = csv.DictWriter(stream, list(rows[0]), delimiter=delimiter, lineterminator=newline)
     writer.writeheader()
@@ -97,26 +97,26 @@ def delimited(rows: list[Row], delimiter: str = ",", newline: str = "\n", encodi
 
 
 def json_lines(rows: list[Row], newline: str = "\n") -> bytes:
-    """Rows as JSON lines."""
+    """Return rows as JSON lines."""
     return "".join(json.dumps(row) + newline for row in rows).encode()
 
 
 def parquet(rows: list[Row], **options: Any) -> bytes:
-    """Rows as a Parquet file."""
+    """Return rows as a Parquet file."""
     stream = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows), stream, **options)
     return stream.getvalue()
 
 
 def zstd(content: bytes) -> bytes:
-    """Content compressed by Zstandard."""
+    """Compress content with Zstandard."""
     stream = pa.BufferOutputStream()
     with pa.CompressedOutputStream(stream, "zstd") as out:
         out.write(content)
     return stream.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
 
-PACKED: dict[str, Callable[[bytes], bytes]] = {
+COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
     ".bz2": bz2.compress,
     ".xz": lzma.compress,
@@ -125,7 +125,7 @@ PACKED: dict[str, Callable[[bytes], bytes]] = {
 
 
 def file(name: str, encode: Callable[[list[Row]], bytes]) -> Write:
-    """A writer of files of this name."""
+    """Return a function that writes rows to a file of this name."""
 
     def write(rows: list[Row], folder: Path) -> Path:
         path = folder / name
@@ -138,13 +138,13 @@ def file(name: str, encode: Callable[[list[Row]], bytes]) -> Write:
 PLAIN, PARQUET, LINES = delimited(ROWS), parquet(ROWS), json_lines(ROWS)
 
 
-def changed(row: int, **cells: Any) -> list[Row]:
-    """`ROWS` with other values in one row."""
-    return [{**one, **cells} if number == row else one for number, one in enumerate(ROWS, 1)]
+def rows_with_change(row: int, **cells: Any) -> list[Row]:
+    """Return `ROWS` with other values in one row."""
+    return [{**other, **cells} if number == row else other for number, other in enumerate(ROWS, 1)]
 
 
-def without(name: str) -> list[Row]:
-    """The plain rows without a column."""
+def rows_without_column(name: str) -> list[Row]:
+    """Return `ROWS` without a column."""
     return [{key: value for key, value in row.items() if key != name} for row in ROWS]
 
 

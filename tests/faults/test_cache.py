@@ -1,4 +1,4 @@
-"""What can go wrong between a table and its corpus: files that change while they are read, caches that fail."""
+"""Faults between a table and its corpus: files that change while they are read, and caches that fail."""
 
 import json
 import os
@@ -48,7 +48,7 @@ ROWS = [
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """A table of `rows`."""
+    """Write `rows` as JSON lines."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
@@ -59,20 +59,20 @@ def table(tmp_path: Path) -> Path:
     return write(tmp_path / "rows.jsonl", ROWS)
 
 
-def same(found: Corpus, expected: Corpus) -> None:
-    """All arrays and names are equal."""
+def assert_same_corpus(corpus: Corpus, expected: Corpus) -> None:
+    """Check that all arrays and names are equal."""
     for name in ("tokens", "offsets", "categories", "numbers", "users"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
-    for vectors, others in zip(found.vectors, expected.vectors, strict=True):
+        np.testing.assert_array_equal(getattr(corpus, name), getattr(expected, name))
+    for vectors, others in zip(corpus.vectors, expected.vectors, strict=True):
         np.testing.assert_array_equal(vectors, others)
-    for bags, words in zip(found.bags, expected.bags, strict=True):
+    for bags, words in zip(corpus.bags, expected.bags, strict=True):
         np.testing.assert_array_equal(bags.values, words.values)
         np.testing.assert_array_equal(bags.offsets, words.offsets)
-    assert found.originals is not None
+    assert corpus.originals is not None
     assert expected.originals is not None
-    for array, other in zip(found.originals, expected.originals, strict=True):
+    for array, other in zip(corpus.originals, expected.originals, strict=True):
         np.testing.assert_array_equal(array, other)
-    assert (found.tokenizer.tokens, found.schema) == (expected.tokenizer.tokens, expected.schema)
+    assert (corpus.tokenizer.tokens, corpus.schema) == (expected.tokenizer.tokens, expected.schema)
 
 
 CHANGES: dict[str, Callable[[Path], Any]] = {
@@ -85,7 +85,7 @@ CHANGES: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("moment", ["after its hash", "after a chunk"])
-def test_a_table_that_changes_is_never_kept(
+def test_a_table_that_changes_while_it_is_read_is_not_cached(
     change: str,
     moment: str,
     table: Path,
@@ -94,16 +94,16 @@ def test_a_table_that_changes_is_never_kept(
 ) -> None:
     monkeypatch.setattr(chunks, "CHUNK_ROWS", 16)
     cache = tmp_path / "cache"
-    place, name = (caching, "ContextColumns") if moment == "after its hash" else (TokenizedTexts, "add")
-    was = getattr(place, name)
+    owner, name = (caching, "ContextColumns") if moment == "after its hash" else (TokenizedTexts, "add")
+    original = getattr(owner, name)
 
-    def changing(*given: Any) -> Any:
-        monkeypatch.setattr(place, name, was)
-        found = was(*given)
+    def change_table(*arguments: Any) -> Any:
+        monkeypatch.setattr(owner, name, original)
+        result = original(*arguments)
         CHANGES[change](table)
-        return found
+        return result
 
-    monkeypatch.setattr(place, name, changing)
+    monkeypatch.setattr(owner, name, change_table)
     with pytest.raises(
         UserError, match=r"rows\.jsonl" if moment == "after a chunk" else r"No such file|changed while it"
     ) as error:
@@ -113,18 +113,18 @@ def test_a_table_that_changes_is_never_kept(
     rows = ROWS if change == "gone" else [json.loads(line) for line in table.read_text().splitlines()[:100]]
     write(table, rows)
     for _ in range(2):
-        same(prepare(table, CONFIG, cache=cache), prepare(rows, CONFIG))
+        assert_same_corpus(prepare(table, CONFIG, cache=cache), prepare(rows, CONFIG))
 
 
-def test_any_byte_of_an_entry_counts(table: Path, tmp_path: Path) -> None:
-    cache, expected, chosen = tmp_path / "cache", prepare(ROWS, CONFIG), random.Random(1)
+def test_any_damaged_byte_invalidates_a_cache_entry(table: Path, tmp_path: Path) -> None:
+    cache, expected, generator = tmp_path / "cache", prepare(ROWS, CONFIG), random.Random(1)
     prepare(table, CONFIG, cache=cache)
     (folder,) = cache.iterdir()
-    kept = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert len(kept) == 14
-    for name, whole in kept.items():
-        place = chosen.randrange(len(whole))
-        altered = whole[:place] + bytes([whole[place] ^ 1 << chosen.randrange(8)]) + whole[place + 1 :]
+    contents = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert len(contents) == 14
+    for name, whole in contents.items():
+        place = generator.randrange(len(whole))
+        altered = whole[:place] + bytes([whole[place] ^ 1 << generator.randrange(8)]) + whole[place + 1 :]
         for damaged in (altered, whole[:-1], b"", None):
             (folder / name).unlink()
             if damaged is not None:
@@ -134,21 +134,21 @@ def test_any_byte_of_an_entry_counts(table: Path, tmp_path: Path) -> None:
             (folder / name).write_bytes(whole)
     assert cache_entry.load(folder, CONFIG) is not None
     (folder / "tokens.npy").unlink()
-    same(prepare(table, CONFIG, cache=cache), expected)
+    assert_same_corpus(prepare(table, CONFIG, cache=cache), expected)
 
 
-def no_space(*given: Any) -> None:
-    """As on a full disk."""
+def raise_no_space(*arguments: Any) -> None:
+    """Fail like a full disk."""
     raise OSError(28, "No space left on device")
 
 
-def no_home() -> Path:
-    """As for a user whom the machine does not know."""
+def raise_no_home() -> Path:
+    """Fail like `Path.home` for an unknown user."""
     raise RuntimeError("Could not determine home directory.")
 
 
 @pytest.mark.parametrize("fault", ["a file", "below a file", "full", "no home", "not writable"])
-def test_a_cache_that_cannot_be_written_is_one_line_and_no_error(
+def test_an_unwritable_cache_gives_a_notice_in_one_line(
     fault: str,
     table: Path,
     tmp_path: Path,
@@ -159,28 +159,28 @@ def test_a_cache_that_cannot_be_written_is_one_line_and_no_error(
         fault, tmp_path / "cache"
     )
     if fault == "full":
-        monkeypatch.setattr(cache_entry, "save", no_space)
+        monkeypatch.setattr(cache_entry, "save", raise_no_space)
     elif fault == "no home":
         for name in ("FACTORCELL_CACHE", "XDG_CACHE_HOME"):
             monkeypatch.delenv(name, raising=False)
-        monkeypatch.setattr(Path, "home", no_home)
+        monkeypatch.setattr(Path, "home", raise_no_home)
         cache = None
     elif fault == "not writable":
         if os.geteuid() == 0:
-            pytest.skip("nothing is forbidden to root")
+            pytest.skip("root may write everywhere")
         (tmp_path / "cache").mkdir(mode=0o500)
-    with pytest.warns(Notice, match=r"the cache cannot be written \(.*\); .*rows\.jsonl is kept in memory$") as said:
-        found = prepare(table, CONFIG, cache=cache)
-    assert len(said) == 1
-    assert "\n" not in str(said[0].message)
-    assert not isinstance(found.tokens, np.memmap)
-    same(found, prepare(ROWS, CONFIG))
+    with pytest.warns(Notice, match=r"the cache cannot be written \(.*\); .*rows\.jsonl is kept in memory$") as notices:
+        corpus = prepare(table, CONFIG, cache=cache)
+    assert len(notices) == 1
+    assert "\n" not in str(notices[0].message)
+    assert not isinstance(corpus.tokens, np.memmap)
+    assert_same_corpus(corpus, prepare(ROWS, CONFIG))
     if fault == "full":
         assert list((tmp_path / "cache").iterdir()) == []
 
 
 @pytest.mark.filterwarnings("always::factorcell.config.Notice")
-def test_a_command_says_it_in_one_line(
+def test_a_command_prints_the_notice_in_one_line(
     table: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -190,12 +190,12 @@ def test_a_command_says_it_in_one_line(
     monkeypatch.setenv("FACTORCELL_CACHE", str(tmp_path / "file"))
     out = tmp_path / "model"
     assert main(["baseline", "ngram", str(table), "--out", str(out), "--order", "2"]) == 0
-    found = [line for line in capsys.readouterr().err.splitlines() if "cache" in line]
-    assert found == [f"Notice: the cache cannot be written ({tmp_path}/file: File exists); {table} is kept in memory"]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "cache" in line]
+    assert lines == [f"Notice: the cache cannot be written ({tmp_path}/file: File exists); {table} is kept in memory"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="permissions of POSIX")
-def test_entries_are_as_open_to_others_as_other_files(table: Path, tmp_path: Path) -> None:
+def test_cache_entries_have_the_permissions_of_other_files(table: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     for mask, others in ((0o022, 0o55), (0o002, 0o75), (0o077, 0o00)):
         old = os.umask(mask)
@@ -209,7 +209,7 @@ def test_entries_are_as_open_to_others_as_other_files(table: Path, tmp_path: Pat
         shutil.rmtree(cache)
 
 
-def test_what_a_killed_process_left_goes_after_a_day(table: Path, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_deleted_after_a_day(table: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     for name, age in (("new", 0), ("old", cache_entry.STALE + 60)):
         (cache / f"{name}.partial").mkdir(parents=True)
@@ -219,7 +219,7 @@ def test_what_a_killed_process_left_goes_after_a_day(table: Path, tmp_path: Path
     assert (cache / "new.partial").exists()
 
 
-def test_what_another_process_puts_in_place_meanwhile_is_passed_by(table: Path, tmp_path: Path) -> None:
+def test_leftovers_that_cannot_be_read_are_ignored(table: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     cache.mkdir()
     (cache / "other.partial").symlink_to(tmp_path / "nowhere")
@@ -229,23 +229,23 @@ def test_what_another_process_puts_in_place_meanwhile_is_passed_by(table: Path, 
     assert len(list(cache.iterdir())) == 2
 
 
-def fill(table: Path, cache: Path) -> None:
-    """Write one entry after the other."""
+def fill_caches(table: Path, cache: Path) -> None:
+    """Write one cache after the other."""
     for number in range(1000):
         prepare(table, CONFIG, cache=cache / str(number))
 
 
 @pytest.mark.slow
 @requires_fork
-def test_kill_at_any_moment(table: Path, tmp_path: Path) -> None:
+def test_a_kill_at_any_moment_leaves_no_damaged_entry(table: Path, tmp_path: Path) -> None:
     write(table, ROWS * 20)
-    expected, chosen = prepare(ROWS * 20, CONFIG), random.Random(0)
+    expected, generator = prepare(ROWS * 20, CONFIG), random.Random(0)
     for trial in range(40):
         cache = tmp_path / f"cache {trial}"
-        assert run_and_kill(partial(fill, table, cache), chosen.uniform(0, 1))
-        begun = sorted(cache.iterdir(), key=lambda path: int(path.name)) if cache.exists() else []
-        for folder in begun[-2:]:
-            for found in folder.glob("*"):
-                assert found.suffix == ".partial" or cache_entry.load(found, CONFIG) is not None
-            same(prepare(table, CONFIG, cache=folder), expected)
-            same(prepare(table, CONFIG, cache=folder), expected)
+        assert run_and_kill(partial(fill_caches, table, cache), generator.uniform(0, 1))
+        folders = sorted(cache.iterdir(), key=lambda path: int(path.name)) if cache.exists() else []
+        for folder in folders[-2:]:
+            for entry in folder.glob("*"):
+                assert entry.suffix == ".partial" or cache_entry.load(entry, CONFIG) is not None
+            assert_same_corpus(prepare(table, CONFIG, cache=folder), expected)
+            assert_same_corpus(prepare(table, CONFIG, cache=folder), expected)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.tables import PARQUET, PLAIN
 
-READ = """
+READER = """
 import sys
 from factorcell.config import UserError
 from factorcell.data.tables import open_table
@@ -31,11 +31,13 @@ TABLES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["all", "first"])
+@pytest.mark.parametrize("extent", ["all", "first"])
 @pytest.mark.parametrize("name", TABLES)
-def test_a_reader_that_ends_early_does_not_abort(name: str, how: str, tmp_path: Path) -> None:
+def test_a_reader_that_ends_early_does_not_abort(name: str, extent: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(TABLES[name])
     for _ in range(20):
-        done = subprocess.run([sys.executable, "-c", READ, str(path), how], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", READER, str(path), extent], capture_output=True, text=True, check=False
+        )
         assert (done.returncode, done.stderr) == (2, "")

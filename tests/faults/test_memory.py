@@ -1,12 +1,12 @@
-"""What a training takes is near what was estimated for it."""
+"""The estimate of the memory of a training is near its actual peak."""
 
 import subprocess
 import sys
 
 import pytest
 
-# Peak memory beyond that of the libraries, over the estimate.
-MEASURED = """
+# Prints the peak memory without that of the libraries, relative to the estimate.
+MEASUREMENT = """
 import pathlib, re, sys, tempfile, json
 from factorcell.config import Config
 from factorcell.data.cache import prepare
@@ -19,16 +19,16 @@ rows = [{"text": " ".join(words[(17 * i + j) % 8000] for j in range(40)), "city"
 training = {"epochs": 0.5, "batch_tokens": 4000, "evaluations": 1, "threads": 1, "device": "cpu", "save_every": 1}
 config = Config.of(context=("city",), min_count=1, **training, **model)
 small = Config.of(context=("city",), min_count=1, **training).with_options(batch_tokens=100)
-def peak(config, rows):
+def measure(config, rows):
     corpus = prepare(rows, config)
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(folder + "/run", config, corpus.tokenizer, corpus.schema)
         for _ in train(run, corpus, corpus.select(range(3))):
             pass
-    own = re.search(r"VmHWM:\\s*(\\d+)", pathlib.Path("/proc/self/status").read_text())  # ru_maxrss has the parent's
-    return int(own[1]) << 10, run, corpus
-before, _, _ = peak(small, rows[:3])
-after, run, corpus = peak(config, rows)
+    peak = re.search(r"VmHWM:\\s*(\\d+)", pathlib.Path("/proc/self/status").read_text())  # ru_maxrss counts the parent
+    return int(peak[1]) << 10, run, corpus
+before, _, _ = measure(small, rows[:3])
+after, run, corpus = measure(config, rows)
 size = int(corpus.offsets[-1]), len(corpus)
 print((after - before) / sizes.step_bytes(config, len(run.tokenizer), run.schema, *size))
 """
@@ -44,6 +44,6 @@ print((after - before) / sizes.step_bytes(config, len(run.tokenizer), run.schema
         '{"hidden_size": 1000, "embedding_size": 100, "cell": "lstm", "adapt": [], "output_bias": []}',
     ],
 )
-def test_a_training_takes_what_was_estimated(model: str) -> None:
-    done = subprocess.run([sys.executable, "-c", MEASURED, model], capture_output=True, text=True, check=True)
+def test_the_memory_of_a_training_is_near_its_estimate(model: str) -> None:
+    done = subprocess.run([sys.executable, "-c", MEASUREMENT, model], capture_output=True, text=True, check=True)
     assert 1 / 3 < float(done.stdout) < 1.2

@@ -1,4 +1,4 @@
-"""Damage to the folders of every kind of model: refused in a line that names the file."""
+"""Damage to the folders of every kind of model is refused in a line that names the file."""
 
 import json
 import math
@@ -25,12 +25,12 @@ from tests.model_folders import LETTERS, MODELS, make_models
 from tests.small_runs import ROWS
 
 # Files that scoring does not read.
-UNHEARD = ("training.lock", "training.json", "README.md", "log.jsonl", "results.jsonl", "checkpoint.safetensors")
+UNREAD = ("training.lock", "training.json", "README.md", "log.jsonl", "results.jsonl", "checkpoint.safetensors")
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tiny models of every kind, and one of a fine-tuning."""
+def models_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny models of every kind, one of them fine-tuned."""
     folder = tmp_path_factory.mktemp("world") / "models"
     make_models(folder)
     shutil.copytree(folder / "words", folder / "tuned")
@@ -45,102 +45,102 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def answers(folder: Path) -> Any:
-    """All that the model in a folder says: nats, and what it suggests to whom."""
+def model_outputs(folder: Path) -> Any:
+    """Return everything that the model in a folder computes: nats, and suggestions for a user."""
     model = open_scorer(folder)
-    asked = [{"text": text, "city": "Oslo"} for text in LETTERS] if folder.name == "letters" else ROWS
-    said: list[Any] = [model.nats(model.prepare(asked)).tobytes()]
+    texts = [{"text": text, "city": "Oslo"} for text in LETTERS] if folder.name == "letters" else ROWS
+    results: list[Any] = [model.nats(model.prepare(texts)).tobytes()]
     if folder.name == "letters":
         run = Run.open(folder)
         user = learn_one(run, User.new(run), "bake bread")
         blend = Blend(Completer(run), Popularity.from_run(run))
-        said += [user.vector.tobytes(), LearningRule.load(run.folder), blend.complete("ba", user, k=3)]
+        results += [user.vector.tobytes(), LearningRule.load(run.folder), blend.complete("ba", user, k=3)]
     if folder.name == "tuned":
         start = StartingPoint.read(folder)
         assert start is not None
-        said += [start.l1, start.parts, {name: value.numpy().tobytes() for name, value in start.values.items()}]
-    return said
+        results += [start.l1, start.parts, {name: value.numpy().tobytes() for name, value in start.values.items()}]
+    return results
 
 
-def parts(folder: Path) -> Iterator[Path]:
-    """The files that a folder's model is made of."""
-    return (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in UNHEARD)
+def model_files(folder: Path) -> Iterator[Path]:
+    """Yield the files of the model in a folder."""
+    return (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in UNREAD)
 
 
-def flip(folder: Path, count: int, seed: int) -> None:
-    """Flip `count` bits at random places, one at a time, of every file of a folder in turn; ask the model each time."""
-    draw, expected = random.Random(seed), answers(folder)
-    found = list(parts(folder))
+def flip_bits(folder: Path, count: int, seed: int) -> None:
+    """Flip `count` random bits one at a time, in every file of a folder in turn; open the model each time."""
+    draw, expected = random.Random(seed), model_outputs(folder)
+    paths = list(model_files(folder))
     for number in range(count):
-        path = found[number % len(found)]
+        path = paths[number % len(paths)]
         whole = path.read_bytes()
         altered, bit = bytearray(whole), draw.randrange(8 * len(whole))
         altered[bit // 8] ^= 1 << bit % 8
         path.write_bytes(altered)
         with pytest.raises(UserError) as error:
-            answers(folder)
+            model_outputs(folder)
         assert str(path) in str(error.value), bit
         assert "\n" not in str(error.value)
         assert any(str(path) in finding.text for finding in check(folder) if not finding.is_valid), (path, bit)
         path.write_bytes(whole)
-    assert answers(folder) == expected
+    assert model_outputs(folder) == expected
 
 
 NAMES = (*(name for name in MODELS if name != "mixture"), "tuned")
 
 
 @pytest.mark.parametrize("name", [*NAMES, "mixture"])
-def test_a_flipped_bit_is_refused_and_named(name: str, world: Path) -> None:
-    flip(world / name, 8, seed=1)
+def test_a_flipped_bit_is_refused_and_named(name: str, models_folder: Path) -> None:
+    flip_bits(models_folder / name, 8, seed=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*NAMES, "mixture"])
-def test_many_flipped_bits_are_refused_and_named(name: str, world: Path) -> None:
-    flip(world / name, 400, seed=3)
+def test_many_flipped_bits_are_refused_and_named(name: str, models_folder: Path) -> None:
+    flip_bits(models_folder / name, 400, seed=3)
 
 
-def test_whole_folders_are_right(world: Path) -> None:
+def test_undamaged_folders_pass_the_check(models_folder: Path) -> None:
     for name in (*NAMES, "mixture"):
-        found = check(world / name)
-        assert [one.text for one in found if not one.is_valid] == []
-        said = {one.path.name: one.text for one in found if one.path.parent == world / name}
-        assert {text for file, text in said.items() if file.endswith(".json")} == {"as it was written"}
-    found = check(world / "mixture")
-    assert {one.path.parent.name for one in found} >= {"mixture", "words", "ngram", "separate", "value-0001"}
-    words = {one.path.name: one.text for one in check(world / "words")}
+        findings = check(models_folder / name)
+        assert [finding.text for finding in findings if not finding.is_valid] == []
+        texts = {finding.path.name: finding.text for finding in findings if finding.path.parent == models_folder / name}
+        assert {text for file, text in texts.items() if file.endswith(".json")} == {"as it was written"}
+    findings = check(models_folder / "mixture")
+    assert {finding.path.parent.name for finding in findings} >= {"mixture", "words", "ngram", "separate", "value-0001"}
+    words = {finding.path.name: finding.text for finding in check(models_folder / "words")}
     assert words["log.jsonl"] == "readable, not in the manifest"
     assert "README.md" not in words
     assert words["words"] == "opens"
 
 
-def test_folders_without_a_manifest_open(world: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(world, tmp_path / "copy"))
+def test_folders_without_a_manifest_open(models_folder: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(models_folder, tmp_path / "copy"))
     for path in copy.rglob(digests.FILE):
         path.unlink()
     for name in MODELS:
-        found = check(copy / name)
-        assert [one.text for one in found if not one.is_valid] == []
-        assert found[0].text.startswith("no digests.json: it was deleted; ")
+        findings = check(copy / name)
+        assert [finding.text for finding in findings if not finding.is_valid] == []
+        assert findings[0].text.startswith("no digests.json: it was deleted; ")
 
 
-def test_what_else_is_wrong_with_a_folder_is_named(world: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(world / "letters", tmp_path / "letters"))
+def test_missing_and_unreadable_files_are_named(models_folder: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(models_folder / "letters", tmp_path / "letters"))
     (copy / POPULARITY).unlink()
-    found = {one.path.name: one for one in check(copy)}
-    assert (found[POPULARITY].is_valid, found[POPULARITY].text) == (True, "deleted since it was written")
-    assert all(one.is_valid for one in found.values())
+    findings = {finding.path.name: finding for finding in check(copy)}
+    assert (findings[POPULARITY].is_valid, findings[POPULARITY].text) == (True, "deleted since it was written")
+    assert all(finding.is_valid for finding in findings.values())
     (copy / "results.jsonl").write_text('{"kind": \n{}\n')
     (copy / "vocabulary.txt").unlink()
-    wrong = [one for one in check(copy) if not one.is_valid]
-    assert [one.path.name for one in wrong] == ["results.jsonl", "letters"]
+    wrong = [finding for finding in check(copy) if not finding.is_valid]
+    assert [finding.path.name for finding in wrong] == ["results.jsonl", "letters"]
     assert "results.jsonl line 1" in wrong[0].text
     assert "vocabulary.txt: there is no such file" in wrong[1].text
     with pytest.raises(UserError, match="nowhere: there is no such folder"):
         check(tmp_path / "nowhere")
 
 
-# A file, what is put into its JSON by our own writer (so that its digest is right), and who reads it.
+# File, values to write into its JSON with the package's own writer (so the digest is right), and reader.
 Change = dict[str, Any]
 NOT_NUMBERS: tuple[Any, ...] = (math.nan, math.inf, "1", None, True, [0.1])
 RATES: list[Change] = [{name: value} for name in ("rate", "reach") for value in (*NOT_NUMBERS, -1.0)]
@@ -165,14 +165,16 @@ CHANGES: dict[str, tuple[list[Change], Callable[[Path], Any]]] = {
     "separate/separate.json": (SEPARATES, open_scorer),
     "mixture/mixture.json": (MIXTURES, open_scorer),
 }
-WRONG = [(name, change, read) for name, (changes, read) in CHANGES.items() for change in changes]
+WRONG_VALUES = [(name, change, read) for name, (changes, read) in CHANGES.items() for change in changes]
 
 
-@pytest.mark.parametrize(("name", "change", "read"), WRONG, ids=[f"{name}-{change}" for name, change, _ in WRONG])
+@pytest.mark.parametrize(
+    ("name", "change", "read"), WRONG_VALUES, ids=[f"{name}-{change}" for name, change, _ in WRONG_VALUES]
+)
 def test_wrong_values_are_refused_and_the_file_is_named(
-    name: str, change: Change, read: Callable[[Path], Any], world: Path, tmp_path: Path
+    name: str, change: Change, read: Callable[[Path], Any], models_folder: Path, tmp_path: Path
 ) -> None:
-    copy = Path(shutil.copytree(world, tmp_path / "copy"))
+    copy = Path(shutil.copytree(models_folder, tmp_path / "copy"))
     files.write_json(copy / name, {**files.read_json(copy / name), **change})
     with pytest.raises(UserError) as error:
         read((copy / name).parent)
@@ -224,8 +226,8 @@ def test_schemas_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
             ContextSchema.load(path)
 
 
-def test_weights_that_are_no_numbers_are_refused(world: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(world / "words", tmp_path / "words"))
+def test_weights_that_are_not_finite_are_refused(models_folder: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(models_folder / "words", tmp_path / "words"))
     run = Run.open(copy)
     run.model.embedding[3, 1] = np.nan
     run.save_weights({})
@@ -236,21 +238,21 @@ def test_weights_that_are_no_numbers_are_refused(world: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("line", ["\\Uffffffff", "\\U00110000"])
-def test_a_token_that_is_no_character_is_damage(line: str, world: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(world / "words", tmp_path / "words"))
+def test_an_invalid_escape_in_the_vocabulary_is_damage(line: str, models_folder: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(models_folder / "words", tmp_path / "words"))
     files.write(copy / "vocabulary.txt", (copy / "vocabulary.txt").read_bytes() + f"{line}\n".encode())
     with pytest.raises(UserError, match=r"vocabulary.txt: damaged"):
         Run.open(copy)
 
 
-def test_the_manifest_names_no_place(world: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(world / "words", tmp_path / "renamed"))
-    assert answers(copy) == answers(world / "words")
+def test_the_manifest_does_not_depend_on_the_folder(models_folder: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(models_folder / "words", tmp_path / "renamed"))
+    assert model_outputs(copy) == model_outputs(models_folder / "words")
     listed = json.loads((copy / digests.FILE).read_bytes())["files"]
     assert listed["config.json"] == [digests.sha256_of((copy / "config.json").read_bytes())]
 
 
-DEEP = {
+DEEPLY_NESTED = {
     ("a list", "config.json"): lambda depth: "[" * depth + "]" * depth,
     ("an object", "config.json"): lambda depth: '{"model": ' * depth + "1" + "}" * depth,
     ("an option", "config.json"): lambda depth: '{"model": {"adapt": ' + "[" * depth + "]" * depth + "}}",
@@ -261,10 +263,10 @@ DEEP = {
 
 
 @pytest.mark.parametrize("depth", [500, 10_000])
-@pytest.mark.parametrize("case", DEEP, ids=" in ".join)
-def test_what_is_nested_deep_is_refused(case: tuple[str, str], depth: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", DEEPLY_NESTED, ids=" in ".join)
+def test_deeply_nested_files_are_refused(case: tuple[str, str], depth: int, tmp_path: Path) -> None:
     path = tmp_path / case[1]
-    path.write_text(DEEP[case](depth))
+    path.write_text(DEEPLY_NESTED[case](depth))
     for read in (Config.load, search_space.read) if path.suffix == ".toml" else (Config.load,):
         with pytest.raises(UserError) as error:
             read(path)

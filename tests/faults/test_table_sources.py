@@ -1,4 +1,4 @@
-"""What is no table, the same table in other dress, and what grows without end."""
+"""Sources that are not tables, the same table in other encodings, and endless files."""
 
 import gzip
 import io
@@ -17,27 +17,27 @@ from factorcell import Run
 from factorcell.data import content as contents
 from factorcell.data.parquet_files import HIVE_NULL
 from tests.faults.tables import (
+    COMPRESSIONS,
     LINES,
-    PACKED,
     PARQUET,
     PLAIN,
     ROWS,
     WIDE,
     Expected,
-    changed,
+    check_outcome,
     delimited,
     json_lines,
-    judge,
     parquet,
+    rows_with_change,
+    rows_without_column,
     scores,
-    without,
 )
 
 TABLE = pa.Table.from_pylist(ROWS)
 
 
 class Capsule:
-    """A table of a library that is known only by the Arrow PyCapsule interface, as polars data frames are."""
+    """A table that only has the Arrow PyCapsule interface, like polars data frames."""
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table
@@ -46,7 +46,7 @@ class Capsule:
         return self.table.__arrow_c_stream__(requested_schema)
 
 
-# Sources in Python that are not tables, or unusual ones.
+# Unusual and invalid sources in Python.
 SOURCES: list[tuple[str, Any, Expected]] = [
     ("no rows", [], "empty, no columns and no rows"),
     ("one row", ROWS[0], 1),
@@ -58,19 +58,19 @@ SOURCES: list[tuple[str, Any, Expected]] = [
     ("lists", [list(row.values()) for row in ROWS], "row 1: expected a dict from column to value, got list"),
     ("columns of two lengths", {"text": ["a", "b"], "city": ["a"]}, "in-memory table: column city has 1 rows"),
     ("columns of no length", {name: [] for name in ROWS[0]}, "no rows"),
-    ("rows that lack a key", [ROWS[0], without("city")[1]], 2),
-    ("no text", without("text"), "no column 'text'"),
-    ("half a pair in a name", [{**row, "\ud800": 1} for row in without("text")], "it has city"),
+    ("rows that lack a key", [ROWS[0], rows_without_column("city")[1]], 2),
+    ("no text", rows_without_column("text"), "no column 'text'"),
+    ("half a pair in a name", [{**row, "\ud800": 1} for row in rows_without_column("text")], "it has city"),
     ("10,000 columns", WIDE, 4),
     ("an array", np.zeros((2, 2)), "ndarray"),
     ("frame of nothing", pd.DataFrame(), "empty, no columns and no rows"),
     ("frame of no rows", pd.DataFrame(ROWS)[:0], "no rows"),
     ("frame with a column twice", pd.DataFrame([["a", "b"]], columns=["text", "text"]), "the header has 'text' twice"),
-    ("frame that mixes types", pd.DataFrame(changed(2, city=5)), 4),
+    ("frame that mixes types", pd.DataFrame(rows_with_change(2, city=5)), 4),
     ("frame of intervals", pd.DataFrame(ROWS).assign(city=pd.cut([1, 2, 3, 4], 2)), 4),
     ("frame of sparse numbers", pd.DataFrame(ROWS).assign(temp=pd.arrays.SparseArray([0.0, 0.0, 1.0, 0.0])), 4),
-    ("frame of nested values", pd.DataFrame(changed(2, city=[1])), "row 2: city is a list"),
-    ("frame of bytes", pd.DataFrame(changed(2, city=b"\xff")), "row 2: city: expected text"),
+    ("frame of nested values", pd.DataFrame(rows_with_change(2, city=[1])), "row 2: city is a list"),
+    ("frame of bytes", pd.DataFrame(rows_with_change(2, city=b"\xff")), "row 2: city: expected text"),
     ("frame of times", pd.DataFrame(ROWS).assign(when=pd.Timestamp("2026-01-01T10:00")), 4),
     ("frame of the last times", pd.DataFrame(ROWS).assign(when=pd.Timestamp.max), 4),
     ("frame of no times", pd.DataFrame(ROWS).assign(when=pd.NaT), "row 1: when is empty"),
@@ -84,30 +84,28 @@ SOURCES: list[tuple[str, Any, Expected]] = [
 
 
 @pytest.mark.parametrize("role", ["train", pytest.param("dev", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("source", "expected"), [one[1:] for one in SOURCES], ids=[one[0] for one in SOURCES])
-def test_sources(source: Any, expected: Expected, role: str, run: Run) -> None:
-    judge(source, role, run, expected)
+@pytest.mark.parametrize(("source", "expected"), [case[1:] for case in SOURCES], ids=[case[0] for case in SOURCES])
+def test_python_sources(source: Any, expected: Expected, role: str, run: Run) -> None:
+    check_outcome(source, role, run, expected)
 
 
-# Places that are no regular file.
+# Paths that are not regular files.
 
 
-def fifo(path: Path) -> None:
-    """A pipe to which nobody writes."""
+def make_pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-def loop(path: Path) -> None:
-    """A link to itself."""
+def make_link_to_itself(path: Path) -> None:
     path.symlink_to(path)
 
 
-def locked(path: Path) -> None:
-    """A file that nobody may read."""
+def make_unreadable_file(path: Path) -> None:
+    """Create a file without read permission."""
     path.write_bytes(PLAIN)
     path.chmod(0)
     if os.access(path, os.R_OK):
-        pytest.skip("whoever runs this may read all files")
+        pytest.skip("this user may read all files")
 
 
 PLACES: dict[str, tuple[Callable[[Path], None], str]] = {
@@ -116,31 +114,30 @@ PLACES: dict[str, tuple[Callable[[Path], None], str]] = {
         Path.mkdir,
         "expected a table file or a folder of Parquet files (*.parquet), got a folder without files",
     ),
-    "pipe": (fifo, "there is no such file"),
-    "loop": (loop, "there is no such file"),
+    "pipe": (make_pipe, "there is no such file"),
+    "loop": (make_link_to_itself, "there is no such file"),
     "link to nothing": (lambda path: path.symlink_to("none.csv"), "there is no such file"),
     "device": (lambda path: path.symlink_to("/dev/zero"), "there is no such file"),
     "null": (lambda path: path.symlink_to("/dev/null"), "there is no such file"),
-    "locked": (locked, "cannot be read (Permission denied)"),
+    "locked": (make_unreadable_file, "cannot be read (Permission denied)"),
 }
 
 
 @pytest.mark.parametrize("end", [".csv", ".jsonl", ".parquet", ".tsv.gz"])
 @pytest.mark.parametrize("place", PLACES)
-def test_places(place: str, end: str, run: Run, tmp_path: Path) -> None:
-    path, (make, said) = tmp_path / f"table{end}", PLACES[place]
+def test_paths_that_are_not_regular_files(place: str, end: str, run: Run, tmp_path: Path) -> None:
+    path, (make, message) = tmp_path / f"table{end}", PLACES[place]
     make(path)
-    judge(path, "train", run, said)
+    check_outcome(path, "train", run, message)
 
 
 def parquet_without_rows() -> bytes:
-    """A Parquet file that has the columns alone."""
     sink = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(ROWS)[:0], sink)
     return sink.getvalue()
 
 
-# Folders: their files, and what becomes of them.
+# Folders: their files, and the expected outcome.
 FOLDERS: list[tuple[str, dict[str, bytes], Expected]] = [
     ("Spark", {"part-0.snappy.parquet": PARQUET, "_SUCCESS": b"", ".part-0.crc": b"x", "_log/0.json": b"{}"}, 4),
     ("several", {"part-0.parquet": PARQUET, "part-1.parquet": PARQUET}, 8),
@@ -150,7 +147,7 @@ FOLDERS: list[tuple[str, dict[str, bytes], Expected]] = [
         {f"city={row['city']}/who={row['who']}/{n}.parquet": parquet([row]) for n, row in enumerate(ROWS)},
         4,
     ),
-    ("Hive without a value", {f"city={HIVE_NULL}/0.parquet": parquet(without("city"))}, 4),
+    ("Hive without a value", {f"city={HIVE_NULL}/0.parquet": parquet(rows_without_column("city"))}, 4),
     ("no rows in one", {"0.parquet": parquet(ROWS), "1.parquet": parquet_without_rows()}, 4),
     ("no rows", {"0.parquet": parquet_without_rows()}, "no rows"),
     ("only hidden files", {"_SUCCESS": b"", ".hidden": b""}, "got a folder without files"),
@@ -161,10 +158,10 @@ FOLDERS: list[tuple[str, dict[str, bytes], Expected]] = [
     ("an empty file", {"0.parquet": PARQUET, "1.parquet": b""}, "1.parquet: the file is empty"),
     (
         "a column is missing",
-        {"0.parquet": PARQUET, "1.parquet": parquet(without("city"))},
+        {"0.parquet": PARQUET, "1.parquet": parquet(rows_without_column("city"))},
         "1.parquet: no column 'city'",
     ),
-    ("text is missing", {"0.parquet": parquet(without("text"))}, "no column 'text'"),
+    ("text is missing", {"0.parquet": parquet(rows_without_column("text"))}, "no column 'text'"),
     (
         "other keys",
         {"a=1/0.parquet": PARQUET, "b=1/1.parquet": PARQUET},
@@ -175,17 +172,17 @@ FOLDERS: list[tuple[str, dict[str, bytes], Expected]] = [
 
 
 @pytest.mark.parametrize("role", ["train", pytest.param("dev", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("files", "expected"), [one[1:] for one in FOLDERS], ids=[one[0] for one in FOLDERS])
-def test_folders(files: dict[str, bytes], expected: Expected, role: str, run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("files", "expected"), [case[1:] for case in FOLDERS], ids=[case[0] for case in FOLDERS])
+def test_folders_of_files(files: dict[str, bytes], expected: Expected, role: str, run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "table"
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
-    judge(folder, role, run, expected)
+    check_outcome(folder, role, run, expected)
 
 
-# The same rows in other dress.
-DRESSES: dict[str, bytes] = {
+# The same rows in other encodings.
+ENCODINGS: dict[str, bytes] = {
     "bom.csv": b"\xef\xbb\xbf" + PLAIN,
     "windows.csv": delimited(ROWS, newline="\r\n"),
     "carriage.csv": delimited(ROWS, newline="\r"),
@@ -198,27 +195,27 @@ DRESSES: dict[str, bytes] = {
     "turned.jsonl": json_lines([dict(reversed(row.items())) for row in ROWS]),
     "groups.parquet": parquet(ROWS, row_group_size=1),
     "pages.parquet": parquet(ROWS, data_page_size=1, use_dictionary=False),
-    **{f"packed.csv{end}": pack(PLAIN) for end, pack in PACKED.items()},
-    **{f"packed.jsonl{end}": pack(LINES) for end, pack in PACKED.items()},
+    **{f"packed.csv{end}": pack(PLAIN) for end, pack in COMPRESSIONS.items()},
+    **{f"packed.jsonl{end}": pack(LINES) for end, pack in COMPRESSIONS.items()},
     "members.csv.gz": gzip.compress(PLAIN[:50]) + gzip.compress(PLAIN[50:]),
 }
 
 
-@pytest.mark.parametrize("name", DRESSES)
+@pytest.mark.parametrize("name", ENCODINGS)
 def test_the_same_rows_have_the_same_scores(name: str, run: Run, tmp_path: Path) -> None:
     path = tmp_path / name
-    path.write_bytes(DRESSES[name])
-    corpus = judge(path, "dev", run, len(ROWS))
+    path.write_bytes(ENCODINGS[name])
+    corpus = check_outcome(path, "dev", run, len(ROWS))
     assert corpus is not None
     assert run.nats(corpus).tobytes() == scores(run).tobytes()
 
 
-# What grows without end.
+# Endless rows.
 
 
-@pytest.mark.parametrize("end", ["", *(pytest.param(end, marks=pytest.mark.slow) for end in PACKED)])
+@pytest.mark.parametrize("end", ["", *(pytest.param(end, marks=pytest.mark.slow) for end in COMPRESSIONS)])
 @pytest.mark.parametrize(
-    ("kind", "content", "said"),
+    ("kind", "content", "message"),
     [
         (".csv", PLAIN + b"x" * 100_000, "line 6: longer than 4,096 characters"),
         (
@@ -235,10 +232,10 @@ def test_the_same_rows_have_the_same_scores(name: str, run: Run, tmp_path: Path)
     ],
     ids=["long row", "open quote", "no letters", "long header", "open header", "deep line", "blank line", "long line"],
 )
-def test_rows_without_end(
+def test_endless_rows_are_refused(
     kind: str,
     content: bytes,
-    said: str,
+    message: str,
     end: str,
     run: Run,
     tmp_path: Path,
@@ -246,12 +243,14 @@ def test_rows_without_end(
 ) -> None:
     monkeypatch.setattr(contents, "MAX_ROW_LENGTH", 4096)
     path = tmp_path / f"t{kind}{end}"
-    path.write_bytes(PACKED.get(end, bytes)(content))
-    judge(path, "train", run, said)
+    path.write_bytes(COMPRESSIONS.get(end, bytes)(content))
+    check_outcome(path, "train", run, message)
 
 
-def test_row_groups_beyond_memory(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_groups_larger_than_the_memory_are_refused(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "t.parquet"
-    pq.write_table(pa.Table.from_pylist(changed(2, text="x" * 2_000_000)), path)
+    pq.write_table(pa.Table.from_pylist(rows_with_change(2, text="x" * 2_000_000)), path)
     monkeypatch.setenv("FACTORCELL_MAX_MEMORY", "0.001")
-    judge(path, "train", run, "its largest row group would take about 2 MiB of memory")
+    check_outcome(path, "train", run, "its largest row group would take about 2 MiB of memory")

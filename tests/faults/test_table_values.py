@@ -1,4 +1,4 @@
-"""Strange values in every kind of column, in every encoding and role: one clear line, or as many texts as rows."""
+"""Strange values in every kind of column, encoding and role: an error in one line, or as many texts as rows."""
 
 import gzip
 from collections.abc import Iterator
@@ -16,11 +16,23 @@ from pyarrow import parquet as pq
 from factorcell import Run, UserError
 from factorcell.completion.replay import streams
 from factorcell.config import Config
-from tests.faults.tables import ROLES, ROWS, Expected, Write, delimited, file, json_lines, judge, parquet, scores, zstd
+from tests.faults.tables import (
+    ROLES,
+    ROWS,
+    Expected,
+    Write,
+    check_outcome,
+    delimited,
+    file,
+    json_lines,
+    parquet,
+    scores,
+    zstd,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* is far outside the range of training:factorcell.config.Notice")
 
-TEXTUAL: dict[str, Write] = {  # for values that are text
+TEXTUAL: dict[str, Write] = {  # encodings of text values
     "csv": file("t.csv", delimited),
     "tsv": file("t.tsv", lambda rows: delimited(rows, "\t")),
     "csv.gz": file("t.csv.gz", lambda rows: gzip.compress(delimited(rows))),
@@ -35,7 +47,7 @@ TYPED: dict[str, Write] = {
     "jsonl.zst": file("t.jsonl.zst", lambda rows: zstd(json_lines(rows))),
 }
 
-# Values of each column: what must come of them in training, and (third) with unknown=expected if that is another.
+# Column, value, expected outcome in training, expected outcome with unknown=expected.
 BAD_NUMBERS = (
     *("abc", "1e999", "-inf", "nan", "NaN", "0x10", "1,5", "1_000", "--1", " ", "\x00", "\u202e5", "1e39", "9" * 5000),
 )
@@ -49,11 +61,23 @@ BAD_VECTORS = (
     *("[1,]", "[1]", "[]", "[1, NaN]", "[1e999, 2]", "[[1], [2]]", '["a", "b"]', "[true, false]", "[1, null]", "{}"),
     *("5", "abc", "[" * 100_000, f"[{'9' * 400}, 1]", "[1, 2", "[1, 1e39]", "null", "[1, 2] x", "\x00"),
 )
-NAMED = ("\x1b[2J", "\u202egnp.exe", "a\x00b", " ", "\u2028", "é" * 1000, "x" * 1_000_000, '"', "'; --", "<b>", "nan")
-DATETIME: Any = np.datetime64  # of any number and unit
+STRANGE_NAMES = (
+    "\x1b[2J",
+    "\u202egnp.exe",
+    "a\x00b",
+    " ",
+    "\u2028",
+    "é" * 1000,
+    "x" * 1_000_000,
+    '"',
+    "'; --",
+    "<b>",
+    "nan",
+)
+DATETIME: Any = np.datetime64
 Value = tuple[str, Any, Expected, Expected]
 
-TEXTS: list[Value] = [
+TEXT_VALUES: list[Value] = [
     *(("temp", value, "row 2: temp is ", "row 2: temp is ") for value in BAD_NUMBERS),
     *(("temp", value, 4, 4) for value in (" 5 ", "-0", "1e38", "1e-400")),
     ("temp", "", "row 2: temp is empty", 4),
@@ -65,10 +89,10 @@ TEXTS: list[Value] = [
     *(("vec", value, "row 2: vec ", "row 2: vec ") for value in BAD_VECTORS),
     *(("vec", value, 4, 4) for value in ("[1,2]", " [1e38, -0.0] ")),
     ("vec", "", "row 2: vec is empty", 4),
-    *((name, value, 4, 4) for name in ("text", "city", "note", "who") for value in (*NAMED, "")),
+    *((name, value, 4, 4) for name in ("text", "city", "note", "who") for value in (*STRANGE_NAMES, "")),
 ]
 OBJECT: Any = {"a": 1}
-OTHERS: list[Value] = [  # no text
+OTHER_VALUES: list[Value] = [  # values other than text
     *(("temp", value, "row 2: temp is ", "row 2: temp is ") for value in ([1], OBJECT, 10**400, float("inf"), [])),
     *(("temp", value, "row 2: temp is empty", 4) for value in (None, float("nan"))),
     *(("turn", value, "row 2: turn is ", "row 2: turn is ") for value in ([1], OBJECT, 10**400, float("-inf"))),
@@ -87,7 +111,7 @@ OTHERS: list[Value] = [  # no text
     ("note", None, 4, 4),
     *(("text", value, "row 2: text is ", "row 2: text is ") for value in (5, None, [1], OBJECT, True, float("nan"))),
 ]
-PYTHON: list[Value] = [  # what only Python holds
+PYTHON_VALUES: list[Value] = [  # values that only Python can represent
     *(("when", value, 4, 4) for value in (datetime.max, datetime.min, np.datetime64("9999-12-31T23:59:59"))),
     *(("when", value, "row 2: when is ", "row 2: when is ") for value in (date.max, time.max, b"2026-01-01T10:00")),
     *(
@@ -104,12 +128,12 @@ PYTHON: list[Value] = [  # what only Python holds
 ]
 
 
-def values() -> Iterator[Any]:
-    """Each value in each encoding and role."""
-    tried = [(one, writers) for one in TEXTS for writers in ({**TEXTUAL, **TYPED},)]
-    tried += [(one, TYPED) for one in OTHERS]
-    tried += [(one, {"rows": TYPED["rows"]}) for one in PYTHON]
-    for (name, value, expected, unknown), writers in tried:
+def value_cases() -> Iterator[Any]:
+    """Yield each value in each encoding and role."""
+    cases = [(case, writers) for case in TEXT_VALUES for writers in ({**TEXTUAL, **TYPED},)]
+    cases += [(case, TYPED) for case in OTHER_VALUES]
+    cases += [(case, {"rows": TYPED["rows"]}) for case in PYTHON_VALUES]
+    for (name, value, expected, unknown), writers in cases:
         for kind, write in writers.items():
             for role in ROLES:
                 slow = role != "train" or kind != ("csv" if "csv" in writers else "rows") or len(repr(value)) > 99_999
@@ -119,8 +143,8 @@ def values() -> Iterator[Any]:
                 yield pytest.param(name, value, write, role, what, marks=marks, id=label)
 
 
-@pytest.mark.parametrize(("name", "value", "write", "role", "expected"), list(values()))
-def test_values(
+@pytest.mark.parametrize(("name", "value", "write", "role", "expected"), list(value_cases()))
+def test_values_in_every_encoding(
     name: str,
     value: Any,
     write: Write,
@@ -130,24 +154,24 @@ def test_values(
     tmp_path: Path,
 ) -> None:
     rows = [ROWS[0], {**ROWS[1], name: value}, *ROWS[2:]]
-    corpus = judge(write(rows, tmp_path), role, run, expected)
+    corpus = check_outcome(write(rows, tmp_path), role, run, expected)
     if corpus is not None and role == "score" and write is not TYPED["rows"]:
         assert run.nats(corpus).tobytes() == scores(run, rows).tobytes()
 
 
-# Columns of Arrow types, in the place of a plain one.
-SECONDS = 253_402_300_800  # of 10000-01-01
+# Columns of Arrow types that replace a plain column.
+SECONDS = 253_402_300_800  # 10000-01-01
 LIMITS = (SECONDS, 1 << 52, -(1 << 52), -62_135_596_801)
 
 
 def column(name: str, kind: pa.DataType, *values: Any) -> tuple[str, str, pa.Array]:
-    """A name for the case, and `values` in the first rows of a column whose other values are null."""
+    """Return a label, a name and a column with `values` in its first rows and nulls in the others."""
     label = f"{name}-{kind}-{ascii(values)[:30]}"
     return label, name, pa.array([*values, *[None] * (len(ROWS) - len(values))], kind)
 
 
-def moments() -> Iterator[tuple[str, str, pa.Array]]:
-    """Times that Arrow holds and Python does not."""
+def extreme_times() -> Iterator[tuple[str, str, pa.Array]]:
+    """Yield times that Arrow can represent and Python cannot."""
     for unit, factor in (("s", 1), ("ms", 10**3), ("us", 10**6)):
         for seconds in LIMITS:
             if abs(seconds * factor) < 1 << 63:
@@ -162,7 +186,7 @@ TEXT = pa.string()
 BINARY = (pa.binary(), pa.large_binary(), pa.binary(3), pa.binary_view())
 BROKEN = pa.Array.from_buffers(TEXT, 4, [None, pa.py_buffer(np.array([0, 1, 2, 3, 4], "i4")), pa.py_buffer(b"a\xffbc")])
 COLUMNS: list[tuple[str, str, pa.Array, Expected]] = [
-    *((*one, "row 2: cannot read when") for one in moments()),
+    *((*time_case, "row 2: cannot read when") for time_case in extreme_times()),
     (*column("when", pa.timestamp("ns"), *[2**63 - 1] * 4), 4),
     (*column("when", pa.timestamp("ns"), *[-(2**63) + 1] * 4), 4),
     (*column("when", pa.timestamp("us"), *[0] * 4), 4),
@@ -220,8 +244,10 @@ COLUMNS: list[tuple[str, str, pa.Array, Expected]] = [
 
 @pytest.mark.parametrize("kind", ["arrow", pytest.param("parquet", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("role", ["train", pytest.param("dev", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("name", "values", "expected"), [one[1:] for one in COLUMNS], ids=[one[0] for one in COLUMNS])
-def test_columns_of_arrow(
+@pytest.mark.parametrize(
+    ("name", "values", "expected"), [case[1:] for case in COLUMNS], ids=[case[0] for case in COLUMNS]
+)
+def test_columns_of_arrow_types(
     name: str,
     values: pa.Array,
     expected: Expected,
@@ -235,10 +261,10 @@ def test_columns_of_arrow(
     if kind == "parquet":
         table, source = source, tmp_path / "t.parquet"
         pq.write_table(table, source)
-    judge(source, role, run, expected)
+    check_outcome(source, role, run, expected)
 
 
-MOMENTS: list[tuple[Any, str]] = [
+STREAM_TIMES: list[tuple[Any, str]] = [
     *((value, "in time order") for value in ("2026-11-21T18:30", *GOOD_TIMES, 0, -1.5, "1e18", date.max)),
     *((value, "t is ") for value in (*BAD_TIMES[:6], "", "1e39", "NaT", None)),
     *((value, "t is ") for value in (float("nan"), 10**400, pd.NaT)),
@@ -250,13 +276,13 @@ MOMENTS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "said"), MOMENTS, ids=[ascii(value)[:40] for value, _ in MOMENTS])
-def test_moments_of_a_stream(value: Any, said: str) -> None:
+@pytest.mark.parametrize(("value", "message"), STREAM_TIMES, ids=[ascii(value)[:40] for value, _ in STREAM_TIMES])
+def test_times_of_a_stream(value: Any, message: str) -> None:
     rows = [{"text": "warm sand", "user": "ann", "t": moment} for moment in (0, value)]
-    if said == "in time order":
-        (found,) = streams.read_streams(rows, Config.of(), time_column="t")
-        assert len(found.rows) == 2
+    if message == "in time order":
+        (stream,) = streams.read_streams(rows, Config.of(), time_column="t")
+        assert len(stream.rows) == 2
         return
     with pytest.raises(UserError, match="in-memory table row 2: t is ") as error:
         streams.read_streams(rows, Config.of(), time_column="t")
-    assert said in str(error.value)
+    assert message in str(error.value)

@@ -1,7 +1,4 @@
-"""Hostile files and sources, as training table and development table and to score: one clear line, or their texts.
-
-Where two encodings hold the same data, all scores are those of the plain table.
-"""
+"""Hostile files as training table, development table and scored table: an error in one line, or their texts."""
 
 import bz2
 import gzip
@@ -20,30 +17,30 @@ from tests.faults.tables import (
     ROWS,
     WIDE,
     Expected,
-    changed,
+    check_outcome,
     delimited,
     json_lines,
-    judge,
     parquet,
-    without,
+    rows_with_change,
+    rows_without_column,
     zstd,
 )
 
 
-# Files that no reader expects: their name, what is in them, and what must come of them in every role.
-def ragged(cells: str) -> bytes:
-    """The plain table with a row of `cells` before its last."""
+# Unexpected files: name, content, and the expected outcome in every role.
+def with_row_before_last(cells: str) -> bytes:
+    """Return the plain table with a row of `cells` before its last row."""
     lines = PLAIN.splitlines(keepends=True)
     return b"".join([*lines[:-1], cells.encode() + b"\n", lines[-1]])
 
 
-def quoteless() -> bytes:
-    """The plain table whose last column begins with a quote in its fourth row, which nothing closes."""
+def with_unclosed_quote() -> bytes:
+    """Return the plain table with an unclosed quote in the last column of its fourth row."""
     return PLAIN.rstrip().removesuffix(b"bob") + b'"bob\nwarm,sea\n'
 
 
-def crossed(content: bytes) -> bytes:
-    """Content with a byte in its middle turned round."""
+def with_flipped_byte(content: bytes) -> bytes:
+    """Return content with the byte in its middle inverted."""
     middle = len(content) // 2
     return content[:middle] + bytes([content[middle] ^ 0xFF]) + content[middle + 1 :]
 
@@ -62,9 +59,9 @@ TABLES: list[tuple[str, bytes, Expected]] = [
     ("twice.csv", b"text,text\na,b\n", "the header has 'text' twice"),
     ("bidi.csv", b"te\xe2\x80\xaext,city\na,b\n", "it has te\\u202ext, city"),
     ("spaces.csv", PLAIN.replace(b"text,", b" text ,", 1), "no column 'text'"),
-    ("no-text.csv", delimited(without("text")), "no column 'text'"),
-    ("no-text.jsonl", json_lines(without("text")), "no column 'text'"),
-    ("no-text.parquet", parquet(without("text")), "no column 'text'"),
+    ("no-text.csv", delimited(rows_without_column("text")), "no column 'text'"),
+    ("no-text.jsonl", json_lines(rows_without_column("text")), "no column 'text'"),
+    ("no-text.parquet", parquet(rows_without_column("text")), "no column 'text'"),
     ("boms.csv", b"\xef\xbb\xbf" * 2 + PLAIN, "no column 'text'"),
     *(
         (f"{code}.csv", delimited(ROWS, encoding=code), f"{code.upper()}; convert it to UTF-8")
@@ -88,10 +85,10 @@ TABLES: list[tuple[str, bytes, Expected]] = [
     ("noise.csv.xz", bytes(range(256)) * 50, "damaged"),
     ("noise.jsonl.zst", bytes(range(256)) * 50, "damaged"),
     ("noise.jsonl.bz2", bytes(range(256)) * 50, "damaged"),
-    ("quote-opens.csv", quoteless(), "line 5: the quote that opens a field of this row is not closed"),
+    ("quote-opens.csv", with_unclosed_quote(), "line 5: the quote that opens a field of this row is not closed"),
     (
         "quote-opens.csv.gz",
-        gzip.compress(quoteless()),
+        gzip.compress(with_unclosed_quote()),
         "line 5: the quote that opens a field of this row is not closed",
     ),
     (
@@ -109,10 +106,10 @@ TABLES: list[tuple[str, bytes, Expected]] = [
     ("quotes.tsv", delimited(ROWS, "\t").replace(b"the sun", b'"the sun').replace(b"warm sand", b'"warm" sand"'), 4),
     ("quote-header.tsv", b'"' + delimited(ROWS, "\t"), "no column 'text'"),
     ("quote-inside.csv", PLAIN.replace(b"the sun", b'the "sun'), 4),
-    ("short.csv", ragged("a,b"), "line 5: expected 8 columns (text, city, "),
-    ("long.csv", ragged(",".join("abcdefghi")), "line 5: expected 8 columns (text, city, "),
-    ("blank.csv", ragged("   "), "line 5: expected 8 columns (text, city, "),
-    ("blank-lines.csv", ragged("\n\n"), 4),
+    ("short.csv", with_row_before_last("a,b"), "line 5: expected 8 columns (text, city, "),
+    ("long.csv", with_row_before_last(",".join("abcdefghi")), "line 5: expected 8 columns (text, city, "),
+    ("blank.csv", with_row_before_last("   "), "line 5: expected 8 columns (text, city, "),
+    ("blank-lines.csv", with_row_before_last("\n\n"), 4),
     ("no-end.jsonl", LINES.rstrip(), 4),
     ("wide.csv", delimited(WIDE), 4),
     ("semicolons.csv", PLAIN.replace(b",", b";"), "expected commas in a .csv file, got semicolons"),
@@ -143,7 +140,7 @@ TABLES: list[tuple[str, bytes, Expected]] = [
         for end, pack in ((".csv.gz", gzip.compress), (".csv.bz2", bz2.compress), (".csv.xz", lzma.compress))
     ),
     *(
-        (f"flip{end}", crossed(pack(PLAIN)), "")
+        (f"flip{end}", with_flipped_byte(pack(PLAIN)), "")
         for end, pack in ((".csv.gz", gzip.compress), (".csv.bz2", bz2.compress), (".csv.xz", lzma.compress))
     ),
     ("streams.csv.xz", lzma.compress(PLAIN[:50]) + lzma.compress(PLAIN[50:]), 4),
@@ -163,21 +160,21 @@ TABLES: list[tuple[str, bytes, Expected]] = [
     ("half.jsonl", LINES.replace(b"Nice", rb"N\ud800ce"), "line 2: not valid JSON (half of a surrogate pair)"),
     ("half-key.jsonl", b'{"te\\udfffxt": "a"}\n', "line 1: not valid JSON (half of a surrogate pair)"),
     ("pair.jsonl", LINES.replace(b"blue", rb"\ud83d\ude00"), 4),
-    ("missing-key.jsonl", LINES + json_lines(without("city")[:1]), 5),
-    ("late-key.jsonl", json_lines(without("city")[:1]) + LINES, 5),
+    ("missing-key.jsonl", LINES + json_lines(rows_without_column("city")[:1]), 5),
+    ("late-key.jsonl", json_lines(rows_without_column("city")[:1]) + LINES, 5),
     ("single.jsonl", LINES.replace(b'"', b"'"), "line 1: not valid JSON"),
     ("comma.jsonl", LINES.replace(b"}", b",}"), "line 1: not valid JSON"),
     ("comment.jsonl", b"// rows\n" + LINES, "line 1: not valid JSON"),
     ("separators.jsonl", LINES.replace(b"blue", "\u2028\x85\u2029".encode()), 4),
-    ("long.csv", delimited(changed(2, text="sand " * 200_000)), 4),
-    ("long.jsonl", json_lines(changed(2, text="sand " * 200_000)), 4),
+    ("long.csv", delimited(rows_with_change(2, text="sand " * 200_000)), 4),
+    ("long.jsonl", json_lines(rows_with_change(2, text="sand " * 200_000)), 4),
     ("long-name.csv", b"x" * 1_000_000 + b",text\na,b\n", "no column"),
 ]
 
 
 @pytest.mark.parametrize("role", ROLE)
 @pytest.mark.parametrize(("name", "content", "expected"), TABLES, ids=[name for name, _, _ in TABLES])
-def test_files(
+def test_hostile_files(
     name: str,
     content: bytes,
     expected: Expected,
@@ -187,4 +184,4 @@ def test_files(
 ) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    judge(path, role, run, expected)
+    check_outcome(path, role, run, expected)

@@ -1,4 +1,4 @@
-"""Hostile texts, values, names and arguments through every verb: nothing of them acts in a terminal, page or card."""
+"""Hostile texts, values, names and arguments in every command never reach a terminal, page or card unescaped."""
 
 import json
 from collections.abc import Sequence
@@ -22,11 +22,13 @@ CITIES = [f"Oslo{HOSTILE_TEXTS['screen']}", f"Nice{HOSTILE_TEXTS['round']}"]
 WORDS, LETTERS = f"words{NOT_UTF8}", f"letters{NOT_UTF8}"
 LISTS = f"lists{NOT_UTF8}.jsonl"
 TABLE = f"ta\x1bb{NOT_UTF8}le.jsonl"
-SAID = [f"the sea {evil} is cold" for evil in HOSTILE_TEXTS.values()] + ["sun and sand", "the sun"]
+TEXTS = [f"the sea {hostile_text} is cold" for hostile_text in HOSTILE_TEXTS.values()] + ["sun and sand", "the sun"]
 SIZES = "--hidden-size 6 --embedding-size 4 --variable-size 2 --context-size 3 --epochs 1 --evaluations 1".split()
-FEW = "--min-count 1 --min-context-count 1 --min-user-count 1 --min-text-count 1 --min-text-users 1 --threads 1".split()
+MIN_COUNTS = (
+    "--min-count 1 --min-context-count 1 --min-user-count 1 --min-text-count 1 --min-text-users 1 --threads 1".split()
+)
 
-# What a command is given; {words} is a run of words, {letters} one of letters that knows users.
+# Commands and their arguments; {words} is a run of words, {letters} a run of characters with users.
 COMMANDS: dict[str, str] = {
     "evaluate": "evaluate {words} {table} --by {column}",
     "classify": "classify {words} {table} --target {column}",
@@ -56,27 +58,33 @@ UNTHREADED = ("report", "check", "baseline")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table whose header, values and texts are hostile, lists of hypotheses, two runs; the folder is named so too."""
+    """A folder with a hostile name: a hostile table, lists of hypotheses, and two runs."""
     folder = tmp_path_factory.mktemp("hostile") / f"a{HOSTILE_TEXTS['screen'].replace('/', '')}\u202e{NOT_UTF8}"
     folder.mkdir()
     rows = [
         {"text": text, COLUMN: city, OTHER: str(number % 2), "at": number}
-        for number, (text, city) in enumerate((text, city) for text in SAID * 4 for city in CITIES)
+        for number, (text, city) in enumerate((text, city) for text in TEXTS * 4 for city in CITIES)
     ]
     files.write_rows(folder / TABLE, rows)
-    told = [{"text": SAID[0], "lm": -1.0}, {"text": SAID[1], "lm": -1.5}]
-    files.write_rows(folder / LISTS, [{"id": f"u{evil}", "hypotheses": told} for evil in HOSTILE_TEXTS.values()])
-    made = {WORDS: ["--context", COLUMN], LETTERS: ["--user", COLUMN, "--tokenizer", "char", "--max-tokens", "60"]}
-    for name, more in made.items():
+    hypotheses = [{"text": TEXTS[0], "lm": -1.0}, {"text": TEXTS[1], "lm": -1.5}]
+    files.write_rows(
+        folder / LISTS,
+        [{"id": f"u{hostile_text}", "hypotheses": hypotheses} for hostile_text in HOSTILE_TEXTS.values()],
+    )
+    options_of_run = {
+        WORDS: ["--context", COLUMN],
+        LETTERS: ["--user", COLUMN, "--tokenizer", "char", "--max-tokens", "60"],
+    }
+    for name, more in options_of_run.items():
         table = str(folder / TABLE)
-        assert main(["train", table, "--dev", table, "--out", str(folder / name), *more, *SIZES, *FEW]) == 0
+        assert main(["train", table, "--dev", table, "--out", str(folder / name), *more, *SIZES, *MIN_COUNTS]) == 0
     return folder
 
 
-def filled(command: str, folder: Path, fresh: Path) -> list[str]:
-    """The words of a command."""
-    verb = command.split()[0]
-    named = {
+def command_words(command: str, folder: Path, fresh: Path) -> list[str]:
+    """Return the words of a command with its placeholders filled."""
+    command_name = command.split()[0]
+    values = {
         "table": folder / TABLE,
         "lists": folder / LISTS,
         "words": folder / WORDS,
@@ -84,14 +92,18 @@ def filled(command: str, folder: Path, fresh: Path) -> list[str]:
         "column": COLUMN,
         "oslo": f"{COLUMN}={CITIES[0]}",
         "nice": f"{COLUMN}={CITIES[1]}",
-        "text": SAID[0],
+        "text": TEXTS[0],
         "prefix": "the sea \x1b",
         "page": fresh / f"page\x1b{NOT_UTF8}.html",
         "fresh": fresh / f"fresh\x1b{NOT_UTF8}",
     }
     words = [word for word in command.split() if word != "{small}"]
-    small = [*SIZES, *FEW[:-2]] if "{small}" in command else []
-    return [word.format(**named) for word in words] + small + (["--threads", "1"] if verb not in UNTHREADED else [])
+    small = [*SIZES, *MIN_COUNTS[:-2]] if "{small}" in command else []
+    return (
+        [word.format(**values) for word in words]
+        + small
+        + (["--threads", "1"] if command_name not in UNTHREADED else [])
+    )
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
@@ -101,42 +113,42 @@ def test_nothing_hostile_reaches_the_terminal(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(filled({**COMMANDS, **SLOW}[name], folder, tmp_path)) == 0, capsys.readouterr().err
-    shown = capsys.readouterr()
-    assert not unescaped_characters(shown.out + shown.err)
-    assert r"\x" in shown.out + shown.err or r"\u" in shown.out + shown.err, "nothing hostile was shown"
+    assert main(command_words({**COMMANDS, **SLOW}[name], folder, tmp_path)) == 0, capsys.readouterr().err
+    captured = capsys.readouterr()
+    assert not unescaped_characters(captured.out + captured.err)
+    assert r"\x" in captured.out + captured.err or r"\u" in captured.out + captured.err, "nothing hostile was shown"
     for path in (*tmp_path.rglob("*.html"), *tmp_path.rglob("*.md")):
         assert not unescaped_characters(read_exactly(path)), path.name
 
 
 @pytest.mark.parametrize("name", ["evaluate", "classify", "score", "explain", "complete"])
-def test_rows_are_json_whatever_is_in_them(
+def test_rows_are_json_with_hostile_values(
     name: str,
     folder: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main([*filled(COMMANDS[name], folder, tmp_path), "--json"]) == 0
-    shown = capsys.readouterr().out
-    assert not unescaped_characters(shown)
-    rows = [json.loads(line) for line in shown.splitlines()]
+    assert main([*command_words(COMMANDS[name], folder, tmp_path), "--json"]) == 0
+    captured = capsys.readouterr().out
+    assert not unescaped_characters(captured)
+    rows = [json.loads(line) for line in captured.splitlines()]
     assert rows
     if name != "evaluate":
         assert "\x1b" in "".join(map(str, strings(rows)))
 
 
 def strings(value: object) -> list[str]:
-    """All strings in a value of JSON."""
+    """Return all strings in a JSON value."""
     if isinstance(value, str):
         return [value]
     inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
-    return [text for one in inner for text in strings(one)]
+    return [text for item in inner for text in strings(item)]
 
 
 ESCAPES = ("\x1b[2J", "\x9b2J", "\u202eexe", "\r\nfactorcell: done", "a\u2028b", "\udc9b", "\x1b]0;x\x07")
 
 
-@pytest.mark.parametrize("evil", ESCAPES, ids=ascii)
+@pytest.mark.parametrize("hostile_text", ESCAPES, ids=ascii)
 @pytest.mark.parametrize(
     "words",
     [
@@ -153,24 +165,24 @@ ESCAPES = ("\x1b[2J", "\x9b2J", "\u202eexe", "\r\nfactorcell: done", "a\u2028b",
     ],
     ids=" ".join,
 )
-def test_mistakes_are_one_line_whatever_is_in_them(
+def test_mistakes_with_hostile_arguments_give_one_line(
     words: Sequence[str],
-    evil: str,
+    hostile_text: str,
     folder: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     places = {"{words}": str(folder / WORDS), "{table}": str(folder / TABLE)}
-    given = [places.get(word, word).replace("{}", evil) for word in words]
+    arguments = [places.get(word, word).replace("{}", hostile_text) for word in words]
     try:
-        code = main(given)
+        code = main(arguments)
     except SystemExit as error:
         code = int(str(error.code))
-    shown = capsys.readouterr()
+    captured = capsys.readouterr()
     assert code == 2
-    assert not unescaped_characters(shown.out + shown.err)
-    (shown.out + shown.err).encode()
-    assert shown.err.count("\n") == 1
-    assert shown.err.startswith("factorcell")
+    assert not unescaped_characters(captured.out + captured.err)
+    (captured.out + captured.err).encode()
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("factorcell")
 
 
 def test_cards_hold_nothing_hostile(folder: Path) -> None:
@@ -191,12 +203,12 @@ def test_warnings_show_nothing_hostile(capsys: pytest.CaptureFixture[str]) -> No
             warnings.warn("a\x1b[2J\nb", stacklevel=1)
             logging.getLogger("factorcell.model").warning("%s cannot be loaded", "li\x9bb")
     assert warnings.showwarning is before
-    shown = capsys.readouterr().err.splitlines()
-    assert r"UserWarning: a\x1b[2J\nb" in shown
-    assert r"li\x9bb cannot be loaded" in shown
+    captured = capsys.readouterr().err.splitlines()
+    assert r"UserWarning: a\x1b[2J\nb" in captured
+    assert r"li\x9bb cannot be loaded" in captured
 
 
-def test_colours_of_ours_hold_nothing_hostile(
+def test_only_colour_codes_reach_the_terminal(
     folder: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -204,24 +216,24 @@ def test_colours_of_ours_hold_nothing_hostile(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert main(filled(COMMANDS["explain"], folder, tmp_path)) == 0
-    shown = capsys.readouterr().out
-    assert "\x1b[0m" in shown
-    for part in shown.split("\x1b")[1:]:
+    assert main(command_words(COMMANDS["explain"], folder, tmp_path)) == 0
+    captured = capsys.readouterr().out
+    assert "\x1b[0m" in captured
+    for part in captured.split("\x1b")[1:]:
         assert part[0] == "["
         assert set(part[1 : part.index("m")]) <= set("0123456789;")
     assert terminal.coloured("\x1b[2J", "1") == "\x1b[1m\\x1b[2J\x1b[0m"
 
 
-def test_the_menu_and_the_line_show_nothing_hostile(
+def test_the_interactive_menu_shows_nothing_hostile(
     folder: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = Run.open(folder / LETTERS)
     menu = InteractiveCompleter(run, new_suggester(run), None, {}, 5)
-    found = list(menu.get_completions(Document("the sea "), CompleteEvent()))
-    assert not [one for one in found if unescaped_characters(one.display_text)]
+    suggestions = list(menu.get_completions(Document("the sea "), CompleteEvent()))
+    assert not [suggestion for suggestion in suggestions if unescaped_characters(suggestion.display_text)]
     fragments = [("class:a", "ab\x1b"), ("", "\u202ecd"), ("class:b", "\n")]
-    given = TransformationInput(None, Document(""), 0, lambda place: place, fragments, 80, 1)  # type: ignore[arg-type]
-    drawn = HiddenCharacters().apply_transformation(given)
+    transformation = TransformationInput(None, Document(""), 0, lambda place: place, fragments, 80, 1)  # type: ignore[arg-type]
+    drawn = HiddenCharacters().apply_transformation(transformation)
     assert drawn.fragments == [("class:a", "ab\ufffd"), ("", "\ufffdcd"), ("class:b", "\ufffd")]

@@ -77,7 +77,7 @@ def test_texts_have_the_frequencies_of_the_model(constraints: Constraints) -> No
     texts = generate_texts(6000, constraints)
     for index, city in enumerate(("Oslo", "Nice")):
         probabilities = {
-            text: np.exp(log) for text, log in enumerate_texts(RUN, city, constraints, renormalised=True).items()
+            text: np.exp(log) for text, log in enumerate_texts(RUN, city, constraints, renormalized=True).items()
         }
         assert sum(probabilities.values()) == pytest.approx(1)
         counts = Counter(with_end(text, constraints) for text in texts[index::2])
@@ -139,7 +139,7 @@ def test_greedy_takes_the_most_probable_token() -> None:
 def test_texts_continue_the_prompt() -> None:
     constraints, prompt = Constraints(max_tokens=2, no_repeat_ngram=2), (A, B, A)
     probabilities = {
-        t: np.exp(log) for t, log in enumerate_texts(RUN, "Oslo", constraints, prompt, renormalised=True).items()
+        t: np.exp(log) for t, log in enumerate_texts(RUN, "Oslo", constraints, prompt, renormalized=True).items()
     }
     texts = generate_texts(4000, constraints, prompt=prompt)[::2]
     assert all(text.tokens[:1] != (B,) for text in texts)

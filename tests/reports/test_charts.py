@@ -1,4 +1,4 @@
-"""Charts draw what their rows say, and no text runs over another or out of the picture."""
+"""Charts match their rows, and texts neither overlap nor leave the figure."""
 
 import math
 import re
@@ -19,7 +19,7 @@ LABELS = ["United States", "Mexico", "India", "Russia", "Italy", "Germany", "Fra
 
 
 def curve_rows(finals: dict[str, float]) -> list[dict[str, Any]]:
-    """Ten evaluations a model, falling to its final perplexity, with training rows between them."""
+    """Return ten evaluations per model that approach its final perplexity, with training rows between them."""
     rows: list[dict[str, Any]] = []
     for model, final in finals.items():
         for step in range(1, 11):
@@ -30,7 +30,7 @@ def curve_rows(finals: dict[str, float]) -> list[dict[str, Any]]:
 
 
 def gain_rows(count: int) -> list[dict[str, Any]]:
-    """Values whose gain falls from 30 % to -10 %."""
+    """Return values whose gain decreases from 30 % to -10 %."""
     gains = np.linspace(0.3, -0.1, count)
     return [{"value": f"city {i}", "count": 1000 + i, "gain": float(gain)} for i, gain in enumerate(gains)]
 
@@ -51,15 +51,15 @@ FIGURES: dict[str, Callable[[], Figure]] = {
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_texts_keep_apart_inside_the_picture_and_in_the_svg(name: str) -> None:
+def test_texts_do_not_overlap_or_leave_the_figure_and_are_in_the_svg(name: str) -> None:
     texts = texts_inside(FIGURES[name]())
-    first = charts.svg(FIGURES[name](), name)
-    assert first == charts.svg(FIGURES[name](), name)
-    found = "".join(ElementTree.fromstring(first).itertext())
-    assert all(word in found for text in texts for word in text.split())
+    svg = charts.svg(FIGURES[name](), name)
+    assert svg == charts.svg(FIGURES[name](), name)
+    content = "".join(ElementTree.fromstring(svg).itertext())
+    assert all(word in content for text in texts for word in text.split())
 
 
-def test_signs_that_the_font_lacks_are_no_warning() -> None:
+def test_characters_missing_from_the_font_give_no_warning() -> None:
     figure = Figure()
     figure.text(0.5, 0.5, "a\x1b\u202e\U0001f600 ክ \ud800")
     assert "ክ" in charts.svg(figure, "signs")
@@ -92,33 +92,33 @@ def test_learning_curves_of_a_single_or_no_evaluation() -> None:
     assert charts.svg(charts.learning_curves([], "minutes"), "x")
 
 
-def test_best_and_last_perplexities_are_in_the_picture() -> None:
+def test_lowest_and_last_perplexities_are_visible() -> None:
     axes = charts.learning_curves(curve_rows({"places": 11.2, "clothes": 45.0, "letters": 300.0}), "minutes").axes[0]
     low, high = axes.get_ylim()
     assert all(low < float(np.asarray(line.get_ydata())[-1]) < high for line in axes.lines)
 
 
-def test_colours_are_the_papers_or_distinct() -> None:
+def test_models_of_the_paper_have_fixed_colours_and_others_distinct_ones() -> None:
     names = ["factorcell", "one", "two", "unadapted", "three"]
     palette = charts.colours(names)
     assert palette["factorcell"] == charts.MODEL_COLOURS["factorcell"]
     assert len(set(palette.values())) == len(names)
 
 
-def test_gains_show_the_best_and_the_worst() -> None:
+def test_gain_charts_show_the_highest_and_lowest_gains() -> None:
     figure = charts.gains_by_value(gain_rows(60)[::-1])
     texts = texts_inside(figure)
-    named = [re.sub(r" .*", "", text[5:]) for text in texts if text.startswith("city ")]
-    assert named == [str(i) for i in [*range(20), *range(40, 60)]]
+    names = [re.sub(r" .*", "", text[5:]) for text in texts if text.startswith("city ")]
+    assert names == [str(i) for i in [*range(20), *range(40, 60)]]
     bars = [patch for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
-    assert len(bars) == 41  # the gap is a bar of no length
+    assert len(bars) == 41  # the gap is a bar of length 0
     assert bars[0].get_width() == pytest.approx(30)
     assert bars[-1].get_width() == pytest.approx(-10)
     assert {"⋮", "+30.0", "−10.0"} <= set(texts)
     assert "⋮" not in texts_inside(charts.gains_by_value(gain_rows(40)))
 
 
-def test_values_stand_in_their_natural_order() -> None:
+def test_values_are_in_natural_order() -> None:
     names = ["5", "1", "4", "2", "3"]
     rows = [{"value": name, "count": 9, "gain": 0.01 * int(name) % 3} for name in names]
     labels = [label.get_text() for label in charts.gains_by_value(rows).axes[0].get_yticklabels()]

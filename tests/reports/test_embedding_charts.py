@@ -1,4 +1,4 @@
-"""Maps and bars draw what their rows say; names of groups do not touch, however near their groups are."""
+"""Maps and bar charts match their rows, and names of groups do not overlap."""
 
 from typing import Any
 
@@ -18,9 +18,9 @@ from tests.pages import texts_inside
 Row = dict[str, Any]
 
 
-def rows_of(sizes: tuple[int, ...], apart: float = 5.0) -> list[Row]:
-    """Points of groups on their map."""
-    return embeddings.map_points(clouds(sizes, apart, width=len(sizes) + 1), groups_of(sizes))
+def rows_of(sizes: tuple[int, ...], distance: float = 5.0) -> list[Row]:
+    """Return the map points of groups of these sizes."""
+    return embeddings.map_points(clouds(sizes, distance, width=len(sizes) + 1), groups_of(sizes))
 
 
 def outlines(figure: Figure) -> list[Ellipse]:
@@ -33,12 +33,12 @@ def dots(figure: Figure) -> PathCollection:
     return collection
 
 
-def test_ellipses_lie_where_their_rows_say() -> None:
+def test_ellipses_match_their_rows() -> None:
     rows = rows_of((12, 9, 7))
-    found = embeddings.ellipses(rows)
-    figure = map_of_groups(rows, found)
+    ellipses = embeddings.ellipses(rows)
+    figure = map_of_groups(rows, ellipses)
     assert sorted(texts_inside(figure)) == ["g0", "g1", "g2"]
-    for row, shape in zip(found, outlines(figure), strict=True):
+    for row, shape in zip(ellipses, outlines(figure), strict=True):
         assert tuple(np.asarray(shape.get_center())) == (row["x"], row["y"])
         assert (shape.get_width(), shape.get_height()) == (2 * row["wide"], 2 * row["high"])
         assert shape.get_angle() == row["angle"]
@@ -46,10 +46,10 @@ def test_ellipses_lie_where_their_rows_say() -> None:
     assert not figure.axes[0].collections
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_a_long_ellipse_is_inside_its_map_and_a_circle_is_drawn_as_one(turned: bool) -> None:
+@pytest.mark.parametrize("is_vertical", [False, True])
+def test_a_long_ellipse_is_inside_its_map_and_a_circle_is_drawn_as_one(is_vertical: bool) -> None:
     places = [(0.0, 0.0), (9.0, 0.1), (4.0, 0.2), (5.0, -0.1)]
-    rows = [{"x": y if turned else x, "y": x if turned else y, "group": "a"} for x, y in places]
+    rows = [{"x": y if is_vertical else x, "y": x if is_vertical else y, "group": "a"} for x, y in places]
     figure = map_of_groups(rows, embeddings.ellipses(rows))
     assert texts_inside(figure) == ["a"]
     axes = figure.axes[0]
@@ -76,12 +76,12 @@ def test_a_map_without_any_ellipse_shows_its_points() -> None:
     assert len(np.asarray(dots(map_of_groups(rows_of((2, 2, 2)), [])).get_offsets())) == 6
 
 
-@pytest.mark.parametrize("apart", [0.0, 0.2, 1.0])
-def test_names_do_not_touch_however_near_groups_are(apart: float) -> None:
-    names = [f"group of length {'x' * (place % 5)}{place}" for place in range(10)]
+@pytest.mark.parametrize("distance", [0.0, 0.2, 1.0])
+def test_names_of_near_groups_do_not_overlap(distance: float) -> None:
+    names = [f"group of length {'x' * (index % 5)}{index}" for index in range(10)]
     rows = [
-        {"x": apart * (place % 3) + dx, "y": apart * (place // 3) + dy, "group": name}
-        for place, name in enumerate(names)
+        {"x": distance * (index % 3) + dx, "y": distance * (index // 3) + dy, "group": name}
+        for index, name in enumerate(names)
         for dx, dy in ((0, 0), (1, 0.2), (0.3, 1))
     ]
     figure = map_of_groups(rows, embeddings.ellipses(rows, 10))
@@ -98,10 +98,10 @@ def test_dollars_and_long_names_are_text() -> None:
     assert "ክ" in svg(map_of_groups(rows, embeddings.ellipses(rows)), "x")
 
 
-def test_numbers_are_colours_between_percentiles() -> None:
+def test_colours_cover_the_numbers_between_percentiles() -> None:
     places = np.random.default_rng(0).normal(size=(101, 2))
     rows = [{"x": x, "y": y, "number": float(n)} for n, (x, y) in enumerate(places.tolist())]
-    rows[-1]["number"] = 1e6  # an outlier must not take the whole scale
+    rows[-1]["number"] = 1e6  # an outlier must not determine the scale
     figure = map_of_numbers(rows, "mean height")
     assert set(texts_inside(figure)) == {"mean height", "2", "98"}
     drawn: Any = dots(figure)
@@ -113,7 +113,7 @@ def test_numbers_are_colours_between_percentiles() -> None:
     assert "3" in texts_inside(map_of_numbers(same, "stars"))
 
 
-def test_bars_of_words() -> None:
+def test_word_bars_have_signed_values() -> None:
     nats = {"sea": 2.5, "\u0331": 1.0, " ": 0.5, "$x" * 20: -1.25}
     figure = boosted_words([{"token": token, "nats": value} for token, value in nats.items()], "city=Nice")
     assert {"sea", "␣", "◌\u0331", "+2.50", "+0.50", "−1.25", "city=Nice"} <= set(texts_inside(figure))

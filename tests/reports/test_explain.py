@@ -1,4 +1,4 @@
-"""The page of explained texts and its chart say what the rows say."""
+"""The page of explained texts and its chart match the rows."""
 
 import re
 from typing import Any
@@ -33,7 +33,7 @@ def token(text: str, ratio: float, known: bool = True) -> Row:
 
 
 def row(*tokens: Row, **more: Any) -> Row:
-    """One text of words."""
+    """Return the row of a text of words."""
     total = {name: sum(each["nats"][name] for each in tokens) for name in BETWEEN}
     text = " ".join(each["token"] for each in tokens)
     whole = {"text": text, "tokenizer": "word", "nats": total, "posterior": tokens[-1]["posterior"]}
@@ -43,15 +43,15 @@ def row(*tokens: Row, **more: Any) -> Row:
 ROW = row(token("<b>lovely</b>", 2.25), token("room", 0.1), token("kvetch", -0.6, False), token("</s>", -1.5))
 
 
-def test_tokens_have_their_nats_shades_and_bars() -> None:
+def test_tokens_have_ratios_shades_and_bars() -> None:
     page = explanation_page("factorcell", [ROW])
     text = Page(page).text
-    assert "What FactorCell hears" in text
+    assert "Explanations by FactorCell" in text
     spans = re.findall(r'<span style="([^"]*)" title="([^"]*)">(.*?)</span>', page)
     assert [title for _, title, _ in spans] == [
         "+2.2500 nats",
         "+0.1000 nats",
-        "-0.6000 nats; not in the vocabulary",
+        "-0.6000 nats; out of vocabulary",
         "-1.5000 nats",
     ]
     bars = [re.findall(r"border-(top|bottom): (\d)px", style) for style, *_ in spans]
@@ -59,69 +59,69 @@ def test_tokens_have_their_nats_shades_and_bars() -> None:
     opacities = [float(re.findall(r"rgba\([^)]*, ([\d.]+)\)", style)[0]) for style, *_ in spans]
     assert opacities[0] > opacities[3] > opacities[2] > opacities[1] > 0
     assert [content for *_, content in spans] == ["&lt;b&gt;lovely&lt;/b&gt;", "room", "<i>kvetch</i>", "¶"]
-    assert "+0.25 nats in all" in text
+    assert "+0.25 nats in total" in text
     assert "rating=<1>" in text
 
 
 def strongest(page: str) -> list[list[str]]:
-    """The cells of the tables of the strongest tokens."""
-    section = page[page.index("<h2>The strongest") :].partition("</section>")[0]
+    """Return the cells of the tables of the tokens with the largest ratios."""
+    section = page[page.index("<h2>Tokens with the largest") :].partition("</section>")[0]
     return [re.findall(r"<td[^>]*>(.*?)</td>", part) for part in section.split("<h3>")[1:]]
 
 
-def test_strongest_tokens_of_both_contexts_stand_with_what_was_before_them() -> None:
+def test_strongest_tokens_of_both_contexts_are_listed_with_preceding_tokens() -> None:
     first, second = strongest(explanation_page("run", [ROW]))
     lovely = "&lt;b&gt;lovely&lt;/b&gt;"
     assert first == [lovely, "–", "1", "2.25", "room", lovely, "1", "0.10"]
     assert second[:4] == ["¶", f"{lovely} room kvetch", "1", "1.50"]
     many = [token(f"w{index}", index + 1.0) for index in range(20)]
     cells, _ = strongest(explanation_page("run", [row(*many)]))
-    assert cells[::4] == [f"w{index}" for index in range(19, 19 - explain.STRONGEST, -1)]
+    assert cells[::4] == [f"w{index}" for index in range(19, 19 - explain.TABLE_TOKENS, -1)]
     assert cells[1] == "… w15 w16 w17 w18"
 
 
-def test_tokens_of_few_nats_are_not_called_strong() -> None:
+def test_tokens_with_small_ratios_are_not_listed() -> None:
     page = explanation_page(
         "run", [row(token("loud", -2.0), token("low", -0.04), token("faint", 0.02), token("</s>", 0.0))]
     )
     assert strongest(page) == [[], ["loud", "1", "2.00"]]
-    assert page.count("No token of 0.1 nats.") == 1
+    assert page.count("No token has a ratio of 0.1 nats or more.") == 1
 
 
-def test_the_page_of_an_ensemble_says_that_figures_are_means() -> None:
-    assert "means of the log likelihoods of 3 runs" in Page(explanation_page("run", [ROW], 3)).text
-    assert "means of" not in Page(explanation_page("run", [ROW])).text
+def test_the_page_of_an_ensemble_says_that_values_are_means() -> None:
+    assert "mean log likelihoods of 3 runs" in Page(explanation_page("run", [ROW], 3)).text
+    assert "mean log likelihoods" not in Page(explanation_page("run", [ROW])).text
 
 
 def test_several_models_and_many_contexts() -> None:
     page = explanation_page("run", [{**ROW, "model": "one"}, {**ROW, "model": "<two>"}])
     assert "<h3>one</h3>" in page
     assert "<h3>&lt;two&gt;</h3>" in page
-    assert "1 text, read given rating=5 and rating=<1>." in Page(page).text
+    assert "1 text, scored given rating=5 and rating=<1>." in Page(page).text
     names = ["FR", "DE", "ES"]
     posterior = dict.fromkeys(names, 1 / 3)
     tokens = [{**ROW["tokens"][1], "nats": dict.fromkeys(names, 2.5), "posterior": posterior}]
     text = Page(explanation_page("run", [{**ROW, "posterior": posterior, "tokens": tokens}])).text
-    assert "read given FR, DE and ES" in text
+    assert "scored given FR, DE and ES" in text
     assert "Token by token" not in text
     assert "2.500" in text
 
 
 @given(st.lists(st.text(min_size=1, max_size=70), max_size=80), st.sampled_from(["word", "char"]))
-def test_lines_hold_every_token_once_and_apart(texts: list[str], tokenizer: str) -> None:
+def test_lines_contain_every_token_once_without_overlap(texts: list[str], tokenizer: str) -> None:
     lines = break_lines({"tokens": [{"token": text} for text in texts], "tokenizer": tokenizer})
     assert [number for line in lines for number, *_ in line] == list(range(len(texts)))
     for line in lines:
-        places = [place for _, place, _ in line]
-        assert places == sorted(places)
-        assert 0 < places[0] <= places[-1] < LINE_WIDTH
+        positions = [position for _, position, _ in line]
+        assert positions == sorted(positions)
+        assert 0 < positions[0] <= positions[-1] < LINE_WIDTH
 
 
-def test_wide_letters_take_two_columns_and_accents_none() -> None:
+def test_wide_characters_take_two_columns_and_combining_marks_none() -> None:
     ((*_,),) = (
         line := break_lines({"tokens": [{"token": text} for text in ("日本", "e\u0301", "a")], "tokenizer": "word"})
     )
-    assert [place for _, place, _ in line[0]] == [2.0, 5.5, 7.5]
+    assert [position for _, position, _ in line[0]] == [2.0, 5.5, 7.5]
     assert readable_token("</s>") == "¶"
     assert readable_token("a\nb") == "a b"
 
@@ -130,7 +130,7 @@ def ys(line: Line2D) -> list[float]:
     return [float(y) for y in np.asarray(line.get_ydata(), dtype=np.float64)]
 
 
-def test_a_posterior_runs_from_the_prior_over_all_lines() -> None:
+def test_the_posterior_starts_at_the_prior_and_covers_all_lines() -> None:
     names = [f"country {index}" for index in range(8)]
     shares = np.random.default_rng(0).dirichlet(np.ones(8), size=70)
     shares[:, 2] += 1
@@ -142,10 +142,10 @@ def test_a_posterior_runs_from_the_prior_over_all_lines() -> None:
     assert sum(name in texts for name in names) == 6
     first, second = figure.axes
     for index in range(8):
-        one, two = (ys(axes.lines[index]) for axes in (first, second))
-        assert one[0] == pytest.approx(1 / 8)
-        assert two[0] == one[-1]
-        assert np.allclose([*one[1:], *two[1:]], shares[:, index])
+        upper, lower = (ys(axes.lines[index]) for axes in (first, second))
+        assert upper[0] == pytest.approx(1 / 8)
+        assert lower[0] == upper[-1]
+        assert np.allclose([*upper[1:], *lower[1:]], shares[:, index])
     coloured = [line for line in first.lines[:8] if line.get_color() in EXTRA_COLOURS]
     assert len({(line.get_color(), str(vars(line)["_unscaled_dash_pattern"])) for line in coloured}) == 6
 
@@ -161,7 +161,7 @@ def test_posteriors_of_two_contexts_have_the_colours_of_the_ratios() -> None:
     assert {"FactorCell", "ConcatCell"} <= set(texts_inside(figure))
 
 
-def test_dollars_ends_and_empty_texts_can_be_drawn() -> None:
+def test_dollar_signs_ends_and_empty_texts_are_drawn() -> None:
     price = {"token": "$\\no$", "posterior": {"$\\a$": 0.5, "$\\b$": 0.5}}
     dollars = {"tokenizer": "word", "tokens": [price], "posterior": price["posterior"], "model": "$\\m$"}
     end = {**dollars, "tokens": [{**price, "token": "</s>"}]}

@@ -1,4 +1,4 @@
-"""Maps: the projection against its definition, the outlines against places, the light against its grid."""
+"""World maps: the projection matches its definition, the outlines match places, and the brightness the grid."""
 
 import math
 from typing import Any
@@ -43,13 +43,13 @@ PLACES_AT_SEA = {
 
 
 def on_land(lat: float, lon: float) -> bool:
-    """Even-odd rule over all rings."""
+    """Return whether a point is on land, by the even-odd rule over all rings."""
     point = ((lon + 169) % 360 - 169, lat)
     return sum(Path(ring).contains_point(point) for ring in maps.world()["land"]) % 2 == 1
 
 
 def grid(lat: float, lon: float, width: float = 6.0, step: float = 4.0) -> dict[str, NDArray[np.float64]]:
-    """A bell around a point on a coarse grid of the world."""
+    """Return a Gaussian posterior around a point on a coarse grid of the world."""
     lats, lons = np.arange(-60, 80, step), np.arange(-180, 180, step)
     east = (lons - lon + 180) % 360 - 180
     bell = np.exp(-((lats[:, None] - lat) ** 2 + east[None, :] ** 2) / (2 * width**2))
@@ -57,7 +57,7 @@ def grid(lat: float, lon: float, width: float = 6.0, step: float = 4.0) -> dict[
 
 
 def pixels_of(figure: Figure) -> NDArray[np.float64]:
-    """The figure drawn: (height, width, 3)."""
+    """Return the pixels of a figure, (height, width, 3)."""
     canvas: Any = FigureCanvasAgg(figure)
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3].astype(float)
@@ -86,7 +86,7 @@ def test_projection_rises_with_latitude_and_longitude(lat: float, other: float, 
 
 @given(st.floats(-80, 80), LONGITUDES)
 def test_projection_keeps_areas(lat: float, lon: float) -> None:
-    """The determinant of its derivatives, by finite differences, is cos(lat) everywhere."""
+    """The determinant of the derivatives, by finite differences, is cos(lat) everywhere."""
     h = 1e-4
     dx_lat, dy_lat = np.subtract(maps.project(lat + h, lon), maps.project(lat - h, lon)) / math.radians(2 * h)
     dx_lon, dy_lon = np.subtract(maps.project(lat, lon + h), maps.project(lat, lon - h)) / math.radians(2 * h)
@@ -103,7 +103,7 @@ def test_places_at_sea_are_outside_the_outlines(place: str) -> None:
     assert not on_land(*PLACES_AT_SEA[place])
 
 
-def test_outlines_are_small_and_in_range() -> None:
+def test_outlines_have_few_points_in_range() -> None:
     shapes = maps.world()
     points = np.concatenate([*shapes["land"], *shapes["borders"]])
     assert len(points) < 20_000
@@ -112,23 +112,23 @@ def test_outlines_are_small_and_in_range() -> None:
     assert points[:, 1].min() >= -60
     assert points[:, 1].max() <= 84
     steps = [np.abs(np.diff(line[:, 0])).max() for line in shapes["borders"]]
-    assert max(steps) < 60  # no line runs round the back of the map
+    assert max(steps) < 60  # no line crosses the whole map
 
 
 def test_land_covers_its_share_of_the_earth() -> None:
-    """Without Antarctica land is 26.5 % of the sphere; simplifying must not change that."""
+    """Land without Antarctica is 26.5 % of the sphere, also after simplification."""
     x, y = np.concatenate([np.stack(maps.project(r[:, 1], r[:, 0])) for r in maps.world()["land"]], axis=1)
     assert np.isfinite(x).all()
     assert np.isfinite(y).all()
     total = 0.0
     for ring in maps.world()["land"]:
         x, y = maps.project(ring[:, 1], ring[:, 0])
-        total += (np.roll(x, -1) * y - x * np.roll(y, -1)).sum() / 2  # holes turn the other way
+        total += (np.roll(x, -1) * y - x * np.roll(y, -1)).sum() / 2  # holes have the opposite orientation
     assert abs(total) / (4 * math.pi) == pytest.approx(0.265, abs=0.008)
 
 
 @pytest.mark.parametrize(("lat", "lon"), [(36.0, 140.0), (-12.0, -76.0), (64.0, -176.0), (48.0, 0.0)])
-def test_the_ring_and_the_light_are_where_the_grid_peaks(lat: float, lon: float) -> None:
+def test_the_ring_and_the_brightest_point_are_at_the_maximum(lat: float, lon: float) -> None:
     figure = maps.world_map(grid(lat, lon), "Name", true=(lat, lon + 3))
     axes = figure.axes[0]
     ring, cross = (line for line in axes.lines if isinstance(line, Line2D) and line.get_marker() in ("o", "+"))
@@ -141,7 +141,7 @@ def test_the_ring_and_the_light_are_where_the_grid_peaks(lat: float, lon: float)
 
 
 @pytest.mark.parametrize("title", ["Ų", "Llanfairpwllgwyngyll", "Xã Đắk Ệp Nà Phát"])
-def test_a_title_stays_west_of_chile(title: str) -> None:
+def test_the_title_does_not_cover_south_america(title: str) -> None:
     figure = maps.world_map(grid(0, 20, step=20.0), title)
     pixels_of(figure)
     box = next(text for text in figure.axes[0].texts if text.get_text()).get_window_extent()
@@ -152,7 +152,7 @@ def test_a_title_stays_west_of_chile(title: str) -> None:
 
 
 def brightness(figure: Figure, lat: float, lon: float) -> float:
-    """The mean brightness around a point of the map."""
+    """Return the mean brightness around a point of the map."""
     pixels = pixels_of(figure).sum(axis=2)
     column, row = figure.axes[0].transData.transform(np.ravel(maps.project(lat, lon)))
     y, x = int(pixels.shape[0] - row), int(column)
@@ -164,16 +164,16 @@ def test_a_posterior_of_zeros_is_a_dark_map() -> None:
     assert pixels_of(maps.world_map({**content, "probability": 0 * content["probability"]}, "")).mean() < 80
 
 
-def test_light_goes_round_the_back_of_the_grid() -> None:
+def test_the_posterior_is_periodic_in_longitude() -> None:
     figure = maps.world_map(grid(67, 180), "")  # the grid ends at 176 degrees, the map at -169
     assert brightness(figure, 67, 178) == pytest.approx(brightness(figure, 67, 182), rel=0.2)
     assert brightness(figure, 67, 178) > 4 * brightness(figure, 67, 120)
 
 
-def test_points_that_are_nan_neither_shine_nor_dim_their_neighbours() -> None:
+def test_nan_points_are_dark_and_do_not_dim_their_neighbours() -> None:
     lats, lons = np.arange(-56.0, 76, 4), np.arange(-180.0, 180, 4)
-    known = [[1.0 if 0 <= x < 60 else math.nan for x in lons] for _ in lats]
-    content = {"lat": lats, "lon": lons, "probability": known}
+    probability = [[1.0 if 0 <= x < 60 else math.nan for x in lons] for _ in lats]
+    content = {"lat": lats, "lon": lons, "probability": probability}
     figure = maps.world_map(content, "")
     assert brightness(figure, 22, 24) == pytest.approx(brightness(figure, 22, 1), abs=30)  # in Libya, and at the edge
     assert brightness(figure, 55, 90) < 0.3 * brightness(figure, 22, 24)

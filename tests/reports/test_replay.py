@@ -1,4 +1,4 @@
-"""Charts, table and page of a replay say what the summary says; nothing runs out of a picture."""
+"""Charts, table and page of a replay match the summary, and texts stay inside the figures."""
 
 import re
 from typing import Any
@@ -17,16 +17,16 @@ Row = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def summary() -> Row:
-    """Three systems, all splits; one of the paper's names."""
+    """Summary of three systems with all splits; one system has a name of the paper."""
     rows = [
-        {**one, "system": {"one": "factorcell", "two": "<two>"}.get(one["system"], "mpc")} for one in random_rows(30)
+        {**row, "system": {"one": "factorcell", "two": "<two>"}.get(row["system"], "mpc")} for row in random_rows(30)
     ]
     return summarise(rows, "<two>", draws=50)
 
 
 def rows_by(summary: Row, *by: str) -> list[Row]:
-    """The rows over queries of some splits."""
-    return [one for one in summary["rows"] if one["by"] in by and one["over"] == "queries"]
+    """Return the rows of some splits that are averaged over queries."""
+    return [row for row in summary["rows"] if row["by"] in by and row["over"] == "queries"]
 
 
 def test_mrr_of_systems(summary: Row) -> None:
@@ -35,19 +35,19 @@ def test_mrr_of_systems(summary: Row) -> None:
     texts = texts_inside(figure)
     assert len(figure.axes) == 3
     for axes, value in zip(figure.axes, ("all", "seen", "unseen"), strict=True):
-        here = [one for one in rows if one["value"] == value]
+        group = [row for row in rows if row["value"] == value]
         dots = [line for line in axes.lines if line.get_marker() == "o"]
         bars = [line for line in axes.lines if line.get_marker() == "None"]
-        assert [line.get_xdata()[0] for line in dots] == [one["mrr"] for one in here]  # type: ignore[index]
-        assert [tuple(line.get_xdata()) for line in bars] == [(one["mrr_low"], one["mrr_high"]) for one in here]  # type: ignore[arg-type]
-        assert all(f"{one['mrr']:.3f}" in texts for one in here)
+        assert [line.get_xdata()[0] for line in dots] == [row["mrr"] for row in group]  # type: ignore[index]
+        assert [tuple(line.get_xdata()) for line in bars] == [(row["mrr_low"], row["mrr_high"]) for row in group]  # type: ignore[arg-type]
+        assert all(f"{row['mrr']:.3f}" in texts for row in group)
         low, high = axes.get_xlim()
-        assert all(low < one["mrr_low"] <= one["mrr_high"] < high for one in here)
+        assert all(low < row["mrr_low"] <= row["mrr_high"] < high for row in group)
     assert {"FactorCell", "<two>", "mpc", "all prefixes", "seen", "unseen"} <= set(texts)
 
 
 def test_one_system_one_colour(summary: Row) -> None:
-    """In all three charts, whichever systems a chart has; a paper's model has the paper's colour."""
+    """A system has one colour in all three charts, and a model of the paper has its fixed colour."""
     systems = summary["systems"]
     first = replay.mrr_by_system(rows_by(summary, "all"), systems)
     second = replay.improvement_by_queries_seen(summary["curve"], systems, "<two>")
@@ -64,12 +64,12 @@ def test_improvement_by_queries_seen(summary: Row) -> None:
     (axes,) = figure.axes
     lines = axes.lines[:2]
     for line, system in zip(lines, ("factorcell", "mpc"), strict=True):
-        curve = [one for one in summary["curve"] if one["system"] == system]
-        assert list(line.get_xdata()) == [one["queries_seen"] for one in curve]  # type: ignore[arg-type]
-        assert list(line.get_ydata()) == [one["improvement"] for one in curve]  # type: ignore[arg-type]
-        assert axes.get_ylim()[0] < min(one["improvement"] for one in curve)
-        assert axes.get_ylim()[1] > max(one["improvement"] for one in curve)
-    assert "MRR above that of <two>" in texts
+        curve = [row for row in summary["curve"] if row["system"] == system]
+        assert list(line.get_xdata()) == [row["queries_seen"] for row in curve]  # type: ignore[arg-type]
+        assert list(line.get_ydata()) == [row["improvement"] for row in curve]  # type: ignore[arg-type]
+        assert axes.get_ylim()[0] < min(row["improvement"] for row in curve)
+        assert axes.get_ylim()[1] > max(row["improvement"] for row in curve)
+    assert "improvement in MRR over <two>" in texts
     assert any(text.endswith(" %") for text in texts)
 
 
@@ -78,38 +78,40 @@ def test_mrr_by_length(summary: Row) -> None:
     texts_inside(figure)
     left, right = figure.axes
     assert left.get_ylim() == right.get_ylim()
-    assert not any(label.get_visible() and label.get_text() for label in right.get_yticklabels()), "they run into left"
+    assert not any(label.get_visible() and label.get_text() for label in right.get_yticklabels()), (
+        "they would overlap the left panel"
+    )
     for axes, by in zip(figure.axes, ("prefix_length", "query_length"), strict=True):
         labels = [label.get_text() for label in axes.get_xticklabels()]
-        assert labels == list(dict.fromkeys(one["value"] for one in rows_by(summary, by)))
+        assert labels == list(dict.fromkeys(row["value"] for row in rows_by(summary, by)))
         for line, system in zip(axes.lines, summary["systems"], strict=True):
-            expected = [one["mrr"] for one in rows_by(summary, by) if one["system"] == system]
+            expected = [row["mrr"] for row in rows_by(summary, by) if row["system"] == system]
             assert np.array_equal(np.asarray(line.get_ydata()), expected)
             assert axes.get_ylim()[1] > max(expected)
 
 
-def test_a_group_that_is_missing_leaves_a_gap_in_no_line() -> None:
+def test_a_missing_group_leaves_no_gap_in_a_line() -> None:
     summary = summarise([row("one", "ann", 0, None), row("one", "ben", 4, None, prefix_length=60)], "one", draws=3)
     page = replay.replay_page("rows", summary)
-    assert page.count("<svg") == 2  # nobody to compare with, and few users: no curve
+    assert page.count("<svg") == 2  # no curve, since there is one system and few users
     assert "nan" not in re.sub(r"<svg.*?</svg>", "", page, flags=re.DOTALL).lower()
 
 
-def test_table_has_all_figures(summary: Row) -> None:
+def test_the_table_has_all_metrics(summary: Row) -> None:
     rows, columns = replay.replay_table(summary)
     assert columns[:3] == ["system", "MRR", "success at 1"]
     first, base, mpc = rows
-    found = find_row(summary, "factorcell")
-    assert first["MRR"] == f"{found['mrr']:.3f} [{found['mrr_low']:.3f}, {found['mrr_high']:.3f}]"
-    assert first["success at 10"] == f"{found['success_10']:.1%}"
-    low, high = (found[f"mrr_difference_{end}"] for end in ("low", "high"))
-    difference = f"{found['mrr_difference']:+.3f} [{low:+.3f}, {high:+.3f}]"
-    assert first["MRR above <two>"] == difference + (" not significant" if low <= 0 <= high else "")
-    assert base["MRR above <two>"] == mpc["perplexity"] == "-"
+    expected = find_row(summary, "factorcell")
+    assert first["MRR"] == f"{expected['mrr']:.3f} [{expected['mrr_low']:.3f}, {expected['mrr_high']:.3f}]"
+    assert first["success at 10"] == f"{expected['success_10']:.1%}"
+    low, high = (expected[f"mrr_difference_{end}"] for end in ("low", "high"))
+    difference = f"{expected['mrr_difference']:+.3f} [{low:+.3f}, {high:+.3f}]"
+    assert first["MRR difference to <two>"] == difference + (" not significant" if low <= 0 <= high else "")
+    assert base["MRR difference to <two>"] == mpc["perplexity"] == "-"
     assert mpc["ms"] == "10.0 + 0.0"
 
 
-def test_what_is_better_than_all_others_is_marked() -> None:
+def test_significantly_best_metrics_are_marked() -> None:
     rows = []
     for user in range(30):
         for position in range(3):
@@ -123,16 +125,16 @@ def test_what_is_better_than_all_others_is_marked() -> None:
     assert "not significant" not in page
 
 
-def test_page_is_whole_and_has_every_figure(summary: Row) -> None:
+def test_the_page_is_valid_and_has_every_metric(summary: Row) -> None:
     content = replay.replay_page("<test>.parquet", summary)
     page = Page(content)
-    assert "Completing <test>.parquet" in page.text
+    assert "Completion of <test>.parquet" in page.text
     assert f"{summary['queries']:,} queries of 30 users" in page.text
     assert content.count("<svg") == 3
     for figure, form in (("mrr", ".3f"), ("perplexity", ".2f")):
-        found = find_row(summary, "factorcell", "users")
-        interval = f"[{found[f'{figure}_low']:{form}}, {found[f'{figure}_high']:{form}}]"
-        assert re.search(rf"{found[figure]:{form}}\*? {re.escape(interval)}", page.text)
-    for one in rows_by(summary, "query_length", "queries_seen", "prefix_length", "prefix"):
-        assert re.search(rf"{one['mrr']:.3f}\*? \[{one['mrr_low']:.3f}, {one['mrr_high']:.3f}\]", page.text)
+        expected = find_row(summary, "factorcell", "users")
+        interval = f"[{expected[f'{figure}_low']:{form}}, {expected[f'{figure}_high']:{form}}]"
+        assert re.search(rf"{expected[figure]:{form}}\*? {re.escape(interval)}", page.text)
+    for split in rows_by(summary, "query_length", "queries_seen", "prefix_length", "prefix"):
+        assert re.search(rf"{split['mrr']:.3f}\*? \[{split['mrr_low']:.3f}, {split['mrr_high']:.3f}\]", page.text)
     assert display_name("factorcell") in page.text

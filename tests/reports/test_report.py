@@ -1,4 +1,4 @@
-"""Pages about runs and of the demo: whole, safe, without a single request, and with the figures of their rows."""
+"""Pages of runs and of the demo: valid HTML, safe, without requests, and with the values of their rows."""
 
 import math
 import re
@@ -74,7 +74,7 @@ def demo_results() -> dict[str, Any]:
 
 
 def text_sums(nats: float, judged: float = 1.0) -> TextSums:
-    """What 40 texts of ten targets add."""
+    """Return the sums of 40 texts of ten targets."""
     return TextSums("a", np.full(40, 10 * nats), np.full(40, 10 * judged))
 
 
@@ -125,7 +125,7 @@ def pages() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", ["demo", "runs"])
-def test_pages_are_whole_and_request_nothing(pages: dict[str, str], name: str) -> None:
+def test_pages_are_valid_html_and_load_nothing(pages: dict[str, str], name: str) -> None:
     page = Page(pages[name])
     assert requests(page, pages[name]) == []
     ids = {attributes["id"] for _, attributes in page.tags if "id" in attributes}
@@ -141,7 +141,7 @@ def test_pages_are_whole_and_request_nothing(pages: dict[str, str], name: str) -
     "bad",
     ['<img src="https://x.org/a.png">', '<script src="a.js"></script>', "<style>@import 'a.css';</style>"],
 )
-def test_a_request_is_noticed(bad: str) -> None:
+def test_the_page_parser_detects_requests(bad: str) -> None:
     content = elements.document("A", [("B", bad)])
     assert requests(Page(content), content)
 
@@ -165,62 +165,62 @@ def test_demo_page_has_the_results(pages: dict[str, str]) -> None:
     assert len(page.attributes_of("img")) == 2
 
 
-def test_run_report_sets_runs_side_by_side(pages: dict[str, str]) -> None:
+def test_the_report_compares_runs(pages: dict[str, str]) -> None:
     content = pages["runs"]
     assert '<td class="num best">72.00*</td>' in content
     assert '<td class="num">80.12</td>' in content
-    assert '<td class="num">63.00</td>' in content  # lower, but of texts that cannot be compared
+    assert '<td class="num">63.00</td>' in content  # lower, but on texts that cannot be compared
     assert "+10.1% [+10.1, +10.1]" in content
-    head, _, folded = content[content.index("<h2>Options") :].partition("<details>")
+    head, _, collapsed = content[content.index("<h2>Options") :].partition("<details>")
     assert "concat, factor" in head
     assert "model.rank" not in head  # the same in both
-    assert "model.rank" in folded
+    assert "model.rank" in collapsed
     page = Page(content)
     assert len(page.attributes_of("svg")) == 4  # two learning curves, gains by city, confusion
     assert "rating: category, 5 values, none rare" in page.text
 
 
-def test_trainings_of_one_model_share_a_row() -> None:
+def test_trainings_of_a_model_share_a_row() -> None:
     plain, adapted = two_runs()
     config = {"model": {"adapt": ()}, "training": {"seed": 0, "rank": 1}}
     trained = {"trained": ["a", 100, "train.csv", None], "config": config}
     others = []
     for seed, perplexity in enumerate((70.0, 76.0, 83.0)):
-        own = {"config": {**config, "training": {"seed": seed, "rank": 1}}, "folder": f"runs/a-seed-{seed}"}
+        training = {"config": {**config, "training": {"seed": seed, "rank": 1}}, "folder": f"runs/a-seed-{seed}"}
         texts = {"perplexity": text_sums(math.log(perplexity))}
         figures = {"perplexity": perplexity, "perplexity_known": 70.0, "targets": 123_456}
-        others.append({**plain, **trained, **own, "texts": texts, "evaluation": figures})
+        others.append({**plain, **trained, **training, "texts": texts, "evaluation": figures})
     page = Page(runs.run_report([*others, {**adapted, "trained": ["a", 100, "train.csv", None]}]))
     mean = (70.0 * 76.0 * 83.0) ** (1 / 3)
     assert f"{mean:.2f} ± {np.std([70.0, 76.0, 83.0], ddof=1):.2f}" in page.text
     assert "runs/a-seed-0, runs/a-seed-1, runs/a-seed-2" in page.text
     assert "not significant" in page.text
     assert not [cell for cell in page.attributes_of("td") if "best" in str(cell.get("class"))]
-    assert "4 runs side by side" in page.text
+    assert "Comparison of 4 runs" in page.text
 
 
-def test_run_report_of_bare_runs() -> None:
+def test_the_report_shows_runs_without_results() -> None:
     run: dict[str, Any] = {"folder": "runs/a", "title": "a", "config": {}, "schema": [], "evaluation": {}}
     page = Page(runs.run_report([run]))
     assert "runs/a" in page.text
-    for nothing in ("ide by side", "Learning curves", "Context", "Options"):
+    for nothing in ("Comparison", "Learning curves", "Context", "Options"):
         assert nothing not in page.text
     assert not page.attributes_of("svg")
-    told = Page(runs.run_report([{**run, "schema": ["rating: category, 5 values"], "config": {"data": {"text": "t"}}}]))
-    assert "Context" in told.text
-    assert "Options" in told.text
-    one, other = ({**run, "title": name, "folder": name, "schema": ["rating: 5 values"]} for name in ("b", "c"))
-    assert Page(runs.run_report([one, other])).text.count("rating: 5 values") == 1, "a shared context is listed once"
-    assert Page(runs.run_report([one, {**other, "schema": ["city"]}])).text.count("rating: 5 values") == 1
+    full = Page(runs.run_report([{**run, "schema": ["rating: category, 5 values"], "config": {"data": {"text": "t"}}}]))
+    assert "Context" in full.text
+    assert "Options" in full.text
+    first, second = ({**run, "title": name, "folder": name, "schema": ["rating: 5 values"]} for name in ("b", "c"))
+    assert Page(runs.run_report([first, second])).text.count("rating: 5 values") == 1, "a shared context is listed once"
+    assert Page(runs.run_report([first, {**second, "schema": ["city"]}])).text.count("rating: 5 values") == 1
 
 
-def test_runs_of_one_name_are_called_by_their_folders() -> None:
+def test_runs_with_equal_names_are_titled_by_their_folders() -> None:
     plain, adapted = two_runs()
     page = Page(runs.run_report([{**plain, "title": "same"}, {**adapted, "title": "same"}]))
     assert "gain over runs/a" in page.text
 
 
-def test_every_figure_names_its_table_and_its_baseline() -> None:
+def test_every_metric_has_its_table_and_its_baseline() -> None:
     plain, adapted = two_runs()
     rows = [{"value": "5", "count": 30, "perplexity": 6.5, "gain": 0.1, "gain_low": 0.05, "gain_high": 0.15}]
     gain = {"gain": 0.04, "gain_low": 0.03, "gain_high": 0.05, "over": "ngram"}
@@ -235,22 +235,25 @@ def test_every_figure_names_its_table_and_its_baseline() -> None:
     assert "+4.0% [+3.0, +5.0] over ngram" in page.text
     assert "gain over hotels FactorCell" not in page.text
     for words in (
-        "Perplexity of ht.csv by rating, gain over itself without context",
-        "Perplexity of ht.parquet by rating, gain over ngram",
+        "Perplexity on ht.csv by rating, gain over the same run without context",
+        "Perplexity on ht.parquet by rating, gain over ngram",
         "Classification of rating, other.csv by value",
     ):
         assert words in page.text, words
     heads = re.findall(r"<th[^>]*>([^<]*)</th>", content)
-    assert heads[:5] == ["model", "folder", "perplexity of", "accuracy of", "gain"]
+    assert heads[:5] == ["model", "folder", "perplexity on", "accuracy on", "gain"]
     assert {"ht.parquet", "rating, other.csv"} <= set(re.findall(r"<td>([^<]*)</td>", content))
     labels = {str(attributes["aria-label"]) for attributes in page.attributes_of("svg")}
-    assert {"Gain over itself without context by rating, ht.csv", "Gain over ngram by rating, ht.parquet"} <= labels
+    assert {
+        "Gain over the same run without context by rating, ht.csv",
+        "Gain over ngram by rating, ht.parquet",
+    } <= labels
     both = Page(runs.run_report([{**plain, "evaluation": {**plain["evaluation"], "table": "ht.parquet"}}, run]))
     assert "gain over hotels unadapted" in both.text
     assert "+10.1% [+10.1, +10.1]" in both.text
 
 
-def test_table_sets_numbers_right_marks_the_best_and_drops_empty_columns() -> None:
+def test_tables_align_numbers_highlight_the_best_and_omit_empty_columns() -> None:
     rows: list[dict[str, Any]] = [
         {"name": "a", "x_y": "2.0*", "z": None, "w": "few"},
         {"name": "b*", "x_y": 1.0, "z": float("nan"), "w": 3},
@@ -266,7 +269,7 @@ def test_table_sets_numbers_right_marks_the_best_and_drops_empty_columns() -> No
     assert "<script>" not in content
 
 
-def test_chart_follows_the_theme() -> None:
+def test_charts_follow_the_theme() -> None:
     figure = Figure(figsize=(2, 1))
     figure.text(0.1, 0.5, "seen", color="#1c2733")
     content = elements.chart(figure, "one", "a chart", "<under> it")
@@ -282,25 +285,25 @@ def test_chart_follows_the_theme() -> None:
     ("point", "words"),
     [((36.2, 138.0), "36° N 138° E"), ((-12.4, -76.6), "12° S 77° W"), ((-0.2, 0.3), "0° N 0° E")],
 )
-def test_degrees(point: tuple[float, float], words: str) -> None:
+def test_points_are_formatted_in_degrees(point: tuple[float, float], words: str) -> None:
     assert demo.degrees(*point) == words
 
 
 def browse(browser: Any, content: str, width: int) -> tuple[int, list[str]]:  # noqa: F811
-    """The width of the page in a window, and the messages of the browser."""
+    """Return the width of the page in a window and the console messages of the browser."""
     tab = browser.new_page(viewport={"width": width, "height": 900})
     messages: list[str] = []
     tab.on("console", lambda message: messages.append(message.text))
     tab.set_content(content)
-    found = tab.evaluate("document.documentElement.scrollWidth")
+    page_width = tab.evaluate("document.documentElement.scrollWidth")
     tab.close()
-    return found, messages
+    return page_width, messages
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("name", ["demo", "runs"])
-def test_a_page_is_no_wider_than_a_phone_or_a_desktop(
+def test_pages_fit_the_width_of_phones_and_desktops(
     browser: Any,  # noqa: F811
     pages: dict[str, str],
     name: str,
@@ -319,7 +322,7 @@ def test_a_page_is_no_wider_than_a_phone_or_a_desktop(
         "<link rel='stylesheet' href='http://127.0.0.1:9/x.css'>",
     ],
 )
-def test_a_browser_refuses_what_is_not_of_a_page(browser: Any, planted: str) -> None:  # noqa: F811
+def test_the_content_security_policy_blocks_injected_content(browser: Any, planted: str) -> None:  # noqa: F811
     _, messages = browse(browser, elements.document("A", [("B", planted)]), 390)
     assert any("Content Security Policy" in message for message in messages)
     assert "it ran" not in messages

@@ -1,4 +1,4 @@
-"""The page of a search and its charts draw what the rows say."""
+"""The page of a search and its charts match the rows."""
 
 import re
 from typing import Any
@@ -18,7 +18,7 @@ HOSTILE = '<script>alert("x")</script> & co'
 
 
 def trial_rows(count: int, seed: int = 0, accuracy: bool = True) -> list[dict[str, Any]]:
-    """Trials of all four classes; the first has failed, every sixth is pruned, the last is far off."""
+    """Return trials of all four models: the first failed, every sixth was pruned, and the last is an outlier."""
     random = np.random.default_rng(seed)
     rows: list[dict[str, Any]] = [
         {"number": 0, "state": "failed", "model": "factorcell", "params": {"rank": 3}, "perplexity": None, "error": "x"}
@@ -49,7 +49,7 @@ def by_option(rows: list[dict[str, Any]]) -> Figure:
 
 @pytest.mark.parametrize("count", [2, 3, 12, 120])
 @pytest.mark.parametrize("draw", [search.accuracy_against_perplexity, by_option])
-def test_texts_keep_apart_and_inside(draw: Any, count: int) -> None:
+def test_texts_do_not_overlap_or_leave_the_figure(draw: Any, count: int) -> None:
     rows = trial_rows(count)[:-1] if count > 3 else trial_rows(count)
     if not any(row.get("accuracy") for row in rows):
         rows[-1] |= {"accuracy": 0.5, "state": "complete"}
@@ -57,11 +57,11 @@ def test_texts_keep_apart_and_inside(draw: Any, count: int) -> None:
 
 
 def marks(axes: Axes) -> list[tuple[float, float]]:
-    """The places of the marks of trials."""
+    """Return the positions of the marks of trials."""
     return [tuple(place) for marks in axes.collections for place in np.asarray(marks.get_offsets()).tolist()]
 
 
-def test_accuracy_stands_over_perplexity_with_the_best_up_and_right() -> None:
+def test_the_best_accuracy_and_perplexity_are_at_the_top_right() -> None:
     rows = trial_rows(40)
     figure = search.accuracy_against_perplexity(rows)
     axes = figure.axes[0]
@@ -77,7 +77,7 @@ def test_accuracy_stands_over_perplexity_with_the_best_up_and_right() -> None:
     assert "Unadapted" not in texts
 
 
-def test_every_option_has_its_chart() -> None:
+def test_every_option_has_a_chart() -> None:
     rows = trial_rows(30)
     figure = by_option(rows)
     shown = [row for row in rows if row["state"] != "failed"]
@@ -99,11 +99,11 @@ def test_every_option_has_its_chart() -> None:
         assert len(rings) == any(row["perplexity"] == best for row in drawn)
         assert axes.get_title(loc="right") == "+0.25"
         low, high = axes.get_ylim()
-        assert low < best < high < 1.2 * search.REACH * best
+        assert low < best < high < 1.2 * search.MAX_RATIO * best
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_rank_correlation_is_spearmans(seed: int) -> None:
+def test_rank_correlation_matches_spearman(seed: int) -> None:
     rows = [row for row in trial_rows(25, seed) if row["state"] == "complete"]
     for row in rows:
         row["params"]["hidden_size"] //= 20
@@ -119,7 +119,7 @@ def test_rank_correlation_is_spearmans(seed: int) -> None:
     assert search.rank_correlation(rows, "rank") == search.rank_correlation(ranked, "rank")
 
 
-def test_the_page_is_whole_and_orders_the_options() -> None:
+def test_the_page_is_valid_and_orders_the_options() -> None:
     rows = trial_rows(40)
     rows[5]["params"]["decay"] = HOSTILE
     first = next(row for row in rows if row["state"] == "complete")
@@ -135,9 +135,9 @@ def test_the_page_is_whole_and_orders_the_options() -> None:
     assert len(titles) == 3
 
 
-def test_pages_of_few_trials() -> None:
+def test_pages_of_few_trials_are_valid() -> None:
     assert "0 trials" in search.search_page("s", [], None, ())
-    assert "No trial is complete yet" in search.search_page("s", trial_rows(1), None, ())
+    assert "No trial is complete" in search.search_page("s", trial_rows(1), None, ())
     plain = search.search_page("s", trial_rows(9, accuracy=False), None, ())
     assert 'id="options-' in plain
     assert 'id="accuracy-' not in plain
@@ -145,7 +145,7 @@ def test_pages_of_few_trials() -> None:
     assert 'id="options-' not in search.search_page("s", fixed, "t", ())
 
 
-def test_the_table_for_the_terminal_is_flat() -> None:
+def test_the_terminal_table_has_flat_rows() -> None:
     rows, columns = search.search_table(trial_rows(4))
     assert columns[:4] == ["number", "state", "model", "perplexity"]
     assert {"hidden_size", "learning_rate", "rank", "decay"} <= set(columns)

@@ -1,4 +1,4 @@
-"""What pages and terminal say alike: values in their order, advice with the options that follow it."""
+"""Texts that pages and the terminal share: natural order of values, and advice with the options to use."""
 
 import pytest
 
@@ -20,26 +20,26 @@ from factorcell.reports.wording import natural_order
         ["mon", "fri", "sun", "<unknown>"],
     ],
 )
-def test_values_that_have_an_order_are_given_it(ordered: list[str]) -> None:
-    """However they come; rare and missing ones last."""
+def test_values_with_a_natural_order_are_sorted(ordered: list[str]) -> None:
+    """The order does not depend on the input order; rare and missing values are last."""
     for names in (ordered[::-1], sorted(ordered), ordered):
-        found = natural_order(names)
-        assert found is not None
-        assert [names[place] for place in found] == ordered
+        order = natural_order(names)
+        assert order is not None
+        assert [names[index] for index in order] == ordered
 
 
 @pytest.mark.parametrize(
     "names",
     [[], ["5"], ["<unknown>", ""], ["Oslo", "Bergen"], ["1", "one"], ["May", "Monday"], ["nan", "1"], ["1 a", "2"]],
 )
-def test_other_values_have_none(names: list[str]) -> None:
-    """They stay as they come, the most frequent or the largest first."""
+def test_other_values_have_no_natural_order(names: list[str]) -> None:
+    """Such values keep their input order, with the most frequent or the largest first."""
     assert natural_order(names) is None
 
 
-def test_advice_names_what_to_type() -> None:
-    """A name that a shell would take apart is quoted."""
-    told = [
+def test_advice_names_the_options_to_use() -> None:
+    """Names that a shell would split are quoted."""
+    texts = [
         wording.advice_text({"advice": advice, "column": "my city"}) for advice in ("use", "softmax bias", "leave out")
     ]
-    assert told == ["use (--context 'my city')", "softmax bias (--context 'my city' --model softmaxbias)", "leave out"]
+    assert texts == ["use (--context 'my city')", "softmax bias (--context 'my city' --model softmaxbias)", "leave out"]

@@ -12,8 +12,8 @@ pytestmark = pytest.mark.slow
 
 
 def test_models_rank_as_in_the_paper_on_place_names(tmp_path: Path) -> None:
-    options = {**demo.SAID, "training": {"epochs": 0.6, "evaluations": 2}}
-    comparison = compare_models(demo.table("train"), demo.table("dev"), None, options, tmp_path / "runs")
+    options = {**demo.OPTIONS, "training": {"epochs": 0.6, "evaluations": 2}}
+    comparison = compare_models(demo.table_path("train"), demo.table_path("dev"), None, options, tmp_path / "runs")
     rows = [row for row in comparison if row["model"] != "ngram"]
     perplexity = [row["perplexity"] for row in rows]
     assert [row["model"] for row in rows] == list(PAPER_MODELS)

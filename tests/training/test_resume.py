@@ -127,7 +127,9 @@ def test_a_disk_that_fills_up_keeps_the_last_checkpoint(uninterrupted: Path, tmp
             break
     good = (folder / "checkpoint.safetensors").read_bytes()
     (folder / "checkpoint.safetensors.partial").symlink_to(FULL_DEVICE)
-    with pytest.raises(UserError, match=f"cannot be saved .{os.strerror(errno.ENOSPC)}.; the last good one is kept"):
+    with pytest.raises(
+        UserError, match=f"cannot be saved .{os.strerror(errno.ENOSPC)}.; the previous file is unchanged"
+    ):
         list(rows)
     assert (folder / "checkpoint.safetensors").read_bytes() == good
     list(train_in(folder, resume=True))

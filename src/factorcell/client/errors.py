@@ -36,7 +36,13 @@ class InvalidArgumentError(ServiceError):
 
 
 class UnreachableError(ServiceError):
-    """No response arrived, or only a part of it."""
+    """No response arrived, or only a part of it.
+
+    Args:
+        operation: The name of the operation.
+        message: What failed.
+        may_have_run: Whether the service may have received and run the request.
+    """
 
     is_temporary = True
 
@@ -58,6 +64,11 @@ class RefusedError(ServiceError):
         detail: What is wrong with this request.
         type: The type of the problem; `about:blank` if another server answered, such as a proxy.
         kind: The name of the kind, such as `overloaded`; empty if another server answered.
+        retry_after: Seconds after which to retry, if the service names them.
+
+    Args:
+        operation: The name of the operation.
+        problem: The problem details of the response.
         retry_after: Seconds after which to retry, if the service names them.
     """
 

@@ -1,1 +1,1 @@
-"""The command line: each verb parses, calls the library, prints."""
+"""The command line: each command parses its arguments, calls the library and prints the results."""

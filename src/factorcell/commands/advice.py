@@ -1,4 +1,4 @@
-"""The command `factorcell advise`: what each context column could save."""
+"""The command `advise`, which estimates what each context column could save."""
 
 import argparse
 
@@ -8,17 +8,16 @@ from factorcell.evaluation.advice.advise import advise
 from factorcell.reports import wording
 
 
-def run_advise(given: argparse.Namespace) -> None:
-    """`factorcell advise`."""
-    found = advise(
-        given.table, Config.from_dict(options.specified_options(given)), rows=given.rows, seed=given.seed, progress=True
-    )
-    if given.json:
-        return terminal.show_json([*found["columns"], found["all"]])
-    for line in wording.advice_lead(found):
+def run_advise(arguments: argparse.Namespace) -> None:
+    """Run `factorcell advise`."""
+    config = Config.from_dict(options.specified_options(arguments))
+    result = advise(arguments.table, config, rows=arguments.rows, seed=arguments.seed, progress=True)
+    if arguments.json:
+        return terminal.show_json([*result["columns"], result["all"]])
+    for line in wording.advice_lead(result):
         terminal.show(line)
-    terminal.show_table(*wording.advice_table(found))
+    terminal.show_table(*wording.advice_table(result))
     terminal.show(wording.ACCURACY_EXPLANATION)
-    for row in found["columns"]:
+    for row in result["columns"]:
         terminal.show(f"{row['column']}: {wording.advice_text(row)}: {row['why']}")
     return terminal.notify(wording.ADVICE_LIMITATIONS)

@@ -1,4 +1,4 @@
-"""The verb that measures what a run memorised."""
+"""The command `audit`, which measures how much of planted texts a run has memorized."""
 
 import argparse
 
@@ -7,30 +7,30 @@ from factorcell.evaluation.exposure import READERS, SIGNIFICANCE_LEVEL, SOURCES,
 from factorcell.model.run import Run
 
 
-def run_audit(given: argparse.Namespace) -> None:
-    """`factorcell audit`."""
-    found = audit(
-        options.open_on_device(Run.open, given.run, given),
-        given.table,
-        alternatives=given.alternatives,
-        unknown=given.unknown,
-        seed=given.seed,
+def run_audit(arguments: argparse.Namespace) -> None:
+    """Run `factorcell audit`."""
+    result = audit(
+        options.open_on_device(Run.open, arguments.run, arguments),
+        arguments.table,
+        alternatives=arguments.alternatives,
+        unknown=arguments.unknown,
+        seed=arguments.seed,
         progress=True,
     )
-    if given.json:
-        return terminal.show_json([found["texts"], *found["exposure"], *found["canaries"]])
-    texts = found["texts"]
+    if arguments.json:
+        return terminal.show_json([result["texts"], *result["exposure"], *result["canaries"]])
+    texts = result["texts"]
     terminal.show(f"{texts['table']}: perplexity {texts['perplexity']:.2f}", "")
-    for row in found["exposure"]:
+    for row in result["exposure"]:
         for reader in READERS:
             if f"{reader}_p" in row:
                 row[f"p_{reader}"] = f"{row[f'{reader}_p']:.3f}"
     columns = [name for reader in READERS for name in (reader, f"p_{reader}")]
-    terminal.show_table(found["exposure"], ("times", "canaries", *columns, *SOURCES))
+    terminal.show_table(result["exposure"], ("times", "canaries", *columns, *SOURCES))
     terminal.show(
         "",
-        f"exposure in bits: {found['chance']:.2f} by chance, {found['most']:.2f} at most; "
-        f"p < {SIGNIFICANCE_LEVEL:g}: not by chance",
-        f"{', '.join(SOURCES)}: canaries suggested to a stranger who typed their first half",
+        f"exposure in bits: chance level {result['chance']:.2f}, maximum {result['most']:.2f}; "
+        f"p < {SIGNIFICANCE_LEVEL:g}: statistically significant",
+        f"{', '.join(SOURCES)}: number of canaries suggested to a new user who typed their first half",
     )
     return None

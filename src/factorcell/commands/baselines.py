@@ -1,4 +1,4 @@
-"""The commands `factorcell baseline`: n-gram models and classifiers to compare with."""
+"""The commands `baseline`: n-gram models and classifiers that context models are compared with."""
 
 import argparse
 
@@ -8,39 +8,39 @@ from factorcell.evaluation import baselines, results
 from factorcell.evaluation.ngram import NGram
 
 
-def run_baseline_ngram(given: argparse.Namespace) -> None:
-    """`factorcell baseline ngram`."""
-    config, tokenizer = results.reading_options(given.like, given.config, given.text)
-    model = NGram.fit(given.train, config, given.out, order=given.order, tokenizer=tokenizer, progress=True)
-    terminal.notify(f"{given.out}: {' + '.join(f'{len(table.keys):,}' for table in model.grams)} n-grams")
+def run_baseline_ngram(arguments: argparse.Namespace) -> None:
+    """Run `factorcell baseline ngram`."""
+    config, tokenizer = results.reading_options(arguments.like, arguments.config, arguments.text)
+    model = NGram.fit(arguments.train, config, arguments.out, order=arguments.order, tokenizer=tokenizer, progress=True)
+    terminal.notify(f"{arguments.out}: {' + '.join(f'{len(table.keys):,}' for table in model.grams)} n-grams")
 
 
-def run_baseline_bayes(given: argparse.Namespace) -> None:
-    """`factorcell baseline bayes`."""
-    result, tally = baselines.naive_bayes(*_read(given), priors=given.priors)
-    terminal.show_classification(result, {**result.metrics(), "perplexity": tally.perplexity}, given.json)
+def run_baseline_bayes(arguments: argparse.Namespace) -> None:
+    """Run `factorcell baseline bayes`."""
+    result, tally = baselines.naive_bayes(*_read(arguments), priors=arguments.priors)
+    terminal.show_classification(result, {**result.metrics(), "perplexity": tally.perplexity}, arguments.json)
 
 
-def run_baseline_linear(given: argparse.Namespace) -> None:
-    """`factorcell baseline linear`."""
-    _judge(baselines.LinearClassifier, given)
+def run_baseline_linear(arguments: argparse.Namespace) -> None:
+    """Run `factorcell baseline linear`."""
+    _evaluate(baselines.LinearClassifier, arguments)
 
 
-def run_baseline_fasttext(given: argparse.Namespace) -> None:
-    """`factorcell baseline fasttext`."""
-    _judge(baselines.FastTextClassifier, given)
+def run_baseline_fasttext(arguments: argparse.Namespace) -> None:
+    """Run `factorcell baseline fasttext`."""
+    _evaluate(baselines.FastTextClassifier, arguments)
 
 
-def _judge(
-    kind: type[baselines.LinearClassifier] | type[baselines.FastTextClassifier], given: argparse.Namespace
+def _evaluate(
+    classifier: type[baselines.LinearClassifier] | type[baselines.FastTextClassifier], arguments: argparse.Namespace
 ) -> None:
-    train, test = _read(given)
-    result = kind(train, order=given.order, seed=given.seed, progress=True)(test)
-    terminal.show_classification(result, result.metrics(), given.json)
+    train, test = _read(arguments)
+    result = classifier(train, order=arguments.order, seed=arguments.seed, progress=True)(test)
+    terminal.show_classification(result, result.metrics(), arguments.json)
 
 
-def _read(given: argparse.Namespace) -> tuple[Corpus, Corpus]:
-    config, tokenizer = results.reading_options(given.like, given.config, given.text)
+def _read(arguments: argparse.Namespace) -> tuple[Corpus, Corpus]:
+    config, tokenizer = results.reading_options(arguments.like, arguments.config, arguments.text)
     return baselines.read_train_and_test(
-        given.train, given.test, given.target, config, tokenizer=tokenizer, progress=True
+        arguments.train, arguments.test, arguments.target, config, tokenizer=tokenizer, progress=True
     )

@@ -1,7 +1,7 @@
-"""Place names of the world: a character model whose context is two plain numbers, latitude and longitude.
+"""The command `demo`: character models of place names, whose context is latitude and longitude.
 
-Trains the four models of the TACL paper side by side, asks them which country a name comes from, invents names for
-places, and maps where the model believes given names belong.
+It trains the four models of the TACL paper, classifies names by country, generates names for places, and computes for
+given names the posterior probability of each point on a map.
 """
 
 import argparse
@@ -34,11 +34,11 @@ from factorcell.training.plan import Budget
 
 Row = dict[str, Any]
 
-SAID: dict[str, Row] = {
+OPTIONS: dict[str, Row] = {
     "data": {"context": ["lat:number", "lon:number"], "max_tokens": 41},
     "tokenizer": {"kind": "char", "min_count": 10},
 }
-MINUTES = 0.9  # of a training
+MINUTES = 0.9  # time limit of each training
 COUNTRIES = {
     "CN": "China", "DE": "Germany", "ES": "Spain", "FR": "France", "ID": "Indonesia", "IN": "India",
     "IT": "Italy", "MX": "Mexico", "RO": "Romania", "US": "United States",
@@ -48,63 +48,64 @@ PLACES = {
     "Kraków": (50.1, 19.9), "Anatolia": (39.0, 34.0), "Kerala": (10.0, 76.5), "Kyoto": (35.0, 135.8),
     "Java": (-7.3, 109.5), "Yucatán": (20.5, -89.0),
 }  # fmt: skip
-MAPPED = (
+MAPPED_NAMES = (
     "Villaverde", "Shimomatsumoto", "Uithuizermeeden", "Puttalam", "Vértesszőlős", "Kaustinen", "Güneysöğüt",
     "Si Chiang Mai", "Ixcuinquitlapilco",
 )  # fmt: skip
-GRID = 2.5  # degrees
-INHABITED = 10  # training names in the cell of a grid point that a name can be of
-DRAWN = 60  # names drawn for each place, of which the first new ones are shown
+GRID_STEP = 2.5  # degrees between the points of the grid
+MIN_CELL_NAMES = 10  # training names around a grid point, below which the point is left out
+GENERATED_NAMES = 60  # names generated for each place; the first new ones are shown
 
 Array = NDArray[np.float64]
 
 
-def run_demo(given: argparse.Namespace) -> None:
-    """`factorcell demo`."""
+def run_demo(arguments: argparse.Namespace) -> None:
+    """Run `factorcell demo`."""
     from factorcell.reports.demo import demo_page
 
-    results = make(given.out, epochs=given.epochs, notify=terminal.notify)
+    results = train_and_evaluate(arguments.out, epochs=arguments.epochs, notify=terminal.notify)
     terminal.show("")
     terminal.show_table(results["models"], ("name", "perplexity", "accuracy", "parameters", "minutes"))
     terminal.show("")
     for place in results["names"]:
         terminal.show(f"{place['place']:>14}  {', '.join(place['samples'])}")
-    files.write(given.page, demo_page(results))
-    terminal.notify("", f"{results['minutes']:.1f} minutes in all. Open {given.page} in a browser.")
+    files.write(arguments.page, demo_page(results))
+    terminal.notify("", f"total time: {results['minutes']:.1f} minutes. Open {arguments.page} in a browser.")
 
 
-def table(part: str) -> Path:
-    """The shipped place names, `part` train or dev (GeoNames, CC BY 4.0)."""
+def table_path(part: str) -> Path:
+    """Return the path of the included place names, `part` train or dev (GeoNames, CC BY 4.0)."""
     return Path(str(resources.files("factorcell") / "assets" / f"placenames-{part}.parquet"))
 
 
-def make(folder: Path, *, epochs: float | None = None, notify: Callable[[str], None]) -> Row:
-    """Train and judge the four models in `folder`; the results that `report.demo_page` shows."""
-    began = time.perf_counter()
-    said, budget = SAID, Budget(MINUTES)
+def train_and_evaluate(folder: Path, *, epochs: float | None = None, notify: Callable[[str], None]) -> Row:
+    """Train and evaluate the four models in `folder`, and return the results that `demo_page` shows."""
+    start = time.perf_counter()
+    specified, budget = OPTIONS, Budget(MINUTES)
     if epochs is not None:
-        said, budget = {**SAID, "training": {"epochs": epochs}}, Budget()
-    made = common_plan(table("train"), table("dev"), said, folder, budget, models=PAPER_MODELS, notify=notify)
-    places = _rows("train")
+        specified, budget = {**OPTIONS, "training": {"epochs": epochs}}, Budget()
+    train, dev = table_path("train"), table_path("dev")
+    plan = common_plan(train, dev, specified, folder, budget, models=PAPER_MODELS, notify=notify)
+    places = _read_rows("train")
     models, curves, runs, earlier = [], [], {}, 0.0
     for name in PAPER_MODELS:
-        notify(f"{name} -> {folder / name}")
-        earlier += _trained(folder / name)
-        run = fit(table("train"), table("dev"), made.for_model(name), folder / name, resume=True, notify=notify)
-        models.append(_judge(run, places))
+        notify(f"training {name} in {folder / name}")
+        earlier += _training_minutes(folder / name)
+        run = fit(train, dev, plan.for_model(name), folder / name, resume=True, notify=notify)
+        models.append(_evaluate(run, places))
         curves += [{**row, "model": name} for row in run.log() if row["split"] == "dev"]
         runs[name] = run
-    notify("drawing the maps")
+    notify("computing the maps")
     final = runs["factorcell"]
     countries, confusion = _countries(final, places)
     return {
-        "minutes": earlier + (time.perf_counter() - began) / 60,
+        "minutes": earlier + (time.perf_counter() - start) / 60,
         "machine": f"{os.cpu_count()} processor cores ({platform.machine()})",
         "texts": len(places),
         "models": [{**row, "name": row["model"], "title": row["model"]} for row in compare_models(models)],
         "cautions": find_warnings([final]),
         "curves": curves,
-        "names": _invent(final, {row["text"] for row in places}),
+        "names": _generate_names(final, {row["text"] for row in places}),
         "maps": _maps(final, places),
         "countries": countries,
         "confusion": confusion,
@@ -112,18 +113,18 @@ def make(folder: Path, *, epochs: float | None = None, notify: Callable[[str], N
     }
 
 
-def _trained(folder: Path) -> float:
-    """Minutes of training so far, those before a stop counted."""
+def _training_minutes(folder: Path) -> float:
+    """Return the minutes of training in earlier commands that were interrupted."""
     return max((row["seconds"] for row in files.read_rows(folder / "log.jsonl")), default=0.0) / 60
 
 
-def _rows(part: str) -> list[Row]:
-    rows: list[Row] = pq.read_table(table(part)).to_pylist()
+def _read_rows(part: str) -> list[Row]:
+    rows: list[Row] = pq.read_table(table_path(part)).to_pylist()
     return rows
 
 
 def _centres(places: list[Row]) -> dict[str, dict[str, float]]:
-    """The middle of the ten countries: the median of their places."""
+    """Return the centre of each of the ten countries: the median coordinates of its places."""
     centres = {}
     for country in COUNTRIES:
         points = np.array([(row["lat"], row["lon"]) for row in places if row["country"] == country])
@@ -132,28 +133,28 @@ def _centres(places: list[Row]) -> dict[str, dict[str, float]]:
     return centres
 
 
-def _judge(run: Run, places: list[Row]) -> ComparedModel:
-    """Perplexity on the names held out, and how often a name goes to its country."""
-    corpus = run.prepare(table("dev"))
+def _evaluate(run: Run, places: list[Row]) -> ComparedModel:
+    """Return the perplexity on held-out names and the accuracy of their classification by country."""
+    corpus = run.prepare(table_path("dev"))
     nats = run.nats(corpus)
     texts = text_figures.figures_from_nats(nats, corpus)
     row = {key: value for key, value in summary_row(nats, corpus).items() if key.startswith("perplexity")}
     row["parameters"] = run.model.parameter_count()
     row |= {"minutes": run.training_minutes(), "accuracy": None}
     if run.model.adapted:
-        found = _classified(run, places)
-        row["accuracy"], texts["accuracy"] = found.metrics()["accuracy"], text_accuracies(found)
+        result = _classify(run, places)
+        row["accuracy"], texts["accuracy"] = result.metrics()["accuracy"], text_accuracies(result)
     return ComparedModel(run.folder.name, [row], [texts])
 
 
-def _classified(run: Run, places: list[Row]) -> Classification:
-    """The names of the ten countries in the development table, judged by the coordinates of the countries' centres."""
-    rows = [row for row in _rows("dev") if row["country"] in COUNTRIES]
+def _classify(run: Run, places: list[Row]) -> Classification:
+    """Classify the development names of the ten countries by the coordinates of the countries' centres."""
+    rows = [row for row in _read_rows("dev") if row["country"] in COUNTRIES]
     return classify_points(run, rows, _centres(places), truth=[row["country"] for row in rows], unknown="expected")
 
 
 def _countries(run: Run, places: list[Row]) -> tuple[list[Row], Row]:
-    result = _classified(run, places)
+    result = _classify(run, places)
     rows = [
         {"country": COUNTRIES[row["value"]], "accuracy": row["recall"], "count": row["count"]}
         for row in result.metrics()["values"]
@@ -161,43 +162,49 @@ def _countries(run: Run, places: list[Row]) -> tuple[list[Row], Row]:
     return rows, {"labels": [COUNTRIES[name] for name in result.names], "counts": result.confusion().tolist()}
 
 
-def _invent(run: Run, known: set[str]) -> list[Row]:
-    """Names that the model makes up for places, none of which it has read."""
+def _generate_names(run: Run, training_names: set[str]) -> list[Row]:
+    """Generate names for places; only names that are not in the training table are returned."""
     names = []
     for number, (place, (lat, lon)) in enumerate(PLACES.items()):
-        chosen = GenerationOptions(temperature=0.75, max_tokens=24, seed=number)
-        rows = generate(run, [{"lat": lat, "lon": lon}], number=DRAWN, options=chosen)
+        settings = GenerationOptions(temperature=0.75, max_tokens=24, seed=number)
+        rows = generate(run, [{"lat": lat, "lon": lon}], number=GENERATED_NAMES, options=settings)
         texts = dict.fromkeys(row["text"] for row in rows)
-        new = [text for text in texts if text not in known and 3 < len(text) < 20]
+        new = [text for text in texts if text not in training_names and 3 < len(text) < 20]
         names.append({"place": place, "lat": lat, "lon": lon, "samples": new[:6]})
     return names
 
 
 def _maps(run: Run, places: list[Row]) -> list[Row]:
-    """p(coordinates given name) over the inhabited points of a grid, all of them equally likely beforehand."""
-    lat, lon = np.arange(-57.5, 75.1, GRID), np.arange(-180.0, 180.0, GRID)
-    inhabited = _inhabited(lat, lon, places)
+    """Compute p(coordinates given name) over the inhabited points of a grid, with a uniform prior."""
+    lat, lon = np.arange(-57.5, 75.1, GRID_STEP), np.arange(-180.0, 180.0, GRID_STEP)
+    inhabited = _inhabited_points(lat, lon, places)
     grid = [{"lat": float(lat[row]), "lon": float(lon[column])} for row, column in np.argwhere(inhabited)]
-    dev = {row["text"]: row for row in _rows("dev")}
-    corpus = run.prepare([{"text": text} for text in MAPPED], unknown="expected")
+    dev = {row["text"]: row for row in _read_rows("dev")}
+    corpus = run.prepare([{"text": text} for text in MAPPED_NAMES], unknown="expected")
     likelihoods = log_likelihoods(run, corpus, grid)
     posterior = np.exp(likelihoods - likelihoods.max(1, keepdims=True))
     posterior /= posterior.sum(1, keepdims=True)
     maps = []
-    for text, row in zip(MAPPED, posterior, strict=True):
-        shares = np.full(inhabited.shape, np.nan)
-        shares[inhabited] = row
+    for text, row in zip(MAPPED_NAMES, posterior, strict=True):
+        probabilities = np.full(inhabited.shape, np.nan)
+        probabilities[inhabited] = row
         true = (dev[text]["lat"], dev[text]["lon"])
         maps.append(
-            {"text": text, "lat": lat.tolist(), "lon": lon.tolist(), "probability": shares.tolist(), "true": true}
+            {
+                "text": text,
+                "lat": lat.tolist(),
+                "lon": lon.tolist(),
+                "probability": probabilities.tolist(),
+                "true": true,
+            }
         )
     return maps
 
 
-def _inhabited(lat: Array, lon: Array, places: list[Row]) -> NDArray[np.bool_]:
-    """Which points of a grid (n, m) have names in their cell: where there are none, the model could only guess."""
-    rows = np.round((np.array([row["lat"] for row in places]) - lat[0]) / GRID).astype(int).clip(0, len(lat) - 1)
-    columns = np.round((np.array([row["lon"] for row in places]) - lon[0]) / GRID).astype(int) % len(lon)
+def _inhabited_points(lat: Array, lon: Array, places: list[Row]) -> NDArray[np.bool_]:
+    """Return a mask (n, m) of the grid points with enough training names in their cell."""
+    rows = np.round((np.array([row["lat"] for row in places]) - lat[0]) / GRID_STEP).astype(int).clip(0, len(lat) - 1)
+    columns = np.round((np.array([row["lon"] for row in places]) - lon[0]) / GRID_STEP).astype(int) % len(lon)
     names = np.zeros((len(lat), len(lon)), dtype=np.int64)
     np.add.at(names, (rows, columns), 1)
-    return names >= INHABITED
+    return names >= MIN_CELL_NAMES

@@ -1,4 +1,4 @@
-"""The command `factorcell contexts`: what a model has learned about contexts."""
+"""The command `contexts`, which shows what a model has learned about contexts."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -18,112 +18,114 @@ from factorcell.reports.wording import agreement_sentence, visible_token
 Row = dict[str, Any]
 
 
-def run_contexts(given: argparse.Namespace) -> None:
-    """`factorcell contexts`."""
-    if bool(given.by) != bool(given.map or given.predict):
-        raise UserError("--by COLUMN says what to --map TABLE or to --predict TABLE by; neither goes without the other")
-    run = options.open_on_device(Run.open, given.run, given)
-    context = options.parse_context(given.context)
-    other = given.between or given.map or given.predict or (given.words and context)
-    pairs: list[tuple[dict[str, str], dict[str, str]]] = [(context, {})] if given.words and context else []
-    found: Row = {"variable": "", "values": 0, "neighbours": [], "words": [], "maps": [], "predictions": []}
-    found["cautions"] = find_warnings([run])
-    if given.near or given.map or given.predict or not other:
-        known = Embeddings.from_run(run, given.variable, given.near)
-        near = given.near or (() if other else known.values[:DEFAULT_VALUE_COUNT])
-        found |= {"variable": known.variable, "values": len(known.values)}
-        found["neighbours"] = known.neighbours(near, given.count, given.measure)
-        for name in given.by:
-            if given.map:
-                found["maps"].append(_map(known, name, given))
-            if given.predict:
-                column = embeddings.read_column(known, given.predict, name)
-                found["predictions"].append(embeddings.predict_column(known, column, seed=given.seed, progress=True))
-        if given.words and near:
-            pairs = [({known.source: value, **context}, {}) for value in near]
-    if given.between:
-        first, second = (options.parse_context(text.split(";"), "--between") for text in given.between)
+def run_contexts(arguments: argparse.Namespace) -> None:
+    """Run `factorcell contexts`."""
+    if bool(arguments.by) != bool(arguments.map or arguments.predict):
+        raise UserError("--by COLUMN requires --map TABLE or --predict TABLE, and these require --by COLUMN")
+    run = options.open_on_device(Run.open, arguments.run, arguments)
+    context = options.parse_context(arguments.context)
+    other = arguments.between or arguments.map or arguments.predict or (arguments.words and context)
+    pairs: list[tuple[dict[str, str], dict[str, str]]] = [(context, {})] if arguments.words and context else []
+    results: Row = {"variable": "", "values": 0, "neighbours": [], "words": [], "maps": [], "predictions": []}
+    results["cautions"] = find_warnings([run])
+    if arguments.near or arguments.map or arguments.predict or not other:
+        value_embeddings = Embeddings.from_run(run, arguments.variable, arguments.near)
+        near = arguments.near or (() if other else value_embeddings.values[:DEFAULT_VALUE_COUNT])
+        results |= {"variable": value_embeddings.variable, "values": len(value_embeddings.values)}
+        results["neighbours"] = value_embeddings.neighbours(near, arguments.count, arguments.measure)
+        for name in arguments.by:
+            if arguments.map:
+                results["maps"].append(_map(value_embeddings, name, arguments))
+            if arguments.predict:
+                column = embeddings.read_column(value_embeddings, arguments.predict, name)
+                results["predictions"].append(
+                    embeddings.predict_column(value_embeddings, column, seed=arguments.seed, progress=True)
+                )
+        if arguments.words and near:
+            pairs = [({value_embeddings.source: value, **context}, {}) for value in near]
+    if arguments.between:
+        first, second = (options.parse_context(text.split(";"), "--between") for text in arguments.between)
         pairs.append(({**context, **first}, {**context, **second}))
     options.notify_rare_values(run.schema, *(context for pair in pairs for context in pair))
-    found["words"] = [_words(run, context, against, given) for context, against in pairs]
-    if given.page:
+    results["words"] = [_words(run, context, against, arguments) for context, against in pairs]
+    if arguments.page:
         from factorcell.reports import embeddings as report
 
-        files.write(given.page, report.embeddings_page(run.folder.name, found))
-    if given.json:
-        terminal.show_json(_rows(found))
+        files.write(arguments.page, report.embeddings_page(run.folder.name, results))
+    if arguments.json:
+        terminal.show_json(_rows(results))
     else:
-        _show(found, given)
-    terminal.notify(*found["cautions"])
+        _show(results, arguments)
+    terminal.notify(*results["cautions"])
 
 
-def _words(run: Run, context: Mapping[str, str], against: Mapping[str, str], given: argparse.Namespace) -> Row:
+def _words(run: Run, context: Mapping[str, str], against: Mapping[str, str], arguments: argparse.Namespace) -> Row:
     rows = embeddings.most_shifted_tokens(
-        run, context, against, count=given.count, frequent=given.frequent, unknown=given.unknown
+        run, context, against, count=arguments.count, frequent=arguments.frequent, unknown=arguments.unknown
     )
     different = {name: value for name, value in context.items() if against.get(name) != value}
     other = {name: value for name, value in against.items() if name in different}
-    names = [", ".join(f"{name}={value}" for name, value in one.items()) for one in (different, other)]
+    names = [", ".join(f"{name}={value}" for name, value in values.items()) for values in (different, other)]
     return {
-        **dict(zip(("context", "against"), (name or "what is expected" for name in names), strict=True)),
+        **dict(zip(("context", "against"), (name or "the expected context" for name in names), strict=True)),
         "rows": rows,
     }
 
 
-def _map(known: Embeddings, name: str, given: argparse.Namespace) -> Row:
-    column = embeddings.read_column(known, given.map, name)
-    points = embeddings.map_points(known, column)
+def _map(value_embeddings: Embeddings, name: str, arguments: argparse.Namespace) -> Row:
+    column = embeddings.read_column(value_embeddings, arguments.map, name)
+    points = embeddings.map_points(value_embeddings, column)
     return {
         "column": column.name,
         "points": points,
-        "ellipses": None if column.numbers is not None else embeddings.ellipses(points, given.groups),
-        "agreement": embeddings.neighbour_agreement(known, column, given.measure),
-        "shares": embeddings.project_to_plane(known.vectors)[1].tolist(),
-        "dots": given.points,
+        "ellipses": None if column.numbers is not None else embeddings.ellipses(points, arguments.groups),
+        "agreement": embeddings.neighbour_agreement(value_embeddings, column, arguments.measure),
+        "shares": embeddings.project_to_plane(value_embeddings.vectors)[1].tolist(),
+        "dots": arguments.points,
     }
 
 
-def _rows(found: Row) -> list[Row]:
-    """Return all rows, each with its `kind`."""
-    rows = [{"kind": "neighbour", **row} for row in found["neighbours"]]
-    for entry in found["words"]:
-        about = {"kind": "word", "context": entry["context"], "against": entry["against"]}
-        rows += [{**about, **row} for row in entry["rows"]]
-    for entry in found["maps"]:
+def _rows(results: Row) -> list[Row]:
+    """Return all rows, each with its `kind`: neighbour, word, point, ellipse, agreement or prediction."""
+    rows = [{"kind": "neighbour", **row} for row in results["neighbours"]]
+    for entry in results["words"]:
+        description = {"kind": "word", "context": entry["context"], "against": entry["against"]}
+        rows += [{**description, **row} for row in entry["rows"]]
+    for entry in results["maps"]:
         column = {"column": entry["column"]}
         rows += [{"kind": "point", **column, **row} for row in entry["points"]]
         rows += [{"kind": "ellipse", **column, **row} for row in entry["ellipses"] or ()]
         rows.append({"kind": "agreement", **entry["agreement"]})
-    return rows + [{"kind": "prediction", **row} for row in found["predictions"]]
+    return rows + [{"kind": "prediction", **row} for row in results["predictions"]]
 
 
-def _show(found: Row, given: argparse.Namespace) -> None:
-    _show_neighbours(found, given.measure)
-    for entry in found["words"]:
+def _show(results: Row, arguments: argparse.Namespace) -> None:
+    _show_neighbours(results, arguments.measure)
+    for entry in results["words"]:
         terminal.show("", f"{entry['context']} against {entry['against']}")
         _show_words(entry["rows"])
-    for entry in found["maps"]:
+    for entry in results["maps"]:
         terminal.show("", agreement_sentence(entry["agreement"]))
         if entry["ellipses"]:
             terminal.show_table(entry["ellipses"], ("group", "count", "x", "y", "wide", "high"))
-    for row in found["predictions"]:
-        of = f"{row['column']} from the embedding of {row['variable']} ({row['values']:,} values)"
+    for row in results["predictions"]:
+        task = f"{row['column']} predicted from the embedding of {row['variable']} ({row['values']:,} values)"
         if "accuracy" in row:
-            terminal.show("", f"{of}: accuracy {row['accuracy']:.1%}, the largest group {row['majority']:.1%}")
+            terminal.show("", f"{task}: accuracy {row['accuracy']:.1%}, majority class {row['majority']:.1%}")
         else:
-            terminal.show("", f"{of}: R² {row['r2']:z.3f}, correlation {row['correlation']:z.3f}")
-    if given.page:
-        terminal.notify(f"the page: {given.page}")
+            terminal.show("", f"{task}: R² {row['r2']:z.3f}, correlation {row['correlation']:z.3f}")
+    if arguments.page:
+        terminal.notify(f"report: {arguments.page}")
 
 
-def _show_neighbours(found: Row, measure: str) -> None:
-    """Print a table for one value, or a line for each of several."""
-    rows = found["neighbours"]
+def _show_neighbours(results: Row, measure: str) -> None:
+    """Print the neighbours of one value as a table, or those of several values as one line each."""
+    rows = results["neighbours"]
     values = list(dict.fromkeys(row["value"] for row in rows))
     if not values:
         return
-    of = values[0] if len(values) == 1 else f"{len(values):,} of {found['values']:,} values"
-    terminal.show(terminal.bold(f"{found['variable']}: what is nearest to {of} by {measure}"))
+    subject = values[0] if len(values) == 1 else f"{len(values):,} of {results['values']:,} values"
+    terminal.show(terminal.bold(f"{results['variable']}: nearest neighbours of {subject} by {measure}"))
     if len(values) == 1:
         terminal.show_table(rows, ("near", "count", measure))
         return
@@ -134,9 +136,9 @@ def _show_neighbours(found: Row, measure: str) -> None:
 
 
 def _show_words(rows: Sequence[Row]) -> None:
-    """Print raised and lowered tokens side by side."""
+    """Print the tokens that a context raises and those that it lowers in adjacent columns."""
     if not rows:
-        terminal.show("no token is raised or lowered")
+        terminal.show("the context changes no token")
         return
     cells = [(visible_token(row["token"]), f"{row['nats']:+.2f}") for row in rows]
     raised = [cell for cell, row in zip(cells, rows, strict=True) if row["nats"] > 0]

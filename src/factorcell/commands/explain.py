@@ -1,4 +1,4 @@
-"""The command `factorcell explain`: texts token by token between contexts."""
+"""The command `explain`, which compares contexts token by token."""
 
 import argparse
 import re
@@ -16,71 +16,77 @@ from factorcell.evaluation.run_warnings import find_warnings
 from factorcell.model.run import Run
 from factorcell.reports.wording import readable_token
 
-# Background and foreground of the 256 colours of a terminal, from weak to strong; the second context is underlined too.
+# Background and foreground of the 256 terminal colours, from weak to strong; the second context is also underlined.
 BLUES = ((153, 16), (75, 16), (26, 231))
 ORANGES = ((223, 16), (215, 16), (166, 231))
 
 Row = dict[str, Any]
 
 
-def run_explain(given: argparse.Namespace) -> None:
-    """`factorcell explain`."""
-    contexts = contexts_between(given.between, options.parse_context(given.context))
-    runs, others = (
-        [options.open_on_device(Run.open, folder, given) for folder in folders]
-        for folders in ((given.run, *given.ensemble), given.beside)
+def run_explain(arguments: argparse.Namespace) -> None:
+    """Run `factorcell explain`."""
+    contexts = contexts_between(arguments.between, options.parse_context(arguments.context))
+    ensemble, others = (
+        [options.open_on_device(Run.open, folder, arguments) for folder in folders]
+        for folders in ((arguments.run, *arguments.ensemble), arguments.beside)
     )
-    texts = _texts(given, runs[0].config.data.text)
-    doubts = find_warnings([*runs, *others])
-    options.notify_rare_values(runs[0].schema, *contexts.values())
-    name = given.run.name + (f" and {len(given.ensemble)} more" if given.ensemble else "")
-    rows = explain(runs, texts, contexts, unknown=given.unknown)
+    texts = _read_texts(arguments, ensemble[0].config.data.text)
+    run_warnings = find_warnings([*ensemble, *others])
+    options.notify_rare_values(ensemble[0].schema, *contexts.values())
+    name = arguments.run.name + (f" and {len(arguments.ensemble)} more" if arguments.ensemble else "")
+    rows = explain(ensemble, texts, contexts, unknown=arguments.unknown)
     if others:
         rows = [{"model": name, **row} for row in rows]
         for run in others:
             rows += [
-                {"model": run.folder.name, **row} for row in explain([run], texts, contexts, unknown=given.unknown)
+                {"model": run.folder.name, **row} for row in explain([run], texts, contexts, unknown=arguments.unknown)
             ]
         rows.sort(key=lambda row: texts.index(row["text"]))
-    if given.page:
+    if arguments.page:
         from factorcell.reports.explain import explanation_page
 
-        files.write(given.page, explanation_page(name, rows, len(runs), doubts))
-        terminal.notify(f"the page: {given.page}")
-    if given.json:
+        files.write(arguments.page, explanation_page(name, rows, len(ensemble), run_warnings))
+        terminal.notify(f"report: {arguments.page}")
+    if arguments.json:
         terminal.show_json(rows)
     else:
         _show(rows, list(contexts))
-    terminal.notify(*doubts)
+    terminal.notify(*run_warnings)
 
 
 def contexts_between(between: Sequence[str], shared: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return the contexts of `--between`, `NAME=VALUE` or several with semicolons, by name; `shared` is in all."""
+    """Return the contexts of --between by name; each text has one `NAME=VALUE` or several with semicolons.
+
+    Every context also has the values of `shared`.
+    """
     contexts = {}
     for text in between:
-        own = options.parse_context(re.split(r";\s*(?=[^;=]+=)", text), "--between")
-        if both := set(own) & set(shared):
-            raise UserError(f"{', '.join(sorted(both))} is given by --between and by --context")
-        if context_text(own) in contexts:
-            raise UserError(f"--between names {context_text(own)} twice")
-        contexts[context_text(own)] = {**shared, **own}
+        context = options.parse_context(re.split(r";\s*(?=[^;=]+=)", text), "--between")
+        name = context_text(context)
+        if both := set(context) & set(shared):
+            raise UserError(f"--between and --context both have a value for {', '.join(sorted(both))}")
+        if name in contexts:
+            raise UserError(f"--between: {name} is given twice")
+        contexts[name] = {**shared, **context}
     if len(contexts) < 2:
-        raise UserError(f"--between has {', '.join(contexts)} alone; it takes two contexts or more")
+        raise UserError(f"--between: expected two or more contexts, got only {', '.join(contexts)}")
     return contexts
 
 
-def _texts(given: argparse.Namespace, column: str) -> list[str]:
-    """Return the texts, each once: of --text, of the `column` of a table, or the lines of a file."""
-    if (given.file is None) == (not given.text):
-        raise UserError("give either a FILE of texts, one a line, or --text")
-    if given.text:
-        return list(dict.fromkeys(given.text))
-    if Path(given.file).suffix.lower() in FORMATS:
-        return list(dict.fromkeys(read_texts(given.file, column)))
-    content = streams.decode(sys.stdin.buffer.read()) if given.file == "-" else input_files.read_text(given.file)
+def _read_texts(arguments: argparse.Namespace, column: str) -> list[str]:
+    """Return the distinct texts of --text, of the `column` of a table, or of the lines of a file."""
+    if (arguments.file is None) == (not arguments.text):
+        raise UserError("give either FILE (one text per line, or a table) or --text")
+    if arguments.text:
+        return list(dict.fromkeys(arguments.text))
+    if Path(arguments.file).suffix.lower() in FORMATS:
+        return list(dict.fromkeys(read_texts(arguments.file, column)))
+    content = (
+        streams.decode(sys.stdin.buffer.read()) if arguments.file == "-" else input_files.read_text(arguments.file)
+    )
     texts = list(dict.fromkeys(line.strip() for line in content.splitlines() if line.strip()))
     if not texts:
-        raise UserError(f"{given.file}: there is no text in it")
+        raise UserError(f"{arguments.file}: the file contains no text")
     return texts
 
 
@@ -88,29 +94,33 @@ def _show(rows: Sequence[Row], between: Sequence[str]) -> None:
     colour = terminal.has_colours(sys.stdout)
     if len(between) == 2:
         first, second = (mark_token(name, sign * 9.0, colour) for name, sign in zip(between, (1, -1), strict=True))
-        terminal.show(terminal.join("", ["likelier given ", first, ", given ", second, "; ¶ is the end"]))
+        terminal.show(
+            terminal.join("", ["more probable given ", first, ", given ", second, "; ¶ is the end of the text"])
+        )
     for row in rows:
         terminal.show("", *([row["model"]] if "model" in row else []))
         if len(between) == 2:
             gap = " " if row["tokenizer"] in ("word", "space") else ""
             marks = [mark_token(readable_token(token["token"]), token["ratio"], colour) for token in row["tokens"]]
             terminal.show(terminal.join(gap, marks))
-            terminal.show(f"{row['ratio']:+z.2f} nats in all; {between[0]} has {row['posterior'][between[0]]:.1%}")
-            if strange := [readable_token(token["token"]) for token in row["tokens"] if not token["known"]]:
-                terminal.show(f"read as unknown: {', '.join(dict.fromkeys(strange))}")
+            terminal.show(
+                f"{row['ratio']:+z.2f} nats in total; p({between[0]} | text) = {row['posterior'][between[0]]:.1%}"
+            )
+            if unknown := [readable_token(token["token"]) for token in row["tokens"] if not token["known"]]:
+                terminal.show(f"out of vocabulary: {', '.join(dict.fromkeys(unknown))}")
         else:
-            shares = [
+            posteriors = [
                 {
                     "token": readable_token(token["token"]),
                     **{name: f"{token['posterior'][name]:.1%}" for name in between},
                 }
                 for token in row["tokens"]
             ]
-            terminal.show_table(shares, ("token", *between))
+            terminal.show_table(posteriors, ("token", *between))
 
 
 def mark_token(text: str, ratio: float, colour: bool) -> str:
-    """Return a text coloured by its ratio, blue or underlined orange, or followed by up to three raised signs."""
+    """Return a token with its ratio as a colour (blue, or underlined orange) or as up to three superscript signs."""
     power = strength(ratio)
     if not power:
         return text

@@ -1,4 +1,4 @@
-"""The verbs for texts of several domains: fine-tuning, separate models, mixtures."""
+"""The commands for texts of several domains: `finetune`, `separate` and `mix`."""
 
 import argparse
 from typing import Any
@@ -15,54 +15,62 @@ from factorcell.training.proximal import ALL
 Row = dict[str, Any]
 
 
-def run_finetune(given: argparse.Namespace) -> None:
-    """`factorcell finetune`."""
-    old = Run.open(given.run)
-    own = options.specified_options(given)["training"]
-    options.set_threads(own.get("threads", old.config.training.threads))
+def run_finetune(arguments: argparse.Namespace) -> None:
+    """Run `factorcell finetune`."""
+    base = Run.open(arguments.run)
+    specified = options.specified_options(arguments)["training"]
+    options.set_threads(specified.get("threads", base.config.training.threads))
     run = finetune(
-        old,
-        given.table,
-        given.dev,
-        given.out,
-        parts=given.train or [ALL],
-        l1=given.l1,
-        training=own,
-        unknown=given.unknown,
-        resume=given.resume,
+        base,
+        arguments.table,
+        arguments.dev,
+        arguments.out,
+        parts=arguments.train or [ALL],
+        l1=arguments.l1,
+        training=specified,
+        unknown=arguments.unknown,
+        resume=arguments.resume,
         notify=terminal.notify,
     )
-    terminal.notify(f"{run.folder}: {summary(run)}; it was {format_number(run.log()[0]['perplexity'], '.2f')} before")
+    before = format_number(run.log()[0]["perplexity"], ".2f")
+    terminal.notify(f"{run.folder}: {summary(run)}; before fine-tuning {before}")
     terminal.show_table(training_facts(run.folder)["finetuned"]["moved"], ("part", "values", "moved"))
 
 
-def run_separate(given: argparse.Namespace) -> None:
-    """`factorcell separate`."""
-    said, budget = options.training_request(given)
+def run_separate(arguments: argparse.Namespace) -> None:
+    """Run `factorcell separate`."""
+    specified, budget = options.training_request(arguments)
     separate(
-        given.train, given.dev, said, given.out, by=given.by, budget=budget, resume=given.resume, notify=terminal.notify
+        arguments.train,
+        arguments.dev,
+        specified,
+        arguments.out,
+        by=arguments.by,
+        budget=budget,
+        resume=arguments.resume,
+        notify=terminal.notify,
     )
-    terminal.notify(
-        f"to score texts, each by the run of its value: factorcell evaluate {given.out} TABLE --by {given.by}"
-    )
+    command = f"factorcell evaluate {arguments.out} TABLE --by {arguments.by}"
+    terminal.notify(f"to evaluate each text with the run of its value: {command}")
 
 
-def run_mix(given: argparse.Namespace) -> None:
-    """`factorcell mix`."""
-    models = [options.open_on_device(open_scorer, path, given) for path in given.runs]
-    _, rows = mix(models, given.dev, given.out, by=given.by, unknown=given.unknown)
-    if given.json:
+def run_mix(arguments: argparse.Namespace) -> None:
+    """Run `factorcell mix`."""
+    models = [options.open_on_device(open_scorer, path, arguments) for path in arguments.runs]
+    _, rows = mix(models, arguments.dev, arguments.out, by=arguments.by, unknown=arguments.unknown)
+    if arguments.json:
         return terminal.show_json(rows)
     numbers = [str(number) for number in range(1, len(models) + 1)]
-    for number, path in zip(numbers, given.runs, strict=True):
+    for number, path in zip(numbers, arguments.runs, strict=True):
         terminal.show(f"{number}: {path}")
     terminal.show("", "weights")
-    terminal.show_table([_numbered(row, "weights") for row in rows], ("value", "targets", *numbers))
-    terminal.show("", "perplexity alone and mixed")
-    terminal.show_table([_numbered(row, "alone") for row in rows], ("value", *numbers, "perplexity"))
+    terminal.show_table([_with_model_columns(row, "weights") for row in rows], ("value", "targets", *numbers))
+    terminal.show("", "perplexity of each model and of the mixture")
+    rows = [{**_with_model_columns(row, "alone"), "mixture": row["perplexity"]} for row in rows]
+    terminal.show_table(rows, ("value", *numbers, "mixture"))
     return None
 
 
-def _numbered(row: Row, key: str) -> Row:
-    """The row with what it has for every model under the model's number."""
+def _with_model_columns(row: Row, key: str) -> Row:
+    """Return a row with a column per model, named by the model's number, for the values in `row[key]`."""
     return {**row, **{str(number): value for number, value in enumerate(row[key], 1)}}

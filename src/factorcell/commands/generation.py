@@ -1,4 +1,4 @@
-"""The verb of generation."""
+"""The command `generate`."""
 
 import argparse
 import itertools
@@ -24,117 +24,121 @@ from factorcell.progress import progress_bar
 Row = dict[str, Any]
 
 
-def writing_options(given: argparse.Namespace) -> GenerationOptions:
-    """How texts are written."""
+def generation_options(arguments: argparse.Namespace) -> GenerationOptions:
+    """Return the options of generation that the arguments specify."""
     return GenerationOptions(
-        given.method,
-        given.temperature,
-        given.top_k,
-        given.top_p,
-        max_tokens=given.max_tokens,
-        min_tokens=given.min_tokens,
-        no_repeat_ngram=given.no_repeat_ngram,
-        width=given.width,
-        grow=given.grow,
-        length_penalty=given.length_penalty,
-        banned=tuple(given.ban),
-        stops=tuple(given.stop),
-        seed=given.seed,
-        seconds=given.seconds,
+        arguments.method,
+        arguments.temperature,
+        arguments.top_k,
+        arguments.top_p,
+        max_tokens=arguments.max_tokens,
+        min_tokens=arguments.min_tokens,
+        no_repeat_ngram=arguments.no_repeat_ngram,
+        width=arguments.width,
+        grow=arguments.grow,
+        length_penalty=arguments.length_penalty,
+        banned=tuple(arguments.ban),
+        stops=tuple(arguments.stop),
+        seed=arguments.seed,
+        seconds=arguments.seconds,
     )
 
 
-def run_generate(given: argparse.Namespace) -> None:
-    """`factorcell generate`."""
-    run = options.open_on_device(Run.open, given.run, given)
-    _generate(run, given)
-    named = {*options.parse_context(given.context), *given.each}
-    if named and not run.model.adapted:
-        terminal.notify(f"{run.folder} is not adapted: it writes alike in every context")
-    elif run.model.adapted and (others := [name for name in run.schema.columns() if name not in named]):
-        terminal.notify(f"not given, and so as expected of all texts: {', '.join(others)}")
+def run_generate(arguments: argparse.Namespace) -> None:
+    """Run `factorcell generate`."""
+    run = options.open_on_device(Run.open, arguments.run, arguments)
+    _generate(run, arguments)
+    specified = {*options.parse_context(arguments.context), *arguments.each}
+    if specified and not run.model.adapted:
+        terminal.notify(f"{run.folder}: the model is not adapted; the context has no effect")
+    elif run.model.adapted and (others := [name for name in run.schema.columns() if name not in specified]):
+        terminal.notify(f"columns without a value, which have their expected value: {', '.join(others)}")
     terminal.notify(*find_warnings([run]))
 
 
-def _generate(run: Run, given: argparse.Namespace) -> None:
-    how = writing_options(given)
-    contexts = expand(run, options.parse_context(given.context), given.each)
+def _generate(run: Run, arguments: argparse.Namespace) -> None:
+    settings = generation_options(arguments)
+    contexts = expand(run, options.parse_context(arguments.context), arguments.each)
     options.notify_rare_values(run.schema, *contexts)
-    _tell_unknown(run, given.prompt)
-    if given.stream:
-        return _stream(run, contexts, how, given)
-    count, done = len(contexts) * given.number, _done(given, provenance(run, how, given.prompt), contexts)
+    _notify_unknown_words(run, arguments.prompt)
+    if arguments.stream:
+        return _stream(run, contexts, settings, arguments)
+    count = len(contexts) * arguments.number
+    written = _written_rows(arguments, provenance(run, settings, arguments.prompt), contexts)
     rows = generate(
         run,
         contexts,
-        number=given.number,
-        options=how,
-        prompt=given.prompt,
-        case=given.case,
-        unknown=given.unknown,
-        first=done,
+        number=arguments.number,
+        options=settings,
+        prompt=arguments.prompt,
+        case=arguments.case,
+        unknown=arguments.unknown,
+        first=written,
     )
-    written = done
-    with progress_bar(total=count, initial=done, desc="writing", unit="texts", show=count > 1, leave=False) as bar:
+    with progress_bar(
+        total=count, initial=written, desc="generating", unit="texts", show=count > 1, leave=False
+    ) as bar:
         for row in rows:
-            if given.out:
-                files.append_row(given.out, row)
+            if arguments.out:
+                files.append_row(arguments.out, row)
             else:
-                _show(row, given)
+                _show(row, arguments)
             written += 1
             bar.update()
     if written < count:
-        terminal.notify(f"{written:,} of {count:,} texts: the time was up")
-    if given.out:
-        terminal.notify(f"{given.out}: {written:,} texts")
+        terminal.notify(f"time limit: {written:,} of {count:,} texts are finished")
+    if arguments.out:
+        terminal.notify(f"{arguments.out}: {written:,} texts")
     return None
 
 
-def _tell_unknown(run: Run, prompt: str) -> None:
-    """Say which words of a prompt are not in the vocabulary."""
+def _notify_unknown_words(run: Run, prompt: str) -> None:
+    """Print a notice about the words of a prompt that are not in the vocabulary."""
     words = [
-        repr(word) + (f" (near it: {', '.join(map(repr, near))})" if near else "")
+        repr(word) + (f" (similar: {', '.join(map(repr, near))})" if near else "")
         for word, near in unknown_tokens(run, prompt).items()
     ]
     if words:
-        terminal.notify(f"--prompt: not in the vocabulary of {run.folder}, and read as unknown: {', '.join(words)}")
+        terminal.notify(f"--prompt: out of the vocabulary of {run.folder}, read as unknown: {', '.join(words)}")
 
 
 def expand(run: Run, context: dict[str, str], each: Sequence[str]) -> list[dict[str, str]]:
-    """Return `context` with every combination of values of the columns `each`."""
+    """Return a context for every combination of the values of the columns `each`, with the values of `context`."""
     for name in each:
         if name in context:
-            raise UserError(f"--each {name}, but --context gives its value too")
+            raise UserError(f"--each {name}: --context has a value for it; remove one of them")
     values = [category_values(run.schema, name) for name in each]
-    for name, known in zip(each, values, strict=True):
-        if not known:
-            raise UserError(f"--each {name}: expected a column with values in training, got one without any")
-    return [{**context, **dict(zip(each, chosen, strict=True))} for chosen in itertools.product(*values)]
+    for name, column_values in zip(each, values, strict=True):
+        if not column_values:
+            raise UserError(f"--each {name}: expected a column with values in training, got one without values")
+    return [{**context, **dict(zip(each, combination, strict=True))} for combination in itertools.product(*values)]
 
 
-def _done(given: argparse.Namespace, about: Row, contexts: Sequence[Row]) -> int:
-    """Return how many texts the file has already."""
-    if given.out is None or not given.out.exists():
+def _written_rows(arguments: argparse.Namespace, settings: Row, contexts: Sequence[Row]) -> int:
+    """Return the number of texts that an earlier command wrote to the file."""
+    if arguments.out is None or not arguments.out.exists():
         return 0
-    if not given.resume:
-        raise UserError(f"{given.out}: exists already; choose another file, or --resume to go on with it")
-    return count_resumable_rows(given.out, about, contexts, given.number)
+    if not arguments.resume:
+        raise UserError(f"{arguments.out}: exists already; choose another file, or continue it with --resume")
+    return count_resumable_rows(arguments.out, settings, contexts, arguments.number)
 
 
-def _stream(run: Run, contexts: Sequence[Row], how: GenerationOptions, given: argparse.Namespace) -> None:
-    if len(contexts) * given.number != 1 or given.out or given.json:
-        raise UserError("--stream shows one text: no --each, --number, --out or --json")
-    pieces = stream(run, contexts[0], options=how, prompt=given.prompt, case=given.case, unknown=given.unknown)
+def _stream(run: Run, contexts: Sequence[Row], settings: GenerationOptions, arguments: argparse.Namespace) -> None:
+    if len(contexts) * arguments.number != 1 or arguments.out or arguments.json:
+        raise UserError("--stream generates one text; remove --each, --number, --out and --json")
+    parts = stream(
+        run, contexts[0], options=settings, prompt=arguments.prompt, case=arguments.case, unknown=arguments.unknown
+    )
     before = ""
-    for piece in pieces:
-        terminal.show_part(piece, before)
-        before = piece
+    for part in parts:
+        terminal.show_part(part, before)
+        before = part
     return terminal.show("")
 
 
-def _show(row: Row, given: argparse.Namespace) -> None:
-    if given.json:
+def _show(row: Row, arguments: argparse.Namespace) -> None:
+    if arguments.json:
         return terminal.show_json([row])
-    named = ", ".join(f"{name} {value}" for name, value in row["context"].items())
-    mark = "" if row["ended"] else " ..."
-    return terminal.show_fields(*filter(None, (named,)), row["text"] + mark)
+    context = ", ".join(f"{name} {value}" for name, value in row["context"].items())
+    ending = "" if row["ended"] else " ..."
+    return terminal.show_fields(*filter(None, (context,)), row["text"] + ending)

@@ -1,6 +1,6 @@
-"""Completion in a terminal: suggestions while somebody types; every line that is entered is learned.
+"""Interactive completion in a terminal: suggestions while the user types; each entered line is learned.
 
-Needs prompt-toolkit, an extra: who imports this module has it.
+This module requires prompt-toolkit, an optional dependency.
 """
 
 import itertools
@@ -21,52 +21,57 @@ from factorcell.config import UserError
 from factorcell.escapes import HIDDEN, escape_hidden
 from factorcell.model.run import Run
 
-VEIL = "\N{REPLACEMENT CHARACTER}"
+PLACEHOLDER = "\N{REPLACEMENT CHARACTER}"
 
 
 class InteractiveCompleter(Completer):
-    """Somebody at the terminal: what is typed is kept from one key to the next, who types from one line to the next."""
+    """Completer for prompt-toolkit; it keeps the search state between keystrokes and the user between lines."""
 
     def __init__(
         self, run: Run, suggester: RunCompleter | Blend, user: User | None, context: Mapping[str, str], count: int
     ) -> None:
         self.run, self.suggester, self.user, self.context, self.count = run, suggester, user, context, count
-        self.written = suggester.begin(user, context)
+        self.typed = suggester.begin(user, context)
 
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
-        """The suggestions below a line, with what orders them and whose they are; none where it cannot be completed."""
+        """Yield the suggestions for a line with their score and source; none if the line cannot be completed."""
         try:
-            self.written = self.suggester.type(self.written, document.text)
-            found = self.suggester.suggest(self.written, self.count).suggestions
+            self.typed = self.suggester.type(self.typed, document.text)
+            suggestions = self.suggester.suggest(self.typed, self.count).suggestions
         except UserError:
             return
-        for one in found:
-            share, begin = screen.format_probability(math.exp(one.log_probability)), -len(document.text)
-            said = f"{share} {one.source}" if one.parts else share
-            yield Completion(one.text, start_position=begin, display=escape_hidden(one.text), display_meta=said)
+        for suggestion in suggestions:
+            score = screen.format_probability(math.exp(suggestion.log_probability))
+            yield Completion(
+                suggestion.text,
+                start_position=-len(document.text),
+                display=escape_hidden(suggestion.text),
+                display_meta=f"{score} {suggestion.source}" if suggestion.parts else score,
+            )
 
     def learn_line(self, line: str) -> None:
-        """Learn a line, and begin anew."""
+        """Learn an entered line and start a new one."""
         if self.user is not None:
             self.user = learn_one(self.run, self.user, line)
-        self.written = self.suggester.begin(self.user, self.context)
+        self.typed = self.suggester.begin(self.user, self.context)
 
 
 class HiddenCharacters(Processor):
-    """What stands on the line that is typed, with a sign for each character that `visible` would write out."""
+    """Shows a placeholder for each hidden character on the line that is typed."""
 
-    def apply_transformation(self, given: TransformationInput) -> Transformation:
-        """See `Processor`: places on the line stay as they are."""
-        line = HIDDEN.sub(lambda found: VEIL * len(found[0]), "".join(part[1] for part in given.fragments))
-        places = itertools.accumulate((len(part[1]) for part in given.fragments), initial=0)
-        parts = zip(given.fragments, itertools.pairwise(places), strict=True)
+    def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
+        """Replace hidden characters one by one, so that positions on the line do not change."""
+        fragments = transformation_input.fragments
+        line = HIDDEN.sub(lambda match: PLACEHOLDER * len(match[0]), "".join(part[1] for part in fragments))
+        positions = itertools.accumulate((len(part[1]) for part in fragments), initial=0)
+        parts = zip(fragments, itertools.pairwise(positions), strict=True)
         return Transformation([(part[0], line[begin:end], *part[2:]) for part, (begin, end) in parts])
 
 
-def read_lines(menu: InteractiveCompleter, **terminal: Any) -> User | None:
-    """Read lines until the input ends; the user after all of them. `terminal`: an `input` and `output` of its own."""
+def read_lines(completer: InteractiveCompleter, **terminal: Any) -> User | None:
+    """Read lines until the input ends and return the user who learned them; `terminal`: `input` and `output`."""
     session: PromptSession[str] = PromptSession(
-        completer=menu,
+        completer=completer,
         complete_while_typing=True,
         complete_in_thread=True,
         input_processors=[HiddenCharacters()],
@@ -76,11 +81,11 @@ def read_lines(menu: InteractiveCompleter, **terminal: Any) -> User | None:
         try:
             line = session.prompt("> ")
         except EOFError:
-            return menu.user
-        except KeyboardInterrupt:  # what was typed is dropped, as in a shell
+            return completer.user
+        except KeyboardInterrupt:  # the line is discarded, as in a shell
             continue
         try:
             if line.strip():
-                menu.learn_line(line)
+                completer.learn_line(line)
         except UserError as error:
             screen.notify(str(error))

@@ -1,6 +1,7 @@
-"""The command line: a table of verbs, of which only the one that is asked for is imported.
+"""The command line: a table of commands; only the modules of the requested command are imported.
 
-Exit code 2 and one line for a user's mistake or what the system refuses, 130 for one who stops.
+The exit code is 2, with one line on standard error, for user errors and errors of the operating system, and 130 after
+an interrupt.
 """
 
 import argparse
@@ -19,9 +20,9 @@ PROG, ABOUT = "factorcell", "Language models that adapt to context."
 
 
 class Command(NamedTuple):
-    """A word of the command line, what it does, and which module of this package has its function `run_NAME`.
+    """A command: its name, a one-line summary, and the module of this package with its function `run_NAME`.
 
-    A verb of several `kinds` is followed by one of them, whose function is `run_NAME_KIND`.
+    A command with `subcommands` is followed by the name of one of them, whose function is `run_NAME_SUBCOMMAND`.
     """
 
     name: str
@@ -30,86 +31,87 @@ class Command(NamedTuple):
     subcommands: tuple["Command", ...] = ()
 
 
-KINDS = (
-    Command("ngram", "an n-gram model (modified Kneser-Ney) for `evaluate`", "baselines"),
-    Command("bayes", "naive Bayes: a unigram model of every value", "baselines"),
+BASELINES = (
+    Command("ngram", "n-gram model (modified Kneser-Ney) for `evaluate`", "baselines"),
+    Command("bayes", "naive Bayes classifier: one unigram model per value", "baselines"),
     Command("linear", "logistic regression on hashed n-grams", "baselines"),
-    Command("fasttext", "fastText (extra `fasttext`)", "baselines"),
+    Command("fasttext", "fastText classifier (requires the extra `fasttext`)", "baselines"),
 )
 
 USERS = (
-    Command("list", "the ids of all who are kept", "users"),
-    Command("show", "all that is kept of a person", "users"),
-    Command("export", "all that people gave, a line of JSON each", "users"),
-    Command("import", "keep people as they were exported", "users"),
-    Command("forget", "delete a text of a person, and what was learned of it", "users"),
-    Command("delete", "delete people", "users"),
-    Command("migrate", "have a run learn everybody now, not one by one as they come", "users"),
-    Command("key", "add a key to a file of keys, and print it", "users"),
+    Command("list", "print the ids of all stored users", "users"),
+    Command("show", "print the stored texts of a user", "users"),
+    Command("export", "print all data that users entered, one line of JSON per user", "users"),
+    Command("import", "store users from the output of export", "users"),
+    Command("forget", "delete a text of a user and everything learned from it", "users"),
+    Command("delete", "delete users and all their data", "users"),
+    Command("migrate", "learn the texts of all users with a run now, not at their next request", "users"),
+    Command("key", "add a key to a file of keys and print it", "users"),
 )
 
-# The heading of a group of verbs: the module of `arguments` that says what they take, and the verbs.
+# The title of each group of commands, the module of `arguments` with their arguments, and the commands.
 GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
     "train and compare": (
         "training",
         (
             Command("train", "train a model on a table of texts", "training"),
-            Command("compare", "train the papers' models side by side on the same texts", "training"),
+            Command("compare", "train the models of the papers on the same texts and compare them", "training"),
             Command("tune", "search for good options: many trials, each a run folder", "training"),
-            Command("finetune", "train a run further on few texts", "finetuning"),
-            Command("separate", "train an unadapted run for each value of a column", "finetuning"),
-            Command("mix", "fit the weights of a linear mixture of runs", "finetuning"),
-            Command("report", "one page about one or more runs", "training"),
-            Command("check", "is a run folder as it was written? a line per file", "training"),
-            Command("demo", "place names of the world: train, classify, invent, draw (minutes)", "demo"),
+            Command("finetune", "continue to train a run on other texts, usually few", "finetuning"),
+            Command("separate", "train one unadapted model for each value of a column", "finetuning"),
+            Command("mix", "fit the weights of a linear mixture of models", "finetuning"),
+            Command("report", "write an HTML page about one or more runs", "training"),
+            Command("check", "check that the files of a run folder are complete and unchanged", "training"),
+            Command("demo", "train models of place names, generate names and draw maps (minutes)", "demo"),
         ),
     ),
-    "judge": (
-        "judging",
+    "evaluate": (
+        "evaluation",
         (
-            Command("evaluate", "perplexity of a table; RUN may be what separate or mix made", "judging"),
-            Command("classify", "which context does each text have?", "judging"),
-            Command("score", "nats and perplexity of each text", "judging"),
-            Command("baseline", "what a context model is held against: an n-gram model, classifiers", "", KINDS),
-            Command("audit", "what a run memorised of planted texts: the exposure of canaries", "audit"),
-            Command("advise", "what each context column could save, before any training", "advice"),
-            Command("rescore", "choose anew from a recogniser's n-best lists, in context", "rescoring"),
+            Command("evaluate", "compute the perplexity of a table under a model", "evaluation"),
+            Command("classify", "predict the context of each text", "evaluation"),
+            Command("score", "compute the nats and the perplexity of each text", "evaluation"),
+            Command("baseline", "train a baseline: an n-gram model or a classifier", "", BASELINES),
+            Command("audit", "measure memorization: the exposure of planted random texts (canaries)", "audit"),
+            Command("advise", "estimate before training what each context column could save", "advice"),
+            Command("rescore", "choose again from a speech recognizer's n-best lists, in context", "rescoring"),
         ),
     ),
     "complete": (
-        "completing",
+        "completion",
         (
-            Command("complete", "the best texts that begin with a prefix, for one person", "completion"),
-            Command("tune-online", "how the users of a run should learn, on people held out", "completion"),
-            Command("replay", "complete what users wrote, in order of time: predict, judge, learn", "replay"),
+            Command("complete", "suggest the most probable texts that begin with a prefix", "completion"),
+            Command("tune-online", "choose how a run learns new users, on texts of held-out users", "completion"),
+            Command("replay", "evaluate completion on a log: complete, score and learn in order of time", "replay"),
         ),
     ),
     "serve": (
         "serving",
         (
-            Command("serve", "complete for people over HTTP, learn what they accept, keep it", "serving"),
-            Command("users", "people who are kept: show, export, forget; keys of the server", "", USERS),
+            Command("serve", "complete over HTTP; store and learn what users accept", "serving"),
+            Command("users", "show, export, import and delete stored users; create server keys", "", USERS),
         ),
     ),
-    "write": (
-        "writing",
-        (Command("generate", "texts that fit a context", "generation"),),
+    "generate": (
+        "generation",
+        (Command("generate", "generate texts for a context", "generation"),),
     ),
     "explain": (
-        "explaining",
+        "explanation",
         (
-            Command("explain", "which tokens of a text speak for one context and which for another", "explain"),
-            Command("contexts", "what a run has learned about contexts: neighbours, words, maps", "embeddings"),
+            Command("explain", "show which tokens of a text make one context more probable than another", "explain"),
+            Command("contexts", "show what a run learned about contexts: neighbours, words, maps", "embeddings"),
         ),
     ),
 }
-ROOT_COMMAND = Command(PROG, ABOUT, "", tuple(verb for _, verbs in GROUPS.values() for verb in verbs))
-LATER = "; the same command with --resume goes on from the last checkpoint, if there is one"
-ARGUMENTS = {verb.name: module for module, verbs in GROUPS.values() for verb in verbs}
+ROOT_COMMAND = Command(PROG, ABOUT, "", tuple(command for _, commands in GROUPS.values() for command in commands))
+RESUME_FROM_STOP = "; repeat the command with --resume to continue"
+RESUME_FROM_CHECKPOINT = "; repeat the command with --resume to continue from the last checkpoint, if there is one"
+ARGUMENTS = {command.name: module for module, commands in GROUPS.values() for command in commands}
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code."""
+    """Run the command of `words` (default: those of the process) and return its exit code."""
     if "_ARGCOMPLETE" in os.environ:
         importlib.import_module("factorcell.commands.shell").complete()
     try:
@@ -117,8 +119,8 @@ def main(words: Sequence[str] | None = None) -> int:
         try:
             return _main(sys.argv[1:] if words is None else words)
         finally:
-            sys.stdout.flush()  # while an error can be reported
-    except BrokenPipeError:  # the reader of the results has ended
+            sys.stdout.flush()  # while an error can still be reported
+    except BrokenPipeError:  # the process that reads the results has ended
         streams.discard_output()
         return 0
     except (UserError, OSError) as error:
@@ -129,69 +131,72 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _main(words: Sequence[str]) -> int:
-    given = argparse.Namespace()
+    arguments = argparse.Namespace()
     try:
         path = find_commands(words)
         if path[-1].subcommands:
-            return _without_verb(path, words[len(path) - 1 :])
-        given = make_parser(path, words).parse(words[len(path) - 1 :])
-        _run(path, given)
+            return _without_command(path, words[len(path) - 1 :])
+        arguments = make_parser(path, words).parse(words[len(path) - 1 :])
+        _run(path, arguments)
     except KeyboardInterrupt as stop:
-        resume = "; the same command with --resume goes on from there" if str(stop) else LATER
-        resume = getattr(given, "again", resume if hasattr(given, "resume") else "")
+        resume = RESUME_FROM_STOP if str(stop) else RESUME_FROM_CHECKPOINT
+        resume = getattr(arguments, "again", resume if hasattr(arguments, "resume") else "")
         terminal.notify("", f"{str(stop) or 'stopped'}{resume}")
         return INTERRUPTED_EXIT_CODE
     return 0
 
 
 def find_commands(words: Iterable[str]) -> list[Command]:
-    """All verbs, then those that `words` begin with, each a kind of the one before."""
+    """Return the root command, followed by the command and the subcommand that `words` begin with."""
     path = [ROOT_COMMAND]
     for word in words:
-        found = next((verb for verb in path[-1].subcommands if verb.name == word), None)
-        if found is None:
+        match = next((command for command in path[-1].subcommands if command.name == word), None)
+        if match is None:
             break
-        path.append(found)
+        path.append(match)
     return path
 
 
 def make_parser(path: Sequence[Command], words: Sequence[str] = ()) -> Parser:
-    """Return the parser of the last verb of a path; it knows the options of the kinds that `words` name."""
+    """Return the parser of the last command of a path, with the options of the kinds that `words` select."""
     module = importlib.import_module(f"factorcell.commands.arguments.{ARGUMENTS[path[1].name]}")
-    made = Parser(" ".join(verb.name for verb in path), path[-1].summary, options.kinds_from_words(words))
-    getattr(module, _named(path))(made)
-    return made
+    command_parser = Parser(
+        " ".join(command.name for command in path), path[-1].summary, options.kinds_from_words(words)
+    )
+    getattr(module, _function_name(path))(command_parser)
+    return command_parser
 
 
-def _named(path: Sequence[Command]) -> str:
-    """What a verb is called in Python, with the verb that it is a kind of."""
-    return "_".join(verb.name.replace("-", "_") for verb in path[1:])
+def _function_name(path: Sequence[Command]) -> str:
+    """Return the Python name of the last command of a path: `baseline_ngram` for `baseline ngram`."""
+    return "_".join(command.name.replace("-", "_") for command in path[1:])
 
 
-def _without_verb(path: Sequence[Command], words: Sequence[str]) -> int:
-    """Show the verbs, if that or nothing is asked for; otherwise report the unknown word."""
-    prog, names = " ".join(verb.name for verb in path), [verb.name for verb in path[-1].subcommands]
+def _without_command(path: Sequence[Command], words: Sequence[str]) -> int:
+    """Show the list of commands if there are no further words or only --help; otherwise report an unknown word."""
+    prog, names = " ".join(command.name for command in path), [command.name for command in path[-1].subcommands]
     if words and words[0] == "--version" and path == [ROOT_COMMAND]:
         terminal.show(f"{PROG} {importlib.import_module('factorcell.version').__version__}")
         return 0
     if words and words[0] not in ("-h", "--help"):
-        kind = "option" if words[0].startswith("-") else "verb"
+        kind = "option" if words[0].startswith("-") else "command"
         parser.fail(prog, f"unknown {kind} {words[0]!r}{nearest_hint(words[0], names)}")
-    groups = {"": path[-1].subcommands} if len(path) > 1 else {title: verbs for title, (_, verbs) in GROUPS.items()}
-    terminal.show_help(f"usage: {prog} VERB [options]\n\n{path[-1].summary}\n")
-    for title, verbs in groups.items():
-        terminal.show_help(parser.format_list(title, ((verb.name, verb.summary) for verb in verbs), left=16) + "\n")
-    terminal.show(f"{prog} VERB --help lists the options of a verb.")
+    groups = {"": path[-1].subcommands} if len(path) > 1 else {title: group for title, (_, group) in GROUPS.items()}
+    terminal.show_help(f"usage: {prog} COMMAND [options]\n\n{path[-1].summary}\n")
+    for title, commands in groups.items():
+        rows = ((command.name, command.summary) for command in commands)
+        terminal.show_help(parser.format_list(title, rows, left=16) + "\n")
+    terminal.show(f"{prog} COMMAND --help shows the options of a command.")
     if path == [ROOT_COMMAND]:
-        terminal.show(f"{prog} --version says which version this is.")
+        terminal.show(f"{prog} --version shows the version.")
     return 0 if words else 2
 
 
-def _run(path: Sequence[Command], given: argparse.Namespace) -> None:
-    """Call the function of the last verb of a path."""
-    run = getattr(importlib.import_module(f"factorcell.commands.{path[-1].module}"), f"run_{_named(path)}")
+def _run(path: Sequence[Command], arguments: argparse.Namespace) -> None:
+    """Call the function of the last command of a path."""
+    run = getattr(importlib.import_module(f"factorcell.commands.{path[-1].module}"), f"run_{_function_name(path)}")
     with terminal.warnings_as_notices():
-        options.set_threads(getattr(given, "threads", 0))
-        options.set_max_memory(getattr(given, "max_memory", None))
-        run(given)
-        terminal.notify(*getattr(given, "computed", ()))
+        options.set_threads(getattr(arguments, "threads", 0))
+        options.set_max_memory(getattr(arguments, "max_memory", None))
+        run(arguments)
+        terminal.notify(*getattr(arguments, "computed", ()))

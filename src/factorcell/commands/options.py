@@ -1,4 +1,4 @@
-"""Command-line options from the fields of the config, each written once in `config.py`, and those that verbs share."""
+"""Command-line options: those generated from the fields of the config, and those that several commands share."""
 
 import argparse
 import dataclasses
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 Model = TypeVar("Model")
 
 
-def add_config_options(parser: Parser, *sections: str, otherwise: Mapping[str, Any] | None = None) -> None:
-    """Add an option for every field of the sections, or of all; one that is not given leaves no trace.
+def add_config_options(parser: Parser, *sections: str, run_defaults: Mapping[str, Any] | None = None) -> None:
+    """Add an option for every field of the sections (default: all); unspecified options are absent after parsing.
 
-    What holds then follows from the table or is the field's default; where a run says it, only what is `otherwise`.
+    The help shows the default of the field, or with `run_defaults` those defaults and "as in RUN" for all others.
     """
     if not sections or "training" in sections:
         add_max_memory(parser)
     for section, field in config_fields(parser.kinds):
         if not sections or section in sections:
-            default = "by the table" if field.name in AUTOMATIC_OPTIONS.get(section, ()) else field.default
-            if otherwise is not None:
-                default = otherwise.get(field.name, "as in RUN")
+            default = "automatic" if field.name in AUTOMATIC_OPTIONS.get(section, ()) else field.default
+            if run_defaults is not None:
+                default = run_defaults.get(field.name, "as in RUN")
             group = parser.rare if field.metadata.get("rare") else parser.section(section)
             if field.name == "kind":
                 _add_kind(group, section, parser.kinds)
@@ -55,29 +55,29 @@ def add_config_options(parser: Parser, *sections: str, otherwise: Mapping[str, A
 
 
 def config_fields(kinds: Mapping[str, str]) -> Iterator[tuple[str, dataclasses.Field[Any]]]:
-    """Yield the fields of a config with these kinds of tokenizer, backbone and head, each after its section."""
-    for section, made in section_types(kinds).items():
-        for field in dataclasses.fields(made):
+    """Yield (section, field) for each field of a config with these kinds of tokenizer, backbone and head."""
+    for section, section_type in section_types(kinds).items():
+        for field in dataclasses.fields(section_type):
             yield section, field
 
 
 def kinds_from_words(words: Sequence[str]) -> dict[str, str]:
-    """Return the kinds of tokenizer, backbone and head that the words of a command name, or else its --config file."""
-    named: dict[str, str] = {}
+    """Return the kinds of tokenizer, backbone and head that a command line or else its --config file selects."""
+    values: dict[str, str] = {}
     options = {f"--{name}": name for name in (*OPTION_KINDS, "config")}
-    for word, after in itertools.pairwise((*words, "")):
+    for word, following in itertools.pairwise((*words, "")):
         flag, equals, value = word.partition("=")
         if flag in options:
-            named[options[flag]] = value if equals else after
-    path, kinds = named.pop("config", ""), dict[str, str]()
-    with suppress(UserError, OSError):  # of a file that is not valid, which is reported when it is read
+            values[options[flag]] = value if equals else following
+    path, kinds = values.pop("config", ""), dict[str, str]()
+    with suppress(UserError, OSError):  # an invalid file is reported later, when its options are read
         sections = input_files.read_options_file(Path(path)) if path else {}
         kinds = selected_kinds(sections)
-    return kinds | named
+    return kinds | values
 
 
 def _add_kind(group: Section, section: str, kinds: Mapping[str, str]) -> None:
-    """Add the option that chooses the kind of a tokenizer, backbone or head."""
+    """Add the option that selects the kind of a tokenizer, backbone or head."""
     default = next(iter(OPTION_KINDS[section]))
     names = ",".join(
         dict.fromkeys((*OPTION_KINDS[section], *EXTENSIBLE[section].registered, kinds.get(section, default)))
@@ -87,95 +87,100 @@ def _add_kind(group: Section, section: str, kinds: Mapping[str, str]) -> None:
 
 
 def _add_field(group: Section, field: dataclasses.Field[Any], default: Any) -> None:
-    """Add the option of a field; the config checks its choices and its limits, which packages may extend."""
+    """Add the option of a field; the config checks its choices and its limits, since packages may extend them."""
     text, is_list = field.metadata.get("help", "").replace("%", "%%"), isinstance(field.default, tuple)
     if default not in (None, "", ()) and not isinstance(default, bool):
         text += f" (default: {' '.join(default) if isinstance(default, tuple) else default})"
-    how: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": text}
+    settings: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": text}
     if field.type in (bool, bool | None):
-        how["action"] = argparse.BooleanOptionalAction
+        settings["action"] = argparse.BooleanOptionalAction
     elif choices := field.metadata.get("choices"):
-        how["metavar"] = f"{{{','.join((NONE, *choices) if is_list else choices)}}}"
+        settings["metavar"] = f"{{{','.join((NONE, *choices) if is_list else choices)}}}"
     else:
-        how |= {"type": type(field.default), "metavar": field.metadata.get("metavar") or None}
+        settings |= {"type": type(field.default), "metavar": field.metadata.get("metavar") or None}
     if is_list:
-        how |= {"action": "append", "type": str}
-    group.add_argument("--" + field.name.replace("_", "-"), **how)
+        settings |= {"action": "append", "type": str}
+    group.add_argument("--" + field.name.replace("_", "-"), **settings)
 
 
-def specified_options(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """What a command says of a config, by section: its file, then its named model, then its own options."""
-    found = read_options(given.config) if getattr(given, "config", None) else {}
-    chosen = {section: getattr(given, section) for section in OPTION_KINDS if hasattr(given, section)}
-    own: dict[str, dict[str, Any]] = {section: {} for section in section_types()}
-    for section, kind in chosen.items():
-        if kind != found.get(section, {}).get("kind"):
-            found.pop(section, None)  # options of another kind
-        own[section]["kind"] = kind
-    kinds = selected_kinds(found) | chosen
-    if getattr(given, "model", None):
-        own["model"] = dict(zip(("adapt", "output_bias"), MODELS[given.model], strict=True))
+def specified_options(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Return the config options that a command specifies, by section.
+
+    Options override those of --model, which override those of the --config file.
+    """
+    from_file = read_options(arguments.config) if getattr(arguments, "config", None) else {}
+    chosen_kinds = {section: getattr(arguments, section) for section in OPTION_KINDS if hasattr(arguments, section)}
+    specified: dict[str, dict[str, Any]] = {section: {} for section in section_types()}
+    for section, kind in chosen_kinds.items():
+        if kind != from_file.get(section, {}).get("kind"):
+            from_file.pop(section, None)  # its options belong to another kind
+        specified[section]["kind"] = kind
+    kinds = selected_kinds(from_file) | chosen_kinds
+    if getattr(arguments, "model", None):
+        specified["model"] = dict(zip(("adapt", "output_bias"), MODELS[arguments.model], strict=True))
     for section, field in config_fields(kinds):
-        if field.name != "kind" and hasattr(given, field.name):
-            value = getattr(given, field.name)
-            if isinstance(value, list):  # of choices, `none` stands for an empty list
+        if field.name != "kind" and hasattr(arguments, field.name):
+            value = getattr(arguments, field.name)
+            if isinstance(value, list):  # among choices, `none` stands for an empty list
                 value = tuple(name for name in value if name != NONE or not field.metadata["choices"])
-            own[section][field.name] = value
-    return {section: {**found.get(section, {}), **values} for section, values in own.items()}
+            specified[section][field.name] = value
+    return {section: {**from_file.get(section, {}), **values} for section, values in specified.items()}
 
 
-def training_request(given: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], "Budget"]:
-    """What a command says of a training, and what it may take; its threads are set."""
+def training_request(arguments: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], "Budget"]:
+    """Return the specified options and the budget of a training command, and set its number of threads."""
     from factorcell.training.plan import Budget
 
-    found = specified_options(given)
-    set_threads(Config.from_dict(found).training.threads)
-    return found, Budget(given.minutes, given.preset)
+    specified = specified_options(arguments)
+    set_threads(Config.from_dict(specified).training.threads)
+    return specified, Budget(arguments.minutes, arguments.preset)
 
 
-def add_training_files(verb: Parser) -> None:
-    """Add the tables and the recipe of a training."""
-    add_table(verb, "train")
-    verb.add_argument("--dev", type=Path, help="development table (default: 5 %% of the rows are held out)")
-    verb.add_argument("--config", type=Path, help="TOML or JSON file of options; those given here win")
-    verb.add_argument("--minutes", type=float, help="end each training in time (default: what the table deserves)")
-    text = "how much work the table is worth (default: good; with --minutes best)"
-    verb.add_argument("--preset", choices=PRESETS, help=text)
+def add_training_files(parser: Parser) -> None:
+    """Add the tables, the options file and the budget of a training command."""
+    add_table(parser, "train")
+    parser.add_argument("--dev", type=Path, help="development table (default: 5 %% of the rows are held out)")
+    text = "TOML or JSON file of options; options on the command line take precedence"
+    parser.add_argument("--config", type=Path, help=text)
+    text = "time limit of each training, in minutes (default: chosen from the table)"
+    parser.add_argument("--minutes", type=float, help=text)
+    text = "effort to spend on the table (default: good; with --minutes best)"
+    parser.add_argument("--preset", choices=PRESETS, help=text)
 
 
-def add_table(verb: Parser, name: str = "table") -> None:
-    """Add the table of texts that a verb reads."""
-    verb.add_argument(name, type=Path, metavar=name.upper(), help="table of texts: CSV, TSV, JSONL or Parquet")
+def add_table(parser: Parser, name: str = "table") -> None:
+    """Add the table of texts that a command reads."""
+    parser.add_argument(name, type=Path, metavar=name.upper(), help="table of texts: CSV, TSV, JSONL or Parquet")
 
 
-def add_run(verb: Parser, text: str = "run folder") -> None:
-    """Add the run folder that a verb opens."""
-    verb.add_argument("run", type=Path, metavar="RUN", help=text)
+def add_run(parser: Parser, text: str = "run folder") -> None:
+    """Add the run folder that a command opens."""
+    parser.add_argument("run", type=Path, metavar="RUN", help=text)
 
 
-def add_json(verb: Parser) -> None:
-    """Add the option for rows of JSON."""
-    verb.add_argument("--json", action="store_true", help="print rows of JSON")
+def add_json(parser: Parser) -> None:
+    """Add --json."""
+    parser.add_argument("--json", action="store_true", help="print rows of JSON")
 
 
-def add_seed(verb: Parser | Section, of: str) -> None:
-    """Add the seed of what is drawn."""
-    verb.add_argument("--seed", type=int, default=0, help=f"seed of {of}")
+def add_seed(parser: Parser | Section, purpose: str) -> None:
+    """Add --seed, whose help says that it is the seed of `purpose`."""
+    parser.add_argument("--seed", type=int, default=0, help=f"seed of {purpose}")
 
 
-def add_unknown(verb: Parser, default: str = "error") -> None:
-    """Add what to do with a context value that was never seen."""
-    text = "a value never seen: an error, a rare value, or a missing one"
-    verb.add_argument("--unknown", default=default, choices=UNKNOWN_POLICIES, help=text)
+def add_unknown(parser: Parser, default: str = "error") -> None:
+    """Add --unknown, the policy for context values that were not in the training table."""
+    text = "treat a value that training never saw as an error, as a rare value (group) or as a missing one (expected)"
+    parser.add_argument("--unknown", default=default, choices=UNKNOWN_POLICIES, help=text)
 
 
-def add_output(verb: Parser | Section, flag: str, text: str, *, folder: bool = False, **how: Any) -> None:
-    """Add a file (or `folder`) that a verb writes its results to, which is tried before the work begins."""
-    verb.add_argument(flag, type=partial(writable_path, folder=folder), help=text, **{"metavar": "FILE", **how})
+def add_output(parser: Parser | Section, flag: str, text: str, *, folder: bool = False, **settings: Any) -> None:
+    """Add a file (or `folder`) for results; whether it can be written is checked before the work begins."""
+    parser.add_argument(flag, type=partial(writable_path, folder=folder), help=text, **{"metavar": "FILE", **settings})
 
 
 def writable_path(text: str, folder: bool) -> Path:
-    """The path `text`, if it can be written."""
+    """Return `text` as a path if it can be written; this is the type of an output argument."""
     from factorcell import files
 
     try:
@@ -186,47 +191,46 @@ def writable_path(text: str, folder: bool) -> Path:
 
 
 def add_threads(group: Parser | Section) -> None:
-    """Add how many threads compute."""
-    group.add_argument("--threads", type=int, default=0, help="threads; 0: all cores")
+    """Add --threads."""
+    group.add_argument("--threads", type=int, default=0, help="number of threads; 0: one per core")
 
 
-def add_max_memory(verb: Parser) -> None:
-    """Add how much memory there is."""
-    text = "GiB that may be used: what would take more is refused before it begins (default: what the machine has)"
-    verb.rare.add_argument("--max-memory", type=float, metavar="GIB", help=text)
+def add_max_memory(parser: Parser) -> None:
+    """Add --max-memory."""
+    text = "memory limit in GiB; work that needs more is refused before it begins (default: memory of the machine)"
+    parser.rare.add_argument("--max-memory", type=float, metavar="GIB", help=text)
 
 
-def add_computing(verb: Parser, precision: str = "auto", unseen: str = "error") -> None:
-    """Add how texts are scored, by default with numbers of a `precision`, and what is shown of it.
+def add_computing(parser: Parser, precision: str = "auto", unknown: str = "error") -> None:
+    """Add the options of commands that score texts, with the defaults of --precision and --unknown.
 
-    What prints texts, words or lists is "float32": of the faster numbers a busy machine may find others the next time,
-    and then other texts are drawn.
+    Commands that print texts, words or lists have "float32" as their default: "auto" measures which format is faster,
+    which depends on the load of the machine, so that sampled texts could differ between two calls.
     """
-    add_unknown(verb, unseen)
-    add_json(verb)
-    group = verb.section("computing")
+    add_unknown(parser, unknown)
+    add_json(parser)
+    group = parser.section("computing")
     add_threads(group)
-    group.add_argument(
-        "--device", default="auto", choices=DEVICES, help="where to compute; auto: a GPU if there is one"
-    )
-    text = "numbers in matrix products; auto: the faster ones"
+    text = "device to compute on; auto: a GPU if there is one"
+    group.add_argument("--device", default="auto", choices=DEVICES, help=text)
+    text = "number format of matrix products; auto: the faster one on this machine"
     group.add_argument("--precision", default=precision, choices=PRECISIONS, help=text)
-    add_max_memory(verb)
+    add_max_memory(parser)
 
 
-def open_on_device(open_model: Callable[..., Model], folder: Path, given: argparse.Namespace) -> Model:
-    """The model in a folder, as `computing` has it; what is to be said of the numbers it computes with is kept.
+def open_on_device(open_model: Callable[..., Model], folder: Path, arguments: argparse.Namespace) -> Model:
+    """Open a model with the options of `add_computing`, and store the notice on its precision in `arguments`.
 
-    Other models of the same command compute with the same ones: differences of models are not to be those of numbers.
+    All further models of the command have the precision of the first, so that differences between models do not come
+    from number formats.
     """
     from factorcell.model import precision
 
-    model = open_model(folder, device=given.device, precision=given.precision)
-    given.precision = getattr(model, "precision", given.precision)
-    if given.precision != precision.FLOAT32:
-        given.computed = getattr(given, "computed", None) or precision.describe_speedup(
-            getattr(model, "bfloat16_speedup", 1.0)
-        )
+    model = open_model(folder, device=arguments.device, precision=arguments.precision)
+    arguments.precision = getattr(model, "precision", arguments.precision)
+    if arguments.precision != precision.FLOAT32:
+        speedup = getattr(model, "bfloat16_speedup", 1.0)
+        arguments.computed = getattr(arguments, "computed", None) or precision.describe_speedup(speedup)
     return model
 
 
@@ -237,42 +241,38 @@ def set_threads(count: int) -> None:
     torch.set_num_threads(count or memory.usable_cores())
 
 
-def set_max_memory(given: float | None) -> None:
-    """Limit the memory of this process, and of those that it starts, in GiB; None: no limit but the machine's."""
-    if given is not None:
-        os.environ[memory.LIMIT_VARIABLE] = str(given)
+def set_max_memory(gib: float | None) -> None:
+    """Limit the memory of this process and of its child processes, in GiB; None: no limit but the machine's."""
+    if gib is not None:
+        os.environ[memory.LIMIT_VARIABLE] = str(gib)
 
 
-def add_context(verb: Parser) -> None:
-    """Add the context of texts, a column at a time."""
-    text = "the value of a context column (repeatable; one that is not given is expected)"
-    verb.add_argument("--context", action="append", default=[], metavar="NAME=VALUE", help=text)
+def add_context(parser: Parser) -> None:
+    """Add --context, which has the value of one context column."""
+    text = "value of a context column (repeatable; columns that are not given have their expected value)"
+    parser.add_argument("--context", action="append", default=[], metavar="NAME=VALUE", help=text)
 
 
-def parse_context(given: Sequence[str], option: str = "--context") -> dict[str, str]:
-    """`NAME=VALUE` of every column, as `option` gave them."""
+def parse_context(texts: Sequence[str], option: str = "--context") -> dict[str, str]:
+    """Return the value of each column from texts `NAME=VALUE`; errors name the `option`."""
     context: dict[str, str] = {}
-    for text in given:
+    for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise UserError(f"{option} {text!r}: it must be NAME=VALUE")
+            raise UserError(f"{option}: expected NAME=VALUE, got {text!r}")
         if name in context:
-            raise UserError(f"{option} {name} is given twice")
+            raise UserError(f"{option}: {name} is given twice")
         context[name] = value
     return context
 
 
 def notify_rare_values(schema: "ContextSchema", *contexts: Mapping[str, str]) -> None:
-    """Say which values that somebody gave are read as rare ones, which a model takes for one and the same."""
+    """Print a notice for each value in the contexts that is rare, since the model treats all rare values as one."""
     from factorcell.data.schema import may_contain
 
     for variable in schema.categories:
-        given = dict.fromkeys(
-            context[variable.source_column] for context in contexts if variable.source_column in context
-        )
-        for name in given:
-            if name not in variable.values and may_contain(bytes.fromhex(variable.rare_filter), name):
-                few = f"training had fewer than {variable.min_count} texts of it"
-                terminal.notify(
-                    f"{variable.source_column} {name!r} is read as a rare value, like all others of them: {few}"
-                )
+        column = variable.source_column
+        for value in dict.fromkeys(context[column] for context in contexts if column in context):
+            if value not in variable.values and may_contain(bytes.fromhex(variable.rare_filter), value):
+                reason = f"training had fewer than {variable.min_count} texts with it"
+                terminal.notify(f"{column} {value!r} is treated as a rare value, like all rare values: {reason}")

@@ -1,8 +1,8 @@
-"""The arguments of one verb: help in sections with rare options last, and mistakes in one line.
+"""Parser of the arguments of one command, with help in sections (rarely needed options last) and one-line errors.
 
     usage: factorcell train [options] TRAIN --out RUN
 
-Required arguments come first, then the other options, then the sections in the order in which they were begun.
+The help lists required arguments first, then the other options, then the sections in the order of their first option.
 """
 
 import argparse
@@ -20,24 +20,24 @@ from factorcell.commands import terminal
 
 RARE = "rarely needed"
 METAVARS: dict[Any, str] = {int: "N", float: "X", Path: "FILE"}
-LEFT, WIDEST = 28, 100  # columns of the names, and of a line
+NAME_WIDTH, MAX_WIDTH = 28, 100  # characters of the names, and of a line
 
 
 class Section(NamedTuple):
-    """A heading of the help, under which options are added."""
+    """A section of the help, to which options can be added."""
 
     parser: "Parser"
     title: str
 
-    def add_argument(self, *names: str, **how: Any) -> argparse.Action:
-        """Add an option under this heading."""
-        return self.parser.add_argument(*names, section=self.title, **how)
+    def add_argument(self, *names: str, **settings: Any) -> argparse.Action:
+        """Add an option to this section."""
+        return self.parser.add_argument(*names, section=self.title, **settings)
 
 
 class Parser:
-    """The arguments of one verb.
+    """Parser of the arguments of one command.
 
-    Options and positional arguments have an argparse parser each, so that options may stand anywhere.
+    Options and positional arguments have separate argparse parsers, so that options may be in any place.
     """
 
     def __init__(self, prog: str, text: str, kinds: Mapping[str, str] | None = None) -> None:
@@ -46,41 +46,41 @@ class Parser:
         self.sections: dict[str, list[argparse.Action]] = {"": [], "options": []}
 
     def add_argument(
-        self, *names: str, section: str = "options", choices: Sequence[str] = (), **how: Any
+        self, *names: str, section: str = "options", choices: Sequence[str] = (), **settings: Any
     ) -> argparse.Action:
-        """Add an argument as argparse does, under a heading of the help, or first if it is required."""
+        """Add an argument as argparse does; the help lists it in `section`, or first if it is required."""
         if choices:
-            how |= {"type": _one_of(choices), "metavar": f"{{{','.join(choices)}}}"}
+            settings |= {"type": _one_of(choices), "metavar": f"{{{','.join(choices)}}}"}
         is_option = names[0].startswith("-")
-        action = (self.optional if is_option else self.positional).add_argument(*names, **how)
+        action = (self.optional if is_option else self.positional).add_argument(*names, **settings)
         self.sections.setdefault(section if is_option and not action.required else "", []).append(action)
         return action
 
     def section(self, title: str) -> Section:
-        """The options under a heading."""
+        """Return the section with this title."""
         return Section(self, title)
 
     @property
     def rare(self) -> Section:
-        """The options that few users need."""
+        """The section of rarely needed options."""
         return Section(self, RARE)
 
     @property
     def actions(self) -> list[argparse.Action]:
-        """All arguments, as argparse describes them."""
+        """The argparse actions of all arguments."""
         return list(itertools.chain.from_iterable(self.sections.values()))
 
     @property
     def options(self) -> list[str]:
-        """The names of all options."""
+        """All flags, including --help."""
         return ["--help", *(name for action in self.actions for name in action.option_strings)]
 
     def to_argparse(self) -> argparse.ArgumentParser:
-        """One argparse parser of all arguments."""
+        """Return one argparse parser with all arguments."""
         return argparse.ArgumentParser(self.prog, add_help=False, parents=[self.positional, self.optional])
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse the words of a command; an unknown option is reported before other mistakes."""
+        """Parse the words of a command; unknown options are reported before other errors."""
         before = list(itertools.takewhile("--".__ne__, words))
         if {"-h", "--help"}.intersection(before):
             terminal.show_help(self.format_help())
@@ -89,17 +89,17 @@ class Parser:
             name = word.partition("=")[0]
             if name.startswith("--") and " " not in word and name not in self.options:
                 fail(self.prog, f"unknown option {name}{limits.nearest_hint(name, self.options)}")
-        given, rest = self.optional.parse_known_args(before)
-        given, rest = self.positional.parse_known_args([*rest, *words[len(before) :]], given)
+        arguments, rest = self.optional.parse_known_args(before)
+        arguments, rest = self.positional.parse_known_args([*rest, *words[len(before) :]], arguments)
         if rest:
             fail(self.prog, f"unknown argument {rest[0]!r}")
         for action in self.actions:
-            if action.type in (int, float) and action.dest in limits.NUMBER_LIMITS:  # the config checks its own
-                limits.check(**{action.dest: getattr(given, action.dest, None)})
-        return given
+            if action.type in (int, float) and action.dest in limits.NUMBER_LIMITS:  # the config checks its own options
+                limits.check(**{action.dest: getattr(arguments, action.dest, None)})
+        return arguments
 
     def format_help(self) -> str:
-        """The whole help."""
+        """Return the help text."""
         required = self.sections[""]
         usage = f"usage: {self.prog} [options] {' '.join(map(_placeholder, required))}".rstrip()
         titles = sorted(self.sections, key=lambda title: title == RARE)
@@ -108,7 +108,7 @@ class Parser:
 
 
 class _OneLine(argparse.ArgumentParser):
-    """A parser that reports a mistake in one line, without its usage."""
+    """An argparse parser that reports an error in one line, without the usage."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, allow_abbrev=False, add_help=False)
@@ -118,12 +118,12 @@ class _OneLine(argparse.ArgumentParser):
 
 
 def width() -> int:
-    """The columns of a line of help."""
-    return min(WIDEST, shutil.get_terminal_size().columns) - 2
+    """Return the number of characters of a line of help."""
+    return min(MAX_WIDTH, shutil.get_terminal_size().columns) - 2
 
 
-def format_list(title: str, rows: Iterable[tuple[str, str]], left: int = LEFT) -> str:
-    """Names and what they mean, under a heading; a name that is wider than `left` columns has a line of its own."""
+def format_list(title: str, rows: Iterable[tuple[str, str]], left: int = NAME_WIDTH) -> str:
+    """Return a titled list of names and descriptions; a name wider than `left` characters has a separate line."""
     lines = [terminal.bold(title)] if title else []
     for name, text in rows:
         first, *others = textwrap.wrap(text, max(20, width() - left), break_on_hyphens=False) or [""]
@@ -135,13 +135,13 @@ def format_list(title: str, rows: Iterable[tuple[str, str]], left: int = LEFT) -
 
 
 def fail(prog: str, message: str) -> NoReturn:
-    """End with exit code 2 and one line on standard error."""
+    """End the process with exit code 2 and one line on standard error."""
     terminal.notify(f"{prog}: {message}; see {prog} --help")
     sys.exit(2)
 
 
 def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
-    """The type of an argument that is one of `choices`, whose error names the nearest one."""
+    """Return the type of an argument with `choices`; its error suggests the nearest choice."""
 
     def check(text: str) -> str:
         if text not in choices:
@@ -153,7 +153,7 @@ def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
 
 
 def _row(action: argparse.Action) -> tuple[str, str]:
-    """The name of an option with its placeholder, and its help with the default."""
+    """Return the flag of an option with its placeholders, and its help with the default."""
     names = ", ".join(name for name in action.option_strings if name.startswith("--"))
     text, value = (action.help or "") % vars(action), action.default
     if not (action.required or isinstance(value, bool) or value in (None, "", [], argparse.SUPPRESS, math.inf)):
@@ -163,13 +163,13 @@ def _row(action: argparse.Action) -> tuple[str, str]:
 
 
 def _placeholder(action: argparse.Action) -> str:
-    """A required argument, or a positional one, as the usage line has it."""
+    """Return a required or positional argument in the notation of the usage line."""
     words = " ".join([*action.option_strings[-1:], *_values(action)])
     return f"[{words}]" if action.nargs == "?" else words
 
 
 def _values(action: argparse.Action) -> list[str]:
-    """The placeholders of the values that an argument takes."""
+    """Return the placeholders for the values of an argument."""
     name = str(action.metavar or METAVARS.get(action.type) or action.dest.upper())
     if isinstance(action.nargs, int):
         return [name] * action.nargs

@@ -1,4 +1,4 @@
-"""The verb of progressive evaluation."""
+"""The command `replay`, which evaluates completion on a log of texts."""
 
 import argparse
 from typing import Any
@@ -14,51 +14,55 @@ from factorcell.data.tables import table_name
 from factorcell.reports import replay as replay_report
 
 
-def run_replay(given: argparse.Namespace) -> None:
-    """`factorcell replay`."""
-    names = (
-        systems.available_systems(given.run) if given.compare is None else list(dict.fromkeys(given.compare.split(",")))
-    )
-    base = names[0] if given.base is None else given.base
+def run_replay(arguments: argparse.Namespace) -> None:
+    """Run `factorcell replay`."""
+    if arguments.compare is None:
+        names = systems.available_systems(arguments.run)
+    else:
+        names = list(dict.fromkeys(arguments.compare.split(",")))
+    base = names[0] if arguments.base is None else arguments.base
     if base not in names:
-        raise UserError(f"--base {base}: it must be one of --compare ({', '.join(names)})")
-    own = systems.user_and_time_columns(given.run, names)
-    user = choose_column(given.heldout, "--user", given.user, own[0])
-    moment = choose_column(given.heldout, "--time", given.time, own[1])
-    config, columns = systems.reading_config(given.run, names, user)
+        raise UserError(f"--base {base}: expected one of the systems of --compare ({', '.join(names)})")
+    run_columns = systems.user_and_time_columns(arguments.run, names)
+    user_column = choose_column(arguments.heldout, "--user", arguments.user, run_columns[0])
+    time_column = choose_column(arguments.heldout, "--time", arguments.time, run_columns[1])
+    config, context_columns = systems.reading_config(arguments.run, names, user_column)
     streams = read_streams(
-        given.heldout,
+        arguments.heldout,
         config,
-        user_column=user,
-        time_column=moment,
-        context_columns=columns,
-        max_rows_per_user=given.rows_per_user,
-        draw=PrefixDraw(given.every, given.seed),
+        user_column=user_column,
+        time_column=time_column,
+        context_columns=context_columns,
+        max_rows_per_user=arguments.rows_per_user,
+        draw=PrefixDraw(arguments.every, arguments.seed),
     )
-    known = None if given.train is None else find_seen_prefixes(streams, given.train, config)
-    made = systems.open_systems(
-        given.run,
+    seen_prefixes = None if arguments.train is None else find_seen_prefixes(streams, arguments.train, config)
+    opened_systems = systems.open_systems(
+        arguments.run,
         names,
-        user_column=user,
-        unknown=given.unknown,
-        seconds=given.seconds,
-        device=given.device,
-        precision=given.precision,
+        user_column=user_column,
+        unknown=arguments.unknown,
+        seconds=arguments.seconds,
+        device=arguments.device,
+        precision=arguments.precision,
     )
-    given.out.mkdir(parents=True, exist_ok=True)
-    path = given.out / "rows.jsonl"
-    for _ in replay(made, streams, path, text_column=config.data.text, seen_prefixes=known, progress=True):
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    path = arguments.out / "rows.jsonl"
+    replayed = replay(
+        opened_systems, streams, path, text_column=config.data.text, seen_prefixes=seen_prefixes, progress=True
+    )
+    for _ in replayed:
         pass
-    rows = [row for row in files.read_rows(path) if row["system"] in made]
-    summary = replay_summary.summarise(rows, base, window=given.window, seed=given.seed)
-    files.write_json(given.out / "summary.json", summary)
-    files.write(given.out / "report.html", replay_report.replay_page(table_name(given.heldout), summary))
-    _show(summary, given)
+    rows = [row for row in files.read_rows(path) if row["system"] in opened_systems]
+    summary = replay_summary.summarise(rows, base, window=arguments.window, seed=arguments.seed)
+    files.write_json(arguments.out / "summary.json", summary)
+    files.write(arguments.out / "report.html", replay_report.replay_page(table_name(arguments.heldout), summary))
+    _show(summary, arguments)
 
 
-def _show(summary: dict[str, Any], given: argparse.Namespace) -> None:
-    if given.json:
+def _show(summary: dict[str, Any], arguments: argparse.Namespace) -> None:
+    if arguments.json:
         return terminal.show_json(summary["rows"])
     terminal.show(f"{summary['queries']:,} queries of {summary['users']:,} users")
     terminal.show_table(*replay_report.replay_table(summary))
-    return terminal.notify(f"rows, summary and page are in {given.out}")
+    return terminal.notify(f"rows.jsonl, summary.json and report.html are in {arguments.out}")

@@ -1,4 +1,4 @@
-"""The command `factorcell rescore`: choose again from n-best lists."""
+"""The command `rescore`, which chooses again from n-best lists."""
 
 import argparse
 from pathlib import Path
@@ -15,74 +15,73 @@ from factorcell.evaluation.results import open_model
 from factorcell.model.run import Run
 from factorcell.reports.wording import rescoring_table
 
-SHOWN = 20  # values of a column that are printed
+SHOWN_VALUES = 20  # values of a column that are printed
 
 
-def run_rescore(given: argparse.Namespace) -> None:
-    """`factorcell rescore`."""
-    if given.out is not None and given.out.exists():
-        raise UserError(f"{given.out}: exists already; choose another file")
-    if given.tune and given.weights:
-        files.check_writable(given.weights)
-    lists = _read(given.lists, given.reference, given.utt2context)
-    for name in given.by:
+def run_rescore(arguments: argparse.Namespace) -> None:
+    """Run `factorcell rescore`."""
+    if arguments.out is not None and arguments.out.exists():
+        raise UserError(f"{arguments.out}: exists already; choose another file")
+    if arguments.tune and arguments.weights:
+        files.check_writable(arguments.weights)
+    lists = _read_lists(arguments.lists, arguments.reference, arguments.utt2context)
+    for name in arguments.by:
         choose("column", name, lists.columns)
-    model = options.open_on_device(open_model, given.run, given)
-    weights = _weights(given, model, lists)
-    scored = _scored(given, model, lists)
+    model = options.open_on_device(open_model, arguments.run, arguments)
+    weights = _fit_or_read_weights(arguments, model, lists)
+    scored = _score_lists(arguments, model, lists)
     rows = rescore.rescore(scored, weights)
-    summary = rescore.word_error_rates(rows, given.by) if lists.has_references else []
-    if given.out is not None:
-        files.write_rows(given.out, rows)
-    _warn(model, lists, options.parse_context(given.context), summary)
-    if given.json:
+    summary = rescore.word_error_rates(rows, arguments.by) if lists.has_references else []
+    if arguments.out is not None:
+        files.write_rows(arguments.out, rows)
+    _notify_problems(model, lists, options.parse_context(arguments.context), summary)
+    if arguments.json:
         terminal.show_json([{"weights": dict(weights.values)}, *(summary or rows)])
         return
     terminal.show("weights: " + ", ".join(f"{name} {value:z.4g}" for name, value in weights.values.items()))
     if summary:
-        terminal.show_table(*rescoring_table(summary[: SHOWN + 1]))
+        terminal.show_table(*rescoring_table(summary[: SHOWN_VALUES + 1]))
     else:
         lines = [{"utterance": row["id"], "place": row["place"], "text": row["text"]} for row in rows]
         terminal.show_table(lines, ("utterance", "place", "text"))
 
 
-def _warn(model: Run | NGram, lists: NBest, context: dict[str, str], summary: list[dict[str, Any]]) -> None:
+def _notify_problems(model: Run | NGram, lists: NBest, context: dict[str, str], summary: list[dict[str, Any]]) -> None:
     columns = model.schema.columns()
     if columns and not {*columns} & {*lists.columns, *context}:
-        terminal.notify(
-            f"the lists have none of the columns {', '.join(columns)}: the model reads them without context"
-        )
+        terminal.notify(f"the model has no context: the lists have none of the columns {', '.join(columns)}")
     if summary and (summary[0]["gain_high"] or 0) < 0:
-        terminal.notify("more errors than the first pass: fit the weights on lists with references (--tune)")
+        terminal.notify("more errors than the first pass; fit the weights on lists with references (--tune)")
 
 
-def _read(path: Path, reference: Path | None, columns: Path | None) -> NBest:
+def _read_lists(path: Path, reference: Path | None, columns: Path | None) -> NBest:
     lists = nbest.read_nbest(path)
     lists = lists if reference is None else nbest.with_references(lists, reference)
     return lists if columns is None else nbest.with_columns(lists, columns)
 
 
-def _weights(given: argparse.Namespace, model: Run | NGram, lists: NBest) -> ScoreWeights:
-    """Return the weights fitted on --tune, those of the file, or a share of the first pass."""
-    if given.tune is None:
-        for option, value in (("reference", given.tune_reference), ("utt2context", given.tune_utt2context)):
+def _fit_or_read_weights(arguments: argparse.Namespace, model: Run | NGram, lists: NBest) -> ScoreWeights:
+    """Return weights fitted on --tune, or else read from --weights, or else set by --share."""
+    if arguments.tune is None:
+        for option, value in (("reference", arguments.tune_reference), ("utt2context", arguments.tune_utt2context)):
             if value is not None:
-                raise UserError(f"--tune-{option} {value} is of the lists of --tune, which is not given")
-        return (
-            ScoreWeights.open(given.weights)
-            if given.weights
-            else ScoreWeights.with_model_share(lists.names, given.share)
-        )
-    tune = _read(given.tune, given.tune_reference, given.tune_utt2context)
+                raise UserError(f"--tune-{option} {value}: requires the lists of --tune")
+        if arguments.weights:
+            return ScoreWeights.open(arguments.weights)
+        return ScoreWeights.with_model_share(lists.names, arguments.share)
+    tune = _read_lists(arguments.tune, arguments.tune_reference, arguments.tune_utt2context)
     if tune.names != lists.names:
-        raise UserError(f"{given.tune}: has the scores {', '.join(tune.names)}; {given.lists} {', '.join(lists.names)}")
-    weights, nats = rescore.fit_weights(_scored(given, model, tune))
-    terminal.notify(f"fitted on {given.tune}: {nats:g} nats a list")
-    if given.weights is not None:
-        weights.save(given.weights)
+        raise UserError(
+            f"{arguments.tune}: expected the scores {', '.join(lists.names)} of {arguments.lists}, "
+            f"got {', '.join(tune.names)}"
+        )
+    weights, nats = rescore.fit_weights(_score_lists(arguments, model, tune))
+    terminal.notify(f"weights fitted on {arguments.tune}: {nats:g} nats per list")
+    if arguments.weights is not None:
+        weights.save(arguments.weights)
     return weights
 
 
-def _scored(given: argparse.Namespace, model: Run | NGram, lists: NBest) -> ScoredNBest:
-    context = options.parse_context(given.context)
-    return rescore.score_hypotheses(model, lists, context=context, unknown=given.unknown, progress=True)
+def _score_lists(arguments: argparse.Namespace, model: Run | NGram, lists: NBest) -> ScoredNBest:
+    context = options.parse_context(arguments.context)
+    return rescore.score_hypotheses(model, lists, context=context, unknown=arguments.unknown, progress=True)

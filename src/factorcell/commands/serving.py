@@ -1,4 +1,4 @@
-"""The command that serves a run, and the run of place names that it makes for `factorcell serve demo`."""
+"""The command `serve`, and the run of place names that `factorcell serve demo` trains."""
 
 import argparse
 import os
@@ -11,8 +11,8 @@ from factorcell.config import UserError
 
 DEMO = Path("demo")
 
-# Each country is a user, whose texts are the names of its places.
-DEMO_SAID: dict[str, dict[str, Any]] = {
+# Each country is a user; the user's texts are the names of its places.
+DEMO_OPTIONS: dict[str, dict[str, Any]] = {
     "data": {"user": "country", "max_tokens": 41, "min_user_count": 20},
     "tokenizer": {"kind": "char", "min_count": 10},
     "model": {"adapt": ["factor"], "output_bias": []},
@@ -21,43 +21,44 @@ DEMO_MINUTES = 1.5
 DEMO_HINT = "Type the name of a place, such as Kyo or Lis"
 
 
-def run_serve(given: argparse.Namespace) -> None:
+def run_serve(arguments: argparse.Namespace) -> None:
+    """Run `factorcell serve`."""
     try:
         from factorcell.service.http import server
         from factorcell.service.http.site import Settings
         from factorcell.service.privacy import Privacy, parse_duration
     except ModuleNotFoundError as error:
-        raise UserError(f"serving needs {error.name}: pip install 'factorcell[serve]'") from None
-    keep = None if given.keep is None else parse_duration(given.keep)
-    hint = given.hint or (DEMO_HINT if given.run == DEMO else "")
-    beside = f"sqlite:///{given.run.with_name(given.run.name + '.users.db')}"
+        raise UserError(f"serving requires {error.name}: pip install 'factorcell[serve]'") from None
+    retention = None if arguments.keep is None else parse_duration(arguments.keep)
+    hint = arguments.hint or (DEMO_HINT if arguments.run == DEMO else "")
+    default_store = f"sqlite:///{arguments.run.with_name(arguments.run.name + '.users.db')}"
     options = server.ServerOptions(
-        given.run,
-        os.environ.get(STORE_VARIABLE, beside) if given.store is None else given.store,
-        keys=given.keys,
-        host=given.host,
-        port=given.port,
-        workers=given.workers,
-        typos=given.typos,
-        precision=given.precision,
-        block_list=given.block,
-        privacy=Privacy(tuple(given.never), keep),
-        cache_size=given.cached,
-        settings=Settings(given.deadline_ms / 1000, origins=tuple(given.origin), pad=given.pad, hint=hint),
+        arguments.run,
+        os.environ.get(STORE_VARIABLE, default_store) if arguments.store is None else arguments.store,
+        keys=arguments.keys,
+        host=arguments.host,
+        port=arguments.port,
+        workers=arguments.workers,
+        typos=arguments.typos,
+        precision=arguments.precision,
+        block_list=arguments.block,
+        privacy=Privacy(tuple(arguments.never), retention),
+        cache_size=arguments.cached,
+        settings=Settings(arguments.deadline_ms / 1000, origins=tuple(arguments.origin), pad=arguments.pad, hint=hint),
     )
-    if given.run == DEMO and not (DEMO / "weights.safetensors").exists():
+    if arguments.run == DEMO and not (DEMO / "weights.safetensors").exists():
         make_demo(DEMO)
     server.serve(options, terminal.notify)
 
 
 def make_demo(folder: Path, epochs: float | None = None) -> None:
-    """Train a small run that completes place names of the world (GeoNames)."""
-    from factorcell.commands.demo import table
+    """Train a small run that completes place names (GeoNames); `epochs` replaces the time limit."""
+    from factorcell.commands.demo import table_path
     from factorcell.training.fit import fit
     from factorcell.training.plan import Budget
 
-    said, budget = DEMO_SAID, Budget(DEMO_MINUTES)
+    specified, budget = DEMO_OPTIONS, Budget(DEMO_MINUTES)
     if epochs is not None:
-        said, budget = {**DEMO_SAID, "training": {"epochs": epochs}}, Budget()
-    terminal.notify(f"training on place names of the world in {folder}, which takes a minute or two, this once")
-    fit(table("train"), table("dev"), said, folder, budget=budget, resume=True, notify=terminal.notify)
+        specified, budget = {**DEMO_OPTIONS, "training": {"epochs": epochs}}, Budget()
+    terminal.notify(f"{folder}: training on place names; this takes a minute or two and happens only once")
+    fit(table_path("train"), table_path("dev"), specified, folder, budget=budget, resume=True, notify=terminal.notify)

@@ -1,7 +1,7 @@
-"""Completion of commands in a shell: verbs, options, what they choose among, files and run folders.
+"""Completion in a shell: commands, options, their choices, files and run folders.
 
-After `eval "$(register-python-argcomplete factorcell)"` every Tab starts the command anew with the line that is typed,
-so that this too reads no more than what the verb on the line takes.
+After `eval "$(register-python-argcomplete factorcell)"` every Tab starts this program with the line typed so far.
+To be fast, it imports only the arguments of the command on that line.
 """
 
 import os
@@ -18,14 +18,14 @@ from factorcell.commands.parser import Parser
 
 
 def complete() -> NoReturn:
-    """Write what may follow on the line, and end."""
-    begin = int(os.environ["_ARGCOMPLETE"])  # where the words after the command start
+    """Write the words that may follow on the line, and end the process."""
+    begin = int(os.environ["_ARGCOMPLETE"])  # number of words before the arguments
     *_, words, _ = split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))
     path = main.find_commands(words[begin:])
-    os.environ["_ARGCOMPLETE"] = str(begin + len(path) - 1)  # the last word that is known stands for the command
+    os.environ["_ARGCOMPLETE"] = str(begin + len(path) - 1)  # argcomplete takes the last command for the program
     if path[-1].subcommands:
         parser = Parser(path[-1].name, path[-1].summary)
-        parser.add_argument("verb", choices=[verb.name for verb in path[-1].subcommands])
+        parser.add_argument("command", choices=[command.name for command in path[-1].subcommands])
     else:
         parser = main.make_parser(path)
     for action in parser.actions:
@@ -35,7 +35,7 @@ def complete() -> NoReturn:
 
 
 def _completer(metavar: str, kind: Any) -> Callable[..., Iterable[str]]:
-    """What completes the values of an argument; nothing does where only the user knows what to write."""
+    """Return the completer for the values of an argument: folders, files, choices, or nothing for other values."""
     if metavar in ("RUN", "FOLDER"):
         return DirectoriesCompleter()
     if kind is Path or metavar in ("FILE", "HTML"):

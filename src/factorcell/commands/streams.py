@@ -1,4 +1,4 @@
-"""Standard input, output and error as they are: closed, full, of few characters, or read by nobody any more."""
+"""Standard input, output and error in every state: closed, full, unable to encode a character, or without a reader."""
 
 import codecs
 import errno
@@ -12,28 +12,31 @@ from factorcell.config import UserError
 from factorcell.finite import to_json
 
 STANDARD_INPUT = "standard input"
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def prepare() -> None:
-    """Make the streams ready for any text. `UserError` where standard output is closed: results would be lost.
+    """Make the standard streams accept any text: characters that a stream cannot encode are escaped.
 
-    What a stream cannot show is escaped. Where nothing is said of an encoding (the locale is C) it is UTF-8, as files.
+    If the locale specifies no encoding (the locale C), it is UTF-8, as for files.
+
+    Raises:
+        UserError: Standard output is closed.
     """
     closed = sys.stdout is None
-    for name in ("stdin", "stdout", "stderr"):  # a file that is opened later must not become a standard stream
+    for name in ("stdin", "stdout", "stderr"):  # so that a file opened later does not become a standard stream
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            silent = codecs.lookup(stream.encoding).name == "ascii" and "PYTHONIOENCODING" not in os.environ
-            stream.reconfigure(encoding="utf-8" if silent else None, errors="backslashreplace")
+            unspecified = codecs.lookup(stream.encoding).name == "ascii" and "PYTHONIOENCODING" not in os.environ
+            stream.reconfigure(encoding="utf-8" if unspecified else None, errors="backslashreplace")
     if closed:
         raise UserError("standard output is closed: results would be lost")
 
 
 def to_json_line(row: object) -> str:
-    """One line of JSON, null where a number is not finite; what standard output cannot hold is escaped."""
+    """Return a line of JSON with null for numbers that are not finite, in ASCII if standard output requires it."""
     line = to_json(row)
     try:
         line.encode(sys.stdout.encoding or "utf-8")
@@ -43,12 +46,12 @@ def to_json_line(row: object) -> str:
 
 
 def decode(content: bytes, where: str = STANDARD_INPUT) -> str:
-    """Decode standard input or one line of it, without a byte order mark; `UserError` if it is not text."""
+    """Decode standard input or one line of it and drop a byte order mark; `UserError` if it is not text."""
     return input_files.decode(content, where, sys.stdin.encoding)
 
 
 def discard_output() -> None:
-    """Drop what standard output did not take, which Python would try again at the end."""
+    """Discard buffered output, which Python would otherwise try to write again when it exits."""
     with suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
@@ -56,8 +59,8 @@ def discard_output() -> None:
 
 
 def describe_os_error(error: OSError) -> str:
-    """What the system refused, in one line."""
+    """Return an error of the operating system as one line."""
     if error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    what = "the output cannot be written" if error.errno in FULL else "reading or writing failed"
-    return f"{what} ({error.strerror or error})"
+    problem = "the output cannot be written" if error.errno in WRITE_ERRORS else "reading or writing failed"
+    return f"{problem} ({error.strerror or error})"

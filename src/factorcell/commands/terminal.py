@@ -1,7 +1,7 @@
-"""What a command shows: aligned tables and rows of JSON on standard output, all else on standard error.
+"""Output of commands: results on standard output, as text, tables or rows of JSON; notices on standard error.
 
-Nothing of factorcell reaches a terminal but through this module, and nothing passes it but by `visible`: no text, name
-or message can steer the terminal, or add a line that looks like ours. Colours of our own are `Styled`.
+All output to a terminal passes through this module, which escapes control characters and other hidden characters, so
+that no text, name or message can control the terminal or imitate a line of a command. Colours are added by `Styled`.
 """
 
 import logging
@@ -18,36 +18,36 @@ from factorcell.escapes import align_columns, escape_hidden, escape_hidden_json
 if TYPE_CHECKING:
     from factorcell.evaluation.bayes_rule import Classification
 
-LEAST = 1e-300  # about the least probability that a float keeps in full
+SMALLEST_PROBABILITY = 1e-300  # about the smallest float with full precision
 
 Row = dict[str, Any]
 
 
 def has_colours(stream: TextIO) -> bool:
-    """Whether to colour what is written to `stream`: as NO_COLOR or FORCE_COLOR say, otherwise on a terminal."""
+    """Return whether `stream` shows colours: as NO_COLOR or FORCE_COLOR specify, otherwise if it is a terminal."""
     if os.environ.get("NO_COLOR"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
 
 
 class Styled(str):
-    """Text with colours of ours, in which all else has been made visible."""
+    """Text with escape sequences for colours, whose own hidden characters are already escaped."""
 
     __slots__ = ()
 
 
 def coloured(text: str, codes: str) -> Styled:
-    """`text` in the colours of the `codes` (SGR, such as "1" for bold)."""
+    """Return `text` with the terminal attributes `codes` (SGR, such as "1" for bold)."""
     return Styled(f"\x1b[{codes}m{escape_hidden(text)}\x1b[0m")
 
 
 def join(gap: str, parts: Sequence[str]) -> Styled:
-    """Texts, styled or not, in one line."""
+    """Join texts, styled or not, with `gap` between them."""
     return Styled(escape_hidden(gap).join(map(_safe, parts)))
 
 
 def bold(text: str) -> str:
-    """A heading."""
+    """Return a heading in bold if standard output shows colours."""
     return coloured(text, "1") if has_colours(sys.stdout) else text
 
 
@@ -58,28 +58,28 @@ def show(*lines: str) -> None:
 
 
 def show_fields(*cells: str) -> None:
-    """A line of the result with tabs between its cells."""
+    """Print a line of the result with tabs between its cells."""
     print("\t".join(map(_safe, cells)))
 
 
 def show_part(text: str, before: str = "") -> None:
-    """A part of a line of the result, shown at once; `before` is the part before it."""
+    """Print the next part of a line of the result immediately; `before` is the part printed before it."""
     print(escape_hidden(before + text)[len(escape_hidden(before)) :], end="", flush=True)
 
 
 def show_help(text: str) -> None:
-    """Print help, which has no text of the user."""
+    """Print help, which contains no text from users and may contain colours."""
     print(text)
 
 
 def notify(*lines: str) -> None:
-    """Lines to standard error, where they do not mix with results."""
+    """Print notices on standard error, so that they do not mix with results."""
     for line in lines:
         print(_safe(line), file=sys.stderr, flush=True)
 
 
 def show_json(rows: Sequence[Row]) -> None:
-    """Rows as lines of JSON, in which what is not visible is escaped."""
+    """Print rows as lines of JSON with hidden characters escaped."""
     for row in rows:
         print(escape_hidden_json(streams.to_json_line(row)))
 
@@ -88,29 +88,33 @@ def _safe(text: str) -> str:
     return text if isinstance(text, Styled) else escape_hidden(text)
 
 
-class Log(logging.Handler):
-    """Says what is logged."""
+class NoticeHandler(logging.Handler):
+    """Prints log records as notices."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler`."""
+        """Print a log record."""
         notify(record.getMessage())
 
 
 @contextmanager
 def warnings_as_notices() -> Iterator[None]:
-    """Write warnings and log records to standard error like all other messages."""
-    log, handler, shown = logging.getLogger("factorcell"), Log(logging.WARNING), warnings.showwarning
-    log.addHandler(handler)
+    """Print Python warnings and log records as notices."""
+    logger, handler, show_warning = (
+        logging.getLogger("factorcell"),
+        NoticeHandler(logging.WARNING),
+        warnings.showwarning,
+    )
+    logger.addHandler(handler)
     warnings.showwarning = lambda message, category, *_: notify(f"{category.__name__}: {message}")
     try:
         yield
     finally:
-        warnings.showwarning = shown
-        log.removeHandler(handler)
+        warnings.showwarning = show_warning
+        logger.removeHandler(handler)
 
 
 def show_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
-    """Rows as an aligned table; columns that no row has are left out."""
+    """Print rows as an aligned table without the columns that no row has."""
     columns = [name for name in columns if any(row.get(name) is not None for row in rows)]
     if not columns:
         return
@@ -120,7 +124,7 @@ def show_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
 
 
 def _cell(name: str, value: Any) -> str:
-    if value is None or value != value:  # no number is no figure
+    if value is None or value != value:  # NaN
         return "-"
     if isinstance(value, float):
         if name == "gain":
@@ -130,12 +134,12 @@ def _cell(name: str, value: Any) -> str:
 
 
 def format_probability(value: float) -> str:
-    """A probability to two digits, however small it is: 0.34, 0.0022, 3.1e-07."""
-    return f"{value:#.2g}" if value >= LEAST else f"<{LEAST:g}"
+    """Return a probability with two significant digits: 0.34, 0.0022, 3.1e-07."""
+    return f"{value:#.2g}" if value >= SMALLEST_PROBABILITY else f"<{SMALLEST_PROBABILITY:g}"
 
 
-def matrix(names: Sequence[str], counts: Sequence[Sequence[int]]) -> None:
-    """A confusion matrix under the first letters of its names."""
+def show_matrix(names: Sequence[str], counts: Sequence[Sequence[int]]) -> None:
+    """Print a confusion matrix with abbreviated names."""
     names = [escape_hidden(name) for name in names]
     width = max(8, *(len(name[:16]) for name in names))
     show(" " * width + "".join(f"  {name[:8]:>8}" for name in names))
@@ -144,43 +148,43 @@ def matrix(names: Sequence[str], counts: Sequence[Sequence[int]]) -> None:
 
 
 def show_classification(result: "Classification", metrics: Row, as_json: bool) -> None:
-    """What a classifier reached on texts that can be judged."""
+    """Print the metrics of a classifier on labelled texts."""
     from factorcell.reports.wording import natural_order
 
     if as_json:
         return show_json([metrics])
-    texts = f"{metrics['texts']:,} texts judged, {metrics['left_out']:,} left out"
+    texts = f"{metrics['texts']:,} texts, {metrics['left_out']:,} left out"
     figures = f"accuracy {metrics['accuracy']:.4f}, macro F1 {metrics['macro_f1']:.4f}, mean AUC {metrics['auc']:.4f}"
     show(f"{figures} ({texts})")
-    always = f"{metrics['majority_value']!r}, the most frequent value"
-    show(f"{always}, has a share of {metrics['majority']:.4f}: the accuracy of always guessing it")
+    show(f"majority class: {metrics['majority_value']!r}; always predicting it: accuracy {metrics['majority']:.4f}")
     if "accuracy_training_priors" in metrics:
         show(f"accuracy {metrics['accuracy_training_priors']:.4f} with --priors training")
     show(_calibration(metrics))
     if metrics.get("left_out_missing"):
-        show(f"{metrics['left_out_missing']:,} left out since they have no value")
+        show(f"{metrics['left_out_missing']:,} texts left out: no value")
     if metrics.get("left_out_other"):
-        why = "their value is no candidate: rare, never seen or not asked for"
-        show(f"{metrics['left_out_other']:,} left out since {why}")
+        reason = "their value is not a candidate (rare, not in the training table, or not in --values)"
+        show(f"{metrics['left_out_other']:,} texts left out: {reason}")
     if "perplexity" in metrics:
-        show(f"perplexity {metrics['perplexity']:.2f} given the right value")
+        show(f"perplexity {metrics['perplexity']:.2f} given the true value")
     order = natural_order(result.names) or list(range(len(result.names)))
-    places = {result.names[place]: rank for rank, place in enumerate(order)}
-    rows = sorted(metrics["values"], key=lambda row: places[row["value"]])
+    ranks = {result.names[index]: rank for rank, index in enumerate(order)}
+    rows = sorted(metrics["values"], key=lambda row: ranks[row["value"]])
     show_table(rows, ("value", "count", "precision", "recall", "f1", "auc"))
     if len(result.names) <= 12:
-        show("", "confusion (true down, predicted across)")
+        show("", "confusion matrix (rows: true value, columns: predicted value)")
         counts = result.confusion()[order][:, order].tolist()
-        matrix([result.names[place] for place in order], counts)
+        show_matrix([result.names[index] for index in order], counts)
     return None
 
 
 def _calibration(metrics: Row) -> str:
-    """A sentence on the calibration of a classifier."""
-    told = f"calibration error {metrics['calibration_error']:.4f}, {metrics['value_nats']:z.4f} nats of a true value"
+    """Return a sentence on the calibration of a classifier."""
+    error, nats = metrics["calibration_error"], metrics["value_nats"]
+    text = f"calibration error {error:.4f}, negative log-likelihood of the true value {nats:z.4f} nats"
     if "temperature" not in metrics:
-        return told
-    before = f"{metrics['calibration_error_at_1']:.4f} and {metrics['value_nats_at_1']:z.4f} without"
+        return text
+    before = f"{metrics['calibration_error_at_1']:.4f} and {metrics['value_nats_at_1']:z.4f} nats"
     if "accuracy_at_1" in metrics:
-        before += f", and an accuracy of {metrics['accuracy_at_1']:.4f}"
-    return f"{told} at temperature {metrics['temperature']:.3f} ({before})"
+        before += f", accuracy {metrics['accuracy_at_1']:.4f}"
+    return f"{text}, at temperature {metrics['temperature']:.3f} (at temperature 1: {before})"

@@ -1,4 +1,4 @@
-"""The verbs that train, compare, search and report."""
+"""The commands `train`, `compare`, `tune`, `check` and `report`."""
 
 import argparse
 
@@ -12,86 +12,98 @@ from factorcell.training.fit import fit, summary
 from factorcell.training.plan import Plan, config_with_defaults
 
 
-def run_train(given: argparse.Namespace) -> None:
-    """`factorcell train`."""
-    said, budget = options.training_request(given)
-    run = fit(given.train, given.dev, said, given.out, budget=budget, resume=given.resume, notify=terminal.notify)
+def run_train(arguments: argparse.Namespace) -> None:
+    """Run `factorcell train`."""
+    specified, budget = options.training_request(arguments)
+    run = fit(
+        arguments.train,
+        arguments.dev,
+        specified,
+        arguments.out,
+        budget=budget,
+        resume=arguments.resume,
+        notify=terminal.notify,
+    )
     terminal.notify(f"{run.folder}: {summary(run)}")
 
 
-def run_compare(given: argparse.Namespace) -> None:
-    """`factorcell compare`."""
+def run_compare(arguments: argparse.Namespace) -> None:
+    """Run `factorcell compare`."""
     from factorcell.reports.runs import report_page
 
-    said, budget = options.training_request(given)
-    found = compare(
-        given.train,
-        given.dev,
-        given.test,
-        said,
-        given.out,
+    specified, budget = options.training_request(arguments)
+    comparison = compare(
+        arguments.train,
+        arguments.dev,
+        arguments.test,
+        specified,
+        arguments.out,
         budget=budget,
-        models=given.models,
-        target=given.target,
-        seeds=given.seeds,
-        ngram=given.ngram,
-        resume=given.resume,
+        models=arguments.models,
+        target=arguments.target,
+        seeds=arguments.seeds,
+        ngram=arguments.ngram,
+        resume=arguments.resume,
         notify=terminal.notify,
     )
-    terminal.show_table(*found.table())
-    terminal.notify(*found.notes())
-    page = given.out / "report.html"
-    made = Plan(config_with_defaults(said))
-    folders = [path for model in given.models for path, _ in training_plans(given.out, made, model, given.seeds)]
-    folders += [given.out / NGRAM] if given.ngram else []
+    terminal.show_table(*comparison.table())
+    terminal.notify(*comparison.notes())
+    plan = Plan(config_with_defaults(specified))
+    folders = [
+        path for model in arguments.models for path, _ in training_plans(arguments.out, plan, model, arguments.seeds)
+    ]
+    folders += [arguments.out / NGRAM] if arguments.ngram else []
+    page = arguments.out / "report.html"
     files.write(page, report_page(folders))
-    terminal.notify(f"the page: {page}")
+    terminal.notify(f"report: {page}")
 
 
-def run_tune(given: argparse.Namespace) -> None:
-    """`factorcell tune`."""
-    from factorcell.reports import search as trials
+def run_tune(arguments: argparse.Namespace) -> None:
+    """Run `factorcell tune`."""
+    from factorcell.reports.search import search_page, search_table
 
-    said, budget = options.training_request(given)
-    if given.models and (hasattr(given, "adapt") or hasattr(given, "output_bias")):
+    specified, budget = options.training_request(arguments)
+    if arguments.models and (hasattr(arguments, "adapt") or hasattr(arguments, "output_bias")):
         raise UserError("give either --models or --adapt and --output-bias")
-    asked = {name for name in vars(given) if name in search_space.SECTIONS}
+    fixed = {name for name in vars(arguments) if name in search_space.SECTIONS}
     rows = search.search(
-        given.train,
-        given.dev,
-        said,
-        given.out,
+        arguments.train,
+        arguments.dev,
+        specified,
+        arguments.out,
         search.SearchOptions(
-            trials=given.trials,
-            models=given.models,
-            ranges=search_space.load_space(given.space, asked),
-            target=given.target,
-            sampler=given.sampler,
-            pruner=given.pruner,
+            trials=arguments.trials,
+            models=arguments.models,
+            ranges=search_space.load_space(arguments.space, fixed),
+            target=arguments.target,
+            sampler=arguments.sampler,
+            pruner=arguments.pruner,
             budget=budget,
         ),
         notify=terminal.notify,
-        page=trials.search_page,
+        page=search_page,
     )
-    terminal.show_table(*trials.search_table(rows[:10]))
-    terminal.notify(f"the page: {given.out / 'study.html'}; the best options: {given.out / 'best.toml'}")
+    terminal.show_table(*search_table(rows[:10]))
+    terminal.notify(f"report: {arguments.out / 'study.html'}; best options: {arguments.out / 'best.toml'}")
 
 
-def run_check(given: argparse.Namespace) -> None:
-    """`factorcell check`."""
-    found = check(given.run)
-    if given.json:
-        terminal.show_json([{"path": str(one.path), "right": one.is_valid, "text": one.text} for one in found])
+def run_check(arguments: argparse.Namespace) -> None:
+    """Run `factorcell check`."""
+    findings = check(arguments.run)
+    if arguments.json:
+        terminal.show_json(
+            [{"path": str(finding.path), "right": finding.is_valid, "text": finding.text} for finding in findings]
+        )
     else:
-        for one in found:
-            terminal.show(f"ok     {one.path}: {one.text}" if one.is_valid else f"WRONG  {one.text}")
-    if wrong := sum(not one.is_valid for one in found):
-        raise UserError(f"{given.run}: {wrong} of {len(found)} findings {'is' if wrong == 1 else 'are'} wrong")
+        for finding in findings:
+            terminal.show(f"ok     {finding.path}: {finding.text}" if finding.is_valid else f"WRONG  {finding.text}")
+    if failed := sum(not finding.is_valid for finding in findings):
+        raise UserError(f"{arguments.run}: {failed} of {len(findings)} checks failed")
 
 
-def run_report(given: argparse.Namespace) -> None:
-    """`factorcell report`."""
+def run_report(arguments: argparse.Namespace) -> None:
+    """Run `factorcell report`."""
     from factorcell.reports.runs import report_page
 
-    files.write(given.out, report_page(given.runs))
-    terminal.notify(f"the page: {given.out}")
+    files.write(arguments.out, report_page(arguments.runs))
+    terminal.notify(f"report: {arguments.out}")

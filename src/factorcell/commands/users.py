@@ -1,4 +1,4 @@
-"""The commands about the users in a store, and about the keys of a server."""
+"""The commands `users`, which manage the users in a store and the keys of a server."""
 
 import argparse
 import json
@@ -21,102 +21,110 @@ from factorcell.service.stores.opening import open_store
 from factorcell.service.stores.store import Store, all_users
 
 
-def run_users_list(given: argparse.Namespace) -> None:
-    with _opened(given) as store:
-        nobody = True
+def run_users_list(arguments: argparse.Namespace) -> None:
+    """Run `factorcell users list`."""
+    with _opened_store(arguments) as store:
+        is_empty = True
         for user in all_users(store):
             terminal.show(user)
-            nobody = False
-    if nobody:
-        terminal.notify("nobody is kept")
+            is_empty = False
+    if is_empty:
+        terminal.notify("the store has no users")
 
 
-def run_users_show(given: argparse.Namespace) -> None:
-    with _opened(given) as store:
-        record = _found(store, given.user)
+def run_users_show(arguments: argparse.Namespace) -> None:
+    """Run `factorcell users show`."""
+    with _opened_store(arguments) as store:
+        record = _read_record(store, arguments.user)
     rows = [
-        {"number": one.number, "time": _shown(one.time), "text": one.text, "context": one.context or None}
-        for one in record.texts
+        {"number": text.number, "time": _format_time(text.time), "text": text.text, "context": text.context or None}
+        for text in record.texts
     ]
-    if given.json:
+    if arguments.json:
         return terminal.show_json(rows)
-    state = "; nothing more is kept until they resume" if record.paused else ""
-    terminal.show(f"{len(record.texts):,} texts are kept of {record.accepted:,} that were accepted{state}")
+    state = "; learning is paused" if record.paused else ""
+    terminal.show(f"{len(record.texts):,} texts stored, {record.accepted:,} accepted in total{state}")
     for row in rows:
         context = "" if row["context"] is None else json.dumps(row["context"], ensure_ascii=False)
         terminal.show_fields(f"{row['number']}", f"{row['time']}", f"{row['text']}", context)
     return None
 
 
-def run_users_export(given: argparse.Namespace) -> None:
-    with _opened(given) as store:
-        for user in given.users or all_users(store):
-            record = _found(store, user) if given.users else store.read(user)
-            if record is not None:  # a user may be deleted meanwhile
+def run_users_export(arguments: argparse.Namespace) -> None:
+    """Run `factorcell users export`."""
+    with _opened_store(arguments) as store:
+        for user in arguments.users or all_users(store):
+            record = _read_record(store, user) if arguments.users else store.read(user)
+            if record is not None:  # the user may have been deleted in the meantime
                 terminal.show_json([changes.export_record(record)])
 
 
-def run_users_import(given: argparse.Namespace) -> None:
-    people = _people(input_files.read_text(given.file))
-    count = known = failures = 0
-    with _opened(given, make=True) as store:
-        for number, line in people:
+def run_users_import(arguments: argparse.Namespace) -> None:
+    """Run `factorcell users import`."""
+    exports = _split_exports(input_files.read_text(arguments.file))
+    imported = unchanged = failures = 0
+    with _opened_store(arguments, create=True) as store:
+        for number, line in exports:
             try:
                 is_new = store.write(changes.import_record(json.loads(line), _now()), None)
             except (ValueError, RecursionError) as error:
-                message = error.message if isinstance(error, UserError) else "not valid JSON"
-                terminal.notify(f"{given.file} line {number}: {message}")
+                message = error.message if isinstance(error, UserError) else "expected valid JSON"
+                terminal.notify(f"{arguments.file} line {number}: {message}")
                 failures += 1
             else:
-                count, known = count + is_new, known + (not is_new)
-    terminal.notify(f"people kept now: {count:,}; there already, and as they were: {known:,}")
+                imported, unchanged = imported + is_new, unchanged + (not is_new)
+    terminal.notify(f"users imported: {imported:,}; users that exist already, not changed: {unchanged:,}")
     if failures:
-        raise UserError(f"{given.file}: {failures:,} of {len(people):,} lines could not be imported")
+        raise UserError(f"{arguments.file}: {failures:,} of {len(exports):,} lines could not be imported")
 
 
-def run_users_forget(given: argparse.Namespace) -> None:
-    with _opened(given) as store:
-        user, text = checked_id(given.user), check_text(given.text)
+def run_users_forget(arguments: argparse.Namespace) -> None:
+    """Run `factorcell users forget`."""
+    with _opened_store(arguments) as store:
+        user, text = checked_id(arguments.user), check_text(arguments.text)
         before, after = changes.apply(
             store, user, lambda record: changes.remove_text(record, text), lambda: int(time.time())
         )
     removed = len(before.texts) - len(after.texts)
-    terminal.notify(f"texts that are gone: {removed:,}" if removed else "no such text is kept of this person")
+    terminal.notify(f"texts deleted: {removed:,}" if removed else "the user has no such text")
 
 
-def run_users_delete(given: argparse.Namespace) -> None:
-    with _opened(given) as store:
-        deleted = sum(store.delete(checked_id(user)) for user in given.users)
-        terminal.notify(f"{deleted:,} of {len(given.users):,} people are deleted; of the others nothing was kept")
-        if given.purge:
-            terminal.notify(*(f"left to do: {line}" for line in store.purge()))
+def run_users_delete(arguments: argparse.Namespace) -> None:
+    """Run `factorcell users delete`."""
+    with _opened_store(arguments) as store:
+        deleted = sum(store.delete(checked_id(user)) for user in arguments.users)
+        terminal.notify(f"users deleted: {deleted:,} of {len(arguments.users):,}; the others are not in the store")
+        if arguments.purge:
+            terminal.notify(*(f"still to do: {line}" for line in store.purge()))
 
 
-def run_users_migrate(given: argparse.Namespace) -> None:
+def run_users_migrate(arguments: argparse.Namespace) -> None:
+    """Run `factorcell users migrate`."""
     from factorcell.model.run import Run
     from factorcell.service.engine import Service
     from factorcell.service.learning import ServedModel
 
-    with _opened(given) as store:
-        service = Service(ServedModel(Run.open(given.run)), store)
-        service.model.learner.new()  # or an error for a run that does not distinguish users
-        everybody = list(all_users(store))
-        late = [user for user in progress_bar(everybody, desc="learning", unit="people") if not service.relearn(user)]
-    terminal.notify(f"{len(everybody) - len(late):,} people are learned by {given.run}")
+    with _opened_store(arguments) as store:
+        service = Service(ServedModel(Run.open(arguments.run)), store)
+        service.model.learner.new()  # raises an error if the run does not distinguish users
+        users = list(all_users(store))
+        late = [user for user in progress_bar(users, desc="learning", unit="users") if not service.relearn(user)]
+    terminal.notify(f"{arguments.run} has learned {len(users) - len(late):,} users")
     if late:
-        terminal.notify(f"{len(late):,} wrote all the time, and are learned as they come")
+        terminal.notify(f"{len(late):,} users changed during the migration; each is learned at the next request")
 
 
-def run_users_key(given: argparse.Namespace) -> None:
-    key = keys.add_key(given.keys, given.name, given.scope, given.rate)
-    terminal.notify(f"{given.keys} has its hash; the key itself is nowhere else:")
+def run_users_key(arguments: argparse.Namespace) -> None:
+    """Run `factorcell users key`."""
+    key = keys.add_key(arguments.keys, arguments.name, arguments.scope, arguments.rate)
+    terminal.notify(f"{arguments.keys} stores the hash of this key; the key itself is not stored:")
     terminal.show(key)
 
 
 @contextmanager
-def _opened(given: argparse.Namespace, make: bool = False) -> Iterator[Store]:
-    """Open the store of a command; its failures are one line."""
-    store = open_store(os.environ[STORE_VARIABLE] if given.store is None else given.store, create=make)
+def _opened_store(arguments: argparse.Namespace, create: bool = False) -> Iterator[Store]:
+    """Open the store of a command; its errors become user errors."""
+    store = open_store(os.environ[STORE_VARIABLE] if arguments.store is None else arguments.store, create=create)
     try:
         yield store
     except StoreError as error:
@@ -125,22 +133,22 @@ def _opened(given: argparse.Namespace, make: bool = False) -> Iterator[Store]:
         store.close()
 
 
-def _people(content: str) -> list[tuple[int, str]]:
-    """Return each user in a file with its line number: a user per line, or one user on several lines."""
-    lines = content.split("\n")  # texts may have other line ends
+def _split_exports(content: str) -> list[tuple[int, str]]:
+    """Return each user in a file with a line number: one user per line, or a single user on several lines."""
+    lines = content.split("\n")  # not splitlines, since texts may contain other line separators
     if lines[0].strip() == "{":
         return [(1, content)]
     return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
-def _found(store: Store, user: str) -> Record:
+def _read_record(store: Store, user: str) -> Record:
     record = store.read(checked_id(user))
     if record is None:
-        raise UserError("nothing is kept of this person; `factorcell users list` has all")
+        raise UserError(f"user {user!r} is not in the store; `factorcell users list` shows all users")
     return record
 
 
-def _shown(time: int) -> str:
+def _format_time(time: int) -> str:
     return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 

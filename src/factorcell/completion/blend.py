@@ -276,6 +276,9 @@ def new_suggester(
         seconds: Time limit of each search.
         typos: Typing errors to forgive, 0 to 2.
         is_allowed: Returns whether a text may be suggested by any source.
+
+    Returns:
+        The blend or the completer; both have `complete`.
     """
     completer = Completer(run, unknown=unknown, seconds=seconds, typos=typos, is_allowed=is_allowed)
     if distinguishes_users(run) and (run.folder / POPULARITY).exists():

@@ -126,10 +126,11 @@ class CompiledEngine:
         if not tokens:
             return ()
         counts = (1, len(tokens), 0, 0, 0, 0, 0)
-        arrays = {"start": start, "given": torch.tensor(tokens), "after": torch.empty(len(tokens), len(start))}
-        addresses = _addresses(self.packed, context, counts, 0, arrays, "following")
+        states = torch.empty(len(tokens), len(start))
+        arrays = {"start": start, "input_tokens": torch.tensor(tokens), "states": states}
+        addresses = _addresses(self.packed, context, counts, 0, arrays, "reading")
         _run(self.packed, [REQUEST.structure(0.0, 0.0, *counts, *addresses)], following=True)
-        return arrays["after"].unbind()
+        return states.unbind()
 
 
 class _Call:
@@ -165,7 +166,7 @@ class _Call:
         if previous and len(previous.completions) > len(best):
             return replace(previous, rows=expanded)
         min_score = best[-1].log_probability if len(best) == self.request.k else -math.inf
-        return SearchResult(tuple(best), expanded, self.structure.lost > min_score)
+        return SearchResult(tuple(best), expanded, self.structure.lost_score > min_score)
 
     def next_call(self, result: SearchResult) -> "_Call | None":
         """Return a call for twice as many completions if too few were accepted and there may be more."""
@@ -240,5 +241,5 @@ def _run(
                 stack.enter_context(stop.callback(partial(setattr, array[index], "seconds", 0.0)))
         library.call("search", arguments, library.VARIANTS.index(layout.variant), following)
     for request, answered in zip(requests, array, strict=True):
-        for name in ("seconds", "lost", "count", "expanded"):
+        for name in ("seconds", "lost_score", "count", "expanded"):
             setattr(request, name, getattr(answered, name))

@@ -365,6 +365,9 @@ def learn_one(run: Run, user: User, text: str, context: Mapping[str, Any] | None
         text: The text that the user wrote; if it is cut after `max_tokens` tokens, as in training, a `Notice` says so.
         context: Column -> value; a column without a value has its expected value.
 
+    Returns:
+        The changed user; `user` is unchanged.
+
     Raises:
         UserError: The text, the context or the user is not valid.
     """

@@ -19,7 +19,11 @@ from factorcell.model.run import Run
 
 
 class Popularity:
-    """Counted texts in alphabetical order, so that the texts with a common prefix are a range."""
+    """Counted texts in alphabetical order, so that the texts with a common prefix are a range.
+
+    Args:
+        text_counts: The texts and their counts.
+    """
 
     source: ClassVar[str] = "popularity"
 

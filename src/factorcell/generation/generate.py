@@ -295,6 +295,9 @@ def stream(
         case: Whether sentences begin with capital letters.
         unknown: How context values that training never saw are read, as in `Run.prepare`.
 
+    Returns:
+        The pieces of the text, as soon as each is known.
+
     Raises:
         UserError: The method, the context or a word of the options is not valid.
     """

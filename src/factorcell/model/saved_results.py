@@ -26,7 +26,7 @@ class Measurement(NamedTuple):
         value: The value.
         low: Lower end of its interval, if it has one.
         high: Upper end of its interval, if it has one.
-        bound: Whether the value is only a lower bound.
+        is_lower_bound: Whether the value is only a lower bound.
     """
 
     table: str
@@ -83,7 +83,7 @@ def latest_measurements(rows: Iterable[files.Row]) -> list[Measurement]:
 
 def _value(scores: files.Row, name: str) -> files.Row:
     interval = {end: scores.get(f"{name}_{end}") for end in ("low", "high")}
-    return {"value": scores[name], **interval, "bound": bool(scores.get(f"{name}_bound"))}
+    return {"value": scores[name], **interval, "is_lower_bound": bool(scores.get(f"{name}_bound"))}
 
 
 def _classification_settings(row: files.Row) -> str:

@@ -1,4 +1,4 @@
-"""Results as charts and self-contained HTML pages."""
+"""Charts and self-contained HTML pages of results."""
 
 from typing import TYPE_CHECKING
 

@@ -1,6 +1,6 @@
-"""Charts: rows go in, a matplotlib `Figure` comes out.
+"""Charts as matplotlib figures: each function takes rows and returns a `Figure`.
 
-All charts are drawn in `STYLE` and laid out by matplotlib's constrained layout, so that no text leaves the picture.
+All charts use `STYLE` and matplotlib's constrained layout, which keeps all text inside the figure.
 """
 
 import io
@@ -28,18 +28,18 @@ Row = Mapping[str, Any]
 INK, MUTED, RULE = "#1c2733", "#66717f", "#dde2e8"
 ACCENT, CONTRAST = "#d9622b", "#4a7fb5"
 HEAT = LinearSegmentedColormap.from_list("heat", [(*to_rgb("#c04f1c"), 0.04), (*to_rgb("#c04f1c"), 0.96)])
-WIDTH = 4.6  # inches: the type can be read on a phone
+WIDTH = 4.6  # inches, so that text is readable on a phone
 MODEL_COLOURS = {"unadapted": "#8b95a3", "softmaxbias": "#2f9c8a", "concatcell": CONTRAST, "factorcell": ACCENT}
 EXTRA_COLOURS = (ACCENT, CONTRAST, "#2f9c8a", "#a45fb0", "#b8912b", "#8b95a3", "#c2556f", "#5d8a3a")
-TITLES = {
+MODEL_NAMES = {
     "unadapted": "Unadapted",
     "softmaxbias": "SoftmaxBias",
     "concatcell": "ConcatCell",
     "factorcell": "FactorCell",
 }
-PROGRESS = {"minutes": ("seconds", 60.0, "minutes of training"), "tokens": ("tokens", 1e6, "million tokens read")}
-GAP = "⋮"  # in the place of values that are not shown
-MOST_BARS = 20  # values with the highest gains and with the lowest ones
+PROGRESS_UNITS = {"minutes": ("seconds", 60.0, "minutes of training"), "tokens": ("tokens", 1e6, "million tokens read")}
+GAP = "⋮"  # stands for values that are not shown
+MAX_BARS = 20  # number of values shown with the highest gains, and with the lowest gains
 STYLE: Any = {
     "axes.axisbelow": True,
     "axes.edgecolor": RULE,
@@ -75,7 +75,7 @@ STYLE: Any = {
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draw in `STYLE`, without warnings about letters that the font lacks: browsers have more fonts."""
+    """Draw in `STYLE`, without warnings about characters missing from the font: browsers have more fonts."""
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")
         yield
@@ -104,27 +104,26 @@ def _save(figure: Figure, stream: io.StringIO | io.BytesIO, **options: Any) -> N
 
 
 def colours(models: Sequence[str]) -> dict[str, str]:
-    """Return a colour for each model: its own for the models of the paper, the next free one for others."""
-    spare = [colour for colour in EXTRA_COLOURS if colour not in {MODEL_COLOURS.get(model) for model in models}] or [
-        MUTED
-    ]
-    unnamed = [model for model in models if model not in MODEL_COLOURS]
-    return {model: MODEL_COLOURS.get(model) or spare[unnamed.index(model) % len(spare)] for model in models}
+    """Return a colour for each model: a fixed one for the models of the paper, the next free one for others."""
+    used = {MODEL_COLOURS.get(model) for model in models}
+    free = [colour for colour in EXTRA_COLOURS if colour not in used] or [MUTED]
+    others = [model for model in models if model not in MODEL_COLOURS]
+    return {model: MODEL_COLOURS.get(model) or free[others.index(model) % len(free)] for model in models}
 
 
 def display_name(model: object) -> str:
-    """Return the model's name as written in the paper (FactorCell for factorcell); other names are unchanged."""
-    return TITLES.get(str(model), str(model))
+    """Return a model's name as spelled in the paper (FactorCell for factorcell); other names are unchanged."""
+    return MODEL_NAMES.get(str(model), str(model))
 
 
-def truncate(value: object, most: int = 21) -> str:
-    """Return `value` as text of at most `most` letters."""
+def truncate(value: object, max_length: int = 21) -> str:
+    """Return `value` as text of at most `max_length` characters."""
     text = str(value)
-    return text if len(text) <= most else text[: most - 1] + "…"
+    return text if len(text) <= max_length else text[: max_length - 1] + "…"
 
 
 def add_legend(figure: Figure) -> None:
-    """Add the labels of all axes, each once, above the chart."""
+    """Add a legend with the labels of all axes, without duplicates, above the chart."""
     handles = {
         label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
@@ -135,7 +134,7 @@ def add_legend(figure: Figure) -> None:
 
 
 def round_ticks(axis: Axis, count: int = 5, log: bool = False) -> None:
-    """Put about `count` round numbers on the axis; one that is logarithmic over a decade or more has 1, 3, 10, ..."""
+    """Put about `count` round numbers on the axis; a logarithmic axis over a decade or more has 1, 3, 10, ..."""
     low, high = sorted(axis.get_view_interval())
     rounded = MaxNLocator(count, steps=[1, 2, 2.5, 5, 10])
     axis.set_major_locator(LogLocator(subs=(1, 3) if high < 100 * low else (1,)) if log and high > 8 * low else rounded)
@@ -147,27 +146,27 @@ def round_ticks(axis: Axis, count: int = 5, log: bool = False) -> None:
 def learning_curves(rows: Sequence[Row], x: str) -> Figure:
     """Draw development perplexity over `x`, "minutes" or "tokens".
 
-    Rows: model, step, tokens, seconds, perplexity, and split where not all rows are of the development texts.
+    Rows: model, step, tokens, seconds, perplexity, and split unless all rows are on the development texts.
     """
     figure = Figure(figsize=(WIDTH, 3.3))
     axes = figure.subplots()
-    name, unit, label = PROGRESS[x]
+    name, unit, label = PROGRESS_UNITS[x]
     rows = [row for row in rows if row.get("split", "dev") == "dev" and is_number(row["perplexity"])]
-    reached = []
+    limits = []
     for model, colour in colours(list(dict.fromkeys(str(row["model"]) for row in rows))).items():
         curve = [(float(row[name]) / unit, float(row["perplexity"])) for row in rows if row["model"] == model]
         xs, ys = zip(*curve, strict=True)
         axes.plot(xs, ys, color=colour, label=f"{truncate(display_name(model))}  {ys[-1]:.3g}")
         axes.plot(xs[-1], ys[-1], "o", color=colour)
-        reached += [2.2 * min(ys), 1.02 * ys[-1]]
+        limits += [2.2 * min(ys), 1.02 * ys[-1]]
     axes.set_yscale("log")
-    if rows:  # the first evaluations may be far above all others: they are out of the picture
-        axes.set_ylim(top=min(max(reached), axes.get_ylim()[1]))
+    if rows:  # the first evaluations may be far above all others and are clipped
+        axes.set_ylim(top=min(max(limits), axes.get_ylim()[1]))
         axes.set_xlim(left=0)
     round_ticks(axes.yaxis, 6, log=True)
     axes.grid(axis="y")
     axes.set_xlabel(label)
-    axes.set_title("perplexity on unseen texts")
+    axes.set_title("perplexity on held-out texts")
     add_legend(figure)
     return figure
 
@@ -191,32 +190,32 @@ def signed_bars(names: Sequence[str], values: Sequence[float], shades: Sequence[
 
 
 def gains_by_value(rows: Sequence[Row], over: str | None = None) -> Figure:
-    """Draw by how much the perplexity of each value is lower than that of a baseline, `over` or without context.
+    """Draw the gain of each value: how much lower its perplexity is than under a baseline, `over` or without context.
 
-    Of many values the best and the worst are shown; few are in their natural order if they have one.
-    Rows: value, count, gain (0.05 is 5 % lower), gain_low and gain_high. Bars without a significant gain are grey.
+    If there are many values, those with the highest and lowest gains are shown; few values are in natural order.
+    Rows: value, count, gain (0.05 is 5 % lower), gain_low and gain_high. Bars are grey if not significant.
     """
     gap = {"value": GAP, "count": 0, "gain": 0.0}
     shown = sorted(rows, key=lambda row: -float(row["gain"]))
-    if len(shown) > 2 * MOST_BARS:
-        shown = [*shown[:MOST_BARS], gap, *shown[-MOST_BARS:]]
+    if len(shown) > 2 * MAX_BARS:
+        shown = [*shown[:MAX_BARS], gap, *shown[-MAX_BARS:]]
     elif order := natural_order([str(row["value"]) for row in rows]):
-        shown = [rows[place] for place in order]
+        shown = [rows[index] for index in order]
     names = [GAP if row is gap else f"{truncate(row['value'])}  ({int(row['count']):,})" for row in shown]
     intervals = [Interval(row["gain"], row.get("gain_low"), row.get("gain_high")) for row in shown]
     shades = [(MUTED, ACCENT, CONTRAST)[interval.sign] for interval in intervals]
-    baseline = "without context" if over is None else f"of {truncate(over)}"
-    title = f"perplexity below that {baseline} (texts), %"
+    baseline = "the run without context" if over is None else truncate(over)
+    title = f"gain over {baseline}, % (texts)"
     return signed_bars(names, [100 * interval.point for interval in intervals], shades, "+.1f", title)
 
 
 @styled()
 def confusion_matrix(labels: Sequence[str], counts: ArrayLike) -> Figure:
-    """Draw the shares (per cent) of predicted values, across, for each true value, down, in natural order if any."""
+    """Draw a confusion matrix in per cent of each true value (rows) by predicted value (columns), in natural order."""
     size = len(labels)
     table = np.asarray(counts, dtype=float).reshape(size, size)
     if order := natural_order([str(label) for label in labels]):
-        labels, table = [labels[place] for place in order], table[np.ix_(order, order)]
+        labels, table = [labels[index] for index in order], table[np.ix_(order, order)]
     shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
     font = max(4.0, min(8.5, 150 / max(size, 1)))
     figure = Figure(figsize=(WIDTH, WIDTH))
@@ -233,5 +232,5 @@ def confusion_matrix(labels: Sequence[str], counts: ArrayLike) -> Figure:
     if max(map(len, names), default=0) > 2:
         axes.set_xticks(range(size), names, rotation=45, ha="left", rotation_mode="anchor")
     axes.spines["bottom"].set_visible(False)
-    axes.set_title("per cent of each true value ↓ taken for →")
+    axes.set_title("% of each true value ↓ by predicted value →")
     return figure

@@ -21,7 +21,7 @@ GEONAMES = (
 EARTH = (
     'Coasts and borders: made with <a href="https://www.naturalearthdata.com/">Natural Earth</a>, in the public domain.'
 )
-FIGURES = {"perplexity": ".2f", "perplexity_known": ".2f", "accuracy": ".1%", "parameters": ",.0f", "minutes": ".1f"}
+FORMATS = {"perplexity": ".2f", "perplexity_known": ".2f", "accuracy": ".1%", "parameters": ",.0f", "minutes": ".1f"}
 
 
 def degrees(lat: float, lon: float) -> str:
@@ -31,25 +31,28 @@ def degrees(lat: float, lon: float) -> str:
 
 
 def demo_page(results: Row) -> str:
-    """Return the page of `factorcell demo`: maps, invented names, the models, their learning curves, the countries.
+    """Return the page of `factorcell demo`: maps, generated names, models, learning curves and countries.
 
-    `results`: minutes, machine, texts (how many were read), models, curves, names, maps, countries, confusion, prior
-    (over which points the maps are), cautions.
+    Args:
+        results: minutes, machine, texts (the number of training texts), models, curves, names, maps, countries,
+            confusion, prior (the points that the maps cover) and cautions, as returned by `train_and_evaluate`.
+
+    Returns:
+        A self-contained HTML page.
     """
     sections = [
-        ("Where FactorCell believes a name belongs", _maps(results)),
-        ("Names it invented", _places(results["names"])),
+        ("Where a name is most probable, according to FactorCell", _maps(results)),
+        ("Generated names", _places(results["names"])),
         ("Four ways to use the context", _models(results)),
-        ("Which country?", _countries(results)),
+        ("Classification by country", _countries(results)),
     ]
     lead = (
-        f"Small language models read {int(results['texts']):,} place names, letter by letter, each with its latitude "
-        "and longitude. No map and no list of countries was shown to them. The maps show how well a name fits every "
-        "point of a grid. "
-        f"All of this took {float(results['minutes']):.1f} minutes on {results['machine']}."
+        f"Small language models were trained on {int(results['texts']):,} place names, letter by letter, each with its "
+        "latitude and longitude, without a map or a list of countries. The maps show how probable each point of a grid "
+        f"is for a name. Training and evaluation took {float(results['minutes']):.1f} minutes on {results['machine']}."
     )
     return document(
-        "Where in the world does a name belong?",
+        "Place names of the world",
         sections,
         lead=lead,
         cautions=results["cautions"],
@@ -58,11 +61,11 @@ def demo_page(results: Row) -> str:
 
 
 def _maps(results: Row) -> str:
-    """Return the first map wide, the others side by side."""
-    figures = [_map(entry, scale=1.2 if place else 2.0) for place, entry in enumerate(results["maps"])]
+    """Return the first map at full width and the others in a grid."""
+    figures = [_map(entry, scale=1.2 if index else 2.0) for index, entry in enumerate(results["maps"])]
     text = (
-        "The brighter, the more probable: the probability of each point given the name, with equal prior probabilities "
-        f"of {results['prior']}. Each map has its own scale. The ring is the most probable point, the cross the true "
+        "Brightness is the posterior probability of each point given the name, with a uniform prior over "
+        f"{results['prior']}. Each map has its own scale. The ring marks the most probable point, the cross the true "
         "place."
     )
     others = '<div class="grid maps">\n' + "\n".join(figures[1:]) + "\n</div>"
@@ -72,12 +75,12 @@ def _maps(results: Row) -> str:
 def _map(entry: Row, scale: float) -> str:
     """Return the map of a name's posterior as an image inside the page."""
     best = best_point(entry)
-    away = float(great_circle_distances(np.array([best]), np.array([entry["true"]]))[0, 0])
-    words = f"most probable near {degrees(*best)}, {away:,.0f} km from the true place"
+    distance = float(great_circle_distances(np.array([best]), np.array([entry["true"]]))[0, 0])
+    words = f"most probable near {degrees(*best)}, {distance:,.0f} km from the true place"
     data = base64.b64encode(charts.png(world_map(entry, entry["text"], entry["true"]), scale)).decode()
     name = escape(entry["text"])
     return (
-        f'<figure class="map"><img alt="World map of where the name {name} belongs: {words}" '
+        f'<figure class="map"><img alt="World map of the posterior probability of places for the name {name}: {words}" '
         f'src="data:image/png;base64,{data}"><figcaption><b>{name}</b>, {words}</figcaption></figure>'
     )
 
@@ -88,24 +91,24 @@ def _places(places: Sequence[Row]) -> str:
         samples = "".join(f"<li>{escape(sample)}</li>" for sample in place["samples"])
         where = note(degrees(float(place["lat"]), float(place["lon"])))
         cards.append(f"<div><h3>{escape(place['place'])}</h3>{where}<ul>{samples}</ul></div>")
-    text = "Drawn letter by letter from the model, which was given the two coordinates only."
+    text = "Sampled letter by letter from the model, given only the two coordinates."
     return note(text) + '\n<div class="places">\n' + "\n".join(cards) + "\n</div>"
 
 
 def _models(results: Row) -> str:
     rows = [{**row, "model": charts.display_name(row["name"])} for row in results["models"]]
     for row in rows:
-        for name in set(row.get("ahead", ())) & FIGURES.keys():
-            row[name] = format(row[name], FIGURES[name]) + BEST_MARK
+        for name in set(row.get("ahead", ())) & FORMATS.keys():
+            row[name] = format(row[name], FORMATS[name]) + BEST_MARK
     curves = chart(charts.learning_curves(results["curves"], "minutes"), "curves", "Learning curves of the models")
-    mark = note(f"{BEST_MARK}: better than all other models by more than the 95 % interval over texts.")
-    return table(rows, {"model": "", **FIGURES}) + mark + curves
+    mark = note(f"{BEST_MARK}: significantly better than all other models (95 % CI over texts).")
+    return table(rows, {"model": "", **FORMATS}) + mark + curves
 
 
 def _countries(results: Row) -> str:
     text = (
-        "An unseen name is assigned to the country in whose centre it is most probable, by Bayes' rule; no classifier "
-        "was trained."
+        "A held-out name is assigned to the country whose centre makes it most probable (Bayes' rule with a uniform "
+        "prior); no classifier was trained."
     )
     rows = [{**row, "names": row["count"]} for row in results["countries"]]
     content = table(rows, {"country": "", "accuracy": ".1%", "names": ","})

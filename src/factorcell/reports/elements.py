@@ -1,6 +1,6 @@
-"""Results to one self-contained HTML page: text, tables, charts as SVG and maps as images, all inside the file.
+"""Elements of self-contained HTML pages: text, tables, charts as SVG and maps as images inside the file.
 
-A page asks nothing of the network, follows the reader's light or dark theme and can be read on a phone.
+A page loads nothing from the network, follows the light or dark theme of the browser and is readable on a phone.
 """
 
 import html
@@ -20,7 +20,7 @@ from factorcell.reports import charts
 Row = Mapping[str, Any]
 
 THEME = {charts.INK: "var(--ink)", charts.MUTED: "var(--muted)", charts.RULE: "var(--rule)"}
-# What a browser may do with a page: apply its own styles and show its own images. Nothing runs, nothing is fetched.
+# A browser may apply the styles and show the images of the page itself; it runs no scripts and loads nothing.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 CREDIT = "Made with factorcell, language models that adapt to context (Jaech and Ostendorf 2018)."
 NUMBER = re.compile(r"(≥ )?[-+−]?\d\S*( [±+\[p].*)?")  # 1,234, 72.00*, 3.5 ± 0.1, +1.2 pt [+0.9, +1.5]
@@ -35,10 +35,10 @@ def document(
     cautions: Sequence[str] = (),
     credits: Sequence[str] = (CREDIT,),
 ) -> str:
-    """Return the page of `sections`, pairs of a heading and HTML; all other arguments but `credits` are plain text.
+    """Return a page of `sections`, which are pairs of a heading and HTML.
 
-    `cautions` are sentences about the reliability of the results; they come first.
-    Characters that hide or reverse others are written out as escapes.
+    `credits` is HTML; all other arguments are plain text. `cautions` are sentences about the reliability of the
+    results and come first. Characters that hide or reverse other characters are shown as escapes.
     """
     head = f'<p class="kicker">{escape(kicker)}</p>\n<h1>{escape(title)}</h1>'
     if lead:
@@ -71,7 +71,7 @@ def note(text: str) -> str:
 
 
 def grid(*parts: str) -> str:
-    """Return pieces of HTML side by side where the screen is wide enough."""
+    """Return HTML elements in columns where the screen is wide enough."""
     return '<div class="grid">\n' + "\n".join(parts) + "\n</div>"
 
 
@@ -81,9 +81,9 @@ def collapsible(title: str, content: str) -> str:
 
 
 def table(rows: Sequence[Row], columns: Iterable[str] | Mapping[str, str]) -> str:
-    """Return the HTML table of those `columns` that any row has; a mapping has the format of each column's numbers.
+    """Return an HTML table without empty columns; `columns` may map each name to the format of its numbers.
 
-    Columns of numbers are set right; numbers with `MARK`, which are better than all others, stand out.
+    Columns of numbers are aligned right; numbers with `BEST_MARK` are highlighted.
     """
     forms = columns if isinstance(columns, Mapping) else dict.fromkeys(columns, "")
     lines = {name: [_cell_text(row.get(name), form) for row in rows] for name, form in forms.items()}
@@ -116,7 +116,7 @@ def chart(figure: Figure, name: str, alt: str, caption: str = "") -> str:
     content = re.sub(r' (width|height)="[\d.]+pt"', "", content)
     content = re.sub(r'\bid="', f'id="{name}-', content)
     content = content.replace("url(#", f"url(#{name}-").replace('href="#', f'href="#{name}-')
-    # Letters below a curve keep the width that they were drawn with.
+    # Text below a curve keeps the width that it was drawn with.
     fonts = {True: "font-family: ui-monospace, monospace", False: "font-family: var(--text)"}
     content = re.sub(r"font-family: [^;\"]*", lambda match: fonts["Mono'" in match[0]], content)
     for colour, variable in THEME.items():

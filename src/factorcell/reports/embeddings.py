@@ -1,4 +1,4 @@
-"""What a model has learned about contexts as one page."""
+"""The page of `factorcell contexts`: what a model has learned about contexts."""
 
 import itertools
 import math
@@ -19,87 +19,86 @@ from factorcell.reports.wording import agreement_sentence, visible_token
 
 Row = Mapping[str, Any]
 
-WORDS = (
-    "By how many nats the adapted softmax bias raises or lowers a token, independently of the hidden state. The effect "
-    "of the context on the recurrent layer is not included."
+WORDS_NOTE = (
+    "Change of the adapted softmax bias of a token, in nats; it does not depend on the hidden state. The effect of the "
+    "context on the recurrent layer is not included."
 )
-MAP = (
-    "Embeddings on their first two principal axes, which hold {x:.0%} and {y:.0%} of their variance, coloured by a "
-    "column of a table of their values."
+MAP_CAPTION = (
+    "Embeddings on their first two principal axes, which explain {x:.0%} and {y:.0%} of the variance, coloured by a "
+    "column of a table."
 )
-PREDICTIONS = (
-    "Gradient-boosted trees on the embedding, five-fold cross-validated: accuracy with its standard error, next to "
-    "the share of the largest group (majority), or the share of variance explained (R²)."
+PREDICTIONS_NOTE = (
+    "Five-fold cross-validation of gradient-boosted trees on the embedding: accuracy with its standard error and the "
+    "share of the majority class, or the explained share of the variance (R²)."
 )
-FORMS = {
+PREDICTION_FORMATS = {
     "column": "",
     "values": ",",
     "groups": ",",
     "accuracy": "",
-    "majority": ".1%",
+    "majority class": ".1%",
     "r2": ".3f",
     "correlation": ".3f",
 }
 SCALE = LinearSegmentedColormap.from_list("scale", ["#2b5f9e", "#5b9bb5", "#b3b08c", "#e2944f", "#b8401a"])
 
 
-def embeddings_page(name: str, found: Row) -> str:
-    """Return the page of the results for the run called `name`.
+def embeddings_page(name: str, results: Row) -> str:
+    """Return the page with the results of `factorcell contexts` for the run `name`.
 
-    `found`: variable, values (their number), and rows of neighbours, words (each with context, against, rows), maps
-    (each with column, points, ellipses, agreement, shares, dots) and predictions, as far as they were requested; and
-    `cautions`, which come first.
+    `results` has the requested ones of: variable, values (their number), neighbours, words (each with context, against,
+    rows), maps (each with column, points, ellipses, agreement, shares, dots), predictions and cautions.
     """
     sections = []
-    if found["neighbours"]:
-        sections.append(("Neighbours", _neighbours(found["neighbours"])))
-    if found["words"]:
-        sections.append(("Words that a context raises and lowers", _words(found["words"])))
-    for place, entry in enumerate(found["maps"]):
-        sections.append((f"The map by {entry['column']}", _map(entry, f"map-{place}")))
-    if found["predictions"]:
-        content = elements.note(PREDICTIONS)
-        content += elements.table(list(map(_prediction, found["predictions"])), FORMS)
+    if results["neighbours"]:
+        sections.append(("Neighbours", _neighbours(results["neighbours"])))
+    if results["words"]:
+        sections.append(("Words that a context raises and lowers", _words(results["words"])))
+    for index, entry in enumerate(results["maps"]):
+        sections.append((f"Map by {entry['column']}", _map(entry, f"map-{index}")))
+    if results["predictions"]:
+        content = elements.note(PREDICTIONS_NOTE)
+        content += elements.table(list(map(_prediction, results["predictions"])), PREDICTION_FORMATS)
         sections.append(("Other columns predicted from the embedding", content))
-    values = f"{found['values']:,} values of {found['variable']}, each an embedding learned from its texts alone."
+    values = f"{results['values']:,} values of {results['variable']}, each with an embedding learned from its texts."
     return elements.document(
         f"What {name} has learned about contexts",
         sections,
         kicker="factorcell contexts",
-        lead=values if found["variable"] else "",
-        cautions=found.get("cautions", ()),
+        lead=values if results["variable"] else "",
+        cautions=results.get("cautions", ()),
     )
 
 
 def _neighbours(rows: Sequence[Row]) -> str:
-    """Return a table with the nearest values of each value."""
+    """Return a table of the nearest neighbours of each value."""
     measure = "cosine" if "cosine" in rows[0] else "distance"
     near: dict[str, list[str]] = {}
     for row in rows:
         near.setdefault(row["value"], []).append(f"{row['near']} ({row[measure]:.2f})")
-    lines = [{"value": value, "nearest values": ", ".join(names)} for value, names in near.items()]
-    text = f"Nearest first; in brackets the {measure} of the embeddings."
-    return elements.note(text) + elements.table(lines, ("value", "nearest values"))
+    lines = [{"value": value, "nearest neighbours": ", ".join(names)} for value, names in near.items()]
+    text = f"Nearest neighbours first; in parentheses the {measure} of the embeddings."
+    return elements.note(text) + elements.table(lines, ("value", "nearest neighbours"))
 
 
 def _words(entries: Sequence[Row]) -> str:
     charts = []
-    for place, entry in enumerate(entries):
+    for index, entry in enumerate(entries):
         title = f"{entry['context']} against {entry['against']}"
         figure = boosted_words(entry["rows"], title)
-        charts.append(elements.chart(figure, f"words-{place}", f"Words that are raised and lowered: {title}"))
-    return elements.note(WORDS) + elements.grid(*charts)
+        charts.append(elements.chart(figure, f"words-{index}", f"Words that are raised and lowered: {title}"))
+    return elements.note(WORDS_NOTE) + elements.grid(*charts)
 
 
 def _map(entry: Row, name: str) -> str:
-    """Return the map by one column, the agreement of neighbours, and the groups folded away."""
+    """Return the map by one column, the agreement of neighbours, and a collapsible table of the groups."""
     column, ellipses = str(entry["column"]), entry["ellipses"]
-    caption = MAP.format(x=entry["shares"][0], y=entry["shares"][1])
+    caption = MAP_CAPTION.format(x=entry["shares"][0], y=entry["shares"][1])
     if ellipses is None:
         figure = map_of_numbers(entry["points"], f"mean {column}")
     else:
         figure = map_of_groups(entry["points"], ellipses, dots=entry["dots"])
-        caption += " An ellipse reaches 1.5 standard deviations from the centre of its group."
+        caption += " Each ellipse covers 1.5 standard deviations around the centre of its group."
     content = elements.chart(figure, name, f"Map of the embeddings by {column}", caption)
     content += f"\n<p>{elements.escape(agreement_sentence(entry['agreement']))}</p>"
     if ellipses:
@@ -112,11 +111,11 @@ def _prediction(row: Row) -> Row:
     if "accuracy" not in row:
         return row
     error = row["deviation"] / math.sqrt(row["folds"])
-    return {**row, "accuracy": f"{row['accuracy']:.1%} ± {error:.1%}"}
+    return {**row, "accuracy": f"{row['accuracy']:.1%} ± {error:.1%}", "majority class": row["majority"]}
 
 
 def boosted_words(rows: Sequence[Row], title: str) -> Figure:
-    """Draw by how many nats a context raises or lowers tokens (TACL 2018, table 5). Rows: token, nats."""
+    """Draw the change of tokens by a context in nats (TACL 2018, table 5); rows: token, nats."""
     nats = [float(row["nats"]) for row in rows]
     names = [truncate(visible_token(str(row["token"])), 14) for row in rows]
     return signed_bars(names, nats, [ACCENT if value >= 0 else CONTRAST for value in nats], "+.2f", title)
@@ -124,14 +123,15 @@ def boosted_words(rows: Sequence[Row], title: str) -> Figure:
 
 @styled()
 def map_of_groups(points: Sequence[Row], ellipses: Sequence[Row], *, dots: bool = False) -> Figure:
-    """Draw an ellipse and a name for every group (TACL 2018, figure 6); with `dots` also all points, others in grey.
+    """Draw an ellipse and a name for every group (TACL 2018, figure 6), with `dots` also all points.
 
-    Points: x, y, group. Ellipses: group, x, y, wide, high (half axes), angle (degrees).
+    Points: x, y, group. Ellipses: group, x, y, wide, high (half axes), angle (degrees). Points of groups without an
+    ellipse are grey.
     """
     figure, axes = _empty_map()
     colours = dict(zip((row["group"] for row in ellipses), itertools.cycle(EXTRA_COLOURS), strict=False))
     if dots or not ellipses:
-        points = sorted(points, key=lambda row: row["group"] in colours)  # points without an ellipse are below others
+        points = sorted(points, key=lambda row: row["group"] in colours)  # grey points are drawn below the others
         axes.scatter(
             [row["x"] for row in points],
             [row["y"] for row in points],
@@ -156,9 +156,9 @@ def map_of_groups(points: Sequence[Row], ellipses: Sequence[Row], *, dots: bool 
 
 @styled()
 def map_of_numbers(points: Sequence[Row], title: str) -> Figure:
-    """Draw all points coloured by their number (thesis 2018, figure 4.7), with a colour bar called `title`.
+    """Draw all points coloured by a number (thesis 2018, figure 4.7), with a colour bar named `title`.
 
-    Points: x, y, number. The bar ends at the 2nd and the 98th percentile, so that outliers do not determine it.
+    Points: x, y, number. The colours cover the 2nd to the 98th percentile, so that outliers do not determine them.
     """
     figure, axes = _empty_map()
     low, high = np.quantile([row["number"] for row in points], (0.02, 0.98)).tolist()
@@ -190,18 +190,18 @@ def _empty_map() -> tuple[Figure, Axes]:
 
 
 def _add_names(axes: Axes, ellipses: Sequence[Row], colours: Mapping[str, str]) -> None:
-    """Write the name of every group as near to its centre as possible, with a line back if it had to be moved."""
+    """Write the name of each group as near to its centre as possible, with a line to the centre if it is moved."""
     frame = axes.get_window_extent()
-    taken: list[Bbox] = []
+    occupied: list[Bbox] = []
     for row in ellipses:
         style: Any = {"color": colours[row["group"]], "zorder": 6}
         name = axes.text(row["x"], row["y"], escape_hidden_lines(str(row["group"])[:24]), fontweight="bold", **style)
         name.set(ha="center", va="center")
         box = name.get_window_extent().padded(1)
         boxes = [box.translated(*move) for move in _offsets(frame, box)]
-        free = [moved for moved in boxes if not any(moved.overlaps(other) for other in taken)]
-        taken.append((free or boxes)[0])
-        middle = (taken[-1].p0 + taken[-1].p1) / 2
+        free = [moved for moved in boxes if not any(moved.overlaps(other) for other in occupied)]
+        occupied.append((free or boxes)[0])
+        middle = (occupied[-1].p0 + occupied[-1].p1) / 2
         x, y = axes.transData.inverted().transform(middle)
         name.set_position((x, y))
         if math.dist(middle, axes.transData.transform((row["x"], row["y"]))) > 12:
@@ -209,6 +209,6 @@ def _add_names(axes: Axes, ellipses: Sequence[Row], colours: Mapping[str, str]) 
 
 
 def _offsets(frame: Bbox, box: Bbox) -> Iterator[tuple[float, float]]:
-    """Yield moves of a box that keep it inside the frame, the shortest first."""
+    """Yield moves that keep a box inside the frame, the shortest first."""
     x = min(max(0.0, frame.x0 - box.x0), frame.x1 - box.x1) if box.width < frame.width else 0.0
     yield from ((x, float(y)) for y in sorted([0.0, *np.arange(frame.y0, frame.y1 - box.height, 2) - box.y0], key=abs))

@@ -1,7 +1,7 @@
-"""The page of explained texts.
+"""The page of `factorcell explain`: texts whose tokens are shaded by their log-likelihood ratio.
 
-Colour is never the only sign: a token that the first context makes likelier has a bar over it, the other one under it,
-and every figure is in a table too.
+No information is in colours alone: tokens that are more probable in the first context have a bar above them, those
+that are more probable in the second a bar below, and all values are also in tables.
 """
 
 import unicodedata
@@ -30,120 +30,124 @@ from factorcell.reports.wording import readable_token
 Row = Mapping[str, Any]
 
 FIRST_COLOUR, SECOND_COLOUR = CONTRAST, ACCENT  # colours of two contexts, blue and red in the figure of the paper
-LINE_WIDTH = 56  # letters of a line
+LINE_WIDTH = 56  # characters per line
 DASHES = ("-", (0, (4, 1)), (0, (1.5, 0.8)), (0, (6, 1, 1.5, 1)), (0, (3, 2)), (0, (1, 2)))  # in addition to colours
-SIZE = 72 * (WIDTH - 0.4) / LINE_WIDTH / 0.63  # points: a letter of DejaVu Sans Mono is 0.6 of its size wide
-STRIP = 0.68  # inches of a line and its curve
+SIZE = (
+    72 * (WIDTH - 0.4) / LINE_WIDTH / 0.63
+)  # font size in points: a character of DejaVu Sans Mono is 0.6 times as wide
+STRIP_HEIGHT = 0.68  # height of a line and its curve in inches
 
-Line = list[tuple[int, float, str]]  # tokens by their place in the text, where their middle is, and how they read
+Line = list[tuple[int, float, str]]  # tokens: index in the text, position of the centre on the line, shown text
 
-FULL = 3.0  # nats at which a token has the full shade
-SHADE = 0.72  # opacity of the full shade, so that the letters stay readable on it
-STRONGEST, FAINT = 12, 0.1  # tokens for each context in the table of the strongest ones, and the least of their nats
-DRAWN = 20  # texts in a figure; the tables have all of them
-RATIO = (
-    "The figure of a token is log p(token | what is before it, {first}) - log p(token | what is before it, {second}), "
-    "in nats: 0.7 makes it twice as likely, 2.3 ten times. The figures of a text, with its end (¶), add up to the "
-    "difference of its scores."
+FULL_SHADE_NATS = 3.0  # log-likelihood ratio at which a token has the full shade
+FULL_SHADE_OPACITY = 0.72  # so that text stays readable on the shade
+TABLE_TOKENS, MIN_TABLE_NATS = 12, 0.1  # tokens in the table of each context, and their minimum ratio
+FIGURE_TEXTS = 20  # maximum number of texts in a figure; the tables have all texts
+RATIO_NOTE = (
+    "The log-likelihood ratio of a token is log p(token | preceding tokens, {first}) - log p(token | preceding tokens, "
+    "{second}) in nats: at 0.7 the token is twice as probable given {first}, at 2.3 ten times. The ratios of a text, "
+    "including its end (¶), add up to the ratio of the whole text."
 )
-POSTERIOR = "The probability of each context after every token by Bayes' rule, with equal probabilities at the start."
+POSTERIOR_NOTE = "Probability of each context after every token by Bayes' rule, with a uniform prior."
 
 
 def explanation_page(name: str, rows: Sequence[Row], runs: int = 1, cautions: Sequence[str] = ()) -> str:
-    """Return the page of explained texts.
+    """Return the page of `factorcell explain` for the model `name`.
 
-    `rows` are those of `explain`, with `model` where there are several; `runs` were averaged.
+    `rows` are those of `likelihood_ratios.explain`, with `model` if there are several models; `runs` is the number of
+    runs that were averaged.
     """
     between = list(rows[0]["posterior"])
-    mean = f" Figures are means of the log likelihoods of {runs} runs." if runs > 1 else ""
+    mean = f" All values are from the mean log likelihoods of {runs} runs." if runs > 1 else ""
     sections = []
     if len(between) == 2:
-        how = elements.note(RATIO.format(first=between[0], second=between[1]) + mean)
-        sections.append(("Token by token", _legend(between) + "\n".join(map(_spans, rows)) + how))
-        sections.append(("The strongest tokens", _strongest(rows, between)))
-    figure = running_posterior(rows[:DRAWN])
-    chart = elements.chart(figure, "posterior", "Running posterior", POSTERIOR + mean)
-    sections.append(("What the model believes so far", chart))
-    sections.append(("All figures", "".join(_figures(row, f"Text {number}") for number, row in enumerate(rows, 1))))
+        ratio_note = elements.note(RATIO_NOTE.format(first=between[0], second=between[1]) + mean)
+        sections.append(("Token by token", _legend(between) + "\n".join(map(_spans, rows)) + ratio_note))
+        sections.append(("Tokens with the largest ratios", _strongest(rows, between)))
+    figure = running_posterior(rows[:FIGURE_TEXTS])
+    chart = elements.chart(figure, "posterior", "Running posterior", POSTERIOR_NOTE + mean)
+    sections.append(("Posterior of the contexts after each token", chart))
+    sections.append(("All values", "".join(_values(row, f"Text {number}") for number, row in enumerate(rows, 1))))
     count = len({row["text"] for row in rows})
-    listed = f"{', '.join(between[:-1])} and {between[-1]}"
-    lead = f"{count:,} {'text' if count == 1 else 'texts'}, read given {listed}."
-    title = f"What {display_name(name)} hears"
+    contexts = f"{', '.join(between[:-1])} and {between[-1]}"
+    lead = f"{count:,} {'text' if count == 1 else 'texts'}, scored given {contexts}."
+    title = f"Explanations by {display_name(name)}"
     return elements.document(title, sections, kicker="factorcell explain", lead=lead, cautions=cautions)
 
 
 def _legend(between: Sequence[str]) -> str:
-    """Explain shades and bars."""
+    """Return the legend of shades and bars."""
     first, second = (
-        f'<span style="color: var(--ink); {_style(sign * FULL)}">{elements.escape(name)}</span>'
+        f'<span style="color: var(--ink); {_style(sign * FULL_SHADE_NATS)}">{elements.escape(name)}</span>'
         for sign, name in zip((1, -1), between, strict=True)
     )
     weak, clear, strong = (f"{level:g}" for level in STRENGTHS)
     return (
-        f'<p class="muted">Likelier given {first}: blue, with a bar over it. Likelier given {second}: orange, '
-        f"with a bar under it. Bars are thin from {weak} nats, thicker from {clear} and {strong}; the shade is full "
-        f"from {FULL:g}. Words in italics are not in the vocabulary. A pointer over a token shows its nats.</p>"
+        f'<p class="muted">More probable given {first}: blue, with a bar above. More probable given {second}: orange, '
+        f"with a bar below. Bars are thin from {weak} nats, thicker from {clear} and {strong}; the shade is full from "
+        f"{FULL_SHADE_NATS:g} nats. Words in italics are out of vocabulary. Point at a token to see its ratio.</p>"
     )
 
 
 def _spans(row: Row) -> str:
-    """Return a text with its tokens shaded, the model that read it and the sum."""
+    """Return a text with shaded tokens, its total ratio and its model if there are several."""
     gap = " " if row["tokenizer"] in ("word", "space") else ""
     head = f"<h3>{elements.escape(display_name(row['model']))}</h3>" if row.get("model") else ""
     return (
         f'{head}<p style="white-space: pre-wrap; line-height: 1.9; overflow-wrap: anywhere">'
-        f'{gap.join(map(_span, row["tokens"]))} <span class="muted">{row["ratio"]:+.2f} nats in all</span></p>'
+        f'{gap.join(map(_span, row["tokens"]))} <span class="muted">{row["ratio"]:+.2f} nats in total</span></p>'
     )
 
 
 def _span(token: Row) -> str:
-    shown = elements.escape(readable_token(token["token"]))
-    kind = "" if token["known"] else "; not in the vocabulary"
-    content = shown if token["known"] else f"<i>{shown}</i>"
+    text = elements.escape(readable_token(token["token"]))
+    kind = "" if token["known"] else "; out of vocabulary"
+    content = text if token["known"] else f"<i>{text}</i>"
     return f'<span style="{_style(token["ratio"])}" title="{token["ratio"]:+.4f} nats{kind}">{content}</span>'
 
 
 def _style(ratio: float) -> str:
-    """Return shade and bar of a ratio, which can be seen in the light and in the dark theme."""
+    """Return the CSS for the shade and the bar of a ratio, readable in the light and in the dark theme."""
     rgb = ", ".join(str(round(255 * part)) for part in to_rgb(FIRST_COLOUR if ratio > 0 else SECOND_COLOUR))
-    style = f"background: rgba({rgb}, {SHADE * min(1.0, abs(ratio) / FULL):.3f})"
+    style = f"background: rgba({rgb}, {FULL_SHADE_OPACITY * min(1.0, abs(ratio) / FULL_SHADE_NATS):.3f})"
     if power := strength(ratio):
         style += f"; border-{'top' if power > 0 else 'bottom'}: {abs(power)}px solid rgb({rgb})"
     return style
 
 
 def _strongest(rows: Sequence[Row], between: Sequence[str]) -> str:
-    """Return a table of the tokens with the largest ratios of all texts for each of the two contexts."""
-    where = "model" if rows[0].get("model") else "text"
-    found = [
+    """Return for each of the two contexts a table of the tokens with the largest ratios in all texts."""
+    source = "model" if rows[0].get("model") else "text"
+    tokens = [
         {
             "token": readable_token(token["token"]),
-            "after": _before(row, place),
-            where: display_name(row.get("model", number)),
+            "after": _preceding(row, index),
+            source: display_name(row.get("model", number)),
             "nats": token["ratio"],
         }
         for number, row in enumerate(rows, 1)
-        for place, token in enumerate(row["tokens"])
+        for index, token in enumerate(row["tokens"])
     ]
-    columns = {"token": "", "after": "", where: "", "nats": ".2f"}
+    columns = {"token": "", "after": "", source: "", "nats": ".2f"}
     parts = []
     for sign, name in zip((1, -1), between, strict=True):
-        side = [{**row, "nats": sign * row["nats"]} for row in found if sign * row["nats"] >= FAINT]
+        side = [{**row, "nats": sign * row["nats"]} for row in tokens if sign * row["nats"] >= MIN_TABLE_NATS]
         side.sort(key=lambda row: -row["nats"])
-        content = elements.table(side[:STRONGEST], columns) if side else f"<p>No token of {FAINT:g} nats.</p>"
+        nothing = f"<p>No token has a ratio of {MIN_TABLE_NATS:g} nats or more.</p>"
+        content = elements.table(side[:TABLE_TOKENS], columns) if side else nothing
         parts.append(f"<div><h3>{elements.escape(name)}</h3>{content}</div>")
     return elements.grid(*parts)
 
 
-def _before(row: Row, place: int) -> str:
-    """Return the few tokens before one."""
-    gap, most = (" ", 4) if row["tokenizer"] in ("word", "space") else ("", 12)
-    start = max(0, place - most)
-    return "… " * (start > 0) + gap.join(readable_token(token["token"]) for token in row["tokens"][start:place])
+def _preceding(row: Row, index: int) -> str:
+    """Return the last few tokens before a token."""
+    gap, count = (" ", 4) if row["tokenizer"] in ("word", "space") else ("", 12)
+    start = max(0, index - count)
+    return "… " * (start > 0) + gap.join(readable_token(token["token"]) for token in row["tokens"][start:index])
 
 
-def _figures(row: Row, title: str) -> str:
-    """Return every token of a text with its figures, folded away."""
+def _values(row: Row, title: str) -> str:
+    """Return a collapsible table of the values of every token of a text."""
     between = list(row["posterior"])
     forms = {"token": "", **{f"nats given {name}": ".3f" for name in between}}
     forms |= {"ratio": "+.3f"} if len(between) == 2 else {}
@@ -163,21 +167,16 @@ def _figures(row: Row, title: str) -> str:
 
 @styled()
 def running_posterior(rows: Sequence[Row]) -> Figure:
-    """Draw the probability of each context after every token of texts, above their tokens.
+    """Draw the posterior of each context after every token of texts, above the tokens.
 
-    Rows: tokens (token, posterior by name), unit, posterior of the whole text, model if any. The contexts that end
-    highest, as many as there are `DASHES`, have a colour and dashes of their own; all others are grey.
+    Rows: tokens (token, posterior by context), tokenizer, posterior of the whole text, optionally model. The contexts
+    with the highest final posteriors (as many as `DASHES`) have distinct colours and dashes; all others are grey.
     """
     names = list(rows[0]["posterior"])
     ranked = sorted(names, key=lambda name: -max(float(row["posterior"][name]) for row in rows))
-    named = sorted(ranked[: len(DASHES)], key=names.index)
-    looks = dict(
-        zip(
-            named,
-            zip((FIRST_COLOUR, SECOND_COLOUR) if len(names) == 2 else EXTRA_COLOURS, DASHES, strict=False),
-            strict=False,
-        )
-    )
+    highest = sorted(ranked[: len(DASHES)], key=names.index)
+    palette = (FIRST_COLOUR, SECOND_COLOUR) if len(names) == 2 else EXTRA_COLOURS
+    styles = dict(zip(highest, zip(palette, DASHES, strict=False), strict=False))
     figure, strips = _strips(rows)
     before: dict[str, float] = {}
     for row, axes, line in strips:
@@ -187,25 +186,25 @@ def running_posterior(rows: Sequence[Row]) -> Figure:
         for name in names:
             curve = [before[name], *(float(row["tokens"][number]["posterior"][name]) for number, *_ in line)]
             before[name] = curve[-1]
-            colour, dashes = looks.get(name, (RULE, "-"))
-            axes.plot([0.0, *(place for _, place, _ in line)], curve, color=colour, ls=dashes, lw=1.6)
+            colour, dashes = styles.get(name, (RULE, "-"))
+            axes.plot([0.0, *(x for _, x, _ in line)], curve, color=colour, ls=dashes, lw=1.6)
         axes.set_ylim(-0.04, 1.04)
         axes.set_yticks([0, 1])
         axes.grid(axis="y")
-    for name, (colour, dashes) in looks.items():
+    for name, (colour, dashes) in styles.items():
         figure.axes[0].plot([], [], color=colour, ls=dashes, label=name[:40])
     add_legend(figure)
     return figure
 
 
 def _strips(rows: Sequence[Row]) -> tuple[Figure, list[tuple[Row, Axes, Line]]]:
-    """Return a figure with empty axes for every line of the rows; the tokens are below them."""
+    """Return a figure with empty axes for every line of the texts, labelled by the tokens."""
     lines = [(row, line) for row in rows for line in break_lines(row)]
-    figure = Figure(figsize=(WIDTH, 0.4 + STRIP * max(1, len(lines))))
+    figure = Figure(figsize=(WIDTH, 0.4 + STRIP_HEIGHT * max(1, len(lines))))
     strips = []
     for (row, line), axes in zip(lines, figure.subplots(max(1, len(lines)), squeeze=False).flat, strict=False):
         axes.set_xlim(0, LINE_WIDTH)
-        axes.set_xticks([place for _, place, _ in line], [text for *_, text in line])
+        axes.set_xticks([x for _, x, _ in line], [text for *_, text in line])
         axes.tick_params("x", labelfontfamily="DejaVu Sans Mono", labelsize=SIZE, labelcolor=INK, pad=1)
         axes.tick_params("y", labelsize=6)
         strips.append((row, axes, line))
@@ -213,7 +212,7 @@ def _strips(rows: Sequence[Row]) -> tuple[Figure, list[tuple[Row, Axes, Line]]]:
 
 
 def break_lines(row: Row) -> list[Line]:
-    """Break a text into lines of at most `COLUMNS` letters of one width, with a space between words."""
+    """Break a text into lines of at most `LINE_WIDTH` monospaced characters, with spaces between words."""
     gap = 1 if row["tokenizer"] in ("word", "space") else 0
     lines: list[Line] = []
     end = float(LINE_WIDTH)

@@ -1,4 +1,4 @@
-"""World maps of where a model believes a text belongs.
+"""World maps of the posterior probability of places given a text.
 
 Equal Earth projection (Savric, Patterson and Jenny 2018), with sin(t) = sqrt(3)/2 sin(lat):
 
@@ -31,14 +31,14 @@ GLOW = LinearSegmentedColormap.from_list(
     "glow", ["#3b1f66", "#7a2a7c", "#bf3b67", "#ee6a45", "#fbad48", "#fdeeb0", "#ffffff"]
 )
 FONTS = ["STIXGeneral", "DejaVu Serif"]
-CENTRE = 11.0  # the meridian in the middle: the map is cut in the Bering Strait
+CENTRE = 11.0  # the central meridian, chosen so that the map is cut in the Bering Strait
 SOUTH, NORTH = -57.0, 83.5  # without Antarctica
 WIDTH = 9.0  # inches
 _A = (1.340264, -0.081106, 0.000893, 0.003796)
 
 
 def project(lat: Any, lon: Any) -> tuple[Array, Array]:
-    """Degrees to Equal Earth x, y (radius 1); x is 0 at the meridian `CENTRE`, longitudes are not wrapped."""
+    """Project degrees to Equal Earth x, y (radius 1), where x is 0 at `CENTRE`; longitudes are not wrapped."""
     t = np.arcsin(math.sqrt(3) / 2 * np.sin(np.radians(np.asarray(lat, dtype=float))))
     a, b, c, d = _A
     slope = a + 3 * b * t**2 + 7 * c * t**6 + 9 * d * t**8
@@ -47,7 +47,7 @@ def project(lat: Any, lon: Any) -> tuple[Array, Array]:
 
 
 def world() -> dict[str, list[Array]]:
-    """Natural Earth's `land` rings and country `borders`: (points, 2) lon, lat in degrees, lon -169 to 191."""
+    """Return Natural Earth's `land` rings and country `borders`: arrays (points, 2) of lon (-169 to 191) and lat."""
     content = json.loads((resources.files("factorcell") / "assets" / "world.json").read_text(encoding="utf-8"))
     return {
         key: [np.array(line, dtype=float).reshape(-1, 2) / 10 for line in content[key]] for key in ("land", "borders")
@@ -55,19 +55,19 @@ def world() -> dict[str, list[Array]]:
 
 
 def best_point(grid: Row) -> tuple[float, float]:
-    """Latitude and longitude of the most probable point."""
+    """Return the latitude and longitude of the most probable point."""
     probability = np.asarray(grid["probability"], dtype=float)
     i, j = np.unravel_index(int(np.nanargmax(probability)), probability.shape)
     return float(grid["lat"][i]), float(grid["lon"][j])
 
 
 def world_map(grid: Row, title: str, true: tuple[float, float] | None = None) -> Figure:
-    """Draw a posterior over coordinates as light on a night map: a ring at its best point, a cross at `true`.
+    """Draw a posterior over coordinates as brightness, with a ring at its maximum and a cross at the point `true`.
 
     `grid`: `lat` (n,), `lon` (m,), `probability` (n, m), NaN where a point is not part of the posterior. Brightness
     is the square root of the probability, relative to the maximum of the map, and is dimmed at sea.
     """
-    edge = 0.965 * float(project(0.0, CENTRE + 180)[0])  # without most of the empty Pacific
+    edge = 0.965 * float(project(0.0, CENTRE + 180)[0])  # leaves out most of the Pacific
     south, north = float(project(SOUTH, CENTRE)[1]), float(project(NORTH, CENTRE)[1]) + 0.05
     figure = Figure(figsize=(WIDTH, round(WIDTH * (north - south) / (2 * edge), 1)), facecolor=SEA)
     axes = figure.add_axes((0, 0, 1, 1), xlim=(-edge, edge), ylim=(south, north))
@@ -78,14 +78,14 @@ def world_map(grid: Row, title: str, true: tuple[float, float] | None = None) ->
     if true is not None:
         axes.plot(*project(true[0], _wrap(true[1])), "+", ms=10, color="#7fe3ff", mew=1.5, zorder=9)
     lines = textwrap.wrap(title, 15, break_long_words=False)
-    size = min(28.0, 345 / max(map(len, lines), default=1))  # the title stays west of Chile
+    size = min(28.0, 345 / max(map(len, lines), default=1))  # the title must not cover South America
     label: Any = {"transform": axes.transAxes, "family": FONTS, "style": "italic", "parse_math": False}
     axes.text(0.033, 0.14, "\n".join(lines), color="white", fontsize=size, linespacing=1.0, zorder=10, **label)
     return figure
 
 
 def _wrap(lon: Any) -> Any:
-    """The longitude within 180 degrees of `CENTRE`."""
+    """Return the longitude within 180 degrees of `CENTRE`."""
     return (lon - CENTRE + 180) % 360 - 180 + CENTRE
 
 

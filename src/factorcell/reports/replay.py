@@ -1,4 +1,4 @@
-"""The summary of a replay as a table for the terminal and as a page."""
+"""The results of `factorcell replay` as a table for the terminal and as a page."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,8 +24,8 @@ from factorcell.reports.charts import (
 
 Row = Mapping[str, Any]
 
-# The title of each figure, its format, and whether its interval is shown (summary.json has all).
-FIGURES = {
+# Title and format of each metric, and whether its interval is shown (summary.json has all intervals).
+METRICS = {
     "mrr": ("MRR", ".3f", True),
     "success_1": ("success at 1", ".1%", False),
     "success_10": ("success at 10", ".1%", False),
@@ -34,30 +34,30 @@ FIGURES = {
     "perplexity": ("perplexity", ".2f", True),
 }
 SPLITS = {
-    "prefix": "By whether a training text begins with the prefix",
-    "prefix_length": "By characters of the prefix",
-    "query_length": "By characters of the query",
-    "queries_seen": "By earlier queries of the user",
+    "prefix": "By whether the prefix was seen in the training texts",
+    "prefix_length": "By length of the prefix in characters",
+    "query_length": "By length of the query in characters",
+    "queries_seen": "By number of earlier queries of the user",
 }
-HOW = (
-    "MRR is the mean of one over the rank of the query among ten suggestions, 0 if it is not among them. Success at 1 "
-    "and at 10 is how often it comes first, and how often it is among them. Partial MRR is the MRR of the first "
-    "suggestion that is the query or its first words; characters saved are those that need not be typed if that "
-    "suggestion is accepted. Perplexity is per character of whole queries, before they are learned. Brackets hold "
-    "bootstrap 95 % intervals ({draws:,} resamples of users); those of differences are paired. "
-    f"{BEST_MARK}: better than all other systems by more than the interval."
+METHOD = (
+    "MRR is the mean reciprocal rank of the query among ten suggestions (0 if it is not among them). Success at 1 and "
+    "at 10 are the shares of queries that are the first suggestion, and that are among the ten. Partial MRR is the MRR "
+    "of the first suggestion that is the query or its first words; characters saved is the number of characters that "
+    "need not be typed if that suggestion is accepted. Perplexity is per character of whole queries, before they are "
+    "learned. Brackets contain 95 % bootstrap intervals ({draws:,} resamples of users); differences are paired. "
+    f"{BEST_MARK}: significantly better than all other systems."
 )
 
 
 def replay_table(summary: Row, over: str = "queries") -> tuple[list[dict[str, str]], list[str]]:
-    """Return a row of text per system and the names of the columns; figures are averaged over queries or users."""
+    """Return a row of text per system and the names of the columns; `over`: average over queries or over users."""
     rows = []
     for row in _rows(summary, "all", over):
-        times = next(one for one in summary["milliseconds"] if one["system"] == row["system"])
+        times = next(entry for entry in summary["milliseconds"] if entry["system"] == row["system"])
         difference = Interval.from_row(row, "mrr_difference")
         cells = {"system": row["system"]}
-        cells |= {title: _figure(row, name) for name, (title, *_) in FIGURES.items()}
-        cells[f"MRR above {summary['base']}"] = difference.to_text(".3f") if difference else "-"
+        cells |= {title: _format_metric(row, name) for name, (title, *_) in METRICS.items()}
+        cells[f"MRR difference to {summary['base']}"] = difference.to_text(".3f") if difference else "-"
         rows.append({**cells, "ms": f"{times['suggest']:.1f} + {times['learn']:.1f}"})
     return rows, list(rows[0])
 
@@ -66,9 +66,9 @@ def _rows(summary: Row, by: str, over: str = "queries") -> list[Row]:
     return [row for row in summary["rows"] if row["by"] == by and row["over"] == over]
 
 
-def _figure(row: Row, name: str) -> str:
-    """Return a figure, with a mark if it is ahead of all others, and its interval: 0.309* [0.301, 0.316]."""
-    _, form, interval = FIGURES[name]
+def _format_metric(row: Row, name: str) -> str:
+    """Return a metric with a mark if it is the best, and with its interval: 0.309* [0.301, 0.316]."""
+    _, form, interval = METRICS[name]
     if row.get(name) is None:
         return "-"
     text = format(row[name], form) + (BEST_MARK if name in row.get("ahead", ()) else "")
@@ -76,67 +76,67 @@ def _figure(row: Row, name: str) -> str:
 
 
 def replay_page(name: str, summary: Row) -> str:
-    """Return the page of the replay called `name`."""
+    """Return the page with the results of the replay of the table `name`."""
     sections = [
-        ("How well they complete", _figures(summary)),
-        ("What it depends on", _depends(summary)),
-        ("All figures", "".join(_split(summary, by) for by in SPLITS if _rows(summary, by))),
-        ("How it was measured", f"<p>{elements.escape(HOW.format(**summary))}</p>"),
+        ("Results", _tables(summary)),
+        ("Results by prefix length, query length and history", _breakdown(summary)),
+        ("All results", "".join(_split(summary, by) for by in SPLITS if _rows(summary, by))),
+        ("Method", f"<p>{elements.escape(METHOD.format(**summary))}</p>"),
     ]
     lead = (
-        f"{summary['queries']:,} queries of {summary['users']:,} users, in order of time: each was completed from a "
-        "prefix drawn at random, judged, then learned."
+        f"{summary['queries']:,} queries of {summary['users']:,} users in order of time: each query was completed from "
+        "a random prefix, evaluated, and then learned."
     )
-    return elements.document(f"Completing {name}", sections, kicker="factorcell replay", lead=lead)
+    return elements.document(f"Completion of {name}", sections, kicker="factorcell replay", lead=lead)
 
 
-def _figures(summary: Row) -> str:
-    """Return the chart and the tables of all queries, averaged over queries and over users, and the times."""
+def _tables(summary: Row) -> str:
+    """Return the chart and the tables for all queries, averaged over queries and over users, and the latencies."""
     panels = [*_rows(summary, "all"), *_rows(summary, "prefix")]
-    content = elements.chart(mrr_by_system(panels, summary["systems"]), "mrr", "MRR of the systems with intervals")
+    content = elements.chart(mrr_by_system(panels, summary["systems"]), "mrr", "MRR of the systems with 95 % intervals")
     for title, over in (("Averaged over queries", "queries"), ("Averaged over users", "users")):
         rows, columns = replay_table(summary, over)
         rows = [{**row, "system": display_name(row["system"])} for row in rows]
         content += f"<h3>{title}</h3>{elements.table(rows, columns[:-1])}"
     times = [{**row, "system": display_name(row["system"])} for row in summary["milliseconds"]]
     forms = dict.fromkeys(("suggest", "suggest_95", "learn", "learn_95"), ".2f")
-    content += "<h3>Milliseconds: medians and 95 % quantiles</h3>"
+    content += "<h3>Latency in milliseconds: median and 95th percentile</h3>"
     return content + elements.table(times, {"system": "", **forms})
 
 
-def _depends(summary: Row) -> str:
-    """Return the charts by length, and by queries seen if enough users have any."""
+def _breakdown(summary: Row) -> str:
+    """Return the charts by length, and by the number of earlier queries if enough users have some."""
     rows = [*_rows(summary, "prefix_length"), *_rows(summary, "query_length")]
-    caption = "By characters typed, and by characters of the whole query. Shades are 95 % intervals."
+    caption = "By length of the prefix and of the whole query. Shaded areas are 95 % intervals."
     charts = [
         elements.chart(mrr_by_length(rows, summary["systems"]), "lengths", "MRR by length of prefix and query", caption)
     ]
     if summary["curve"]:
         figure = improvement_by_queries_seen(summary["curve"], summary["systems"], summary["base"])
         caption = (
-            f"How much higher the MRR is, by the number of earlier queries of the user, in windows of "
-            f"{summary['window']}. Shades are 95 % intervals."
+            f"Relative difference in MRR by the number of earlier queries of the user, in windows of "
+            f"{summary['window']}. Shaded areas are 95 % intervals."
         )
-        alt = "Improvement over the base system by queries seen"
+        alt = "Improvement over the base system by number of earlier queries"
         charts.insert(0, elements.chart(figure, "improvement", alt, caption))
     return elements.grid(*charts)
 
 
 def _split(summary: Row, by: str) -> str:
-    """Return the MRR of the systems for every value of `by`, folded away."""
+    """Return a collapsible table of the MRR of the systems for every value of `by`."""
     title, lines = by.replace("_", " "), dict[str, dict[str, Any]]()
     for row in _rows(summary, by):
         line = lines.setdefault(row["value"], {title: row["value"], "queries": f"{row['queries']:,}"})
-        line[display_name(row["system"])] = _figure(row, "mrr")
+        line[display_name(row["system"])] = _format_metric(row, "mrr")
     columns = (title, "queries", *map(display_name, summary["systems"]))
     return elements.collapsible(SPLITS[by], elements.table(list(lines.values()), columns))
 
 
 @styled()
 def mrr_by_system(rows: Sequence[Row], systems: Sequence[str]) -> Figure:
-    """Draw the MRR of every system with its interval, for all prefixes, seen and unseen ones side by side.
+    """Draw the MRR of every system with its interval, in one panel for each kind of prefix.
 
-    Rows: system, value (a panel each), mrr, mrr_low, mrr_high.
+    Rows: system, value (the panel), mrr, mrr_low, mrr_high.
     """
     names = list(dict.fromkeys(str(row["value"]) for row in rows))
     figure = Figure(figsize=(WIDTH, 0.62 + 0.4 * len(systems)))
@@ -160,7 +160,7 @@ def mrr_by_system(rows: Sequence[Row], systems: Sequence[str]) -> Figure:
 
 @styled()
 def improvement_by_queries_seen(rows: Sequence[Row], systems: Sequence[str], base: str) -> Figure:
-    """Draw how much higher the MRR is than that of `base`, over the queries seen of a user (thesis, figure 5.2).
+    """Draw the improvement in MRR over `base` by the number of earlier queries of a user (thesis, figure 5.2).
 
     Rows: system, queries_seen, improvement (0.05 for 5 %), improvement_low, improvement_high.
     """
@@ -173,18 +173,18 @@ def improvement_by_queries_seen(rows: Sequence[Row], systems: Sequence[str], bas
     axes.axhline(0, color=MUTED, lw=0.8)
     values = [0.0, *(float(row["improvement"]) for row in rows)]
     room = 0.35 * (max(values) - min(values)) or 0.05
-    axes.set_ylim(min(values) - room, max(values) + room)  # few users are behind the last points: shades may go over
+    axes.set_ylim(min(values) - room, max(values) + room)  # the wide intervals of the last points are clipped
     round_ticks(axes.xaxis)
     axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
-    axes.set_xlabel("queries seen of a user")
-    axes.set_title(f"MRR above that of {display_name(base)}")
+    axes.set_xlabel("earlier queries of the user")
+    axes.set_title(f"improvement in MRR over {display_name(base)}")
     add_legend(figure)
     return figure
 
 
 @styled()
 def mrr_by_length(rows: Sequence[Row], systems: Sequence[str]) -> Figure:
-    """Draw the MRR over the length of the prefix and of the whole query (thesis, figure 5.3), a panel each.
+    """Draw the MRR by the length of the prefix and of the whole query (thesis, figure 5.3), in two panels.
 
     Rows: system, by (prefix_length or query_length), value (a range), mrr, mrr_low, mrr_high.
     """

@@ -1,4 +1,4 @@
-"""The page about runs side by side: figures, curves, gains, confusion matrices, options."""
+"""The page of `factorcell report` about runs: metrics, learning curves, gains, confusion matrices, options."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,80 +18,88 @@ from factorcell.reports.elements import chart, collapsible, document, escape, gr
 
 Row = Mapping[str, Any]
 
-BY_VALUE = {"value": "", "count": ",", "targets": ",", "perplexity": ".2f", "gain": ""}
-CLASSES = {"value": "", "count": ",", "precision": ".3f", "recall": ".3f", "f1": ".3f", "auc": ".3f"}
-OWN = {
-    **Interval(0.0).to_row("gain"),
-    **Interval(0.0).to_row("bits_per_byte_difference"),
-}  # of a run over its own baseline
+VALUE_FORMATS = {"value": "", "count": ",", "targets": ",", "perplexity": ".2f", "gain": ""}
+CLASS_FORMATS = {"value": "", "count": ",", "precision": ".3f", "recall": ".3f", "f1": ".3f", "auc": ".3f"}
+# Keys of a run's differences to its own baseline.
+BASELINE_DIFFERENCES = {**Interval(0.0).to_row("gain"), **Interval(0.0).to_row("bits_per_byte_difference")}
 
 
 def report_page(folders: Sequence[str | Path]) -> str:
-    """Return the HTML page about run folders, and all in folders of them: their last results, logs and options."""
+    """Return an HTML page about runs with their latest results, logs and options.
+
+    Args:
+        folders: Run folders, folders of n-gram models, or folders that contain them.
+
+    Returns:
+        A self-contained HTML page.
+
+    Raises:
+        UserError: A folder contains no run, or a file in it is not valid.
+    """
     return run_report([_read(folder) for folder in find_models(list(map(Path, folders)), ngram.FILE)])
 
 
 def _read(folder: Path) -> Row:
-    """Read what the page shows of a run or of an n-gram model."""
+    """Read the results, logs and options of a run or of an n-gram model."""
     results = saved_results.read(folder)
-    last = {row["kind"]: row for row in results}
-    shown = saved_results.latest_evaluation(results) or last.get("compare") or {}
+    latest = {row["kind"]: row for row in results}
+    evaluation = saved_results.latest_evaluation(results) or latest.get("compare") or {}
     if (folder / ngram.FILE).is_file():
-        texts = saved_text_figures(folder, shown.get("texts_key"))
-        return {"folder": str(folder), "title": folder.name, "config": {}, "evaluation": shown, "texts": texts}
+        texts = saved_text_figures(folder, evaluation.get("texts_key"))
+        return {"folder": str(folder), "title": folder.name, "config": {}, "evaluation": evaluation, "texts": texts}
     run = Run.open(folder)
-    trained = training_facts(folder)
-    if not shown and (best := run.best_evaluation()):
-        shown = {"table": "development texts", **best}
-    classified = last.get("classify")
-    key = shown.get("texts_key", trained.get("development_key"))
+    facts = training_facts(folder)
+    if not evaluation and (best := run.best_evaluation()):
+        evaluation = {"table": "development texts", **best}
+    classification = latest.get("classify")
+    key = evaluation.get("texts_key", facts.get("development_key"))
     return {
         "folder": str(folder),
         "title": folder.name,
         "config": run.config.to_dict(),
-        "schema": [v.describe() for v in run.schema.variables],
-        "evaluation": shown,
+        "schema": [variable.describe() for variable in run.schema.variables],
+        "evaluation": evaluation,
         "log": run.log(),
         "by": saved_results.latest_gains(results),
-        "classification": classified and {**classified, **classified["confusion"]},
+        "classification": classification and {**classification, **classification["confusion"]},
         "texts": saved_text_figures(folder, key),
-        "trained": [key, *(trained.get(name) for name in ("texts", "source", "finetuned"))],
+        "trained": [key, *(facts.get(name) for name in ("texts", "source", "finetuned"))],
         "cautions": find_warnings([run]),
     }
 
 
 def run_report(runs: Sequence[Row]) -> str:
-    """Return the page of runs as `_read` returns them.
+    """Return the page of runs that were read by `_read`.
 
-    Trainings of one model that differ in their seed share a row, and the first of them has the curves and charts.
+    Trainings of a model with different seeds share one row; learning curves and charts are of the first of them.
     """
     models = _by_model(runs)
     firsts = [trainings[0] for trainings in models]
     titles = [str(run["title"]) for run in firsts]
     if len(set(titles)) < len(titles):
         titles = [str(run["folder"]) for run in firsts]
-    alone = len(models) == 1
-    sections = [("Figures" if alone else "Side by side", _run_table(models, titles))]
-    named = list(zip(firsts, titles, strict=True))
-    curves = [{**row, "model": title} for run, title in named for row in run.get("log") or [] if row["split"] == "dev"]
+    is_single = len(models) == 1
+    sections = [("Results" if is_single else "Comparison", _run_table(models, titles))]
+    titled_runs = list(zip(firsts, titles, strict=True))
+    curves = [
+        {**row, "model": title} for run, title in titled_runs for row in run.get("log") or [] if row["split"] == "dev"
+    ]
     if curves:
         figures = [
             chart(charts.learning_curves(curves, x), f"curves-{x}", f"Learning curves over {x}")
-            for x in charts.PROGRESS
+            for x in charts.PROGRESS_UNITS
         ]
         sections.append(("Learning curves", grid(*figures)))
-    learned = [
-        (run, title) for run, title in named if "schema" in run
-    ]  # n-gram models have neither options nor context
-    shared = not alone and len({tuple(run["schema"]) for run, _ in learned}) == 1
-    if shared and learned[0][0]["schema"]:
-        sections.append(("Context", _context(learned[0][0])))
-    for index, (run, title) in enumerate(named):
-        content = ("" if shared else _context(run)) + _judged(run, index)
-        sections += [("Context" if alone else title, content)] if content else []
+    neural = [(run, title) for run, title in titled_runs if "schema" in run]  # n-gram models have no options or context
+    share_schema = not is_single and len({tuple(run["schema"]) for run, _ in neural}) == 1
+    if share_schema and neural[0][0]["schema"]:
+        sections.append(("Context", _context(neural[0][0])))
+    for index, (run, title) in enumerate(titled_runs):
+        content = ("" if share_schema else _context(run)) + _gains_and_confusion(run, index)
+        sections += [("Context" if is_single else title, content)] if content else []
     if any(run["config"] for run in firsts):
-        sections.append(("Options", _options(learned)))
-    name = titles[0] if alone else f"{len(runs)} runs side by side"
+        sections.append(("Options", _options(neural)))
+    name = titles[0] if is_single else f"Comparison of {len(runs)} runs"
     lines = [line for run in runs for line in run.get("cautions") or ()]
     return document(name, sections, kicker="factorcell report", cautions=lines)
 
@@ -103,27 +111,27 @@ def _by_model(runs: Sequence[Row]) -> list[list[Row]]:
     ordered by seed.
     """
     models: dict[str, list[Row]] = {}
-    for place, run in enumerate(runs):
+    for index, run in enumerate(runs):
         config = {part: dict(values) for part, values in run["config"].items()}
         for name in ("seed", "threads", "device"):
             config.get("training", {}).pop(name, None)
-        key = json.dumps([config, run["trained"]], sort_keys=True) if run.get("trained") else str(place)
+        key = json.dumps([config, run["trained"]], sort_keys=True) if run.get("trained") else str(index)
         models.setdefault(key, []).append(run)
     for trainings in models.values():
         trainings.sort(key=lambda run: run["config"].get("training", {}).get("seed", 0))
-    return sorted(models.values(), key=lambda trainings: _place(trainings[0]))
+    return sorted(models.values(), key=lambda trainings: _sort_key(trainings[0]))
 
 
-def _place(run: Row) -> tuple[bool, bool]:
+def _sort_key(run: Row) -> tuple[bool, bool]:
     model = run["config"].get("model", {})
     return "schema" not in run, bool(model.get("adapt") or model.get("output_bias"))
 
 
 def _run_table(models: Sequence[Sequence[Row]], titles: Sequence[str]) -> str:
-    """Return the figures, a row per model, with the texts that they are of and the significant differences."""
+    """Return the table of metrics, with one row per model, and notes on significant differences."""
     comparison = compare_models(
         [
-            ComparedModel(title, [_figures(run) for run in trainings], [run.get("texts") or {} for run in trainings])
+            ComparedModel(title, [_metrics(run) for run in trainings], [run.get("texts") or {} for run in trainings])
             for trainings, title in zip(models, titles, strict=True)
         ]
     )
@@ -139,77 +147,77 @@ def _run_table(models: Sequence[Sequence[Row]], titles: Sequence[str]) -> str:
     return table(lines, ("model", "folder", *_sources({}), *columns[1:], *more)) + notes
 
 
-def _figures(run: Row) -> Row:
-    """Return all figures of a run; its gain over its own baseline, which is not another row, is not among them."""
+def _metrics(run: Row) -> Row:
+    """Return the metrics of a run without its gain over its own baseline, which is not a row of the table."""
     seconds = max((row["seconds"] for row in run.get("log") or [] if "seconds" in row), default=None)
     minutes = None if seconds is None else seconds / 60
     figures = {**(run.get("classification") or {}), **(run.get("evaluation") or {}), "minutes": minutes}
-    return {name: value for name, value in figures.items() if name not in OWN}
+    return {name: value for name, value in figures.items() if name not in BASELINE_DIFFERENCES}
 
 
 def _sources(run: Row) -> dict[str, str | None]:
-    """Return which texts the figures of a run are of, and its differences to a baseline that is not a row."""
+    """Return the tables that a run was evaluated on, and its differences to a baseline that is not a row."""
     evaluation: Row = run.get("evaluation") or {}
     gain, bits = (format_difference(name, evaluation) for name in ("gain", "bits_per_byte_difference"))
     return {
-        "perplexity of": evaluation.get("table"),
-        "accuracy of": _classified(run),
+        "perplexity on": evaluation.get("table"),
+        "accuracy on": _classification_title(run),
         "gain": gain and f"{gain} over {_over(evaluation.get('over'))}",
-        "bits per byte above another model": bits and f"{bits} above {evaluation.get('bits_per_byte_over')}",
+        "difference in bits per byte": bits and f"{bits} to {evaluation.get('bits_per_byte_over')}",
     }
 
 
-def _classified(run: Row) -> str | None:
+def _classification_title(run: Row) -> str | None:
     classes = run.get("classification")
     return classes and ", ".join(filter(None, [classes.get("target") or "the context", classes.get("table")]))
 
 
 def _over(name: str | None) -> str:
-    return name or "itself without context"
+    return name or "the same run without context"
 
 
 def _context(run: Row) -> str:
-    """Return the list of the context variables of a run."""
+    """Return a list of the context variables of a run."""
     lines = "".join(f"<li>{escape(line)}</li>" for line in run.get("schema") or ())
     return f"<ul>{lines}</ul>" if lines else ""
 
 
-def _judged(run: Row, index: int) -> str:
+def _gains_and_confusion(run: Row, index: int) -> str:
     """Return gains by value and the confusion matrix of one run."""
     content, figures = "", list[str]()
     for name, variable, over, rows in run.get("by") or ():
-        title = f"Perplexity of {name} by {variable}"
+        title = f"Perplexity on {name} by {variable}"
         if gains := [row for row in rows if is_number(row.get("gain"))]:
             alt = f"Gain over {_over(over)} by {variable}, {name}"
-            caption = f"{name} by {variable}; grey: no significant difference, or too few texts"
+            caption = f"{name} by {variable}; grey: not significant, or too few texts"
             figures.append(chart(charts.gains_by_value(gains, over), f"gains-{index}-{len(figures)}", alt, caption))
             title += f", gain over {_over(over)}"
         content += collapsible(
-            title, table([{**row, "gain": format_difference("gain", row)} for row in rows], BY_VALUE)
+            title, table([{**row, "gain": format_difference("gain", row)} for row in rows], VALUE_FORMATS)
         )
     if classes := run.get("classification"):
-        target = _classified(run) or ""
+        target = _classification_title(run) or ""
         figure = charts.confusion_matrix(classes["labels"], classes["counts"])
         figures.append(chart(figure, f"confusion-{index}", f"Confusion matrix of {target}", target))
-        content += collapsible(f"Classification of {target} by value", table(classes["values"], CLASSES))
+        content += collapsible(f"Classification of {target} by value", table(classes["values"], CLASS_FORMATS))
     return content + (grid(*figures) if figures else "")
 
 
 def _options(runs: Sequence[tuple[Row, str]]) -> str:
-    """Return the options that differ between the runs, and all of them folded away."""
+    """Return the options that differ between the runs, and a collapsible table of all options."""
     rows: dict[str, dict[str, str]] = {}
     for run, title in runs:
         for section, options in run["config"].items():
             for key, value in options.items():
                 name = f"{section}.{key}"
-                rows.setdefault(name, {"option": name})[title] = _plain(value)
+                rows.setdefault(name, {"option": name})[title] = _format_option(value)
     titles = ["option", *(title for _, title in runs)]
     differing = [row for row in rows.values() if len({row.get(title) for title in titles[1:]}) > 1]
     content = table(differing, titles) if differing else ""
     return content + collapsible("All options", table(list(rows.values()), titles))
 
 
-def _plain(value: Any) -> str:
+def _format_option(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value)) or "none"
     return "–" if value is None else str(value)

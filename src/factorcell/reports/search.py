@@ -1,6 +1,6 @@
-"""The trials of a search as a table and as a page: the best ones, and which options matter.
+"""The trials of `factorcell tune` as a table for the terminal and as a page.
 
-A row: number, state, model, params, perplexity, and where known perplexity_known, accuracy, parameters, minutes.
+Rows: number, state, model, params, perplexity and, if available, perplexity_known, accuracy, parameters, minutes.
 """
 
 import math
@@ -19,64 +19,66 @@ from factorcell.reports.charts import INK, WIDTH, add_legend, colours, display_n
 
 Row = Mapping[str, Any]
 
-FIGURES = {"perplexity": ".2f", "perplexity_known": ".2f", "accuracy": ".1%", "parameters": ",.0f", "minutes": ".1f"}
-BEHIND = "from best"  # the title of the differences in perplexity
-ENOUGH = 5  # complete trials, below which an option's rank correlation with the perplexity is not reported
-REACH = 2.5  # perplexities above so many times the best are out of the picture
-SHAPES = {"unadapted": "D", "softmaxbias": "^", "concatcell": "s", "factorcell": "o"}
+METRICS = {"perplexity": ".2f", "perplexity_known": ".2f", "accuracy": ".1%", "parameters": ",.0f", "minutes": ".1f"}
+DIFFERENCE_TITLE = "from best"  # header of the relative differences in perplexity to the best trial
+MIN_TRIALS = 5  # complete trials required to report an option's rank correlation with the perplexity
+MAX_RATIO = 2.5  # perplexities above this multiple of the best one are not shown in charts
+MARKERS = {"unadapted": "D", "softmaxbias": "^", "concatcell": "s", "factorcell": "o"}
 
-HOW = (
-    "In brackets: the 95 % interval, over development texts, of the difference to the best trial. It does not include "
-    f"the variation between trainings with the same options. {BEST_MARK}: better than all other trials by more."
+INTERVAL_NOTE = (
+    "Brackets contain the 95 % interval, over development texts, of the difference to the best trial. It does not "
+    f"include the variation between trainings with the same options. {BEST_MARK}: significantly better than all others."
 )
 
 
 def options(rows: Sequence[Row]) -> list[str]:
-    """Return the options that were sampled for any of the rows."""
+    """Return the names of the options that were sampled in any of the trials."""
     return list(dict.fromkeys(name for row in rows for name in row["params"]))
 
 
 def search_table(rows: Sequence[Row]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return flat rows with figures and sampled options, and the names of their columns."""
+    """Return flat rows with metrics and sampled options, and the names of the columns."""
     flat = []
     for row in rows:
         sampled = {name: format_option(value) for name, value in row["params"].items()}
-        flat.append({**row, "number": str(row["number"]), BEHIND: format_difference("gain", row), **sampled})
-    return flat, ["number", "state", "model", *FIGURES, BEHIND, *options(rows)]
+        flat.append({**row, "number": str(row["number"]), DIFFERENCE_TITLE: format_difference("gain", row), **sampled})
+    return flat, ["number", "state", "model", *METRICS, DIFFERENCE_TITLE, *options(rows)]
 
 
 def rank_correlation(rows: Sequence[Row], name: str) -> float | None:
     """Return Spearman's correlation of a numeric option with the perplexity; None if there are too few trials."""
     pairs = [(row["params"][name], row["perplexity"]) for row in rows if name in row["params"]]
-    if len(pairs) < ENOUGH or any(isinstance(value, str) for value, _ in pairs):
+    if len(pairs) < MIN_TRIALS or any(isinstance(value, str) for value, _ in pairs):
         return None
     correlation: float | None = statistics.rank_correlation(*zip(*pairs, strict=True))["r"]
     return correlation
 
 
 def search_page(name: str, rows: Sequence[Row], target: str | None, logs: Collection[str]) -> str:
-    """Return the page of a search.
+    """Return the page of the search in the folder `name`.
 
-    `rows`: the best first; `target`: the column that was classified; `logs`: options with a logarithmic axis.
+    `rows`: trials, the best first; `target`: column of the classification; `logs`: options with a logarithmic axis.
     """
     complete = [row for row in rows if row["state"] == "complete"]
-    best = _html(complete[:10], ("number", "model")) + elements.note(HOW)
-    sections = [("The best", best if complete else "<p>No trial is complete yet.</p>")]
+    best = _html(complete[:10], ("number", "model")) + elements.note(INTERVAL_NOTE)
+    sections = [("Best trials", best if complete else "<p>No trial is complete.</p>")]
     figures = []
     if any(row.get("accuracy") is not None for row in complete):
-        caption = f"Accuracy of predicting {target} over perplexity: a mark is a trial, a larger one has a higher rank."
+        caption = (
+            f"Accuracy of predicting {target} by perplexity. Each mark is a trial; larger marks have a higher rank."
+        )
         figure = accuracy_against_perplexity(complete)
-        figures.append(elements.chart(figure, "accuracy", "Accuracy over perplexity", caption))
-    drawn = [row for row in rows if row["state"] in ("complete", "pruned") and is_number(row["perplexity"])]
-    if drawn and options(drawn):
-        figures.append(_by_option(drawn, complete, logs))
+        figures.append(elements.chart(figure, "accuracy", "Accuracy by perplexity", caption))
+    charted = [row for row in rows if row["state"] in ("complete", "pruned") and is_number(row["perplexity"])]
+    if charted and options(charted):
+        figures.append(_by_option(charted, complete, logs))
     if figures:
-        sections.append(("What the trials show", elements.grid(*figures)))
-    every = elements.collapsible(f"all {len(rows)}, the best first", _html(rows, ("number", "state", "model")))
+        sections.append(("Effects of the options", elements.grid(*figures)))
+    every = elements.collapsible(f"All {len(rows)}, the best first", _html(rows, ("number", "state", "model")))
     sections.append(("All trials", every))
     states = [row["state"] for row in rows]
     lead = f"{len(rows)} trials: {', '.join(f'{states.count(state)} {state}' for state in dict.fromkeys(states))}."
-    return elements.document(f"A search: {name}", sections, kicker="factorcell tune", lead=lead)
+    return elements.document(f"Search {name}", sections, kicker="factorcell tune", lead=lead)
 
 
 def _html(rows: Sequence[Row], first: Sequence[str]) -> str:
@@ -84,26 +86,26 @@ def _html(rows: Sequence[Row], first: Sequence[str]) -> str:
     for line, row in zip(flat, rows, strict=True):
         line["model"] = display_name(row["model"])
         for name in row.get("ahead", ()):
-            line[name] = format(row[name], FIGURES[name]) + BEST_MARK
-    return elements.table(flat, {name: FIGURES.get(name, "") for name in (*first, *columns[3:])})
+            line[name] = format(row[name], METRICS[name]) + BEST_MARK
+    return elements.table(flat, {name: METRICS.get(name, "") for name in (*first, *columns[3:])})
 
 
-def _by_option(drawn: Sequence[Row], complete: Sequence[Row], logs: Collection[str]) -> str:
-    """Return the charts of the options, those with the strongest correlation first."""
-    strengths = {option: rank_correlation(complete, option) for option in options(drawn)}
+def _by_option(charted: Sequence[Row], complete: Sequence[Row], logs: Collection[str]) -> str:
+    """Return the charts of the options, with the strongest correlations first."""
+    strengths = {option: rank_correlation(complete, option) for option in options(charted)}
     order = sorted(strengths, key=lambda option: -abs(strengths[option] or 0.0))
     notes = {name: "" if strengths[name] is None else f"{strengths[name]:+.2f}".replace("-", "−") for name in order}
     caption = (
-        "Perplexity over each option, with their rank correlation over complete trials next to its name. The best "
-        "trial has a ring. Hollow marks are pruned trials, at their best perplexity. Trials with a perplexity of more "
-        f"than {REACH:g} times the best are out of the picture."
+        "Perplexity by each option; next to its name is their rank correlation over complete trials. A ring marks the "
+        "best trial. Hollow marks are pruned trials, at their lowest perplexity. Trials with a perplexity of more than "
+        f"{MAX_RATIO:g} times the lowest are not shown."
     )
-    return elements.chart(perplexity_by_option(drawn, notes, logs), "options", "Perplexity over each option", caption)
+    return elements.chart(perplexity_by_option(charted, notes, logs), "options", "Perplexity by each option", caption)
 
 
 @styled()
 def accuracy_against_perplexity(rows: Sequence[Row]) -> Figure:
-    """Draw complete trials that have an accuracy, the best ones up and right; a larger mark is a higher rank."""
+    """Draw the complete trials with an accuracy, the best ones at the top right; larger marks have a higher rank."""
     figure = Figure(figsize=(WIDTH, 3.9))
     axes = figure.subplots()
     shown = [row for row in rows if row["state"] == "complete" and row.get("accuracy") is not None]
@@ -115,17 +117,17 @@ def accuracy_against_perplexity(rows: Sequence[Row]) -> Figure:
     round_ticks(axes.xaxis, log=log)
     round_ticks(axes.yaxis)
     axes.invert_xaxis()
-    axes.set_xlabel("perplexity (lower to the right)")
-    axes.set_title("accuracy (per cent)")
+    axes.set_xlabel("perplexity (decreasing to the right)")
+    axes.set_title("accuracy in %")
     add_legend(figure)
     return figure
 
 
 @styled()
 def perplexity_by_option(rows: Sequence[Row], notes: Mapping[str, str], logs: Collection[str] = ()) -> Figure:
-    """Draw perplexity over each option of `notes`, a small chart each; pruned trials are hollow.
+    """Draw the perplexity by each option of `notes`, with one small chart per option; pruned trials are hollow.
 
-    All `rows` have a perplexity. `notes`: the text to the right of an option's name; `logs`: logarithmic options.
+    All `rows` have a perplexity. `notes`: text next to the name of each option; `logs`: options with a log axis.
     """
     lines = math.ceil(len(notes) / 2)
     figure = Figure(figsize=(WIDTH, 0.4 + 1.75 * lines))
@@ -151,9 +153,9 @@ def perplexity_by_option(rows: Sequence[Row], notes: Mapping[str, str], logs: Co
                 axes.plot(value, best, "o", ms=9, mfc="none", mec=INK, mew=0.9)
         axes.set_title(name.replace("_", " "), color=INK)
         axes.set_title(text, loc="right", fontsize=8)
-    for axes in panels:  # the last line has one chart
+    for axes in panels:  # the last line may have only one chart
         axes.set_axis_off()
-    top = min(max(perplexities), REACH * best)
+    top = min(max(perplexities), MAX_RATIO * best)
     room = 0.07 * (top - best) or 0.05 * best
     figure.axes[0].set_ylim(best - room, top + room)
     round_ticks(figure.axes[0].yaxis, 4)
@@ -162,19 +164,19 @@ def perplexity_by_option(rows: Sequence[Row], notes: Mapping[str, str], logs: Co
 
 
 def _scatter(axes: Axes, rows: Sequence[Row], x: Sequence[float], y: Sequence[float], sizes: Sequence[float]) -> None:
-    """Draw a mark for each trial in the colour and shape of its model, hollow if it was pruned."""
-    there = {str(row["model"]) for row in rows}
-    models = [model for model in SHAPES if model in there] + sorted(there - SHAPES.keys())
+    """Draw a mark for each trial in the colour and shape of its model, hollow if the trial was pruned."""
+    names = {str(row["model"]) for row in rows}
+    models = [model for model in MARKERS if model in names] + sorted(names - MARKERS.keys())
     for model, colour in colours(models).items():
-        own = [place for place, row in enumerate(rows) if row["model"] == model]
+        indices = [index for index, row in enumerate(rows) if row["model"] == model]
         axes.scatter(
-            [x[place] for place in own],
-            [y[place] for place in own],
-            [sizes[place] for place in own],
-            [to_rgba(colour, 0.0 if rows[place]["state"] == "pruned" else 0.75) for place in own],
-            marker=SHAPES.get(model, "P"),
+            [x[index] for index in indices],
+            [y[index] for index in indices],
+            [sizes[index] for index in indices],
+            [to_rgba(colour, 0.0 if rows[index]["state"] == "pruned" else 0.75) for index in indices],
+            marker=MARKERS.get(model, "P"),
             edgecolors=colour,
             lw=0.8,
         )
-        axes.plot([], [], SHAPES.get(model, "P"), color=colour, label=display_name(model))
+        axes.plot([], [], MARKERS.get(model, "P"), color=colour, label=display_name(model))
     axes.grid(axis="y")

@@ -89,7 +89,7 @@ def test_unknown_values_are_read_as_the_option_says(tmp_path: Path, capsys: pyte
     assert main(command) == 2
     assert "text 'bab' was never seen in training" in capsys.readouterr().err
     assert main([*command, "--unknown", "group"]) == 0
-    assert "on 11 texts: blend" in capsys.readouterr().out
+    assert "of the blend on 11 texts: " in capsys.readouterr().out
 
 
 def test_tune_online_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,8 +100,8 @@ def test_tune_online_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
     assert main(command) == 0
     shown = capsys.readouterr().out
     run = Run.open(folder)
-    assert f"is now the rule of {folder}" in shown
-    assert "on 11 texts: blend" in shown
+    assert f"{folder}: learning rule set to " in shown
+    assert "of the blend on 11 texts: " in shown
     assert LearningRule.load(run.folder).optimiser == "sgd"
     assert BlendWeights.load(run.folder) != DEFAULT
     assert main([*command, "--json"]) == 0
@@ -110,7 +110,7 @@ def test_tune_online_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
     assert LearningRule.load(run.folder).rate == min(tried, key=tried.__getitem__)
     assert BlendWeights(rows[-1]["weights"]) == BlendWeights.load(run.folder)
     assert main([*command, "--reach", "0"]) == 0
-    assert ", reach 0 is now the rule of" in capsys.readouterr().out
+    assert ", reach 0 (online.json)" in capsys.readouterr().out
     assert LearningRule.load(run.folder) == LearningRule("sgd", min(tried, key=tried.__getitem__), 0)
     assert main([*command, "--reach", "-1"]) == 2
     assert "reach is -1; it must be at least 0" in capsys.readouterr().err

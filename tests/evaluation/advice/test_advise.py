@@ -234,8 +234,8 @@ def test_the_command_prints_a_table_and_rows(tmp_path: Path, capsys: pytest.Capt
     command += ["--min-context-count", "5", "--min-count", "1"]
     assert main(command) == 0
     out = capsys.readouterr().out.splitlines()
-    assert "is another question" in out[0]
-    assert out[1].startswith("300 texts of 400, drawn at random")
+    assert "can still be useful to generate texts" in out[0]
+    assert out[1].startswith("300 texts of 400, sampled at random")
     assert any(line.startswith("city: use (--context city): expected gain") for line in out)
     assert any(line.startswith("stars: leave out: fewer than two values have enough texts") for line in out)
     assert any("the first 10 tokens" in line for line in out)

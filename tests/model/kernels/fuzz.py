@@ -115,15 +115,16 @@ def drawings(data: st.DataObject) -> None:
         "table": torch.randn(size, width, generator=random),
         "bias": torch.randn(3, size, generator=random),
         "context": torch.randint(3, (texts,), generator=random),
-        "again": torch.randint(size, (data.draw(st.integers(0, 9)),), generator=random),
+        "forbidden": torch.randint(size, (data.draw(st.integers(0, 9)),), generator=random),
         "places": torch.rand(texts, 2, dtype=torch.double, generator=random),
     }
-    after = torch.randint(texts, inputs["again"].shape, generator=random).sort().values  # type: ignore[union-attr]
+    forbidden_texts = torch.randint(texts, inputs["forbidden"].shape, generator=random).sort().values  # type: ignore[union-attr]
 
     with patch.object(library, "half", lambda: half), patch.object(library, "threads", lambda jobs: 2):
         top_k, top_p = data.draw(st.integers(0, 9)), data.draw(st.sampled_from([0.5, 1.0]))
         request = SampleRequest(inputs["places"], 0.7, top_k, top_p)  # type: ignore[arg-type]
-        forbidden, packed = ForbiddenTokens((0,), after, inputs["again"], size - 1), PackedTable.of(inputs["table"])  # type: ignore[arg-type]
+        forbidden = ForbiddenTokens((0,), forbidden_texts, inputs["forbidden"], size - 1)  # type: ignore[arg-type]
+        packed = PackedTable.of(inputs["table"])  # type: ignore[arg-type]
         tokens, logs = next_tokens(inputs["values"], packed, inputs["bias"], inputs["context"], forbidden, request)  # type: ignore[arg-type]
     values, table, bias, context = (inputs[name] for name in ("values", "table", "bias", "context"))
     model = (values @ table.T + bias[context]).log_softmax(1)  # type: ignore[union-attr, operator, index]

@@ -114,9 +114,8 @@ def test_input_reduced_is_optional() -> None:
 def test_the_memory_is_float32_for_bfloat16_inputs() -> None:
     check(arrays(5, 4, 20, 3, drop=True, ragged=True), torch.bfloat16, value=2e-2, gradient=2e-2)
     a = arrays(2, 40, 16, 0, drop=False, ragged=False)
-    forget = torch.tensor([0.0, 9.0, 0.0]).repeat_interleave(
-        16
-    )  # forgets 1 part in 22,000 a step, less than bfloat16 can tell from 1
+    # sigmoid(9 + 1) forgets 1 part in 22,000 per step, a difference from 1 that bfloat16 cannot represent.
+    forget = torch.tensor([0.0, 9.0, 0.0]).repeat_interleave(16)
     a["input_gates"], a["weight"] = forget.expand(2, 40, 48), torch.zeros(16, 48)
     low = {name: x if x is None else x.to(DEVICE, torch.bfloat16) for name, x in a.items()}
     _, memory = gpu_recurrence.run(**low)  # type: ignore[arg-type]

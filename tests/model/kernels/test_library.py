@@ -142,17 +142,19 @@ void complete(int64_t V, int64_t E, int64_t H, int64_t R, bool norm, int product
     float *const bias = make(whole(V)), *const start = make(2 * H + V);
     for (int64_t v = 0; v < whole(V); v++) bias[v] = v < V ? 0.1f * (v % 7) : -INFINITY;
     for (int64_t v = 0; v < V; v++) start[2 * H + v] = -0.3f * (v % 5) - 1;
-    q.gate_bias = make(gates), q.bias = bias, q.start = start, q.k = 7, q.most = 4, q.rows = 150, q.waiting = 60;
+    q.gate_bias = make(gates), q.bias = bias, q.start = start, q.k = 7, q.max_tokens = 4, q.max_rows = 150;
+    q.max_waiting = 60;
     if (R) q.left_inputs = make(E * whole(R)), q.left = make(H * whole(R)), q.right = make(R * gates);
     if (R) q.short_left = make(words * whole(R)), q.short_right = make((R + 1) / 2 * gates);
     std::vector<Request> all(a.requests, q);
-    const std::vector<int64_t> given(q.most, V - 1);
+    const std::vector<int64_t> input_tokens(q.max_tokens, V - 1);
     std::vector<std::vector<double>> scores(a.requests, std::vector<double>(q.k));
-    std::vector<std::vector<int32_t>> whole_numbers(2 * a.requests, std::vector<int32_t>(q.k * q.most, V - 1));
+    std::vector<std::vector<int32_t>> whole_numbers(2 * a.requests, std::vector<int32_t>(q.k * q.max_tokens, V - 1));
     for (int64_t i = 0; i < a.requests; i++) {
         all[i].scores = scores[i].data(), all[i].lengths = whole_numbers[2 * i].data();
-        all[i].tokens = whole_numbers[2 * i + 1].data(), all[i].seconds = i == 4 ? 0 : INFINITY, all[i].empty = i % 2;
-        all[i].after = make(q.most * (2 * H + V)), all[i].given = given.data();
+        all[i].tokens = whole_numbers[2 * i + 1].data(), all[i].seconds = i == 4 ? 0 : INFINITY;
+        all[i].allow_empty = i % 2;
+        all[i].states = make(q.max_tokens * (2 * H + V)), all[i].input_tokens = input_tokens.data();
     }
     a.request = all.data();
     factorcell_search(&a, 1, variant);

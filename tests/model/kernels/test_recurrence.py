@@ -92,8 +92,8 @@ def run_plain_loop(a: Arrays) -> Results:
 def normalize(norm: Tensor | None, index: int, values: Tensor) -> Tensor:
     if norm is None:
         return values
-    centred = values - values.mean()
-    return norm[index] * centred / ((centred**2).mean() + 1e-5).sqrt() + norm[index + 4]
+    centered = values - values.mean()
+    return norm[index] * centered / ((centered**2).mean() + 1e-5).sqrt() + norm[index + 4]
 
 
 def make_leaves(a: Arrays, double: bool) -> Arrays:

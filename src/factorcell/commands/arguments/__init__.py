@@ -1,4 +1,4 @@
-"""What each verb takes, a module for each group of verbs and a function for each verb, in the order of their use.
+"""Arguments of each command: a module for each group of commands, with one function per command.
 
-The help needs these and no more, so nothing heavier than the config is imported here.
+The help imports only these modules, so they import nothing heavier than the config.
 """

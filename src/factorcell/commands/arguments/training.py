@@ -1,4 +1,4 @@
-"""What the verbs take that train and compare."""
+"""Arguments of the commands that train, compare and check models."""
 
 from argparse import BooleanOptionalAction
 from pathlib import Path
@@ -8,96 +8,112 @@ from factorcell.commands import options
 from factorcell.commands.parser import Parser
 from factorcell.config import MODELS, PAPER_MODELS
 
-
-def train(verb: Parser) -> None:
-    """`factorcell train`."""
-    options.add_training_files(verb)
-    verb.add_argument("--out", required=True, type=Path, metavar="RUN", help="the run folder")
-    verb.add_argument("--model", choices=list(MODELS), help="a model by its name, instead of --adapt and --output-bias")
-    verb.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
-    options.add_config_options(verb)
+RESUME_CHECKPOINT = "resume from the last checkpoint in --out"
+RESUME_FOLDER = "resume the command that wrote --out"
+RUN_FOLDERS = "folder for the run folders"
 
 
-def compare(verb: Parser) -> None:
-    """`factorcell compare`."""
-    options.add_training_files(verb)
-    verb.add_argument("--test", type=Path, help="table to report on (default: the development set)")
-    verb.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of the run folders")
-    verb.add_argument("--models", nargs="+", choices=list(MODELS), default=list(PAPER_MODELS), help="which of them")
-    verb.add_argument("--target", metavar="COLUMN", help="context column to classify by Bayes' rule")
-    text = "trainings of each model, to measure how far they spread: --seed and those after it"
-    verb.add_argument("--seeds", type=int, default=1, help=text)
-    text = "also an n-gram model of the same tokens: what counting alone reaches"
-    verb.add_argument("--ngram", action=BooleanOptionalAction, default=True, help=text)
-    verb.add_argument("--resume", action="store_true", help="go on where --out was left")
-    options.add_config_options(verb)
+def train(parser: Parser) -> None:
+    """Add the arguments of `factorcell train`."""
+    options.add_training_files(parser)
+    parser.add_argument("--out", required=True, type=Path, metavar="RUN", help="run folder to write")
+    text = "a model of the papers, instead of --adapt and --output-bias"
+    parser.add_argument("--model", choices=list(MODELS), help=text)
+    parser.add_argument("--resume", action="store_true", help=RESUME_CHECKPOINT)
+    options.add_config_options(parser)
 
 
-def tune(verb: Parser) -> None:
-    """`factorcell tune`."""
-    options.add_training_files(verb)
-    text = "folder of the search; one that exists is gone on with"
-    verb.add_argument("--out", required=True, type=Path, metavar="FOLDER", help=text)
-    verb.add_argument("--trials", type=int, default=50, help="trials in all, those of earlier commands counted")
-    text = "model classes to choose from"
-    verb.add_argument("--models", "--model", nargs="+", choices=list(MODELS), default=[], help=text)
-    verb.add_argument("--target", metavar="COLUMN", help="context column to classify the development texts by")
-    verb.add_argument("--space", type=Path, help="TOML file of ranges and choices; they replace or join the papers'")
-    verb.rare.add_argument("--sampler", choices=SAMPLERS, default="random", help="how options are drawn")
-    verb.rare.add_argument("--pruner", choices=PRUNERS, default="median", help="which trials are given up early")
-    options.add_config_options(verb)
-    verb.optional.set_defaults(again="; the same command goes on")
+def compare(parser: Parser) -> None:
+    """Add the arguments of `factorcell compare`."""
+    options.add_training_files(parser)
+    parser.add_argument("--test", type=Path, help="table to report results on (default: the development table)")
+    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help=RUN_FOLDERS)
+    parser.add_argument(
+        "--models", nargs="+", choices=list(MODELS), default=list(PAPER_MODELS), help="models to compare"
+    )
+    parser.add_argument("--target", metavar="COLUMN", help="context column to classify texts by, with Bayes' rule")
+    text = "trainings per model, with consecutive seeds from --seed on, to measure their variation"
+    parser.add_argument("--seeds", type=int, default=1, help=text)
+    text = "also train an n-gram model on the same tokens as a baseline"
+    parser.add_argument("--ngram", action=BooleanOptionalAction, default=True, help=text)
+    parser.add_argument("--resume", action="store_true", help=RESUME_FOLDER)
+    options.add_config_options(parser)
 
 
-def finetune(verb: Parser) -> None:
-    """`factorcell finetune`."""
-    options.add_run(verb, "the run folder to begin from")
-    options.add_table(verb)
-    verb.add_argument("--dev", type=Path, help="development table (default: 5 %% of the rows are held out)")
-    verb.add_argument("--out", required=True, type=Path, metavar="RUN", help="the new run folder")
-    text = "part that moves (repeatable; default: all)"
-    verb.add_argument("--train", action="append", metavar=f"{{all,{','.join(MODEL_PARTS)}}}", help=text)
-    verb.add_argument("--l1", type=float, default=0.0, help="penalty, in nats, on how far each value moves")
-    options.add_unknown(verb)
-    verb.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
-    options.add_config_options(verb, "training", otherwise=SMALL_DATA_DEFAULTS)
+def tune(parser: Parser) -> None:
+    """Add the arguments of `factorcell tune`."""
+    options.add_training_files(parser)
+    text = "folder of the search; an existing search is continued"
+    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help=text)
+    text = "total number of trials, including those of earlier commands"
+    parser.add_argument("--trials", type=int, default=50, help=text)
+    text = "models to choose from"
+    parser.add_argument("--models", "--model", nargs="+", choices=list(MODELS), default=[], help=text)
+    text = "context column to classify the development texts by"
+    parser.add_argument("--target", metavar="COLUMN", help=text)
+    text = "TOML file of ranges and choices that replace or extend those of the papers"
+    parser.add_argument("--space", type=Path, help=text)
+    parser.rare.add_argument("--sampler", choices=SAMPLERS, default="random", help="how to sample options")
+    parser.rare.add_argument("--pruner", choices=PRUNERS, default="median", help="which trials to stop early")
+    options.add_config_options(parser)
+    parser.optional.set_defaults(again="; repeat the command to continue the search")
 
 
-def separate(verb: Parser) -> None:
-    """`factorcell separate`."""
-    options.add_training_files(verb)
-    verb.add_argument("--by", required=True, metavar="COLUMN", help="the column")
-    verb.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="folder of the run folders")
-    verb.add_argument("--resume", action="store_true", help="go on where --out was left")
-    options.add_config_options(verb)
+def finetune(parser: Parser) -> None:
+    """Add the arguments of `factorcell finetune`."""
+    options.add_run(parser, "run folder to start from")
+    options.add_table(parser)
+    text = "development table (default: 5 %% of the rows are held out)"
+    parser.add_argument("--dev", type=Path, help=text)
+    parser.add_argument("--out", required=True, type=Path, metavar="RUN", help="new run folder to write")
+    text = "part of the model to train (repeatable; default: all)"
+    parser.add_argument("--train", action="append", metavar=f"{{all,{','.join(MODEL_PARTS)}}}", help=text)
+    text = "penalty in nats on the absolute change of each weight"
+    parser.add_argument("--l1", type=float, default=0.0, help=text)
+    options.add_unknown(parser)
+    parser.add_argument("--resume", action="store_true", help=RESUME_CHECKPOINT)
+    options.add_config_options(parser, "training", run_defaults=SMALL_DATA_DEFAULTS)
 
 
-def mix(verb: Parser) -> None:
-    """`factorcell mix`."""
-    verb.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs, of `separate` or of `mix`")
-    verb.add_argument("--dev", required=True, type=Path, help="table of texts that the weights are fitted to")
-    verb.add_argument("--by", metavar="COLUMN", help="weights of their own for every value of a column")
-    options.add_output(verb, "--out", "folder of the mixture", folder=True, required=True, metavar="FOLDER")
-    options.add_computing(verb)
+def separate(parser: Parser) -> None:
+    """Add the arguments of `factorcell separate`."""
+    options.add_training_files(parser)
+    text = "column; one model is trained for each of its values"
+    parser.add_argument("--by", required=True, metavar="COLUMN", help=text)
+    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help=RUN_FOLDERS)
+    parser.add_argument("--resume", action="store_true", help=RESUME_FOLDER)
+    options.add_config_options(parser)
 
 
-def report(verb: Parser) -> None:
-    """`factorcell report`."""
-    verb.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or folders of them")
-    options.add_output(verb, "--out", "the HTML file", required=True, metavar="HTML")
+def mix(parser: Parser) -> None:
+    """Add the arguments of `factorcell mix`."""
+    text = "folders of runs, or folders written by separate or mix"
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=text)
+    parser.add_argument("--dev", required=True, type=Path, help="table of texts to fit the weights on")
+    parser.add_argument("--by", metavar="COLUMN", help="fit separate weights for each value of this column")
+    options.add_output(parser, "--out", "folder of the mixture", folder=True, required=True, metavar="FOLDER")
+    options.add_computing(parser)
 
 
-def check(verb: Parser) -> None:
-    """`factorcell check`."""
-    options.add_run(verb, "folder of a run, an n-gram model, of `separate` or of `mix`")
-    options.add_json(verb)
+def report(parser: Parser) -> None:
+    """Add the arguments of `factorcell report`."""
+    text = "run folders, or folders that contain run folders"
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=text)
+    options.add_output(parser, "--out", "HTML file to write", required=True, metavar="HTML")
 
 
-def demo(verb: Parser) -> None:
-    """`factorcell demo`."""
+def check(parser: Parser) -> None:
+    """Add the arguments of `factorcell check`."""
+    options.add_run(parser, "folder of a run or an n-gram model, or a folder written by separate or mix")
+    options.add_json(parser)
+
+
+def demo(parser: Parser) -> None:
+    """Add the arguments of `factorcell demo`."""
     folder = Path("runs/demo")
-    verb.add_argument("--out", type=Path, default=folder, metavar="FOLDER", help="folder of the run folders")
-    options.add_output(verb, "--page", "the HTML file", default="demo.html", metavar="HTML")
-    verb.add_argument("--epochs", type=float, help="passes over the names, each model (default: within minutes)")
-    options.add_threads(verb)
-    verb.optional.set_defaults(again="; the same command goes on")
+    parser.add_argument("--out", type=Path, default=folder, metavar="FOLDER", help=RUN_FOLDERS)
+    options.add_output(parser, "--page", "HTML file to write", default="demo.html", metavar="HTML")
+    text = "passes over the names, for each model (default: as many as fit into a minute)"
+    parser.add_argument("--epochs", type=float, help=text)
+    options.add_threads(parser)
+    parser.optional.set_defaults(again="; repeat the command to continue")

@@ -43,8 +43,8 @@ class PackedTable:
 class ForbiddenTokens:
     """Tokens that a text must not continue with.
 
-    `banned` tokens are forbidden in every text, and `tokens[i]` (M,) in the text `texts[i]` (M,); `texts` is ascending.
-    A text in which every token is forbidden gets `end`.
+    `banned` tokens are forbidden in every text. Token `tokens[i]` (M,) is forbidden in text `texts[i]` (M,); `texts` is
+    sorted. A text in which every token is forbidden gets `end`.
     """
 
     banned: Sequence[int]
@@ -57,9 +57,9 @@ class ForbiddenTokens:
 class SampleRequest:
     """A request for S sampled tokens per text.
 
-    `places` (N, S) are uniform random numbers in [0, 1), positions in the cumulative sum of the weights
-    probability ** (1 / `temperature`). Only the `top_k` most probable tokens (0: all) have a weight, and of these only
-    the fewest that together have the share `top_p`.
+    `places` (N, S) are uniform random numbers in [0, 1), positions in the cumulative sum of the tokens' weights
+    probability ** (1 / `temperature`). Only the `top_k` most probable tokens (0: all) can be sampled, and of these only
+    the fewest whose weights make up the share `top_p` of the sum.
     """
 
     places: Tensor
@@ -74,7 +74,7 @@ class SampleRequest:
 
 @dataclass(frozen=True)
 class TopRequest:
-    """A request for the `count` most probable tokens per text, in descending order."""
+    """A request for the `count` most probable tokens per text, in order of descending probability."""
 
     count: int
 
@@ -108,14 +108,15 @@ def next_tokens(
         sampling = SampleRequest(torch.zeros(len(values), min(request.count, table.size)))
     count = dimensions("places", sampling.places, 2)[1]
     ends = torch.bincount(forbidden.texts, minlength=len(values)).cumsum(0)
-    banned, again = torch.tensor(forbidden.banned, dtype=torch.int64), forbidden.tokens
-    tokens, logs = torch.empty(len(values), count, dtype=torch.int64), torch.empty(len(values), count)
-    sizes = (len(values), table.size, table.width, len(bias), count, len(banned), len(again))
+    banned = torch.tensor(forbidden.banned, dtype=torch.int64)
+    tokens, log_probs = torch.empty(len(values), count, dtype=torch.int64), torch.empty(len(values), count)
+    sizes = (len(values), table.size, table.width, len(bias), count, len(banned), len(forbidden.tokens))
     numbers = (*sizes, sampling.top_k, forbidden.end, library.threads(len(values)), int(table.half), 0)
-    arrays = library.dense(values=values, bias=bias, packed=table.packed, logs=logs)
-    arrays |= {"context": context, "banned": banned, "ends": ends, "again": again, "tokens": tokens}
+    arrays = library.dense(values=values, bias=bias, packed=table.packed, log_probs=log_probs)
+    arrays |= {"context": context, "banned": banned, "ends": ends, "forbidden": forbidden.tokens}
+    arrays["tokens"] = tokens
     arrays["places"] = request.places if isinstance(request, SampleRequest) else None
     doubles = (sampling.temperature, sampling.top_p)
     arguments = DRAWING.arguments(numbers, arrays, "next tokens", packed=len(table.packed), doubles=doubles)
     library.call("drawing", arguments, table.number)
-    return tokens, logs
+    return tokens, log_probs

@@ -15,6 +15,7 @@ the barriers between two steps are inside the program. The data is placed as fol
 
 The backward kernel runs in reverse: the gradient of h[t] is that of the gates of t + 1 times W^T, plus that of the
 gates times R^T L^T. The gradients of W, L and R are products over all steps, computed after the kernel.
+Variables `of_x` are gradients of x.
 
 Shapes: B texts, T steps, H hidden, R rank. W (H, 3H), L^T (B, R, H), R (B, R, 3H).
 """
@@ -90,17 +91,17 @@ def _ends(lengths, rows, batch, steps):
 
 
 @kernel
-def _tile(array, rows, columns, mask, WIDTH: tl.constexpr):
+def _load_tile(array, rows, columns, mask, WIDTH: tl.constexpr):
     """Load `array`[rows, columns], whose rows have `WIDTH` elements; zeros if `mask` is false."""
     return tl.load(array + rows[:, None] * WIDTH + columns[None, :], mask=mask, other=0)
 
 
 @kernel
-def _three(array, rows, columns, mask, HIDDEN: tl.constexpr):
+def _load_gates(array, rows, columns, mask, HIDDEN: tl.constexpr):
     """Load the same tile of each of the three gates, which are adjacent in `array` (., 3H)."""
-    i = _tile(array, rows, columns, mask, 3 * HIDDEN)
-    f = _tile(array, rows, columns + HIDDEN, mask, 3 * HIDDEN)
-    return i, f, _tile(array, rows, columns + 2 * HIDDEN, mask, 3 * HIDDEN)
+    i = _load_tile(array, rows, columns, mask, 3 * HIDDEN)
+    f = _load_tile(array, rows, columns + HIDDEN, mask, 3 * HIDDEN)
+    return i, f, _load_tile(array, rows, columns + 2 * HIDDEN, mask, 3 * HIDDEN)
 
 
 @kernel
@@ -109,7 +110,7 @@ def _store(array, rows, columns, mask, tile, WIDTH: tl.constexpr):
 
 
 @kernel
-def _store_three(array, rows, columns, mask, i, f, o, HIDDEN: tl.constexpr):
+def _store_gates(array, rows, columns, mask, i, f, o, HIDDEN: tl.constexpr):
     _store(array, rows, columns, mask, i, 3 * HIDDEN)
     _store(array, rows, columns + HIDDEN, mask, f, 3 * HIDDEN)
     _store(array, rows, columns + 2 * HIDDEN, mask, o, 3 * HIDDEN)
@@ -117,7 +118,7 @@ def _store_three(array, rows, columns, mask, i, f, o, HIDDEN: tl.constexpr):
 
 @kernel
 def _weights(weight, inner, columns, HIDDEN: tl.constexpr):
-    return _three(weight, inner, columns, (inner < HIDDEN)[:, None] & (columns < HIDDEN)[None, :], HIDDEN)
+    return _load_gates(weight, inner, columns, (inner < HIDDEN)[:, None] & (columns < HIDDEN)[None, :], HIDDEN)
 
 
 @kernel
@@ -132,7 +133,7 @@ def _reduce(
     for start in tl.range(0, SIZE, CHUNK, num_stages=4):
         inner = start + tl.arange(0, CHUNK)
         fits = live[:, None] & (inner < SIZE)[None, :]
-        values = _tile(vectors, places, inner, fits, SIZE).to(tl.float32)
+        values = _load_tile(vectors, places, inner, fits, SIZE).to(tl.float32)
         mask = fits[:, None, :] & (ranks < RANK)[None, :, None]
         part = tl.load(matrices + lines[:, :, None] * SIZE + inner[None, None, :], mask=mask, other=0)
         partial += values[:, None, :] * part.to(tl.float32)
@@ -147,7 +148,7 @@ def _forward_kernel(
     DEPTH: tl.constexpr, CHUNK: tl.constexpr, RESIDENT: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Run all steps of `ROWS` texts. `state` (2, B, H) is h before and after a step in turn, `last` (B, H) is m."""
+    """Run all steps of `ROWS` texts. `state` (2, B, H) holds h before and after a step in turn; `last` (B, H) is m."""
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     ends = _ends(lengths, rows, batch, steps)
     if RESIDENT:
@@ -162,20 +163,20 @@ def _forward_kernel(
             fits = live[:, None] & (ranks < RANK)[None, :]
             z = _reduce(before, rows, left_t, rows, live, HIDDEN, RANK, RANKS, CHUNK)
             if input_reduced is not None:
-                z += _tile(input_reduced, places, ranks, fits, RANK).to(tl.float32)
+                z += _load_tile(input_reduced, places, ranks, fits, RANK).to(tl.float32)
             _store(reduced, places, ranks, fits, z, RANK)
             tl.debug_barrier()  # all of z is stored before any of it is read
         for unit in range(0, HIDDEN, UNITS):
             columns = unit + tl.arange(0, UNITS)
             mask = live[:, None] & (columns < HIDDEN)[None, :]
             # Values that do not depend on W are fetched first, so that they arrive during the products.
-            g_i, g_f, g_o = _three(input_gates, places, columns, mask, HIDDEN)
+            g_i, g_f, g_o = _load_gates(input_gates, places, columns, mask, HIDDEN)
             sum_i, sum_f, sum_o = g_i.to(tl.float32), g_f.to(tl.float32), g_o.to(tl.float32)
-            m = _tile(last, rows, columns, mask, HIDDEN)
+            m = _load_tile(last, rows, columns, mask, HIDDEN)
             if RANK > 0:
                 for rank in tl.range(0, RANK, num_stages=AHEAD):
                     z_r = tl.load(reduced + places * RANK + rank, mask=live, other=0)[:, None]
-                    r_i, r_f, r_o = _three(right, rows * RANK + rank, columns, mask, HIDDEN)
+                    r_i, r_f, r_o = _load_gates(right, rows * RANK + rank, columns, mask, HIDDEN)
                     sum_i += z_r * r_i.to(tl.float32)
                     sum_f += z_r * r_f.to(tl.float32)
                     sum_o += z_r * r_o.to(tl.float32)
@@ -184,7 +185,7 @@ def _forward_kernel(
             dot_o = tl.zeros((ROWS, UNITS), tl.float32)
             for depth in tl.range(0, HIDDEN, DEPTH, num_stages=STAGES):
                 inner = depth + tl.arange(0, DEPTH)
-                h = _tile(before, rows, inner, live[:, None] & (inner < HIDDEN)[None, :], HIDDEN)
+                h = _load_tile(before, rows, inner, live[:, None] & (inner < HIDDEN)[None, :], HIDDEN)
                 if not RESIDENT:
                     w_i, w_f, w_o = _weights(weight, inner, columns, HIDDEN)
                 dot_i = product(h, w_i, dot_i, PRECISION)
@@ -193,11 +194,11 @@ def _forward_kernel(
             i, f, o = _tanh(sum_i + dot_i), tl.sigmoid(sum_f + dot_f + 1), tl.sigmoid(sum_o + dot_o)
             candidate = i
             if keep is not None:
-                candidate *= _tile(keep, step * batch + rows, columns, mask, HIDDEN).to(tl.float32)
+                candidate *= _load_tile(keep, step * batch + rows, columns, mask, HIDDEN).to(tl.float32)
             m = f * m + (1 - f) * candidate
             h_after = _tanh(m) * o
-            tl.debug_barrier()  # several threads may read the same element of m: all have, before it changes
-            _store_three(gates, places, columns, mask, i, f, o, HIDDEN)
+            tl.debug_barrier()  # several threads may read the same element of m; all have read it before it changes
+            _store_gates(gates, places, columns, mask, i, f, o, HIDDEN)
             _store(memories, places, columns, mask, m, HIDDEN)
             _store(outputs, places, columns, mask, h_after, HIDDEN)
             _store(last, rows, columns, mask, m, HIDDEN)
@@ -209,23 +210,23 @@ def _forward_kernel(
 def _gates_gradients(places, rows, columns, mask, step, batch, steps, of_h, keep, memory, memories, gates,
                      of_memory, of_gates, HIDDEN: tl.constexpr):  # fmt: skip
     """Compute the gradients of the gates of step t from that of h[t]; the gradient of m passes to the step before."""
-    g_i, g_f, g_o = _three(gates, places, columns, mask, HIDDEN)
+    g_i, g_f, g_o = _load_gates(gates, places, columns, mask, HIDDEN)
     i, f, o = g_i.to(tl.float32), g_f.to(tl.float32), g_o.to(tl.float32)
     candidate = i
     dropped = 1.0
     if keep is not None:
-        dropped = _tile(keep, step * batch + rows, columns, mask, HIDDEN).to(tl.float32)
+        dropped = _load_tile(keep, step * batch + rows, columns, mask, HIDDEN).to(tl.float32)
         candidate = i * dropped
     first = (places == rows * steps)[:, None]
-    m = _tile(memory, rows, columns, mask & first, HIDDEN).to(tl.float32)
-    m += _tile(memories, places - 1, columns, mask & (places > rows * steps)[:, None], HIDDEN)
+    m = _load_tile(memory, rows, columns, mask & first, HIDDEN).to(tl.float32)
+    m += _load_tile(memories, places - 1, columns, mask & (places > rows * steps)[:, None], HIDDEN)
     squashed = _tanh(f * m + (1 - f) * candidate)
-    of_m = _tile(of_memory, rows, columns, mask, HIDDEN) + of_h * o * (1 - squashed * squashed)
+    of_m = _load_tile(of_memory, rows, columns, mask, HIDDEN) + of_h * o * (1 - squashed * squashed)
     of_i = of_m * (1 - f) * dropped * (1 - i * i)
     of_f = of_m * (m - candidate) * f * (1 - f)
     of_o = of_h * squashed * o * (1 - o)
     tl.debug_barrier()  # several threads may read the same element of the gradient of m, as of m in the forward kernel
-    _store_three(of_gates, places, columns, mask, of_i, of_f, of_o, HIDDEN)
+    _store_gates(of_gates, places, columns, mask, of_i, of_f, of_o, HIDDEN)
     _store(of_memory, rows, columns, mask, of_m * f, HIDDEN)
 
 
@@ -260,7 +261,7 @@ def _backward_kernel(
             if RANK > 0:
                 for rank in tl.range(0, RANK, num_stages=AHEAD):
                     z_r = tl.load(of_reduced + (places + 1) * RANK + rank, mask=later, other=0)[:, None]
-                    part = _tile(left_t, rows * RANK + rank, columns, later[:, None] & inside, HIDDEN)
+                    part = _load_tile(left_t, rows * RANK + rank, columns, later[:, None] & inside, HIDDEN)
                     of_h += z_r * part.to(tl.float32)
             dot = tl.zeros((ROWS, UNITS), tl.float32)
             for depth in tl.range(0, HIDDEN, DEPTH, num_stages=STAGES):
@@ -268,7 +269,7 @@ def _backward_kernel(
                 if not RESIDENT:
                     w_i, w_f, w_o = _weights(weight, columns, inner, HIDDEN)
                 valid = later[:, None] & (inner < HIDDEN)[None, :]
-                of_i, of_f, of_o = _three(of_gates, places + 1, inner, valid, HIDDEN)
+                of_i, of_f, of_o = _load_gates(of_gates, places + 1, inner, valid, HIDDEN)
                 dot = product(of_i, tl.trans(w_i), dot, PRECISION)
                 dot = product(of_f, tl.trans(w_f), dot, PRECISION)
                 dot = product(of_o, tl.trans(w_o), dot, PRECISION)
@@ -277,7 +278,7 @@ def _backward_kernel(
                 _store(of_hidden, rows, columns, (rows < batch)[:, None] & inside, of_h, HIDDEN)
             else:
                 mask = live[:, None] & inside
-                of_h += _tile(of_outputs, places, columns, mask, HIDDEN).to(tl.float32)
+                of_h += _load_tile(of_outputs, places, columns, mask, HIDDEN).to(tl.float32)
                 _gates_gradients(places, rows, columns, mask, step, batch, steps, of_h, keep, memory, memories, gates,
                                  of_memory, of_gates, HIDDEN)  # fmt: skip
         tl.debug_barrier()  # the gradients of all gates are stored before the previous step reads them
@@ -311,7 +312,7 @@ def _launch(function: Any, arrays: tuple[Tensor | None, ...], weight: Tensor, li
         function[(-(-batch // rows),)](*dense, batch, steps, HIDDEN=hidden, RANK=rank, **tiles, **options)
 
 
-def _new(like: Tensor, lengths: Tensor | None, size: int, dtype: torch.dtype) -> Tensor:
+def _allocate_steps(like: Tensor, lengths: Tensor | None, size: int, dtype: torch.dtype) -> Tensor:
     """Allocate (B, T, size), filled with zeros if a kernel skips the steps beyond the ends of texts."""
     allocate = like.new_empty if lengths is None else like.new_zeros
     return allocate(*like.shape[:2], size, dtype=dtype)
@@ -321,11 +322,11 @@ def _allocate(input_gates: Tensor, left_t: Tensor | None, memory: Tensor, length
     """Allocate h (B, T, H), last m (B, H), m (B, T, H), gates (B, T, 3H) and z (B, T, R); m and z are float32."""
     hidden, rank = memory.shape[1], 0 if left_t is None else left_t.shape[1]
     return (
-        _new(input_gates, lengths, hidden, input_gates.dtype),
+        _allocate_steps(input_gates, lengths, hidden, input_gates.dtype),
         torch.empty_like(memory, dtype=torch.float32, memory_format=torch.contiguous_format),
-        _new(input_gates, lengths, hidden, torch.float32),
-        _new(input_gates, lengths, 3 * hidden, input_gates.dtype),
-        _new(input_gates, lengths, rank, torch.float32),
+        _allocate_steps(input_gates, lengths, hidden, torch.float32),
+        _allocate_steps(input_gates, lengths, 3 * hidden, input_gates.dtype),
+        _allocate_steps(input_gates, lengths, rank, torch.float32),
     )
 
 

@@ -1,4 +1,4 @@
-"""Access to the compiled kernels of native/: which instruction set runs, and how arrays are passed.
+"""Access to the compiled kernels of native/: loads the library, selects the instruction set and calls functions.
 
 The C++ code is built at installation if there is a compiler. It does not depend on PyTorch: it receives addresses of
 float arrays, so that one build works with many versions of PyTorch. The environment variable FACTORCELL_KERNEL names an
@@ -27,6 +27,7 @@ BFLOAT16_VARIANTS = ("avx512_bf16", "amx")  # instruction sets that multiply bfl
 
 FLOATS = (torch.float32, torch.bfloat16)  # accepted element types; bfloat16 arrays come from autocast
 
+# Options of mallopt by name: the number of the option, and its value in bytes.
 MALLOC = {"M_TRIM_THRESHOLD": (-1, 1 << 30), "M_TOP_PAD": (-2, 64 << 20), "M_MMAP_THRESHOLD": (-3, 32 << 20)}
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return the compiled code, or None if it is missing; log that once."""
+    """Return the compiled code; if it is missing, log that once and return None."""
     if LIBRARY.exists():
         try:
             loaded = ctypes.CDLL(str(LIBRARY))
@@ -83,7 +84,8 @@ def usable(*arrays: Tensor) -> bool:
 def retain_freed_memory() -> None:
     """Let this process keep up to 1 GB of freed memory for its next step.
 
-    By default glibc returns large arrays to the system, which must zero their pages again: up to a third of the time.
+    By default glibc returns large arrays to the system, which zeros their pages again. This takes up to a third of the
+    time.
     """
     if os.name == "nt":
         return  # Windows has no glibc, and cannot open the process itself as a library
@@ -151,7 +153,7 @@ def call(function: str, arguments: ctypes.Structure, number: int, *flags: bool) 
     """
     compiled = require_library()
     if not 0 <= number <= (best := compiled.factorcell_best()):
-        raise ValueError(f"{function}: instruction set {number}; valid are 0 to {best} here")
+        raise ValueError(f"{function}: instruction set {number}; expected 0 to {best} on this processor")
     if getattr(compiled, f"factorcell_{function}")(ctypes.byref(arguments), *map(int, flags), number):
         raise MemoryError(f"not enough memory for the compiled {function}")
 

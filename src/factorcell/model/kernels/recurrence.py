@@ -5,6 +5,7 @@
 
 With layer normalization i, f, o and, inside its tanh, m become gain (x - mean) / deviation + shift. If the compiled
 code is missing, `Cell` runs a plain loop with the same results, which is several times slower.
+Variables `of_x` are gradients of x.
 
 Shapes: B texts, T steps, H hidden, R rank.
 """
@@ -70,7 +71,7 @@ class RecurrenceInputs:
         hidden: First h (B, H).
         memory: First m (B, H).
         lengths: Steps of each text (B,); after them its state does not change and its outputs are zero.
-        packed: W once more, packed, if that saves time.
+        packed: W in packed form, if that saves time.
     """
 
     input_gates: Tensor
@@ -115,11 +116,11 @@ def run(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor, Tensor]:
         Hidden states (B, T, H), the last hidden state (B, H) and the last memory (B, H).
     """
     arrays = inputs.arrays()
-    learning = torch.is_grad_enabled() and any(array is not None and array.requires_grad for array in arrays)
+    needs_backward = torch.is_grad_enabled() and any(array is not None and array.requires_grad for array in arrays)
     number, half, packed = library.instruction_set(), library.half(), inputs.packed
     fits = packed is not None and (packed.number, packed.half) == (number, half)
-    both = (packed.forward, packed.backward) if packed is not None and fits else (None, None)
-    result: tuple[Tensor, Tensor, Tensor] = _Recurrence.apply(learning, half, number, both, *arrays)  # type: ignore[no-untyped-call]
+    packed_forms = (packed.forward, packed.backward) if packed is not None and fits else (None, None)
+    result: tuple[Tensor, Tensor, Tensor] = _Recurrence.apply(needs_backward, half, number, packed_forms, *arrays)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -153,16 +154,16 @@ def _converted(half: bool, arrays: Mapping[str, Tensor | None]) -> dict[str, Ten
 
 
 def _forward(
-    x: Mapping[str, Tensor | None], learning: bool, half: bool, number: int, packed: Tensor | None = None
+    x: Mapping[str, Tensor | None], needs_backward: bool, half: bool, number: int, packed: Tensor | None = None
 ) -> tuple[Tensor, ...]:
-    """Run forward on the arrays of `RecurrenceInputs`.
+    """Run forward on the arrays of `RecurrenceInputs`; store what the backward pass needs if `needs_backward`.
 
     Returns:
         h (B, T, H), the last h and m (B, H), and for the backward pass m, the gates, z and 1 / deviation (B, T, .).
     """
     weight, rank = cast(Tensor, x["weight"]), _rank(x["left"])
     batch, steps, _ = dimensions("input_gates", cast(Tensor, x["input_gates"]), 3)
-    size, saved_steps = dimensions("weight", weight, 2)[0], steps if learning else 0
+    size, saved_steps = dimensions("weight", weight, 2)[0], steps if needs_backward else 0
     results = {"outputs": weight.new_empty(batch, steps, size)}
     results |= {name: weight.new_empty(batch, size) for name in ("last_hidden", "last_memory")}
     widths = {"memories": size, "gates": 3 * size, "reduced": rank, "inverse": 0 if x["norm"] is None else 3}
@@ -201,7 +202,7 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        learning: bool,
+        needs_backward: bool,
         half: bool,
         number: int,
         packed: tuple[Tensor | None, Tensor | None],
@@ -209,7 +210,7 @@ class _Recurrence(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         input_gates = cast(Tensor, arrays[0])
         x = dict(zip(ARRAY_FIELDS, arrays, strict=True))
-        outputs, last_hidden, last_memory, *saved = _forward(x, learning, half, number, packed[0])
+        outputs, last_hidden, last_memory, *saved = _forward(x, needs_backward, half, number, packed[0])
         ctx.save_for_backward(*arrays[3:], outputs, *saved, packed[1])
         ctx.set_materialize_grads(False)
         ctx.half, ctx.number, ctx.dtype, ctx.has_reduced = half, number, input_gates.dtype, arrays[2] is not None

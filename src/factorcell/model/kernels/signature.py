@@ -2,7 +2,7 @@
 
 Compiled code does not check its arguments: a wrong length or an id outside a table would write into other memory.
 Therefore all arguments pass through `Signature.arguments`, or through `Signature.addresses` if they are used many
-times. A wrong argument is a bug of the caller: the `ValueError` names the argument, its value, and what is valid.
+times. A wrong argument is a bug of the caller: the `ValueError` names the argument, its value, and the valid values.
 
 Shapes are written in the letters of native/kernels.h: "B T 3H" means an array of B x T x (3 times H) numbers.
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 CPU = torch.device("cpu")
 SMALL_ARRAY = 100  # smaller arrays of integers are checked faster in Python than by PyTorch
 Expected = tuple[torch.dtype, tuple[int, ...], int | None]  # of an array: type, shape, largest integer if bounded
-LARGEST = 2**31 - 1  # of every size: compiled code counts in 64 bits, but numbers tokens and hypotheses in 32
+LARGEST = 2**31 - 1  # largest size of any kind, because compiled code numbers tokens and hypotheses in 32 bits
 DTYPES = {
     "float": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -116,7 +116,7 @@ class Signature:
         for case in cases:
             for name in self.required[case]:
                 if arrays.get(name) is None:
-                    raise ValueError(f"{self.name}: {name} is missing; {case} needs it")
+                    raise ValueError(f"{self.name}: {name} is missing; {case} requires it")
         pointers: dict[str, int | None] = dict.fromkeys(self.arrays)
         for name, array in arrays.items():
             if array is None:
@@ -131,7 +131,7 @@ class Signature:
                 or array.device != CPU
             ):
                 valid = f"{str(dtype).removeprefix('torch.')} {shape}, dense, on {CPU}: ({self.arrays[name].shape})"
-                raise ValueError(f"{self.name}: {name} is {_describe(array)}; valid is {valid}")
+                raise ValueError(f"{self.name}: {name} is {_describe(array)}; expected {valid}")
             if high is not None:
                 self._check_range(name, array, high)
             pointers[name] = array.data_ptr()
@@ -155,7 +155,7 @@ class Signature:
         for value, (name, number) in zip(numbers, self.numbers.items(), strict=True):
             high = sizes[number.below] - 1 if number.below else number.high
             if not number.low <= value <= high:
-                raise ValueError(f"{self.name}: {name} is {value}; valid are {number.low} to {high}")
+                raise ValueError(f"{self.name}: {name} is {value}; expected {number.low} to {high}")
             sizes[number.letter or name] = value
         return sizes
 
@@ -168,13 +168,13 @@ class Signature:
         smallest, largest = (int(min(values)), int(max(values))) if len(values) else (0, 0)
         if smallest < 0 or largest > high:
             wrong = smallest if smallest < 0 else largest
-            raise ValueError(f"{self.name}: {name} holds {wrong}; valid are 0 to {high}")
+            raise ValueError(f"{self.name}: {name} contains {wrong}; expected 0 to {high}")
 
 
 def dimensions(name: str, array: Tensor, count: int) -> torch.Size:
     """Return the shape of an array from which other sizes follow; `ValueError` unless it has `count` dimensions."""
     if not isinstance(array, Tensor) or array.dim() != count:
-        raise ValueError(f"{name} is {_describe(array)}; valid are {count} dimensions")
+        raise ValueError(f"{name} is {_describe(array)}; expected {count} dimensions")
     return array.shape
 
 

@@ -98,9 +98,9 @@ DRAWING = Signature(
         "width": Number("D", 1),
         "contexts": Number("C", 1),
         "count": Number("S", 1),
-        "never": Number("A"),
-        "barred": Number("M"),
-        "top": Number(),
+        "banned_count": Number("A"),
+        "forbidden_count": Number("M"),
+        "top_k": Number(),
         "end": Number(below="V"),
         **SHARED,
     },
@@ -111,13 +111,13 @@ DRAWING = Signature(
         "context": Array("N", "int64", below="C"),
         "banned": Array("A", "int64", below="V"),
         "ends": Array("N", "int64", upto="M"),
-        "again": Array("M", "int64", below="V"),
+        "forbidden": Array("M", "int64", below="V"),
         "places": Array("N S", "double"),
         "tokens": Array("N S", "int64"),
-        "logs": Array("N S"),
+        "log_probs": Array("N S"),
     },
-    {"next tokens": "values packed bias context banned ends again tokens logs"},
-    doubles=["temperature", "share"],
+    {"next tokens": "values packed bias context banned ends forbidden tokens log_probs"},
+    doubles=["temperature", "top_p"],
 )
 
 ROWS = Signature(
@@ -135,7 +135,7 @@ ROWS = Signature(
     {"catching up": "index table first second columns", "a step": "index table first second gradient constants"},
 )
 
-# The compiled search uses letters in addition to those of native/kernels.h: G columns of all gates; W vocabulary,
+# The compiled search uses more letters than native/kernels.h: G columns of all gates; W vocabulary,
 # rounded up to whole panels; P columns of a panel; pV, pE, pG, pR panels that hold V, E, G or R columns; wR words of
 # two bfloat16 that hold R rows; sH the same for H rows, including the padding in a panel.
 MODEL = Signature(
@@ -190,15 +190,15 @@ CONTEXT = Signature(
 )
 
 # S: the 2H + V numbers of a state (h, m and log probabilities); K: capacity for completions; L: tokens per completion,
-# or the number of tokens in `given`.
+# or the number of `input_tokens`.
 REQUEST = Signature(
     "request",
     {
         "k": Number(low=1),
-        "most": Number("L"),
-        "empty": FLAG,
-        "rows": Number(high=LARGEST - 1),
-        "waiting": Number(),
+        "max_tokens": Number("L"),
+        "allow_empty": FLAG,
+        "max_rows": Number(high=LARGEST - 1),
+        "max_waiting": Number(),
         "count": NEXT,
         "expanded": NEXT,
     },
@@ -207,10 +207,10 @@ REQUEST = Signature(
         "scores": Array("K", "double"),
         "lengths": Array("K", "int32"),
         "tokens": Array("K L", "int32"),
-        "given": Array("L", "int64", below="V"),
-        "after": Array("L S"),
+        "input_tokens": Array("L", "int64", below="V"),
+        "states": Array("L S"),
     },
-    {"a search": "start scores lengths tokens", "following": "start given after"},
+    {"a search": "start scores lengths tokens", "reading": "start input_tokens states"},
     pointers=list(CONTEXT.arrays),
-    doubles=["seconds", "lost"],
+    doubles=["seconds", "lost_score"],
 )

@@ -6,7 +6,7 @@ A low-rank bias that the context shifts is part of the product: x = [P h, c] and
 
 The bias can also differ between C texts: it is (C, V), and each text has N / C consecutive targets.
 
-Shapes: N targets, V vocabulary, D width, S samples, C texts.
+Variables `of_x` are gradients of x. Shapes: N targets, V vocabulary, D width, S samples, C texts.
 """
 
 import ctypes
@@ -154,7 +154,7 @@ def _numbers(values: Tensor, table: Tensor, bias: Tensor, half: bool) -> tuple[i
     texts = dimensions("bias", bias, 2)[0]
     rows_per_text = rows // max(1, texts)
     threads = library.threads(rows + size)
-    jobs = 2 * threads if threads > 1 else 1  # more jobs than threads, so that a thread that is held up gets fewer
+    jobs = 2 * threads if threads > 1 else 1  # more jobs than threads, so that a delayed thread gets fewer jobs
     parts = max(1, min(jobs, size // MIN_PART))
     return rows_per_text * texts, size, width, texts, parts, threads, int(half), 0
 

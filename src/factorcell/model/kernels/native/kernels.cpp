@@ -158,7 +158,7 @@ int factorcell_softmax_gradient(Softmax *a, int variant) {
            (a->values_gradient && run(a, true, SETS[variant]->softmax_gradient));
 }
 
-// The requests of `a`, each on one thread: search completions, or (`following`) compute the states after given tokens.
+// The requests of `a`, each on one thread: search completions, or (`following`) compute the states after `input_tokens`.
 int factorcell_search(Search *a, int following, int variant) { return run(a, following != 0, SETS[variant]->search); }
 
 // Catch-up of rows, or a step.

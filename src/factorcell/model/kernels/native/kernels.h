@@ -75,29 +75,30 @@ struct Softmax {
     float *bias_gradient;    // (C, V)?: zero at first
 };
 
-// Next tokens of unfinished texts by the softmax of x . e_v + b_v: those at given places of the cumulative sum of the
+// Next tokens of unfinished texts by the softmax of x . e_v + b_v: those at random `places` in the cumulative sum of the
 // allowed tokens' weights, or the most probable ones. Log probabilities are those of the softmax over all tokens.
 // Shapes: N texts, V vocabulary, D width, C contexts, S tokens for each text, A tokens that are forbidden everywhere, M
 // that are forbidden in one text.
 struct Drawing {
-    double temperature, share;  // of the weights; only the fewest tokens that have this share of their sum can be drawn
+    double temperature;        // of the weights
+    double top_p;              // only the fewest tokens that have this share of the sum of all weights can be drawn
     int64_t texts, size, width, contexts;
-    int64_t count, never, barred;
-    int64_t top;  // only this many of the most probable tokens can be drawn; 0: all
-    int64_t end;  // the token that follows if none is allowed
+    int64_t count, banned_count, forbidden_count;
+    int64_t top_k;             // only this many of the most probable tokens can be drawn; 0: all
+    int64_t end;               // the token that follows if none is allowed
     int64_t threads;
     int64_t half;
     int64_t next;
-    const float *values;     // (N, D): x
-    float *packed;           // e, as `factorcell_softmax_pack` packs it
-    const float *bias;       // (C, V): may be -inf
-    const int64_t *context;  // (N,): the bias of each text
-    const int64_t *banned;   // (A,)
-    const int64_t *ends;     // (N,): where in `again` the tokens of each text end
-    const int64_t *again;    // (M,)
-    const double *places;    // (N, S)?: in [0, 1)
-    int64_t *tokens;         // out (N, S)
-    float *logs;             // out (N, S)
+    const float *values;       // (N, D): x
+    float *packed;             // e, as `factorcell_softmax_pack` packs it
+    const float *bias;         // (C, V): may be -inf
+    const int64_t *context;    // (N,): the bias of each text
+    const int64_t *banned;     // (A,)
+    const int64_t *ends;       // (N,): where in `forbidden` the tokens of each text end
+    const int64_t *forbidden;  // (M,)
+    const double *places;      // (N, S)?: in [0, 1)
+    int64_t *tokens;           // out (N, S)
+    float *log_probs;          // out (N, S)
 };
 
 // Steps of Adam on rows of a table and its moments, in place. Shapes: U rows, V size, D width.
@@ -123,29 +124,29 @@ struct Rows {
 // state after a token is one row: h, m and the log probabilities of the next token.
 // Shapes: V vocabulary, E embedding, H hidden, R rank, k completions.
 struct Request {
-    double seconds;   // for the search, may be infinite, and may be lowered while it runs; out: the remaining seconds
-    double lost;      // out: the best score of a hypothesis dropped for lack of time or memory; -infinity: none
-    int64_t k;        // largest number of completions
-    int64_t most;     // largest number of tokens of a completion; or the number of `given` tokens
-    int64_t empty;    // whether the typed text counts as a completion of itself
-    int64_t rows;     // largest number of expanded hypotheses
-    int64_t waiting;  // largest number of waiting hypotheses
-    int64_t count;     // out: completions found
-    int64_t expanded;  // out: hypotheses expanded
+    double seconds;       // for the search, may be infinite, and may be lowered while it runs; out: the remaining seconds
+    double lost_score;    // out: the best score of a hypothesis dropped for lack of time or memory; -infinity: none
+    int64_t k;            // largest number of completions
+    int64_t max_tokens;   // largest number of tokens of a completion; or the number of `input_tokens`
+    int64_t allow_empty;  // whether the typed text counts as a completion of itself
+    int64_t max_rows;     // largest number of expanded hypotheses
+    int64_t max_waiting;  // largest number of waiting hypotheses
+    int64_t count;        // out: completions found
+    int64_t expanded;     // out: hypotheses expanded
 
-    const float *gate_bias;    // b, in the order of gates
-    const float *left_inputs;  // (E, R)?: L of x
-    const float *left;         // (H, R)?: L of h
-    const float *right;        // (R, 3H)?
-    const float *short_left;   // L of h; required if products are short
-    const float *short_right;  // words of two bfloat16
-    const float *bias;   // a (V,), padded with -inf to a whole panel
-    const float *start;  // (2H + V,): the state after the typed text
-    double *scores;      // out (k,): log probabilities, unsorted
-    int32_t *lengths;    // out (k,)
-    int32_t *tokens;     // out (k, most)
-    const int64_t *given;  // (most,)?: tokens to read
-    float *after;        // out (most, 2H + V)?: the state after each of these tokens
+    const float *gate_bias;       // b, in the order of gates
+    const float *left_inputs;     // (E, R)?: L of x
+    const float *left;            // (H, R)?: L of h
+    const float *right;           // (R, 3H)?
+    const float *short_left;      // L of h; required if products are short
+    const float *short_right;     // words of two bfloat16
+    const float *bias;            // a (V,), padded with -inf to a whole panel
+    const float *start;           // (2H + V,): the state after the typed text
+    double *scores;               // out (k,): log probabilities, unsorted
+    int32_t *lengths;             // out (k,)
+    int32_t *tokens;              // out (k, max_tokens)
+    const int64_t *input_tokens;  // (max_tokens,)?: tokens to read
+    float *states;                // out (max_tokens, 2H + V)?: the state after each of these tokens
 };
 
 struct Search {

@@ -1,4 +1,4 @@
-"""How sure figures are, and what is to be held against a run, as the command line says it."""
+"""The commands `evaluate`, `classify` and `score`: intervals, cautions, precision and unlabelled texts."""
 
 import json
 import re
@@ -22,37 +22,42 @@ DIFFERENCE = r"[+-]\d+\.\d% \[[+-]\d+\.\d, [+-]\d+\.\d\]"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A table, a FactorCell and an unadapted run with random weights."""
+    """A folder with a table, a FactorCell and an unadapted run with random weights."""
     files.write_rows(tmp_path / "test.jsonl", ROWS * 3)
     make_run(tmp_path / "cell", ("city", "stars")).save_weights({})
     make_run(tmp_path / "plain", ("city",), adapt=(), output_bias=()).save_weights({})
     return tmp_path
 
 
-def test_evaluate_says_how_sure_a_gain_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_prints_the_interval_of_a_gain(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cell, plain, table = (str(folder / name) for name in ("cell", "plain", "test.jsonl"))
     assert main(["evaluate", cell, table, "--by", "city"]) == 0
-    said = capsys.readouterr().out
-    assert re.search(rf"gain over the same model without its context, \d+\.\d\d: {DIFFERENCE}", said)
-    assert "perplexity  without context" in said
-    assert len(re.findall(rf"(?:Oslo|Nice) .*{DIFFERENCE}", said)) == 2
+    output = capsys.readouterr().out
+    assert re.search(
+        rf"gain over the same model without context \(perplexity \d+\.\d\d; 95 % CI in brackets\): {DIFFERENCE}",
+        output,
+    )
+    assert "perplexity  without context" in output
+    assert len(re.findall(rf"(?:Oslo|Nice) .*{DIFFERENCE}", output)) == 2
     assert main(["evaluate", cell, table, "--baseline", plain]) == 0
-    assert re.search(rf"gain over \S+plain, \d+\.\d\d: {DIFFERENCE}", capsys.readouterr().out)
+    assert re.search(
+        rf"gain over \S+plain \(perplexity \d+\.\d\d; 95 % CI in brackets\): {DIFFERENCE}", capsys.readouterr().out
+    )
     assert main(["evaluate", plain, table, "--baseline", plain]) == 0
     assert "+0.0% [+0.0, +0.0] not significant" in capsys.readouterr().out
 
 
-def test_a_sure_token_costs_no_negative_nats(
+def test_nats_of_a_certain_token_have_no_minus_sign(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sure = {"row": 0, "nats": -0.0, "targets": 1, "perplexity": 1.0, "tokens": [{"token": "a", "nats": -0.0}]}
-    monkeypatch.setattr(Run, "score", lambda *_, **__: [sure])
+    row = {"row": 0, "nats": -0.0, "targets": 1, "perplexity": 1.0, "tokens": [{"token": "a", "nats": -0.0}]}
+    monkeypatch.setattr(Run, "score", lambda *_, **__: [row])
     assert main(["score", str(folder / "cell"), str(folder / "test.jsonl"), "--tokens"]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == ["1\t0.0000\t1\t1.0000\t", "1\t0.0000\t\t\ta"]
 
 
 @pytest.mark.parametrize("more", [[], ["--baseline", "plain"]])
-def test_the_numbers_of_products_are_said_once_and_last(
+def test_the_precision_is_reported_once_at_the_end(
     folder: Path, more: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
@@ -66,13 +71,13 @@ def test_the_numbers_of_products_are_said_once_and_last(
     assert capsys.readouterr().err == ""
 
 
-def test_a_baseline_that_is_adapted_reads_its_own_context(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_adapted_baseline_reads_its_context(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cell, plain, table = (str(folder / name) for name in ("cell", "plain", "test.jsonl"))
     assert main(["evaluate", cell, table, "--baseline", cell]) == 0
     assert "+0.0% [+0.0, +0.0] not significant" in capsys.readouterr().out
     assert main(["evaluate", plain, table, "--baseline", cell, "--by", "stars"]) == 0
-    ours, theirs = (evaluate(Run.open(path), ROWS * 3)["perplexity"] for path in (plain, cell))
-    assert f"{100 * (1 - ours / theirs):+.1f}% [" in capsys.readouterr().out
+    perplexity, baseline_perplexity = (evaluate(Run.open(path), ROWS * 3)["perplexity"] for path in (plain, cell))
+    assert f"{100 * (1 - perplexity / baseline_perplexity):+.1f}% [" in capsys.readouterr().out
     other = make_run(folder / "short", ("city",))
     config = {**other.config.to_dict(), "data": {**_data(other), "max_tokens": 3}}
     files.write_versioned(other.folder / "config.json", config, FORMAT)
@@ -81,7 +86,7 @@ def test_a_baseline_that_is_adapted_reads_its_own_context(folder: Path, capsys: 
     assert "the models read the texts differently, so perplexities cannot be compared" in capsys.readouterr().err
 
 
-def test_a_baseline_of_other_tokens_is_refused_before_its_columns_are(
+def test_a_baseline_with_other_tokens_is_reported_before_missing_columns(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = make_letters()
@@ -101,11 +106,9 @@ def _data(run: Run) -> dict[str, object]:
     return dict(run.config.to_dict()["data"])
 
 
-def test_what_a_run_writes_has_a_caution_where_it_stopped_early(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_of_a_run_that_stopped_early_have_a_caution(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, page = str(folder / "cell"), folder / "page.html"
-    asked = [
+    commands = [
         ["generate", run, "--context", "city=Oslo", "--max-tokens", "3"],
         ["contexts", run, "--variable", "city", "--page", str(page)],
         ["explain", run, "--text", "the sea", "--between", "city=Oslo", "city=Nice", "--page", str(page)],
@@ -117,7 +120,7 @@ def test_what_a_run_writes_has_a_caution_where_it_stopped_early(
     row["tokens"] = 500
     for steps in (50, 1000):
         files.write_rows(folder / "cell" / "log.jsonl", [{**row, "steps": steps}])
-        for command in asked:
+        for command in commands:
             page.unlink(missing_ok=True)
             assert main(command) == 0
             assert ("its training stopped after 50 of 1,000 steps" in capsys.readouterr().err) == (steps == 1000)
@@ -129,11 +132,11 @@ def test_what_a_run_writes_has_a_caution_where_it_stopped_early(
 def test_evaluate_counts_empty_texts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table, empty = folder / "test.jsonl", 3 * sum(row["text"] == "" for row in ROWS)
     assert main(["evaluate", str(folder / "cell"), str(table), "--by", "city"]) == 0
-    told = f"Notice: {table}: {empty} of {3 * len(ROWS)} texts are empty; the end of an empty text is its only target"
-    assert [line for line in capsys.readouterr().err.splitlines() if "empty" in line] == [told]
+    notice = f"Notice: {table}: {empty} of {3 * len(ROWS)} texts are empty; the end of an empty text is its only target"
+    assert [line for line in capsys.readouterr().err.splitlines() if "empty" in line] == [notice]
 
 
-def test_classify_says_how_far_it_is(
+def test_classify_reports_its_progress(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("FIRST", "INTERVAL"):
@@ -144,9 +147,9 @@ def test_classify_says_how_far_it_is(
     assert capsys.readouterr().err == ""
     total = len(ROWS) * 3 * len(Run.open(cell).schema.variable("city").values[1:])
     assert main(["classify", str(cell), table, "--target", "city", "--calibrate", table]) == 0
-    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("classifying: ")]
-    assert all(f" of {total} likelihoods, " in line for line in told)
-    assert sum(line.startswith(f"classifying: {total} of ") for line in told) >= 2
+    progress_lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("classifying: ")]
+    assert all(f" of {total} likelihoods, " in line for line in progress_lines)
+    assert sum(line.startswith(f"classifying: {total} of ") for line in progress_lines) >= 2
 
 
 def unlabelled(folder: Path, rows: list[dict[str, object]]) -> str:
@@ -167,54 +170,60 @@ def test_texts_without_a_value_are_classified(
     cell, table, out = str(folder / "cell"), unlabelled(folder, rows), folder / "out.jsonl"
     assert main(["classify", cell, str(folder / "test.jsonl"), "--target", "city"]) == 0
     accuracy = capsys.readouterr().out.splitlines()[0].split()[1].rstrip(",")
-    kept = (folder / "cell" / "results.jsonl").read_bytes()
+    saved_results = (folder / "cell" / "results.jsonl").read_bytes()
     command = ["classify", cell, table, "--target", "city"]
     assert main([*command, "--out", str(out)]) == 0
     shown = capsys.readouterr()
-    assert (shown.out, shown.err) == ("", f"2 texts classified into {out}; none has a value to judge by\n")
+    assert (shown.out, shown.err) == (
+        "",
+        f"2 texts classified, written to {out}; accuracy not computed: no text has a value\n",
+    )
     cities = Run.open(cell).schema.variable("city").values[1:]
     expected = classify(Run.open(cell), [{**row, "city": "Oslo"} for row in rows], "city", values=cities)
     written = files.read_rows(out)
     assert [row["row"] for row in written] == [1, 2]
     assert [row["true"] for row in written] == [None, None]
-    for row, own in zip(written, expected.probabilities, strict=True):
-        assert row["probabilities"] == pytest.approx(dict(zip(cities, own, strict=True)), abs=1e-5)
-        assert row["predicted"] == cities[own.argmax()]
+    for row, probabilities in zip(written, expected.probabilities, strict=True):
+        assert row["probabilities"] == pytest.approx(dict(zip(cities, probabilities, strict=True)), abs=1e-5)
+        assert row["predicted"] == cities[probabilities.argmax()]
     assert main(command) == 0
     shown = capsys.readouterr()
-    assert shown.err == "2 texts classified; none has a value to judge by\n"
+    assert shown.err == "2 texts classified; accuracy not computed: no text has a value\n"
     head, *lines = [line.split() for line in shown.out.splitlines()]
     assert head == ["row", "predicted", "probability"]
     assert lines == [[f"{r['row']}", r["predicted"], f"{max(r['probabilities'].values()):.4f}"] for r in written]
     assert main([*command, "--json"]) == 0
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == written
-    assert (folder / "cell" / "results.jsonl").read_bytes() == kept
+    assert (folder / "cell" / "results.jsonl").read_bytes() == saved_results
     assert main(["report", cell, "--out", str(folder / "page.html")]) == 0
     assert f"{float(accuracy):.4f}" in (folder / "page.html").read_text(encoding="utf-8")
     assert "nan" not in (folder / "cell" / "README.md").read_text(encoding="utf-8")
 
 
-def test_of_many_texts_the_first_are_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_the_first_predictions_are_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = unlabelled(folder, [{"text": "sun", "stars": "1"}] * 21)
     assert main(["classify", str(folder / "cell"), table, "--target", "city"]) == 0
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 1 + 20
     assert (
-        shown.err.splitlines()[0] == "these are the first 20; --out FILE keeps all, with the probability of every value"
+        shown.err.splitlines()[0]
+        == "only the first 20 are shown; --out FILE writes all, with the probability of every value"
     )
     assert main(["classify", str(folder / "cell"), table, "--target", "city", "--json"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 21
 
 
-def test_values_that_are_no_candidates_judge_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_values_outside_the_candidates_give_no_accuracy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = unlabelled(folder, [{"text": "sun", "stars": "1", "city": "Rome"}])
     assert main(["classify", str(folder / "cell"), table, "--target", "city"]) == 0
-    told = "1 text classified; none has a value among the candidates to judge by\n"
-    assert capsys.readouterr().err == told
+    notice = "1 text classified; accuracy not computed: no text has a value among the candidates\n"
+    assert capsys.readouterr().err == notice
     assert not (folder / "cell" / "results.jsonl").exists()
 
 
-def test_named_points_of_texts_without_a_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_without_coordinates_are_classified_by_named_points(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = make_run(tmp_path / "run", ("lat:number", "lon:number"))
     run.save_weights({})
     files.write_rows(
@@ -227,10 +236,10 @@ def test_named_points_of_texts_without_a_place(tmp_path: Path, capsys: pytest.Ca
         np.testing.assert_allclose(classify_points(run, [row], places).probabilities, expected, rtol=1e-5)
         table = unlabelled(tmp_path, [row])
         assert main(["classify", str(run.folder), table, "--points", str(tmp_path / "points.jsonl")]) == 0
-        assert capsys.readouterr().err == "1 text classified; none has a value to judge by\n"
+        assert capsys.readouterr().err == "1 text classified; accuracy not computed: no text has a value\n"
 
 
-def test_a_temperature_takes_values(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fitting_a_temperature_requires_values(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     test, out = str(folder / "test.jsonl"), folder / "out.jsonl"
     command = ["classify", str(folder / "cell"), test, "--target", "city", "--out", str(out)]
     why = "the temperature is fitted on texts with a value"
@@ -247,43 +256,43 @@ def test_a_temperature_takes_values(folder: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("kind", ["linear", "bayes"])
-def test_baselines_take_values_to_judge_by(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_baseline_classifiers_require_values(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     files.write_rows(tmp_path / "train.jsonl", ROWS * 60)
     table = unlabelled(tmp_path, [{"text": "sun", "city": None}])
     command = ["baseline", kind, str(tmp_path / "train.jsonl"), "--target", "city", "--test"]
     assert main([*command, table]) == 2
-    told = capsys.readouterr().err.splitlines()[-1]
-    assert told.endswith(
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.endswith(
         "new.jsonl: no text has a value of city that occurs in training; the classifier cannot be evaluated"
     )
     assert main([*command, str(tmp_path / "train.jsonl")]) == 0
 
 
-def test_what_prints_texts_and_words_is_the_same_each_time(
+def test_commands_that_print_texts_use_float32_by_default(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("factorcell.model.run.measure_speedup", lambda work, device: 2.0)
     cell, between = str(folder / "cell"), ["--between", "city=Oslo", "city=Nice"]
-    asked = {
+    commands = {
         "generate": [cell, "--context", "city=Oslo", "--context", "stars=5", "--number", "3", "--seed", "1"],
         "contexts": [cell, *between],
         "explain": [cell, "--text", "the sea", *between],
     }
-    for verb, words in asked.items():
+    for verb, words in commands.items():
         shown = []
         for more in ([], ["--precision", "float32"], ["--precision", "auto"]):
             assert main([verb, *words, *more, "--json"]) == 0
-            told = capsys.readouterr()
-            shown.append(told.out)
-            assert ("products of bfloat16" in told.err) == ("auto" in more)
+            captured = capsys.readouterr()
+            shown.append(captured.out)
+            assert ("products of bfloat16" in captured.err) == ("auto" in more)
         assert shown[0] == shown[1]
     context = {"city": "Oslo", "stars": "5"}
     rows = generate(Run.open(cell), [context], number=3, options=GenerationOptions(seed=1))
-    assert main(["generate", *asked["generate"], "--json"]) == 0
+    assert main(["generate", *commands["generate"], "--json"]) == 0
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == list(rows)
 
 
-def test_rows_of_less_precise_texts_say_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_of_generated_texts_have_their_precision(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = folder / "texts.jsonl"
     command = ["generate", str(folder / "cell"), "--number", "2", "--out", str(out), "--precision"]
     assert main([*command, "bfloat16"]) == 0
@@ -293,7 +302,7 @@ def test_rows_of_less_precise_texts_say_so(folder: Path, capsys: pytest.CaptureF
     assert main([*command, "bfloat16", "--resume"]) == 0
 
 
-def test_card_and_report_show_the_last_answer_with_its_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_card_and_report_show_the_latest_result(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cell, first, second = (str(folder / name) for name in ("cell", "test.jsonl", "other.jsonl"))
     files.write_rows(folder / "other.jsonl", ROWS)
     for words in (
@@ -305,8 +314,8 @@ def test_card_and_report_show_the_last_answer_with_its_table(folder: Path, capsy
     ):
         assert main(words) == 0
     rows = files.read_rows(folder / "cell" / "results.jsonl")
-    kept = [row.get("evaluation", row)["precision"] for row in rows]
-    assert kept == ["float32", "float32", "float32", "bfloat16", "bfloat16"]
+    precisions = [row.get("evaluation", row)["precision"] for row in rows]
+    assert precisions == ["float32", "float32", "float32", "bfloat16", "bfloat16"]
     card = (folder / "cell" / "README.md").read_text(encoding="utf-8")
     assert card.count("| test.jsonl | perplexity |") == card.count("| test.jsonl | accuracy of city |") == 1
     assert f"| test.jsonl | perplexity | {rows[3]['evaluation']['perplexity']:.4g} |" in card
@@ -314,20 +323,18 @@ def test_card_and_report_show_the_last_answer_with_its_table(folder: Path, capsy
     assert main(["report", cell, "--out", str(folder / "page.html")]) == 0
     page = (folder / "page.html").read_text(encoding="utf-8")
     assert "<td>test.jsonl</td>" in page
-    assert "Perplexity of other.jsonl by city, gain over plain" in page
+    assert "Perplexity on other.jsonl by city, gain over plain" in page
     assert "city, test.jsonl" in page
 
 
-def test_unknown_words_of_a_prompt_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_words_of_a_prompt_are_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cell = str(folder / "cell")
     command = ["generate", cell, "--context", "city=Oslo", "--context", "stars=5", "--max-tokens", "3", "--prompt"]
-    told = (
-        f"--prompt: not in the vocabulary of {cell}, and read as unknown: 'xyzzyq', 'sands' (near it: 'sand', 'and')\n"
-    )
+    notice = f"--prompt: out of the vocabulary of {cell}, read as unknown: 'xyzzyq', 'sands' (similar: 'sand', 'and')\n"
     for more in ([], ["--stream"]):
         assert main([*command, "the xyzzyq sands xyzzyq", *more]) == 0
         shown = capsys.readouterr()
-        assert shown.err == told
+        assert shown.err == notice
         assert "the xyzzyq sands xyzzyq" in shown.out
         assert main([*command, "the sand", *more]) == 0
         assert capsys.readouterr().err == ""

@@ -1,4 +1,4 @@
-"""All verbs and their parsers, for the tests that ask every one."""
+"""The words of all commands and their parsers, for tests that apply to every command."""
 
 from collections.abc import Iterator
 
@@ -7,15 +7,15 @@ from factorcell.commands.parser import Parser
 
 
 def paths() -> Iterator[list[str]]:
-    """The words of every verb and of every kind of one."""
-    for verb in ROOT_COMMAND.subcommands:
-        yield [verb.name]
-        yield from ([verb.name, kind.name] for kind in verb.subcommands)
+    """Yield the words of every command and of every subcommand."""
+    for command in ROOT_COMMAND.subcommands:
+        yield [command.name]
+        yield from ([command.name, subcommand.name] for subcommand in command.subcommands)
 
 
 LEAVES = [words for words in paths() if not find_commands(words)[-1].subcommands]
 
 
 def parser(*words: str) -> Parser:
-    """The parser of a verb."""
+    """Return the parser of a command."""
     return make_parser(find_commands(words))

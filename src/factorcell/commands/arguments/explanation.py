@@ -1,0 +1,54 @@
+"""Arguments of the commands that explain texts and models."""
+
+from pathlib import Path
+
+from factorcell.choices import DEFAULT_VALUE_COUNT, EMBEDDING_MEASURES
+from factorcell.commands import options
+from factorcell.commands.parser import Parser
+
+
+def explain(parser: Parser) -> None:
+    """Add the arguments of `factorcell explain`."""
+    options.add_run(parser)
+    text = "file with one text per line, or a table; -: standard input"
+    parser.add_argument("file", metavar="FILE", nargs="?", help=text)
+    parser.add_argument("--text", action="append", default=[], help="a text, instead of FILE (repeatable)")
+    text = "two or more contexts: rating=5 rating=1; join several columns with ';': 'rating=5; city=Oslo'"
+    parser.add_argument("--between", nargs="+", required=True, metavar="NAME=VALUE", help=text)
+    options.add_context(parser)
+    text = "further runs whose log-likelihoods are averaged with those of RUN"
+    parser.add_argument("--ensemble", nargs="+", type=Path, default=[], metavar="RUN", help=text)
+    text = "other runs, each explained separately for comparison"
+    parser.add_argument("--beside", nargs="+", type=Path, default=[], metavar="RUN", help=text)
+    options.add_output(parser, "--page", "write an HTML page", metavar="HTML")
+    options.add_computing(parser, "float32")
+
+
+def contexts(parser: Parser) -> None:
+    """Add the arguments of `factorcell contexts`."""
+    options.add_run(parser)
+    text = f"values whose neighbours are shown (default: the {DEFAULT_VALUE_COUNT} most frequent)"
+    parser.add_argument("--near", nargs="+", default=[], metavar="VALUE", help=text)
+    text = "variable of the values (default: the variable that has them, else the one with most values)"
+    parser.add_argument("--variable", default="", metavar="NAME", help=text)
+    parser.add_argument(
+        "--measure", default="cosine", choices=EMBEDDING_MEASURES, help="similarity or distance of embeddings"
+    )
+    parser.add_argument("--count", type=int, default=10, help="number of neighbours, and of words in each direction")
+    text = "show words whose softmax bias the values raise or lower most"
+    parser.add_argument("--words", action="store_true", help=text)
+    options.add_context(parser)
+    text = "show words whose softmax bias is higher in the first context than in the second"
+    parser.add_argument("--between", nargs=2, metavar="NAME=VALUE[;NAME=VALUE]", help=text)
+    parser.add_argument("--frequent", type=int, help="only words among the N most frequent")
+    text = "draw a map of the embeddings, coloured by columns of TABLE"
+    parser.add_argument("--map", type=Path, metavar="TABLE", help=text)
+    text = "measure how well the embeddings predict columns of TABLE"
+    parser.add_argument("--predict", type=Path, metavar="TABLE", help=text)
+    text = "column to colour or to predict (repeatable)"
+    parser.add_argument("--by", action="append", default=[], metavar="COLUMN", help=text)
+    options.add_output(parser, "--page", "write all results as an HTML page", metavar="HTML")
+    options.add_computing(parser, "float32")
+    parser.rare.add_argument("--groups", type=int, default=8, help="number of groups on a map, the largest ones")
+    parser.rare.add_argument("--points", action="store_true", help="also draw the points on a map of groups")
+    options.add_seed(parser.rare, "the cross-validation folds")
