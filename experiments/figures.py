@@ -215,7 +215,7 @@ def pictures(read: Read) -> dict[str, Picture]:
         Picture("5.2", f"{over}, by texts seen before", [gains(queries, "texts seen before", "after", TEXTS_SEEN)]),
         Picture(
             "5.3",
-            f"{over}, by characters typed and by length of the query",
+            f"{over}, by characters typed and of the query",
             [gains(queries, f"characters of the {name}", name, begins) for name, begins in LENGTHS.items()],
         ),
         *specificity_pictures(generated_text_rows(read)),

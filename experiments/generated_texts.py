@@ -31,9 +31,9 @@ from study import Experiment, Measurement
 
 # All generated beginnings of reviews have the same length, and the most probable one is used.
 BEAM = GenerationOptions(
-    "stochastic", max_tokens=70, min_tokens=70, no_repeat_ngram=3, width=120, grow=8, length_penalty=0.0
+    "stochastic", max_tokens=70, min_tokens=70, no_repeat_ngram=3, width=120, branching=8, length_penalty=0.0
 )
-SHORT_BEAM = replace(BEAM, max_tokens=40, min_tokens=40, width=50, grow=4)
+SHORT_BEAM = replace(BEAM, max_tokens=40, min_tokens=40, width=50, branching=4)
 SAMPLED = GenerationOptions("sample", max_tokens=70)
 ContextAndValue = tuple[dict[str, str], str]  # a context, and the value that its text should express
 

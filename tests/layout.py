@@ -25,9 +25,25 @@ KERNELS = "model.kernels"  # its functions have as many array parameters as comp
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 # Names that a reader must decode. `written` is missing: it may name a file that was just written.
-VAGUE_NAMES = set(
-    "told given found one own held wanted asked said kept here there ours some turned made got named seen gone meant".split()
-)
+VAGUE_NAMES = {
+    *(
+        "told",
+        "given",
+        "found",
+        "one",
+        "own",
+        "held",
+        "wanted",
+        "asked",
+        "said",
+        "kept",
+        "here",
+        "there",
+        "ours",
+        "some",
+    ),
+    *("turned", "made", "got", "named", "seen", "gone", "meant"),
+}
 CODE_FOLDERS = ("src", "tests", "experiments", "benchmarks", "docs")
 
 # Modules (by top-level name) and calls (by full name) that can run code from a file.

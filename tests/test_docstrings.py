@@ -14,14 +14,14 @@ PACKAGES = ("", ".client", ".completion", ".data", ".generation", ".model", ".re
 
 def exported() -> dict[str, Any]:
     """Return every class and function that a package exports, by its name."""
-    found = {}
+    result = {}
     for package in PACKAGES:
         module = importlib.import_module(f"factorcell{package}")
         for name in module.__all__:
             value = getattr(module, name)
             if callable(value):
-                found[f"{value.__module__}.{value.__qualname__}"] = value
-    return found
+                result[f"{value.__module__}.{value.__qualname__}"] = value
+    return result
 
 
 EXPORTED = exported()
@@ -59,7 +59,7 @@ def faults(name: str, value: Any) -> Iterator[str]:
         documented = section(docstring, "Args")
         if inspect.signature(value).return_annotation not in (None, "None") and not section(docstring, "Returns"):
             yield f"{name}: no section Returns"
-    missing = [one for one in parameters(value) if not re.search(rf"\b{one.lstrip('*')}\b", documented)]
+    missing = [name for name in parameters(value) if not re.search(rf"\b{name.lstrip('*')}\b", documented)]
     if missing:
         yield f"{name}: undocumented parameters {', '.join(missing)}"
 

@@ -53,7 +53,7 @@ def test_scores_in_batches_equal_scores_of_single_texts(run: Run) -> None:
 
 @pytest.mark.parametrize("method", ["sample", "greedy", "beam", "stochastic"])
 def test_the_log_prob_of_a_text_is_the_sum_over_its_letters(run: Run, method: str) -> None:
-    options = GenerationOptions(method, max_tokens=6, width=4, grow=2)
+    options = GenerationOptions(method, max_tokens=6, width=4, branching=2)
     for row in generate(run, [{"city": "Oslo"}, {"city": "Nice"}], options=options, prompt="c"):
         nats = nats_of(run, {"text": row["text"], **row["context"]})[1:]
         assert row["log_probability"] == pytest.approx(-sum(nats[: None if row["ended"] else -1]), abs=1e-4)

@@ -121,7 +121,7 @@ class Limits:
 # The options that are not fields of a `Config`, by their name in Python and on the command line.
 NUMBER_LIMITS = {
     "alternatives": Limits(1000, 1_000_000),  # fewer cannot show exposure
-    "cached": Limits(1),
+    "cache_size": Limits(1),
     "count": Limits(1, 100_000),
     "deadline_ms": Limits(1, 10_000),
     "epochs": Limits(0, 1_000_000, whole=False),
@@ -129,7 +129,7 @@ NUMBER_LIMITS = {
     "examples": Limits(0),
     "frequent": Limits(1),
     "groups": Limits(1),
-    "grow": Limits(1, 1_000_000),
+    "branching": Limits(1, 1_000_000),
     "l1": Limits(0, MAX_FLOAT, whole=False),
     "length_penalty": Limits(0, 10, whole=False),
     "max_memory": Limits(0, 1_000_000, whole=False, above=True),

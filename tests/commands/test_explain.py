@@ -47,7 +47,7 @@ def test_explain_from_file_to_json(folder: Path, capsys: pytest.CaptureFixture[s
 def test_ensembles_are_averaged_and_other_runs_are_separate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [Run.open(folder / name) for name in ("run", "other")]
     other = str(folder / "other")
-    more = ["--text", TEXTS[0], "--json", "--ensemble", other, "--beside", other]
+    more = ["--text", TEXTS[0], "--json", "--ensemble", other, "--compare-with", other]
     assert main(command(folder, *more)) == 0
     first, second = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     between = {"stars=5": FIVE, "stars=1": ONE}

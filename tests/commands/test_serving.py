@@ -21,8 +21,11 @@ def parse(words: str) -> argparse.Namespace:
 def test_options_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     served: list[ServerOptions] = []
     monkeypatch.setattr(server, "serve", lambda options, say: served.append(options))
-    words = "runs/qac --port 0 --host ::1 --keep 90d --never x+ --workers 3 --deadline-ms 40 --origin https://a.example"
-    serving.run_serve(parse(f"{words} --keys k.toml --block b.txt --typos 1 --cached 7 --pad 4096 --precision auto"))
+    words = "runs/qac --port 0 --host ::1 --retention 90d --withhold x+ --workers 3 --deadline-ms 40"
+    words += " --origin https://a.example"
+    serving.run_serve(
+        parse(f"{words} --keys k.toml --block b.txt --typos 1 --cache-size 7 --pad 4096 --precision auto")
+    )
     (options,) = served
     assert (options.run, options.store) == (Path("runs/qac"), "sqlite:///runs/qac.users.db")
     assert (options.host, options.port, options.workers, options.typos, options.cache_size) == ("::1", 0, 3, 1, 7)
@@ -59,8 +62,8 @@ def test_the_store_defaults_to_the_environment_or_a_file_next_to_the_run(
         "runs/x --port 70000",
         "runs/x --workers 0",
         "runs/x --deadline-ms 0",
-        "runs/x --keep soon",
-        "runs/x --never (",
+        "runs/x --retention soon",
+        "runs/x --withhold (",
         "runs/x --pad -1",
     ],
 )

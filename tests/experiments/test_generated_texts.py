@@ -66,7 +66,7 @@ def test_texts_fit_if_the_judge_predicts_their_value(tmp_path: Path, monkeypatch
     texts = iter(["the sea is cold", "sun and sand", "sun and sand", "sun and sand"])
 
     def write(run: Any, contexts: Any, options: Any, path: Path) -> list[dict[str, Any]]:
-        assert (options.width, options.grow, options.length_penalty) == (120, 8, 0.0)
+        assert (options.width, options.branching, options.length_penalty) == (120, 8, 0.0)
         return [{"text": next(texts), "context": context} for context in contexts]
 
     monkeypatch.setattr(generated_texts, "write_texts", write)

@@ -53,7 +53,7 @@ def test_a_stochastic_beam_obeys_the_constraints(constraints: Constraints) -> No
         WritingTask(RUN.model, context, torch.tensor([0, 1]), constraints),
         Beam(length_penalty=1.0, width=4, num_texts=3),
         Sampler(),
-        grow=2,
+        branching=2,
     )
     for city, texts in zip(CITIES, results, strict=True):
         log_probs = enumerate_texts(RUN, city, constraints)
@@ -65,7 +65,7 @@ def test_a_stochastic_beam_obeys_the_constraints(constraints: Constraints) -> No
         WritingTask(RUN.model, context, torch.tensor([0, 1]), constraints),
         Beam(length_penalty=1.0, width=300, num_texts=3),
         Sampler(3.0),
-        grow=300,
+        branching=300,
     )
     for city, texts in zip(CITIES, results, strict=True):
         expected = [tokens for tokens, _ in best_texts(enumerate_texts(RUN, city, constraints), 1.0, 3)]
@@ -81,7 +81,7 @@ def test_stochastic_texts_are_the_same_in_any_batch() -> None:
             WritingTask(RUN.model, context, contexts, constraints),
             Beam(width=3, length_penalty=0.5),
             Sampler(),
-            grow=2,
+            branching=2,
             seed=seed,
             first=numbers[0],
         )
@@ -95,17 +95,17 @@ def test_stochastic_texts_are_the_same_in_any_batch() -> None:
 
 
 def reference_search(
-    city: str, number: int, width: int, grow: int, constraints: Constraints
+    city: str, number: int, width: int, branching: int, constraints: Constraints
 ) -> dict[tuple[int, ...], float]:
     """Return all texts of the stochastic beam search of the thesis, with their log probabilities (section 6.1).
 
-    A queue holds the `width` most probable hypotheses, each of which is extended by `grow` draws.
+    A queue holds the `width` most probable hypotheses, each of which is extended by `branching` draws.
     """
     draws, finished = random_generator(5, number), dict[tuple[int, ...], float]()
     queue: dict[tuple[int, ...], float] = {(): 0.0}
     for _ in range(constraints.max_tokens):
         extended: dict[tuple[int, ...], float] = {}
-        for (tokens, total), places in zip(queue.items(), draws.random((width, grow)), strict=False):
+        for (tokens, total), places in zip(queue.items(), draws.random((width, branching)), strict=False):
             logs = next_log_probs(RUN, city, tokens).numpy()
             probabilities = np.exp(logs) * [may_follow(constraints, (), tokens, token) for token in range(len(logs))]
             for token in np.searchsorted(probabilities.cumsum() / probabilities.sum(), places, side="right").tolist():
@@ -116,8 +116,8 @@ def reference_search(
     return finished | queue
 
 
-@pytest.mark.parametrize(("width", "grow"), [(1, 1), (3, 2), (8, 4), (120, 8)])
-def test_a_stochastic_beam_agrees_with_the_thesis(width: int, grow: int) -> None:
+@pytest.mark.parametrize(("width", "branching"), [(1, 1), (3, 2), (8, 4), (120, 8)])
+def test_a_stochastic_beam_agrees_with_the_thesis(width: int, branching: int) -> None:
     constraints, numbers = Constraints(max_tokens=5, min_tokens=2), range(20)
     results: dict[float, list[tuple[int, ...]]] = {}
     for penalty in (0.0, 1.0):
@@ -125,12 +125,12 @@ def test_a_stochastic_beam_agrees_with_the_thesis(width: int, grow: int) -> None
             WritingTask(RUN.model, conditioning(RUN, CITIES), torch.tensor([n % 2 for n in numbers]), constraints),
             Beam(width=width, length_penalty=penalty),
             Sampler(),
-            grow=grow,
+            branching=branching,
             seed=5,
         )
         results[penalty] = [with_end(text, constraints) for (text,) in texts]
         for number, (text,) in enumerate(texts):
-            reference = reference_search(CITIES[number % 2], number, width, grow, constraints)
+            reference = reference_search(CITIES[number % 2], number, width, branching, constraints)
             ((expected, log),) = best_texts(reference, penalty, 1)
             assert with_end(text, constraints) == expected
             assert text.log_probability == pytest.approx(log, abs=1e-5)
@@ -152,7 +152,7 @@ def test_a_search_without_time_returns_empty_texts() -> None:
         (lambda: Beam(width=0), "width is 0"),
         (lambda: Beam(num_texts=0), "number is 0"),
         (lambda: Beam(length_penalty=-1.0), "length_penalty"),
-        (lambda: search_stochastic_beam(TASK, Beam(), Sampler(), grow=0), "grow is 0"),
+        (lambda: search_stochastic_beam(TASK, Beam(), Sampler(), branching=0), "branching is 0"),
     ],
 )
 def test_numbers_out_of_range_are_refused(construct: Callable[[], object], message: str) -> None:

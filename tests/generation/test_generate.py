@@ -52,7 +52,7 @@ def test_rows_agree_with_the_scores_of_their_texts(run: Run, method: str) -> Non
 
 @pytest.mark.parametrize("method", ["sample", "stochastic", "beam"])
 def test_texts_are_the_same_in_any_batch(run: Run, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = GenerationOptions(method, max_tokens=6, width=6, grow=2)
+    options = GenerationOptions(method, max_tokens=6, width=6, branching=2)
     whole = generate_rows(run, number=4, options=options)
     for together in (1, 2):
         monkeypatch.setitem(BATCH_SIZES, method, together)

@@ -28,7 +28,7 @@ def run_explain(arguments: argparse.Namespace) -> None:
     contexts = contexts_between(arguments.between, options.parse_context(arguments.context))
     ensemble, others = (
         [options.open_on_device(Run.open, folder, arguments) for folder in folders]
-        for folders in ((arguments.run, *arguments.ensemble), arguments.beside)
+        for folders in ((arguments.run, *arguments.ensemble), arguments.compare_with)
     )
     texts = _read_texts(arguments, ensemble[0].config.data.text)
     run_warnings = find_warnings([*ensemble, *others])

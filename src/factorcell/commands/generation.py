@@ -35,7 +35,7 @@ def generation_options(arguments: argparse.Namespace) -> GenerationOptions:
         min_tokens=arguments.min_tokens,
         no_repeat_ngram=arguments.no_repeat_ngram,
         width=arguments.width,
-        grow=arguments.grow,
+        branching=arguments.branching,
         length_penalty=arguments.length_penalty,
         banned=tuple(arguments.ban),
         stops=tuple(arguments.stop),

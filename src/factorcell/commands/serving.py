@@ -29,7 +29,7 @@ def run_serve(arguments: argparse.Namespace) -> None:
         from factorcell.service.privacy import Privacy, parse_duration
     except ModuleNotFoundError as error:
         raise UserError(f"serving requires {error.name}: pip install 'factorcell[serve]'") from None
-    retention = None if arguments.keep is None else parse_duration(arguments.keep)
+    retention = None if arguments.retention is None else parse_duration(arguments.retention)
     hint = arguments.hint or (DEMO_HINT if arguments.run == DEMO else "")
     default_store = f"sqlite:///{arguments.run.with_name(arguments.run.name + '.users.db')}"
     options = server.ServerOptions(
@@ -42,8 +42,8 @@ def run_serve(arguments: argparse.Namespace) -> None:
         typos=arguments.typos,
         precision=arguments.precision,
         block_list=arguments.block,
-        privacy=Privacy(tuple(arguments.never), retention),
-        cache_size=arguments.cached,
+        privacy=Privacy(tuple(arguments.withhold), retention),
+        cache_size=arguments.cache_size,
         settings=Settings(arguments.deadline_ms / 1000, origins=tuple(arguments.origin), pad=arguments.pad, hint=hint),
     )
     if arguments.run == DEMO and not (DEMO / "weights.safetensors").exists():

@@ -63,7 +63,7 @@ def search_beam(task: WritingTask, beam: Beam) -> list[list[GeneratedText]]:
 
 
 def search_stochastic_beam(
-    task: WritingTask, beam: Beam, sampler: Sampler, *, grow: int = 8, seed: int = 0, first: int = 0
+    task: WritingTask, beam: Beam, sampler: Sampler, *, branching: int = 8, seed: int = 0, first: int = 0
 ) -> list[list[GeneratedText]]:
     """Return the best texts of each context of `task` (B,), best first, by a stochastic beam search.
 
@@ -71,16 +71,16 @@ def search_stochastic_beam(
         task: The contexts and constraints.
         beam: The beam.
         sampler: How extensions are sampled.
-        grow: Sampled extensions per hypothesis; equal ones count once.
+        branching: Sampled extensions per hypothesis; equal ones count once.
         seed: The seed.
         first: The number of the first text; the draws of a text depend on the seed and its number.
     """
-    limits.check(grow=grow, seed=seed)
+    limits.check(branching=branching, seed=seed)
     generators = [random_generator(seed, first + text) for text in range(len(task.contexts))]
 
     def request_extensions(contexts: Sequence[int], count: int) -> TokenRequest:
         # Each step draws the same number of values, whatever the number of hypotheses.
-        places = [generators[context].random((beam.width, grow))[:count] for context in contexts]
+        places = [generators[context].random((beam.width, branching))[:count] for context in contexts]
         return sampler.draws(torch.from_numpy(np.concatenate(places)).to(task.contexts.device))
 
     return _search(task, beam, request_extensions)

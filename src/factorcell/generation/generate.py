@@ -63,7 +63,7 @@ class GenerationOptions:
         min_tokens: Minimum number of tokens, without the prompt.
         no_repeat_ngram: No n-gram of this size occurs twice, the prompt included; 0 permits repetitions.
         width: Hypotheses of a beam; by default 8, and 120 for `stochastic`.
-        grow: Sampled extensions of each hypothesis, for `stochastic`.
+        branching: Sampled extensions of each hypothesis, for `stochastic`.
         length_penalty: Beam searches compare log p / targets ** length_penalty: 1 prefers the lowest perplexity, 0 the
             most probable text, which is short.
         banned: Words that are never written.
@@ -83,7 +83,7 @@ class GenerationOptions:
     min_tokens: int = 0
     no_repeat_ngram: int = 0
     width: int | None = None
-    grow: int = 8
+    branching: int = 8
     length_penalty: float = 1.0
     banned: tuple[str, ...] = ()
     stops: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class GenerationOptions:
         limits.check(
             seed=self.seed,
             width=self.width,
-            grow=self.grow,
+            branching=self.branching,
             length_penalty=self.length_penalty,
             seconds=self.seconds,
         )
@@ -116,7 +116,7 @@ class GenerationOptions:
         default = STOCHASTIC_BEAM_WIDTH if self.method == "stochastic" else BEAM_WIDTH
         width = self.width or default
         hypotheses = {"beam": max(texts, width), "stochastic": width}.get(self.method, 1)
-        return hypotheses, self.grow if self.method == "stochastic" else hypotheses
+        return hypotheses, self.branching if self.method == "stochastic" else hypotheses
 
     def constraints(self, run: Run) -> Constraints:
         """Return the constraints in token ids.
@@ -340,7 +340,7 @@ def _write_texts(task: WritingTask, options: GenerationOptions, size: int, first
         return beam_search.search_beam(task, beam)
     if options.method == "stochastic":
         return beam_search.search_stochastic_beam(
-            task, beam, options.sampler(), grow=options.grow, seed=options.seed, first=first
+            task, beam, options.sampler(), branching=options.branching, seed=options.seed, first=first
         )
     steps = generate_steps(task, _choice(options, len(task.contexts), first))
     return [[text] for text in collect_texts(len(task.contexts), steps, task.constraints)]

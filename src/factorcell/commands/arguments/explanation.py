@@ -19,7 +19,7 @@ def explain(parser: Parser) -> None:
     text = "further runs whose log-likelihoods are averaged with those of RUN"
     parser.add_argument("--ensemble", nargs="+", type=Path, default=[], metavar="RUN", help=text)
     text = "other runs, each explained separately for comparison"
-    parser.add_argument("--beside", nargs="+", type=Path, default=[], metavar="RUN", help=text)
+    parser.add_argument("--compare-with", nargs="+", type=Path, default=[], metavar="RUN", help=text)
     options.add_output(parser, "--page", "write an HTML page", metavar="HTML")
     options.add_computing(parser, "float32")
 

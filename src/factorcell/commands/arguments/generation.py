@@ -42,7 +42,7 @@ def generate(parser: Parser) -> None:
     text = "beam width (default: 8; stochastic: 120)"
     rare.add_argument("--width", type=int, metavar="K", help=text)
     text = "tokens sampled per hypothesis of a stochastic beam"
-    rare.add_argument("--grow", type=int, default=8, metavar="L", help=text)
+    rare.add_argument("--branching", type=int, default=8, metavar="L", help=text)
     text = "beam search compares texts by log p / tokens ** A"
     rare.add_argument("--length-penalty", type=float, default=1.0, metavar="A", help=text)
     options.add_computing(parser, "float32")

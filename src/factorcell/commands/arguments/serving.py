@@ -27,9 +27,9 @@ def serve(parser: Parser) -> None:
     parser.add_argument("--precision", default="float32", choices=PRECISIONS, help=text)
     group = parser.section("privacy")
     text = "time after which texts are deleted, such as 90d (default: never)"
-    group.add_argument("--keep", metavar="TIME", help=text)
+    group.add_argument("--retention", metavar="TIME", help=text)
     text = "pattern of texts that are neither learned nor stored (repeatable)"
-    group.add_argument("--never", action="append", default=[], metavar="REGEX", help=text)
+    group.add_argument("--withhold", action="append", default=[], metavar="REGEX", help=text)
     text = "file with one phrase per line that is never suggested"
     group.add_argument("--block", type=Path, help=text)
     text = "pad each response to a multiple of this many bytes, to hide its length; 0: no padding"
@@ -40,7 +40,7 @@ def serve(parser: Parser) -> None:
     text = "origin of web pages that may send requests, such as https://shop.example (repeatable; default: none)"
     group.add_argument("--origin", action="append", default=[], metavar="URL", help=text)
     text = "number of users whose weights are cached in memory"
-    parser.rare.add_argument("--cached", type=int, default=1000, metavar="N", help=text)
+    parser.rare.add_argument("--cache-size", type=int, default=1000, metavar="N", help=text)
 
 
 def users_list(parser: Parser) -> None:
