@@ -278,7 +278,7 @@ class Learner:
             user.check(self.run)
             if user.state.shape != (self.state_rows, len(self.unknown_vector)):
                 raise UserError(
-                    f"{self.run.folder}: expected {self.state_rows} rows of {self.rule.optimiser} state, got {len(user.state)}"
+                    f"{self.run.folder}: {self.rule.optimiser} has {self.state_rows} state rows, got {len(user.state)}"
                 )
         vectors = np.stack([user.vector for user in users])
         nats, gradients = self.gradients(vectors, texts, rows)
