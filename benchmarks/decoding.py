@@ -49,15 +49,15 @@ class Bench:
         self.run, self.tokens, self.rows = run, tokens, 0
         self.contexts = [{column: value} for value in category_values(run.schema, column)]
         self.rates: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-        for name in ("step", "advance"):
-            setattr(run.model, name, self._count_rows(getattr(run.model, name)))
+        for owner, name in ((run.model, "step"), (run.model.backbone, "forward")):  # forward: in compiled decoding
+            setattr(owner, name, self._count_rows(getattr(owner, name)))
 
     def _count_rows(self, read: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that also counts the rows that it evaluates."""
 
-        def counted(token: torch.Tensor, *rest: Any) -> Any:
-            self.rows += len(token)
-            return read(token, *rest)
+        def counted(inputs: torch.Tensor, *rest: Any) -> Any:
+            self.rows += len(inputs)
+            return read(inputs, *rest)
 
         return counted
 
