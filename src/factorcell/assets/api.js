@@ -1,5 +1,5 @@
 "use strict";
-// The API page: a form for each operation of /openapi.json.
+// The API page shows a form for each operation that /openapi.json describes.
 
 const element = (name, text = "", properties = {}) =>
   Object.assign(document.createElement(name), { textContent: text }, properties);
@@ -27,7 +27,7 @@ function parameterField(parameter) {
 
 function fillPath(path, parameters, form) {
   return parameters.reduce(
-    (filled, { name }) => filled.replace(`{${name}}`, encodeURIComponent(form.elements[name].value)), path);
+    (filledPath, { name }) => filledPath.replace(`{${name}}`, encodeURIComponent(form.elements[name].value)), path);
 }
 
 async function send(method, path, body) {
@@ -62,14 +62,16 @@ function operationForm(path, method, operation, description) {
   }
   const button = element("button", "Send");
   const output = element("pre", "", { hidden: true, role: "status" });
-  form.append(element("p", "").appendChild(button).parentNode, output);
+  const buttonLine = element("p");
+  buttonLine.append(button);
+  form.append(buttonLine, output);
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     output.hidden = false;
     output.textContent = "...";
     try {
-      const filled = fillPath(path, parameters, form);
-      output.textContent = await send(method.toUpperCase(), filled, form.elements.body?.value);
+      const filledPath = fillPath(path, parameters, form);
+      output.textContent = await send(method.toUpperCase(), filledPath, form.elements.body?.value);
     } catch (error) {
       output.textContent = String(error);
     }

@@ -1,4 +1,4 @@
-"""The log of unexpected errors: their type and location, never the message, which may contain a user's text."""
+"""The log of unexpected errors: their types and locations, but no messages, which may contain texts of users."""
 
 import logging
 

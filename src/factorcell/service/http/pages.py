@@ -1,6 +1,6 @@
 """The demo page, the script for other sites, and the API page.
 
-Files are read once. Browsers check with each use, by the entity tag, whether a file has changed.
+Each file is read once. Browsers ask at each use whether the file has changed since they cached it (by its entity tag).
 """
 
 import hashlib
@@ -23,7 +23,7 @@ PAGE_POLICY = (
 DOCS_POLICY = (
     f"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'{NO_EMBEDDING}"
 )
-# Request path -> folder and name of the file, and its content security policy.
+# For each request path: the folder and the name of the file, and its content security policy.
 FILES = {
     "/": ("service/page", "index.html", PAGE_POLICY),
     **{
@@ -37,7 +37,7 @@ FILES = {
 
 
 def routes(hint: str = "") -> list[Route]:
-    """Return the routes of all files; `hint` is the placeholder of the empty search box."""
+    """Return the routes of all files of the pages; `hint` is the placeholder of the empty search box."""
     return [_route(path, *file, hint or HINT) for path, file in FILES.items()]
 
 
