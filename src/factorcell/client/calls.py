@@ -150,7 +150,7 @@ def _path(name: str, user: str, suffix: str = "") -> str:
 def _accept_request(
     *, user: str, text: str, idempotency_key: str | None = None, context: Context | None = None
 ) -> messages.AcceptRequest:
-    """Return a message with an idempotency key, so that the accepted text counts once even if it is sent repeatedly."""
+    """Return a message with an idempotency key, so that the text counts once even if the client retries the call."""
     key = secrets.token_urlsafe(16) if idempotency_key is None else idempotency_key
     return messages.AcceptRequest(user=user, text=text, idempotency_key=key, context={} if context is None else context)
 
@@ -165,7 +165,7 @@ accept = _post(
     "accept",
     _accept_request,
     messages.AcceptAnswer,
-    "Save and learn an accepted text; a text that is sent repeatedly counts once.",
+    "Save and learn an accepted text. If the client retries the call, the text still counts once.",
 )
 score = _post("score", messages.ScoreRequest, messages.ScoreAnswer, "Return how well the model predicts each text.")
 classify = _post(

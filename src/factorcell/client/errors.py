@@ -59,7 +59,7 @@ class UnexpectedAnswerError(ServiceError):
 
 
 class RefusedError(ServiceError):
-    """The service refused the request.
+    """The service refused the request or failed, or a proxy did so.
 
     Attributes:
         status: The HTTP status code.

@@ -1,4 +1,4 @@
-"""A list of phrases that no suggestion may contain, matched as whole words in any spelling of the same characters.
+"""A list of phrases that no suggestion may contain. A phrase is matched as whole words, in every Unicode form.
 
 Texts and phrases are compared after NFKC normalization and case folding. Before the comparison, invisible characters
 are removed, and each run of white space and underscores becomes one space. Accents are significant.

@@ -32,9 +32,10 @@ class AcceptResult:
     """The result of accepting a text.
 
     Attributes:
-        outcome: "learned": saved and learned. "kept": saved; the model learns it later, after the texts before it.
-            "repeated": the idempotency key was used before, so nothing was changed. "paused": not saved, because
-            learning is paused. "withheld": not saved, because the text seems to contain private data.
+        outcome: "learned": the text is saved and learned. "kept": the text is saved, and the model learns it later,
+            after the texts before it. "repeated": the idempotency key was used before, so nothing was changed.
+            "paused": the text is not saved, because learning is paused. "withheld": the text is not saved, because it
+            seems to contain private data.
         number: The number of the saved text, counted from 1 over all texts ever saved in the record; None if not saved.
         user_version: The version of the user's record after the call.
         why: What a withheld text seems to contain, such as "a password".

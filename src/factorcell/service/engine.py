@@ -44,7 +44,7 @@ MAX_CACHED_TOKENS = 32  # maximum number of tokens of a cached typed text
 
 Context = Mapping[str, Any]
 Degradation = Literal["time", "store"]
-# The model, the user, the version of the user's record, and the name, kind (is it a boolean?) and value of each column.
+# Model, user, version of the user's record, and for each column: its name, whether its value is a boolean, its value.
 Key = tuple[ServedModel, str | None, int | None, tuple[tuple[str, bool, Any], ...]]
 
 
@@ -141,7 +141,7 @@ class Service:
         self._relearner = Relearner(self.relearn)
 
     def replace_model(self, model: ServedModel) -> None:
-        """Serve another model from now on; it learns the saved texts of a user after that user's next request."""
+        """Serve another model from now on; the model learns a user's saved texts after that user's next request."""
         self.model = model
         self._typed.drop()
 
@@ -165,7 +165,7 @@ class Service:
             degraded = "store"
             version, typed = self._type(model, None, context, prefix)
         complete_words = prefix[: prefix.rfind(" ") + 1]
-        # If the complete words contain a blocked phrase, so would every suggestion.
+        # If the complete words contain a blocked phrase, every suggestion would contain it too.
         if model.is_allowed is not None and complete_words and not model.is_allowed(complete_words):
             return Completions([], degraded, version)
         result = model.completer.suggest(typed, request.limit, request.deadline, request.stop)
@@ -226,7 +226,7 @@ class Service:
         return Profile(user, record.version, record.accepted, record.texts, record.paused, learned)
 
     def export(self, user: str) -> dict[str, Any] | None:
-        """Return the texts and settings of a user as JSON values, which `restore` reads; None without a record."""
+        """Return the texts and settings of a user as JSON values, which `restore` reads; None if there is no record."""
         record = self.store.read(checked_id(user))
         return None if record is None else changes.export_record(record)
 
@@ -301,7 +301,7 @@ class Service:
         return False
 
     def wait_for_learning(self, seconds: float = changes.WRITE_TIMEOUT) -> bool:
-        """Wait until the background thread has learned all queued users; return False after `seconds`."""
+        """Wait until the background thread has learned all queued users; return False if `seconds` pass."""
         return self._relearner.wait_until_idle(seconds)
 
     def expire(self) -> int:
@@ -344,7 +344,7 @@ class Service:
         typed = model.completer.type(cached, prefix)
         if record is None or model.has_learned(record):
             self._typed.put(key, typed if len(typed.tokens) <= MAX_CACHED_TOKENS else cached)
-        else:  # without a cached text, the next request reads the record again and sees whether it is learned
+        else:  # nothing is cached, so the next request reads the record again
             self._relearner.add(record.user)
         return version, typed
 

@@ -46,7 +46,7 @@ class ServedModel:
         self._learner = Learner(run, unknown=UNKNOWN_POLICY) if distinguishes_users(run) else None
         self.completer = new_suggester(run, unknown=UNKNOWN_POLICY, typos=typos, is_allowed=is_allowed)
         rule = LearningRule() if self._learner is None else self._learner.rule
-        # A default reach is not part of the identity.
+        # The reach is a part of the identity only if it differs from its default.
         reach = "" if rule.reach == LearningRule.reach else f"{float(rule.reach)!r} "
         settings = f"{rule.optimiser} {float(rule.rate)!r} {reach}{UNKNOWN_POLICY}".encode()
         self.identity = hashlib.blake2b(run.fingerprint + settings, digest_size=DIGEST).digest()
@@ -89,7 +89,10 @@ class ServedModel:
         return not record.texts if state is None else state.last_number == record.accepted
 
     def user(self, record: Record | None) -> User | None:
-        """Return the user in the learned state of a record, with a history; None if the model has no user column."""
+        """Return the user in the learned state of a record, with the newest saved texts as history.
+
+        The result is None if the run does not distinguish users.
+        """
         if self._learner is None:
             return None
         if record is None:
@@ -127,7 +130,7 @@ class ServedModel:
     def _learn_one(self, user: User, text: StoredText) -> User:
         contexts: list[Mapping[str, Any]] = [{}]
         if text.context:
-            contexts.insert(0, text.context)  # the model may not know this context, and then learns without it
+            contexts.insert(0, text.context)  # a model that does not know this context learns the text without it
         for context in contexts:
             with suppress(UserError):
                 (updated,), _ = self.learner.learn([user], [text.text], [context])

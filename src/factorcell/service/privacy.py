@@ -21,7 +21,7 @@ CARD_DIGITS = (13, 19)  # minimum and maximum length of a card number
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}  # seconds by unit of a duration
 
 _EMAIL = regex.compile(r"(?<=[^\s@<>()\[\],;:])@[^\s@<>()\[\],;:]+\.[^\s@<>()\[\],;:]{2,}")
-_DIGITS = regex.compile(r"\d{3,}(?:[ .\-\u00a0\u202f]\d{3,})*")  # digit groups as on payment cards
+_DIGITS = regex.compile(r"\d{3,}(?:[ .\-\u00a0\u202f]\d{3,})*")  # groups of three or more digits, as on payment cards
 # Repetitions are possessive or bounded; therefore the search takes milliseconds even in the longest text.
 _SECRETS = regex.compile(
     r"\b(?:pass(?:word|wd|phrase|code)?|pwd|passwort|kennwort|contraseña)\s*+[:=]\s*+\S"
@@ -33,7 +33,10 @@ _SECRETS = regex.compile(
     regex.IGNORECASE,
 )
 _PLAIN = set("'’-.,:;()/\"?&#_")  # punctuation that is common in ordinary text, and therefore no sign of a password
-_SHORTEST, _SHORTEST_PLAIN = 8, 20  # minimum characters of a detected password with special characters, and without
+_SHORTEST, _SHORTEST_PLAIN = (
+    8,
+    20,
+)  # minimum length of a word that may be a password: with special characters, and without
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 def application(site: Site, watcher: Watcher | None = None) -> Starlette:
     """Return the application of a site.
 
-    Its startup starts the `watcher`; its shutdown closes the watcher and the site.
+    The startup of the application starts the `watcher`; the shutdown closes the watcher and the site.
     """
 
     @asynccontextmanager

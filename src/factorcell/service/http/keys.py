@@ -31,7 +31,7 @@ BURST = 2.0  # a burst may have as many requests as the rate allows in these sec
 
 
 class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A key: its name, its SHA-256 in hexadecimal, its scopes, and the allowed requests per second (None: any)."""
+    """A key: its name, its SHA-256 in hexadecimal, its scopes, and the requests per second (None: no limit)."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
     hash: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]

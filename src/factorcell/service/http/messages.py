@@ -1,4 +1,4 @@
-"""The messages of the HTTP API; requests are parsed and validated by these types, and the API is described by them."""
+"""The types of the HTTP messages. They define which requests are valid and what the OpenAPI description says."""
 
 from typing import Annotated, Literal
 
@@ -205,7 +205,7 @@ class ScoreAnswer(Message):
 
 
 class ClassifyRequest(RequestMessage):
-    """Texts to classify by the column `target`, into its given `values` or by default into all known values."""
+    """Texts to classify by their value of the column `target`; `values` are the candidates (by default all known)."""
 
     target: Annotated[str, Meta(min_length=1, max_length=MAX_VALUE_LENGTH)]
     texts: Annotated[list[ContextText], Meta(min_length=1, max_length=MAX_TEXTS)]
@@ -227,7 +227,10 @@ class ClassifyAnswer(Message):
 
 
 class Hypothesis(RequestMessage):
-    """A text that a recognizer proposes, and its scores in nats by name. The recognizer's language model gives `lm`."""
+    """A text that a recognizer proposes, and its scores in nats by name.
+
+    `lm` is the score of the recognizer's own language model.
+    """
 
     text: Annotated[str, Meta(max_length=MAX_BYTES)]
     scores: dict[str, Score] = {}

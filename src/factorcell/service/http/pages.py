@@ -1,6 +1,7 @@
 """The demo page, the script for other sites, and the API page.
 
-Each file is read once. Browsers ask at each use whether the file has changed since they cached it (by its entity tag).
+Each file is read once. When a browser requests a file that it has cached, it sends the entity tag of the file to ask
+whether the file has changed.
 """
 
 import hashlib

@@ -36,9 +36,7 @@ from factorcell.service.privacy import Privacy
 from factorcell.service.stores.opening import open_store
 
 LOG = logging.getLogger("factorcell.service")
-SWITCH_INTERVAL = (
-    0.0005  # seconds after which Python switches threads; shorter than its default, as a request uses several threads
-)
+SWITCH_INTERVAL = 0.0005  # seconds after which Python switches threads; short, because a request uses several threads
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 POLL = 0.2  # seconds between two checks of workers and signals
 
@@ -63,7 +61,7 @@ class ServerOptions:
     def model(self) -> ServedModel:
         """Open the run as it is now, and try it out by completing and learning one text."""
         is_allowed = None if self.block_list is None else BlockList.read(self.block_list)
-        folder = self.run.absolute()  # problem details hide this path; the path "." would match in many messages
+        folder = self.run.absolute()  # problem details replace this path; the path "." would match in many messages
         model = ServedModel(Run.open(folder, precision=self.precision), typos=self.typos, is_allowed=is_allowed)
         model.probe()
         return model
@@ -145,7 +143,7 @@ def serve(options: ServerOptions, notify: Callable[[str], None]) -> None:
 
 
 def uvicorn_server(app: ASGIApp) -> uvicorn.Server:
-    """Return the uvicorn server of an application; requests are not logged."""
+    """Return a uvicorn server of an application, which does not log requests."""
     config = uvicorn.Config(
         app,
         http="h11",

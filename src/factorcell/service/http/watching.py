@@ -61,7 +61,7 @@ class Watcher:
         self._thread.start()
 
     def reload(self) -> None:
-        """Open the run again at once, even if it has not changed. A signal handler may call this."""
+        """Open the run again at once, even if the run has not changed. A signal handler may call this."""
         self._reload = True
         self._wake.set()
 

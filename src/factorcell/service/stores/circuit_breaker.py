@@ -18,7 +18,7 @@ from factorcell.service.stores.store import PAGE, Store
 
 RETRY = 1.0  # seconds between two probes
 CHECK = 1.0  # seconds between two checks of a working store
-CALM = 10.0  # seconds; if no earlier failure is as recent, the first probe is sent at once
+CALM = 10.0  # the first probe is sent at once if the previous failure is at least this many seconds old
 PROBE_USER = "-"  # the user id in the reading probe, whose result is ignored
 
 P = ParamSpec("P")

@@ -39,7 +39,7 @@ TABLES = (
 
 
 class BoundedConnection(psycopg.Connection[Any]):
-    """A connection that is closed if the server does not answer in time."""
+    """A connection that is closed if the server does not answer within `answer_timeout`."""
 
     answer_timeout = WAIT  # seconds
 
@@ -47,7 +47,7 @@ class BoundedConnection(psycopg.Connection[Any]):
         return super().wait(self._bounded(gen), interval, timeout)
 
     def _bounded(self, gen: PQGen[T]) -> PQGen[T]:
-        """Run the generator `gen`, which waits for the server, until it returns; at the deadline, close and raise."""
+        """Run `gen`, which waits for the server; at the deadline, close the connection and raise an error."""
         deadline = monotonic() + self.answer_timeout
         try:
             waits_for = next(gen)
@@ -132,7 +132,7 @@ class PostgresStore(SQLStore):
 
     @contextmanager
     def _connection(self) -> Iterator[BoundedConnection]:
-        """Yield a connection from the pool. After it has failed, check the idle connections of the pool."""
+        """Yield a connection from the pool. If the connection breaks, check the idle connections of the pool."""
         connection = None
         try:
             with self._pool.connection() as connection:
