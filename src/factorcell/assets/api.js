@@ -4,10 +4,12 @@
 const element = (name, text = "", properties = {}) =>
   Object.assign(document.createElement(name), { textContent: text }, properties);
 
+// Return the schema to which a schema with $ref refers; other schemas are returned unchanged.
 function resolve(schema, description) {
   return schema.$ref ? description.components.schemas[schema.$ref.split("/").pop()] : schema;
 }
 
+// Return an example value of a schema: objects have only their required fields.
 function example(schema, description) {
   const resolved = resolve(schema, description);
   if (resolved.anyOf) return example(resolved.anyOf[0], description);
@@ -25,11 +27,13 @@ function parameterField(parameter) {
   return label;
 }
 
+// Return a path such as /v1/users/{user} with the values of the form in place of its parameters.
 function fillPath(path, parameters, form) {
   return parameters.reduce(
     (filledPath, { name }) => filledPath.replace(`{${name}}`, encodeURIComponent(form.elements[name].value)), path);
 }
 
+// Send a request and return its status, its duration and the body of the response as text.
 async function send(method, path, body) {
   const headers = {};
   const key = document.getElementById("key").value;

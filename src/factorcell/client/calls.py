@@ -82,8 +82,10 @@ class Call(Generic[T]):
         except UNREADABLE:
             problem = Problem(type="about:blank", title=response.reason_phrase, status=status, detail="")
         seconds = response.headers.get("retry-after", "")
-        kind = ERRORS_BY_STATUS.get(status, InvalidRequestError if status // 100 == 4 else FailedError)
-        return kind(self.name, problem, float(seconds) if seconds.isascii() and seconds.isdigit() else None)
+        retry_after = float(seconds) if seconds.isascii() and seconds.isdigit() else None
+        default_type = InvalidRequestError if 400 <= status < 500 else FailedError
+        error_type = ERRORS_BY_STATUS.get(status, default_type)
+        return error_type(self.name, problem, retry_after)
 
 
 class ChunkReader:

@@ -34,7 +34,9 @@ class _Operation(Generic[P, T]):
     @overload
     def __get__(self, client: "AsyncClient", kind: Any = None) -> Callable[P, Coroutine[Any, Any, T]]: ...
     def __get__(self, client: Any, kind: Any = None) -> Any:
-        return self.make if client is None else lambda *args, **fields: client._ask(self.make(*args, **fields))
+        if client is None:  # the attribute of the class
+            return self.make
+        return lambda *args, **fields: client._ask(self.make(*args, **fields))
 
 
 class _Operations(Generic[H]):

@@ -50,10 +50,10 @@ def _of_numpy(value: Any) -> Any:
     if kind == "f":  # as in `factorcell.data.values.widened`, the 32-bit number 4.7 is sent as 4.7
         exact = float(value)
         return exact if value.itemsize >= 8 or exact.is_integer() else float(str(value))
-    if kind == "M" and value == value:
+    if kind == "M" and value == value:  # a datetime64 that is not missing (NaT)
         exceeds_microseconds = value.dtype.str[-4:] in ("[ns]", "[ps]", "[fs]", "[as]")
         moment = (value.astype("datetime64[us]") if exceeds_microseconds else value).item()
         return moment.isoformat() if isinstance(moment, date) else str(value)
-    if kind in "biuUO":
+    if kind in "biuUO":  # a boolean, an integer, a text or a Python object
         return value.item()
     raise TypeError(f"numpy {value.dtype}")

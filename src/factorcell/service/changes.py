@@ -60,13 +60,13 @@ def apply(store: Store, user: str, change: Change, now: Callable[[], int]) -> tu
     """
     deadline = time.monotonic() + WRITE_TIMEOUT
     while True:
-        before = store.read(user)
-        record = before or Record.new(user, now())
+        stored = store.read(user)
+        record = stored or Record.new(user, now())
         after = change(record)
         if after is record:
             return record, record
         after = replace_fields(after, version=record.version + 1, updated_at=now())
-        if store.write(after, before.version if before else None):
+        if store.write(after, stored.version if stored else None):
             return record, after
         if time.monotonic() > deadline:
             raise StoreError(f"user record: other writers changed it for {WRITE_TIMEOUT:g} seconds; try again later")

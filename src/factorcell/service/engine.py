@@ -182,7 +182,7 @@ class Service:
             key: An idempotency key: repeated calls with the same key have the effect of one call.
 
         Returns:
-            What happened to the text, and its number if it was saved.
+            The outcome, and the number of the text if it was saved.
 
         Raises:
             UserError: The id, text, context or key is invalid, or the model does not distinguish users.

@@ -31,7 +31,7 @@ class Relearner:
             self._last = self._thread.submit(self._run, user)
 
     def wait_until_idle(self, seconds: float) -> bool:
-        """Wait until all queued users are learned; return False if they are not after `seconds`."""
+        """Wait until all queued users are learned; return False if this takes more than `seconds`."""
         deadline = monotonic() + seconds
         while (last := self._last) is not None and not last.done() and monotonic() < deadline:
             wait([last], deadline - monotonic())

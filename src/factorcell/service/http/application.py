@@ -210,8 +210,10 @@ def _authorize(site: Site, scope: str, request: Request) -> None:
         reason = "unknown key" if token else "no key"
         detail = f"{reason}; send the header Authorization: Bearer KEY with a key of this service"
         raise ProblemError("no-key", detail, headers={"WWW-Authenticate": "Bearer"})
-    if wait := site.keys.take(key):
-        raise ProblemError("too-many", f"this key allows {key.rate:g} requests per second; wait and retry", retry=wait)
+    if wait_seconds := site.keys.take_token(key):
+        raise ProblemError(
+            "too-many", f"this key allows {key.rate:g} requests per second; wait and retry", retry=wait_seconds
+        )
     if scope not in key.scopes:
         raise ProblemError("not-allowed", f"this request needs a key with the scope {scope}")
 

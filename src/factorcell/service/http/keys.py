@@ -106,11 +106,12 @@ class TokenBucket:
         self._tokens, self._time = self.capacity, time.monotonic()
         self._lock = threading.Lock()
 
-    def take(self) -> float:
+    def take_token(self) -> float:
         """Take a token for a request and return 0, or return the seconds until there is a token."""
         with self._lock:
             now = time.monotonic()
-            self._tokens, self._time = min(self.capacity, self._tokens + (now - self._time) * self.rate), now
+            self._tokens = min(self.capacity, self._tokens + (now - self._time) * self.rate)
+            self._time = now
             if self._tokens >= 1:
                 self._tokens -= 1
                 return 0.0
@@ -148,7 +149,7 @@ class KeyRing:
         """Return the entry of the file for a key, or None."""
         return self._keys.get(_digest(key))
 
-    def take(self, key: Key) -> float:
+    def take_token(self, key: Key) -> float:
         """Take a token for a request with a key and return 0, or return the seconds until there is a token."""
         bucket = self._buckets.get(key)
-        return bucket.take() if bucket else 0.0
+        return bucket.take_token() if bucket else 0.0

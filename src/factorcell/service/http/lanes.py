@@ -129,7 +129,7 @@ class Lane:
         if first is None:
             await task
 
-        async def rest() -> AsyncIterator[T]:
+        async def all_values() -> AsyncIterator[T]:
             try:
                 value = first
                 while value is not None:
@@ -140,7 +140,7 @@ class Lane:
             finally:
                 task.cancel()
 
-        return rest()
+        return all_values()
 
     def close(self) -> None:
         """Wait for running work and drop the queue."""

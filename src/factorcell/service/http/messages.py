@@ -95,7 +95,7 @@ class AcceptRequest(RequestMessage):
 
 
 class AcceptAnswer(Message):
-    """What happened to an accepted text. A saved text is on disk."""
+    """The outcome of accepting a text. A saved text is on disk."""
 
     outcome: Literal["learned", "kept", "repeated", "paused", "withheld"]
     number: Annotated[

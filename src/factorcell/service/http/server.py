@@ -166,12 +166,14 @@ def supervise(options: ServerOptions, listener: socket.socket) -> None:
     """Run the workers until SIGINT or SIGTERM, replace those that die, and forward SIGHUP to them."""
     context = multiprocessing.get_context("spawn")
     stops, reloads = list[int](), list[int]()  # received signals
-    handlers: dict[int, list[int]] = {signal.SIGINT: stops, signal.SIGTERM: stops}
+    received: dict[int, list[int]] = {signal.SIGINT: stops, signal.SIGTERM: stops}
     if hasattr(signal, "SIGHUP"):
-        handlers[signal.SIGHUP] = reloads
-    previous_handlers = {
-        number: signal.signal(number, lambda number, _: handlers[number].append(number)) for number in handlers
-    }
+        received[signal.SIGHUP] = reloads
+
+    def record_signal(number: int, _: object) -> None:
+        received[number].append(number)
+
+    previous_handlers = {number: signal.signal(number, record_signal) for number in received}
 
     def start() -> SpawnProcess:
         process = context.Process(target=work, args=(options, listener))

@@ -48,9 +48,9 @@ class Settings:
 def _lanes() -> dict[str, Lane]:
     threads = usable_cores()
     return {
-        "search": Lane("search", threads, 256, MIN_SEARCH_SECONDS),
-        "change": Lane("change", threads, 256),
-        "batch": Lane("batch", 1, 16),
+        "search": Lane("search", threads, max_waiting=256, min_seconds=MIN_SEARCH_SECONDS),
+        "change": Lane("change", threads, max_waiting=256),
+        "batch": Lane("batch", 1, max_waiting=16),
     }
 
 

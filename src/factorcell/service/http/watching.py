@@ -83,7 +83,8 @@ class Watcher:
                 LOG.warning("expired texts could not be deleted: the store does not answer")
 
     def _check_model(self) -> None:
-        stamp, is_forced, self._reload = folder_stamp(self.folder), self._reload, False
+        stamp = folder_stamp(self.folder)
+        is_forced, self._reload = self._reload, False
         if stamp == self.run_stamp and not is_forced:
             return
         self.run_stamp = stamp

@@ -549,10 +549,11 @@
 
   /** Split a suggestion into the part that the user has typed and the rest. */
   function split(text, typed) {
-    const [all, start] = [[...text], [...canonical(typed)]];
+    const textCharacters = [...text];
+    const typedCharacters = [...canonical(typed)];
     let index = 0;
-    while (index < start.length && all[index] === start[index]) index++;
-    return [all.slice(0, index).join(""), all.slice(index).join("")];
+    while (index < typedCharacters.length && textCharacters[index] === typedCharacters[index]) index++;
+    return [textCharacters.slice(0, index).join(""), textCharacters.slice(index).join("")];
   }
 
   /** Return 32 random hexadecimal digits (`randomUUID` does not exist on plain HTTP). */

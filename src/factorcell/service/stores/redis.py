@@ -100,6 +100,7 @@ class RedisStore:
         with self._as_store_errors():
             return bool(self._delete([_key(user), ALL, OLDEST], values))
 
+    # In ranges of a sorted set, ( excludes the bound that follows, and - and + are the lowest and the highest member.
     def users(self, after: str = "", limit: int = PAGE) -> list[str]:
         first = b"(" + after.encode() if after else b"-"
         with self._as_store_errors():
@@ -162,7 +163,7 @@ class RedisStore:
     @contextmanager
     def _as_store_errors(self) -> Iterator[None]:
         if self._closed:
-            raise StoreError("store redis: it is closed")
+            raise StoreError("store redis: the store is closed")
         try:
             yield
         except redis.RedisError as error:

@@ -16,7 +16,7 @@ from factorcell.config import UserError
 from factorcell.service.record import StoreError
 from factorcell.service.stores.store import SQLStore, check_schema
 
-APPLICATION = 0x66637573  # "fcus", the application id in the header of the file
+APPLICATION = 0x66637573  # application id in the header of the file: the letters "fcus" in ASCII
 WAIT = 5.0  # seconds for which a connection waits while another process writes
 SETTINGS = ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON", "trusted_schema=OFF", "cell_size_check=ON")
 
@@ -29,7 +29,7 @@ TABLES = (
 
 
 class SQLiteStore(SQLStore):
-    """A `Store` in the file `path`, which is created if it does not exist."""
+    """A `Store` in an SQLite file, which is created if it does not exist."""
 
     def __init__(self, path: Path) -> None:
         """Open the file; raise a `UserError` if it is not a store, has a newer schema, or cannot be opened."""
@@ -79,7 +79,7 @@ class SQLiteStore(SQLStore):
     def _connection(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection for exclusive use, and close the connection if it fails."""
         if self._closed:
-            raise StoreError("store sqlite: it is closed")
+            raise StoreError("store sqlite: the store is closed")
         connection = None
         try:
             connection = self._take()
