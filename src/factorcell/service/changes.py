@@ -106,7 +106,7 @@ def add_text(record: Record, text: StoredText, key: str | None, model: ServedMod
 
 
 def keep_texts(record: Record, texts: tuple[StoredText, ...]) -> Record:
-    """Replace the texts of a record by a subset, and discard the learned states, which depend on the removed texts."""
+    """Replace the texts of a record by a subset; discard the learned states, because they depend on removed texts."""
     return record if texts == record.texts else replace_fields(record, texts=texts, states=())
 
 

@@ -1,4 +1,4 @@
-"""The log of unexpected errors: their types and locations, but no messages, which may contain texts of users."""
+"""The log of unexpected errors: their types and locations. Messages are omitted, as they may contain user texts."""
 
 import logging
 

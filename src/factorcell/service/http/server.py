@@ -143,7 +143,7 @@ def serve(options: ServerOptions, notify: Callable[[str], None]) -> None:
 
 
 def uvicorn_server(app: ASGIApp) -> uvicorn.Server:
-    """Return a uvicorn server of an application, which does not log requests."""
+    """Return a uvicorn server that runs an application and does not log requests."""
     config = uvicorn.Config(
         app,
         http="h11",
