@@ -1,5 +1,5 @@
-/* A chart of the top suggestions for a prefix. Each step shows the suggestions after a text was accepted or removed, and
-   a line connects the places of one suggestion. The newest step is on the right, next to the list of its suggestions.
+/* A chart of the top suggestions for a prefix. Each step shows the suggestions after a text was accepted or removed,
+   and a line joins the places of one suggestion. The newest step is on the right, next to a list of its suggestions.
    The size of a dot shows the probability of the suggestion. */
 "use strict";
 

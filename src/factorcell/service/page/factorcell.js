@@ -8,8 +8,8 @@
 
    The input becomes an ARIA 1.2 combobox with a list of suggestions in the top layer. The script needs no build step
    and loads nothing else. It inserts all text as text nodes and its styles as a constructed style sheet; a strict
-   content security policy allows both. The rules use :where() and have no specificity; therefore any rule of the site for
-   .fc-pop, .fc-option, .fc-typed, .fc-rest, .fc-source or .fc-note overrides them. */
+   content security policy allows both. The rules use :where() and have no specificity; therefore any rule of the site
+   for .fc-pop, .fc-option, .fc-typed, .fc-rest, .fc-source or .fc-note overrides them. */
 "use strict";
 
 (() => {
