@@ -33,7 +33,7 @@ def test_service_of_the_parent_is_refused_in_the_child(service: Service) -> None
             lambda: service.relearn("ann"),
             lambda: service.check(),
         ):
-            with pytest.raises(UserError, match="store: expected the process that opened it, got a process that was"):
+            with pytest.raises(UserError, match="store: it was opened in another process, from which this process was"):
                 call()
         service.close()
 

@@ -28,7 +28,7 @@ def test_identity_depends_on_the_learning_rule(tmp_path: Path) -> None:
 
 
 def test_user_column_is_refused_as_context(service: Service) -> None:
-    message = "context who: this column is the user of the model; set `user` instead"
+    message = "context who: the model reads this column as the user; set `user` instead"
     for user in (None, "ann"):
         with pytest.raises(UserError, match=message):
             service.complete(CompletionRequest("a", user=user, context={"who": "ann"}))

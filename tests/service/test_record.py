@@ -34,7 +34,7 @@ FULL = msgspec.structs.replace(
 
 
 def test_bytes_contain_the_whole_record() -> None:
-    full = msgspec.structs.replace(FULL, keys=FULL.with_key("a", 3))
+    full = msgspec.structs.replace(FULL, keys=FULL.keys_with("a", 3))
     assert Record.from_bytes(full.to_bytes(), "Ann 1") == full
     assert full.oldest == 7
     assert Record.new("Bob", 5).oldest == 5
@@ -90,19 +90,19 @@ def test_stored_ids_that_are_not_utf8_are_refused(content: bytes) -> None:
 def test_number_of_keys_and_states_is_bounded() -> None:
     record = Record.new("Ann", 0)
     for number in range(MAX_KEYS + 5):
-        record = msgspec.structs.replace(record, keys=record.with_key(f"k{number}", number))
+        record = msgspec.structs.replace(record, keys=record.keys_with(f"k{number}", number))
     assert len(record.keys) == MAX_KEYS
     assert (record.number_of("k4"), record.number_of("k5")) == (None, 5)
     for number in range(MAX_STATES + 1):
         state = LearnedState(bytes([number]) * 16, 1, b"")
-        record = msgspec.structs.replace(record, states=record.with_state(state))
+        record = msgspec.structs.replace(record, states=record.states_with(state))
     assert [state.model[0] for state in record.states] == list(range(1, MAX_STATES + 1))
     again = LearnedState(bytes([1]) * 16, 2, b"")
-    assert [(state.model[0], state.last_number) for state in record.with_state(again)] == [(2, 1), (1, 2)]
+    assert [(state.model[0], state.last_number) for state in record.states_with(again)] == [(2, 1), (1, 2)]
 
 
 def test_idempotency_key_is_stored_as_a_digest() -> None:
-    record = msgspec.structs.replace(FULL, keys=FULL.with_key("my secret", 1))
+    record = msgspec.structs.replace(FULL, keys=FULL.keys_with("my secret", 1))
     assert b"my secret" not in record.to_bytes()
 
 

@@ -1,13 +1,15 @@
 "use strict";
-// The API page: a form for each operation of /openapi.json.
+// The API page shows a form for each operation that /openapi.json describes.
 
 const element = (name, text = "", properties = {}) =>
   Object.assign(document.createElement(name), { textContent: text }, properties);
 
+// Return the schema to which a schema with $ref refers; other schemas are returned unchanged.
 function resolve(schema, description) {
   return schema.$ref ? description.components.schemas[schema.$ref.split("/").pop()] : schema;
 }
 
+// Return an example value of a schema: objects have only their required fields.
 function example(schema, description) {
   const resolved = resolve(schema, description);
   if (resolved.anyOf) return example(resolved.anyOf[0], description);
@@ -25,11 +27,13 @@ function parameterField(parameter) {
   return label;
 }
 
+// Return a path such as /v1/users/{user} with the values of the form in place of its parameters.
 function fillPath(path, parameters, form) {
   return parameters.reduce(
-    (filled, { name }) => filled.replace(`{${name}}`, encodeURIComponent(form.elements[name].value)), path);
+    (filledPath, { name }) => filledPath.replace(`{${name}}`, encodeURIComponent(form.elements[name].value)), path);
 }
 
+// Send a request and return its status, its duration and the body of the response as text.
 async function send(method, path, body) {
   const headers = {};
   const key = document.getElementById("key").value;
@@ -62,14 +66,16 @@ function operationForm(path, method, operation, description) {
   }
   const button = element("button", "Send");
   const output = element("pre", "", { hidden: true, role: "status" });
-  form.append(element("p", "").appendChild(button).parentNode, output);
+  const buttonLine = element("p");
+  buttonLine.append(button);
+  form.append(buttonLine, output);
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     output.hidden = false;
     output.textContent = "...";
     try {
-      const filled = fillPath(path, parameters, form);
-      output.textContent = await send(method.toUpperCase(), filled, form.elements.body?.value);
+      const filledPath = fillPath(path, parameters, form);
+      output.textContent = await send(method.toUpperCase(), filledPath, form.elements.body?.value);
     } catch (error) {
       output.textContent = String(error);
     }

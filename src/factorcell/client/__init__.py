@@ -1,4 +1,4 @@
-"""A client of the service over HTTP; it needs only httpx and msgspec, neither PyTorch nor the server."""
+"""A client of the service over HTTP. It needs httpx and msgspec, but neither PyTorch nor the packages of the server."""
 
 from factorcell.client.clients import AsyncClient, Client
 from factorcell.client.errors import (

@@ -1,6 +1,6 @@
-"""Requests and responses as values: one function per operation, which returns a `Call` and sends nothing.
+"""Requests and responses as values: for each operation, a function that returns a `Call` and sends nothing.
 
-The keyword arguments of a function are the fields of its message, with the same names, types and defaults.
+The keyword arguments of the function are the fields of the message of the operation, with the same types and defaults.
 """
 
 import inspect
@@ -30,18 +30,18 @@ from factorcell.service.http.messages import Context, Export, Problem, TextChunk
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# always: a repeated call does no harm. if_no_effect: repeat only if no earlier attempt had an effect. never: the caller
-# needs the current state of the server.
+# When a failed call may be repeated. "always": a repetition does no harm. "if_no_effect": no earlier attempt had an
+# effect. "never": the caller asks for the current state of the server, which the failure shows.
 Repeat = Literal["always", "if_no_effect", "never"]
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 @dataclass(frozen=True)
 class Call(Generic[T]):
-    """A request to the service.
+    """A request to the service, and the type of its response.
 
     Attributes:
-        name: The operation.
+        name: The name of the operation.
         method: The HTTP method.
         path: The path below the address of the service.
         response_type: The type of the response; `str` for plain text.
@@ -57,7 +57,7 @@ class Call(Generic[T]):
     repeat: Repeat = "always"
 
     def read(self, content: bytes) -> T:
-        """Return the parsed response. `UnexpectedAnswerError` if the bytes are not a valid response."""
+        """Return the parsed response; raise an `UnexpectedAnswerError` if the bytes are not a valid response."""
         try:
             result = (
                 content.decode() if self.response_type is str else msgspec.json.decode(content, type=self.response_type)
@@ -69,7 +69,7 @@ class Call(Generic[T]):
             ) from None
 
     def answer(self, response: httpx.Response) -> T:
-        """Return the result of a response. `RefusedError` if it is a problem."""
+        """Return the result in a response; raise a `RefusedError` if the status is not 200."""
         if response.status_code != HTTPStatus.OK:
             raise self.refusal(response)
         return self.read(response.content)
@@ -82,21 +82,23 @@ class Call(Generic[T]):
         except UNREADABLE:
             problem = Problem(type="about:blank", title=response.reason_phrase, status=status, detail="")
         seconds = response.headers.get("retry-after", "")
-        kind = ERRORS_BY_STATUS.get(status, InvalidRequestError if status // 100 == 4 else FailedError)
-        return kind(self.name, problem, float(seconds) if seconds.isascii() and seconds.isdigit() else None)
+        retry_after = float(seconds) if seconds.isascii() and seconds.isdigit() else None
+        default_type = InvalidRequestError if 400 <= status < 500 else FailedError
+        error_type = ERRORS_BY_STATUS.get(status, default_type)
+        return error_type(self.name, problem, retry_after)
 
 
 class ChunkReader:
     """Parses the server-sent events of a call as their bytes arrive.
 
-    Only line feeds end a line: other line separators, such as U+2028, are part of the JSON.
+    Only line feeds end a line. Other line separators, such as U+2028, are part of the JSON.
     """
 
     def __init__(self, call: Call[TextChunk]) -> None:
         self.call, self._rest, self._done = call, b"", False
 
     def feed(self, content: bytes) -> Iterator[TextChunk]:
-        """Yield the chunks that are complete now."""
+        """Yield the chunks that are complete after the bytes `content` have arrived."""
         *lines, self._rest = (self._rest + content).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
@@ -113,14 +115,14 @@ class ChunkReader:
 def _post(
     name: str, request_type: Callable[P, msgspec.Struct], response_type: type[T], doc: str
 ) -> Callable[P, Call[T]]:
-    """Return the function of an operation whose message `request_type` creates."""
+    """Return the function that makes the calls of a POST operation; `request_type` makes their messages."""
 
     def make(*args: P.args, **fields: P.kwargs) -> Call[T]:
         return Call(name, "POST", f"v1/{name}", response_type, encode(name, request_type(*args, **fields)))
 
-    fields = inspect.signature(request_type).parameters.values()
     parameters = [
-        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default) for field in fields
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default)
+        for field in inspect.signature(request_type).parameters.values()
     ]
     make.__name__, make.__doc__ = name, doc
     make.__signature__ = inspect.Signature(parameters, return_annotation=Call[response_type])  # type: ignore[attr-defined, valid-type]
@@ -130,7 +132,7 @@ def _post(
 def _user_operation(
     name: str, method: str, suffix: str, response_type: type[T], doc: str, repeat: Repeat = "always"
 ) -> Callable[[str], Call[T]]:
-    """Return the function of an operation on a user, without a body."""
+    """Return the function that makes the calls of an operation on a user; their requests have no body."""
 
     def make(user: str) -> Call[T]:
         return Call(name, method, _path(name, user, suffix), response_type, repeat=repeat)
@@ -140,7 +142,7 @@ def _user_operation(
 
 
 def _path(name: str, user: str, suffix: str = "") -> str:
-    """Return the path of a user. All special characters are escaped, dots too, because `..` would change the path."""
+    """Return the path of a user. Special characters are escaped, including dots, because `..` would change the path."""
     try:
         return f"v1/users/{quote(str.__str__(user), safe='').replace('.', '%2E')}{suffix}"
     except (TypeError, UnicodeEncodeError):
@@ -150,7 +152,7 @@ def _path(name: str, user: str, suffix: str = "") -> str:
 def _accept_request(
     *, user: str, text: str, idempotency_key: str | None = None, context: Context | None = None
 ) -> messages.AcceptRequest:
-    """Return an accept with an idempotency key, so that it counts once even if it is sent repeatedly."""
+    """Return a message with an idempotency key, so that the text counts once even if the client retries the call."""
     key = secrets.token_urlsafe(16) if idempotency_key is None else idempotency_key
     return messages.AcceptRequest(user=user, text=text, idempotency_key=key, context={} if context is None else context)
 
@@ -162,7 +164,10 @@ complete = _post(
     "Suggest texts that continue the text before the cursor.",
 )
 accept = _post(
-    "accept", _accept_request, messages.AcceptAnswer, "Save and learn an accepted text; repeated attempts count once."
+    "accept",
+    _accept_request,
+    messages.AcceptAnswer,
+    "Save and learn an accepted text. If the client retries the call, the text still counts once.",
 )
 score = _post("score", messages.ScoreRequest, messages.ScoreAnswer, "Return how well the model predicts each text.")
 classify = _post(
@@ -175,13 +180,13 @@ rescore = _post(
     "rescore",
     messages.RescoreRequest,
     messages.RescoreAnswer,
-    "Choose the best hypothesis of each n-best list, in context.",
+    "Choose the best hypothesis of each n-best list, given the context of the list.",
 )
 generate = _post(
     "generate",
     messages.GenerateRequest,
     TextChunk,
-    "Generate a text and stream it in chunks; the last chunk is `done`.",
+    "Generate a text and stream it in chunks; `done` is set in the last chunk.",
 )
 
 
@@ -204,17 +209,17 @@ def forget(user: str, text: str) -> Call[messages.RemovedAnswer]:
 
 
 def restore(exported: Export) -> Call[messages.UserAnswer]:
-    """Import an exported user. `ConflictError` if the user exists already."""
+    """Import an exported user. The call raises a `ConflictError` if the user exists already."""
     return Call("restore", "POST", "v1/users", messages.UserAnswer, encode("restore", exported), "if_no_effect")
 
 
 def health() -> Call[messages.Health]:
-    """Return whether the server process answers."""
+    """Check that the server process answers."""
     return Call("health", "GET", "healthz", messages.Health, repeat="never")
 
 
 def ready() -> Call[messages.Health]:
-    """Return whether the model and the store can answer. `BusyError` if not."""
+    """Check that the model and the store can answer. The call raises a `BusyError` if they cannot."""
     return Call("ready", "GET", "readyz", messages.Health, repeat="never")
 
 

@@ -1,4 +1,4 @@
-"""The clients: a blocking one, and one for asyncio."""
+"""The clients of the service: a blocking client, and a client for asyncio."""
 
 from asyncio import sleep as async_sleep
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
@@ -24,7 +24,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 class _Operation(Generic[P, T]):
-    """A method of both clients that sends the call that `make` returns."""
+    """A method of both clients, which sends the call that the function `make` returns."""
 
     def __init__(self, make: Callable[P, Call[T]]) -> None:
         self.make, self.__doc__ = make, make.__doc__
@@ -34,7 +34,9 @@ class _Operation(Generic[P, T]):
     @overload
     def __get__(self, client: "AsyncClient", kind: Any = None) -> Callable[P, Coroutine[Any, Any, T]]: ...
     def __get__(self, client: Any, kind: Any = None) -> Any:
-        return self.make if client is None else lambda *args, **fields: client._ask(self.make(*args, **fields))
+        if client is None:  # the attribute of the class
+            return self.make
+        return lambda *args, **fields: client._ask(self.make(*args, **fields))
 
 
 class _Operations(Generic[H]):
@@ -73,7 +75,7 @@ class _Operations(Generic[H]):
             url: The address of the service, which may include a path.
             key: A key of the service.
             retry_policy: How long the client waits, and how often it retries.
-            http: An httpx client of your own, for example with proxies or certificates; you close it.
+            http: An httpx client, for example one with proxies or certificates; the caller must close it.
 
         Raises:
             UserError: `url` or `key` is invalid.
@@ -92,15 +94,15 @@ class _Operations(Generic[H]):
         if key is not None:
             if not (key.isascii() and key.isprintable()):
                 raise UserError(
-                    "key: it contains invalid characters; pass the key as `factorcell users key` printed it"
+                    "key: expected printable ASCII characters; pass the key as `factorcell users key` printed it"
                 )
             self._headers["Authorization"] = f"Bearer {key}"
 
     def _request(self, attempts: Attempts) -> dict[str, Any]:
-        """Return the arguments of httpx for the next attempt."""
+        """Count the next attempt, and return its arguments for httpx."""
         call = attempts.call
         request = {"method": call.method, "url": self._url + call.path, "content": call.body}
-        return {**request, "headers": self._headers, "timeout": attempts.begin()}
+        return {**request, "headers": self._headers, "timeout": attempts.next_timeout()}
 
 
 class Client(_Operations[httpx.Client]):
@@ -109,7 +111,7 @@ class Client(_Operations[httpx.Client]):
     _http_class = httpx.Client
 
     def generate(self, **fields: Any) -> Generator[TextChunk, None, None]:
-        """Yield the chunks of a text as they are generated; the arguments are the fields of `GenerateRequest`."""
+        """Yield the chunks of a generated text as they arrive; the arguments are the fields of `GenerateRequest`."""
         return self._stream(calls.generate(**fields))
 
     def _ask(self, call: Call[T]) -> T:
@@ -118,7 +120,7 @@ class Client(_Operations[httpx.Client]):
             try:
                 return call.answer(self._http.request(**self._request(attempts)))
             except (httpx.RequestError, ServiceError) as error:
-                sleep(attempts.pause(error))
+                sleep(attempts.pause_or_raise(error))
 
     def _stream(self, call: Call[TextChunk]) -> Generator[TextChunk, None, None]:
         attempts = Attempts(call, self.retry_policy)
@@ -135,10 +137,10 @@ class Client(_Operations[httpx.Client]):
                             yield chunk
                 return reader.end()
             except (httpx.RequestError, ServiceError) as error:
-                sleep(attempts.pause(error))
+                sleep(attempts.pause_or_raise(error))
 
     def close(self) -> None:
-        """Close the connections, unless they are those of your own httpx client."""
+        """Close the connections, except those of an httpx client that was passed as `http`."""
         if self._owns_http:
             self._http.close()
 
@@ -150,12 +152,12 @@ class Client(_Operations[httpx.Client]):
 
 
 class AsyncClient(_Operations[httpx.AsyncClient]):
-    """A client of a service for one event loop of asyncio. Its methods are those of `Client`, to be awaited."""
+    """A client of a service for one event loop of asyncio. It has the operations of `Client` as coroutines."""
 
     _http_class = httpx.AsyncClient
 
     def generate(self, **fields: Any) -> AsyncGenerator[TextChunk, None]:
-        """Yield the chunks of a text as they are generated; the arguments are the fields of `GenerateRequest`."""
+        """Yield the chunks of a generated text as they arrive; the arguments are the fields of `GenerateRequest`."""
         return self._stream(calls.generate(**fields))
 
     async def _ask(self, call: Call[T]) -> T:
@@ -164,7 +166,7 @@ class AsyncClient(_Operations[httpx.AsyncClient]):
             try:
                 return call.answer(await self._http.request(**self._request(attempts)))
             except (httpx.RequestError, ServiceError) as error:
-                await async_sleep(attempts.pause(error))
+                await async_sleep(attempts.pause_or_raise(error))
 
     async def _stream(self, call: Call[TextChunk]) -> AsyncGenerator[TextChunk, None]:
         attempts = Attempts(call, self.retry_policy)
@@ -182,10 +184,10 @@ class AsyncClient(_Operations[httpx.AsyncClient]):
                 reader.end()
                 return
             except (httpx.RequestError, ServiceError) as error:
-                await async_sleep(attempts.pause(error))
+                await async_sleep(attempts.pause_or_raise(error))
 
     async def aclose(self) -> None:
-        """Close the connections, unless they are those of your own httpx client."""
+        """Close the connections, except those of an httpx client that was passed as `http`."""
         if self._owns_http:
             await self._http.aclose()
 

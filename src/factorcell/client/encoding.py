@@ -1,7 +1,7 @@
 """Encodes the arguments of a call as JSON.
 
-A NumPy scalar is sent as its plain value; dates, times and decimals are sent as the name of the category that a model
-has for them.
+A NumPy scalar is sent as its plain value. A date, a time or a decimal is sent as text, in the form in which a model
+names the category of that value.
 """
 
 import json
@@ -15,12 +15,16 @@ import msgspec
 from factorcell.client.errors import InvalidArgumentError
 
 
-def encode(call: str, message: Any) -> bytes:
-    """Encode the message of a `call` as JSON. `InvalidArgumentError` for a value that JSON cannot represent."""
+def encode(operation: str, message: Any) -> bytes:
+    """Return the message of an operation in JSON.
+
+    Raises:
+        InvalidArgumentError: JSON cannot represent a value of the message.
+    """
     try:
         return json.dumps(message, default=_plain, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidArgumentError(call, f"expected values that JSON can represent ({error})") from None
+        raise InvalidArgumentError(operation, f"expected values that JSON can represent ({error})") from None
 
 
 def _plain(value: Any) -> Any:
@@ -29,7 +33,7 @@ def _plain(value: Any) -> Any:
         return msgspec.structs.asdict(value)
     if isinstance(value, Mapping):
         return dict(value)
-    # The format is that of `factorcell.data.values.category_name`. A missing time (NaT) differs from itself.
+    # The form is that of `factorcell.data.values.category_name`. A missing time (NaT) is not equal to itself.
     if isinstance(value, (date, time)) and value == value:
         return value.isoformat()
     if isinstance(value, Decimal) and value.is_finite():
@@ -43,13 +47,13 @@ def _plain(value: Any) -> Any:
 def _of_numpy(value: Any) -> Any:
     """Return the plain value of a NumPy scalar or a zero-dimensional array."""
     kind = value.dtype.kind
-    if kind == "f":  # like `factorcell.data.values.widened`: a 32-bit 4.7 is sent as 4.7
+    if kind == "f":  # as in `factorcell.data.values.widened`, the 32-bit number 4.7 is sent as 4.7
         exact = float(value)
         return exact if value.itemsize >= 8 or exact.is_integer() else float(str(value))
-    if kind == "M" and value == value:
+    if kind == "M" and value == value:  # a datetime64 that is not missing (NaT)
         exceeds_microseconds = value.dtype.str[-4:] in ("[ns]", "[ps]", "[fs]", "[as]")
         moment = (value.astype("datetime64[us]") if exceeds_microseconds else value).item()
         return moment.isoformat() if isinstance(moment, date) else str(value)
-    if kind in "biuUO":
+    if kind in "biuUO":  # a boolean, an integer, a text or a Python object
         return value.item()
     raise TypeError(f"numpy {value.dtype}")

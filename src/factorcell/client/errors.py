@@ -1,9 +1,12 @@
-"""The errors of a client. No message names a user or repeats what was sent."""
+"""The errors of a client. No message contains a user id or the content of a request."""
 
 from factorcell.service.http.messages import Problem
 
 TEMPORARY = (429, 502, 503, 504)  # statuses after which the same request may succeed; proxies send 502 and 504
-NO_EFFECT = ("too-many", "overloaded")  # kinds of problems of requests that had no effect
+NO_EFFECT = (
+    "too-many",
+    "overloaded",
+)  # kinds of the problems with which the service reports that a request had no effect
 
 
 class ServiceError(Exception):
@@ -12,7 +15,7 @@ class ServiceError(Exception):
     Attributes:
         operation: The operation of the call.
         message: What went wrong.
-        attempts: How often the call was sent.
+        attempts: Number of times that the client sent the call.
         is_temporary: Whether the same call may succeed later.
         may_have_run: Whether the service may have performed the operation.
     """
@@ -36,7 +39,7 @@ class InvalidArgumentError(ServiceError):
 
 
 class UnreachableError(ServiceError):
-    """No response arrived, or only a part of it.
+    """No response arrived, or only a part of the response.
 
     Args:
         operation: The name of the operation.
@@ -52,24 +55,24 @@ class UnreachableError(ServiceError):
 
 
 class UnexpectedAnswerError(ServiceError):
-    """The response is not that of a service of this version; the address may be that of another server."""
+    """This version of the client cannot read the response; another server may have sent it."""
 
 
 class RefusedError(ServiceError):
-    """The service refused the request.
+    """The service refused the request or failed, or a proxy did so.
 
     Attributes:
         status: The HTTP status code.
         title: The title of this kind of problem.
         detail: What is wrong with this request.
-        type: The type of the problem; `about:blank` if another server answered, such as a proxy.
+        type: The type of the problem; `about:blank` if another server, such as a proxy, answered.
         kind: The name of the kind, such as `overloaded`; empty if another server answered.
-        retry_after: Seconds after which to retry, if the service names them.
+        retry_after: Seconds after which the call may be retried, or None if the response does not name them.
 
     Args:
         operation: The name of the operation.
         problem: The problem details of the response.
-        retry_after: Seconds after which to retry, if the service names them.
+        retry_after: Seconds after which the call may be retried, or None if the response does not name them.
     """
 
     def __init__(self, operation: str, problem: Problem, retry_after: float | None = None) -> None:
@@ -83,7 +86,7 @@ class RefusedError(ServiceError):
 
 
 class InvalidRequestError(RefusedError):
-    """The request is invalid; repeating it does not help."""
+    """The request is invalid; repeating the same request does not help."""
 
 
 class KeyRefusedError(InvalidRequestError):
@@ -103,7 +106,7 @@ class BusyError(RefusedError):
 
 
 class FailedError(RefusedError):
-    """The service failed, or a proxy answered in its place."""
+    """The service failed, or a proxy answered in place of the service."""
 
 
 ERRORS_BY_STATUS: dict[int, type[RefusedError]] = {

@@ -1,6 +1,8 @@
-"""Retries of failed calls: after random pauses whose upper bound doubles, and within a deadline.
+"""Retries of failed calls within a deadline, after random pauses whose upper bound doubles with each attempt.
 
-pause ~ retry_after + uniform(0, min(max_pause, first_pause * 2^(attempts - 1)))
+    pause ~ retry_after + uniform(0, min(max_pause, first_pause * 2^(attempts - 1)))
+
+`attempts` is the number of attempts so far; `retry_after` is the pause that the service requires, in seconds, or 0.
 """
 
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from factorcell.client.calls import Call
 from factorcell.client.errors import RefusedError, ServiceError, UnreachableError
 from factorcell.limits import MAX_COUNT, Limits
 
-# Errors that occur before a request is sent.
+# Errors that occur before httpx sends a request.
 UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.LocalProtocolError)
 
 
@@ -23,11 +25,12 @@ class RetryPolicy:
     """How long a client waits, and how often it retries.
 
     Attributes:
-        deadline: Seconds after which no further attempt begins; a running attempt may take longer.
-        timeout: Seconds of each wait for the network.
+        deadline: Seconds after the start of a call after which no further attempt begins; a running attempt may take
+            longer.
+        timeout: Maximum seconds of each wait for the network.
         max_attempts: Maximum number of attempts.
-        first_pause: Upper bound of the first pause in seconds, which doubles with each attempt.
-        max_pause: Upper bound of every pause in seconds.
+        first_pause: Upper bound of the first pause, in seconds. This upper bound doubles with each attempt.
+        max_pause: Largest value of this upper bound, in seconds.
     """
 
     deadline: float = 30.0
@@ -43,19 +46,19 @@ class RetryPolicy:
 
 
 class Attempts:
-    """The attempts of one call; `is_final` forbids another attempt after a part of the response has been returned."""
+    """The attempts of one call. Setting `is_final` forbids further attempts, for example after a partial response."""
 
     def __init__(self, call: Call[Any], policy: RetryPolicy) -> None:
         self.call, self.policy, self.count, self.is_final = call, policy, 0, False
         self._deadline = monotonic() + policy.deadline
 
-    def begin(self) -> float:
+    def next_timeout(self) -> float:
         """Count an attempt; return its timeout in seconds."""
         self.count += 1
         return max(1e-3, min(self.policy.timeout, self._deadline - monotonic()))
 
-    def pause(self, error: httpx.RequestError | ServiceError) -> float:
-        """Return the seconds until the next attempt, or raise the `ServiceError` if there is none."""
+    def pause_or_raise(self, error: httpx.RequestError | ServiceError) -> float:
+        """Return the seconds until the next attempt; raise the error as a `ServiceError` if no attempt may follow."""
         if isinstance(error, httpx.RequestError):
             message = f"no response ({str(error) or type(error).__name__})"
             error = UnreachableError(self.call.name, message, may_have_run=not isinstance(error, UNSENT))

@@ -1,4 +1,4 @@
-"""A service that completes text for users, learns from the texts they accept, and deletes their data on request."""
+"""A service that completes text for users, learns the texts that they accept, and deletes user data on request."""
 
 from typing import TYPE_CHECKING
 

@@ -1,11 +1,11 @@
-"""A list of phrases that no suggestion may contain, matched as whole words in any spelling of the same characters.
+"""A list of phrases that no suggestion may contain. A phrase is matched as whole words, in every Unicode form.
 
-Texts and phrases are compared after NFKC normalization and case folding, without invisible characters, with one space
-in place of white space and underscores. Accents are significant.
+Texts and phrases are compared after NFKC normalization and case folding. Before the comparison, invisible characters
+are removed, and each run of white space and underscores becomes one space. Accents are significant.
 
-A match must begin and end at a word boundary, with three exceptions: scripts that are written without spaces have no
-boundaries (but no combining mark may follow the match), Korean particles may follow, and symbols and emoji have no
-boundaries.
+A match must begin and end at a word boundary, with three exceptions. Scripts that are written without spaces have no
+boundaries. Korean letters may follow a Korean match, because Korean particles are attached to words. Symbols and emoji
+have no boundaries. In all three cases, no combining mark may follow the match.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ import regex
 
 from factorcell import input_files
 
-# Scripts of the Unicode line breaking classes ID and SA (UAX #14), and two more that are written without spaces.
+# Scripts without spaces between words: those of the Unicode line breaking classes ID and SA (UAX #14), and two more.
 UNSPACED_SCRIPTS = (
     *("Han", "Hiragana", "Katakana", "Bopomofo", "Yi", "Nushu", "Tangut"),
     *("Thai", "Lao", "Khmer", "Myanmar", "Tai_Le", "New_Tai_Lue", "Tai_Tham", "Tai_Viet", "Ahom"),
@@ -43,6 +43,7 @@ class BlockList:
         by_border: dict[tuple[str, str], list[str]] = {}
         for phrase in self.phrases:
             by_border.setdefault((_border_before(phrase), _border_after(phrase)), []).append(phrase)
+        # Each pair of borders is one alternative of the pattern; its phrases are a named list of the package regex.
         groups = {f"group{number}": borders for number, borders in enumerate(by_border)}
         pattern = "|".join(rf"{before}\L<{name}>{after}" for name, (before, after) in groups.items())
         lists = {name: by_border[borders] for name, borders in groups.items()}

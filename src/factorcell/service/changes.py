@@ -1,6 +1,6 @@
-"""Changes of a user's record: functions from a record to a record, and their application to a store.
+"""Changes of a user's record, and their application to a store.
 
-A change that returns its argument writes nothing.
+A change is a function that takes a record and returns the new record. If it returns its argument, nothing is written.
 """
 
 import random
@@ -23,8 +23,8 @@ Change = Callable[[Record], Record]
 Outcome = Literal["learned", "kept", "repeated", "paused", "withheld"]
 
 EXPORT_FORMAT = 1
-WRITE_TIMEOUT = 10.0  # seconds of attempts to write a change while others write
-MAX_PAUSE = 0.01  # seconds before the next attempt
+WRITE_TIMEOUT = 10.0  # seconds for which a change is attempted while other writers are faster
+MAX_PAUSE = 0.01  # maximum number of seconds before the next attempt
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,11 @@ class AcceptResult:
     """The result of accepting a text.
 
     Attributes:
-        outcome: "learned": saved and learned. "kept": saved; the model learns it later, after the texts before it.
-            "repeated": the idempotency key was used before, so that nothing was changed. "paused": not saved, because
-            learning is paused. "withheld": not saved, because the text seems to contain private data.
-        number: The number of the saved text, counted from 1 over all texts that the user accepted.
+        outcome: "learned": the text is saved and learned. "kept": the text is saved, and the model learns it later,
+            after the texts before it. "repeated": the idempotency key was used before, so nothing was changed.
+            "paused": the text is not saved, because learning is paused. "withheld": the text is not saved, because it
+            seems to contain private data.
+        number: The number of the saved text, counted from 1 over all texts ever saved in the record; None if not saved.
         user_version: The version of the user's record after the call.
         why: What a withheld text seems to contain, such as "a password".
         truncated: Whether the model learns only the first `max_tokens` tokens. The whole text is saved.
@@ -49,7 +50,7 @@ class AcceptResult:
 
 
 def apply(store: Store, user: str, change: Change, now: Callable[[], int]) -> tuple[Record, Record]:
-    """Apply a change to the stored record, or to a new one, by compare-and-swap.
+    """Apply a change to the stored record of a user, or to a new record, with compare-and-swap.
 
     Returns:
         The record before and after the change.
@@ -59,13 +60,13 @@ def apply(store: Store, user: str, change: Change, now: Callable[[], int]) -> tu
     """
     deadline = time.monotonic() + WRITE_TIMEOUT
     while True:
-        before = store.read(user)
-        record = before or Record.new(user, now())
+        stored = store.read(user)
+        record = stored or Record.new(user, now())
         after = change(record)
         if after is record:
             return record, record
         after = replace_fields(after, version=record.version + 1, updated_at=now())
-        if store.write(after, before.version if before else None):
+        if store.write(after, stored.version if stored else None):
             return record, after
         if time.monotonic() > deadline:
             raise StoreError(f"user record: other writers changed it for {WRITE_TIMEOUT:g} seconds; try again later")
@@ -77,8 +78,13 @@ def replace_fields(record: Record, **values: Any) -> Record:
 
 
 def number_for_key(record: Record, key: str | None, text: str) -> int | None:
-    """Return the number of the text accepted with `key`, or None; `UserError` if that was another text."""
+    """Return the number of the text accepted with `key`, or None.
+
+    Raises:
+        UserError: The key was used with another text.
+    """
     number = record.number_of(key) if key else None
+    # A text that is no longer saved cannot be compared and counts as equal.
     saved = next((other.text for other in record.texts if other.number == number), text)
     if saved != text:
         raise UserError("idempotency key: it was used before with another text; use a new key for each text")
@@ -86,29 +92,29 @@ def number_for_key(record: Record, key: str | None, text: str) -> int | None:
 
 
 def add_text(record: Record, text: StoredText, key: str | None, model: ServedModel, privacy: Privacy) -> Record:
-    """Add a text, and learn it if the model has learned all texts before it."""
+    """Add a text to a record, and learn the text if the model has learned all earlier texts of the record."""
     states = record.states
     if model.has_learned(record):
-        states = record.with_state(model.learn(record.state(model.identity), (text,), text.number))
+        states = record.states_with(model.learn(record.state(model.identity), (text,), text.number))
     return replace_fields(
         record,
         accepted=text.number,
         texts=privacy.newest((*record.texts, text)),
         states=states,
-        keys=record.with_key(key, text.number) if key else record.keys,
+        keys=record.keys_with(key, text.number) if key else record.keys,
     )
 
 
 def keep_texts(record: Record, texts: tuple[StoredText, ...]) -> Record:
-    """Replace the texts by a subset, and discard the learned states, which depend on all texts."""
+    """Replace the texts of a record by a subset; discard the learned states, because they depend on removed texts."""
     return record if texts == record.texts else replace_fields(record, texts=texts, states=())
 
 
 def remove_text(record: Record, text: str) -> Record:
     """Remove all copies of a text, compared in canonical form, and discard the learned states.
 
-    If older texts are no longer saved, the states are discarded even when no copy is found, because one of the older
-    texts may have been a copy.
+    Some accepted texts may no longer be saved, and one of those may have been a copy. In this case, the states are
+    discarded even if no saved copy is found.
     """
     text = canonical(text)
     texts = tuple(other for other in record.texts if canonical(other.text) != text)
@@ -116,7 +122,7 @@ def remove_text(record: Record, text: str) -> Record:
 
 
 def export_record(record: Record) -> dict[str, Any]:
-    """Return the texts and settings of a user as plain values for JSON."""
+    """Return the texts and settings of a record as values that JSON can represent."""
     texts = [
         {"text": text.text, "time": text.time} | ({"context": text.context} if text.context else {})
         for text in record.texts
@@ -125,7 +131,11 @@ def export_record(record: Record) -> dict[str, Any]:
 
 
 def import_record(values: Any, now: int) -> Record:
-    """Return the record of an export, with no learned state; `UserError` if the values are not an export."""
+    """Return the record of an exported user, without a learned state.
+
+    Raises:
+        UserError: The values are not an export.
+    """
     try:
         if values["format"] != EXPORT_FORMAT:
             raise UserError(f"export: expected format {EXPORT_FORMAT}, got {values['format']!r:.20}")
@@ -139,7 +149,7 @@ def import_record(values: Any, now: int) -> Record:
 
 
 def _imported_text(number: int, values: Any) -> StoredText:
-    time = values["time"]
-    if type(time) is not int or not 0 <= time <= MAX_TIME:
-        raise UserError(f"export: expected a time in whole Unix seconds from 1970 to 9999, got {time!r:.30}")
-    return StoredText(number, clean_text(values["text"]), time, checked_context(values.get("context")))
+    accepted_at = values["time"]
+    if type(accepted_at) is not int or not 0 <= accepted_at <= MAX_TIME:
+        raise UserError(f"export: expected a time in whole Unix seconds from 1970 to 9999, got {accepted_at!r:.30}")
+    return StoredText(number, clean_text(values["text"]), accepted_at, checked_context(values.get("context")))

@@ -1,11 +1,11 @@
-"""The service: it completes text for users, learns from the texts they accept, shows saved data, and deletes it.
+"""The service: it completes text for users, learns the texts that they accept, and shows or deletes saved data.
 
     service = Service(ServedModel(Run.open("runs/qac")), open_store("sqlite:///users.db"))
     service.complete(CompletionRequest("how to ba", user="ann")).results
     service.accept("ann", "how to bake bread", key="2f6c")
 
-All methods block and may be called from any thread. They raise `UserError` for mistakes of the caller and `StoreError`
-if the store fails.
+All methods block and may be called from any thread. They raise a `UserError` for mistakes of the caller and a
+`StoreError` if the store fails.
 """
 
 import threading
@@ -37,12 +37,14 @@ from factorcell.service.relearning import Relearner
 from factorcell.service.stores.circuit_breaker import CircuitBreakerStore
 from factorcell.service.stores.store import Store
 
-LOCKS = 1024  # write locks of a process, shared by users with equal hashes
-CACHE_SIZE = 1000  # users whose adapted weights are cached in memory
-ATTEMPTS = 5  # attempts to save a relearned user while others write
-MAX_CACHED_TOKENS = 32  # longest typed text in the cache
+LOCKS = 1024  # write locks of a process; users with equal hashes (modulo LOCKS) share one
+CACHE_SIZE = 1000  # cached typed texts, with the adapted weights of their users
+ATTEMPTS = 5  # attempts of `relearn` to save a learned state while other writers change the record
+MAX_CACHED_TOKENS = 32  # maximum number of tokens of a cached typed text
 
 Context = Mapping[str, Any]
+Degradation = Literal["time", "store"]
+# Model, user, version of the user's record, and for each column: its name, whether its value is a boolean, its value.
 Key = tuple[ServedModel, str | None, int | None, tuple[tuple[str, bool, Any], ...]]
 
 
@@ -57,12 +59,12 @@ class CompletionRequest:
     Attributes:
         query: The typed text.
         user: The id of the user, or None for an unknown user.
-        cursor: Number of characters before the cursor, which are completed; by default the whole query.
+        cursor: Number of characters of `query` before the cursor, by default all. Only these characters are completed.
         context: Context values by column.
         limit: Maximum number of suggestions.
-        deadline: The `time.monotonic()` at which the search ends with the best suggestions so far.
-        private: Complete as for an unknown user, without reading the store.
-        stop: Ends the search early when it is set.
+        deadline: The `time.monotonic()` at which the search ends with the best suggestions so far, or None.
+        private: Whether to complete as for an unknown user, without reading the store.
+        stop: A flag that another thread can set to end the search early.
     """
 
     query: str
@@ -81,13 +83,13 @@ class Completions:
 
     Attributes:
         results: The suggestions.
-        degraded: Why better suggestions may exist: "time", the deadline was reached; "store", the store failed, and the
-            suggestions are those for an unknown user.
-        user_version: The version of the user's record that the suggestions are based on.
+        degraded: Why better suggestions may exist, or None. "time": the search ended at its deadline. "store": the
+            store failed, and the suggestions are those for an unknown user.
+        user_version: The version of the user's record that the suggestions are based on, or None without a record.
     """
 
     results: list[Suggestion]
-    degraded: Literal["time", "store"] | None = None
+    degraded: Degradation | None = None
     user_version: int | None = None
 
 
@@ -98,7 +100,7 @@ class Profile:
     Attributes:
         user: The id of the user.
         version: The version of the record.
-        accepted: Number of texts that the user ever accepted.
+        accepted: Number of texts saved since the record was created, including deleted ones.
         texts: The saved texts, oldest first.
         paused: Whether learning is paused.
         learned: Whether the model has learned all saved texts.
@@ -113,13 +115,13 @@ class Profile:
 
 
 class Service:
-    """A model and a store of users.
+    """A service with one model, which completes and learns, and one store of the users' records.
 
     Args:
         model: The model that completes and learns.
         store: The store of the users' records.
-        privacy: Which texts are never saved, and how long the others are.
-        cache_size: Number of users whose adapted weights are cached in memory.
+        privacy: Rules for which texts are saved, how many, and for how long; by default `Privacy()`.
+        cache_size: Maximum number of cached typed texts; each has the adapted weights of one user in one context.
         clock: Returns the time in Unix seconds.
     """
 
@@ -132,23 +134,19 @@ class Service:
         cache_size: int = CACHE_SIZE,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.model, self.store, self.privacy, self.clock = (
-            model,
-            CircuitBreakerStore(store),
-            privacy or Privacy(),
-            clock,
-        )
+        self.model, self.clock = model, clock
+        self.store, self.privacy = CircuitBreakerStore(store), privacy or Privacy()
         self._typed: LRUCache[Key, TypedText] = LRUCache(cache_size)
         self._locks = [threading.Lock() for _ in range(LOCKS)]
         self._relearner = Relearner(self.relearn)
 
     def replace_model(self, model: ServedModel) -> None:
-        """Serve this model from the next request on; it learns each user again at the user's next request."""
+        """Serve another model from now on; the model learns a user's saved texts after that user's next request."""
         self.model = model
         self._typed.drop()
 
     def complete(self, request: CompletionRequest) -> Completions:
-        """Return the best texts that continue the text before the cursor; as for an unknown user if the store fails.
+        """Return the best texts that continue the text before the cursor, for an unknown user if the store fails.
 
         Args:
             request: The typed text, its user and its context.
@@ -159,22 +157,23 @@ class Service:
         limits.check(count=request.limit)
         prefix, context = _prefix(request), checked_context(request.context)
         user = None if request.user is None else checked_id(request.user)
-        model, store_failed = self.model, False
+        model = self.model
+        degraded: Degradation | None = None
         try:
             version, typed = self._type(model, None if request.private else user, context, prefix)
         except StoreError:
-            store_failed = True
+            degraded = "store"
             version, typed = self._type(model, None, context, prefix)
         complete_words = prefix[: prefix.rfind(" ") + 1]
-        # If the complete words contain a blocked phrase, so would every suggestion.
+        # If the complete words contain a blocked phrase, every suggestion would contain it too.
         if model.is_allowed is not None and complete_words and not model.is_allowed(complete_words):
-            return Completions([], "store" if store_failed else None, version)
+            return Completions([], degraded, version)
         result = model.completer.suggest(typed, request.limit, request.deadline, request.stop)
-        late = result.cut and request.deadline is not None and time.monotonic() >= request.deadline
-        return Completions(result.suggestions, "store" if store_failed else "time" if late else None, version)
+        is_late = result.cut and request.deadline is not None and time.monotonic() >= request.deadline
+        return Completions(result.suggestions, degraded or ("time" if is_late else None), version)
 
     def accept(self, user: str, text: str, *, context: Context | None = None, key: str | None = None) -> AcceptResult:
-        """Save and learn a text that a user accepted. The text is on disk when this returns.
+        """Save and learn a text that a user accepted. A saved text is on disk when the method returns.
 
         Args:
             user: The id of the user.
@@ -183,43 +182,43 @@ class Service:
             key: An idempotency key: repeated calls with the same key have the effect of one call.
 
         Returns:
-            The outcome, with the number of the saved text.
+            The outcome, and the number of the text if it was saved.
 
         Raises:
             UserError: The id, text, context or key is invalid, or the model does not distinguish users.
             StoreError: The store failed.
         """
-        model, text, checked = self.model, clean_text(text), checked_context(context)
+        model, text, values = self.model, clean_text(text), checked_context(context)
         checked_id(user)
         check_key(key)
         if not text:
             raise UserError("text is empty; expected at least one character")
-        truncated = model.check(text, checked)
-        if why := self.privacy.withhold_reason(text, checked):
+        truncated = model.is_truncated(text, values)
+        if why := self.privacy.withhold_reason(text, values):
             return AcceptResult("withheld", why=why)
-        accepted = AcceptResult("paused")
+        result = AcceptResult("paused")
 
         def change(record: Record) -> Record:
-            nonlocal accepted
+            nonlocal result
             if (number := changes.number_for_key(record, key, text)) is not None:
-                accepted = AcceptResult("repeated", number)
+                result = AcceptResult("repeated", number)
                 return record
             if record.paused:
-                accepted = AcceptResult("paused")
+                result = AcceptResult("paused")
                 return record
-            new_text = StoredText(record.accepted + 1, text, self._now(), checked)
+            new_text = StoredText(record.accepted + 1, text, self._now(), values)
             after = changes.add_text(record, new_text, key, model, self.privacy)
             outcome: changes.Outcome = "learned" if model.has_learned(after) else "kept"
-            accepted = AcceptResult(outcome, new_text.number, truncated=truncated)
+            result = AcceptResult(outcome, new_text.number, truncated=truncated)
             return after
 
         _, after = self._change(user, change)
-        if accepted.outcome == "kept":
+        if result.outcome == "kept":
             self._relearner.add(user)
-        return replace(accepted, user_version=after.version)
+        return replace(result, user_version=after.version)
 
     def show(self, user: str) -> Profile | None:
-        """Return the saved data of a user, or None if there is none."""
+        """Return the saved data of a user, or None if the store has no record of the user."""
         record = self.store.read(checked_id(user))
         if record is None:
             return None
@@ -227,17 +226,17 @@ class Service:
         return Profile(user, record.version, record.accepted, record.texts, record.paused, learned)
 
     def export(self, user: str) -> dict[str, Any] | None:
-        """Return the texts and settings of a user as plain values for JSON, or None; `restore` reads them."""
+        """Return the texts and settings of a user as JSON values, which `restore` reads; None if there is no record."""
         record = self.store.read(checked_id(user))
         return None if record is None else changes.export_record(record)
 
     def restore(self, values: Any) -> str:
-        """Save a user from the values of `export`; the model learns the texts in the background.
+        """Save a user from the values of `export`; a background thread then learns the user's texts.
 
-        Texts that the current privacy rules withhold are omitted.
+        Texts that the privacy rules of this service do not allow are omitted.
 
         Args:
-            values: Plain values as `export` returns them.
+            values: Values that `export` returned.
 
         Returns:
             The id of the user.
@@ -255,16 +254,16 @@ class Service:
         return record.user
 
     def delete(self, user: str) -> bool:
-        """Delete a user from the store and the cache; return whether the user existed."""
+        """Delete a user from the store and the cache; return whether the store had a record of the user."""
         deleted = self.store.delete(checked_id(user))
         self._typed.drop(lambda key: key[1] == user)
         return deleted
 
     def forget(self, user: str, text: str) -> int:
-        """Delete all copies of a text of a user, and return their number.
+        """Delete all copies of a text of a user, and return the number of copies.
 
         Everything learned from the user is deleted as well. A background thread then learns the remaining texts
-        again, as if this text had never been accepted.
+        again, as if the user had never accepted the deleted text.
         """
         return self._remove_texts(user, lambda record: changes.remove_text(record, clean_text(text)))
 
@@ -273,7 +272,7 @@ class Service:
         return self._remove_texts(user, lambda record: changes.keep_texts(record, record.texts[:-1]))
 
     def pause(self, user: str, paused: bool = True) -> None:
-        """Save and learn nothing for a user until this is called with `paused=False`."""
+        """Stop saving and learning texts of a user; with `paused=False`, start again."""
 
         def change(record: Record) -> Record:
             return record if record.paused == paused else changes.replace_fields(record, paused=paused)
@@ -281,13 +280,13 @@ class Service:
         self._change(checked_id(user), change)
 
     def relearn(self, user: str) -> bool:
-        """Learn the saved texts that the model has not learned yet; return whether all are learned.
+        """Learn the saved texts of a user that the model has not learned yet; return whether it has learned all.
 
-        It does not block other writers: if another write came first, learning continues with the new record from the
-        state computed so far.
+        Other writers need not wait. If one of them changed the record, learning continues with the new record, from
+        the state computed so far if that record still has all texts that the state has learned.
         """
         model, state = self.model, None
-        covered: tuple[int, ...] = ()
+        covered: tuple[int, ...] = ()  # numbers of the texts that `state` has learned
         for _ in range(ATTEMPTS):
             record = self.store.read(user)
             if record is None or model.has_learned(record):
@@ -296,23 +295,23 @@ class Service:
                 state = record.state(model.identity)
             state = model.learn(state, record.texts, record.accepted)
             covered = _numbers(record, state.last_number)
-            after = changes.replace_fields(record, states=record.with_state(state), version=record.version + 1)
+            after = changes.replace_fields(record, states=record.states_with(state), version=record.version + 1)
             if self.store.write(after, record.version):
                 return True
         return False
 
     def wait_for_learning(self, seconds: float = changes.WRITE_TIMEOUT) -> bool:
-        """Wait until the background thread has learned all queued users; return False after `seconds`."""
+        """Wait until the background thread has learned all queued users; return False if `seconds` pass."""
         return self._relearner.wait_until_idle(seconds)
 
     def expire(self) -> int:
-        """Delete texts older than `Privacy.retention`, and users without texts; return the number of affected users."""
+        """Delete texts older than `Privacy.retention` and users without newer ones; return how many users changed."""
         if self.privacy.retention is None:
             return 0
-        count, before = 0, self._now() - self.privacy.retention
-        while users := self.store.users_older_than(before):
+        count, cutoff = 0, self._now() - self.privacy.retention
+        while users := self.store.users_older_than(cutoff):
             for user in users:
-                self._expire(user, before)
+                self._expire(user, cutoff)
             count += len(users)
         return count
 
@@ -331,35 +330,37 @@ class Service:
     def _type(
         self, model: ServedModel, user: str | None, context: Context, prefix: str
     ) -> tuple[int | None, TypedText]:
-        """Return the version of the user's record, and the prefix as typed by this user."""
+        """Return the version of the user's record, if any, and the state after this user typed the prefix."""
         version = None if user is None else self.store.version(user)
-        key, record = _key(model, user, version, context), None
+        record = None
+        key = _key(model, user, version, context)
         cached = self._typed.get(key)
         if cached is None:
             if user is not None and version is not None:
                 record = self.store.read(user)
-                key = _key(model, user, record.version if record else None, context)
+                version = record.version if record else None  # another writer may have changed the record
+                key = _key(model, user, version, context)
             cached = model.begin(record, context)
         typed = model.completer.type(cached, prefix)
         if record is None or model.has_learned(record):
             self._typed.put(key, typed if len(typed.tokens) <= MAX_CACHED_TOKENS else cached)
-        else:  # not cached until the user is learned
+        else:  # nothing is cached, so the next request reads the record again
             self._relearner.add(record.user)
-        return key[2], typed
+        return version, typed
 
     def _change(self, user: str, change: Change) -> tuple[Record, Record]:
-        """Apply a change under a lock per user: without it, writers would retry, and some would never succeed."""
+        """Apply a change under the lock of the user: without locks, some writers would retry and never succeed."""
         with self._locks[hash(user) % LOCKS]:
             return changes.apply(self.store, user, change, self._now)
 
     def _remove_texts(self, user: str, change: Change) -> int:
-        """Apply a change that removes texts; return their number."""
+        """Apply a change that removes texts; return the number of removed texts."""
         before, after = self._change(checked_id(user), change)
         if not self.model.has_learned(after):
             self._relearner.add(user)
         return len(before.texts) - len(after.texts)
 
-    def _expire(self, user: str, before: int) -> None:
+    def _expire(self, user: str, cutoff: int) -> None:
         try:
             record = self.store.read(user)
         except DamagedRecordError:
@@ -367,19 +368,21 @@ class Service:
             return
         if record is None:
             return
-        if not (record.paused and record.updated_at >= before) and all(text.time < before for text in record.texts):
+        has_new_texts = any(text.time >= cutoff for text in record.texts)
+        is_new_pause = record.paused and record.updated_at >= cutoff
+        if not has_new_texts and not is_new_pause:
             self.store.delete(user, record.version)
             return
-        self._remove_texts(
-            user, lambda latest: changes.keep_texts(latest, tuple(t for t in latest.texts if t.time >= before))
-        )
+
+        def change(latest: Record) -> Record:
+            return changes.keep_texts(latest, tuple(text for text in latest.texts if text.time >= cutoff))
+
+        self._remove_texts(user, change)
 
 
 def _key(model: ServedModel, user: str | None, version: int | None, context: Context) -> Key:
-    """Return the cache key of a typed text; all users without a record share one.
-
-    The key marks booleans, because True equals 1 in Python but is a different category.
-    """
+    """Return the cache key of a typed text; all users without a record share one key per context."""
+    # The key marks booleans, because True equals 1 in Python, although a model reads them as different categories.
     values = tuple((name, isinstance(value, bool), value) for name, value in sorted(context.items()))
     return model, None if version is None else user, version, values
 
@@ -393,5 +396,5 @@ def _prefix(request: CompletionRequest) -> str:
     return clean_prefix(query[:cursor])
 
 
-def _numbers(record: Record, last: int) -> tuple[int, ...]:
-    return tuple(text.number for text in record.texts if text.number <= last)
+def _numbers(record: Record, last_number: int) -> tuple[int, ...]:
+    return tuple(text.number for text in record.texts if text.number <= last_number)

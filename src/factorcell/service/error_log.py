@@ -1,4 +1,4 @@
-"""The log of unexpected errors: their type and location, never the message, which may contain a user's text."""
+"""The log of unexpected errors: their types and locations. Messages are omitted, as they may contain user texts."""
 
 import logging
 

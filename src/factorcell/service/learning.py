@@ -1,7 +1,7 @@
-"""A served model: suggestions for a user, and the learned state of a user.
+"""A served model, which suggests texts to a user and computes the learned state of a user.
 
-The learned state is a deterministic function of the model and the saved texts in order. It can therefore be computed
-again at any time with identical bits, and another model can learn the same user from the same texts.
+The learned state is a deterministic function of the model and of the saved texts in their order. It can therefore be
+computed again at any time, bit for bit, and another model can learn the same user from the same texts.
 """
 
 import hashlib
@@ -22,10 +22,10 @@ UNKNOWN_POLICY = "group"  # context values that training never saw are treated a
 
 
 class ServedModel:
-    """A run that completes text for users and learns them. Any thread may use it.
+    """A run that completes text for users and learns their texts. Any thread may use it.
 
     Attributes:
-        completer: Makes the suggestions: a `Blend` if the run distinguishes users and has popular texts.
+        completer: A `Blend` if the run distinguishes users and has popular texts, otherwise a `Completer`.
         identity: A digest of the weights and of the learning rule.
     """
 
@@ -46,22 +46,20 @@ class ServedModel:
         self._learner = Learner(run, unknown=UNKNOWN_POLICY) if distinguishes_users(run) else None
         self.completer = new_suggester(run, unknown=UNKNOWN_POLICY, typos=typos, is_allowed=is_allowed)
         rule = LearningRule() if self._learner is None else self._learner.rule
+        # The reach is a part of the identity only if it differs from its default.
         reach = "" if rule.reach == LearningRule.reach else f"{float(rule.reach)!r} "
         settings = f"{rule.optimiser} {float(rule.rate)!r} {reach}{UNKNOWN_POLICY}".encode()
         self.identity = hashlib.blake2b(run.fingerprint + settings, digest_size=DIGEST).digest()
 
     @property
     def learner(self) -> Learner:
-        """The online learner. `UserError` if the run does not distinguish users."""
+        """The online learner; a run that does not distinguish users raises a `UserError`."""
         if self._learner is None:
             raise UserError("the model does not distinguish users and cannot learn them; train it with --user COLUMN")
         return self._learner
 
-    def check(self, text: str, context: Mapping[str, Any]) -> bool:
-        """Check that a text and its context can be learned.
-
-        Returns:
-            Whether only the first `max_tokens` tokens of the text can be learned.
+    def is_truncated(self, text: str, context: Mapping[str, Any]) -> bool:
+        """Return whether the model learns only the first `max_tokens` tokens of a text.
 
         Raises:
             UserError: The text or the context cannot be learned.
@@ -70,26 +68,31 @@ class ServedModel:
         return bool(self.run.read([text], [context], unknown=UNKNOWN_POLICY).truncated[0])
 
     def probe(self) -> None:
-        """Complete and learn once, which loads everything that the first request would otherwise wait for.
+        """Complete and learn one text, to load everything that the first request would otherwise wait for.
 
         Raises:
             UserError: A suggestion has a probability above 1.
         """
         suggestions = self.completer.suggest(self.begin(None, {}), 1).suggestions
         if not all(suggestion.log_probability <= 0 for suggestion in suggestions):
-            raise UserError(f"{self.run.folder}: the model suggested a text with a probability above 1; train it again")
+            raise UserError(
+                f"{self.run.folder}: the model suggested a text with a probability above 1; train a new run"
+            )
         if self._learner is not None:
             self._learner.learn([self._learner.new()], [suggestions[0].text if suggestions else "a"])
 
     def has_learned(self, record: Record) -> bool:
-        """Return whether the model has learned all texts of a user."""
+        """Return whether the model has learned all texts of a record; True if the run does not distinguish users."""
         if self._learner is None:
             return True
         state = record.state(self.identity)
         return not record.texts if state is None else state.last_number == record.accepted
 
     def user(self, record: Record | None) -> User | None:
-        """Return the user in the last learned state, with the history; None if the run does not distinguish users."""
+        """Return the user in the learned state of a record, with the newest saved texts as history.
+
+        The result is None if the run does not distinguish users.
+        """
         if self._learner is None:
             return None
         if record is None:
@@ -97,10 +100,10 @@ class ServedModel:
         history = History(
             tuple(self.run.tokenizer.normalize_fully(text.text) for text in record.texts[-History.max_texts :])
         )
-        return replace(self._before(record.state(self.identity)), history=history)
+        return replace(self._user_after(record.state(self.identity)), history=history)
 
     def begin(self, record: Record | None, context: Mapping[str, Any]) -> TypedText:
-        """Return the state before a user types the first character in a context. `UserError` if it is invalid."""
+        """Return the state before a user types the first character; raise a `UserError` if the context is invalid."""
         self._check_context(context)
         return self.completer.begin(self.user(record), context)
 
@@ -111,20 +114,24 @@ class ServedModel:
 
         Args:
             state: The state so far, or None.
-            texts: All saved texts, by number.
+            texts: Saved texts in the order of their numbers.
             last_number: The number of the last text that the new state covers.
         """
-        user, last_learned = self._before(state), state.last_number if state else 0
+        user = self._user_after(state)
+        last_learned = state.last_number if state else 0
         for text in texts:
             if text.number > last_learned:
                 user = self._learn_one(user, text)
         return LearnedState(self.identity, last_number, replace(user, history=History()).to_bytes())
 
-    def _before(self, state: LearnedState | None) -> User:
+    def _user_after(self, state: LearnedState | None) -> User:
         return self.learner.new() if state is None else User.from_bytes(state.user)
 
     def _learn_one(self, user: User, text: StoredText) -> User:
-        for context in (text.context, {}) if text.context else ({},):
+        contexts: list[Mapping[str, Any]] = [{}]
+        if text.context:
+            contexts.insert(0, text.context)  # a model that does not know this context learns the text without it
+        for context in contexts:
             with suppress(UserError):
                 (updated,), _ = self.learner.learn([user], [text.text], [context])
                 return updated
@@ -133,4 +140,4 @@ class ServedModel:
     def _check_context(self, context: Mapping[str, Any]) -> None:
         column = self.run.config.data.user
         if column in context and self._learner is not None:
-            raise UserError(f"context {column}: this column is the user of the model; set `user` instead")
+            raise UserError(f"context {column}: the model reads this column as the user; set `user` instead")

@@ -10,7 +10,7 @@ V = TypeVar("V")
 
 
 class LRUCache(Generic[K, V]):
-    """At most `max_size` values by key; the least recently used value is dropped first."""
+    """A cache of at most `max_size` values, each with a key."""
 
     def __init__(self, max_size: int) -> None:
         self.max_size = max_size

@@ -1,4 +1,4 @@
-"""Rules for which texts are withheld (neither learned nor saved), how many texts are saved, and for how long.
+"""Privacy rules: which texts are withheld (neither saved nor learned), how many texts are saved, and for how long.
 
 Heuristics detect secrets; when in doubt, they withhold the text.
 """
@@ -18,11 +18,11 @@ MAX_TEXTS = 1000  # saved texts of one user
 MAX_USER_BYTES = 4 * MAX_BYTES  # bytes of all saved texts of one user
 PATTERN_TIMEOUT = 0.05  # seconds to search one text for one pattern
 CARD_DIGITS = (13, 19)  # minimum and maximum length of a card number
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}  # seconds by unit of a duration
 
 _EMAIL = regex.compile(r"(?<=[^\s@<>()\[\],;:])@[^\s@<>()\[\],;:]+\.[^\s@<>()\[\],;:]{2,}")
-_DIGITS = regex.compile(r"\d{3,}(?:[ .\-\u00a0\u202f]\d{3,})*")  # digit groups as on payment cards
-# Repetitions are possessive or bounded, so that the search takes milliseconds even in the longest text.
+_DIGITS = regex.compile(r"\d{3,}(?:[ .\-\u00a0\u202f]\d{3,})*")  # groups of three or more digits, as on payment cards
+# Repetitions are possessive or bounded; therefore the search takes milliseconds even in the longest text.
 _SECRETS = regex.compile(
     r"\b(?:pass(?:word|wd|phrase|code)?|pwd|passwort|kennwort|contraseña)\s*+[:=]\s*+\S"
     r"|\b(?:pin|secret|token|api[ _-]?key)\s*+[:=]\s*+(?=\S{0,99}\d)\S{4}"
@@ -32,8 +32,11 @@ _SECRETS = regex.compile(
     r"|\b(?:AKIA[0-9A-Z]{16}|gh[pousr]_\w{30,}|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,})",
     regex.IGNORECASE,
 )
-_PLAIN = set("'’-.,:;()/\"?&#_")  # punctuation of ordinary text, which does not suggest a password
-_SHORTEST, _SHORTEST_PLAIN = 8, 20  # minimum length of a password with special characters, and without
+_PLAIN = set("'’-.,:;()/\"?&#_")  # punctuation that is common in ordinary text, and therefore no sign of a password
+_SHORTEST, _SHORTEST_PLAIN = (
+    8,
+    20,
+)  # minimum length of a word that may be a password: with special characters, and without
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,9 @@ class Privacy:
 
     Attributes:
         withheld_patterns: Regular expressions; texts that contain a match are neither learned nor saved.
-        retention: Seconds after which a text is deleted, or None to keep texts.
+        retention: Seconds after which a text is deleted, or None to keep texts without a time limit.
         max_texts: Maximum number of saved texts per user.
+        patterns: The compiled `withheld_patterns`.
     """
 
     withheld_patterns: tuple[str, ...] = ()
@@ -57,22 +61,25 @@ class Privacy:
         object.__setattr__(self, "patterns", tuple(map(_compile, self.withheld_patterns)))
 
     def withhold_reason(self, text: str, context: Mapping[str, Any] | None = None) -> str | None:
-        """Return what a text or its context seems to contain, such as "a password"; None if it may be saved."""
+        """Return what a text or its context seems to contain, such as "a password"; None if the text may be saved."""
         values = (value for value in (context or {}).values() if isinstance(value, str))
-        return next(filter(None, map(self._finding, itertools.chain([text], values))), None)
+        reasons = map(self._private_content, (text, *values))
+        return next((reason for reason in reasons if reason is not None), None)
 
     def without_expired(self, texts: Iterable[StoredText], now: int) -> tuple[StoredText, ...]:
         """Return the texts that are not older than the retention time."""
         return tuple(text for text in texts if self.retention is None or text.time >= now - self.retention)
 
     def newest(self, texts: tuple[StoredText, ...]) -> tuple[StoredText, ...]:
-        """Return as many of the newest texts as the limits on their number and size allow."""
+        """Return as many of the newest texts as `max_texts` and `MAX_USER_BYTES` allow."""
         texts = texts[-self.max_texts :]
-        sizes = itertools.accumulate(len(text.text.encode()) for text in reversed(texts))
-        count = sum(1 for _ in itertools.takewhile(MAX_USER_BYTES.__ge__, sizes))
+        # Bytes of the newest text, of the newest two, of the newest three, ...
+        total_sizes = itertools.accumulate(len(text.text.encode()) for text in reversed(texts))
+        count = sum(1 for _ in itertools.takewhile(lambda size: size <= MAX_USER_BYTES, total_sizes))
         return texts[len(texts) - count :]
 
-    def _finding(self, text: str) -> str | None:
+    def _private_content(self, text: str) -> str | None:
+        """Return what kind of private data a text seems to contain, or None."""
         if _EMAIL.search(text):
             return "an e-mail address"
         if _has_card(text):
@@ -83,7 +90,7 @@ class Privacy:
 
 
 def parse_duration(text: str) -> int:
-    """Return the seconds of a duration such as 90d, 12h or 30m. `UserError` if it is invalid."""
+    """Return the seconds of a duration such as 90d, 12h or 30m; raise a `UserError` if the text is not a duration."""
     count, unit = text[:-1], text[-1:]
     if not count.isascii() or not count.isdigit() or unit not in UNITS or not 0 < int(count) < 1_000_000:
         raise UserError(f"duration {text!r:.30}: expected a whole number and a unit ({', '.join(UNITS)}), such as 90d")
@@ -96,12 +103,12 @@ def _compile(pattern: str) -> Any:
     except regex.error as error:
         raise UserError(f"withheld pattern {pattern!r:.60}: not a regular expression ({error})") from None
     if compiled.search(""):
-        raise UserError(f"withheld pattern {pattern!r:.60}: it matches every text, so that no text would be saved")
+        raise UserError(f"withheld pattern {pattern!r:.60}: expected a pattern that does not match the empty text")
     return compiled
 
 
 def _matches(pattern: Any, text: str) -> bool:
-    """Return whether a text contains a match of a pattern, or the search took too long."""
+    """Return whether a text contains a match of a pattern; True if the search takes too long."""
     try:
         return pattern.search(text, timeout=PATTERN_TIMEOUT, concurrent=True) is not None
     except TimeoutError:
@@ -110,8 +117,8 @@ def _matches(pattern: Any, text: str) -> bool:
 
 def _has_card(text: str) -> bool:
     """Return whether consecutive groups of digits form a number that passes the Luhn check."""
-    for run in _DIGITS.finditer(text):
-        groups = regex.findall(r"\d+", run.group())
+    for match in _DIGITS.finditer(text):
+        groups = regex.findall(r"\d+", match.group())
         for start in range(len(groups)):
             digits = ""
             for group in groups[start:]:
@@ -124,18 +131,19 @@ def _has_card(text: str) -> bool:
 
 
 def _passes_luhn(digits: str) -> bool:
-    """Return whether the digits pass the check of ISO/IEC 7812-1 and are not all equal."""
-    doubled = (int(digit) * (1 + place % 2) for place, digit in enumerate(reversed(digits)))
-    return len(set(digits)) > 1 and sum(number // 10 + number % 10 for number in doubled) % 10 == 0
+    """Return whether digits pass the Luhn check of ISO/IEC 7812-1 and are not all equal."""
+    # Every second digit from the right is doubled, and a product of two digits counts as the sum of these digits.
+    products = (int(digit) * (1 + place % 2) for place, digit in enumerate(reversed(digits)))
+    return len(set(digits)) > 1 and sum(product // 10 + product % 10 for product in products) % 10 == 0
 
 
 def _resembles_password(word: str) -> bool:
     """Return whether a word looks like a password.
 
-    It has lower case, upper case, a digit and a character that ordinary text does not contain, or it is long and
-    consists of lower case, upper case and digits.
+    Such a word contains a lower-case letter, an upper-case letter, a digit and a character that ordinary text does not
+    contain. A word of `_SHORTEST_PLAIN` or more characters without punctuation needs only the first three.
     """
-    if len(word) < _SHORTEST or "://" in word:
+    if len(word) < _SHORTEST or "://" in word:  # words with :// are URLs
         return False
     kinds = [
         any(map(str.islower, word)),

@@ -1,6 +1,6 @@
 """The record of a user: a single value, which is written completely or not at all.
 
-The record contains the user's id, which every read checks, so that a faulty store or connection cannot return the
+The record contains the user's id. Every read checks the id, because a faulty store or connection could return the
 record of another user. Learned states can be computed again from the texts at any time.
 """
 
@@ -15,16 +15,16 @@ import msgspec
 from factorcell.completion.texts import byte_length
 from factorcell.config import UserError, check_format
 
-MAGIC, FORMAT = b"fcp", 1  # the first bytes, and the format number in one byte
+MAGIC, FORMAT = b"fcp", 1  # the first bytes of each stored record, and the format number in the next byte
 CHECKSUM_SIZE = 4  # bytes of the CRC-32 at the end
 MAX_ID_BYTES = 256  # bytes of an id in UTF-8
 MAX_KEY_LENGTH = 256  # characters of an idempotency key
 MAX_KEYS = 200  # newest idempotency keys per user
-MAX_STATES = 2  # learned states per user: of the served model and of its replacement
+MAX_STATES = 2  # learned states per user: one of the served model, and one of the model that replaces it
 DIGEST = 16  # bytes of the digest of a key or a model
-MAX_VALUE_LENGTH, MAX_NUMBER = 1000, 1e15  # of a context value: characters of a text, magnitude of a number
+MAX_VALUE_LENGTH, MAX_NUMBER = 1000, 1e15  # limits of a context value: characters of a text, absolute value of a number
 MAX_TIME = 253_402_300_799  # the last second of the year 9999
-FIRST_VERSIONS = 1 << 52  # bound of the random first version; later versions remain exact as JSON numbers
+FIRST_VERSIONS = 1 << 52  # upper bound of the random first version; JSON numbers below 2^53 are exact
 
 ContextValue = str | bool | int | float  # the value of a context column
 
@@ -72,7 +72,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         version: Grows with each write.
         updated_at: Time of the last write in Unix seconds.
         accepted: Number of the last accepted text.
-        texts: The saved texts, by number.
+        texts: The saved texts, in the order of their numbers.
         states: Learned states, one per model, newest last.
         keys: The newest idempotency keys.
         paused: Whether learning is paused.
@@ -92,7 +92,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         """Return an empty record.
 
         Its version is random: a request that read a user before a deletion must not overwrite the record created
-        after it.
+        after the deletion.
         """
         return cls(user=checked_id(user), version=secrets.randbelow(FIRST_VERSIONS), updated_at=now)
 
@@ -102,10 +102,11 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         return min((text.time for text in self.texts), default=self.updated_at)
 
     def state(self, model: bytes) -> LearnedState | None:
+        """Return the learned state of the model with the identity `model`, or None."""
         return next((state for state in self.states if state.model == model), None)
 
-    def with_state(self, state: LearnedState) -> tuple[LearnedState, ...]:
-        """Return the states after replacing or adding that of `state.model`; the oldest may be dropped."""
+    def states_with(self, state: LearnedState) -> tuple[LearnedState, ...]:
+        """Return the newest `MAX_STATES` learned states with `state`, which replaces an older one of the same model."""
         return (*(other for other in self.states if other.model != state.model), state)[-MAX_STATES:]
 
     def number_of(self, idempotency_key: str) -> int | None:
@@ -113,7 +114,8 @@ class Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         digest = key_digest(idempotency_key)
         return next((key.number for key in self.keys if key.digest == digest), None)
 
-    def with_key(self, key: str, number: int) -> tuple[AppliedKey, ...]:
+    def keys_with(self, key: str, number: int) -> tuple[AppliedKey, ...]:
+        """Return the newest `MAX_KEYS` idempotency keys, with a key for the text `number` added."""
         return (*self.keys, AppliedKey(key_digest(key), number))[-MAX_KEYS:]
 
     def to_bytes(self) -> bytes:
@@ -145,7 +147,11 @@ _DECODER = msgspec.msgpack.Decoder(Record)
 
 
 def checked_id(user: str) -> str:
-    """Return the id; `UserError` unless it has printable characters and at most `MAX_ID_BYTES` bytes of UTF-8."""
+    """Return a user id unchanged.
+
+    Raises:
+        UserError: The id is empty, has unprintable characters, or is longer than `MAX_ID_BYTES` in UTF-8.
+    """
     if not isinstance(user, str) or not user or not user.isprintable() or len(user.encode()) > MAX_ID_BYTES:
         raise UserError(f"user id: expected 1 to {MAX_ID_BYTES} bytes of printable characters")
     return user
@@ -165,13 +171,18 @@ def check_key(key: str | None) -> None:
 
 
 def checked_context(context: Mapping[str, Any] | None) -> dict[str, ContextValue]:
-    """Return a context as a dict; `UserError` unless its values are short texts, finite numbers or booleans."""
+    """Return a context as a dict.
+
+    Raises:
+        UserError: A value is neither a short text nor a finite number nor a boolean.
+    """
     checked: dict[str, ContextValue] = {}
     for name, value in (context or {}).items():
-        is_valid_type = isinstance(value, ContextValue)
-        if not is_valid_type or (
-            len(value) > MAX_VALUE_LENGTH if isinstance(value, str) else not abs(value) < MAX_NUMBER
-        ):
+        if isinstance(value, str):
+            is_valid = len(value) <= MAX_VALUE_LENGTH
+        else:
+            is_valid = isinstance(value, bool | int | float) and abs(value) < MAX_NUMBER  # False for NaN
+        if not is_valid:
             raise UserError(
                 f"context {name!s:.50}: expected a text of at most {MAX_VALUE_LENGTH} characters, a finite number or a "
                 f"boolean, got {_describe(value)}"

@@ -99,7 +99,7 @@ def test_names_are_restored_from_the_file(key_file: Path, name: str) -> None:
         (f'[[key]]\nname = "a"\nhash = "{"0" * 64}"\nscopes = ["learn"]\nrate = 0', "float` > 0"),
         (f'[[key]]\nname = "a"\nhash = "{"0" * 64}"\nscopes = ["learn"]\ncolour = 0', "unknown field `colour`"),
         (2 * f'[[key]]\nname = "a"\nhash = "{"0" * 64}"\nscopes = ["learn"]\n', "two keys have the same name"),
-        ("", "has no key"),
+        ("", "at least one key"),
     ],
 )
 def test_invalid_files_of_keys_are_refused(key_file: Path, content: str, message: str) -> None:
@@ -137,6 +137,6 @@ def test_token_bucket_grants_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     bucket = TokenBucket(10)
     count = 0
     for _ in range(1000):  # ten seconds
-        count += not bucket.take()
+        count += not bucket.take_token()
         now += 0.01
     assert abs(count - (10 * 10 + 10 * keys.BURST)) <= 1

@@ -84,7 +84,7 @@ def test_damaged_run_changes_nothing(
         watched.check_once()
     assert watched.site.service.model is first
     assert len(caplog.messages) == 1
-    assert "the previous one is still served" in caplog.text
+    assert "the previous run is still served" in caplog.text
     shutil.copy(folders[1] / name, path)
     watched.reload()
     watched.check_once()

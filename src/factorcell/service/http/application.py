@@ -3,6 +3,7 @@
 Each request has one deadline, an absolute `time.monotonic()` computed from the time of its arrival.
 """
 
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -32,7 +33,9 @@ from factorcell.service.http.watching import Watcher
 # Keys of the ASGI scope: the time of arrival, and the operation name for the metrics.
 ARRIVED, OPERATION = "factorcell.arrived", "factorcell.operation"
 OTHER = "other"  # operation name of requests to unknown paths
-COMPUTING_SHARE = 0.8  # share of a completion's deadline for computing; the rest is for reading and sending
+COMPUTING_SHARE = (
+    0.8  # share of a completion's time for computing; the rest is for reading the request and sending the response
+)
 CLIENT_DISCONNECTED = 499  # status in the metrics if the client has disconnected
 CORS_SECONDS = 600  # seconds for which a browser caches the response to a preflight request
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
@@ -50,7 +53,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 def application(site: Site, watcher: Watcher | None = None) -> Starlette:
     """Return the application of a site.
 
-    Its startup starts the `watcher`; its shutdown closes the watcher and the site.
+    The startup of the application starts the `watcher`; the shutdown closes the watcher and the site.
     """
 
     @asynccontextmanager
@@ -96,7 +99,7 @@ def application(site: Site, watcher: Watcher | None = None) -> Starlette:
 class Guard:
     """Middleware that checks host and origin, adds headers, turns errors into problems, and records metrics.
 
-    Routes match the path before it is unescaped, so that an id may contain any character, such as an escaped slash.
+    Routes match the escaped path, so that a user id may contain any character, even a slash.
     """
 
     def __init__(self, app: ASGIApp, site: Site) -> None:
@@ -137,23 +140,24 @@ class Guard:
 def _check_origin(headers: Headers, method: str, site: Site) -> None:
     """Raise a `ProblemError` for a foreign host name, and for a change sent by a page of another origin.
 
-    Browsers always send the headers Host and Origin, so that no foreign web page can use a server that accepts only
+    Browsers always send the headers Host and Origin. Therefore no foreign web page can use a server that accepts only
     requests from its own machine.
     """
     host = headers.get("host", "").lower()
     name, _, port = host.rpartition(":")
-    bare = (name if port.isdigit() else host).removeprefix("[").removesuffix("]")
-    if site.settings.host_names and bare not in site.settings.host_names:
+    host_name = (name if port.isdigit() else host).removeprefix("[").removesuffix("]")  # without the port
+    if site.settings.host_names and host_name not in site.settings.host_names:
         raise ProblemError(
             "wrong-host",
-            "a server without keys accepts only requests to localhost; use http://localhost or start it with --keys",
+            "a server without keys accepts only requests to localhost; use http://localhost or start the server "
+            "with --keys",
         )
     origin = headers.get("origin")
     if origin is None or method in SAFE_METHODS or origin in site.settings.origins:
         return
     if origin.lower().partition("://")[2] != host:
         raise ProblemError(
-            "not-allowed", "pages of this origin may not send requests; start the server with --origin to allow it"
+            "not-allowed", "pages of this origin may not send requests; start the server with --origin to allow them"
         )
 
 
@@ -188,16 +192,16 @@ def _endpoint(site: Site, by_method: dict[str, Operation]) -> Endpoint:
                 events = (b"data: " + msgspec.json.encode(chunk) + b"\n\n" async for chunk in results)
                 return StreamingResponse(events, media_type=EVENTS)
             content = msgspec.json.encode(await lane.run(work, deadline, until_disconnected))
-        step = site.settings.pad
-        if step and isinstance(message, CompleteRequest):
-            content = content.ljust(-(-len(content) // step) * step)
+        if site.settings.pad and isinstance(message, CompleteRequest):
+            padded_size = math.ceil(len(content) / site.settings.pad) * site.settings.pad
+            content = content.ljust(padded_size)  # spaces after the JSON value
         return Response(content, media_type="application/json")
 
     return answer
 
 
 def _authorize(site: Site, scope: str, request: Request) -> None:
-    """Raise a `ProblemError` unless the request has a key with the required scope, or needs no key."""
+    """Raise a `ProblemError` if the request needs a key with the scope and has none, or uses the key too often."""
     if site.keys is None or not scope:
         return
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
@@ -206,8 +210,10 @@ def _authorize(site: Site, scope: str, request: Request) -> None:
         reason = "unknown key" if token else "no key"
         detail = f"{reason}; send the header Authorization: Bearer KEY with a key of this service"
         raise ProblemError("no-key", detail, headers={"WWW-Authenticate": "Bearer"})
-    if wait := site.keys.wait(key):
-        raise ProblemError("too-many", f"this key allows {key.rate:g} requests per second; wait and retry", retry=wait)
+    if wait_seconds := site.keys.take_token(key):
+        raise ProblemError(
+            "too-many", f"this key allows {key.rate:g} requests per second; wait and retry", retry=wait_seconds
+        )
     if scope not in key.scopes:
         raise ProblemError("not-allowed", f"this request needs a key with the scope {scope}")
 
@@ -232,7 +238,7 @@ async def _no_route(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     problems_by_status = {
         404: ("not-found", "unknown path; /openapi.json lists all paths"),
-        405: ("wrong-method", "this path does not support this method; the header Allow lists the valid ones"),
+        405: ("wrong-method", "this path does not support this method; the header Allow lists the supported methods"),
     }
     kind, detail = problems_by_status.get(error.status_code, ("malformed", "/docs describes valid requests"))
     return ProblemError(kind, detail, headers=error.headers).response()

@@ -1,6 +1,6 @@
-"""Keys: which requests a program may send, and how often.
+"""Keys: each key determines which requests a program may send, and how often.
 
-A file holds the hash of each key; the key itself is shown once, when it is created.
+A file has the hash of each key. The key itself is shown once, when it is created.
 
     [[key]]
     name = "shop"
@@ -8,7 +8,7 @@ A file holds the hash of each key; the key itself is shown once, when it is crea
     scopes = ["complete", "learn"]
     rate = 20
 
-A key has 32 random bytes, so that one round of SHA-256 is enough.
+A key has 32 random bytes. Therefore nobody can guess it from its hash, although SHA-256 is fast.
 """
 
 import hashlib
@@ -26,12 +26,12 @@ from factorcell import files, input_files
 from factorcell.choices import KEY_SCOPES
 from factorcell.config import UserError, choose
 
-PREFIX = "fc_"  # of all keys, so that scanners recognize leaked ones
-BURST = 2.0  # the size of a burst, in seconds of the rate
+PREFIX = "fc_"  # beginning of every key, so that scanners recognize a leaked key
+BURST = 2.0  # a burst may have as many requests as the rate allows in these seconds
 
 
 class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A key: its name, its SHA-256 in hexadecimal, its scopes, and the allowed requests per second (None: any)."""
+    """A key: its name, its SHA-256 in hexadecimal, its scopes, and the requests per second (None: no limit)."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
     hash: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -50,7 +50,7 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def read_keys(path: str | Path) -> tuple[Key, ...]:
-    """Return the keys of a file. `UserError` if it is not a file of keys."""
+    """Return the keys in a file; raise a `UserError` if the file is not a file of keys."""
     try:
         keys = msgspec.toml.decode(input_files.read_text(path), type=_File).key
     except msgspec.MsgspecError as error:
@@ -66,27 +66,32 @@ def add_key(path: str | Path, name: str, scopes: Sequence[str], rate: float | No
     Args:
         path: The file of keys, which is created if it does not exist.
         name: A name that no other key of the file has.
-        scopes: What the key allows.
+        scopes: Names of the kinds of requests that the key allows, from `KEY_SCOPES`.
         rate: Requests per second, or None for no limit.
 
     Raises:
-        UserError: The name is taken, or an argument is invalid.
+        UserError: Another key has this name, or an argument is invalid.
     """
-    present = read_keys(path) if Path(path).exists() else ()
-    if any(other.name == name for other in present):
+    existing = read_keys(path) if Path(path).exists() else ()
+    if any(other.name == name for other in existing):
         raise UserError(f"{path}: a key named {name!r} exists already; choose another name")
     key = PREFIX + secrets.token_urlsafe(32)
     values = {"name": name, "hash": _digest(key), "scopes": list(dict.fromkeys(scopes)), "rate": rate}
     try:
-        keys = (*present, msgspec.convert(values, Key))
+        keys = (*existing, msgspec.convert(values, Key))
     except msgspec.ValidationError as error:
         raise UserError(f"key {name!r:.80}: {error}") from None
-    rows = [{name: value for name, value in msgspec.to_builtins(entry).items() if value is not None} for entry in keys]
-    # Strings, numbers and lists of strings are written alike in JSON and TOML.
-    lines = ("\n".join(["[[key]]", *(f"{name} = {json.dumps(row[name])}" for name in row)]) for row in rows)
-    files.write(path, "\n\n".join(lines) + "\n")
+    files.write(path, "\n\n".join(map(_toml, keys)) + "\n")
     Path(path).chmod(0o600)
     return key
+
+
+def _toml(key: Key) -> str:
+    """Return the table of a key in TOML."""
+    fields = msgspec.to_builtins(key).items()
+    # Strings, numbers and lists of strings have the same form in JSON and TOML.
+    lines = [f"{field} = {json.dumps(value)}" for field, value in fields if value is not None]
+    return "\n".join(["[[key]]", *lines])
 
 
 def _digest(key: str) -> str:
@@ -101,11 +106,12 @@ class TokenBucket:
         self._tokens, self._time = self.capacity, time.monotonic()
         self._lock = threading.Lock()
 
-    def take(self) -> float:
-        """Count a request; return 0, or the seconds until the next request is allowed."""
+    def take_token(self) -> float:
+        """Take a token for a request and return 0, or return the seconds until there is a token."""
         with self._lock:
             now = time.monotonic()
-            self._tokens, self._time = min(self.capacity, self._tokens + (now - self._time) * self.rate), now
+            self._tokens = min(self.capacity, self._tokens + (now - self._time) * self.rate)
+            self._time = now
             if self._tokens >= 1:
                 self._tokens -= 1
                 return 0.0
@@ -126,12 +132,12 @@ class KeyRing:
         self._buckets: dict[Key, TokenBucket] = {}
         self.refresh()
         if not self._keys:
-            raise UserError(f"{self.path}: it has no key; `factorcell users key` adds one")
+            raise UserError(f"{self.path}: expected at least one key; `factorcell users key` adds a key")
 
     def refresh(self) -> None:
-        """Read the file again. If it is damaged, raise a `UserError` and keep the previous keys.
+        """Read the file again. If the file is damaged, raise a `UserError` and keep the previous keys.
 
-        With a file without keys, every request is refused.
+        If the file has no keys any more, every request is refused.
         """
         keys = read_keys(self.path)
         self._buckets = {
@@ -140,10 +146,10 @@ class KeyRing:
         self._keys = {key.hash: key for key in keys}
 
     def find(self, key: str) -> Key | None:
-        """Return the key with this value, or None."""
+        """Return the entry of the file for a key, or None."""
         return self._keys.get(_digest(key))
 
-    def wait(self, key: Key) -> float:
-        """Count a request; return 0, or the seconds until the next one is allowed."""
+    def take_token(self, key: Key) -> float:
+        """Take a token for a request with a key and return 0, or return the seconds until there is a token."""
         bucket = self._buckets.get(key)
-        return bucket.take() if bucket else 0.0
+        return bucket.take_token() if bucket else 0.0

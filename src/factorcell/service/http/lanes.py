@@ -1,11 +1,15 @@
-"""Thread pools for blocking work, which accept only work that they can finish in time.
+"""Thread pools ("lanes") that run blocking work, and refuse work that they cannot finish in time.
 
-    expected = (floor(waiting / threads) + 2) * mean seconds that recent work needed
-    share = time left / (1 + waiting)
+    expected = (floor(waiting / threads) + 2) * mean
+    share = remaining / (1 + waiting)
 
-Work that is expected to end after its deadline is refused on arrival. Work that can be cut short (a search) gets its
-`share` of the time left when it starts, but at least `min_seconds`; only these seconds and any time beyond the share
-count in the mean. Each kind of work has its own lane, so that none can starve another.
+`waiting` requests wait for one of the `threads` of a lane, recent work needed `mean` seconds, and new work would be
+done after `expected` seconds. Work that is expected to end after its deadline is refused on arrival.
+
+Work that can be cut short (a search) gets only a `share` of the seconds that remain until its deadline when it starts,
+but at least `min_seconds`. The mean counts the first `min_seconds` of such work and the time beyond its share.
+
+Each kind of work has its own lane, so that no kind can keep another from running.
 """
 
 import asyncio
@@ -23,7 +27,7 @@ from factorcell.service.http.problems import ProblemError
 
 T = TypeVar("T")
 
-SMOOTHING = 0.05  # weight of the newest value in the moving mean of seconds
+SMOOTHING = 0.05  # weight of the newest work in the moving mean of the seconds that work needed
 BUSY = "too many requests are waiting; nothing was done, try again later"
 
 
@@ -33,7 +37,7 @@ class DisconnectedError(Exception):
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """The time limit of work: it must end at `deadline` (`time.monotonic()`), or earlier if `stop` is set."""
+    """The time limit of work, which must end at `deadline` (`time.monotonic()`), or as soon as `stop` is set."""
 
     deadline: float
     stop: Stop
@@ -49,7 +53,7 @@ class Lane:
         name: The name of the lane in thread names and metrics.
         threads: Number of threads.
         max_waiting: Maximum number of waiting requests.
-        min_seconds: The time that work which can be cut short always gets; by default work cannot be cut short.
+        min_seconds: Minimum seconds for work that can be cut short; infinite (the default) if work cannot be cut short.
     """
 
     def __init__(self, name: str, threads: int, max_waiting: int, min_seconds: float = math.inf) -> None:
@@ -59,7 +63,7 @@ class Lane:
         self._pool = ThreadPoolExecutor(threads, f"factorcell-{name}")
 
     def expected_seconds(self) -> float:
-        """Return the seconds until new work would be done; 0 if a thread is idle."""
+        """Return the seconds after which new work would be done, or 0 if a thread is idle."""
         if self.waiting + self.running < self.threads:
             return 0.0
         return (math.floor(self.waiting / self.threads) + 2) * self.mean
@@ -71,7 +75,7 @@ class Lane:
 
         Args:
             work: Called with its time limit.
-            deadline: A `time.monotonic()`.
+            deadline: The `time.monotonic()` at which the work must be done.
             disconnected: Returns when the client has disconnected.
 
         Raises:
@@ -101,9 +105,10 @@ class Lane:
     async def stream(
         self, work: Callable[[TimeLimit], Iterator[T]], deadline: float, disconnected: Disconnected
     ) -> AsyncIterator[T]:
-        """Return an iterator over what `work` yields, once the first value exists; earlier errors are raised here.
+        """Wait for the first value that `work` yields, and return an iterator over all its values.
 
-        When the client disconnects or the iterator is closed, the thread ends at its next value.
+        This method raises the errors that occur before the first value, the iterator those after it. When the client
+        disconnects or the iterator is closed, the thread ends at its next value.
         """
         loop, values = asyncio.get_running_loop(), asyncio.Queue[T | None]()
 
@@ -124,7 +129,7 @@ class Lane:
         if first is None:
             await task
 
-        async def rest() -> AsyncIterator[T]:
+        async def all_values() -> AsyncIterator[T]:
             try:
                 value = first
                 while value is not None:
@@ -135,7 +140,7 @@ class Lane:
             finally:
                 task.cancel()
 
-        return rest()
+        return all_values()
 
     def close(self) -> None:
         """Wait for running work and drop the queue."""

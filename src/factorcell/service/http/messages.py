@@ -1,4 +1,4 @@
-"""The HTTP messages: the single definition for parsing, validation and the OpenAPI description."""
+"""The types of the HTTP messages. They define which requests are valid and what the OpenAPI description says."""
 
 from typing import Annotated, Literal
 
@@ -7,13 +7,13 @@ from msgspec import Meta, Struct
 from factorcell.completion.texts import MAX_BYTES
 from factorcell.service.record import MAX_ID_BYTES, MAX_KEY_LENGTH, MAX_TIME, MAX_VALUE_LENGTH, ContextValue
 
-MAX_RESULTS = 100
-MAX_DEADLINE = 10_000  # milliseconds of a completion
+MAX_RESULTS = 100  # suggestions per request
+MAX_DEADLINE = 10_000  # maximum milliseconds for a completion
 MAX_INTEGER = (1 << 53) - 1  # the largest integer that every JSON parser reads exactly
-MAX_IMPORTED = 10_000  # texts of one user
-MAX_TEXTS, MAX_CANDIDATES, MAX_HYPOTHESES, MAX_TOKENS = 256, 1000, 1000, 1000  # per request
-MAX_PROMPT = 1000  # characters, which the model reads one by one
-MAX_SCORE = 1e30
+MAX_IMPORTED = 10_000  # maximum number of texts of an imported user
+MAX_TEXTS, MAX_CANDIDATES, MAX_HYPOTHESES, MAX_TOKENS = 256, 1000, 1000, 1000  # maximum numbers per request
+MAX_PROMPT = 1000  # maximum number of characters of a prompt, which the model reads one by one
+MAX_SCORE = 1e30  # largest absolute value of a score or a weight
 
 UserId = Annotated[str, Meta(min_length=1, max_length=MAX_ID_BYTES, description="user id of printable characters")]
 Text = Annotated[str, Meta(min_length=1, max_length=MAX_BYTES, description="the whole text")]
@@ -27,17 +27,17 @@ Score = Annotated[float, Meta(ge=-MAX_SCORE, le=MAX_SCORE)]
 
 
 class Message(Struct, kw_only=True):
-    """A response."""
+    """A message in a response."""
 
 
 class RequestMessage(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A request; unknown fields are errors."""
+    """A message in a request; a request with an unknown field is refused."""
 
 
 class CompleteRequest(RequestMessage):
     """A text that a user is typing."""
 
-    query: Annotated[str, Meta(max_length=MAX_BYTES, description="the typed text")]
+    query: Annotated[str, Meta(max_length=MAX_BYTES, description="the text that the user has typed")]
     user: Annotated[UserId | None, Meta(description="id of the user; by default an unknown user")] = None
     cursor: Annotated[
         WholeNumber | None, Meta(description="number of characters before the cursor; by default the whole query")
@@ -48,7 +48,7 @@ class CompleteRequest(RequestMessage):
         Annotated[int, Meta(ge=1, le=MAX_DEADLINE)] | None,
         Meta(description="milliseconds until the best suggestions so far are returned; by default set by the server"),
     ] = None
-    learn: Annotated[bool, Meta(description="false: a private session; complete as for an unknown user")] = True
+    learn: Annotated[bool, Meta(description="false: a private session, with suggestions as for an unknown user")] = True
     explain: Annotated[bool, Meta(description="whether to return the contribution of each source to the score")] = False
 
 
@@ -67,16 +67,19 @@ class Result(Message):
 
 
 class CompleteAnswer(Message):
-    """The suggestions, best first."""
+    """Suggestions for a typed text, best first."""
 
     results: list[Result]
     degraded: Annotated[
         Literal["time", "store"] | None,
         Meta(
-            description="why better suggestions may exist: the deadline was reached (time), or the store failed (store)"
+            description="why better suggestions may exist: the search reached its deadline (time) or the store failed "
+            "(store)"
         ),
     ] = None
-    user_version: Annotated[int | None, Meta(description="version of the user's record that was used")] = None
+    user_version: Annotated[
+        int | None, Meta(description="version of the user's record on which the suggestions are based")
+    ] = None
 
 
 class AcceptRequest(RequestMessage):
@@ -92,15 +95,15 @@ class AcceptRequest(RequestMessage):
 
 
 class AcceptAnswer(Message):
-    """The outcome of an accept. A saved text is on disk."""
+    """The outcome of accepting a text. A saved text is on disk."""
 
     outcome: Literal["learned", "kept", "repeated", "paused", "withheld"]
     number: Annotated[
-        int | None, Meta(description="number of the text, counted from 1 over all texts that the user accepted")
+        int | None, Meta(description="number of the saved text, counted from 1 over all texts ever saved for the user")
     ] = None
     user_version: int | None = None
     why: Annotated[str | None, Meta(description="what a withheld text seems to contain")] = None
-    truncated: Annotated[bool, Meta(description="whether only the first max_tokens tokens are learned")] = False
+    truncated: Annotated[bool, Meta(description="whether the model learns only the first max_tokens tokens")] = False
 
 
 class SavedText(Message):
@@ -113,11 +116,11 @@ class SavedText(Message):
 
 
 class ProfileAnswer(Message):
-    """All saved data of a user; texts are listed oldest first."""
+    """All saved data of a user, with the oldest text first."""
 
     user: str
     version: int
-    accepted: Annotated[int, Meta(description="number of texts that the user ever accepted")]
+    accepted: Annotated[int, Meta(description="number of texts ever saved for the user, including deleted ones")]
     paused: bool
     learned: bool
     texts: list[SavedText]
@@ -132,7 +135,7 @@ class ExportedText(Struct, kw_only=True, omit_defaults=True):
 
 
 class Export(Struct, kw_only=True):
-    """The texts and settings of a user. The learned state of a model can be computed from them."""
+    """The texts and settings of a user. A model can learn the texts again, so an export has no learned state."""
 
     format: Literal[1]
     user: UserId
@@ -147,13 +150,13 @@ class ForgetRequest(RequestMessage):
 
 
 class RemovedAnswer(Message):
-    """The number of deleted texts. The model learns the remaining texts again in the background."""
+    """The number of deleted texts. The model then learns the remaining texts again in the background."""
 
     removed: Annotated[int, Meta(ge=0)]
 
 
 class DeletedAnswer(Message):
-    """Whether the user existed; all data of the user is deleted."""
+    """Whether the service had data of the user before the deletion."""
 
     deleted: bool
 
@@ -178,7 +181,7 @@ class ContextText(RequestMessage):
 
 
 class ScoreRequest(RequestMessage):
-    """Texts to score in full, all with the same context columns."""
+    """Texts to score without truncation. All texts must have values of the same context columns."""
 
     texts: Annotated[list[ContextText], Meta(min_length=1, max_length=MAX_TEXTS)]
 
@@ -186,7 +189,8 @@ class ScoreRequest(RequestMessage):
 class TextScore(Message):
     """How well the model predicts a text and its end token.
 
-    `nats` is the negative log-likelihood, `targets` the number of predicted tokens.
+    `nats` is the negative log-likelihood in nats, `targets` is the number of predicted tokens, and `perplexity` is
+    exp(nats / targets).
     """
 
     nats: float
@@ -201,7 +205,7 @@ class ScoreAnswer(Message):
 
 
 class ClassifyRequest(RequestMessage):
-    """Texts to classify: the column `target`, and its candidate `values` (by default all known values)."""
+    """Texts to classify by their value of the column `target`; `values` are the candidates (by default all known)."""
 
     target: Annotated[str, Meta(min_length=1, max_length=MAX_VALUE_LENGTH)]
     texts: Annotated[list[ContextText], Meta(min_length=1, max_length=MAX_TEXTS)]
@@ -223,23 +227,27 @@ class ClassifyAnswer(Message):
 
 
 class Hypothesis(RequestMessage):
-    """A hypothesis of a recognizer with its scores in nats by name; `lm` is the score of its language model."""
+    """A text that a recognizer proposes, and its scores in nats by name.
+
+    `lm` is the score of the recognizer's own language model.
+    """
 
     text: Annotated[str, Meta(max_length=MAX_BYTES)]
     scores: dict[str, Score] = {}
 
 
 class HypothesisList(RequestMessage):
-    """The hypotheses for one utterance, in the recognizer's order, best first. Each is scored in full."""
+    """The hypotheses for one utterance in the order of the recognizer, best first. None of them is truncated."""
 
     hypotheses: Annotated[list[Hypothesis], Meta(min_length=1, max_length=MAX_HYPOTHESES)]
     context: Context = {}
 
 
 class RescoreRequest(RequestMessage):
-    """N-best lists to rescore by a weighted sum of scores, including `model` and the number of `words`.
+    """N-best lists of hypotheses to rescore by a weighted sum of scores.
 
-    By default, `model` takes half of the weight of `lm`, and all other scores have a weight of 1.
+    The sum also has two scores that the service computes: `model`, the log probability under the served model, and
+    `words`, the number of words. By default, `lm` and `model` have the weight 0.5, `words` 0, and all other scores 1.
     """
 
     lists: Annotated[list[HypothesisList], Meta(min_length=1, max_length=MAX_TEXTS)]
@@ -260,7 +268,7 @@ class RescoreAnswer(Message):
 
 
 class GenerateRequest(RequestMessage):
-    """Options for a text to generate token by token."""
+    """Options for generating a text token by token."""
 
     context: Context = {}
     prompt: Annotated[str, Meta(max_length=MAX_PROMPT, description="beginning of the text")] = ""
@@ -281,7 +289,7 @@ class TextChunk(Message):
 
 
 class Health(Message):
-    """The server answers."""
+    """Confirmation that the server answers."""
 
     status: Literal["ok"] = "ok"
 

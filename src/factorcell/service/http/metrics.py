@@ -1,7 +1,7 @@
-"""Metrics for Prometheus: counts and durations by operation, never a user, a text or a query.
+"""Metrics for Prometheus: counts and durations of operations. They contain no user id, no text and no query.
 
-Labels have few values: operation names, HTTP status codes, lane names. If PROMETHEUS_MULTIPROC_DIR names a folder, the
-processes that share it are summed.
+Labels have few values: names of operations and lanes, HTTP status codes, and outcomes. If
+PROMETHEUS_MULTIPROC_DIR names a folder, the metrics are summed over all processes that share the folder.
 """
 
 import os
@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.multiprocess import MultiProcessCollector
 
 DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)  # buckets of the durations
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 

@@ -30,14 +30,15 @@ def openapi(operations: Sequence[Operation] = OPERATIONS, keys: bool = False) ->
         operations: The operations to describe.
         keys: Whether requests need a key.
     """
-    kinds = {
-        kind: None
+    used_types = [
+        message_type
         for operation in operations
-        for kind in (operation.request_type, operation.response_type)
-        if kind is not None
-    }
-    references, components = msgspec.json.schema_components([*kinds, Problem], ref_template=SCHEMAS)
-    schemas = dict(zip([*kinds, Problem], references, strict=True))
+        for message_type in (operation.request_type, operation.response_type)
+        if message_type is not None
+    ]
+    message_types = [*dict.fromkeys(used_types), Problem]  # each type once, in the order of the operations
+    references, components = msgspec.json.schema_components(message_types, ref_template=SCHEMAS)
+    schemas = dict(zip(message_types, references, strict=True))
     paths: Json = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, schemas, keys)

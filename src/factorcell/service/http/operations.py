@@ -22,7 +22,7 @@ from factorcell.service.http.site import Call, Operation, Site
 from factorcell.service.learning import UNKNOWN_POLICY, ServedModel
 from factorcell.service.record import ContextValue
 
-MAX_PAIRS = 10_000  # pairs of text and candidate, or hypotheses, per request
+MAX_PAIRS = 10_000  # maximum number of pairs of text and candidate value, or of hypotheses, per request
 MAX_EXPORT_BYTES = 4 << 20  # maximum size of an import
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ def complete(site: Site, call: Call) -> messages.CompleteAnswer:
 
 
 def accept(site: Site, call: Call) -> messages.AcceptAnswer:
-    """Save and learn a text that a user accepted. Once this is answered, the text is on disk."""
+    """Save and learn a text that a user accepted. A saved text is on disk before the response is sent."""
     request: messages.AcceptRequest = call.message
     result = site.service.accept(request.user, request.text, context=request.context, key=request.idempotency_key)
     site.metrics.accepts.labels(result.outcome).inc()
@@ -108,7 +108,7 @@ def undo(site: Site, call: Call) -> messages.RemovedAnswer:
 
 
 def pause(site: Site, call: Call) -> messages.PausedAnswer:
-    """Pause learning: no text of the user is saved or learned until it is resumed."""
+    """Pause learning: no text of the user is saved or learned until learning is resumed."""
     site.service.pause(call.user)
     return messages.PausedAnswer(paused=True)
 
@@ -120,7 +120,7 @@ def resume(site: Site, call: Call) -> messages.PausedAnswer:
 
 
 def score(site: Site, call: Call) -> messages.ScoreAnswer:
-    """Return how well the model predicts each text, which is read in full."""
+    """Return how well the model predicts each text, without truncating it."""
     model = site.service.model
     corpus = model.run.read(*_texts_and_contexts(call.message.texts), unknown=UNKNOWN_POLICY, truncate=False)
     results = [
@@ -143,18 +143,20 @@ def classify(site: Site, call: Call) -> messages.ClassifyAnswer:
     probabilities = apply_bayes_rule(names, likelihoods, corpus.lengths, [None] * len(corpus)).probabilities
     results = [
         messages.TextClass(
-            value=names[int(row.argmax())], probabilities=dict(zip(names, row.tolist(), strict=True)), truncated=cut
+            value=names[int(row.argmax())],
+            probabilities=dict(zip(names, row.tolist(), strict=True)),
+            truncated=is_truncated,
         )
-        for row, cut in zip(probabilities, corpus.truncated.tolist(), strict=True)
+        for row, is_truncated in zip(probabilities, corpus.truncated.tolist(), strict=True)
     ]
     return messages.ClassifyAnswer(results=results)
 
 
 def rescore(site: Site, call: Call) -> messages.RescoreAnswer:
-    """Choose the best hypothesis of each n-best list of a recognizer, in context."""
+    """Choose the best hypothesis of each n-best list of a recognizer, given the context of the list."""
     request: messages.RescoreRequest = call.message
     model = site.service.model
-    _check_pairs(sum(len(item.hypotheses) for item in request.lists), f"{len(request.lists)} lists of hypotheses")
+    _check_count(sum(len(item.hypotheses) for item in request.lists), "hypotheses")
     names = tuple(request.lists[0].hypotheses[0].scores)
     nbest = NBest(names, tuple(_utterance(str(number), item, names) for number, item in enumerate(request.lists, 1)))
     weights = ScoreWeights(request.weights) if request.weights else ScoreWeights.with_model_share(names)
@@ -190,25 +192,28 @@ def _texts_and_contexts(texts: Sequence[messages.ContextText]) -> tuple[list[str
 
 
 def _candidates(model: ServedModel, request: messages.ClassifyRequest) -> tuple[str, ...]:
-    """Return the values to choose from; the column of users is refused, because it would reveal users of training."""
+    """Return the values among which a request lets the model choose.
+
+    A request for the user column is refused, because its values would reveal the users in the training table.
+    """
     variable = model.run.schema.variable(request.target)
     if variable.kind != "category" or variable.source_column == model.run.config.data.user:
         raise UserError(f"target {request.target}: expected a category column other than the column of users")
     for name in request.values:
         choose(f"value of {request.target}", name, variable.values[1:])
     names = tuple(dict.fromkeys(request.values)) or variable.values[1:]
-    _check_pairs(len(names) * len(request.texts), f"{len(request.texts)} texts with {len(names)} values")
+    _check_count(len(names) * len(request.texts), "pairs of text and value")
     return names
 
 
-def _check_pairs(count: int, what: str) -> None:
+def _check_count(count: int, noun: str) -> None:
     if count > MAX_PAIRS:
-        raise UserError(f"{what}: expected at most {MAX_PAIRS} pairs per request, got {count}; send several requests")
+        raise UserError(f"request: expected at most {MAX_PAIRS} {noun}, got {count}; send several requests")
 
 
 def _utterance(number: str, request: messages.HypothesisList, names: tuple[str, ...]) -> Utterance:
     if any(set(hypothesis.scores) != set(names) for hypothesis in request.hypotheses):
-        raise UserError("hypotheses: expected the same score names in all, got different ones")
+        raise UserError("hypotheses: expected the same names of scores in all hypotheses, got different names")
     scores = np.array(
         [[hypothesis.scores[name] for name in names] for hypothesis in request.hypotheses], dtype=np.float64
     )

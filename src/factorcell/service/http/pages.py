@@ -1,6 +1,7 @@
 """The demo page, the script for other sites, and the API page.
 
-Files are read once. Browsers check with each use, by the entity tag, whether a file has changed.
+Each file is read once. When a browser requests a file that it has cached, it sends the entity tag of the file to ask
+whether the file has changed.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ PAGE_POLICY = (
 DOCS_POLICY = (
     f"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'{NO_EMBEDDING}"
 )
-# Request path -> folder and name of the file, and its content security policy.
+# For each request path: the folder and the name of the file, and its content security policy.
 FILES = {
     "/": ("service/page", "index.html", PAGE_POLICY),
     **{
@@ -37,7 +38,7 @@ FILES = {
 
 
 def routes(hint: str = "") -> list[Route]:
-    """Return the routes of all files; `hint` is the placeholder of the empty search box."""
+    """Return the routes of all files of the pages; `hint` is the placeholder of the empty search box."""
     return [_route(path, *file, hint or HINT) for path, file in FILES.items()]
 
 

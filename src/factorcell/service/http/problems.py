@@ -32,12 +32,12 @@ PROBLEM_KINDS: dict[str, tuple[int, str]] = {
 
 
 class ProblemError(Exception):
-    """A refused request.
+    """A request that fails, with the reason for the client.
 
     Args:
-        kind: One of `PROBLEM_KINDS`.
+        kind: A key of `PROBLEM_KINDS`.
         detail: What is wrong with this request, and what to do.
-        retry: Seconds after which the client may try again, or None.
+        retry: Seconds after which the client may try again, or None to send no such time.
         headers: Further headers of the response.
     """
 
@@ -55,7 +55,7 @@ class ProblemError(Exception):
 
 
 def problem_from(error: Exception, folder: str = "") -> ProblemError:
-    """Return the problem for an error; the path of the run, `folder`, is replaced by "the model"."""
+    """Return the problem that describes an error, with "the model" in place of the path `folder` of the run."""
     if isinstance(error, ProblemError):
         return error
     if isinstance(error, UserError):

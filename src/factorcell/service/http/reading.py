@@ -1,4 +1,4 @@
-"""Parses requests into messages."""
+"""Parses HTTP requests into messages."""
 
 import codecs
 from typing import TypeVar
@@ -13,15 +13,15 @@ from factorcell.service.http.problems import ProblemError
 M = TypeVar("M", bound=msgspec.Struct)
 
 
-async def read_message(request: Request, kind: type[M], max_bytes: int) -> M:
-    """Return the message in the body of a request. `ProblemError` if it is invalid."""
+async def read_message(request: Request, message_type: type[M], max_bytes: int) -> M:
+    """Return the message in the body of a request; raise a `ProblemError` if the body is invalid."""
     try:
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media != "application/json" or "content-encoding" in request.headers:
             raise ProblemError("wrong-type", "expected an uncompressed body with Content-Type: application/json")
         # Some editors write a byte order mark.
         content = (await _body(request, max_bytes)).removeprefix(codecs.BOM_UTF8)
-        return msgspec.json.decode(_text(content, "body"), type=kind)
+        return msgspec.json.decode(_text(content, "body"), type=message_type)
     except msgspec.ValidationError as error:
         raise ProblemError("invalid", str(error)) from None
     except (msgspec.DecodeError, RecursionError):
@@ -29,7 +29,7 @@ async def read_message(request: Request, kind: type[M], max_bytes: int) -> M:
 
 
 def path_parameter(request: Request, name: str) -> str:
-    """Return a parameter of the path, unescaped."""
+    """Return the unescaped value of a parameter in the path of a request."""
     return _text(unquote_to_bytes(request.path_params[name]), "path")
 
 

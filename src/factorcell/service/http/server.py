@@ -1,4 +1,4 @@
-"""The server: it serves a run and a store on a port, in one process or in several that share the port."""
+"""The server: it serves a run and a store on a port, in one process or in several processes that share the port."""
 
 import errno
 import ipaddress
@@ -36,14 +36,14 @@ from factorcell.service.privacy import Privacy
 from factorcell.service.stores.opening import open_store
 
 LOG = logging.getLogger("factorcell.service")
-SWITCH_INTERVAL = 0.0005  # seconds after which Python switches threads; a request uses several threads
+SWITCH_INTERVAL = 0.0005  # seconds after which Python switches threads; short, because a request uses several threads
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 POLL = 0.2  # seconds between two checks of workers and signals
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """The options of `factorcell serve`; its help describes them."""
+    """The options of `factorcell serve`, which the help of this command describes."""
 
     run: Path
     store: str
@@ -59,9 +59,9 @@ class ServerOptions:
     settings: Settings = field(default_factory=Settings)
 
     def model(self) -> ServedModel:
-        """Open the current run, and complete and learn once with it."""
+        """Open the run as it is now, and try it out by completing and learning one text."""
         is_allowed = None if self.block_list is None else BlockList.read(self.block_list)
-        folder = self.run.absolute()  # problems replace this path, and "." would match in many messages
+        folder = self.run.absolute()  # problem details replace this path; the path "." would match in many messages
         model = ServedModel(Run.open(folder, precision=self.precision), typos=self.typos, is_allowed=is_allowed)
         model.probe()
         return model
@@ -76,7 +76,9 @@ class ServerOptions:
 
     def application(self) -> Starlette:
         """Return the application. It reloads changed models and keys within seconds, and at once on SIGHUP."""
-        stamp = folder_stamp(self.run)  # taken before the run is opened, so that a change meanwhile is noticed
+        stamp = folder_stamp(
+            self.run
+        )  # computed before the run is opened, so that the watcher notices a change during the opening
         site = self.site()
         watcher = Watcher(site, self.run, self.model, stamp)
         site.metrics.processes.set(1)
@@ -86,7 +88,7 @@ class ServerOptions:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a host."""
+    """Return whether only this machine can reach a server on a host name or address."""
     if host == "localhost":
         return True
     try:
@@ -120,7 +122,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
 
 
 def serve(options: ServerOptions, notify: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM; running requests are finished first."""
+    """Serve until SIGINT or SIGTERM, and finish running requests before returning."""
     if options.keys is None:
         if not is_loopback(options.host):
             raise UserError(f"host {options.host}: other machines can reach it; add --keys FILE, or serve on localhost")
@@ -132,7 +134,7 @@ def serve(options: ServerOptions, notify: Callable[[str], None]) -> None:
             app = options.application()
             notify(f"serving {options.run} at {address}; press Ctrl-C to stop")
             return uvicorn_server(app).run([listener])
-        options.site().close()  # reports an invalid run or store once, not once per worker
+        options.site().close()  # an invalid run or store is reported once here, not by each worker
         with TemporaryDirectory(prefix="factorcell-") as folder:
             os.environ[metrics.DIRECTORY_VARIABLE] = folder
             notify(f"serving {options.run} at {address} in {options.workers} processes; press Ctrl-C to stop")
@@ -141,7 +143,7 @@ def serve(options: ServerOptions, notify: Callable[[str], None]) -> None:
 
 
 def uvicorn_server(app: ASGIApp) -> uvicorn.Server:
-    """Return the uvicorn server of an application; requests are not logged."""
+    """Return a uvicorn server that runs an application and does not log requests."""
     config = uvicorn.Config(
         app,
         http="h11",
@@ -164,12 +166,14 @@ def supervise(options: ServerOptions, listener: socket.socket) -> None:
     """Run the workers until SIGINT or SIGTERM, replace those that die, and forward SIGHUP to them."""
     context = multiprocessing.get_context("spawn")
     stops, reloads = list[int](), list[int]()  # received signals
-    handlers: dict[int, list[int]] = {signal.SIGINT: stops, signal.SIGTERM: stops}
+    received: dict[int, list[int]] = {signal.SIGINT: stops, signal.SIGTERM: stops}
     if hasattr(signal, "SIGHUP"):
-        handlers[signal.SIGHUP] = reloads
-    previous_handlers = {
-        number: signal.signal(number, lambda number, _: handlers[number].append(number)) for number in handlers
-    }
+        received[signal.SIGHUP] = reloads
+
+    def record_signal(number: int, _: object) -> None:
+        received[number].append(number)
+
+    previous_handlers = {number: signal.signal(number, record_signal) for number in received}
 
     def start() -> SpawnProcess:
         process = context.Process(target=work, args=(options, listener))
@@ -187,7 +191,7 @@ def supervise(options: ServerOptions, listener: socket.socket) -> None:
                     mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
                     workers[index] = start()
                 elif reload and worker.pid is not None:
-                    os.kill(worker.pid, signal.SIGHUP)  # ends a worker that is still starting, which is then replaced
+                    os.kill(worker.pid, signal.SIGHUP)  # a worker that is still starting dies and is replaced
     finally:
         for worker in workers:
             worker.terminate()

@@ -15,19 +15,19 @@ from factorcell.service.http.lanes import Lane, TimeLimit
 from factorcell.service.http.metrics import Metrics
 
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")  # RFC 6454
-MIN_SEARCH_SECONDS = 0.003  # minimum time of a search, regardless of how many requests wait
+MIN_SEARCH_SECONDS = 0.003  # seconds that a search gets at least, even if many requests wait
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a site answers.
+    """The settings of a site.
 
     Attributes:
         deadline: Seconds for a completion, unless the request sets its own deadline.
         timeout: Seconds for every other request.
-        host_names: Accepted host names of the server; any if empty.
-        origins: Origins of other sites whose pages may send requests.
-        pad: The length of a completion is a multiple of this number of bytes; 0 for no padding.
+        host_names: Host names by which clients may address the server; if empty, any name.
+        origins: Origins of other sites whose pages may send requests, such as https://shop.example.
+        pad: Responses with completions are padded to a multiple of this number of bytes; 0 for no padding.
         hint: Placeholder of the empty search box.
     """
 
@@ -48,15 +48,15 @@ class Settings:
 def _lanes() -> dict[str, Lane]:
     threads = usable_cores()
     return {
-        "search": Lane("search", threads, 256, MIN_SEARCH_SECONDS),
-        "change": Lane("change", threads, 256),
-        "batch": Lane("batch", 1, 16),
+        "search": Lane("search", threads, max_waiting=256, min_seconds=MIN_SEARCH_SECONDS),
+        "change": Lane("change", threads, max_waiting=256),
+        "batch": Lane("batch", 1, max_waiting=16),
     }
 
 
 @dataclass(frozen=True)
 class Site:
-    """A service with everything that HTTP needs."""
+    """A service with the settings, keys, metrics and thread pools of its HTTP interface."""
 
     service: Service
     settings: Settings = field(default_factory=Settings)
@@ -88,13 +88,13 @@ class Operation:
         name: The name in metrics and in the OpenAPI description.
         method: The HTTP method.
         path: The path, with `{user}` for the id of a user.
-        scope: The scope that a key needs; empty if no key is needed.
-        lane: The thread pool that runs it.
-        request_type: The message of the request, or None if it has no body.
-        response_type: The message of the response, or of each event.
+        scope: The scope that the key of a request must have; empty if the operation needs no key.
+        lane: The name of the thread pool that runs the handler.
+        request_type: The type of the message in a request, or None if the request has no body.
+        response_type: The type of the message in the response, or in each event of a stream.
         handler: Computes the response.
         is_streaming: Whether the response is a stream of server-sent events.
-        max_body_bytes: Maximum size of the body.
+        max_body_bytes: Maximum size of the body of a request.
     """
 
     name: str

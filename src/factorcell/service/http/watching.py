@@ -1,7 +1,7 @@
 """Watches for a new model in the run folder, for new keys, and for expired texts while the server runs.
 
-A new model is opened and tried out while the old one still serves; then it replaces the old one. A damaged or
-incomplete model changes nothing, and is tried again when its files change.
+A new model is opened and tried out while the old one still serves; then the new model replaces the old one. A damaged
+or incomplete model is not served. It is opened again when its files change.
 """
 
 import logging
@@ -21,11 +21,11 @@ LOG = logging.getLogger("factorcell.service")
 INTERVAL = 1.0  # seconds between two checks
 EXPIRY_INTERVAL = 600.0  # seconds between two deletions of expired texts
 
-Stamp = tuple[tuple[int, int, int] | None, ...]
+Stamp = tuple[tuple[int, int, int] | None, ...]  # for each file: time, inode and size, or None if it does not exist
 
 
 def folder_stamp(folder: Path) -> Stamp:
-    """Return a value that changes if the run in a folder changes or another folder takes its place."""
+    """Return a value that changes if the run in a folder changes or another folder replaces the folder."""
     return _stamps(folder / digests.FILE, folder / "weights.safetensors")  # the manifest is optional
 
 
@@ -46,14 +46,14 @@ class Watcher:
     Args:
         site: The site that serves.
         folder: The run folder.
-        reopen: Opens the run and tries it out.
-        run_stamp: The `folder_stamp` before the served run was opened.
+        reopen: Opens the run in the folder, tries it out, and returns its model.
+        run_stamp: The `folder_stamp` of the folder, computed before the served run was opened.
     """
 
     def __init__(self, site: Site, folder: Path, reopen: Callable[[], ServedModel], run_stamp: Stamp) -> None:
         self.site, self.folder, self.reopen = site, folder, reopen
         self.run_stamp, self.keys_stamp = run_stamp, self._current_keys_stamp()
-        self.expired = time.monotonic() - EXPIRY_INTERVAL
+        self.expired_at = time.monotonic() - EXPIRY_INTERVAL
         self._wake, self._reload, self._closed = threading.Event(), False, False
         self._thread = threading.Thread(target=self._run, name="factorcell-watcher", daemon=True)
 
@@ -61,7 +61,7 @@ class Watcher:
         self._thread.start()
 
     def reload(self) -> None:
-        """Open the run again at once, even if it has not changed. A signal handler may call this."""
+        """Open the run again at once, even if the run has not changed. A signal handler may call this."""
         self._reload = True
         self._wake.set()
 
@@ -72,18 +72,19 @@ class Watcher:
             self._thread.join()
 
     def check_once(self) -> None:
-        """Check the model, the keys and the expiry of texts once."""
+        """Load a changed model, load changed keys, and delete expired texts."""
         self._check_model()
         self._check_keys()
-        if self.site.service.privacy.retention is not None and time.monotonic() >= self.expired + EXPIRY_INTERVAL:
-            self.expired = time.monotonic()
+        if self.site.service.privacy.retention is not None and time.monotonic() >= self.expired_at + EXPIRY_INTERVAL:
+            self.expired_at = time.monotonic()
             try:
                 self.site.service.expire()
             except StoreError:
                 LOG.warning("expired texts could not be deleted: the store does not answer")
 
     def _check_model(self) -> None:
-        stamp, is_forced, self._reload = folder_stamp(self.folder), self._reload, False
+        stamp = folder_stamp(self.folder)
+        is_forced, self._reload = self._reload, False
         if stamp == self.run_stamp and not is_forced:
             return
         self.run_stamp = stamp
@@ -91,7 +92,7 @@ class Watcher:
             model = self.reopen()
         except (UserError, OSError, ValueError, RuntimeError) as error:
             self.site.metrics.models.labels("refused").inc()
-            LOG.warning("the new run is invalid and the previous one is still served: %s", error)
+            LOG.warning("the new run is invalid and the previous run is still served: %s", error)
             return
         self.site.service.replace_model(model)
         self.site.metrics.models.labels("served").inc()
@@ -105,7 +106,7 @@ class Watcher:
         try:
             keys.refresh()
         except (UserError, OSError) as error:
-            LOG.warning("the new keys are invalid and the previous ones remain valid: %s", error)
+            LOG.warning("the new keys are invalid and the previous keys remain valid: %s", error)
 
     def _current_keys_stamp(self) -> Stamp:
         return () if self.site.keys is None else _stamps(self.site.keys.path)

@@ -1,11 +1,12 @@
-/* A chart of the top suggestions for a prefix after each accepted text: one line per text, the newest step on the
-   right, next to the list of texts. The size of a dot shows the probability of the text. */
+/* A chart of the top suggestions for a prefix. Each step shows the suggestions after a text was accepted or removed,
+   and a line joins the places of one suggestion. The newest step is on the right, next to a list of its suggestions.
+   The size of a dot shows the probability of the suggestion. */
 "use strict";
 
 const chart = (() => {
   const ROWS = 5; // suggestions shown
   const ROW_HEIGHT = 38; // pixels, the height of .chart li
-  const [FOOT, GAP, PAD] = [24, 56, 14]; // pixels
+  const [FOOT, GAP, PAD] = [24, 56, 14]; // pixels: below the rows, between two steps, at both sides
   const MAX_STEPS = 12; // steps shown
   const SVG = "http://www.w3.org/2000/svg";
 
@@ -25,7 +26,7 @@ const chart = (() => {
     const paths = [...texts].map((text) => textPath(text, shown)).sort((a, b) => a.isPersonal - b.isPersonal);
     for (const path of paths) drawPath(drawing, path, x);
     shown.forEach((step, index) => {
-      if (gap < 16 && index < shown.length - 1) return;
+      if (gap < 16 && index < shown.length - 1) return; // without room, only the newest step has a label
       drawing.append(svg("text", { class: "tick", x: x(index), y: ROWS * ROW_HEIGHT + 18 }, step.label));
     });
   }
@@ -48,7 +49,7 @@ const chart = (() => {
     let curve = "";
     points.forEach(({ row }, index) => {
       const previous = points[index - 1];
-      // Only personal texts are drawn rising from below the list.
+      // Only the line of a text of the user begins below the list.
       if (!previous || row === ROWS || (previous.row === ROWS && !isPersonal)) return;
       const middle = (x(index - 1) + x(index)) / 2;
       curve += `M${x(index - 1)} ${y(previous.row)}C${middle} ${y(previous.row)} ${middle} ${y(row)} `
@@ -57,8 +58,8 @@ const chart = (() => {
     if (curve) drawing.append(svg("path", { class: `${kind}line`, d: curve }));
     points.forEach(({ row, probability }, index) => {
       if (row === ROWS) return;
-      const r = 2.5 + 7 * Math.sqrt(probability);
-      drawing.append(svg("circle", { class: `${kind}dot`, cx: x(index), cy: y(row), r }));
+      const radius = 2.5 + 7 * Math.sqrt(probability);
+      drawing.append(svg("circle", { class: `${kind}dot`, cx: x(index), cy: y(row), r: radius }));
     });
   }
 
@@ -81,15 +82,15 @@ const chart = (() => {
     return node;
   }
 
-  /** The steps of one user, by prefix. */
+  /** The steps of the chart of one user, by prefix; the chart shows those of the current `prefix`. */
   class SuggestionHistory {
     #latest = new Map(); // prefix -> suggestions since the last change
     #steps = new Map(); // prefix -> steps
-    #accepts = 0;
+    #accepts = 0; // number of accepted texts
     #isChosen = false; // whether the user chose the prefix
     prefix = "";
 
-    /** Remember suggestions as the state before the next accept. */
+    /** Remember the suggestions for a prefix before the user accepts the next text. */
     remember(prefix, results) {
       this.#latest.set(prefix, results);
     }
@@ -105,14 +106,15 @@ const chart = (() => {
       this.prefix = prefix;
     }
 
-    /** Show a prefix of an accepted text, unless the user chose one; return the label of the next step. */
+    /** Show a prefix of an accepted text, unless the user chose a prefix; return the label of the next step. */
     accept(text) {
       if (!this.#isChosen && !(this.prefix && text.startsWith(this.prefix))) this.prefix = this.#prefixOf(text);
       if (!this.steps.length && this.#latest.has(this.prefix)) this.add(this.#latest.get(this.prefix), "0");
       return String(++this.#accepts);
     }
 
-    /** Return a prefix that was shown before, or else the shortest typed one of two or more characters. */
+    /** Return the prefix of a text for the chart: one that the chart has shown before, otherwise the shortest typed one
+        of two or more characters, otherwise a shorter typed one, otherwise the first two characters. */
     #prefixOf(text) {
       const fits = (prefix) => prefix && text.startsWith(prefix);
       const typed = [...this.#latest.keys()].filter(fits).sort((a, b) => a.length - b.length);
@@ -120,7 +122,7 @@ const chart = (() => {
       return [...this.#steps.keys()].find(fits) ?? long ?? [...text].slice(0, 2).join("");
     }
 
-    /** Add a step: the present suggestions for the prefix. */
+    /** Add a step with the suggestions for the current prefix. */
     add(results, label) {
       this.#steps.set(this.prefix, [...this.steps, { label, results }]);
       this.#latest.clear();

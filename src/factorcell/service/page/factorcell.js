@@ -1,4 +1,4 @@
-/* A search box that completes while the user types and learns the accepted texts, for any <input> of a site.
+/* A search box for any <input> of a site: it completes text while the user types, and learns the accepted texts.
 
      const box = factorcell.attach(document.querySelector("#search"), {
        url: "https://complete.example.org/", key: "…", user: "ann", onAccept: (text) => search(text),
@@ -7,26 +7,26 @@
      box.detach();
 
    The input becomes an ARIA 1.2 combobox with a list of suggestions in the top layer. The script needs no build step
-   and loads nothing else. All text is inserted as text nodes, and styles as a constructed style sheet, which a strict
-   content security policy allows. The rules use :where() and have no specificity, so that any rule of the site for
-   .fc-pop, .fc-option, .fc-typed, .fc-rest, .fc-source or .fc-note overrides them. */
+   and loads nothing else. It inserts all text as text nodes and its styles as a constructed style sheet; a strict
+   content security policy allows both. The rules use :where() and have no specificity; therefore any rule of the site
+   for .fc-pop, .fc-option, .fc-typed, .fc-rest, .fc-source or .fc-note overrides them. */
 "use strict";
 
 (() => {
   const script = document.currentScript;
   const SCRIPT_URL = script?.src ? new URL(".", script.src).href : `${location.origin}/`;
   const REQUEST_TIMEOUT = 10_000; // milliseconds
-  const MAX_ATTEMPTS = 6; // attempts to send an accept
+  const MAX_ATTEMPTS = 6; // attempts to send an accepted text
   const FIRST_PAUSE = 0.5; // seconds before the second attempt; each further pause is twice as long
   const MAX_PAUSE = 30; // seconds
-  const MAX_KEEPALIVE = 10_000; // characters of a text sent with `keepalive`, whose bytes browsers limit
+  const MAX_KEEPALIVE = 10_000; // characters of the longest text sent with `keepalive`; browsers limit its bytes
   const ANNOUNCE_DELAY = 600; // milliseconds without a keystroke before a screen reader announces the number of results
-  const MIN_ROOM = 200; // pixels below the input; with less, the list opens above if there is more room
+  const MIN_ROOM = 200; // pixels; with less room below the input, the list opens above it if there is more room above
   // Control characters except tabs and line ends, and characters that change the direction of text.
   const INVISIBLE = /[\0-\x08\v-\x1F\x7F-\x9F\u202A-\u202E\u2066-\u2069]/g;
   const TEMPORARY = new Set([0, 408, 429, 500, 502, 503, 504]); // statuses after which the same request may succeed
 
-  /** All messages; `attach(input, {messages})` replaces any of them. */
+  /** All messages; the option `messages` of `attach` replaces those that it contains. */
   const MESSAGES = {
     list: "Suggestions",
     count: (number) => (number === 0 ? "No suggestions" : number === 1 ? "1 suggestion" : `${number} suggestions`),
@@ -90,7 +90,7 @@
       :where(.fc-option[aria-selected="true"], .fc-option[aria-selected="true"] *) { color: HighlightText; }
     }`;
 
-  /** A failed request: its HTTP `status` (0: no response), and the seconds to wait (`retry`), if known. */
+  /** A failed request, with its HTTP `status` (0: no response) and the seconds before a retry (`retry`, or null). */
   class Problem extends Error {
     constructor(status, message, retry = null) {
       super(message);
@@ -105,7 +105,7 @@
     }
   }
 
-  /** Sends requests to the service at `url`, with a key if it requires one. */
+  /** Sends requests to the service at `url`, with the key if there is one. */
   class Client {
     constructor({ url = SCRIPT_URL, key = null } = {}) {
       this.url = new URL(url, location.href).href.replace(/\/?$/, "/");
@@ -113,7 +113,7 @@
     }
 
     /** Send `body` as JSON to a path such as "v1/accept"; return the parsed response, or null if it is empty. Throws a
-        `Problem`, or the `AbortError` of the signal. */
+        `Problem` if the request fails, or an `AbortError` if `signal` aborts it. */
     async ask(method, path, body, { signal = null, keepalive = false } = {}) {
       const headers = { Accept: "application/json" };
       if (body !== undefined) headers["Content-Type"] = "application/json";
@@ -136,21 +136,21 @@
 
   /** Return the problem that a response describes (RFC 9457). */
   function problemOf(answer, text) {
-    const after = answer.headers.get("Retry-After");
+    const retryAfter = answer.headers.get("Retry-After");
     let detail = answer.statusText;
     try {
       detail = JSON.parse(text).detail ?? detail;
     } catch {
       // A proxy answered in place of the service.
     }
-    return new Problem(answer.status, detail, /^\d+$/.test(after ?? "") ? Number(after) : null);
+    return new Problem(answer.status, detail, /^\d+$/.test(retryAfter ?? "") ? Number(retryAfter) : null);
   }
 
-  /** Sends accepts one at a time and retries each until it is answered; its idempotency key makes it count once. */
+  /** Sends accepted texts one at a time, and retries each a few times; idempotency keys make each text count once. */
   class Accepts {
     #last = Promise.resolve();
 
-    /** Send an accept and return the response. Throws the `Problem` of the last attempt. */
+    /** Send an accepted text ({user, text, context}) and return the response. Throws the last attempt's `Problem`. */
     send(client, accept) {
       const body = { ...accept, idempotency_key: newKey() };
       const sent = this.#last.then(() => this.#retry(client, body));
@@ -175,14 +175,14 @@
     #input; #options; #client; #pop; #list; #note; #status;
     #accepts = new Accepts();
     #listeners = new AbortController(); // removes the event listeners
-    #originalAttributes = new Map(); // of the input
+    #originalAttributes = new Map(); // attributes of the input before the box changed them
     #sequence = 0; // number of the newest request; other responses are dropped
     #request = null;
     #results = [];
     #shownPrefix = ""; // the text before the cursor that the results belong to
-    #active = -1;
+    #active = -1; // index of the highlighted result, or -1
     #retryAt = 0; // time of the next allowed request
-    #failures = 0;
+    #failures = 0; // failed requests since the last response
     #timer = 0;
     #announceTimer = 0;
     #isComposing = false;
@@ -217,7 +217,7 @@
       this.#render("");
     }
 
-    /** Restore the original input. */
+    /** Remove the list and the listeners, and restore the attributes of the input. */
     detach() {
       this.close();
       this.#listeners.abort();
@@ -279,7 +279,7 @@
       return this.#input.getRootNode().activeElement === this.#input;
     }
 
-    /** The text before the cursor, or all of it if the type of the input has no cursor. */
+    /** The text before the cursor, or the whole text if the type of the input has no cursor. */
     get #prefix() {
       const value = wellFormed(this.#input.value);
       return value.slice(0, this.#input.selectionStart ?? value.length);
@@ -385,7 +385,7 @@
           element("span", { class: "fc-hidden" }, ` ${messages.from} `), ...sources));
     }
 
-    /** Place the list below the input, or above it if there is more room. */
+    /** Place the list below the input, or above the input if there is more room. */
     #position() {
       if (!this.#isOpen) return;
       const bounds = this.#input.getBoundingClientRect();
@@ -429,7 +429,7 @@
       if (action && action(event)) event.preventDefault();
     }
 
-    /** Actions by key; they return true to prevent the default action of the browser. */
+    /** Actions by key; an action returns true to prevent the default action of the browser. */
     #keyActions = {
       ArrowDown: (event) => this.#step(1, event),
       ArrowUp: (event) => this.#step(-1, event),
@@ -455,7 +455,7 @@
       },
     };
 
-    /** Move to the next or the previous option; the input itself lies between the last and the first. */
+    /** Move by 1 or -1 in the cycle of the options and the input, which comes between the last and the first option. */
     #step(by, event) {
       const count = this.#list.children.length;
       if (!count || !this.#isOpen) {
@@ -510,16 +510,16 @@
       key        a key with the scopes `complete` and `learn`
       user       id of the user; without it nothing is learned
       context    {column: value}, the context values of the model
-      learn      false for a private session: suggestions as for an unknown user, and nothing is learned
+      learn      false for a private session: the user gets suggestions as an unknown user, and nothing is learned
       limit      maximum number of suggestions (8)
       minLength  typed characters before the first request (1)
-      deadline   milliseconds of a search; by default that of the server
+      deadline   milliseconds for a completion; by default the deadline of the server
       messages   replacements for MESSAGES, for example in another language
-      onAccept(text, suggestion)      a text was chosen or entered (then `suggestion` is null); without this option the
-                                      form of the input is submitted
+      onAccept(text, suggestion)      the user chose a suggestion, or entered a text (`suggestion` is null); without
+                                      this option, choosing a suggestion submits the form of the input
       onSuggestions(answer, prefix)   suggestions are shown
-      onLearned(answer, text, user)   an accept was answered: it is on disk, or was not saved (`answer.outcome`)
-      onError(problem, text)          a request failed; `text` is set for an accept, after the last attempt
+      onLearned(answer, text, user)   the service answered an accepted text; `answer.outcome` says whether it is saved
+      onError(problem, text)          a request failed; `text` is the accepted text if all attempts to send it failed
 
       Returns the box, with the methods `set(options)`, `refresh()`, `close()` and `detach()`. */
   function attach(input, options = {}) {
@@ -537,7 +537,7 @@
     return text.replace(/\p{Surrogate}/gu, "\uFFFD");
   }
 
-  /** Replace invisible characters and those that change the direction of text by their escape sequences. */
+  /** Replace invisible characters, and characters that change the direction of text, with escape sequences. */
   function visible(text) {
     return text.replace(INVISIBLE, (match) => `\\u${match.codePointAt(0).toString(16).padStart(4, "0")}`);
   }
@@ -547,12 +547,13 @@
     return prefix.normalize("NFC").replace(/[\s\x1C-\x1F\x85]+/g, " ").replace(/^ /, "");
   }
 
-  /** Split a suggestion into the part that is already typed and the rest. */
+  /** Split a suggestion into the part that the user has typed and the rest. */
   function split(text, typed) {
-    const [all, start] = [[...text], [...canonical(typed)]];
+    const textCharacters = [...text];
+    const typedCharacters = [...canonical(typed)];
     let index = 0;
-    while (index < start.length && all[index] === start[index]) index++;
-    return [all.slice(0, index).join(""), all.slice(index).join("")];
+    while (index < typedCharacters.length && textCharacters[index] === typedCharacters[index]) index++;
+    return [textCharacters.slice(0, index).join(""), textCharacters.slice(index).join("")];
   }
 
   /** Return 32 random hexadecimal digits (`randomUUID` does not exist on plain HTTP). */

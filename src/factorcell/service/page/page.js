@@ -1,10 +1,10 @@
-/* The page: the choice of the user, the search box, the saved texts, and the chart of suggestions. */
+/* The demo page: the choice of the user, the search box, the saved texts, and the chart of suggestions. */
 "use strict";
 
 (() => {
   const NAMES = ["Ada", "Ben", "Chloe"];
   const NO_USER = "No user";
-  const SLOW_ACCEPT = 2000; // milliseconds after which a notice says that an accept has not arrived yet
+  const SLOW_ACCEPT = 2000; // milliseconds after which a notice says that an accepted text is not saved yet
   const { attach, Client, Problem, element } = factorcell;
   const $ = (id) => document.getElementById(id);
   const OUTCOMES = {
@@ -43,7 +43,7 @@
 
   const box = attach($("query"), {
     context,
-    deadline: 300, // the demo page has few users, so a longer search is better than a refusal
+    deadline: 300, // milliseconds; the demo page has few users, so a long search does no harm
     key: client.key,
     onAccept: () => {
       $("query").select();
@@ -96,7 +96,7 @@
     return `${error.message || "the service cannot do this now"}.`;
   }
 
-  /** Show the form for a key if the error says that one is missing or refused; return whether it does. */
+  /** If an error says that the key is missing or refused, show the form for a key; return whether the error says so. */
   function askForKey(error) {
     if (error.status !== 401 && error.status !== 403) return false;
     $("key-form").hidden = false;
@@ -130,7 +130,7 @@
     }));
   }
 
-  /** Add the present suggestions for the prefix of the chart as a step. */
+  /** Add a step to the chart: the suggestions that the service has now for the prefix of the chart. */
   async function addStep(label) {
     const history = currentHistory();
     const { prefix } = history;
@@ -189,7 +189,7 @@
   });
   new ResizeObserver(() => chart.draw($("chart"), currentHistory().steps)).observe($("chart"));
 
-  const first = storage.get("user") ?? NAMES[0];
-  drawUsers(first);
-  selectUser(first);
+  const firstUser = storage.get("user") ?? NAMES[0];
+  drawUsers(firstUser);
+  selectUser(firstUser);
 })();

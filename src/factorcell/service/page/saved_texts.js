@@ -1,14 +1,14 @@
-/* The panel with the saved texts of a user: it can forget a text, undo the last one, pause, export and delete all. */
+/* The panel with the saved texts of a user: it deletes one text or all, exports them, and pauses learning. */
 "use strict";
 
 const savedTexts = (() => {
   const MAX_ROWS = 8; // texts shown before "Show all"
-  const POLL_INTERVALS = [200, 400, 800, 1600, 3200]; // milliseconds between checks whether the model has caught up
+  const POLL_INTERVALS = [200, 400, 800, 1600, 3200]; // milliseconds between checks whether all texts are learned
   const MAX_QUOTE = 60; // characters of a text quoted in a sentence
   const { element, visible } = factorcell;
   const $ = (id) => document.getElementById(id);
 
-  /** The panel. It calls `notify(content)` with notices, `onError(error)` with failures, and `onChange()` when
+  /** The panel. It passes notices to `notify(content)` and failures to `onError(error)`, and calls `onChange()` when
       suggestions may have changed. */
   class Panel {
     #client = null;
@@ -34,7 +34,7 @@ const savedTexts = (() => {
       };
     }
 
-    /** Show another user; null shows no user. */
+    /** Show the saved texts of another user, or of no user if `user` is null. */
     set(client, user) {
       this.#client = client;
       this.#user = user;
@@ -46,8 +46,8 @@ const savedTexts = (() => {
       return this.refresh();
     }
 
-    /** Load and show the saved texts, and wait some seconds for the model to learn them all. Return whether the panel
-        still shows the same user. */
+    /** Load and show the saved texts, and wait some seconds for the model to learn them. Return false if loading failed
+        or another refresh began meanwhile. */
     async refresh() {
       const request = ++this.#request;
       if (this.#user === null) return true;
@@ -75,7 +75,7 @@ const savedTexts = (() => {
       return true;
     }
 
-    /** Forget the newest text. */
+    /** Delete the newest text of the user. */
     async undo() {
       const { removed } = await this.#ask("POST", "/undo");
       await this.#afterRemoval(removed ? "The last text was forgotten." : "There is nothing to undo.");
@@ -179,7 +179,7 @@ const savedTexts = (() => {
     const count = profile.texts.length;
     const saved = count === 1 ? "1 text is saved." : `${count} texts are saved.`;
     if (profile.paused) return `${saved} Learning is paused.`;
-    return profile.learned ? saved : `${saved} The model is catching up…`;
+    return profile.learned ? saved : `${saved} The model is still learning…`;
   }
 
   return { Panel };

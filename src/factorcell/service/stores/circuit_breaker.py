@@ -1,8 +1,8 @@
 """A circuit breaker around a store: after a failure, calls fail at once until a probing thread gets an answer.
 
-Reading and writing fail separately: everything can still be read from a full disk.
-A store works only in the process that opened it: a forked process has copies of its parent's connections, which two
-processes must not share, and none of its threads.
+Reads and writes have separate breakers, because a store on a full disk can still be read.
+A store works only in the process that opened it. A forked process has copies of the connections, which two processes
+must not share, and it lacks the threads of the store.
 """
 
 import os
@@ -18,8 +18,8 @@ from factorcell.service.stores.store import PAGE, Store
 
 RETRY = 1.0  # seconds between two probes
 CHECK = 1.0  # seconds between two checks of a working store
-CALM = 10.0  # seconds without a failure, after which the first probe is sent at once
-PROBE_USER = "-"  # the id in a query whose result is ignored
+CALM = 10.0  # the first probe is sent at once if the previous failure is at least this many seconds old
+PROBE_USER = "-"  # the user id in the reading probe, whose result is ignored
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class CircuitBreakerStore:
     """A `Store` that raises a `StoreError` at once while the wrapped store fails."""
 
     def __init__(self, store: Store) -> None:
-        self.store, self._process, self._checked = store, os.getpid(), -CHECK
+        self.store, self._process, self._checked_at = store, os.getpid(), -CHECK
         self._reading = _Breaker(lambda: self.store.version(PROBE_USER))
         self._writing = _Breaker(lambda: self.store.check())
 
@@ -53,9 +53,9 @@ class CircuitBreakerStore:
 
     def check(self) -> None:
         """Raise a `StoreError` unless the store works; a working store is queried at most once per second."""
-        if self._writing.down or monotonic() >= self._checked + CHECK:
+        if self._writing.down or monotonic() >= self._checked_at + CHECK:
             self._ask(self._writing, self.store.check)
-            self._checked = monotonic()
+            self._checked_at = monotonic()
 
     def purge(self) -> list[str]:
         return self.store.purge()
@@ -69,28 +69,28 @@ class CircuitBreakerStore:
     def _ask(self, breaker: "_Breaker", operation: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         if os.getpid() != self._process:
             raise UserError(
-                "store: expected the process that opened it, got a process that was forked from it; "
+                "store: it was opened in another process, from which this process was forked; "
                 "open the store and create the service in each process"
             )
         if breaker.down:
-            raise StoreError("store: it failed and does not answer yet")
+            raise StoreError("store: the last call failed and the store does not answer yet; try again later")
         try:
             return operation(*args, **options)
         except DamagedRecordError:
-            raise  # it concerns one record; the store works
+            raise  # the error concerns one record; the store works
         except StoreError:
             breaker.fail()
             raise
 
 
 class _Breaker:
-    """The state of reading or writing: `down` after a failure, until `probe` succeeds.
+    """A breaker for reads or for writes: `down` is true after a failure until `probe` succeeds.
 
     `probe` raises a `StoreError` while the store fails.
     """
 
     def __init__(self, probe: Callable[[], object]) -> None:
-        self._probe, self.down, self._failed = probe, False, -CALM
+        self._probe, self.down, self._failed_at = probe, False, -CALM
         self.closed, self._lock = threading.Event(), threading.Lock()
 
     def fail(self) -> None:
@@ -98,9 +98,10 @@ class _Breaker:
         with self._lock:
             if self.down or self.closed.is_set():
                 return
-            self.down, before, self._failed = True, self._failed, monotonic()
-        # A store that fails again soon after a probe succeeded, for example on a nearly full disk, is probed later.
-        pause = RETRY if self._failed - before < CALM else 0.0
+            previously_failed_at = self._failed_at
+            self.down, self._failed_at = True, monotonic()
+        # A store may fail again soon after a probe succeeded, for example on a nearly full disk; then the probe waits.
+        pause = RETRY if self._failed_at - previously_failed_at < CALM else 0.0
         threading.Thread(target=self._probe_until_up, args=(pause,), name="factorcell-store-probe", daemon=True).start()
 
     def _probe_until_up(self, pause: float) -> None:

@@ -14,7 +14,8 @@ def open_store(url: str, *, create: bool = True) -> Store:
 
     Args:
         url: `sqlite:///FILE`, `postgresql://...` or `redis://...`.
-        create: Whether to create an SQLite file that does not exist. With False, a mistyped name is an error.
+        create: Whether to create an SQLite file that does not exist. With False, `open_store` raises a
+            `UserError` if the file does not exist, for example because its name is mistyped.
 
     Returns:
         The open store.
@@ -24,15 +25,15 @@ def open_store(url: str, *, create: bool = True) -> Store:
     """
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in ("sqlite", "postgresql", "postgres", "redis", "rediss"):
-        raise UserError(f"store {scheme if separator else url!r}: unknown URL; valid is {STORE_URLS}")
+        raise UserError(f"store {scheme if separator else url!r}: unknown URL; expected {STORE_URLS}")
     if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in url):
-        raise UserError(f"store {scheme}: the URL contains invalid characters; valid is {STORE_URLS}")
+        raise UserError(f"store {scheme}: the URL contains a null character or a lone surrogate; remove it")
     try:
         if scheme == "sqlite":
             from factorcell.service.stores.sqlite import SQLiteStore
 
             if not rest.startswith("/") or len(rest) == 1:
-                raise UserError(f"store sqlite: the URL has no file; valid is {STORE_URLS}")
+                raise UserError("store sqlite: the URL does not name a file; expected sqlite:///FILE")
             path = Path(rest[1:])
             if not create and not path.exists():
                 raise UserError(f"{path}: the store does not exist; check --store")

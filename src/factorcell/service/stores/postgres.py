@@ -1,8 +1,8 @@
 """A store in PostgreSQL, for services on several machines.
 
 Each write is one statement, which commits by itself and is on disk before it returns (`synchronous_commit`).
-Ids are bytes, so that their order and equality do not depend on a locale. Values are not compressed, and no statistics
-are collected, because these would outlive deleted records.
+Ids are bytes, so that their order and equality do not depend on a locale. Values are not compressed. The server
+collects no statistics of ids and values, because statistics would outlive deleted records.
 """
 
 import math
@@ -24,7 +24,7 @@ WAIT = 2.0  # seconds to wait for a connection and for an answer
 POLL = 0.1  # seconds between checks of the deadline
 PURGE_TIMEOUT = 3600.0  # seconds for rewriting the table
 OPTIONS = "-c synchronous_commit=on -c statement_timeout=5s -c default_transaction_isolation=read\\ committed"
-LOCK = 0x66637573  # "fcus", the advisory lock for creating tables
+LOCK = 0x66637573  # key of the advisory lock for creating tables: the letters "fcus" in ASCII
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ TABLES = (
 
 
 class BoundedConnection(psycopg.Connection[Any]):
-    """A connection that is closed if the server does not answer in time."""
+    """A connection that is closed if the server does not answer within `answer_timeout`."""
 
     answer_timeout = WAIT  # seconds
 
@@ -47,6 +47,7 @@ class BoundedConnection(psycopg.Connection[Any]):
         return super().wait(self._bounded(gen), interval, timeout)
 
     def _bounded(self, gen: PQGen[T]) -> PQGen[T]:
+        """Run `gen`, which waits for the server; at the deadline, close the connection and raise an error."""
         deadline = monotonic() + self.answer_timeout
         try:
             waits_for = next(gen)
@@ -63,10 +64,10 @@ class PostgresStore(SQLStore):
     """A `Store` in two tables of a PostgreSQL database."""
 
     def __init__(self, url: str) -> None:
-        """Connect; raise a `UserError` if no server answers or the tables have a newer schema."""
+        """Connect to the server; raise a `UserError` if no server answers or the tables have a newer schema."""
         options: dict[str, Any] = {"autocommit": True, "connect_timeout": math.ceil(WAIT), "options": OPTIONS}
         try:
-            psycopg.connect(url, **options).close()  # a pool would retry until its timeout and hide the reason
+            psycopg.connect(url, **options).close()  # the pool would retry until its timeout and hide the reason
             self._pool: ConnectionPool[BoundedConnection] = ConnectionPool(
                 url,
                 connection_class=BoundedConnection,
@@ -131,7 +132,7 @@ class PostgresStore(SQLStore):
 
     @contextmanager
     def _connection(self) -> Iterator[BoundedConnection]:
-        """Yield a connection from the pool. After a connection has failed, the idle ones are checked."""
+        """Yield a connection from the pool. If the connection breaks, check the idle connections of the pool."""
         connection = None
         try:
             with self._pool.connection() as connection:
@@ -142,11 +143,11 @@ class PostgresStore(SQLStore):
             raise StoreError(f"store postgresql: {one_line(error)}") from error
 
 
-LOG_SETTINGS = ["wal_recycle", "archive_mode"]  # settings that let deleted data remain in the log
+LOG_SETTINGS = ["wal_recycle", "archive_mode"]  # settings that can let deleted data remain in the write-ahead log
 
 
 def _create_tables(connection: psycopg.Connection[Any]) -> None:
-    """Create the tables under a lock across processes; `UserError` if they have a newer schema."""
+    """Create missing tables under a lock across processes; raise a `UserError` if their schema is newer."""
     connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
     connection.execute("CREATE TABLE IF NOT EXISTS factorcell_schema (version integer NOT NULL)")
     row = connection.execute("SELECT version FROM factorcell_schema").fetchone()

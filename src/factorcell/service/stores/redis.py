@@ -1,7 +1,8 @@
 """A store in Redis or Valkey, for services on several machines.
 
-A user is a hash. One sorted set lists all users, another one sorts them by their oldest text. Each write is a script,
-which runs atomically. If the server syncs its append-only file at every write, a write is on disk before it returns.
+The record of a user is stored in a hash. One sorted set lists all users, and another one sorts users by the time of
+their oldest text. Each write is a script, which runs atomically. If the server syncs its append-only file at every
+write, a write is on disk before it returns.
 """
 
 from collections.abc import Iterator
@@ -20,10 +21,12 @@ from factorcell.service.stores.store import PAGE, check_schema, checked_version,
 WAIT = 2.0  # seconds to wait for an answer
 PURGE_TIMEOUT = 600.0  # seconds for rewriting the append-only file
 SCHEMA, VERSION = b"factorcell:schema", 1
+# Names of the two sorted sets, and the beginning of the name of each hash.
 ALL, OLDEST, USER = b"factorcell:users", b"factorcell:oldest", b"factorcell:user:"
 DURABLE = {"appendonly": "yes", "appendfsync": "always"}  # server settings that make acknowledged writes durable
 
-# KEYS: the user, all users, users by oldest text. ARGV: expected version or '', id, version, oldest time, value.
+# KEYS of both scripts: the hash, the set of all users, the set of users by oldest text. ARGV of WRITE: expected version
+# ('': no record), id, new version, oldest time, value. ARGV of DELETE: expected version ('': any version), id.
 WRITE = """
 if (redis.call('HGET', KEYS[1], 'version') or '') ~= ARGV[1] then return 0 end
 redis.call('HSET', KEYS[1], 'user', ARGV[2], 'version', ARGV[3], 'value', ARGV[5])
@@ -47,7 +50,7 @@ class RedisStore:
     def __init__(self, url: str) -> None:
         """Connect to the server.
 
-        A server that does not reveal its settings is assumed to be durable.
+        If the server does not reveal its settings, it is assumed to keep acknowledged writes.
 
         Raises:
             UserError: No server answers, the schema is newer, or the settings of the server may lose writes.
@@ -59,7 +62,9 @@ class RedisStore:
             )
         except ValueError as error:
             raise UserError(f"store redis: {error}") from None
-        self._client: Any = redis.Redis(connection_pool=pool)  # Any, because its annotations include awaitables
+        self._client: Any = redis.Redis(
+            connection_pool=pool
+        )  # Any, because redis annotates results as possible awaitables
         self._closed = False
         self._write, self._delete = self._client.register_script(WRITE), self._client.register_script(DELETE)
         try:
@@ -95,6 +100,7 @@ class RedisStore:
         with self._as_store_errors():
             return bool(self._delete([_key(user), ALL, OLDEST], values))
 
+    # In ranges of a sorted set, ( excludes the bound that follows, and - and + are the lowest and the highest member.
     def users(self, after: str = "", limit: int = PAGE) -> list[str]:
         first = b"(" + after.encode() if after else b"-"
         with self._as_store_errors():
@@ -157,7 +163,7 @@ class RedisStore:
     @contextmanager
     def _as_store_errors(self) -> Iterator[None]:
         if self._closed:
-            raise StoreError("store redis: it is closed")
+            raise StoreError("store redis: the store is closed")
         try:
             yield
         except redis.RedisError as error:

@@ -1,7 +1,7 @@
 """A store in an SQLite file, for one machine with any number of processes.
 
-Write-ahead logging lets readers work during a write; with `synchronous=FULL`, every write is on disk before it
-returns; `secure_delete` overwrites deleted rows with zeros.
+Write-ahead logging lets readers work during a write. With `synchronous=FULL`, every write is on disk before it returns.
+With `secure_delete`, SQLite overwrites deleted rows with zeros.
 """
 
 import queue
@@ -16,8 +16,8 @@ from factorcell.config import UserError
 from factorcell.service.record import StoreError
 from factorcell.service.stores.store import SQLStore, check_schema
 
-APPLICATION = 0x66637573  # "fcus", the application id in the header of the file
-WAIT = 5.0  # seconds that a writer waits for another process
+APPLICATION = 0x66637573  # application id in the header of the file: the letters "fcus" in ASCII
+WAIT = 5.0  # seconds for which a connection waits while another process writes
 SETTINGS = ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON", "trusted_schema=OFF", "cell_size_check=ON")
 
 SCHEMA = 1  # version of the tables, stored as `user_version` of the file
@@ -29,13 +29,13 @@ TABLES = (
 
 
 class SQLiteStore(SQLStore):
-    """A `Store` in the file `path`, which is created if it does not exist."""
+    """A `Store` in an SQLite file, which is created if it does not exist."""
 
     def __init__(self, path: Path) -> None:
         """Open the file; raise a `UserError` if it is not a store, has a newer schema, or cannot be opened."""
         self.path = path
         self._idle: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
-        self._writing = threading.Lock()  # a lock wakes the next writer at once, unlike SQLite's polling
+        self._writing = threading.Lock()  # a lock wakes the next writer at once; SQLite would poll
         self._closed = False
         if not path.parent.is_dir():
             raise UserError(f"{path}: the folder {path.parent} does not exist")
@@ -57,7 +57,7 @@ class SQLiteStore(SQLStore):
     def purge(self) -> list[str]:
         with self._writing, self._connection() as connection:
             busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        return [f"{self.path.name}-wal: it is being read; purge again"] if busy else []
+        return [f"{self.path.name}-wal: another connection is reading this file; purge again"] if busy else []
 
     def close(self) -> None:
         self._closed = True
@@ -77,9 +77,9 @@ class SQLiteStore(SQLStore):
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
-        """Yield a connection for exclusive use; close it if it fails."""
+        """Yield a connection for exclusive use, and close the connection if it fails."""
         if self._closed:
-            raise StoreError("store sqlite: it is closed")
+            raise StoreError("store sqlite: the store is closed")
         connection = None
         try:
             connection = self._take()
@@ -112,7 +112,11 @@ class SQLiteStore(SQLStore):
 
 
 def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
-    """Create the tables of a new file; `UserError` if the file is another database or has a newer schema."""
+    """Create the tables of a new file.
+
+    Raises:
+        UserError: The file is another database or has a newer schema.
+    """
     connection.execute("BEGIN IMMEDIATE")
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()

@@ -1,7 +1,7 @@
 """The protocol of a store, and the SQL that SQLite and PostgreSQL share.
 
-All methods block and are called from threads. Each may raise a `StoreError`; after a failed write, only reading again
-shows whether the write happened. Stores do not retry.
+All methods block and are called from threads. Each method may raise a `StoreError`. After a failed write, the caller
+must read the record to learn whether the write happened. Stores do not retry.
 """
 
 from abc import ABC, abstractmethod
@@ -11,11 +11,11 @@ from typing import Any, Protocol
 from factorcell.config import UserError
 from factorcell.service.record import DamagedRecordError, Record, decoded_id
 
-PAGE = 1000  # users per listing
+PAGE = 1000  # by default, the maximum number of users in one listing
 
 
 class Store(Protocol):
-    """One record per user id. Any number of threads and processes may use it."""
+    """A store with one record per user id. Any number of threads and processes may use it."""
 
     def read(self, user: str) -> Record | None:
         """Return the record of a user, or None.
@@ -37,16 +37,16 @@ class Store(Protocol):
             expected: The version of the stored record, or None if there must be no record.
 
         Returns:
-            True if the record is on disk; False if another writer was first and nothing was written.
+            True if the record is on disk; False if the stored version is another one, and nothing was written.
         """
         ...
 
     def delete(self, user: str, expected: int | None = None) -> bool:
-        """Delete a record, damaged or not.
+        """Delete the record of a user, even a damaged one.
 
         Args:
             user: The id.
-            expected: Delete only this version, or any version if None.
+            expected: The only version to delete, or None to delete any version.
 
         Returns:
             Whether a record was deleted.
@@ -58,7 +58,7 @@ class Store(Protocol):
         ...
 
     def users_older_than(self, before: int, limit: int = PAGE) -> list[str]:
-        """Return at most `limit` users, oldest first, whose `Record.oldest` is below `before` (Unix seconds)."""
+        """Return at most `limit` users whose `Record.oldest` is below `before` (Unix seconds), oldest first."""
         ...
 
     def check(self) -> None:
@@ -66,10 +66,12 @@ class Store(Protocol):
         ...
 
     def purge(self) -> list[str]:
-        """Remove deleted and replaced records from the raw files. It may take seconds and block other calls.
+        """Remove deleted and replaced records from the raw files of the store.
+
+        The method may take seconds and block other calls.
 
         Returns:
-            One line for each place that may still contain deleted data, and how to remove it.
+            One line for each place that may still contain deleted data, with the way to remove the data.
         """
         ...
 
@@ -79,7 +81,7 @@ class Store(Protocol):
 
 
 class SQLStore(ABC):
-    """The queries of a `Store` in the table `factorcell_users`, with ? for each parameter."""
+    """A `Store` in the SQL table `factorcell_users`; subclasses run its queries, in which ? marks a parameter."""
 
     def read(self, user: str) -> Record | None:
         rows = self._rows("SELECT value FROM factorcell_users WHERE user_id = ?", user.encode())
@@ -127,17 +129,17 @@ def all_users(store: Store) -> Iterator[str]:
 
 
 def checked_version(user: str, stored_id: bytes, version: bytes | int) -> int:
-    """Return the version of a row. `DamagedRecordError` if the row belongs to another user."""
+    """Return the version of a row; raise a `DamagedRecordError` if the row belongs to another user."""
     if stored_id != user.encode():
         raise DamagedRecordError("user record: the store returned the record of another user")
     return int(version)
 
 
-def check_schema(number: int, newest: int, where: object) -> None:
-    """Raise a `UserError` if the schema is newer than this version supports."""
-    if number > newest:
+def check_schema(version: int, newest: int, where: object) -> None:
+    """Raise a `UserError` if the version of a schema is newer than `newest`, the newest that this package supports."""
+    if version > newest:
         raise UserError(
-            f"{where}: expected a schema of at most {newest}, got {number}; "
+            f"{where}: expected schema version {newest} or older, got {version}; "
             "upgrade factorcell (pip install --upgrade factorcell)"
         )
 
