@@ -107,7 +107,7 @@ def _call(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, **arrays: 
     size, width = dimensions("table", table, 2)
     numbers, catching_up = (len(rows), size, width, library.threads(len(rows)), 0), "columns" in arrays
     tensors = {"table": table, "first": first, "second": second, **library.dense(index=rows, **arrays)}
-    arguments = ROWS.arguments(numbers, tensors, "catching up" if catching_up else "a step")
+    arguments = ROWS.checked_arguments(numbers, tensors, "catching up" if catching_up else "a step")
     library.call("rows", arguments, library.instruction_set(), catching_up)
 
 
