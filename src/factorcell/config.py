@@ -51,8 +51,8 @@ DECAYS = ("cosine", "linear", "none")
 PRECISIONS, DEVICES = ("auto", "float32", "bfloat16"), ("auto", "cpu", "cuda")
 MAX_THREADS = 1024
 
-# Named models: their adaptations of the recurrent layer, and of the softmax bias. The first four are from the TACL paper
-# (section 2); `scalecell` rescales rows (thesis, section 3.2), `prefix` reads the context as control codes.
+# Named models: their adaptations of the recurrent layer, and of the softmax bias. The first four are those of the TACL
+# paper (section 2); `scalecell` rescales rows (thesis, section 3.2), `prefix` reads the context as control codes.
 MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "unadapted": ((), ()),
     "softmaxbias": ((), ("low_rank",)),
