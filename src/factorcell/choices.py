@@ -5,8 +5,8 @@ This module does not import PyTorch, so that the command line can quickly show t
 
 from typing import Any
 
-# What happens to a value that training never saw: error refuses it, group reads it as a rare value, and expected reads
-# it as a missing value.
+# Policies for values that training never saw: `error` refuses a value, `group` reads it as a rare value, and `expected`
+# reads it as a missing value.
 UNKNOWN_POLICIES = ("error", "group", "expected")
 PRIORS = ("uniform", "training")  # prior probabilities of the classes in a classification
 PROPOSALS = ("rank", "unigram")  # distributions from which a classification samples tokens

@@ -100,7 +100,7 @@ def read(path: str | Path) -> bytes:
     """
     path = Path(path)
     for _ in range(2):  # a writer may replace the file and its digest between the two reads
-        content = input_files.content(path)
+        content = input_files.read_bytes(path)
         if digests.accepts(path, digests.sha256_of(content)):
             return content
     raise UserError(f"{path}: altered since it was written (its SHA-256 is not that in {digests.FILE})")
@@ -216,7 +216,7 @@ def read_versioned(path: str | Path, newest: int, what: str | Path | None = None
     return content
 
 
-def finite_number(value: Any, path: Path, what: str) -> float:
+def require_finite_number(value: Any, path: Path, what: str) -> float:
     """Return `value`, the entry `what` of the file `path`, as a float; raise `UserError` unless it is finite."""
     if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
         raise UserError(f"{path}: {what} is {value!r:.40}; it must be a finite number")

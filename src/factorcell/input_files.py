@@ -27,7 +27,7 @@ def check(path: str | Path) -> None:
         raise UserError(f"{path}: expected a file, got a {'folder' if stat.S_ISDIR(mode) else 'device'}")
 
 
-def content(path: str | Path) -> bytes:
+def read_bytes(path: str | Path) -> bytes:
     """Return the content of a file.
 
     Raises:
@@ -82,7 +82,7 @@ def decode(content: bytes, where: object, encoding: str = "utf-8") -> str:
 
 def read_text(path: str | Path) -> str:
     """Read a whole file of UTF-8 text; drop the byte order mark at its beginning, if there is one."""
-    return decode(content(path), path)
+    return decode(read_bytes(path), path)
 
 
 def read_options_file(path: str | Path) -> Any:

@@ -82,7 +82,7 @@ def rate_option(text: str, *, rare: bool = False) -> Any:
 
 
 def check_fields(section: Any) -> None:
-    """Raise `UserError` unless every field of the dataclass `section` has a valid type and value; convert lists."""
+    """Raise `UserError` unless every field of the dataclass `section` is valid; convert lists to tuples."""
     hints = typing.get_type_hints(type(section))
     for field in dataclasses.fields(section):
         value, limits = getattr(section, field.name), field.metadata.get("limits")

@@ -1,4 +1,4 @@
-"""Recurrent layers whose weights W and bias b are adapted to a context: W' and b' (`adapters`).
+"""Recurrent layers. A context changes their weights W and their bias b to W' and b' (`adapters`).
 
     coupled     [i, f, o] = W'[x, h] + b'       f <- sigmoid(f + 1)       m <- f m + (1 - f) tanh(i)
                 h <- tanh(m) sigmoid(o)
@@ -175,9 +175,8 @@ class Cell(nn.Module):
         inputs, gates = sizes.inputs + config.hidden_size, self.kind.gates * config.hidden_size
         weight = uniform((inputs, gates), (6 / (inputs + config.hidden_size)) ** 0.5)
         self.linear = AdaptedLinear(inputs, gates, sizes.context, adapt=sizes.adapt, rank=sizes.rank, weight=weight)
-        norm_size = (
-            gates + config.hidden_size if self.kind.memory else gates
-        )  # number of normalized values: of the gates, and of m
+        # The number of normalized values: those of the gates, and of m if there is a memory.
+        norm_size = gates + (config.hidden_size if self.kind.memory else 0)
         self.gain = nn.Parameter(torch.ones(norm_size)) if config.layer_norm else None
         self.offset = nn.Parameter(torch.zeros(norm_size)) if config.layer_norm else None
         self.compiled = type(self.kind) is Coupled  # the compiled code supports only this class, not its subclasses
@@ -207,9 +206,8 @@ class Cell(nn.Module):
         """
         state = state or self.start(len(inputs))
         keep, feed = self._masks(inputs)
-        from_input, reduced, hidden_shift = self._input_products(
-            inputs, shift
-        )  # for all steps at once, since they do not depend on h
+        # The products of the inputs do not depend on h, so they are computed for all steps at once.
+        from_input, reduced, hidden_shift = self._input_products(inputs, shift)
         bias = cast(Tensor, self.linear.shifted_bias(shift)).expand(len(inputs), -1)
         factors = cast(Tensor, hidden_shift.matrix), hidden_shift.left, hidden_shift.right
         start = state.hidden, state.memory, lengths
@@ -247,7 +245,7 @@ class Cell(nn.Module):
         return self._advance(gates, first_reduced, hidden_shift, state, None, None)
 
     def _input_products(self, inputs: Tensor, shift: Shift) -> tuple[Tensor, Tensor | None, Shift]:
-        """Compute the products of `inputs` (B, T, E) with their rows of W and L.
+        """Compute the products of `inputs` (B, T, E) with the rows of W and L that belong to the inputs.
 
         Returns:
             What the inputs contribute to the gates (B, T, G) and to [x, h] L (B, T, R), and the shift of the rows of W
@@ -294,9 +292,8 @@ class Cell(nn.Module):
         product = hidden @ cast(Tensor, hidden_shift.matrix)
         product = product if hidden_shift.scale is None else product * hidden_shift.scale[:, None]
         if hidden_shift.left is not None and hidden_shift.right is not None:
-            total_reduced = (
-                hidden @ hidden_shift.left if reduced is None else reduced[:, None] + hidden @ hidden_shift.left
-            )
+            hidden_reduced = hidden @ hidden_shift.left
+            total_reduced = hidden_reduced if reduced is None else reduced[:, None] + hidden_reduced
             product = product + total_reduced @ hidden_shift.right
         drop = (lambda candidate: candidate) if keep is None else keep.mul
         return self.kind(from_input, product[:, 0], state, self._normalize, drop)

@@ -265,4 +265,5 @@ class SoftmaxHead(Head):
         return torch.stack(terms).sum(0) if len(terms) > 1 else terms[0] if terms else None
 
     def _pairs(self, context_bias: ContextBias) -> Pairs | None:
+        """Return the pairs with a hashed bias for all tokens, or None without a hashed bias."""
         return None if self.hashed is None else self.hashed.pairs(context_bias.categories)

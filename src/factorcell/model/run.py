@@ -86,10 +86,8 @@ class Run:
         self.precision, self.bfloat16_speedup, self.fingerprint = "float32", 1.0, b""
 
     def __repr__(self) -> str:
-        size, columns = (
-            self.model.parameter_count(),
-            ", ".join(variable.name for variable in self.schema.variables) or "no context",
-        )
+        size = self.model.parameter_count()
+        columns = ", ".join(variable.name for variable in self.schema.variables) or "no context"
         return f"Run({str(self.folder)!r}: {self.config.tokenizer.kind}, {columns}, {size:,} parameters)"
 
     @classmethod

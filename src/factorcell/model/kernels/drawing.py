@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from factorcell.model.kernels import library
-from factorcell.model.kernels.signature import dimensions
+from factorcell.model.kernels.signature import checked_shape
 from factorcell.model.kernels.signatures import DRAWING, SOFTMAX
 
 
@@ -31,7 +31,11 @@ class PackedTable:
     @classmethod
     def of(cls, table: Tensor) -> "PackedTable":
         """Pack a copy of `table` for the current instruction set and precision."""
-        (size, width), half, instruction_set = dimensions("table", table, 2), library.half(), library.instruction_set()
+        (size, width), half, instruction_set = (
+            checked_shape("table", table, 2),
+            library.half(),
+            library.instruction_set(),
+        )
         numbers = (0, size, width, 1, 1, library.threads(size), int(half), 0)
         structure = SOFTMAX.checked_arguments(numbers, {})
         packed = torch.empty(
@@ -113,7 +117,7 @@ def next_tokens(
     else:
         # The array only tells the number of tokens: the compiled code receives no places.
         sampling = SampleRequest(torch.zeros(len(values), min(request.count, table.size)))
-    count = dimensions("places", sampling.places, 2)[1]
+    count = checked_shape("places", sampling.places, 2)[1]
     ends = torch.bincount(forbidden.texts, minlength=len(values)).cumsum(0)
     banned = torch.tensor(forbidden.banned, dtype=torch.int64)
     tokens, log_probs = torch.empty(len(values), count, dtype=torch.int64), torch.empty(len(values), count)

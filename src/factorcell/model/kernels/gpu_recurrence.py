@@ -3,7 +3,7 @@
     z[t] = input_reduced[t] + h L        [i, f, o] = input_gates[t] + W h + z[t] R        f = sigmoid(f + 1)
     m = f m + (1 - f) tanh(i) keep[t]    h = tanh(m) sigmoid(o)
 
-W is the matrix of the hidden state, L and R are its low-rank change, i, f, o are the gates, and keep dropout factors.
+W multiplies the hidden state h, and L R is its low-rank change. i, f, o are the gates, and keep dropout factors.
 A program of Triton (a block of GPU threads) computes all hidden units and all steps of a few texts. Therefore programs
 never wait for each other; the barriers between two steps are inside a program. The data is placed as follows:
 
@@ -110,11 +110,13 @@ def _load_gates(array, rows, columns, mask, HIDDEN: tl.constexpr):
 
 @kernel
 def _store(array, rows, columns, mask, tile, WIDTH: tl.constexpr):
+    """Store `tile` in `array`[rows, columns], whose rows have `WIDTH` columns, where `mask` is true."""
     tl.store(array + rows[:, None] * WIDTH + columns[None, :], tile, mask=mask)
 
 
 @kernel
 def _store_gates(array, rows, columns, mask, i, f, o, HIDDEN: tl.constexpr):
+    """Store the same tile of each of the three gates, which are adjacent in `array` (., 3H)."""
     _store(array, rows, columns, mask, i, 3 * HIDDEN)
     _store(array, rows, columns + HIDDEN, mask, f, 3 * HIDDEN)
     _store(array, rows, columns + 2 * HIDDEN, mask, o, 3 * HIDDEN)
@@ -122,6 +124,7 @@ def _store_gates(array, rows, columns, mask, i, f, o, HIDDEN: tl.constexpr):
 
 @kernel
 def _weights(weight, inner, columns, HIDDEN: tl.constexpr):
+    """Load the tile W[inner, columns] of each of the three gates."""
     return _load_gates(weight, inner, columns, (inner < HIDDEN)[:, None] & (columns < HIDDEN)[None, :], HIDDEN)
 
 

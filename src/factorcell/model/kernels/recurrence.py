@@ -3,7 +3,8 @@
     z = input_reduced[t] + g L      [i, f, o] = input_gates[t] + b + s (W g) + z R        g = h feed
     f = sigmoid(f + 1)              m = f m + (1 - f) tanh(i) keep[t]                     h = tanh(m) sigmoid(o)
 
-W is the matrix of the hidden state, L and R are its low-rank change, s its scale, b the bias, and i, f, o the gates.
+W multiplies the hidden state h; L R is its low-rank change, and s a factor on its product. b is the bias, and i, f, o
+are the gates.
 feed and keep are dropout factors. With layer normalization, i, f, o and the m inside the tanh become
 gain (x - mean) / deviation + shift. If the compiled code is missing, `Cell` runs a loop in Python instead, which has
 the same results and takes several times as long. Variables `of_x` are gradients of the loss with respect to x.
@@ -21,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from factorcell.model.kernels import library
-from factorcell.model.kernels.signature import dimensions
+from factorcell.model.kernels.signature import checked_shape
 from factorcell.model.kernels.signatures import RECURRENCE
 
 
@@ -43,7 +44,7 @@ class PackedWeight:
         """Pack W for the current instruction set and precision."""
         instruction_set, half = library.instruction_set(), library.half()
         dense = weight.detach().float().contiguous()
-        numbers = (1, 1, dimensions("weight", dense, 2)[0], 0, 1, int(half), 0)
+        numbers = (1, 1, checked_shape("weight", dense, 2)[0], 0, 1, int(half), 0)
 
         def pack(backward: bool) -> Tensor:
             packed = torch.empty(_packed_size(numbers, backward, instruction_set))
@@ -133,7 +134,7 @@ def run(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor, Tensor]:
 def _call(backward: bool, half: bool, instruction_set: int, rank: int, arrays: Mapping[str, Tensor | None]) -> None:
     """Check `arrays` and call the compiled recurrence in one direction."""
     gates_name = "gates" if backward else "input_gates"
-    batch, steps, width = dimensions(gates_name, cast(Tensor, arrays[gates_name]), 3)
+    batch, steps, width = checked_shape(gates_name, cast(Tensor, arrays[gates_name]), 3)
     numbers = (batch, steps, width // 3, rank, library.threads(batch), int(half), 0)
     packed = _packed_size(numbers, backward, instruction_set) if arrays.get("packed") is not None else 0
     direction = "backward" if backward else "forward"
@@ -154,7 +155,8 @@ def _packed_size(numbers: tuple[int, ...], backward: bool, instruction_set: int)
 
 
 def _rank(left: Tensor | None) -> int:
-    return 0 if left is None else dimensions("left", left, 3)[2]
+    """Return the rank of L (B, H, R), or 0 without L."""
+    return 0 if left is None else checked_shape("left", left, 3)[2]
 
 
 def _converted(half: bool, arrays: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
@@ -182,8 +184,8 @@ def _forward(
         the layer normalization, each with shape (B, T, width), or (B, 0, width) without `needs_backward`.
     """
     weight, rank = cast(Tensor, inputs["weight"]), _rank(inputs["left"])
-    batch, steps, _ = dimensions("input_gates", cast(Tensor, inputs["input_gates"]), 3)
-    size, saved_steps = dimensions("weight", weight, 2)[0], steps if needs_backward else 0
+    batch, steps, _ = checked_shape("input_gates", cast(Tensor, inputs["input_gates"]), 3)
+    size, saved_steps = checked_shape("weight", weight, 2)[0], steps if needs_backward else 0
     results = {"outputs": weight.new_empty(batch, steps, size)}
     results |= {name: weight.new_empty(batch, size) for name in ("last_hidden", "last_memory")}
     widths = {"memories": size, "gates": 3 * size, "reduced": rank, "inverse": 0 if inputs["norm"] is None else 3}
@@ -241,12 +243,8 @@ class _Recurrence(torch.autograd.Function):
         outputs, last_hidden, last_memory, *saved = _forward(inputs, needs_backward, half, instruction_set, packed[0])
         ctx.save_for_backward(*arrays[3:], outputs, *saved, packed[1])
         ctx.set_materialize_grads(False)
-        ctx.half, ctx.number, ctx.dtype, ctx.has_reduced = (
-            half,
-            instruction_set,
-            input_gates.dtype,
-            arrays[2] is not None,
-        )
+        ctx.half, ctx.instruction_set = half, instruction_set
+        ctx.dtype, ctx.has_reduced = input_gates.dtype, arrays[2] is not None
         return outputs, last_hidden, last_memory
 
     @staticmethod
@@ -264,7 +262,9 @@ class _Recurrence(torch.autograd.Function):
         inputs |= dict(
             zip(("outputs_gradient", "last_hidden_gradient", "last_memory_gradient"), gradients, strict=True)
         )
-        of_gates, of_bias, of_reduced, of_hidden, of_memory, of_norm = _backward(inputs, ctx.half, ctx.number, packed)
+        of_gates, of_bias, of_reduced, of_hidden, of_memory, of_norm = _backward(
+            inputs, ctx.half, ctx.instruction_set, packed
+        )
         previous_hidden = torch.cat([hidden[:, None], outputs[:, :-1]], dim=1)
         previous_hidden = previous_hidden if feed is None else previous_hidden * feed[:, None]
         of_product, of_scale = of_gates, None

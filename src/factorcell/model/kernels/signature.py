@@ -38,7 +38,7 @@ class Number:
     """An integer field of a structure.
 
     Args:
-        letter: The letter that stands for the number in shapes; empty if the number is no size.
+        letter: The letter that stands for the number in shapes; empty if the number is not a size.
         low: The smallest valid value.
         high: The largest valid value.
         below: The letter of a size that the number must be smaller than.
@@ -195,7 +195,7 @@ class Signature:
             raise ValueError(f"{self.name}: {name} contains {wrong}; expected 0 to {largest}")
 
 
-def dimensions(name: str, array: Tensor, count: int) -> torch.Size:
+def checked_shape(name: str, array: Tensor, count: int) -> torch.Size:
     """Return the shape of `array`; raise `ValueError`, which calls it `name`, unless it has `count` dimensions."""
     if not isinstance(array, Tensor) or array.dim() != count:
         raise ValueError(f"{name} is {_describe(array)}; expected {count} dimensions")

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from factorcell.model.kernels import library
-from factorcell.model.kernels.signature import dimensions
+from factorcell.model.kernels.signature import checked_shape
 from factorcell.model.kernels.signatures import SOFTMAX
 
 CHUNK = 16_000_000  # largest number of logits in memory at one time: 64 MB
@@ -55,6 +55,7 @@ def cross_entropies(values: Tensor, table: Tensor, bias: Tensor, targets: Tensor
 
 
 def _cross_entropy(values: Tensor, table: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    """Compute `nats` with all logits in memory at once."""
     if bias.dim() == 1:
         logits = F.linear(values, table, bias).to(bias.dtype)
     else:
@@ -155,8 +156,8 @@ def gradients(
 
 def _softmax_numbers(values: Tensor, table: Tensor, bias: Tensor, half: bool) -> tuple[int, ...]:
     """Return the integer fields of the structure `SOFTMAX`; `half` means products in bfloat16."""
-    (rows, _), (size, width) = dimensions("values", values, 2), dimensions("table", table, 2)
-    text_count = dimensions("bias", bias, 2)[0]
+    (rows, _), (size, width) = checked_shape("values", values, 2), checked_shape("table", table, 2)
+    text_count = checked_shape("bias", bias, 2)[0]
     rows_per_text = rows // max(1, text_count)
     threads = library.threads(rows + size)
     jobs = 2 * threads if threads > 1 else 1  # more jobs than threads, so that a delayed thread gets fewer jobs
