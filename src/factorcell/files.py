@@ -1,8 +1,8 @@
 """Atomic reading and writing of files: bytes, JSON, rows of JSON lines, and tensors.
 
 After a crash, a file has either its old or its new content. If the manifest of a folder (`digests`) lists a file,
-reading the file compares it with its digest. Tensors are stored as safetensors files, which cannot execute code. Their
-header contains a SHA-256 of tensors and metadata, by which reading detects truncation and damage in any folder.
+reading the file compares it with its digest. Tensors are stored as safetensors files, which cannot execute code. The
+header of such a file contains a SHA-256 of its tensors and metadata, so reading detects damage in any folder.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ def write(path: str | Path, content: bytes | str) -> None:
     """Replace the file `path` atomically: the old file stays until the new file is on disk.
 
     Text is written as UTF-8 (`encode`). If the manifest of the folder lists the file, the manifest is updated first.
-    The content is written directly to a device or a pipe.
+    If `path` is a device or a pipe, the content is written to it directly.
 
     Raises:
         UserError: The file cannot be written.
@@ -242,7 +242,7 @@ def _sort_metadata(content: bytes) -> bytes:
 
 @contextmanager
 def open_tensors(path: Path) -> Iterator[Any]:
-    """Open a safetensors file. This also opens files whose names are not UTF-8, unlike the library alone."""
+    """Return a context manager that opens a safetensors file, even if its name is not UTF-8."""
     with path.open("rb") as file:
         name = str(path) if encode(str(path)) == os.fsencode(path) else f"/dev/fd/{file.fileno()}"
         with safe_open(name, framework="pt") as opened:
