@@ -71,7 +71,7 @@ def test_an_invalid_manifest_is_refused(content: bytes, folder: Path) -> None:
 def test_a_manifest_of_a_newer_format_suggests_an_upgrade(folder: Path) -> None:
     content = files.read_json(folder / digests.FILE)
     (folder / digests.FILE).write_text(json.dumps({**content, "format": 2}))
-    assert "its format is 2, but this factorcell reads formats up to 1; upgrade" in refusal(folder, digests.FILE)
+    assert "its format is 2, but this version reads up to 1; upgrade" in refusal(folder, digests.FILE)
 
 
 def test_unlisted_files_and_folders_without_a_manifest_are_not_checked(folder: Path, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def check_format(number: Any, newest: int, where: object) -> None:
         raise UserError(f"{where}: damaged (its format is {number!r:.40}; expected a whole number of at least 1)")
     if number > newest:
         raise UserError(
-            f"{where}: its format is {number}, but this factorcell reads formats up to {newest}; "
+            f"{where}: its format is {number}, but this version reads up to {newest}; "
             "upgrade factorcell (pip install --upgrade factorcell)"
         )
 

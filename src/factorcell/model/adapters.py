@@ -4,8 +4,8 @@
 
 L(c) R(c) is a change of W of low rank, V c a change of b, and s(c) a factor on each output. L, R and V are from
 equations 2 to 4 of Jaech and Ostendorf (TACL 2018). s(c) is from equation 3.2 of Jaech's thesis (2018); the thesis
-scales rows of W, because its W is the transpose of this one. `AdaptedLinear` (`adapted_linear`) has W and b and applies
-the change.
+scales rows of W, because W in the thesis is the transpose of W in this code. `AdaptedLinear` (`adapted_linear`) has W
+and b and applies the change.
 
 Shapes: B contexts, D inputs, O outputs, K context, R rank.
 """
@@ -176,7 +176,7 @@ def find_adapter(name: str) -> type[Adapter]:
 
 
 def weight_adapters(config: ModelConfig) -> tuple[str, ...]:
-    """Return the adapters of `config` that change weights: not `prefix` and, at rank 0, none that needs a rank."""
+    """Return the adapters of `config` that change weights, without those that need a rank if the rank is 0."""
     return tuple(name for name in config.adapt if name != PREFIX and (config.rank or not find_adapter(name).needs_rank))
 
 

@@ -2,7 +2,8 @@
 
 The vector after a token depends only on this token and those before it. `Conditions` are everything that a context
 determines in a backbone, and a `BackboneState` is what the backbone stores of the tokens read so far. Code outside a
-backbone does not look into them. Therefore a recurrent layer can store a hidden state, and an attention layer a cache.
+backbone does not read the values in them. Therefore a recurrent layer can store a hidden state, and an attention layer
+a cache.
 
 Shapes: B contexts, N texts, T steps, E token embedding, H vector of the backbone, K context.
 """

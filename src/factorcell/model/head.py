@@ -46,9 +46,8 @@ class Head(nn.Module):
     """
 
     Options: ClassVar[type[KindOptions]] = KindOptions
-    has_sampled_loss: ClassVar[bool] = (
-        False  # whether the class defines `sampled_rows`, `sampled_nats` and `row_tables`
-    )
+    # Whether the class defines `sampled_rows`, `sampled_nats` and `row_tables`.
+    has_sampled_loss: ClassVar[bool] = False
 
     def __init__(self, options: Any, embedding: nn.Parameter, sizes: HeadSizes) -> None:
         super().__init__()
@@ -85,7 +84,7 @@ class Head(nn.Module):
         raise NotImplementedError
 
     def row_tables(self) -> list[list[nn.Parameter]]:
-        """Return the tables of which a sampled loss reads only some rows, in groups: it reads the same rows of a group.
+        """Return the tables of which a sampled loss reads only some rows, grouped by which rows it reads.
 
         By default there are no such tables.
         """

@@ -75,7 +75,10 @@ def step_bytes(config: Config, vocabulary: int, schema: ContextSchema, tokens: i
 
 
 def beam_bytes(model: LanguageModel, contexts: int, width: int, continuations: int, tokens: int) -> int:
-    """Estimate the bytes of a beam search: per context `width` hypotheses, each of `tokens` and `continuations`."""
+    """Estimate the bytes of a beam search with `width` hypotheses per context.
+
+    Each hypothesis has `tokens` tokens, and the search considers `continuations` next tokens for it.
+    """
     backbone = model.backbone.footprint()
     scores = 8 * min(continuations, model.vocabulary_size)
     return FLOAT_BYTES * contexts * width * (4 * backbone.state + 4 * tokens + scores + backbone.conditions)
