@@ -71,7 +71,7 @@ def test_an_invalid_manifest_is_refused(content: bytes, folder: Path) -> None:
 def test_a_manifest_of_a_newer_format_suggests_an_upgrade(folder: Path) -> None:
     content = files.read_json(folder / digests.FILE)
     (folder / digests.FILE).write_text(json.dumps({**content, "format": 2}))
-    assert "its format is 2, this factorcell reads up to 1; upgrade" in refusal(folder, digests.FILE)
+    assert "its format is 2, but this version reads up to 1; upgrade" in refusal(folder, digests.FILE)
 
 
 def test_unlisted_files_and_folders_without_a_manifest_are_not_checked(folder: Path, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_killed_writer_leaves_the_old_or_the_new_file(folder: Path, monkeypatc
 
 def test_a_read_during_a_write_is_not_reported_as_an_alteration(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files.write_json(folder / "a.json", 1)
-    content = input_files.content
+    content = input_files.read_bytes
 
     def content_before_a_write(path: Path) -> bytes:
         monkeypatch.undo()
@@ -122,7 +122,7 @@ def test_a_read_during_a_write_is_not_reported_as_an_alteration(folder: Path, mo
         files.write_json(path, 3)
         return old
 
-    monkeypatch.setattr(input_files, "content", content_before_a_write)
+    monkeypatch.setattr(input_files, "read_bytes", content_before_a_write)
     assert files.read_json(folder / "a.json") == 3
 
 

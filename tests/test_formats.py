@@ -67,7 +67,7 @@ def test_files_with_another_format_number_are_refused(name: str, folder: Path) -
     open_file(folder)
     files.write_json(folder / name, {**content, "format": newest + 1, "unknown": "key"})
     assert refusal(open_file, folder).endswith(
-        f"/{what}: its format is {newest + 1}, this factorcell reads up to {newest}; "
+        f"/{what}: its format is {newest + 1}, but this version reads up to {newest}; "
         "upgrade factorcell (pip install --upgrade factorcell)"
     )
     for number in (0, 1.0, True, "1", None, [1]):
@@ -150,6 +150,7 @@ def test_altered_users_are_refused(folder: Path) -> None:
     assert "invalid user" in refusal(User.from_bytes, content[head : -online.CHECK.size])
     newer = bytes([*content[:3], online.USER_FORMAT + 1]) + b"?"
     assert refusal(User.from_bytes, newer) == (
-        f"this user: its format is {online.USER_FORMAT + 1}, this factorcell reads up to {online.USER_FORMAT}; "
+        f"this user: its format is {online.USER_FORMAT + 1}, "
+        f"but this version reads up to {online.USER_FORMAT}; "
         "upgrade factorcell (pip install --upgrade factorcell)"
     )

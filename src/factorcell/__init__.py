@@ -1,12 +1,12 @@
-"""Language models that adapt to context: who is writing, where, when, about what."""
+"""Language models that adapt to the context of a text: who is writing, where, when, about what."""
 
 import os
 from typing import TYPE_CHECKING
 
 from factorcell.lazy import lazy
 
-# Let PyTorch's threads sleep while they wait for each other. If another program takes a core, spinning threads waste
-# whole time slices, which can make training ten times slower. PyTorch reads this variable once, when it is imported.
+# Let PyTorch's threads sleep while they wait for each other. If another program uses a core, threads that wait actively
+# can make training ten times slower. PyTorch reads this variable once, when it is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""The command `factorcell`, also as `python -m factorcell`."""
+"""The command `factorcell`; this module also makes it available as `python -m factorcell`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Options that set a number for all variables (NUMBER) or for one variable (NAME=NUMBER)."""
+"""Parsing of options that set a number for all variables (NUMBER) or for one variable (NAME=NUMBER)."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,8 +1,8 @@
 """Confidence intervals by the bootstrap (Efron 1979).
 
-A statistic is computed from sums over units, such as exp(sum of nats / sum of targets) over texts. A draw resamples the
-units with replacement; the interval contains the middle 95 % of the statistic over all draws. Statistics computed from
-the same draws are paired.
+A statistic is computed from sums over units: the perplexity, for example, from the sums of nats and targets over texts.
+A draw resamples the units with replacement. The interval contains the middle 95 % of the values of the statistic over
+all draws. Two statistics that are computed from the same draws are paired.
 
 Shapes: U units, D draws, S sums.
 """
@@ -15,16 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 DRAWS = 1000
-MIN_UNITS = 10  # with fewer units no interval is computed
-MAX_UNITS = 4000  # more units are summed in this many random groups first, and the groups are resampled
-MAX_COUNTS = 1 << 22  # resampling counts held in memory at once
+MIN_UNITS = 10  # smallest number of units for which an interval is computed
+MAX_UNITS = 4000  # more units are first summed in this many random groups, which are resampled instead
+MAX_COUNTS = 1 << 22  # largest number of resampling counts in memory at once
 QUANTILES = (0.025, 0.975)
 
 Floats = NDArray[np.float64]
 
 
 class Interval(NamedTuple):
-    """An estimate with its confidence interval; `low` and `high` are None if there were too few units."""
+    """An estimate `point` with its confidence interval; `low` and `high` are None if there were too few units."""
 
     point: float
     low: float | None = None
@@ -37,7 +37,7 @@ class Interval(NamedTuple):
         return None if point is None else cls(point, row.get(f"{name}_low"), row.get(f"{name}_high"))
 
     def to_row(self, name: str) -> dict[str, float | None]:
-        """Return the interval as entries of a JSON row: `name`, `name`_low and `name`_high."""
+        """Return the estimate and the ends as entries of a JSON row: `name`, `name`_low and `name`_high."""
         return {name: self.point, f"{name}_low": self.low, f"{name}_high": self.high}
 
     @property
@@ -50,8 +50,8 @@ class Interval(NamedTuple):
     def to_text(self, number_format: str = ".2f", scale: float = 1.0, unit: str = "") -> str:
         """Format a difference with its interval: "+2.1% [+1.0, +3.2]".
 
-        The text ends in "not significant" if the interval contains zero, or if both ends are zero as displayed, since
-        rounding errors alone can separate equal models.
+        The text ends in "not significant" if the interval contains zero. It also does if both ends are displayed as
+        zero, because rounding errors alone can cause such differences between equal models.
         """
         point = f"{scale * self.point:+{number_format}}{unit}"
         if self.low is None or self.high is None:
@@ -62,20 +62,20 @@ class Interval(NamedTuple):
 
 
 def resampling_counts(units: int, draws: int = DRAWS, seed: int = 0) -> Floats:
-    """Return how often each unit is counted (1 + D, U): once in the first row, then in each draw."""
+    """Return how often each unit is counted (1 + D, U): in the first row once, in the other rows as drawn."""
     return np.concatenate([np.ones((1, units)), *_draw_counts(units, draws, seed)])
 
 
 def resampled_sums(values: Floats, draws: int = DRAWS, seed: int = 0) -> Floats:
-    """Sum `values` (U, S) over all units in the first row, then over the units of each draw: (1 + D, S)."""
+    """Return sums (1 + D, S) of `values` (U, S): in the first row over all units, in the others over those drawn."""
     units = _sum_groups(values, seed) if len(values) > MAX_UNITS else values
-    with np.errstate(invalid="ignore"):  # a diverged model has infinite nats
+    with np.errstate(invalid="ignore"):  # the nats of a diverged model are infinite
         sums = [counts @ units for counts in _draw_counts(len(units), draws, seed)]
     return np.concatenate([values.sum(axis=0)[None], *sums])
 
 
 def _sum_groups(values: Floats, seed: int) -> Floats:
-    """Sum `values` over `MAX_UNITS` random groups; resampling the groups gives the same variance as the units."""
+    """Sum `values` over `MAX_UNITS` random groups; resampling groups gives the same variance as resampling units."""
     groups = np.random.default_rng((seed, len(values))).permutation(len(values)) % MAX_UNITS
     return np.stack([np.bincount(groups, weights=column, minlength=MAX_UNITS) for column in values.T], axis=1)
 
@@ -89,21 +89,22 @@ def _draw_counts(units: int, draws: int, seed: int) -> Iterator[Floats]:
 
 
 def clear_winner(points: Floats, highest: bool, difference: Callable[[int, int], Interval]) -> int | None:
-    """Return the index of the best of `points` (M,) if it differs significantly from every other one, else None.
+    """Return the index of the best of `points`; None if it does not differ significantly from every other point.
 
-    `highest`: the largest value is the best; otherwise the smallest. `difference` compares two indexes.
+    The best point is the largest if `highest`, otherwise the smallest. `difference` returns the interval of the
+    difference between the points with two indices.
     """
     if len(points) < 2 or not np.isfinite(points).all():
         return None
     sign = 1 if highest else -1
     best = int((sign * points).argmax())
-    return best if all(difference(best, m).sign == sign for m in range(len(points)) if m != best) else None
+    return best if all(difference(best, other).sign == sign for other in range(len(points)) if other != best) else None
 
 
 def percentile_interval(points: Floats, units: int | None = None) -> Interval:
     """Return the estimate `points[0]` with the interval of the middle 95 % of the finite draws in `points[1:]` (D,).
 
-    With fewer than `MIN_UNITS` units the interval has no ends.
+    With fewer than `MIN_UNITS` units, the ends of the interval are None.
     """
     draws = points[1:][np.isfinite(points[1:])]
     if not len(draws) or not math.isfinite(points[0]) or (units is not None and units < MIN_UNITS):

@@ -1,11 +1,12 @@
 """All options of a run, each declared once with its help text, choices and limits.
 
-A `Config` has six sections. `data`, `model` and `training` are fixed dataclasses. `tokenizer`, `backbone` and `head`
-are tagged choices: the option `kind` decides which dataclass holds the other options of that section. Flags of the
-command line, TOML files and the JSON in a run folder all follow from the fields of these dataclasses.
+A `Config` has six sections. `data`, `model` and `training` are fixed dataclasses. In `tokenizer`, `backbone` and
+`head`, the option `kind` decides which dataclass has the other options of the section. The flags of the command line,
+the keys of TOML files and the keys of config.json in a run folder are derived from the fields of these dataclasses.
 
-Apart from `kind`, no two sections have an option of the same name, so that a flat list of options is unambiguous
-(`Config.of`). Other packages add kinds by `register_tokenizer`, `register_backbone`, `register_head` or entry points.
+Apart from `kind`, no two sections have an option of the same name. Therefore options can be named without their
+sections (`Config.of`). Other packages add kinds with `register_tokenizer`, `register_backbone` and `register_head`, or
+with entry points.
 """
 
 import dataclasses
@@ -41,7 +42,7 @@ from factorcell.option_fields import float_option as float_option
 from factorcell.option_fields import int_option as int_option
 from factorcell.option_fields import option as option
 
-FORMAT = 1  # of run folders: the number in their config.json
+FORMAT = 1  # the format number that config.json of a run folder contains
 CONTEXT_LAYERS = ("tanh", "relu", "linear", "none")
 LOW_RANK_BIASES = ("low_rank", "low_rank_each")  # softmax biases that are computed inside the softmax product
 OUTPUT_BIASES = (*LOW_RANK_BIASES, "one_hot", "sparse", "hash")
@@ -50,8 +51,8 @@ DECAYS = ("cosine", "linear", "none")
 PRECISIONS, DEVICES = ("auto", "float32", "bfloat16"), ("auto", "cpu", "cuda")
 MAX_THREADS = 1024
 
-# Named models: adaptations of the recurrent layer, adaptations of the softmax bias. The first four are those of the
-# TACL paper (section 2); `scalecell` rescales rows (thesis, section 3.2), `prefix` reads the context as control codes.
+# Named models: their adaptations of the recurrent layer, and of the softmax bias. The first four are those of the TACL
+# paper (section 2); `scalecell` rescales rows (thesis, section 3.2), `prefix` reads the context as control codes.
 MODELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "unadapted": ((), ()),
     "softmaxbias": ((), ("low_rank",)),
@@ -69,7 +70,7 @@ class Notice(UserWarning):
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Options that decide what is read from a table."""
+    """Options that decide which columns of a table are read, and how."""
 
     text: str = option("text", "column with the text", metavar="COLUMN")
     context: tuple[str, ...] = option(
@@ -85,7 +86,7 @@ class DataConfig:
     max_tokens: int = int_option(200, "cut texts after this many tokens", 1, MAX_SIZE)
     min_context_count: int = int_option(50, "treat category values with fewer training texts as one unknown value", 1)
     min_user_count: int = int_option(
-        15, "treat users with fewer training texts as one unknown user, as which new users start", 1
+        15, "treat users with fewer training texts as one unknown user, from which new users start", 1
     )
     anonymous: bool = option(False, "store no user names; the run then treats all users as unknown", rare=True)
     min_text_count: int = int_option(
@@ -200,12 +201,12 @@ class TrainingConfig:
 
 
 def selected_kinds(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the kinds that nested options (by section and name) select, by section."""
+    """Return the `kind` of each section in nested options (by section and name), for sections that set it."""
     return {section: sections[section]["kind"] for section in OPTION_KINDS if "kind" in sections.get(section, {})}
 
 
 def section_types(kinds: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the dataclass of each section of a `Config`; `kinds` selects kinds by section.
+    """Return the dataclass of each section of a `Config`; `kinds` maps sections to kinds other than the default.
 
     Raises:
         UserError: A kind does not exist, or two sections have an option of the same name.
@@ -245,9 +246,9 @@ class Config:
     """All options of a run, in six sections.
 
     Args:
-        data: What is read from a table.
+        data: Options for reading tables.
         tokenizer: Options of the selected kind of tokenizer.
-        model: Sizes and adaptations.
+        model: Sizes of the context vector and the token embeddings, and adaptations.
         backbone: Options of the selected kind of backbone.
         head: Options of the selected kind of head.
         training: Options of training.
@@ -287,11 +288,11 @@ class Config:
         return cls().with_options(**options)
 
     def with_options(self, **options: Any) -> "Config":
-        """Return a copy of this config with other values of `options`, named without their sections.
+        """Return a copy of this config with changed options, named without their sections.
 
         Args:
-            **options: Values by name. `tokenizer`, `backbone` and `head` select a kind; the options of a newly selected
-                kind start from its defaults.
+            **options: New values by name. `tokenizer`, `backbone` and `head` select a kind; if the kind changes, its
+                options get their defaults.
 
         Raises:
             UserError: No section has an option of that name, or its value is invalid.
@@ -316,7 +317,7 @@ class Config:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "config") -> "Config":
-        """Create a config from nested plain values; missing options have their defaults.
+        """Create a config from nested dicts of plain values; missing options have their defaults.
 
         Args:
             values: Options by section and name.
@@ -339,7 +340,7 @@ class Config:
             raise UserError(f"{where}: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return nested plain values, ready for JSON."""
+        """Return the options as nested dicts of plain values, ready for JSON."""
         return dataclasses.asdict(self)
 
     def to_toml(self) -> str:
@@ -351,19 +352,19 @@ class Config:
         return "\n".join(lines) + "\n"
 
     def format_options(self, names: Iterable[str]) -> str:
-        """Format the options with these names and their values in one line, with values in TOML notation."""
+        """Format the options `names` with their values in one line, with values in TOML notation."""
         values = {name: value for section in self.to_dict().values() for name, value in section.items()}
         return ", ".join(f"{name} {_to_toml(values[name])}" for name in names)
 
     @property
     def model_name(self) -> str:
-        """The name in `MODELS` of this config's adaptations; if there is none, the adaptations joined by +."""
+        """The name in `MODELS` of the adaptations of this config; without such a name, the adaptations joined by +."""
         adaptations = (self.model.adapt, self.model.output_bias)
         names = (name for name, parts in MODELS.items() if parts == adaptations)
         return next(names, "+".join(sum(adaptations, ())) or "unadapted")
 
     def with_model(self, name: str) -> "Config":
-        """Return a copy of this config with the adaptations of one of `MODELS`."""
+        """Return a copy of this config with the adaptations of the model `name` in `MODELS`."""
         adapt, output_bias = MODELS[choose("model", name, MODELS)]
         return dataclasses.replace(self, model=dataclasses.replace(self.model, adapt=adapt, output_bias=output_bias))
 
@@ -391,6 +392,7 @@ def _to_toml(value: Any) -> str:
 
 
 def _section(cls: Any, name: str, content: Any) -> Any:
+    """Create the section `name` from the dict `content`; raise `UserError` if an option is unknown or invalid."""
     names = [item.name for item in dataclasses.fields(cls)]
     for key in content:
         choose(f"key in [{name}]", key, names)

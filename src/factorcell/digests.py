@@ -1,7 +1,7 @@
-"""The manifest of a folder, `digests.json`: SHA-256 of each file that affects results and contains no checksum.
+"""The manifest of a folder, `digests.json`: SHA-256 digests of files that affect results and contain no checksum.
 
-The manifest is written before the file that it describes. While a file is replaced, its old and its new digest are both
-accepted, so the folder stays valid wherever the process dies. A file that was never written has no digest.
+Before a file is replaced, the manifest is rewritten to accept both the old and the new content. Therefore the folder
+stays valid if the process dies at any point. A listed file that was never written has no digest.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from factorcell.limits import UserError, check_format
 FILE = "digests.json"
 FORMAT = 1
 
-Manifest = Mapping[str, tuple[str, ...]]  # file name to accepted digests
+Manifest = Mapping[str, tuple[str, ...]]  # the accepted digests of each file, by file name
 
 
 def read(folder: Path) -> Manifest:
@@ -40,21 +40,21 @@ def read(folder: Path) -> Manifest:
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Return the manifest as the content of its file."""
+    """Return the content of `digests.json` for a manifest."""
     files = {name: list(accepted) for name, accepted in sorted(manifest.items())}
     content = {"format": FORMAT, "files": files, "sha256": _digest_of_manifest(files)}
     return (json.dumps(content, indent=1) + "\n").encode()
 
 
 def with_replacement(manifest: Manifest, path: Path, digest: str) -> Manifest:
-    """Return a manifest that also accepts content with this digest for the file `path`."""
+    """Return a manifest that accepts `digest` for the file `path`, and the current content if it is valid now."""
     existing = sha256_of(path.read_bytes()) if path.exists() else ""
     valid = (existing,) if existing in manifest[path.name] else ()
     return {**manifest, path.name: tuple(dict.fromkeys((*valid, digest)))}
 
 
 def accepts(path: Path, digest: str) -> bool:
-    """Whether the manifest accepts content with this digest for the file `path`; true if it does not list the file."""
+    """Whether the manifest accepts `digest` for the file `path`; true if the manifest has no digest of the file."""
     accepted = read(path.parent).get(path.name, ())
     return not accepted or digest in accepted
 

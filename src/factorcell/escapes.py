@@ -1,7 +1,7 @@
 """Escaping of characters that would control a terminal, reverse the writing direction or be invisible.
 
-Control characters, line separators, marks of writing direction, characters without width, and lone surrogates become
-Python escapes. Letters of all scripts are unchanged, including the joiners within them and within emoji.
+Control characters, line separators, marks of writing direction, characters without width, and lone surrogates are
+replaced by Python escapes. Letters of all scripts and emoji stay unchanged, including the joiners between their parts.
 """
 
 import re
@@ -13,10 +13,11 @@ DIRECTIONS = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 SEPARATORS = r"\u2028\u2029"
 NO_WIDTH = r"\xad\u034f\u115f\u1160\u17b4\u17b5\u180e\u200b\u2060-\u2065\u206a-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb"
 SURROGATES = r"\ud800-\udfff"
-NO_WIDTH_BEYOND = r"\U0001d173-\U0001d17a\U000e0000-\U000e001f\U000e0080-\U000e00ff"  # musical marks and unused tags
+# Marks of musical notation, and tags without a use.
+NO_WIDTH_BEYOND = r"\U0001d173-\U0001d17a\U000e0000-\U000e001f\U000e0080-\U000e00ff"
 
-# Joiners are valid after letters of scripts that join them and after emoji; tags only after a black flag, where they
-# select a flag such as that of Scotland.
+# Joiners stay unchanged after letters of scripts that use them and after emoji. Tags stay unchanged only after a black
+# flag, where they select a flag such as that of Scotland.
 JOINING = r"\u0590-\u1fff\u2100-\u2bff\ua800-\uabff\ufb1d-\ufdff\ufe0f\ufe70-\ufefc\U00010000-\U0001ffff"
 JOINERS = rf"(?<![{JOINING}])[\u200c\u200d]"
 TAGS = r"(?<![\U0001f3f4\U000e0020-\U000e007f])[\U000e0020-\U000e007f]+"
@@ -26,19 +27,19 @@ LAYOUT = re.compile(r"[\n\t]")
 
 
 def escape_hidden(text: str) -> str:
-    """Return `text` in one line, with escapes for all hidden and controlling characters."""
+    """Return `text` with escapes for all hidden and control characters, including line feeds and tabs."""
     if text.isascii() and text.isprintable():
         return text
     return HIDDEN.sub(_python_escape, text)
 
 
 def escape_hidden_lines(text: str) -> str:
-    """Return `text` with escapes for all hidden and controlling characters except line feeds and tabs."""
+    """Return `text` with escapes for all hidden and control characters except line feeds and tabs."""
     return HIDDEN.sub(lambda match: match[0] if LAYOUT.fullmatch(match[0]) else _python_escape(match), text)
 
 
 def escape_hidden_json(line: str) -> str:
-    """Return a line of JSON with JSON escapes for all hidden and controlling characters; its value is unchanged."""
+    """Return a line of JSON with JSON escapes for all hidden and control characters, which keeps its value."""
     return HIDDEN.sub(lambda match: "".join(map(_json_escape, match[0])), line)
 
 
@@ -52,10 +53,15 @@ def _json_escape(character: str) -> str:
 
 
 def align_columns(cells: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows of `cells` as lines with aligned columns: the first column to the left, all others to the right."""
+    """Return rows of `cells` as lines of text: the first column is aligned to the left, all others to the right."""
     cells = [[escape_hidden(cell) for cell in line] for line in cells]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
-        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
+        "  ".join(
+            [
+                line[0].ljust(widths[0]),
+                *(cell_text.rjust(width) for cell_text, width in zip(line[1:], widths[1:], strict=True)),
+            ]
+        )
         for line in cells
     ]

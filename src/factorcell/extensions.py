@@ -1,15 +1,15 @@
-"""Registry of adapters, cells, tokenizers, backbones and heads that other packages add and that options select by name.
+"""Registry of adapters, cells, tokenizers, backbones and heads from other packages, which options select by name.
 
 An installed package declares its classes in its pyproject.toml:
 
     [project.entry-points."factorcell.adapters"]
     gate_shift = "their_package:GateShift"
 
-A name that is neither built in nor registered is looked up among these entry points. The module of an adapter or a cell
-is imported when a model is built with it, the module of a tokenizer, backbone or head when a config names it.
+If a name is neither built in nor registered, it is looked up among these entry points. Building a model imports the
+modules of its adapters and cells; creating a config imports the modules of its tokenizer, backbone and head.
 
-A run folder or a recipe contains only the name. The installed packages decide which module a name refers to, so that a
-file cannot cause any other module to be imported.
+A run folder or a recipe contains only the name. The entry points of installed packages decide which module the name
+refers to, so a file cannot cause the import of any other module.
 """
 
 import re
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")  # a name is also part of the parameter names in a weights file
-NONE = "none"  # an empty list on the command line
+NONE = "none"  # stands for an empty list on the command line, so it is not a valid name
 
 
 class Extensions:
-    """Classes of one `kind` (such as "adapter" or "head") that other packages add, by name.
+    """The registry of the classes of one kind, such as adapters or heads, that other packages add.
 
     Args:
-        kind: What the classes are, as error messages and entry-point groups name it.
+        kind: The kind in error messages and in the name of the entry-point group, such as "adapter".
         built_in: Names that factorcell defines; other packages cannot use them.
 
     Attributes:
@@ -43,10 +43,10 @@ class Extensions:
     def choose(self, option: str, name: str) -> str:
         """Return `name` if it is built in, registered or declared by an installed package.
 
-        Entry points are only read if `name` is neither built in nor registered.
+        Entry points are read only if `name` is neither built in nor registered.
 
         Raises:
-            UserError: The name is unknown; the message lists the known ones.
+            UserError: The name is unknown; the message lists the known names.
         """
         if name in self.built_in or name in self.registered:
             return name
@@ -59,7 +59,7 @@ class Extensions:
     def register(self, name: str, cls: type, check: Callable[[str, type], None]) -> None:
         """Register the class `cls` under `name`, after `check` has accepted it.
 
-        A class with the same name and module replaces the first one, so that a notebook cell can run again.
+        A class with the name and the module of a registered class replaces it, so that a notebook cell can run again.
 
         Raises:
             UserError: The name is invalid or taken, or `check` refuses the class.
@@ -68,14 +68,14 @@ class Extensions:
             raise UserError(f"{self.kind} {name!r:.60}: expected a name of a-z, 0-9 and _ other than {NONE!r}")
         if name in self.built_in:
             raise UserError(f"{self.kind} {name!r} is built into factorcell; choose another name")
-        before = self.registered.get(name, cls)
-        if _location(before) != _location(cls):
-            raise UserError(f"{self.kind} {name!r} is already registered as {_location(before)}; choose another name")
+        existing = self.registered.get(name, cls)
+        if _location(existing) != _location(cls):
+            raise UserError(f"{self.kind} {name!r} is already registered as {_location(existing)}; choose another name")
         check(name, cls)
         self.registered[name] = cls
 
     def find_class(self, name: str, built_in: Mapping[str, type], check: Callable[[str, type], None]) -> Any:
-        """Return the class of a name: built in, registered, or imported from an installed package and checked."""
+        """Return the class called `name`: built in, registered, or imported from an installed package and checked."""
         if name in built_in:
             return built_in[name]
         if name not in self.registered:
@@ -93,10 +93,10 @@ class Extensions:
         return points
 
     def _load(self, points: "list[EntryPoint]") -> type:
-        """Import the class of an entry point; `points` has more than one element if packages conflict."""
+        """Import the class of an entry point; raise `UserError` if several packages define it or the import fails."""
         point = points[0]
         if len(points) > 1:
-            locations = " and ".join(sorted(other.value for other in points))
+            locations = " and ".join(sorted(entry_point.value for entry_point in points))
             raise UserError(f"{self.kind} {point.name!r} is defined by two packages, as {locations}; uninstall one")
         try:
             cls: type = point.load()
@@ -108,4 +108,5 @@ class Extensions:
 
 
 def _location(cls: type) -> str:
+    """Return the module and the qualified name of a class, in the notation of entry points."""
     return f"{getattr(cls, '__module__', '')}:{getattr(cls, '__qualname__', repr(cls))}"

@@ -1,8 +1,8 @@
 """Atomic reading and writing of files: bytes, JSON, rows of JSON lines, and tensors.
 
-A file is either complete or absent. A file that is listed in the manifest of its folder is checked against it whenever
-it is read. A safetensors file cannot execute code; its header contains a SHA-256 of the tensors and the metadata, so
-that truncation and damage are detected in any folder.
+After a crash, a file has either its old or its new content. If the manifest of a folder (`digests`) lists a file,
+reading the file compares it with its digest. Tensors are stored as safetensors files, which cannot execute code. The
+header of such a file contains a SHA-256 of its tensors and metadata, so reading detects damage in any folder.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from factorcell import digests, input_files, lock
 from factorcell.config import UserError, check_format
 from factorcell.finite import to_json
 
-Row = dict[str, Any]  # of a file of JSON lines
+Row = dict[str, Any]  # a row of a file of JSON lines
 
 PARTIAL = ".partial"  # suffix of a file that is being written
 
@@ -33,22 +33,22 @@ PARTIAL = ".partial"  # suffix of a file that is being written
 def encode(text: str) -> bytes:
     """Return `text` in UTF-8, with an escape for each lone surrogate, such as a byte of a file name that is not UTF-8.
 
-    The escape is that of JSON, so that a JSON reader restores the surrogate.
+    The escape is the one of JSON, so that a JSON reader restores the surrogate.
     """
     return text.encode("utf-8", "backslashreplace")
 
 
 def write(path: str | Path, content: bytes | str) -> None:
-    """Replace the file `path` atomically: the old file stays complete until the new one is on disk.
+    """Replace the file `path` atomically: the old file stays until the new file is on disk.
 
     Text is written as UTF-8 (`encode`). If the manifest of the folder lists the file, the manifest is updated first.
-    A device or a pipe is written to directly.
+    If `path` is a device or a pipe, the content is written to it directly.
 
     Raises:
         UserError: The file cannot be written.
     """
     path = Path(path)
-    if path.is_dir():  # also for an empty path, which is the working directory
+    if path.is_dir():  # an empty path is the working directory
         raise UserError(f"{path}: cannot be saved (Is a directory)")
     content = encode(content) if isinstance(content, str) else content
     if path.exists() and not path.is_file():
@@ -65,9 +65,9 @@ def write(path: str | Path, content: bytes | str) -> None:
 
 
 def check_writable(path: str | Path, folder: bool = False) -> None:
-    """Check, before long work, that `path` can be written as a file or created as a `folder`; leave no trace.
+    """Check, before long work, that `path` can be written as a file or created as a `folder`; change nothing.
 
-    A device or a pipe is not opened, since closing it would end its reader's input.
+    Devices and pipes are not opened, because closing a pipe would end the input of its reader.
 
     Raises:
         UserError: `path` cannot be written.
@@ -88,7 +88,7 @@ def check_writable(path: str | Path, folder: bool = False) -> None:
 
 
 def create_manifest(folder: str | Path, names: Iterable[str]) -> None:
-    """Create the manifest of a new `folder`; files with these `names` will be checked against it."""
+    """Create the manifest of a new `folder`; it lists files with these `names`, still without digests."""
     _replace(Path(folder, digests.FILE), digests.encode(dict.fromkeys(names, ())))
 
 
@@ -100,13 +100,14 @@ def read(path: str | Path) -> bytes:
     """
     path = Path(path)
     for _ in range(2):  # a writer may replace the file and its digest between the two reads
-        content = input_files.content(path)
+        content = input_files.read_bytes(path)
         if digests.accepts(path, digests.sha256_of(content)):
             return content
     raise UserError(f"{path}: altered since it was written (its SHA-256 is not that in {digests.FILE})")
 
 
 def _replace(path: Path, content: bytes) -> None:
+    """Write `content` to a temporary file on disk, then rename it to `path`; raise `UserError` if this fails."""
     partial = path.with_name(path.name + PARTIAL)
     try:
         with partial.open("wb") as file:
@@ -134,8 +135,8 @@ def _sync(folder: Path) -> None:
 def is_new(folder: str | Path, first_files: Collection[str] = ()) -> bool:
     """Whether `folder` is absent, empty, or contains only files of a command that died before its first result.
 
-    Such files are the manifest, `first_files` and partial files. Hidden files and hidden folders at the top level do
-    not count.
+    Such files are the manifest, files with names in `first_files`, and partly written files. Hidden files and hidden
+    folders at the top level are ignored.
     """
     folder = Path(folder)
     if not folder.exists():  # checked first, because another process may create the folder before the next check
@@ -150,7 +151,7 @@ def is_new(folder: str | Path, first_files: Collection[str] = ()) -> bool:
 
 
 def folder_exists_error(folder: str | Path, *, resumable: bool = False) -> UserError:
-    """Return the error about a folder that is not new; it suggests `resume` if the work is `resumable`."""
+    """Return the error about a folder that exists already; its message suggests `resume` if `resumable`."""
     if not resumable:
         return UserError(f"{folder}: exists already; choose another folder")
     return UserError(f"{folder}: exists already", (("resume", True),), "to continue it, or choose another folder")
@@ -167,7 +168,7 @@ def new_folder(folder: str | Path, first_files: Collection[str] = (), *, resumab
         raise folder_exists_error(folder, resumable=resumable)
     try:
         paths = input_files.list_visible(folder)
-        for path in sorted(paths, key=lambda path: path.name.startswith(digests.FILE)):  # the manifest last
+        for path in sorted(paths, key=lambda path: path.name.startswith(digests.FILE)):  # delete the manifest last
             if path.is_dir():
                 shutil.rmtree(path)
             elif path.name != lock.FILE:
@@ -178,12 +179,12 @@ def new_folder(folder: str | Path, first_files: Collection[str] = (), *, resumab
 
 
 def write_json(path: str | Path, content: Any) -> None:
-    """Replace `path` by `content` as JSON, with null for numbers that are not finite."""
+    """Replace the file `path` by `content` as JSON, with null for numbers that are not finite."""
     write(path, to_json(content, indent=1) + "\n")
 
 
 def read_json(path: str | Path) -> Any:
-    """Read a JSON file; raise a `UserError` that names it if it is damaged."""
+    """Read the JSON file `path`; raise a `UserError` that names the file if the file is damaged."""
     content = read(path)
     try:
         return json.loads(content)
@@ -192,20 +193,21 @@ def read_json(path: str | Path) -> Any:
 
 
 def write_versioned(path: str | Path, content: Mapping[str, Any], number: int) -> None:
-    """Replace `path` by `content` as JSON, together with the number of its format."""
+    """Replace the file `path` by `content` as JSON, with the format `number` as its entry `format`."""
     write_json(path, {"format": number, **content})
 
 
 def read_versioned(path: str | Path, newest: int, what: str | Path | None = None) -> dict[str, Any]:
-    """Read a file of `write_versioned` and return its content without the format number.
+    """Read a file that `write_versioned` wrote, and return its content without the format number.
 
     Args:
         path: The file.
         newest: The newest format that the caller can read.
-        what: What error messages name instead of `path`, such as the folder that the file is part of.
+        what: The name of the source in error messages about the format, such as the folder of the file; by default
+            `path`.
 
     Raises:
-        UserError: The file is damaged or its format is newer.
+        UserError: The file is damaged, or has a newer format.
     """
     content = read_json(path)
     if not isinstance(content, dict):
@@ -214,15 +216,15 @@ def read_versioned(path: str | Path, newest: int, what: str | Path | None = None
     return content
 
 
-def finite_number(value: Any, path: Path, what: str) -> float:
-    """Return `value`, which `path` contains as `what`, as a float; raise `UserError` if it is not a finite number."""
+def require_finite_number(value: Any, path: Path, what: str) -> float:
+    """Return `value`, the entry `what` of the file `path`, as a float; raise `UserError` unless it is finite."""
     if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
         raise UserError(f"{path}: {what} is {value!r:.40}; it must be a finite number")
     return float(value)
 
 
 def save_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Replace `path` by a safetensors file of `tensors` and `facts` (plain values), with a checksum over both."""
+    """Replace the file `path` by a safetensors file with `tensors`, `facts` (plain values), and a checksum of both."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header = json.dumps(facts, sort_keys=True)
     write(path, _sort_metadata(save(plain, {"facts": header, "sha256": _digest(plain, header)})))
@@ -234,13 +236,13 @@ def _sort_metadata(content: bytes) -> bytes:
     header = json.loads(content[8:begin])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)  # tensors are aligned
+    text += b" " * (-len(text) % 8)  # the tensors after the header must be aligned to 8 bytes
     return b"".join((len(text).to_bytes(8, "little"), text, memoryview(content)[begin:]))
 
 
 @contextmanager
 def open_tensors(path: Path) -> Iterator[Any]:
-    """Open a safetensors file, also if its name is not UTF-8, which the library does not support."""
+    """Return a context manager that opens a safetensors file, even if its name is not UTF-8."""
     with path.open("rb") as file:
         name = str(path) if encode(str(path)) == os.fsencode(path) else f"/dev/fd/{file.fileno()}"
         with safe_open(name, framework="pt") as opened:
@@ -248,7 +250,7 @@ def open_tensors(path: Path) -> Iterator[Any]:
 
 
 def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors and facts of a file by `save_tensors`.
+    """Return the tensors and facts of a file that `save_tensors` wrote.
 
     Raises:
         UserError: The file is missing, truncated or altered.
@@ -257,7 +259,11 @@ def load_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def load_checked(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any], bytes]:
-    """Return the tensors and facts of a file by `save_tensors`, and the checksum (32 bytes) of both."""
+    """Return the tensors and facts of a file that `save_tensors` wrote, and their checksum (32 bytes).
+
+    Raises:
+        UserError: The file is missing, truncated or altered.
+    """
     path = Path(path)
     if not path.exists():
         raise UserError(f"{path}: there is no such file")
@@ -278,7 +284,7 @@ def _digest(tensors: Mapping[str, Tensor], header: str) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        # A tensor of one element may have any stride, which `view` would refuse.
+        # A contiguous tensor of one element may have any stride, but `view` requires a stride of 1.
         flat = tensor.contiguous().reshape(-1).as_strided((tensor.numel(),), (1,))
         digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -290,26 +296,26 @@ def append_row(path: str | Path, row: Mapping[str, Any]) -> None:
 
 
 def append_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append rows to a file of JSON lines, after its last complete line; null for numbers that are not finite."""
+    """Append rows to a file of JSON lines after its last complete line, with null for numbers that are not finite."""
     path = Path(path)
-    added, end = _lines(rows), None
+    content, end = _lines(rows), None
     try:
         with path.open("ab+") as file:
             end = _cut_incomplete_line(file)
-            file.write(added)
+            file.write(content)
     except OSError as error:
         if end is not None:
-            with suppress(OSError):  # remove a partly written row, which closing the file may have extended
+            with suppress(OSError):  # remove rows that were written in part, perhaps only when the file was closed
                 os.truncate(path, end)
         raise UserError(f"{path}: cannot be written ({error.strerror})") from None
 
 
 def _cut_incomplete_line(file: BinaryIO) -> int:
-    """Truncate `file` after its last complete line, in case its writer was killed; return the new size."""
+    """Truncate `file` after its last complete line, in case a writer was killed; return the new size in bytes."""
     end = file.seek(0, os.SEEK_END)
-    back = min(end, 1)
-    file.seek(end - back)
-    if file.read(back) in (b"", b"\n"):
+    tail_size = min(end, 1)
+    file.seek(end - tail_size)
+    if file.read(tail_size) in (b"", b"\n"):
         return end
     file.seek(0)
     end = file.read().rfind(b"\n") + 1
@@ -318,7 +324,7 @@ def _cut_incomplete_line(file: BinaryIO) -> int:
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """Return all complete rows of a file of JSON lines, none if it does not exist; ignore an incomplete last line."""
+    """Return all rows of a file of JSON lines except an incomplete last row; no rows if the file does not exist."""
     path = Path(path)
     if not path.exists():
         return []
@@ -334,7 +340,7 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
 
 
 def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Replace `path` by rows as JSON lines; null for numbers that are not finite."""
+    """Replace the file `path` by rows as JSON lines, with null for numbers that are not finite."""
     write(path, _lines(rows))
 
 

@@ -1,6 +1,6 @@
-"""Output of numbers that may be infinite or not a number: null in JSON, a dash in text.
+"""Output of numbers that may be infinite or NaN: null in JSON, a dash in text.
 
-JSON has neither NaN nor infinity. Python's `json` writes them anyway, and other readers then refuse the line.
+JSON has neither NaN nor infinity. Python's `json` writes them by default, but other JSON readers refuse the result.
 """
 
 import json
@@ -11,11 +11,11 @@ DASH = "-"
 
 
 def to_json(content: Any, **options: Any) -> str:
-    """Return `content` as valid JSON, with null for numbers that are not finite; `options` go to `json.dumps`."""
+    """Return `content` as valid JSON, with null for numbers that are not finite; `json.dumps` gets the `options`."""
     options = {"ensure_ascii": False, "allow_nan": False, **options}
     try:
         return json.dumps(content, **options)
-    except ValueError:  # rare, so values are only inspected then
+    except ValueError:  # rare, so the values are inspected only after this error
         return json.dumps(_replace_nonfinite(content), **options)
 
 
@@ -30,7 +30,7 @@ def format_number(value: float | None, number_format: str) -> str:
 
 
 def format_option(value: Any) -> str:
-    """Format the value of an option: floats with three significant digits, everything else by `str`."""
+    """Format the value of an option: floats with three significant digits, all other values with `str`."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 

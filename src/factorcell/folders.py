@@ -1,13 +1,13 @@
-"""Errors about paths that a command does not accept: they say what the path contains."""
+"""Errors about paths that a command does not accept; the messages say what the path contains."""
 
 from pathlib import Path
 
 from factorcell import input_files
 from factorcell.limits import UserError
 
-CONFIG = "config.json"  # of a run
+CONFIG = "config.json"  # the file that identifies a run folder
 
-# Folders of other models: the file that identifies them, a description, and the commands that accept them.
+# Folders of other models, by the file that identifies them: a description, and the commands that accept the folder.
 OTHER_MODELS = {
     "ngram.json": ("an n-gram model", "evaluate, rescore, mix, report and check"),
     "separate.json": ("separate runs of the values of a column", "evaluate, mix, report and check"),
@@ -16,11 +16,11 @@ OTHER_MODELS = {
 
 
 def not_a_run_error(folder: Path, expected: str = "a run folder") -> UserError:
-    """Return the error about a path that is not of the `expected` kind.
+    """Return the error about a path that is not what the caller expects.
 
     Args:
         folder: The path.
-        expected: What the caller accepts, with its article.
+        expected: What the caller expects, with an article.
 
     Returns:
         An error that says what the path contains and which commands accept it.

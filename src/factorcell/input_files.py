@@ -1,4 +1,4 @@
-"""Reading of files that the user names. Devices are refused, because they may never end."""
+"""Reading of files that the user names. Reading a device raises an error, because its data may never end."""
 
 import codecs
 import json
@@ -9,8 +9,8 @@ from typing import Any
 
 from factorcell.limits import UserError
 
-MAX_BYTES = 1 << 30  # of a file that is read at once; tables and lists are read in parts
-SYSTEM_FILES = ("thumbs.db", "desktop.ini")  # which Windows adds to folders
+MAX_BYTES = 1 << 30  # largest size of a file that is read at once; tables and lists are read in parts
+SYSTEM_FILES = ("thumbs.db", "desktop.ini")  # files that Windows adds to folders
 UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -27,7 +27,7 @@ def check(path: str | Path) -> None:
         raise UserError(f"{path}: expected a file, got a {'folder' if stat.S_ISDIR(mode) else 'device'}")
 
 
-def content(path: str | Path) -> bytes:
+def read_bytes(path: str | Path) -> bytes:
     """Return the content of a file.
 
     Raises:
@@ -58,15 +58,15 @@ def list_visible(folder: str | Path, pattern: str = "*") -> list[Path]:
 
 
 def decode(content: bytes, where: object, encoding: str = "utf-8") -> str:
-    """Decode the text of a file, a stream or a line, without the UTF-8 byte order mark that some editors write first.
+    """Decode the text of a file, a stream or a line; drop the UTF-8 byte order mark that some editors write first.
 
     Args:
         content: The bytes, from the beginning of a file, a stream or a line.
         where: The name of the source in error messages.
-        encoding: The encoding of content without a UTF-8 byte order mark.
+        encoding: The encoding, unless the content starts with a UTF-8 byte order mark.
 
     Raises:
-        UserError: The bytes are not text in this encoding; the message names UTF-16 if they begin as UTF-16 does.
+        UserError: The bytes are not text in this encoding; the message names UTF-16 if the first bytes are UTF-16.
     """
     if content.startswith(codecs.BOM_UTF8):
         encoding = "utf-8-sig"
@@ -81,12 +81,16 @@ def decode(content: bytes, where: object, encoding: str = "utf-8") -> str:
 
 
 def read_text(path: str | Path) -> str:
-    """Read a whole file of UTF-8 text; a byte order mark at its beginning is ignored."""
-    return decode(content(path), path)
+    """Read a whole file of UTF-8 text; drop the byte order mark at its beginning, if there is one."""
+    return decode(read_bytes(path), path)
 
 
 def read_options_file(path: str | Path) -> Any:
-    """Read a file of options: JSON if its name ends in .json, otherwise TOML; `UserError` if it is not valid."""
+    """Read a file of options, as JSON if its name ends in .json, otherwise as TOML.
+
+    Raises:
+        UserError: The file cannot be read or is not valid.
+    """
     kind = "JSON" if Path(path).suffix == ".json" else "TOML"
     text = read_text(path)
     try:

@@ -1,4 +1,4 @@
-"""Graceful stopping of long work on Ctrl-C or SIGTERM, without losing progress."""
+"""Stopping of long work on Ctrl-C or SIGTERM without losing progress."""
 
 import os
 import signal
@@ -13,15 +13,15 @@ NOTICE = b"\nstopping after the next save; press Ctrl-C again to stop immediatel
 
 
 class Stopped(KeyboardInterrupt):
-    """The work has saved its progress and stopped as requested; the text of the exception says how far it got."""
+    """The work has saved its progress and stopped as requested; the text of the exception says how far the work got."""
 
 
 class Stop:
     """Context manager that turns the first Ctrl-C or SIGTERM into a request to stop.
 
-    The first signal sets `is_requested`, or raises `Stopped` inside an `interruptible` block. The second one raises
-    `KeyboardInterrupt`. Signals with a handler of the application, and threads other than the main thread, are left
-    alone.
+    The first signal sets `is_requested`; inside an `interruptible` block it also raises `Stopped`. The second signal
+    raises `KeyboardInterrupt`. If the application has its own handler of a signal, or if the thread is not the main
+    thread, the context manager changes nothing.
 
     Args:
         verbose: Whether the first signal prints a notice on standard error.
@@ -48,7 +48,7 @@ class Stop:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Mark a block that may end anywhere: a request to stop raises `Stopped` in it, also an earlier request."""
+        """Mark a block that may stop at any point: a request to stop, also an earlier one, raises `Stopped` in it."""
         self._is_interruptible = True
         try:
             if self.is_requested:
@@ -58,9 +58,8 @@ class Stop:
             self._is_interruptible = False
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
-        if (
-            self.is_requested or not self._handlers
-        ):  # no handlers: the block has ended, but other code restored this handler
+        # Without handlers, the block of this context manager has ended, but other code has restored this handler.
+        if self.is_requested or not self._handlers:
             raise KeyboardInterrupt
         self.is_requested = True
         if self.verbose:

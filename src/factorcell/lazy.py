@@ -2,7 +2,7 @@
 
     __getattr__, __dir__, __all__ = lazy(__name__, {"run": ("Run",), "scoring": ("Scorer", "Tally")})
 
-The package repeats the imports under `TYPE_CHECKING` for type checkers.
+For type checkers, the package also lists the imports under `TYPE_CHECKING`.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from typing import Any
 def lazy(
     package: str, names: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` of a package; `names` lists public names by module."""
+    """Return `__getattr__`, `__dir__` and `__all__` for a package; `names` maps its modules to their public names."""
     modules = {name: f"{package}.{module}" for module, exports in names.items() for name in exports}
 
     def load(name: str) -> Any:

@@ -1,7 +1,7 @@
 """The valid range of every number that a user can set, and the error about an invalid input.
 
-A field of a `Config` has its `Limits` in its metadata. `NUMBER_LIMITS` has the limits of the options that are not
-fields; the command line uses it for parsing, and the functions that take these numbers call `check`.
+The metadata of each numeric field of a `Config` contain its `Limits`. `NUMBER_LIMITS` has the limits of all other
+numeric options: the command line uses them for parsing, and functions with such parameters call `check`.
 """
 
 import difflib
@@ -11,20 +11,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-MAX_COUNT = 1_000_000_000  # of rows, tokens or values: more than any table has, and it fits into 32 bits
-MAX_FLOAT = 1e38  # fits into a 32-bit float
-MAX_SHORT_RANGE = 100  # messages show a range up to this bound completely
-MAX_SEED = 1 << 43  # training multiplies a seed by a million, which must fit into 63 bits
+MAX_COUNT = 1_000_000_000  # largest number of rows, tokens or values: more than a table has, and it fits into 32 bits
+MAX_FLOAT = 1e38  # a bound that fits into a 32-bit float
+MAX_SHORT_RANGE = 100  # messages show both ends of a range if its upper end is at most this number
+MAX_SEED = 1 << 43  # training multiplies a seed by a million, and the product must fit into 63 bits
 CONTINUE_ANYWAY = "to continue anyway"
 
 
 class UserError(ValueError):
-    """A mistake in the user's input: one line that says where, what is wrong, and what is valid.
+    """The error about a mistake in the user's input: one line that says where, what is wrong, and what is valid.
 
     Args:
         message: The line without the remedies.
-        remedies: Options that solve the problem, as name and value; True stands for a flag without a value.
-        outcome: What the remedies achieve, as the end of the sentence.
+        remedies: Options that solve the problem, as pairs of name and value; the value True stands for a flag.
+        outcome: The end of the sentence about the remedies: what they achieve, such as "to continue anyway".
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class UserError(ValueError):
         return self._with([f"{name}={value}" for name, value in arguments])
 
     def as_command(self) -> str:
-        """Return the line with the remedies as flags of the command line."""
+        """Return the message with the remedies as flags of the command line."""
         flags = [(f"--{name.replace('_', '-')}", value) for name, value in self.remedies]
         return self._with([flag if value is True else f"{flag} {value}" for flag, value in flags])
 
@@ -54,7 +54,8 @@ def choose(kind: str, name: str, valid: Iterable[str]) -> str:
     """Return `name` if it is one of the `valid` names.
 
     Raises:
-        UserError: It is not; the message calls it a `kind`, lists the valid names and suggests the most similar one.
+        UserError: `name` is not valid. The message says "unknown" and `kind`, lists the valid names, and suggests the
+            most similar one.
     """
     names = list(valid)
     if name in names:
@@ -69,20 +70,20 @@ def nearest_hint(name: str, valid: Iterable[str]) -> str:
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-def check_format(number: Any, newest: int, what: object) -> None:
-    """Raise `UserError` unless the format `number` of the file `what` is from 1 to `newest`."""
+def check_format(number: Any, newest: int, where: object) -> None:
+    """Raise `UserError`, which names the file `where`, unless its format `number` is from 1 to `newest`."""
     if type(number) is not int or number < 1:
-        raise UserError(f"{what}: damaged (its format is {number!r:.40}; expected a whole number of at least 1)")
+        raise UserError(f"{where}: damaged (its format is {number!r:.40}; expected a whole number of at least 1)")
     if number > newest:
         raise UserError(
-            f"{what}: its format is {number}, this factorcell reads up to {newest}; "
+            f"{where}: its format is {number}, but this version reads up to {newest}; "
             "upgrade factorcell (pip install --upgrade factorcell)"
         )
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The numbers from `low` to `high`.
+    """A range of valid numbers, from `low` to `high`.
 
     Args:
         low: The lower bound.
@@ -110,7 +111,7 @@ class Limits:
             raise UserError(f"{name} is {text}; it must be {self._describe(is_large_enough)}")
 
     def _describe(self, is_large_enough: bool) -> str:
-        """Describe the valid numbers: a short range completely, otherwise the bound that the number violates."""
+        """Describe the valid numbers: both ends of a short range, otherwise only the end that the number violates."""
         low = f"above {self.low:g}" if self.above else f"at least {self.low:g}"
         high = f"below {self.high:g}" if self.below else f"at most {self.high:{'g' if not self.whole else ''}}"
         if self.high > MAX_SHORT_RANGE:
@@ -118,9 +119,9 @@ class Limits:
         return f"{low} and {high}" if self.above or self.below else f"from {self.low:g} to {self.high:g}"
 
 
-# The options that are not fields of a `Config`, by their name in Python and on the command line.
+# The limits of options that are not fields of a `Config`, by the name of the option in Python and on the command line.
 NUMBER_LIMITS = {
-    "alternatives": Limits(1000, 1_000_000),  # fewer cannot show exposure
+    "alternatives": Limits(1000, 1_000_000),  # fewer alternatives cannot show exposure
     "cache_size": Limits(1),
     "count": Limits(1, 100_000),
     "deadline_ms": Limits(1, 10_000),
@@ -144,7 +145,7 @@ NUMBER_LIMITS = {
     "rate": Limits(0, 1_000_000, whole=False, above=True),
     "reach": Limits(0, MAX_COUNT, whole=False),
     "repeats": Limits(1, 1_000_000),
-    "rows": Limits(20),  # fewer cannot show the effect of a column
+    "rows": Limits(20),  # fewer rows cannot show the effect of a column
     "rows_per_user": Limits(1),
     "samples": Limits(0),
     "seconds": Limits(0, MAX_COUNT, whole=False),
@@ -165,7 +166,7 @@ NUMBER_LIMITS = {
 
 
 def check(**values: float | None) -> None:
-    """Raise `UserError` unless each number, passed by its name in `NUMBER_LIMITS`, is valid; None is always valid."""
+    """Raise `UserError` unless each number, passed by its name in `NUMBER_LIMITS`, is within its limits or None."""
     for name, value in values.items():
         if value is not None:
             NUMBER_LIMITS[name].check(name, value)

@@ -1,4 +1,7 @@
-"""A lock on a folder, so that one process at a time trains in it. The lock ends with its process, even on `kill -9`."""
+"""A lock on a folder, so that only one process at a time trains in it.
+
+The system releases the lock when the process ends, even after `kill -9`.
+"""
 
 import os
 import platform
@@ -13,19 +16,21 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-FILE = "training.lock"  # is not removed: two processes could then lock different files
+FILE = "training.lock"  # stays in the folder: if it were removed, two processes could lock different files
 
 
 @contextmanager
 def training_lock(folder: Path, notify: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Hold the lock on `folder`. Create the folder if it does not exist, and remove it again if it stays empty.
+    """Return a context manager that holds the lock on `folder`.
+
+    It creates the folder if it does not exist, and removes it at the end if it is still empty.
 
     Args:
         folder: The folder to train in.
-        notify: Receives a line if the file system does not support locks.
+        notify: A function that receives a line if the file system does not support locks.
 
     Raises:
-        UserError: Another process is training in the folder, or it cannot be written.
+        UserError: Another process is training in the folder, or the folder cannot be written.
     """
     is_created, path = not folder.exists(), folder / FILE
     try:

@@ -6,7 +6,7 @@ from pathlib import Path
 from factorcell import limits
 from factorcell.limits import UserError
 
-LIMIT_VARIABLE = "FACTORCELL_MAX_MEMORY"  # environment variable, in GiB; `--max-memory` sets it for one command
+LIMIT_VARIABLE = "FACTORCELL_MAX_MEMORY"  # a limit in GiB; `--max-memory` sets this environment variable
 GIB = 1 << 30
 GROUPS, OWN_GROUP, INFO = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"), Path("/proc/meminfo")
 
@@ -22,20 +22,20 @@ def check(needed: int, what: str) -> None:
 
 
 def limit() -> tuple[int, str]:
-    """Return the bytes that this process may use, and the words before this number in an error message."""
+    """Return the bytes that this process may use, and the words that precede this number in error messages."""
     text = os.environ.get(LIMIT_VARIABLE, "")
     if text:
         try:
-            number = float(text)
+            gib = float(text)
         except ValueError:
             raise UserError(f"{LIMIT_VARIABLE} is {text!r:.60}; it must be a number of GiB") from None
-        limits.check(max_memory=number)
-        return int(number * GIB), "the limit is"
+        limits.check(max_memory=gib)
+        return int(gib * GIB), "the limit is"
     return machine_memory(), "this machine has"
 
 
 def machine_memory() -> int:
-    """Return the bytes of memory of this machine, or of its control group if that has less."""
+    """Return the bytes of memory of this machine, or of the control group of this process if that has less."""
     sizes = [1 << 62]
     for line in _lines(INFO):
         if line.startswith("MemTotal:"):
@@ -45,8 +45,8 @@ def machine_memory() -> int:
         is_version_2 = not controllers
         if is_version_2 or "memory" in controllers.split(","):
             root, name = (GROUPS, "memory.max") if is_version_2 else (GROUPS / "memory", "memory.limit_in_bytes")
-            inner = root / group.strip("/")
-            for folder in (inner, *inner.parents):
+            group_folder = root / group.strip("/")
+            for folder in (group_folder, *group_folder.parents):
                 sizes += [int(text) for text in _lines(folder / name) if text.isdecimal()]
                 if folder == root:
                     break
@@ -59,7 +59,7 @@ def format_bytes(count: int) -> str:
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the lines of a system file, none if the system does not have it."""
+    """Return the lines of a system file; no lines if the system does not have the file."""
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,7 +1,7 @@
 """Dataclass fields for options, and the built-in kinds of tokenizers, backbones and heads with their options.
 
-A kind of another package is a class with an attribute `Options`, a dataclass that extends `KindOptions`.
-`EXTENSIBLE` contains, for each option whose choices other packages can extend, the registry of these choices.
+A kind in another package is a class with an attribute `Options`, a dataclass that extends `KindOptions`.
+`EXTENSIBLE` maps each option to which other packages can add choices to the registry of these choices.
 """
 
 import dataclasses
@@ -14,26 +14,26 @@ from typing import Any
 from factorcell.extensions import Extensions
 from factorcell.limits import MAX_COUNT, MAX_FLOAT, Limits, UserError, choose
 
-PREFIX = "prefix"  # reads the context as control codes; the other adapters change weights
+PREFIX = "prefix"  # an adapter that reads the context as control codes; the other adapters change weights
 ADAPTERS = ("concat", "scale", "factor", PREFIX)
 CELLS = ("coupled", "lstm", "gru", "tanh", "relu")
-MAX_HASH_SIZE = 1 << 30  # the sum of two hashes must fit into 32 bits
-MAX_SIZE, MAX_LAYERS = 1_000_000, 100  # sanity bounds; in practice memory is the limit
+MAX_HASH_SIZE = 1 << 30  # the sum of two hashes must fit into a 32-bit integer
+MAX_SIZE, MAX_LAYERS = 1_000_000, 100  # upper bounds of options; in practice memory limits them more
 
 
 # Help texts that explain the choices of an option.
 CHOICE_HELP = {
     "adapt": (
         "how the context adapts the backbone (repeatable); concat: shifts the bias, scale: rescales the outputs, "
-        "factor: adds a matrix of low rank to the weights, prefix: control codes before the text"
+        "factor: adds a matrix of low rank to the weights, prefix: reads control codes before the text"
     ),
     "output_bias": (
-        "how the context shifts the softmax bias (repeatable); low_rank: by the context vector, low_rank_each: by the "
-        "embedding of each variable, one_hot: by a coefficient for each token and value, sparse: as one_hot with an l1 "
-        "penalty, hash: by coefficients in hash buckets"
+        "what shifts the softmax bias (repeatable); low_rank: the context vector, low_rank_each: the embedding of each "
+        "variable, one_hot: a coefficient for each token and value, sparse: the same with an l1 penalty, hash: "
+        "coefficients in hash buckets"
     ),
     "context_layer": (
-        "activation of the layer that combines the context variables; none: no such layer, for a single variable"
+        "activation of the layer that combines the context variables; none: no layer, for a single variable"
     ),
     "cell": "recurrent cell; coupled: an LSTM with coupled input and forget gates, as in the papers",
     "loss": "training loss; full: softmax over all tokens, sampled: over the target and tokens sampled for each batch",
@@ -57,7 +57,7 @@ def option(
         choices: The valid values, if the option is a choice.
         limits: The valid range, if the option is a number.
         metavar: The placeholder of the value in the help of the command line.
-        rare: Whether the help lists the option after the others.
+        rare: Whether the help lists the option after the common options.
 
     Returns:
         A field with this metadata, for the body of a dataclass.
@@ -82,7 +82,7 @@ def rate_option(text: str, *, rare: bool = False) -> Any:
 
 
 def check_fields(section: Any) -> None:
-    """Check every field of the dataclass `section` against its type, choices and limits."""
+    """Raise `UserError` unless every field of the dataclass `section` is valid; convert lists to tuples."""
     hints = typing.get_type_hints(type(section))
     for field in dataclasses.fields(section):
         value, limits = getattr(section, field.name), field.metadata.get("limits")
@@ -98,7 +98,7 @@ def check_fields(section: Any) -> None:
 
 
 def _convert(name: str, value: Any, hint: Any) -> Any:
-    """Return `value` as the type `hint`: lists become tuples, and integers become floats if a float is expected."""
+    """Return `value` as the type `hint`: convert lists to tuples and integers to floats, or raise `UserError`."""
     if typing.get_origin(hint) is tuple:
         if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
             return tuple(value)
@@ -135,7 +135,7 @@ class TokenizerOptions(KindOptions):
 
 @dataclass(frozen=True)
 class WordOptions(TokenizerOptions):
-    """Words, numbers and punctuation marks."""
+    """Options of the tokenizer whose tokens are words, numbers and punctuation marks."""
 
     kind: str = "word"
     lowercase: bool = option(True, "convert the text to lower case")
@@ -144,14 +144,14 @@ class WordOptions(TokenizerOptions):
 
 @dataclass(frozen=True)
 class SpaceOptions(WordOptions):
-    """Tokens separated by white space."""
+    """Options of the tokenizer that splits texts at white space."""
 
     kind: str = "space"
 
 
 @dataclass(frozen=True)
 class CharacterOptions(TokenizerOptions):
-    """Unicode code points."""
+    """Options of the tokenizer whose tokens are Unicode code points."""
 
     kind: str = "char"
     lowercase: bool = option(False, "convert the text to lower case")
@@ -159,14 +159,14 @@ class CharacterOptions(TokenizerOptions):
 
 @dataclass(frozen=True)
 class GraphemeOptions(CharacterOptions):
-    """Grapheme clusters: what a reader sees as one character, such as a letter with its accents, a flag or an emoji."""
+    """Options of the tokenizer of grapheme clusters: letters with accents, flags and emoji are one token each."""
 
     kind: str = "grapheme"
 
 
 @dataclass(frozen=True)
 class RecurrentOptions(KindOptions):
-    """Layers of recurrent cells."""
+    """Options of the backbone with recurrent layers."""
 
     kind: str = "recurrent"
     cell: str = option("coupled", CHOICE_HELP["cell"], choices=CELLS)
@@ -190,11 +190,11 @@ class RecurrentOptions(KindOptions):
 
 @dataclass(frozen=True)
 class SoftmaxOptions(KindOptions):
-    """A softmax whose weights are the token embeddings."""
+    """Options of the head with a softmax whose weights are the token embeddings."""
 
     kind: str = "softmax"
     hash_size: int = int_option(
-        1 << 22, "buckets of the softmax bias `hash`, rounded up to a prime", 1, MAX_HASH_SIZE, rare=True
+        1 << 22, "number of buckets of the softmax bias `hash`, rounded up to a prime", 1, MAX_HASH_SIZE, rare=True
     )
     bloom_size: int = int_option(
         1 << 26,
@@ -206,7 +206,7 @@ class SoftmaxOptions(KindOptions):
     )
 
 
-# The built-in kinds of each section that has kinds, with the default first; `EXTENSIBLE` has those of other packages.
+# The built-in kinds of the sections that have kinds; the first kind of a section is the default.
 OPTION_KINDS: dict[str, dict[str, type[KindOptions]]] = {
     "tokenizer": {"word": WordOptions, "space": SpaceOptions, "char": CharacterOptions, "grapheme": GraphemeOptions},
     "backbone": {"recurrent": RecurrentOptions},
@@ -228,17 +228,17 @@ def options_class(section: str, kind: str) -> type[KindOptions]:
     """Return the dataclass with the options of a `kind` of tokenizer, backbone or head.
 
     Raises:
-        UserError: This `section` has no kind of this name, neither built in nor in an installed package.
+        UserError: Neither factorcell nor an installed package has a kind of this name.
     """
     known = OPTION_KINDS[section]
     return known[kind] if kind in known else EXTENSIBLE[section].find_class(kind, {}, KIND_CHECKS[section]).Options
 
 
 def check_kind(name: str, cls: Any, base: type[KindOptions] = KindOptions) -> None:
-    """Check that `cls` is a class with an attribute `Options` that extends `base` and belongs to the kind `name`.
+    """Check that `cls` is a class whose attribute `Options` extends `base` and has the `kind` `name`.
 
     Raises:
-        UserError: It is not, or an option has a default of an unsupported type.
+        UserError: `cls` is not such a class, or the default of an option has an unsupported type.
     """
     options = getattr(cls, "Options", None)
     if not (isinstance(cls, type) and isinstance(options, type) and issubclass(options, base)):

@@ -1,6 +1,6 @@
-"""Progress of long work: a bar on a terminal; otherwise an occasional line, so that logs stay short and readable.
+"""Display of the progress of long work: a bar on a terminal; in a log, a line every `INTERVAL` seconds.
 
-Such a line is, for example:
+An example of such a line:
 
     reading: 120k of 500k rows, 8.00k rows/s, 00:47 left
 """
@@ -13,17 +13,17 @@ from typing import Any
 
 from factorcell.escapes import escape_hidden
 
-FIRST, INTERVAL = 5.0, 30.0  # seconds before the first line, and between lines
+FIRST, INTERVAL = 5.0, 30.0  # seconds before the first line, and between two lines
 
 
 class Log:
-    """Stream for tqdm that prints the state of a bar on standard error as a line, if a line is due."""
+    """A stream for tqdm that prints the state of a bar on standard error as a line if a line is due."""
 
     def __init__(self) -> None:
         self.stream, self.due = sys.stderr, time.monotonic() + FIRST
 
     def write(self, text: str) -> None:
-        """Print the text of a bar without its carriage return if a line is due; otherwise ignore it."""
+        """Print the text of a bar without its carriage return if a line is due; otherwise ignore the text."""
         now = time.monotonic()
         if (text := text.strip()) and now >= self.due:
             self.due = now + INTERVAL
@@ -35,13 +35,13 @@ class Log:
 
 
 def progress_bar(items: Iterable[Any] | None = None, *, desc: str, unit: str, show: bool = True, **options: Any) -> Any:
-    """Return a tqdm bar over `items`, or without items a bar that the caller moves by `update`.
+    """Return a tqdm bar over `items`; without items, a bar that the caller moves with `update`.
 
     Args:
         items: What to iterate over.
-        desc: What is being done, such as "reading".
+        desc: The work, such as "reading".
         unit: The unit in the plural, such as "rows".
-        show: Whether anything is displayed.
+        show: Whether to display the bar or the lines.
         **options: Options of tqdm: `total`, `initial`, `leave`, `unit_scale`.
     """
     options |= {"desc": f"{desc}: ", "unit": f" {unit}", "miniters": 1, "disable": not show}
@@ -55,11 +55,11 @@ def progress_bar(items: Iterable[Any] | None = None, *, desc: str, unit: str, sh
 
 @cache
 def _bar_class() -> Any:
-    """Define a tqdm bar that escapes its texts, so that they cannot control the terminal; tqdm is imported lazily."""
+    """Import tqdm and return a subclass of its bar that escapes texts, so that they cannot control the terminal."""
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[misc]
-        monitor_interval = 0  # no thread
+        monitor_interval = 0  # tqdm starts no monitor thread
 
         @property
         def format_dict(self) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def test_record_of_another_user_is_refused_without_naming_the_user() -> None:
 @pytest.mark.parametrize(
     ("body", "error", "message"),
     [
-        (b"fcp\x02" + FULL.to_bytes()[4:-4], UserError, "its format is 2, this factorcell reads up to 1"),
+        (b"fcp\x02" + FULL.to_bytes()[4:-4], UserError, "its format is 2, but this version reads up to 1"),
         (b"fcp\x01" + b"\xc1", DamagedRecordError, "cannot be decoded"),
         (b"fcp\x01" + msgspec.msgpack.encode(["Ann 1", "1"]), DamagedRecordError, "cannot be decoded"),
         (FULL.to_bytes()[:-4].replace(b"Oslo", b"Osl\xff"), DamagedRecordError, "cannot be decoded"),

@@ -193,7 +193,7 @@ def test_foreign_and_damaged_checkpoints_are_refused(uninterrupted: Path, tmp_pa
         "its format is None": (uninterrupted / "weights.safetensors").read_bytes(),
         "truncated": good[: len(good) // 2],
         "altered": good[:-1] + bytes([good[-1] ^ 1]),
-        "its format is 2, this factorcell reads up to 1": with_format(
+        "its format is 2, but this version reads up to 1": with_format(
             2, uninterrupted / "checkpoint.safetensors", tmp_path
         ),
     }

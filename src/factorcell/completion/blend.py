@@ -73,7 +73,9 @@ class BlendWeights:
         values = files.read_versioned(path, FORMAT)
         if set(values) != set(FEATURES):
             raise UserError(f"{path}: expected the weights {', '.join(FEATURES)}; run tune-online to create them again")
-        return cls({name: files.finite_number(values[name], path, f"the weight of {name!r}") for name in FEATURES})
+        return cls(
+            {name: files.require_finite_number(values[name], path, f"the weight of {name!r}") for name in FEATURES}
+        )
 
     def save(self, run: Run) -> None:
         """Store the weights in the folder of `run`."""

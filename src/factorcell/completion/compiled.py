@@ -209,7 +209,7 @@ def _addresses(
     if context.layout != layout:
         raise ValueError(f"request: expected a context packed for {layout}, got {context.layout}")
     letters = ("K", max_completions), ("V", layout.vocabulary_size), ("S", layout.state_values)
-    return [*context.addresses, *REQUEST.addresses(REQUEST.expected(counts, letters), arrays, case)]
+    return [*context.addresses, *REQUEST.checked_addresses(REQUEST.expected(counts, letters), arrays, case)]
 
 
 def _run(

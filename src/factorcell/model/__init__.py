@@ -1,4 +1,4 @@
-"""The language model, whose weights a context changes, and the run folder that stores it."""
+"""The language model, whose weights depend on a context, and the run folder that stores the model."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""A linear map that a context changes, from which adapted models are built.
+"""A linear map whose weights a context vector c changes, the building block of adapted models.
 
     y = s(c) * (x W + (x L(c)) R(c)) + V c + b
 
@@ -26,7 +26,7 @@ class AdaptedLinear(nn.Module):
         shift = linear.condition(vector)     # (B, 16): once per context
         y = linear(x, shift)                 # (B, 64) -> (B, 128), or (B, T, 64) -> (B, T, 128)
 
-    A context vector of zeros gives the plain linear map with every built-in adapter.
+    With the built-in adapters, a context vector of zeros gives the map y = x W + b.
 
     Attributes:
         weight: W (D, O).
@@ -55,7 +55,7 @@ class AdaptedLinear(nn.Module):
             outputs: Number of outputs, O.
             context: K, the size of context vectors.
             adapt: Names of adapters: concat, factor, scale, and those that `register_adapter` has added.
-            rank: R; if it is 0, adapters that need a rank are omitted.
+            rank: Rank of the change of W, R; if it is 0, adapters that need a rank are omitted.
             bias: Whether there is a bias b, which starts at zero.
             weight: Initial W (D, O), such as that of a pretrained layer; default: uniform (Glorot and Bengio 2010).
         """
@@ -86,8 +86,8 @@ class AdaptedLinear(nn.Module):
 
         Args:
             x: Inputs (B, D) or (B, T, D).
-            shift: The result of `condition` or `fold`, for B contexts or for one context that all rows share; default:
-                no change.
+            shift: The result of `condition` or `fold`, for B contexts or for one context that all inputs share; by
+                default no change.
 
         Returns:
             Outputs (B, O) or (B, T, O).
@@ -104,11 +104,11 @@ class AdaptedLinear(nn.Module):
         return y[:, 0] if x.dim() == 2 else y
 
     def fold(self, shift: Shift, shared: bool = False) -> Shift:
-        """Multiply L, R and s into one matrix per context, which takes no longer to apply than W.
+        """Multiply W, L, R and s into one matrix per context, so that applying the map takes no longer than x W + b.
 
         Args:
             shift: The shift of B contexts.
-            shared: Whether `shift` belongs to a single context, so that its matrix (D, O) serves any number of rows.
+            shared: Whether `shift` belongs to a single context; its matrix (D, O) then applies to any number of inputs.
 
         Returns:
             A shift with a `matrix` (B, D, O), or (D, O) if `shared`.
@@ -123,22 +123,23 @@ class AdaptedLinear(nn.Module):
     def split(self, shift: Shift, inputs: int) -> tuple[Shift, Shift]:
         """Split W into its first `inputs` rows and the others, and return the shift of each part, with its `matrix`.
 
-        Call it once per forward pass rather than once per step: each slice of W adds a gradient of the size of W.
+        Call it once per forward pass rather than once per step, because the backward pass allocates a gradient of the
+        size of W for each slice of W.
         """
         matrix, parts = self.matrix(shift), []
         for rows in (slice(inputs), slice(inputs, None)):
             left = None if shift.left is None else shift.left[:, rows]
-            # A view per part, so that the backward pass sums the gradients of the part before it adds them to s.
+            # Each part has its own view of s: the backward pass adds up the gradients of the part, then adds them to s.
             scale = None if shift.scale is None else shift.scale[:]
             parts.append(replace(shift, left=left, scale=scale, matrix=matrix[..., rows, :]))
         return parts[0], parts[1]
 
     def matrix(self, shift: Shift) -> Tensor:
-        """Return W (D, O), or the matrix (B, D, O) or (D, O) of a folded shift."""
+        """Return the matrix (B, D, O) or (D, O) of a folded shift, or W (D, O) if `shift` is not folded."""
         return self.weight if shift.matrix is None else shift.matrix
 
     def shifted_bias(self, shift: Shift) -> Tensor | None:
-        """Return b + V c (B, O), or b (O,) if the shift has no bias; None if there is neither."""
+        """Return b + V c (B, O), or b (O,) if the shift has no bias; None if the map has no bias either."""
         if shift.bias is None or self.bias is None:
             return self.bias if shift.bias is None else shift.bias
         return shift.bias + self.bias

@@ -1,10 +1,11 @@
-"""The change of a linear map by a context, and the adapters that compute it.
+"""The change that a context vector c makes to a linear map y = x W + b, and the adapters that compute the change.
 
     y = s(c) * (x W + (x L(c)) R(c)) + V c + b
 
-These are equations 2 to 4 of Jaech and Ostendorf (TACL 2018). s(c) is equation 3.2 of Jaech's thesis (2018), which
-scales the rows of W because its W is transposed. `AdaptedLinear` (`adapted_linear`) contains W and b and applies the
-change.
+L(c) R(c) is a change of W of low rank, V c a change of b, and s(c) a factor on each output. L, R and V are from
+equations 2 to 4 of Jaech and Ostendorf (TACL 2018). s(c) is from equation 3.2 of Jaech's thesis (2018); the thesis
+scales rows of W, because W in the thesis is the transpose of W in this code. `AdaptedLinear` (`adapted_linear`) has W
+and b and applies the change.
 
 Shapes: B contexts, D inputs, O outputs, K context, R rank.
 """
@@ -30,7 +31,8 @@ class Shift:
         right: R (B, R, O); `left` times `right` is added to W.
         bias: V c (B, O), added to b.
         scale: s (B, O), a factor on the outputs before the bias.
-        matrix: (B, D, O), or (D, O) for all contexts, in place of W; set by `AdaptedLinear.fold`, not by adapters.
+        matrix: A matrix (B, D, O), or (D, O) for all contexts, that replaces W; `AdaptedLinear.fold` sets it, adapters
+            do not.
     """
 
     left: Tensor | None = None
@@ -41,7 +43,7 @@ class Shift:
 
     @classmethod
     def sum(cls, shifts: Sequence["Shift"]) -> "Shift":
-        """Combine shifts: concatenate ranks, add biases, multiply factors."""
+        """Combine shifts of the same map: concatenate L and R along the rank, add biases, multiply scales."""
         left = [shift.left for shift in shifts if shift.left is not None]
         right = [shift.right for shift in shifts if shift.right is not None]
         biases = [shift.bias for shift in shifts if shift.bias is not None]
@@ -64,7 +66,7 @@ class Shift:
         )
 
     def values_per_context(self) -> int:
-        """Return the number of values that one context determines."""
+        """Return the number of values in the shift of one context."""
         return sum(part[0].numel() for part in (self.left, self.right, self.bias, self.scale) if part is not None)
 
 
@@ -76,7 +78,7 @@ class LayerSizes:
         context: Size of a context vector, K.
         inputs: Number of inputs, D.
         outputs: Number of outputs, O.
-        rank: R; 0 if the change has no low-rank part.
+        rank: Rank of the change of W, R; 0 for no such change.
     """
 
     context: int
@@ -88,11 +90,11 @@ class LayerSizes:
 class Adapter(nn.Module):
     """Base class of adapters, which compute the `Shift` of a linear map from context vectors (B, K).
 
-    An adapter is constructed for each linear map. It must return the same parts, of the same sizes except B, for all
-    contexts, and each row must depend only on its own context vector.
+    Each linear map has its own adapters. An adapter must set the same parts of the shift for all contexts, with the
+    same sizes except B, and the shift of a context must depend only on the vector of this context.
 
     Attributes:
-        needs_rank: Whether the adapter is omitted if the rank is 0.
+        needs_rank: Whether the adapter needs a rank; if so, it is omitted at rank 0.
 
     Args:
         sizes: Sizes of the linear map.
@@ -109,7 +111,7 @@ class Adapter(nn.Module):
 
 
 class Concat(Adapter):
-    """The ConcatCell: the context as an additional input, which shifts the bias (TACL 2018, equation 2)."""
+    """The ConcatCell: the context vector as an additional input, which shifts the bias (TACL 2018, equation 2)."""
 
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__(sizes)
@@ -121,7 +123,7 @@ class Concat(Adapter):
 
 
 class Scale(Adapter):
-    """Rescaled outputs: s = 1 + C c (thesis 2018, equation 3.2; the 1 makes training start nearly unadapted)."""
+    """Rescaled outputs: s = 1 + C c (thesis 2018, equation 3.2). Because of the 1, training starts nearly unadapted."""
 
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__(sizes)
@@ -133,13 +135,14 @@ class Scale(Adapter):
 
 
 class Factor(Adapter):
-    """The FactorCell: a rank-R change of W by two basis tensors, (K, D, R) and (K, R, O) (TACL 2018, equation 3)."""
+    """The FactorCell: a change of W of rank R, from basis tensors (K, D, R) and (K, R, O) (TACL 2018, equation 3)."""
 
     needs_rank = True
 
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__(sizes)
-        # The columns of L have unit expected norm for a unit context; R starts small, near the unadapted map.
+        # For a context vector of norm 1, each column of L has an expected norm of about 1. R starts small, so that the
+        # map starts nearly unadapted.
         self.left = nn.Parameter(normal((sizes.context, sizes.inputs, sizes.rank), sizes.inputs**-0.5))
         self.right = nn.Parameter(normal((sizes.context, sizes.rank, sizes.outputs), 0.1, sizes.rank**-0.5))
 
@@ -173,12 +176,12 @@ def find_adapter(name: str) -> type[Adapter]:
 
 
 def weight_adapters(config: ModelConfig) -> tuple[str, ...]:
-    """Return the adapters of a config that change weights: all but the prefix and, at rank 0, those that need one."""
+    """Return the adapters of `config` that change weights, without those that need a rank if the rank is 0."""
     return tuple(name for name in config.adapt if name != PREFIX and (config.rank or not find_adapter(name).needs_rank))
 
 
 def _check(name: str, adapter: type[Adapter]) -> None:
-    """Raise `UserError` unless `adapter` is an adapter and PyTorch accepts its name."""
+    """Raise `UserError` unless `adapter` extends `Adapter` and `name` is not an attribute of PyTorch's `ModuleDict`."""
     if not (isinstance(adapter, type) and issubclass(adapter, Adapter)):
         expected = "expected a class that extends factorcell.model.Adapter"
         raise UserError(f"adapter {name!r}: {expected}, got {adapter!r:.60}")

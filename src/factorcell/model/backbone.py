@@ -1,9 +1,9 @@
-"""The plug point for backbones, which turn embedded tokens into the vectors that predict the next tokens.
+"""The base class of backbones, which turn token embeddings into the vectors that predict the next tokens.
 
-Each vector depends only on the tokens up to its own. `Conditions` (everything that a context determines in the
-backbone) and `BackboneState` (what it remembers of the tokens read so far) are opaque: no code outside a
-backbone reads them, so that the hidden state of a recurrent layer and the cache of an attention layer fit behind the
-same calls.
+The vector after a token depends only on this token and those before it. `Conditions` are everything that a context
+determines in a backbone, and a `BackboneState` is what the backbone stores of the tokens read so far. Code outside a
+backbone does not read the values in them. Therefore a recurrent layer can store a hidden state, and an attention layer
+a cache.
 
 Shapes: B contexts, N texts, T steps, E token embedding, H vector of the backbone, K context.
 """
@@ -26,14 +26,14 @@ class Conditions(Protocol):
 
 
 class StateBuffer(Protocol):
-    """Preallocated space for the states of many texts, which arrive a few at a time."""
+    """Preallocated space for the states of many texts; each call of `put` stores the states of some of them."""
 
     def put(self, first: int, state: Any) -> None:
-        """Store the `state` of some texts in the rows from `first` on."""
+        """Store the `state` of some texts, in the rows of the buffer from `first` on."""
         ...
 
     def select(self, rows: Tensor) -> Any:
-        """Return the state of the texts in `rows` (N,)."""
+        """Return the state of the texts in the rows `rows` (N,) of the buffer."""
         ...
 
 
@@ -41,7 +41,7 @@ class BackboneState(Conditions, Protocol):
     """The state of a backbone after reading N texts, which may differ in length."""
 
     def cat(self, others: Sequence[Self]) -> Self:
-        """Return the state of these texts followed by those of `others`."""
+        """Return the state of the texts of this state, followed by the texts of `others`."""
         ...
 
     def reserve(self, rows: int) -> StateBuffer:
@@ -57,7 +57,7 @@ class BackboneSizes:
         inputs: Size of a token embedding, E.
         context: Size of the context vector, K; 0 if no context changes the backbone.
         adapt: Names of the adapters of its linear maps (`AdaptedLinear`); empty if `context` is 0.
-        rank: Rank of the adapters that have one.
+        rank: Rank of the adapters that need one.
     """
 
     inputs: int
@@ -68,13 +68,13 @@ class BackboneSizes:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Estimated numbers of float32 values that a backbone stores, to check memory before it is allocated.
+    """Estimates of how many float32 values a backbone stores, used to check memory before allocating it.
 
     Attributes:
-        token: For each token of a training batch, gradients included.
-        text: For each text of a training batch, in addition.
-        state: For the `BackboneState` of one text.
-        conditions: For the `Conditions` of one context.
+        token: Values per token of a training batch, including gradients.
+        text: Additional values per text of a training batch.
+        state: Values in the `BackboneState` of one text.
+        conditions: Values in the `Conditions` of one context.
     """
 
     token: int
@@ -84,7 +84,7 @@ class Footprint:
 
 
 class Backbone(nn.Module):
-    """Base of all backbones.
+    """Base class of backbones.
 
     Args:
         options: An instance of `Options`, the options of this kind.
@@ -92,7 +92,7 @@ class Backbone(nn.Module):
     """
 
     Options: ClassVar[type[KindOptions]] = KindOptions
-    size: int  # H
+    size: int  # H, which `__init__` of a subclass must set
 
     def __init__(self, options: Any, sizes: BackboneSizes) -> None:
         super().__init__()
@@ -107,11 +107,11 @@ class Backbone(nn.Module):
         raise NotImplementedError
 
     def fold(self, conditions: Any, shared: bool = False) -> Any:
-        """Return equivalent conditions that are faster for many tokens.
+        """Return equivalent conditions with which reading many tokens is faster.
 
         Args:
             conditions: The conditions of B contexts.
-            shared: Whether they belong to one context and are used for any number of texts at once.
+            shared: Whether the conditions belong to one context, in which any number of texts are read at once.
         """
         raise NotImplementedError
 
@@ -122,7 +122,7 @@ class Backbone(nn.Module):
     def forward(self, inputs: Tensor, conditions: Any, state: Any, lengths: Tensor | None = None) -> tuple[Tensor, Any]:
         """Read texts in B contexts.
 
-        In training mode it applies dropout, including dropout of its inputs.
+        In training mode the backbone applies dropout, also to `inputs`.
 
         Args:
             inputs: Token embeddings (B, T, E).
@@ -136,19 +136,19 @@ class Backbone(nn.Module):
         raise NotImplementedError
 
     def step(self, inputs: Tensor, conditions: Any, state: Any) -> tuple[Tensor, Any]:
-        """Read one token, `inputs` (N, E), without dropout; return vectors (N, H) and the state after it."""
+        """Read one token of each text, `inputs` (N, E), without dropout; return vectors (N, H) and the next state."""
         raise NotImplementedError
 
     def footprint(self) -> Footprint:
-        """Return how much memory this backbone needs; by default an estimate for one layer of its size."""
+        """Estimate how many values this backbone stores; by default, those of one layer of its size."""
         return Footprint(token=8 * self.size, text=0, state=2 * self.size, conditions=self.size)
 
     def pack(self) -> Any:
-        """Return weights in a form with which `condition` reads few texts faster; None if there is no such form."""
+        """Return weights in a form with which reading few texts is faster; None if there is no such form."""
         return None
 
     def adapted_share(self) -> float | None:
-        """Return the number of values that a context sets, relative to the parameters of the backbone, if known."""
+        """Return the number of values that a context changes, divided by the number of parameters; None if unknown."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""Recurrent layers whose W and b are adapted to a context (W' and b', see `adapters`).
+"""Recurrent layers. A context changes their weights W and their bias b to W' and b' (`adapters`).
 
     coupled     [i, f, o] = W'[x, h] + b'       f <- sigmoid(f + 1)       m <- f m + (1 - f) tanh(i)
                 h <- tanh(m) sigmoid(o)
@@ -7,10 +7,11 @@
     gru         [r, z] = sigmoid(W'[x, h] + b')   n = tanh(W' x + b' + r W' h)    h <- z h + (1 - z) n
     tanh, relu  h <- tanh or relu(W'[x, h] + b')
 
-The coupled cell is that of the papers (TACL 2018, appendix A, equations 8 and 9). Layer normalization (Ba et al. 2016)
-normalizes the argument of every sigmoid, tanh and relu over the hidden units, f before its + 1.
+x is the input, h the hidden state and m the memory; i, f, o, g, r and z are gates, n the candidate of the GRU. The
+coupled cell is that of the papers (TACL 2018, appendix A, equations 8 and 9). Layer normalization (Ba et al. 2016)
+normalizes the argument of every sigmoid, tanh and relu over the hidden units; 1 is added to f after that.
 
-Shapes: B texts, T steps, E inputs, H hidden, D = E + H, G gate columns, K context, R rank.
+Shapes: B texts, T steps, E inputs, H hidden, G columns of all gates, R rank.
 """
 
 from collections.abc import Callable
@@ -49,7 +50,7 @@ class CellState:
         return CellState(self.hidden[rows], self.memory[rows])
 
 
-# Normalizes values (B, H) of the gate with an index, or of m, whose index follows that of the last gate.
+# Applies layer normalization to values (B, H) of the gate with an index; the index of m follows that of the last gate.
 Norm = Callable[[int, Tensor], Tensor]
 # Applies dropout to the candidate (B, H), the new content of m or h.
 Drop = Callable[[Tensor], Tensor]
@@ -60,8 +61,8 @@ class RecurrentStep(Protocol):
 
     Attributes:
         gates: The number of gates.
-        memory: Whether it has a memory m in addition to h.
-        separate_products: Whether it needs the products of W with x and with h separately, rather than their sum.
+        memory: Whether the step has a memory m in addition to h.
+        separate_products: Whether the step needs the products of W with x and with h separately, rather than their sum.
     """
 
     gates: int
@@ -77,8 +78,8 @@ class RecurrentStep(Protocol):
             from_input: The product of W' with x, plus b' (B, G).
             from_hidden: The product of W' with h (B, G).
             state: The state before the step.
-            norm: Layer normalization of a gate or of m.
-            drop: Dropout of the candidate, the new content of m or h.
+            norm: Applies layer normalization to a gate or to m.
+            drop: Applies dropout to the candidate, the new content of m or h.
         """
         ...
 
@@ -152,7 +153,7 @@ def register_cell(name: str, cell: type[RecurrentStep]) -> None:
 
 
 def find_cell(name: str) -> type[RecurrentStep]:
-    """Return the step called `name`: built in, registered, or from an installed package."""
+    """Return the class of the recurrent step `name`: built in, registered, or from an installed package."""
     cell: type[RecurrentStep] = EXTENSIBLE["cell"].find_class(name, CELLS, _check)
     return cell
 
@@ -160,8 +161,9 @@ def find_cell(name: str) -> type[RecurrentStep]:
 class Cell(nn.Module):
     """One recurrent layer: a `RecurrentStep` with an adapted linear map from [x, h] to its gates.
 
-    `dropout` drops the candidate with a new mask at every step (Semeniuta et al. 2016). If `variational`, it drops the
-    h that is fed back instead, with one mask per text (Gal and Ghahramani 2016).
+    Dropout applies to the candidate, with a new mask at every step (Semeniuta et al. 2016). With the option
+    `variational`, it applies instead to the h that the next step reads, with one mask per text (Gal and Ghahramani
+    2016).
     """
 
     def __init__(self, config: RecurrentOptions, sizes: BackboneSizes) -> None:
@@ -173,19 +175,20 @@ class Cell(nn.Module):
         inputs, gates = sizes.inputs + config.hidden_size, self.kind.gates * config.hidden_size
         weight = uniform((inputs, gates), (6 / (inputs + config.hidden_size)) ** 0.5)
         self.linear = AdaptedLinear(inputs, gates, sizes.context, adapt=sizes.adapt, rank=sizes.rank, weight=weight)
-        normalized = gates + config.hidden_size if self.kind.memory else gates  # values of the gates, and of m
-        self.gain = nn.Parameter(torch.ones(normalized)) if config.layer_norm else None
-        self.offset = nn.Parameter(torch.zeros(normalized)) if config.layer_norm else None
+        # The number of normalized values: those of the gates, and of m if there is a memory.
+        norm_size = gates + (config.hidden_size if self.kind.memory else 0)
+        self.gain = nn.Parameter(torch.ones(norm_size)) if config.layer_norm else None
+        self.offset = nn.Parameter(torch.zeros(norm_size)) if config.layer_norm else None
         self.compiled = type(self.kind) is Coupled  # the compiled code supports only this class, not its subclasses
 
     def packed(self) -> PackedWeight | None:
-        """Pack the rows of W for h as the compiled recurrence reads them; None if it does not support this layer."""
+        """Pack the rows of W for h; return None if the compiled recurrence does not support this layer."""
         if not (self.compiled and library.usable(self.linear.weight)):
             return None
         return PackedWeight.of(self.linear.weight[self.embedding_size :])
 
     def start(self, batch: int) -> CellState:
-        """Return the state before the first step: zeros."""
+        """Return the state of `batch` texts before the first step: zeros."""
         zeros = self.linear.weight.new_zeros(batch, self.hidden_size)
         return CellState(zeros, zeros if self.kind.memory else zeros[:, :0])
 
@@ -197,18 +200,19 @@ class Cell(nn.Module):
         lengths: Tensor | None = None,
         packed: PackedWeight | None = None,
     ) -> tuple[Tensor, CellState]:
-        """Read `inputs` (B, T, E), in training mode with dropout; return hidden states (B, T, H) and the last state.
+        """Read `inputs` (B, T, E); return hidden states (B, T, H) and the last state. In training mode, apply dropout.
 
         A text ends after `lengths` (B,) steps: from then on its hidden states are zero and its state does not change.
         """
         state = state or self.start(len(inputs))
         keep, feed = self._masks(inputs)
-        from_input, reduced, hidden = self._input_products(inputs, shift)  # all steps at once: they do not depend on h
+        # The products of the inputs do not depend on h, so they are computed for all steps at once.
+        from_input, reduced, hidden_shift = self._input_products(inputs, shift)
         bias = cast(Tensor, self.linear.shifted_bias(shift)).expand(len(inputs), -1)
-        factors = cast(Tensor, hidden.matrix), hidden.left, hidden.right
+        factors = cast(Tensor, hidden_shift.matrix), hidden_shift.left, hidden_shift.right
         start = state.hidden, state.memory, lengths
         arrays = RecurrenceInputs(
-            from_input, bias, reduced, *factors, keep, self._norm(), hidden.scale, feed, *start, packed
+            from_input, bias, reduced, *factors, keep, self._norm(), hidden_shift.scale, feed, *start, packed
         )
         if self.compiled:
             if usable(arrays):
@@ -217,10 +221,11 @@ class Cell(nn.Module):
             is_plain = arrays.norm is arrays.scale is feed is None
             if is_plain and gpu_recurrence.usable(from_input, arrays.weight.to(from_input.dtype)):
                 return self._launch(arrays)
-        return self._loop(arrays, hidden, state)
+        return self._loop(arrays, hidden_shift, state)
 
     @staticmethod
     def _launch(arrays: RecurrenceInputs) -> tuple[Tensor, CellState]:
+        """Run the recurrence in the GPU kernel."""
         half = library.autocasts_to_bfloat16(arrays.input_gates.device)
         arrays = arrays.to(torch.bfloat16 if half else torch.float32)
         hidden, lengths, from_input = arrays.hidden, arrays.lengths, arrays.input_gates + arrays.bias[:, None]
@@ -234,75 +239,80 @@ class Cell(nn.Module):
 
     def step(self, inputs: Tensor, shift: Shift, state: CellState) -> CellState:
         """Read one input (B, E) without dropout; return the next state."""
-        from_input, reduced, hidden = self._input_products(inputs[:, None], shift)
+        from_input, reduced, hidden_shift = self._input_products(inputs[:, None], shift)
         first_reduced = None if reduced is None else reduced[:, 0]
         gates = from_input[:, 0] + cast(Tensor, self.linear.shifted_bias(shift))
-        return self._advance(gates, first_reduced, hidden, state, None, None)
+        return self._advance(gates, first_reduced, hidden_shift, state, None, None)
 
     def _input_products(self, inputs: Tensor, shift: Shift) -> tuple[Tensor, Tensor | None, Shift]:
-        """Compute what inputs (B, T, E) contribute to the gates (B, T, G) and to [x, h] L (B, T, R).
+        """Compute the products of `inputs` (B, T, E) with the rows of W and L that belong to the inputs.
 
-        Also return the shift of the rows of W that h is multiplied with. Its R is scaled already, so that s applies
-        only to the product with W.
+        Returns:
+            What the inputs contribute to the gates (B, T, G) and to [x, h] L (B, T, R), and the shift of the rows of W
+            for h. The R of this shift is already multiplied by s: the caller multiplies only the product with W by s.
         """
-        of_inputs, hidden = self.linear.split(shift, self.embedding_size)
-        from_input, right = inputs @ cast(Tensor, of_inputs.matrix), hidden.right
-        reduced = None if of_inputs.left is None else inputs @ of_inputs.left
+        input_shift, hidden_shift = self.linear.split(shift, self.embedding_size)
+        from_input, right = inputs @ cast(Tensor, input_shift.matrix), hidden_shift.right
+        reduced = None if input_shift.left is None else inputs @ input_shift.left
         if reduced is not None and right is not None and self.kind.separate_products:
             from_input, reduced = from_input + reduced @ right, None
-        if of_inputs.scale is None or hidden.scale is None:
-            return from_input, reduced, hidden
-        scaled = None if right is None else right * hidden.scale[:, None]
-        return from_input * of_inputs.scale[:, None], reduced, replace(hidden, right=scaled)
+        if input_shift.scale is None or hidden_shift.scale is None:
+            return from_input, reduced, hidden_shift
+        scaled_right = None if right is None else right * hidden_shift.scale[:, None]
+        return from_input * input_shift.scale[:, None], reduced, replace(hidden_shift, right=scaled_right)
 
-    def _loop(self, arrays: RecurrenceInputs, rows: Shift, state: CellState) -> tuple[Tensor, CellState]:
-        hidden = []
+    def _loop(self, arrays: RecurrenceInputs, hidden_shift: Shift, state: CellState) -> tuple[Tensor, CellState]:
+        """Run the recurrence step by step in PyTorch; `hidden_shift` is the shift of the rows of W for h."""
+        hidden_states = []
         for step, from_input in enumerate((arrays.input_gates + arrays.bias[:, None]).unbind(1)):
             reduced = None if arrays.input_reduced is None else arrays.input_reduced[:, step]
             keep = None if arrays.keep is None else arrays.keep[step]
-            after = self._advance(from_input, reduced, rows, state, keep, arrays.feed)
+            next_state = self._advance(from_input, reduced, hidden_shift, state, keep, arrays.feed)
             if arrays.lengths is None:
-                state = after
-                hidden.append(state.hidden)
+                state = next_state
+                hidden_states.append(state.hidden)
             else:
                 is_inside = (step < arrays.lengths)[:, None]
-                hidden.append(torch.where(is_inside, after.hidden, 0.0))
-                memory = torch.where(is_inside, after.memory, state.memory)
-                state = CellState(torch.where(is_inside, after.hidden, state.hidden), memory)
-        return torch.stack(hidden, dim=1) if hidden else state.hidden[:, None][:, :0], state
+                hidden_states.append(torch.where(is_inside, next_state.hidden, 0.0))
+                memory = torch.where(is_inside, next_state.memory, state.memory)
+                state = CellState(torch.where(is_inside, next_state.hidden, state.hidden), memory)
+        return torch.stack(hidden_states, dim=1) if hidden_states else state.hidden[:, None][:, :0], state
 
     def _advance(
         self,
         from_input: Tensor,
         reduced: Tensor | None,
-        rows: Shift,
+        hidden_shift: Shift,
         state: CellState,
         keep: Tensor | None,
         feed: Tensor | None,
     ) -> CellState:
+        """Compute the next state from what the input contributes to the gates (B, G) and to [x, h] L (B, R)."""
         hidden = (state.hidden if feed is None else state.hidden * feed)[:, None]
-        product = hidden @ cast(Tensor, rows.matrix)
-        product = product if rows.scale is None else product * rows.scale[:, None]
-        if rows.left is not None and rows.right is not None:
-            both = hidden @ rows.left if reduced is None else reduced[:, None] + hidden @ rows.left
-            product = product + both @ rows.right
+        product = hidden @ cast(Tensor, hidden_shift.matrix)
+        product = product if hidden_shift.scale is None else product * hidden_shift.scale[:, None]
+        if hidden_shift.left is not None and hidden_shift.right is not None:
+            hidden_reduced = hidden @ hidden_shift.left
+            total_reduced = hidden_reduced if reduced is None else reduced[:, None] + hidden_reduced
+            product = product + total_reduced @ hidden_shift.right
         drop = (lambda candidate: candidate) if keep is None else keep.mul
         return self.kind(from_input, product[:, 0], state, self._normalize, drop)
 
     def _norm(self) -> Tensor | None:
+        """Return the gains and the shifts of layer normalization, a row (H,) each; None without layer normalization."""
         if self.gain is None or self.offset is None:
             return None
         return torch.cat([self.gain, self.offset]).view(-1, self.hidden_size)
 
     def _normalize(self, index: int, values: Tensor) -> Tensor:
-        """Apply layer normalization, if the layer has it, to `values` (B, H) of gate `index`, or of m, the last."""
+        """Apply the layer normalization with this `index` to `values` (B, H), if the layer has layer normalization."""
         if self.gain is None or self.offset is None:
             return values
         part = slice(index * self.hidden_size, (index + 1) * self.hidden_size)
         return F.layer_norm(values, (self.hidden_size,), self.gain[part], self.offset[part])
 
     def _masks(self, inputs: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Draw the dropout mask of the candidate (T, B, H), or of the h fed back (B, H), if there is dropout."""
+        """Draw the dropout masks of the candidate (T, B, H) and of the h that the next step reads (B, H), or None."""
         if not self.training or self.dropout == 0:
             return None, None
         batch, steps, _ = inputs.shape
@@ -312,7 +322,7 @@ class Cell(nn.Module):
 
 
 def _check(name: str, cell: type[RecurrentStep]) -> None:
-    """Raise `UserError` unless a class has the attributes of a `RecurrentStep`."""
+    """Raise `UserError` unless `cell`, with this `name`, has the attributes of a `RecurrentStep`."""
     if not isinstance(cell, type) or issubclass(cell, nn.Module):
         raise UserError(f"cell {name!r}: expected a class without parameters (no nn.Module), got {cell!r:.60}")
     for attribute, expected in {"gates": int, "memory": bool, "separate_products": bool}.items():

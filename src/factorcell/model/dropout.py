@@ -1,6 +1,6 @@
-"""Dropout with scaled masks: a value is set to 0 with probability p, else multiplied by 1 / (1 - p).
+"""Dropout with scaled masks: a value is set to 0 with probability p, and otherwise multiplied by 1 / (1 - p).
 
-On a processor NumPy draws the masks, at a fifth of the cost of PyTorch's generator.
+On the CPU, NumPy draws the masks, which takes a fifth of the time of PyTorch's generator.
 """
 
 import numpy as np
@@ -11,8 +11,8 @@ from torch import Tensor
 def apply_dropout(values: Tensor, rate: float, shared_by_steps: bool, *, whole_vectors: bool = False) -> Tensor:
     """Multiply `values` (B, T, N) by a dropout mask.
 
-    `shared_by_steps` draws one mask (B, 1, N) for all steps of a text. `whole_vectors` drops whole vectors (N,) and
-    does not scale the others.
+    With `shared_by_steps`, one mask (B, 1, N) applies to all steps of a text. With `whole_vectors`, whole vectors (N,)
+    are set to 0, and the others are not scaled.
     """
     if not rate:
         return values
@@ -23,9 +23,9 @@ def apply_dropout(values: Tensor, rate: float, shared_by_steps: bool, *, whole_v
 
 
 def dropout_mask(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
-    """Draw 0 with probability `rate`, else 1 / (1 - rate), in the dtype and on the device of `like`.
+    """Draw a mask: 0 with probability `rate`, otherwise 1 / (1 - rate), in the dtype and on the device of `like`.
 
-    The seed comes from PyTorch's random state.
+    The random numbers depend on PyTorch's random state.
     """
     if like.device.type != "cpu":
         return like.new_empty(shape).bernoulli_(1 - rate).div_(1 - rate)

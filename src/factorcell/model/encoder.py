@@ -2,17 +2,20 @@
 
     c = tanh(sum_i M_i F_i f_i + b0)        (thesis 2018, equation 2.4)
 
-F_i f_i is the embedding of one variable: a row of the table of a category, the sum of the words of a text, or the map
-of a vector. All numbers are standardized and share one small network; a periodic number enters it as the sines and
-cosines of its first harmonics. The papers also use a ReLU in place of tanh, and c = F_1 f_1 for a single variable.
+f_i is the value of variable i, and F_i f_i its embedding: a row of a table for a category, the scaled sum of word
+embeddings for a text, or a linear map of a vector. All numeric variables are standardized and share one embedding, the
+output of a small network; a periodic number enters this network as the sines and cosines of its first harmonics. The
+matrices M_i and the bias b0 belong to the layer that joins the embeddings. The papers also use a ReLU in place of tanh,
+and c = F_1 f_1 for a single variable.
 
-Shapes: B texts, C categorical variables, N numeric ones, I inputs of the network over them, W words in the bags of B
-texts, D numbers of a vector, K context, k embedding of one variable, P control codes, E token embedding.
+Shapes: B texts, N numeric variables, I inputs of the network over numbers, D numbers of a vector, K context,
+k embedding of one variable, P control codes, E token embedding.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +26,9 @@ from factorcell.data.context import Bags, Context
 from factorcell.data.schema import MISSING, ContextSchema, Variable, waves
 from factorcell.model.initial import normal
 
-# Standard deviation of initial embeddings. It is small, because training hardly moves the embeddings of rare values, so
-# that their random initial values remain as noise.
-SPREAD = 0.1
+# Standard deviation of initial embeddings. It is small, because training hardly changes the embeddings of rare values:
+# their random initial values remain as noise.
+INITIAL_STD = 0.1
 
 # Activations after the layer that joins the variables; None means that there is no such layer.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
@@ -36,8 +39,29 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
 }
 
 
+class NumberInput(NamedTuple):
+    """One input of the network over numbers: (wave(number) - mean) / deviation.
+
+    Attributes:
+        column: The index of the numeric variable.
+        frequency: The frequency of the sine wave; 0 for the number itself.
+        phase: The phase of the sine wave.
+        mean: The mean of the input over the training texts.
+        deviation: The standard deviation of the input over the training texts.
+    """
+
+    column: int
+    frequency: float
+    phase: float
+    mean: float
+    deviation: float
+
+
 class NumberInputs(nn.Module):
-    """Map of raw numbers (B, N) to inputs (B, I) of a network: numbers and waves, standardized on training texts."""
+    """The map of raw numbers (B, N) to the standardized inputs (B, I) of the network over numbers.
+
+    A number has one input, a periodic number one for each of its waves. The buffers hold the fields of `NumberInput`.
+    """
 
     column: Tensor
     frequency: Tensor
@@ -47,40 +71,44 @@ class NumberInputs(nn.Module):
 
     def __init__(self, numbers: tuple[Variable, ...]) -> None:
         super().__init__()
-        inputs: list[tuple[int, float, float, float, float]] = []
-        for column, v in enumerate(numbers):
-            if v.period:
-                frequencies_and_phases = waves(v.period, len(v.means) // 2)
-                inputs += zip([column] * len(v.means), *frequencies_and_phases, v.means, v.deviations, strict=True)
+        inputs: list[NumberInput] = []
+        self.counts: list[int] = []  # for each input, how many inputs its number has
+        for column, variable in enumerate(numbers):
+            if variable.period:
+                count = len(variable.means)
+                frequencies, phases = waves(variable.period, count // 2)
+                fields = zip([column] * count, frequencies, phases, variable.means, variable.deviations, strict=True)
+                inputs += itertools.starmap(NumberInput, fields)
+                self.counts += [count] * count
             else:
-                inputs.append((column, 0.0, 0.0, v.mean, v.deviation))
-        self.counts = [len(v.means) if v.period else 1 for v in numbers for _ in range(len(v.means) if v.period else 1)]
-        for index, name in enumerate(("column", "frequency", "phase", "mean", "deviation")):
+                inputs.append(NumberInput(column, 0.0, 0.0, variable.mean, variable.deviation))
+                self.counts.append(1)
+        for index, name in enumerate(NumberInput._fields):
             self.register_buffer(name, torch.tensor([values[index] for values in inputs]), persistent=False)
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """Map numbers (B, N) to inputs (B, I); a missing number has zeros, the means of its inputs."""
+        """Map numbers (B, N) to inputs (B, I); the inputs of a missing number are zero, which is their mean."""
         values = numbers[:, self.column]
         values = torch.where(self.frequency > 0, torch.sin(values * self.frequency + self.phase), values)
         return ((values - self.mean) / self.deviation).nan_to_num(0.0)
 
     def weight_factors(self) -> Tensor:
-        """Return factors (I,) on initial weights that give all waves of a number together the weight of one input."""
+        """Return factors (I,) on initial weights: all waves of a number together then count as much as one input."""
         return torch.tensor(self.counts) ** -0.5
 
 
 class WordBag(nn.Module):
-    """The embedding of a text: the sum of the embeddings of its words over the square root of their number.
+    """The embedding of a text: the sum of the embeddings of its words, divided by the square root of their number.
 
-    Its initial variance is that of a category's embedding for any number of words, and the evidence of words adds up.
+    Because of the square root, the initial variance of the embedding does not depend on the number of words.
     """
 
     shares: Tensor
 
-    def __init__(self, variable: Variable, size: int, spread: float) -> None:
-        """Create the table; `spread` is the initial standard deviation of a word's embedding."""
+    def __init__(self, variable: Variable, size: int, initial_std: float) -> None:
+        """Create the table; `initial_std` is the initial standard deviation of the values of a word's embedding."""
         super().__init__()
-        self.table = nn.Parameter(normal((len(variable.values), size), spread))
+        self.table = nn.Parameter(normal((len(variable.values), size), initial_std))
         self.register_buffer("shares", torch.tensor(variable.shares), persistent=False)
 
     def forward(self, bags: Bags) -> Tensor:
@@ -99,35 +127,44 @@ class VectorMap(nn.Module):
     mean: Tensor
     deviation: Tensor
 
-    def __init__(self, variable: Variable, size: int, spread: float) -> None:
-        """Create the map; `spread` is the initial standard deviation of its outputs."""
+    def __init__(self, variable: Variable, size: int, initial_std: float) -> None:
+        """Create the map; `initial_std` is the initial standard deviation of its outputs."""
         super().__init__()
         width = len(variable.means)
-        self.weight = nn.Parameter(normal((size, width), spread, width**-0.5))
+        self.weight = nn.Parameter(normal((size, width), initial_std, width**-0.5))
         self.register_buffer("mean", torch.tensor(variable.means), persistent=False)
         self.register_buffer("deviation", torch.tensor(variable.deviations), persistent=False)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Map vectors (B, D) to embeddings (B, k); a missing vector has zeros, the embedding of the mean vector."""
+        """Map vectors (B, D) to embeddings (B, k); the embedding of a missing vector is zero, as of the mean vector."""
         return F.linear(((vectors - self.mean) / self.deviation).nan_to_num(0.0), self.weight)
 
 
 class VariableEmbeddings(nn.Module):
-    """Embeddings (B, k) of all variables except numbers: a table for a category, a `WordBag`, a `VectorMap`."""
+    """Embeddings (B, k) of all variables except numbers.
 
-    def __init__(self, schema: ContextSchema, size: int, spread: float) -> None:
+    A category has a table, a text a `WordBag`, a vector a `VectorMap`. `inputs` standardizes numbers for subclasses.
+    """
+
+    def __init__(self, schema: ContextSchema, size: int, initial_std: float) -> None:
         super().__init__()
         self.schema = schema
-        self.tables = nn.ParameterList(normal((len(v.values), size), spread) for v in schema.categories)
+        self.tables = nn.ParameterList(
+            normal((len(variable.values), size), initial_std) for variable in schema.categories
+        )
         self.inputs = NumberInputs(schema.numbers) if schema.numbers else None
 
-    def add_texts_and_vectors(self, size: int, spread: float) -> None:
-        """Create the embeddings of texts and vectors, which subclasses draw after other parameters."""
-        self.texts = nn.ModuleList(WordBag(variable, size, spread) for variable in self.schema.texts)
-        self.vectors = nn.ModuleList(VectorMap(variable, size, spread) for variable in self.schema.vectors)
+    def add_texts_and_vectors(self, size: int, initial_std: float) -> None:
+        """Create the embeddings of texts and vectors.
+
+        Subclasses call this separately, because the order in which parameters are created determines their random
+        initial values.
+        """
+        self.texts = nn.ModuleList(WordBag(variable, size, initial_std) for variable in self.schema.texts)
+        self.vectors = nn.ModuleList(VectorMap(variable, size, initial_std) for variable in self.schema.vectors)
 
     def embeddings(self, context: Context, override: Mapping[str, Tensor] | None = None) -> list[Tensor]:
-        """Return the embeddings of categories, texts and vectors; `override` replaces some of them by name."""
+        """Return the embeddings of categories, texts and vectors; `override` maps variable names to replacements."""
         override, schema = override or {}, self.schema
         variables = (*schema.categories, *schema.texts, *schema.vectors)
         for name in override:
@@ -143,7 +180,10 @@ class VariableEmbeddings(nn.Module):
         ]
 
     def embed_category(self, column: int, rows: Tensor) -> Tensor:
-        """Return `rows` (B,) of one category's table (B, k); a missing value has the frequency-weighted mean of all."""
+        """Return the embeddings (B, k) of values `rows` (B,) of a category.
+
+        A missing value has the frequency-weighted mean of all embeddings.
+        """
         table: Tensor = self.tables[column]
         known = table[rows.clamp(min=0)]
         if not bool((rows == MISSING).any()):
@@ -155,17 +195,21 @@ class VariableEmbeddings(nn.Module):
 class Prefix(VariableEmbeddings):
     """Control codes: embeddings that the model reads before the start token (CTRL, Keskar et al. 2019).
 
-    There is one code for each category, text and vector, then one for all numbers, which is linear in them.
+    There is one code for each category, text and vector, then one for all numbers, a linear map of their inputs.
     """
 
     def __init__(self, schema: ContextSchema, size: int) -> None:
-        spread = size**-0.5  # the same standard deviation as for token embeddings
-        super().__init__(schema, size, spread)
-        self.add_texts_and_vectors(size, spread)
+        initial_std = size**-0.5  # the same standard deviation as for token embeddings
+        super().__init__(schema, size, initial_std)
+        self.add_texts_and_vectors(size, initial_std)
         self.linear = nn.Linear(len(self.inputs.column), size) if self.inputs is not None else None
 
     def forward(self, context: Context) -> Tensor:
-        """Return the codes (B, P, E); a missing category or text has its expected code, a number its mean."""
+        """Return the codes (B, P, E).
+
+        A missing category or text has the mean of its codes over the training texts; a missing number or vector is read
+        as its mean.
+        """
         codes = self.embeddings(context)
         if self.inputs is not None and self.linear is not None:
             codes.append(self.linear(self.inputs(context.numbers)))
@@ -173,20 +217,20 @@ class Prefix(VariableEmbeddings):
 
 
 class ContextEncoder(VariableEmbeddings):
-    """The map of contexts to context vectors: an embedding per variable, a network over numbers, a layer over all."""
+    """The map of contexts to context vectors: embeddings of variables, a network over numbers, and a joint layer."""
 
     def __init__(self, config: ModelConfig, schema: ContextSchema) -> None:
-        super().__init__(schema, config.variable_size, SPREAD)
-        # The unknown value starts neutral, in case training has no rare value. Without a context layer, c is that
-        # embedding itself and could stay zero: L(c) R(c) is quadratic in c, so that its gradient at zero is zero.
+        super().__init__(schema, config.variable_size, INITIAL_STD)
+        # Row 0, the unknown value, starts at zero: training does not change it if no value is rare. Without a context
+        # layer, c is the embedding itself and could stay zero, since the gradient of L(c) R(c) is zero at c = 0.
         if config.context_layer != "none":
             for table in self.tables:
                 table.data[0] = 0.0
         widths = [] if self.inputs is None else [len(self.inputs.column), *[config.number_size] * config.number_layers]
-        layers = [layer for sizes in pairwise(widths) for layer in (nn.Linear(*sizes), nn.Tanh())]
+        layers = [layer for sizes in itertools.pairwise(widths) for layer in (nn.Linear(*sizes), nn.Tanh())]
         self.network = nn.Sequential(*layers) if layers else None
-        embedded = len(schema.categories) + len(schema.texts) + len(schema.vectors)
-        self.variable_sizes = [config.variable_size] * embedded + widths[-1:]
+        embedded_count = len(schema.categories) + len(schema.texts) + len(schema.vectors)
+        self.variable_sizes = [config.variable_size] * embedded_count + widths[-1:]
         self.activation = ACTIVATIONS[config.context_layer]
         self.joint = nn.Linear(sum(self.variable_sizes), config.context_size) if self.activation is not None else None
         if self.joint is None and self.variable_sizes != [config.context_size]:
@@ -195,20 +239,21 @@ class ContextEncoder(VariableEmbeddings):
                 f"numbers, got {', '.join(map(str, self.variable_sizes))}"
             )
         if self.network is not None and self.inputs is not None:
-            # Large initial weights separate neighbouring coordinates, as random features do.
-            first = self.network[0]
-            assert isinstance(first, nn.Linear)
-            if not first.weight.is_meta:
-                nn.init.normal_(first.weight, std=2.0)
-                nn.init.normal_(first.bias, std=1.0)
+            # With large initial weights the network distinguishes neighbouring coordinates, as random features do.
+            first_layer = self.network[0]
+            assert isinstance(first_layer, nn.Linear)
+            if not first_layer.weight.is_meta:
+                nn.init.normal_(first_layer.weight, std=2.0)
+                nn.init.normal_(first_layer.bias, std=1.0)
                 with torch.no_grad():
-                    first.weight.mul_(self.inputs.weight_factors())
-        self.add_texts_and_vectors(config.variable_size, SPREAD)
+                    first_layer.weight.mul_(self.inputs.weight_factors())
+        self.add_texts_and_vectors(config.variable_size, INITIAL_STD)
 
     def forward(self, context: Context, override: Mapping[str, Tensor] | None = None) -> Tensor:
         """Compute the context vectors (B, K) of B contexts.
 
-        `override` replaces embeddings (B, k) of variables by name; numbers have none of their own.
+        `override` maps names of variables to embeddings (B, k) that replace theirs. It cannot name numbers, because all
+        numbers share one embedding.
         """
         return self.join(self.variable_embeddings(context, override))
 
@@ -219,7 +264,7 @@ class ContextEncoder(VariableEmbeddings):
         return self.activation(self.joint(torch.cat(list(parts), dim=1)))
 
     def variable_embeddings(self, context: Context, override: Mapping[str, Tensor] | None = None) -> list[Tensor]:
-        """Return the embeddings (B, k) of categories, texts and vectors, then (B, width) of all numbers."""
+        """Return the embeddings (B, k) of categories, texts and vectors, then (B, width) of all numbers together."""
         parts = self.embeddings(context, override)
         if self.inputs is not None:
             numbers = self.inputs(context.numbers)

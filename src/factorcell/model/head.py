@@ -1,4 +1,4 @@
-"""The plug point for heads, which turn the vectors of a backbone into nats of targets and probabilities of tokens.
+"""The base class of heads, which turn vectors of a backbone into nats of targets and log probabilities of tokens.
 
 Shapes: B texts, T steps, V vocabulary, H size of a vector of the backbone, K context, C categorical variables,
 N targets of training.
@@ -37,7 +37,7 @@ class HeadSizes:
 
 
 class Head(nn.Module):
-    """Base of all heads.
+    """Base class of heads.
 
     Args:
         options: An instance of `Options`, the options of this kind.
@@ -46,16 +46,17 @@ class Head(nn.Module):
     """
 
     Options: ClassVar[type[KindOptions]] = KindOptions
-    has_sampled_loss: ClassVar[bool] = False  # whether it defines `sampled_rows`, `sampled_nats` and `row_tables`
+    # Whether the class defines `sampled_rows`, `sampled_nats` and `row_tables`.
+    has_sampled_loss: ClassVar[bool] = False
 
     def __init__(self, options: Any, embedding: nn.Parameter, sizes: HeadSizes) -> None:
         super().__init__()
 
     def initialize(self, log_probs: Tensor) -> None:
-        """Initialize from the log probabilities (V,) of the tokens; by default they are ignored."""
+        """Initialize the head from the log probabilities (V,) of the tokens; by default do nothing."""
 
     def observe(self, tokens: Any, categories: Any) -> None:
-        """Receive the targets (N,) of training and the values (N, C) of their texts; by default they are ignored."""
+        """Receive the targets (N,) of training and the values (N, C) of their texts; by default do nothing."""
 
     def condition(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> Any:
         """Compute everything that B contexts determine in the head.
@@ -71,7 +72,7 @@ class Head(nn.Module):
         raise NotImplementedError
 
     def fold(self, conditions: Any) -> Any:
-        """Return equivalent conditions that are faster for many tokens; by default the same ones."""
+        """Return equivalent conditions with which scoring many tokens is faster; by default return `conditions`."""
         return conditions
 
     def nats(self, vectors: Tensor, targets: Tensor, conditions: Any) -> Tensor:
@@ -83,18 +84,18 @@ class Head(nn.Module):
         raise NotImplementedError
 
     def row_tables(self) -> list[list[nn.Parameter]]:
-        """Return the tables of which a sampled loss reads only some rows, in groups that read the same row numbers.
+        """Return the tables of which a sampled loss reads only some rows, grouped by which rows it reads.
 
         By default there are no such tables.
         """
         return []
 
     def sampled_rows(self, tokens: Tensor, samples: Any, categories: Tensor) -> Any:
-        """Return which rows of the tables a step with a sampled loss reads.
+        """Return which rows of `row_tables` a training step with a sampled loss reads.
 
         Args:
             tokens: Texts (B, T + 1) with their start tokens.
-            samples: The negative `Samples`.
+            samples: The negative samples (`output.Samples`).
             categories: Values of the categorical variables (B, C).
 
         Raises:
@@ -105,20 +106,20 @@ class Head(nn.Module):
     def sampled_nats(
         self, vectors: Tensor, targets: Tensor, conditions: Any, samples: Any, sampled_rows: Any, row_values: Any
     ) -> Tensor:
-        """Return the nats (B, T) of targets against sampled tokens only, a loss for training.
+        """Return the nats (B, T) of targets in a softmax over the target and sampled tokens only, a loss for training.
 
         Args:
             vectors: Vectors of the backbone (B, T, H).
-            targets: Positions of the targets (B, T) among the rows of the tables that are read.
+            targets: Positions of the targets (B, T) among the rows that the step reads.
             conditions: The conditions of B contexts.
-            samples: The negative `Samples`.
+            samples: The negative samples (`output.Samples`).
             sampled_rows: The result of `sampled_rows`.
             row_values: The values of these rows, in the groups of `row_tables`.
         """
         raise NotImplementedError
 
     def pack(self) -> Any:
-        """Return what compiled sampling reads of the head; None if it does not support the head."""
+        """Return the weights in the form that compiled sampling reads; None if it does not support the head."""
         return None
 
 

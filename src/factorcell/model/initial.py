@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def normal(shape: tuple[int, ...], *factors: float) -> Tensor:
-    """Return numbers of the standard normal distribution, multiplied by the `factors` one after the other."""
+    """Return random numbers of the standard normal distribution, multiplied by each of the `factors`."""
     values = torch.empty(shape)
     if not values.is_meta:
         values.normal_()
@@ -15,6 +15,6 @@ def normal(shape: tuple[int, ...], *factors: float) -> Tensor:
 
 
 def uniform(shape: tuple[int, ...], bound: float) -> Tensor:
-    """Return numbers of the uniform distribution on [-`bound`, `bound`)."""
+    """Return random numbers of the uniform distribution on [-`bound`, `bound`)."""
     values = torch.empty(shape)
     return values if values.is_meta else values.uniform_().mul_(2).sub_(1).mul_(bound)

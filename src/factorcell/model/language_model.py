@@ -1,9 +1,9 @@
-"""The language model: p(text given context), from a context encoder, token embeddings, a backbone and a head.
+"""The language model p(text given context): a context encoder, token embeddings, a backbone and a head.
 
-`condition` computes everything that depends on the context alone. `forward` (all targets of a batch) and `step` (one
-token at a time) start from its result and agree with each other.
+`condition` computes everything that depends only on the context. From its result, `forward` computes the nats of all
+targets of a batch, and `step` the probabilities after one token of each text; both give the same probabilities.
 
-Shapes: B texts, T steps, V vocabulary, E embedding, H hidden, K context, k embedding of one variable.
+Shapes: B texts, T steps, V vocabulary, k embedding of one variable.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ from factorcell.model.output import RowValues, SampledRows, Samples, SoftmaxHead
 from factorcell.model.recurrent import RecurrentBackbone
 from factorcell.option_fields import EXTENSIBLE, PREFIX, check_kind
 
-STEPS = 20_000  # tokens of a text that are read at once if no gradient is needed
+STEPS = 20_000  # largest number of tokens of a text that are read at once if no gradient is needed
 
 BACKBONES: dict[str, type[Backbone]] = {"recurrent": RecurrentBackbone}
 HEADS: dict[str, type[Head]] = {"softmax": SoftmaxHead}
@@ -37,7 +37,7 @@ HEADS: dict[str, type[Head]] = {"softmax": SoftmaxHead}
 
 @dataclass(frozen=True)
 class Conditioning:
-    """Everything that B contexts determine, computed once per context.
+    """Everything that B contexts determine in a model, computed once per context.
 
     Attributes:
         conditions: The conditions of the backbone.
@@ -55,7 +55,7 @@ class Conditioning:
 
 
 def head_class(kind: str) -> type[Head]:
-    """Return the class of a kind of head: built in, registered, or from an installed package."""
+    """Return the class of the head `kind`: built in, registered, or from an installed package."""
     cls: type[Head] = EXTENSIBLE["head"].find_class(kind, HEADS, check_kind)
     return cls
 
@@ -110,8 +110,9 @@ class LanguageModel(nn.Module):
 
         Args:
             context: The values of the context variables of B texts.
-            override: Embeddings (B, k) that replace those of the named variables.
-            packed: The result of `backbone.pack` for the current weights, to read few texts many times.
+            override: Embeddings (B, k), by names of the variables whose embeddings they replace.
+            packed: The result of `backbone.pack` for the current weights; it saves time if the same weights read few
+                texts many times.
 
         Raises:
             UserError: `override` names an unknown variable, or the model has control codes.
@@ -127,11 +128,11 @@ class LanguageModel(nn.Module):
         return Conditioning(conditions, start, self.head.condition(vector, parts, context))
 
     def fold(self, conditioning: Conditioning, shared: bool = False) -> Conditioning:
-        """Multiply out all changes of weights, which saves time if many tokens are read per context.
+        """Multiply the changes of weights into the weights, which saves time if a context has many tokens.
 
         Args:
             conditioning: The conditioning of B contexts.
-            shared: Whether there is one context, in which any number of texts are read.
+            shared: Whether there is a single context, in which any number of texts are read.
         """
         conditions = self.backbone.fold(conditioning.conditions, shared)
         return Conditioning(conditions, conditioning.start, self.head.fold(conditioning.head))
@@ -139,7 +140,7 @@ class LanguageModel(nn.Module):
     def forward(self, batch: Batch, conditioning: Conditioning | None = None) -> Tensor:
         """Compute the exact nats of all targets.
 
-        Without a gradient, memory does not grow with T beyond `STEPS`.
+        If no gradient is needed, texts are read in parts of `STEPS` tokens, which limits memory.
 
         Args:
             batch: B texts with their contexts.
@@ -172,12 +173,12 @@ class LanguageModel(nn.Module):
         Args:
             batch: B texts with their contexts.
             samples: The negative samples.
-            sampled_rows: The rows that this step reads of tables with a row per token or bucket.
-            row_values: The values of these rows, if the caller has read them; gradients then have their size.
+            sampled_rows: The rows that this step reads of the tables in `head.row_tables`.
+            row_values: The values of these rows, if the caller has read them; gradients then exist only for these rows.
             conditioning: The conditioning of these contexts, if it is computed already.
 
         Returns:
-            Nats (B, T) against `samples` only, zero on padding.
+            Nats (B, T) in a softmax over the target and `samples` only, zero on padding.
         """
         conditioning = conditioning or self.condition(batch.context)
         sampled_rows = sampled_rows or self.head.sampled_rows(batch.tokens, samples, batch.context.categories)
@@ -199,7 +200,7 @@ class LanguageModel(nn.Module):
         Args:
             token: Token ids (B,).
             conditioning: The conditioning of B contexts.
-            state: The state before the token; default: that before the start token.
+            state: The state before the token; by default the state before the start token.
 
         Returns:
             Log probabilities (B, V) of the next token, and the state after `token`.
@@ -209,10 +210,13 @@ class LanguageModel(nn.Module):
         return self.head.log_probabilities(vectors, conditioning.head), after
 
     def saved_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that a run folder stores: parameters, and the filter of a hashed bias."""
-        state = self.state_dict()
-        return {**dict(self.named_parameters()), **{name: b for name, b in self.named_buffers() if name in state}}
+        """Return the tensors that a run folder stores: parameters, and the Bloom filter of a hashed bias."""
+        persistent = self.state_dict()
+        return {
+            **dict(self.named_parameters()),
+            **{name: buffer for name, buffer in self.named_buffers() if name in persistent},
+        }
 
     def parameter_count(self) -> int:
-        """Return the number of learned values."""
+        """Return the number of values in all parameters."""
         return sum(parameter.numel() for parameter in self.parameters())

@@ -1,4 +1,4 @@
-"""The model card of a run in Markdown: its model, training data, training and results."""
+"""The model card of a run in Markdown, which describes the model, its training data, its training and its results."""
 
 import re
 from dataclasses import asdict
@@ -14,7 +14,7 @@ from factorcell.model.saved_results import Measurement
 
 # Characters with a meaning in Markdown.
 MARKDOWN_CHARACTERS = re.compile(r"[\\`*_\[\]|~#$@>]|^[-+=]")
-# Beginnings of lists and links, whose last character is escaped.
+# Beginnings of lists and links; the last character of a match is escaped.
 LISTS_AND_LINKS = re.compile(r"^\d+[.)]|\w:(?=//)|www\.", re.IGNORECASE)
 
 
@@ -58,11 +58,14 @@ def _training(run: Run) -> str:
         lines.append(f"- {facts['texts']:,} texts, {facts['targets']:,} targets, from {code_span(facts['source'])}")
     if automatic := facts.get("chosen"):
         lines.append(f"- chosen automatically: {code_span(run.config.format_options(automatic))}")
-    if tuned := facts.get("finetuned"):
-        moved = ", ".join(
-            f"{row['moved']:,} of {row['values']:,} values of {escape_markdown(row['part'])}" for row in tuned["moved"]
+    if finetuning := facts.get("finetuned"):
+        moved_parts = ", ".join(
+            f"{row['moved']:,} of {row['values']:,} values of {escape_markdown(row['part'])}"
+            for row in finetuning["moved"]
         )
-        lines.append(f"- fine-tuned from {code_span(tuned['from'])} (l1 {tuned['l1']:g}): {moved} moved")
+        lines.append(
+            f"- fine-finetuning from {code_span(finetuning['from'])} (l1 {finetuning['l1']:g}): {moved_parts} moved"
+        )
     for row in facts.get("sparse_bias", ()):
         share = row["nonzero"] / max(1, row["coefficients"])
         counts = f"{row['nonzero']:,} of {row['coefficients']:,} coefficients of {escape_markdown(row['variable'])}"
@@ -106,7 +109,7 @@ def _value(result: Measurement) -> str:
 
 def _use(run: Run) -> str:
     data = run.config.data
-    row = {data.text: "..."} | {v.source_column: _example(v) for v in run.schema.variables}
+    row = {data.text: "..."} | {variable.source_column: _example(variable) for variable in run.schema.variables}
     source = f"from factorcell import Run\n\nRun.open({str(run.folder)!r}).score({row!r})"
     fence = "`" * max(3, 1 + _longest_backticks(source))
     return f"{fence}python\n{source}\n{fence}"
@@ -120,7 +123,7 @@ def escape_markdown(value: object) -> str:
 
 
 def code_span(value: object) -> str:
-    """Return a value as inline code in Markdown."""
+    """Return `value` as inline code in Markdown."""
     text = escape_hidden(str(value))
     fence = "`" * (1 + _longest_backticks(text))
     edge = " " if text[:1] in "` " or text[-1:] in "` " else ""

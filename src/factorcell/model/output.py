@@ -1,11 +1,14 @@
-"""The softmax head: hidden states to logits by tied embeddings, a projection, and a bias that the context shifts.
+"""The softmax head, which computes logits from hidden states h.
 
     logits = E P h + b + Q c + a(c)        (TACL 2018, equations 5 and 6, where P is called L)
 
-Adapted biases of low rank are columns of one product, [P h, c] . [E, Q]. All others are added up to one bias a (B, V).
+E are the token embeddings of the input layer, P is a projection, b a bias per token and c the context vector. Low-rank
+biases Q c are computed together with E P h, as one product [P h, c] . [E, Q]. a(c) (B, V) is the sum of all other
+biases that depend on the context (`output_bias`).
 
-Shapes: B texts, T steps, V vocabulary, E embedding, H hidden, F features, C categorical variables, S samples,
-U tokens that a step reads, M buckets of the hash table that a step reads.
+Shapes: B texts, T steps, V vocabulary, E embedding, H hidden, F features, C categorical variables, S samples. A
+    training
+step with a sampled loss reads only U tokens and M buckets of the hash table.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +31,7 @@ from factorcell.model.kernels.drawing import PackedTable
 from factorcell.model.output_bias import TABLES, HashBias, Pairs
 from factorcell.option_fields import SoftmaxOptions
 
-MAX_BIASES = 1 << 21  # biases, one for each text and token, that are computed at once
+MAX_BIASES = 1 << 21  # largest number of biases, one for each text and token, that are computed at once
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Samples:
 
 
 class Proposal:
-    """The unigram proposal distribution of a sampled softmax, from training counts (V,)."""
+    """The distribution from which a sampled softmax draws tokens: their frequencies, from training counts (V,)."""
 
     def __init__(self, counts: Tensor, draws: int, device: torch.device | None = None) -> None:
         probability = counts.double().clamp(min=0) / counts.sum()
@@ -64,7 +67,7 @@ class Proposal:
     def draw(self) -> Samples:
         """Draw `draws` tokens with replacement from PyTorch's global CPU generator and remove duplicates.
 
-        A token of unigram probability q is among them with probability 1 - (1 - q)^draws.
+        A token of unigram probability q is among the samples with probability 1 - (1 - q)^draws.
         """
         tokens = torch.unique(torch.multinomial(self.probability, self.draws, replacement=True))
         return Samples(tokens.to(self.log_inclusion.device), self.log_inclusion)
@@ -72,12 +75,12 @@ class Proposal:
 
 @dataclass(frozen=True)
 class ContextBias:
-    """The input of the adapted softmax biases in B contexts.
+    """The input from which the adapted softmax biases of B contexts are computed.
 
     Attributes:
-        features: Features of the biases with a table (B, F).
+        features: Features (B, F) of the biases in `output_bias.TABLES`.
         categories: Values of the categorical variables (B, C), for the hashed bias.
-        bias: The whole softmax bias (B, V), if it is computed already.
+        bias: The whole softmax bias (B, V), if `SoftmaxHead.fold` has computed it.
     """
 
     features: Tensor
@@ -91,11 +94,11 @@ class ContextBias:
 
 @dataclass(frozen=True)
 class SampledRows:
-    """The rows of the tables that a step with a sampled loss reads.
+    """The rows of parameter tables that a training step with a sampled loss reads.
 
     Attributes:
-        used: Rows of the token tables (U,), ascending.
-        pairs: Hashed pairs (B, U), if there is a hashed bias.
+        used: The tokens (U,), ascending, whose rows the step reads in tables with a row per token.
+        pairs: The pairs of a value and one of these tokens that have a hashed bias; None without a hashed bias.
     """
 
     used: Tensor
@@ -103,11 +106,12 @@ class SampledRows:
 
     @property
     def rows(self) -> list[Tensor]:
-        """The rows of each group of `SoftmaxHead.row_tables`: token tables, and the hash table if there is one."""
+        """The rows to read in each group of `SoftmaxHead.row_tables`."""
         return [self.used] if self.pairs is None else [self.used, self.pairs.buckets]
 
 
-# Values of the rows that a step reads: (U, .) of each token table, (M, 1) of the hash table.
+# The values of `SampledRows`, in the groups of `SoftmaxHead.row_tables`: (U, width) for each table with a row per
+# token, then (M, 1) for the hash table.
 RowValues = list[list[Tensor]]
 
 
@@ -121,15 +125,15 @@ class SoftmaxHead(Head):
 
     def __init__(self, options: SoftmaxOptions, embedding: nn.Parameter, sizes: HeadSizes) -> None:
         super().__init__(options, embedding, sizes)
-        size, embedding_size = embedding.shape
+        vocabulary_size, embedding_size = embedding.shape
         self.embedding = embedding
         self.projection = nn.Parameter(normal((sizes.vector_size, embedding_size), sizes.vector_size**-0.5))
-        self.bias = nn.Parameter(torch.zeros(size))
+        self.bias = nn.Parameter(torch.zeros(vocabulary_size))
         names = sizes.model.output_bias if sizes.schema.variables else ()
-        self.adapters = nn.ModuleDict({name: TABLES[name](size, sizes) for name in names if name in TABLES})
+        self.adapters = nn.ModuleDict({name: TABLES[name](vocabulary_size, sizes) for name in names if name in TABLES})
         has_hash = "hash" in names and sizes.schema.categories
-        self.hashed = HashBias(size, options, sizes.schema) if has_hash else None
-        start_mask = torch.zeros(size)
+        self.hashed = HashBias(vocabulary_size, options, sizes.schema) if has_hash else None
+        start_mask = torch.zeros(vocabulary_size)
         start_mask[sizes.specials.start] = -torch.inf  # the start token is never predicted
         self.register_buffer("start_mask", start_mask, persistent=False)
 
@@ -138,12 +142,12 @@ class SoftmaxHead(Head):
         self.bias.copy_(log_probs)
 
     def condition(self, vector: Tensor, parts: Sequence[Tensor], context: Context) -> ContextBias:
-        """Compute the input of the adapted biases from context vectors (B, K), embeddings of variables and values."""
+        """Compute the input of the adapted biases from context vectors (B, K), embeddings of variables, and values."""
         features = [adapter(vector, parts, context) for adapter in self.adapters.values()]
         return ContextBias(torch.cat(features, dim=1) if features else vector[:, :0], context.categories)
 
     def fold(self, context_bias: ContextBias) -> ContextBias:
-        """Sum all biases (B, V) of each context, which saves time if many tokens share it."""
+        """Compute the whole bias (B, V) of each context once, which saves time if many tokens share the context."""
         bias = (self.bias + self.start_mask).expand(len(context_bias.features), -1)
         for name, part, weight in self._parts(context_bias.features, self.tables()):
             if name in LOW_RANK_BIASES:
@@ -153,7 +157,7 @@ class SoftmaxHead(Head):
         return ContextBias(context_bias.features, context_bias.categories, total)
 
     def observe(self, tokens: NDArray[np.int64], categories: NDArray[np.int64]) -> None:
-        """Add pairs of targets (N,) and the values (N, C) of their texts to the filter of the hashed bias."""
+        """Add the pairs of targets (N,) and values (N, C) of their texts to the Bloom filter of the hashed bias."""
         if self.hashed is not None:
             self.hashed.observe(tokens, categories)
 
@@ -162,17 +166,20 @@ class SoftmaxHead(Head):
         return [self.embedding, *(cast(nn.Parameter, adapter.weight) for adapter in self.adapters.values())]
 
     def row_tables(self) -> list[list[nn.Parameter]]:
-        """Return the tables of which a sampled loss reads only some rows: those by token, then that by hash bucket."""
+        """Return the tables of which a sampled loss reads only some rows.
+
+        The first group has tables with a row per token, the second, if there is a hashed bias, its hash table.
+        """
         by_token = cast(list[nn.Parameter], self.tables())
         return [by_token] if self.hashed is None else [by_token, [self.hashed.weight]]
 
     def sampled_rows(self, tokens: Tensor, samples: Samples, categories: Tensor) -> SampledRows:
-        """Return the rows that a step on texts `tokens` (B, T + 1) with `categories` (B, C) reads."""
+        """Return the rows that a training step on texts `tokens` (B, T + 1) with values `categories` (B, C) reads."""
         used = torch.unique(torch.cat([tokens.flatten(), samples.tokens]))
         return SampledRows(used, None if self.hashed is None else self.hashed.pairs(categories, used))
 
     def pack(self) -> PackedTable | None:
-        """Pack the token embeddings for `drawing.next_tokens`; return None without compiled code."""
+        """Pack the token embeddings for `drawing.next_tokens`; return None if there is no compiled code."""
         return PackedTable.of(self.embedding.detach()) if library.usable(self.embedding) else None
 
     def log_probabilities(self, hidden: Tensor, context_bias: ContextBias) -> Tensor:
@@ -204,7 +211,7 @@ class SoftmaxHead(Head):
         sampled_rows: SampledRows,
         row_values: RowValues,
     ) -> Tensor:
-        """Return nats (B, T) against `samples` only, for training.
+        """Return the nats (B, T) of targets in a softmax over the target and `samples` only, a loss for training.
 
         Args:
             hidden: Hidden states (B, T, H).
@@ -224,30 +231,39 @@ class SoftmaxHead(Head):
         return nats.view(targets.shape)
 
     def _parts(self, features: Tensor, tables: Sequence[Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Yield name, features (B, F) and coefficients (U, F) of each adapted bias, from its rows of the `tables`."""
+        """Yield the name, the features (B, F) and the coefficients (U, F) of each adapted bias in `tables`."""
         parts = torch.split(features, [table.shape[1] for table in tables[1:]], 1)
         return zip(self.adapters, parts, tables[1:], strict=True)
 
     def _product(self, hidden: Tensor, features: Tensor, tables: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return [P h, f] (B, T, E + F) and [E, Q] (U, E + F), with the low-rank biases."""
+        """Return [P h, c] (B, T, E + F) and [E, Q] (U, E + F), whose product contains the low-rank biases."""
         low_rank = [(part, rows) for name, part, rows in self._parts(features, tables) if name in LOW_RANK_BIASES]
         if not low_rank:
             return hidden @ self.projection, tables[0]
-        wide = [part[:, None].expand(-1, hidden.shape[1], -1) for part, _ in low_rank]
-        return torch.cat([hidden @ self.projection, *wide], dim=2), torch.cat([tables[0], *(q for _, q in low_rank)], 1)
+        repeated = [part[:, None].expand(-1, hidden.shape[1], -1) for part, _ in low_rank]
+        return torch.cat([hidden @ self.projection, *repeated], dim=2), torch.cat(
+            [tables[0], *(rows for _, rows in low_rank)], 1
+        )
 
     def _separate_bias(
-        self, context_bias: ContextBias, tables: Sequence[Tensor], pairs: Pairs | None, buckets: Tensor | None = None
+        self,
+        context_bias: ContextBias,
+        tables: Sequence[Tensor],
+        pairs: Pairs | None,
+        bucket_values: Tensor | None = None,
     ) -> Tensor | None:
-        """Sum the biases (B, U) that are not part of the product; return None if there are no such biases.
+        """Sum the adapted biases (B, U) that `_product` does not contain; return None if there are no such biases.
 
-        `buckets` are the values (M, 1) of the buckets of `pairs`, if they have been read.
+        `bucket_values` are the values (M, 1) of the buckets of `pairs`, if the caller has read them.
         """
         parts = self._parts(context_bias.features, tables)
-        terms = [part @ rows.T for name, part, rows in parts if name not in LOW_RANK_BIASES]
+        terms = [part @ coefficients.T for name, part, coefficients in parts if name not in LOW_RANK_BIASES]
         if pairs is not None and self.hashed is not None:
-            terms.append(pairs.biases(F.embedding(pairs.buckets, self.hashed.weight) if buckets is None else buckets))
+            terms.append(
+                pairs.biases(F.embedding(pairs.buckets, self.hashed.weight) if bucket_values is None else bucket_values)
+            )
         return torch.stack(terms).sum(0) if len(terms) > 1 else terms[0] if terms else None
 
     def _pairs(self, context_bias: ContextBias) -> Pairs | None:
+        """Return the pairs with a hashed bias for all tokens, or None without a hashed bias."""
         return None if self.hashed is None else self.hashed.pairs(context_bias.categories)

@@ -1,4 +1,4 @@
-"""The weights of a model, and the changes by one context, in the form that the compiled search reads.
+"""Packing of a model's weights, and of what one context changes in them, into the form that the compiled search reads.
 
 Shapes: V vocabulary, E embedding, H hidden, R rank, N rows and M columns of a matrix.
 """
@@ -22,13 +22,13 @@ from factorcell.model.language_model import Conditioning, LanguageModel
 from factorcell.model.output import SoftmaxHead
 from factorcell.model.recurrent import RecurrentBackbone, RecurrentConditions
 
-PANEL = 3  # width of a panel of a packed matrix, in SIMD vectors
-PRODUCT_TYPES = ("float32", "bfloat16")  # precisions in which hypotheses are found, in the order of native/kernels.h
+PANEL = 3  # a packed matrix is stored in panels of adjacent columns; width of a panel in SIMD vectors
+PRODUCT_TYPES = ("float32", "bfloat16")  # precisions of products in the search, in the order of native/kernels.h
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes, instruction set and precision, which determine the shapes of packed arrays.
+    """The sizes, instruction set and precision that determine the shapes of packed arrays.
 
     Attributes:
         vocabulary_size: V.
@@ -53,7 +53,7 @@ class Layout:
 
     @property
     def state_values(self) -> int:
-        """The number of values stored after a token, which are h, m and the log probabilities of the next token."""
+        """The number of values in the state after a token: h, m, and the log probabilities of the next token."""
         return 2 * self.hidden + self.vocabulary_size
 
     @property
@@ -75,13 +75,15 @@ class Layout:
 class CheckedArrays:
     """Arrays by their names in native/kernels.h, checked against a `layout`, with their addresses.
 
-    They are checked only once, at construction, because a search takes less time than the check. They must not be
-    replaced afterwards.
+    The constructor checks the arrays once, because checking them takes longer than a search. Callers must not replace
+    them afterwards.
     """
 
     def __init__(self, layout: Layout, arrays: Mapping[str, Tensor], signature: Signature, *cases: str) -> None:
         self.layout, self.arrays = layout, MappingProxyType(dict(arrays))
-        self.addresses = tuple(signature.addresses(signature.expected((), layout.letters()), self.arrays, *cases))
+        self.addresses = tuple(
+            signature.checked_addresses(signature.expected((), layout.letters()), self.arrays, *cases)
+        )
 
 
 class PackedContext(CheckedArrays):
@@ -95,7 +97,7 @@ class PackedContext(CheckedArrays):
 class PackedModel(CheckedArrays):
     """The packed weights of a model.
 
-    If products are computed in bfloat16, the search scores its results again in float32.
+    If the search computes products in bfloat16, it scores its results again in float32.
     """
 
     def __init__(self, layout: Layout, arrays: Mapping[str, Tensor], specials: Specials) -> None:
@@ -107,8 +109,8 @@ class PackedModel(CheckedArrays):
         """Pack the current weights for the current instruction set.
 
         Returns:
-            The packed weights, or None if the compiled search does not support `model`. It supports one coupled layer
-            in float32 on the processor, without rescaled outputs and without control codes.
+            The packed weights, or None if the compiled search does not support `model`. The search supports models in
+            float32 on the CPU with one coupled layer, without the adapters `scale` and `prefix`.
         """
         variant, shift = library.variant(), _supported_shift(model)
         if shift is None or shift.scale is not None or variant is None:
@@ -130,11 +132,13 @@ class PackedModel(CheckedArrays):
         if products == "bfloat16":
             arrays["short_weight"] = _packed_bfloat16(weight, lanes)
         rank = 0 if shift.left is None else shift.left.shape[2]
-        size, width = embedding.shape
-        return cls(Layout(size, width, cell.hidden_size, rank, variant, products), arrays, model.specials)
+        vocabulary_size, embedding_size = embedding.shape
+        return cls(
+            Layout(vocabulary_size, embedding_size, cell.hidden_size, rank, variant, products), arrays, model.specials
+        )
 
     def context(self, model: LanguageModel, conditioning: Conditioning) -> PackedContext:
-        """Pack what one context changes in `model`."""
+        """Pack what one context determines in `model`, from its `conditioning`."""
         layout, (shift,) = self.layout, cast(RecurrentConditions, conditioning.conditions).shifts
         linear = cast(RecurrentBackbone, model.backbone).layers[0].linear
         lanes = library.LANES[layout.variant]
@@ -155,9 +159,9 @@ class PackedModel(CheckedArrays):
 
 
 def _supported_shift(model: LanguageModel) -> Shift | None:
-    """Return the shift of the only layer in a context of zeros; None if the compiled search does not support `model`.
+    """Return the shift of the only layer for a context vector of zeros, or None if `model` is not supported.
 
-    The shifts of all contexts have the same parts.
+    The shift shows which parts the model has, because the shifts of all contexts have the same parts.
     """
     is_supported = (
         isinstance(model.backbone, RecurrentBackbone)
@@ -169,26 +173,26 @@ def _supported_shift(model: LanguageModel) -> Shift | None:
     )
     if not is_supported:
         return None
-    size = model.config.context_size if model.encoder else 0
-    (shift,) = model.backbone.condition(model.embedding.new_zeros(1, size)).shifts
+    context_size = model.config.context_size if model.encoder else 0
+    (shift,) = model.backbone.condition(model.embedding.new_zeros(1, context_size)).shifts
     return cast(Shift, shift)
 
 
 def _gates(matrix: Tensor, lanes: int) -> Tensor:
-    """Reorder columns of three gates (N, 3H) to [panel of `lanes` hidden units][gate][unit], zero after unit H."""
+    """Reorder the columns of three gates (N, 3H) to [group of `lanes` hidden units][gate][unit], padded with zeros."""
     rows, hidden = len(matrix), matrix.shape[1] // 3
     padded = F.pad(matrix.reshape(rows, 3, hidden), (0, -hidden % lanes))
     return padded.view(rows, 3, -1, lanes).transpose(1, 2).reshape(rows, -1)
 
 
 def _packed(matrix: Tensor, lanes: int) -> Tensor:
-    """Pack a matrix (N, M) in panels of columns, [panel][row][column], zero after the last column."""
+    """Pack a matrix (N, M) in panels of columns, [panel][row][column], padded with zeros."""
     padded = F.pad(matrix, (0, -matrix.shape[1] % (PANEL * lanes)))
     return padded.view(len(matrix), -1, PANEL * lanes).transpose(0, 1).contiguous()
 
 
 def _packed_bfloat16(matrix: Tensor, lanes: int) -> Tensor:
-    """Pack a matrix in bfloat16: words of 32 bits [panel][pair of rows][column], zero after the last column."""
+    """Pack a matrix in bfloat16, [panel][pair of rows][column] as 32-bit words, padded with zeros."""
     padded = F.pad(matrix, (0, -matrix.shape[1] % (PANEL * lanes), 0, len(matrix) % 2)).bfloat16()
     pairs = padded.view(len(padded) // 2, 2, -1, PANEL * lanes).permute(2, 0, 3, 1)
     return pairs.contiguous().view(torch.int32).squeeze(3)

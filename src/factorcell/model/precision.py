@@ -1,7 +1,7 @@
 """Choice between float32 and bfloat16 products by measurement.
 
-bfloat16 instructions are not always faster: on one Xeon they take twice as long as float32. The work at hand is
-therefore timed with both precisions in turns, and bfloat16 is chosen if it is faster by a clear margin.
+Products in bfloat16 are not always faster: on one Xeon processor they take twice as long as in float32. Therefore the
+work is timed in both precisions in turn, and bfloat16 is chosen if it is at least `MIN_SPEEDUP` times as fast.
 """
 
 import time
@@ -12,9 +12,9 @@ import torch
 from factorcell.model.kernels import library
 
 AUTO, FLOAT32, BFLOAT16 = "auto", "float32", "bfloat16"
-MIN_SPEEDUP = 1.15  # from which bfloat16 is chosen: smaller differences may be noise
-REPETITIONS = 3  # of each timing; the shortest counts, because other processes can only add time
-MIN_SECONDS = 0.004  # shorter work is not worth a choice
+MIN_SPEEDUP = 1.15  # smallest speedup for which bfloat16 is chosen; smaller differences may be noise
+REPETITIONS = 3  # timings per precision; the shortest counts, because other processes can only add time
+MIN_SECONDS = 0.004  # shorter work is not timed further and runs in float32
 
 
 def is_supported(device: torch.device) -> bool:
@@ -27,16 +27,16 @@ def is_supported(device: torch.device) -> bool:
 def measure_speedup(
     work: Callable[[str], object], device: torch.device, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Return the time of `work` in float32 divided by its time in bfloat16, or 1 if it is not measured.
+    """Return the time of `work` in float32 divided by its time in bfloat16, or 1 if the times are not measured.
 
     Args:
         work: Called with the name of a precision; must return only when its results are computed, on a GPU too.
-        device: Where `work` computes.
-        clock: Returns seconds.
+        device: The device on which `work` computes.
+        clock: Returns the time in seconds.
     """
     if not is_supported(device):
         return 1.0
-    for name in (FLOAT32, BFLOAT16):  # the first call is slower
+    for name in (FLOAT32, BFLOAT16):  # the first call is slower, so it is not timed
         work(name)
     best = {FLOAT32: float("inf"), BFLOAT16: float("inf")}
     for _ in range(REPETITIONS):
@@ -55,7 +55,7 @@ def choose_precision(speedup: float) -> str:
 
 
 def describe_speedup(speedup: float) -> list[str]:
-    """Describe the measurement in one line; return no line if nothing was measured."""
+    """Describe the chosen precision in one line; return no line if the speedup was not measured."""
     if speedup == 1.0:
         return []
     name = choose_precision(speedup)

@@ -1,7 +1,4 @@
-"""The recurrent backbone: layers of a `Cell`, each with adapters of its own.
-
-Shapes: B contexts, N texts, T steps, E token embedding, H hidden, K context.
-"""
+"""The recurrent backbone: one or more layers, each a `Cell` with its own adapters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -38,7 +35,7 @@ class RecurrentState(tuple[CellState, ...]):
 
 
 class RecurrentStateBuffer(RecurrentState):
-    """Preallocated states, which are filled a few texts at a time."""
+    """Preallocated states of many texts; `put` stores those of a few texts."""
 
     def put(self, first: int, state: RecurrentState) -> None:
         for buffer, new in zip(self, state, strict=True):
@@ -48,7 +45,7 @@ class RecurrentStateBuffer(RecurrentState):
 
 @dataclass(frozen=True)
 class RecurrentConditions:
-    """The shifts of each layer in B contexts, and its `packed` hidden weights, if the caller provides them."""
+    """The shift of each layer in B contexts, and its packed weights of the hidden state if the caller passed them."""
 
     shifts: tuple[Shift, ...]
     packed: tuple[PackedWeight | None, ...]
@@ -58,7 +55,7 @@ class RecurrentConditions:
 
 
 class RecurrentBackbone(Backbone):
-    """`options.layers` cells, each of which reads the hidden states of the previous one."""
+    """A stack of `options.layers` cells: each cell reads the hidden states of the previous one."""
 
     Options = RecurrentOptions
 
@@ -70,7 +67,7 @@ class RecurrentBackbone(Backbone):
 
     @property
     def layers(self) -> Sequence[Cell]:
-        """The cells, starting with the one that reads the tokens."""
+        """The cells, starting with the one that reads the token embeddings."""
         return cast(Sequence[Cell], self.cells)
 
     def condition(self, vector: Tensor, packed: tuple[PackedWeight | None, ...] | None = None) -> RecurrentConditions:
@@ -114,7 +111,7 @@ class RecurrentBackbone(Backbone):
         return values, RecurrentState(after)
 
     def footprint(self) -> Footprint:
-        """Estimate memory from the sizes of the gates and of the factors L and R."""
+        """Estimate the stored values from the numbers of gates and the sizes of the factors L and R."""
         options, sizes = self.options, self.sizes
         gates = self.layers[0].kind.gates * options.hidden_size
         factors = options.layers * sizes.rank * bool(sizes.adapt)

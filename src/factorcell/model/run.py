@@ -1,10 +1,8 @@
 """The run folder: one trained model with everything that it needs to read new texts.
 
-config.json   schema.json   vocabulary.txt (or other files of its tokenizer)   weights.safetensors
-checkpoint.safetensors   log.jsonl   README.md
-
-A run opens without its training data. The files that determine a score or a suggestion are listed in digests.json, so
-that a run whose files were altered does not open.
+It contains config.json, schema.json, vocabulary.txt or other files of the tokenizer, weights.safetensors,
+checkpoint.safetensors, log.jsonl and README.md (docs/formats.md). Opening a run does not need its training data.
+digests.json lists the SHA-256 of the files that determine results; opening a run with an altered file raises an error.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,19 +29,19 @@ from factorcell.model.kernels import library
 from factorcell.model.language_model import LanguageModel
 from factorcell.model.precision import AUTO, choose_precision, measure_speedup
 
-TOKENS = 20_000  # targets scored at once
-PROBE_SHAPE = 4, 32  # texts and tokens with which the faster precision is measured
-FINGERPRINT = 16  # bytes of the checksum of the weights that identify a run
+TOKENS = 20_000  # largest number of tokens in a batch of scoring
+PROBE_SHAPE = 4, 32  # number of texts, and of tokens per text, with which the faster precision is measured
+FINGERPRINT = 16  # length in bytes of the beginning of the checksum of the weights, which identifies a run
 
-# Files that the manifest lists, in addition to those of the tokenizer: they determine results and, unlike files of
-# tensors, contain no checksum.
+# Files whose digests are in digests.json, in addition to files of the tokenizer. They determine results and, unlike
+# files of tensors, do not contain a checksum.
 MANIFEST_FILES = (
     *("config.json", "schema.json", "training.json"),
     *("popularity.jsonl", "online.json", "blend.json", "canaries.json"),
 )
 
 UNIGRAMS = "unigrams.safetensors"  # how often each token was a target of training
-CHECKPOINT = "checkpoint.safetensors"  # from which training resumes
+CHECKPOINT = "checkpoint.safetensors"  # the state from which training resumes
 
 
 def initial_files() -> tuple[str, ...]:
@@ -64,11 +62,11 @@ class Run:
         model: The language model, in evaluation mode.
         precision: The precision of products in scoring, "float32" or "bfloat16".
         bfloat16_speedup: Time of scoring in float32 divided by the time in bfloat16; 1 if it was not measured.
-        fingerprint: Identifies the weights; empty until they are loaded.
+        fingerprint: Bytes that identify the weights; empty until the weights are loaded.
     """
 
     def __init__(self, folder: str | Path, config: Config, tokenizer: Tokenizer, schema: ContextSchema) -> None:
-        """Create an untrained model in memory, seeded by the config; nothing is written.
+        """Create an untrained model in memory, with random weights from the seed in the config.
 
         Args:
             folder: The folder of the run.
@@ -81,14 +79,15 @@ class Run:
         """
         self.folder, self.config, self.tokenizer, self.schema = Path(folder), config, tokenizer, schema
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(config.training.seed)  # leaves the generators of GPUs alone
+            torch.default_generator.manual_seed(config.training.seed)  # does not seed the generators of GPUs
             sizes.check_memory(config, len(tokenizer), schema)
             self.model = LanguageModel(config, len(tokenizer), schema, tokenizer.specials)
         self.model.eval()
         self.precision, self.bfloat16_speedup, self.fingerprint = "float32", 1.0, b""
 
     def __repr__(self) -> str:
-        size, columns = self.model.parameter_count(), ", ".join(v.name for v in self.schema.variables) or "no context"
+        size = self.model.parameter_count()
+        columns = ", ".join(variable.name for variable in self.schema.variables) or "no context"
         return f"Run({str(self.folder)!r}: {self.config.tokenizer.kind}, {columns}, {size:,} parameters)"
 
     @classmethod
@@ -122,10 +121,10 @@ class Run:
 
         Args:
             folder: The folder.
-            trained: Whether to load the best weights; otherwise the weights are untrained, to resume training.
-            device: "cpu", "cuda", or "auto", which is a GPU if there is one.
-            precision: Precision of products in scoring: "float32", "bfloat16", or "auto", which measures the faster one
-                for this model in some tens of milliseconds.
+            trained: Whether to load the best weights; otherwise the model stays untrained, for resuming a training.
+            device: "cpu", "cuda", or "auto", a GPU if there is one.
+            precision: Precision of products in scoring: "float32", "bfloat16", or "auto", the faster one, which is
+                measured in some tens of milliseconds.
 
         Raises:
             UserError: The folder is not a run, its files are damaged, or the model does not fit into memory.
@@ -143,19 +142,19 @@ class Run:
         return run
 
     def faster_precision(self) -> str:
-        """Measure on random texts in which precision this run scores faster."""
+        """Return the precision in which this run scores random texts faster, and set `bfloat16_speedup`."""
         random = np.random.default_rng(0)
         ids = random.integers(len(self.tokenizer), size=PROBE_SHAPE)
-        texts = [self.tokenizer.join(self.tokenizer.decode(line)) for line in ids]
+        texts = [self.tokenizer.join(self.tokenizer.decode(row)) for row in ids]
         probe = self.read(texts, [{}] * len(texts))
 
         def score(name: str) -> None:
             self.precision = name
             self.nats(probe)
 
-        before = self.precision
+        previous = self.precision
         self.bfloat16_speedup = measure_speedup(score, self.device)
-        self.precision = before
+        self.precision = previous
         return choose_precision(self.bfloat16_speedup)
 
     @property
@@ -172,7 +171,7 @@ class Run:
         """Load the best weights from the folder and disable gradients of the model.
 
         Raises:
-            UserError: The weights are missing, damaged or of another model.
+            UserError: The weights are missing, damaged or belong to another model.
         """
         path = self.folder / "weights.safetensors"
         was_started = self.log_path.exists() or (self.folder / CHECKPOINT).exists()
@@ -180,28 +179,28 @@ class Run:
             early = "training stopped before its first evaluation"
             raise UserError(f"{self.folder}: {early}; run the training command again with --resume")
         tensors, _, checksum = files.load_checked(path)
-        state = self.model.saved_tensors()
-        expected = {name: tuple(tensor.shape) for name, tensor in state.items()}
+        parameters = self.model.saved_tensors()
+        expected = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
         if expected != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
             raise UserError(f"{path}: does not belong to this config, schema and vocabulary")
         if wrong := [name for name, tensor in tensors.items() if not tensor.sum().isfinite()]:
             raise UserError(f"{path}: {wrong[0]} contains NaN or infinity; train the run again")
         with torch.no_grad():
-            for name, tensor in state.items():
+            for name, tensor in parameters.items():
                 tensor.copy_(tensors[name])
         self.model.requires_grad_(False)
         self.fingerprint = checksum[:FINGERPRINT]
 
     def save_weights(self, facts: dict[str, Any]) -> None:
-        """Write the weights of the model to the folder, with `facts` about them."""
+        """Write the weights of the model and `facts` about them to the folder."""
         files.save_tensors(self.folder / "weights.safetensors", self.model.saved_tensors(), facts)
 
     def save_unigram_counts(self, counts: NDArray[np.int64]) -> None:
-        """Write how often each token was a target of training (V,) to the folder."""
+        """Write to the folder how often each token was a target of training (V,)."""
         files.save_tensors(self.folder / UNIGRAMS, {"counts": torch.from_numpy(counts)}, {})
 
     def unigram_counts(self) -> Tensor:
-        """Read how often each token was a target of training (V,), as 64-bit integers.
+        """Read from the folder how often each token was a target of training (V,), as 64-bit integers.
 
         Raises:
             UserError: The folder has no valid counts.
@@ -217,15 +216,15 @@ class Run:
 
     @property
     def log_path(self) -> Path:
-        """The path of the log of training, which has a JSON object per line."""
+        """The path of the training log, a file with a JSON object per line."""
         return self.folder / "log.jsonl"
 
     def log(self) -> list[dict[str, Any]]:
-        """Read the rows of the log of training."""
+        """Read the rows of the training log."""
         return files.read_rows(self.log_path)
 
     def best_evaluation(self) -> dict[str, Any] | None:
-        """Return the log row of the evaluation whose weights were saved; None before the first evaluation."""
+        """Return the log row of the best evaluation, whose weights were saved; None before the first evaluation."""
         best: dict[str, Any] | None = None
         for row in self.log():
             if row["split"] == "dev" and (best is None or row["best"] != best["best"]):
@@ -233,7 +232,7 @@ class Run:
         return best
 
     def training_minutes(self) -> float:
-        """Return the time of training in minutes, up to the last row of the log."""
+        """Return the minutes of training until the last row of the training log."""
         return max((float(row["seconds"]) for row in self.log()), default=0.0) / 60
 
     def prepare(
@@ -246,7 +245,7 @@ class Run:
         truncate: bool = True,
         report_truncation: bool = True,
     ) -> Corpus:
-        """Read texts as in training.
+        """Read texts with the tokenizer and the schema of this run.
 
         Args:
             source: Rows, a table, or the path of a file.
@@ -283,13 +282,14 @@ class Run:
 
         Args:
             texts: The texts.
-            contexts: A row (from column to value) for each text, or a table of such rows, all with the same columns.
-                A missing column has its expected value.
+            contexts: For each text a row that maps columns to values, or a table of such rows. All rows have the same
+                columns. Columns that the rows do not have get their expected values.
             unknown: What a value that training never saw means: "error", "group" (the unknown value) or "expected".
-            truncate: Whether to cut texts after `max_tokens` tokens, without a `Notice`; `Corpus.truncated` marks them.
+            truncate: Whether to cut texts after `max_tokens` tokens, without a `Notice`; `Corpus.truncated` marks cut
+                texts.
 
         Raises:
-            UserError: A column or value is unknown, or rows differ in their columns.
+            UserError: A column or value is unknown, or the rows have different columns.
         """
         contexts = to_rows(contexts)
         if len(texts) != len(contexts):
@@ -310,27 +310,27 @@ class Run:
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
-        """Disable gradients and set the precision of products to `self.precision` within this context manager."""
+        """Return a context manager that disables gradients and computes products in `self.precision`."""
         with torch.inference_mode(), library.precision(self.precision, self.device):
             yield
 
     def batch(self, corpus: Corpus, rows: NDArray[np.int64]) -> Batch:
-        """Return the texts of `rows` as one batch on the device of the model."""
+        """Return the texts `rows` of `corpus` as one batch on the device of the model."""
         return corpus.batch(rows).to(self.device)
 
     def batches(self, corpus: Corpus) -> Iterator[Batch]:
-        """Yield all rows of `corpus` in batches, sorted by length."""
+        """Yield all texts of `corpus` in batches, sorted by length."""
         for rows in corpus.batches(TOKENS):
             yield self.batch(corpus, rows)
 
     def nats(self, corpus: Corpus) -> NDArray[np.float32]:
-        """Return the exact nats of every target of `corpus`, text after text (`corpus.target_count` values)."""
+        """Return the exact nats of all targets of `corpus` (`corpus.target_count` values), one text after the other."""
         nats, starts = np.zeros(corpus.target_count, dtype=np.float32), target_offsets(corpus)
         with self.scoring():
             for batch in self.batches(corpus):
-                lines = self.model(batch).cpu().numpy()
-                for line, row, length in zip(lines, batch.rows.tolist(), batch.lengths.tolist(), strict=True):
-                    nats[starts[row] : starts[row] + length] = line[:length]
+                batch_nats = self.model(batch).cpu().numpy()
+                for text_nats, row, length in zip(batch_nats, batch.rows.tolist(), batch.lengths.tolist(), strict=True):
+                    nats[starts[row] : starts[row] + length] = text_nats[:length]
         return nats
 
     def score(self, source: Any, *, tokens: bool = False, unknown: str = "error") -> list[dict[str, Any]]:
@@ -342,7 +342,8 @@ class Run:
             unknown: What a value that training never saw means: "error", "group" (the unknown value) or "expected".
 
         Returns:
-            A row per text, with its number `row`, `nats`, `targets`, `perplexity`, and `tokens` if requested.
+            A row for each text: the index of the text as `row`, `nats`, `targets`, `perplexity`, and `tokens` if
+            requested.
 
         Raises:
             UserError: The source cannot be read.
@@ -356,14 +357,16 @@ class Run:
         nats, starts = self.nats(corpus), target_offsets(corpus)
         rows = []
         for index in range(len(corpus)):
-            part = nats[starts[index] : starts[index + 1]].astype(np.float64)
-            total = float(part.sum())
-            row: dict[str, Any] = {"row": index, "nats": total, "targets": len(part)}
-            row["perplexity"] = float(np.exp(total / max(1, len(part))))
+            text_nats = nats[starts[index] : starts[index + 1]].astype(np.float64)
+            total = float(text_nats.sum())
+            row: dict[str, Any] = {"row": index, "nats": total, "targets": len(text_nats)}
+            row["perplexity"] = float(np.exp(total / max(1, len(text_nats))))
             if tokens:
                 ids = corpus.tokens[corpus.offsets[index] + 1 : corpus.offsets[index + 1]].tolist()
                 names = self.tokenizer.decode(ids)
-                row["tokens"] = [{"token": name, "nats": float(value)} for name, value in zip(names, part, strict=True)]
+                row["tokens"] = [
+                    {"token": name, "nats": float(value)} for name, value in zip(names, text_nats, strict=True)
+                ]
             rows.append(row)
         return rows
 
@@ -372,7 +375,7 @@ def read_config(folder: Path) -> Config:
     """Read the config of the run in `folder`.
 
     Raises:
-        UserError: The folder is not a run, or is of a later format.
+        UserError: The folder is not a run folder, or has a newer format.
     """
     path = folder / folders.CONFIG
     if not path.is_file():
@@ -381,7 +384,7 @@ def read_config(folder: Path) -> Config:
 
 
 def training_facts(folder: Path) -> dict[str, Any]:
-    """Read what the run in `folder` was trained on; empty if its training has not ended."""
+    """Read the facts about the training of the run in `folder`; return an empty dict if training has not ended."""
     path = folder / "training.json"
     facts = files.read_json(path) if path.exists() else {}
     if not isinstance(facts, dict):

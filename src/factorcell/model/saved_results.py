@@ -1,7 +1,7 @@
-"""Evaluation results saved in a run folder, one row of `results.jsonl` each.
+"""Evaluation results saved in a run folder, each as a row of `results.jsonl`.
 
-Later rows replace earlier rows of the same measure on the same texts, even if they were computed in another precision,
-so that results which differ only by rounding are not listed twice.
+A later row replaces an earlier row with the same measure of the same texts, even if the two were computed in different
+precisions. Therefore results that differ only by rounding are not listed twice.
 """
 
 from collections import Counter
@@ -21,12 +21,12 @@ class Measurement(NamedTuple):
     """A measured value.
 
     Attributes:
-        table: Name of the table, with its number of texts if several tables have that name.
+        table: Name of the evaluated table, with its number of texts if several tables have the same name.
         measure: Name of the measure.
         value: The value.
-        low: Lower end of its interval, if it has one.
-        high: Upper end of its interval, if it has one.
-        is_lower_bound: Whether the value is only a lower bound.
+        low: Lower end of the confidence interval, if there is one.
+        high: Upper end of the confidence interval, if there is one.
+        is_lower_bound: Whether the true value may be larger.
     """
 
     table: str
@@ -38,12 +38,13 @@ class Measurement(NamedTuple):
 
 
 class GainTable(NamedTuple):
-    """Perplexities of the texts of each value of a context column.
+    """Perplexities by value of a context column: a row for the texts of each value.
 
     Attributes:
         table: Name of the table.
         column: The column.
-        over: The baseline of the gains: the name of another model, or None for the same model without context.
+        baseline: The model that gains compare with: the name of another model, or None for the same model without
+            context.
         rows: A row for each value.
     """
 
@@ -64,7 +65,7 @@ def append(folder: Path, row: Mapping[str, Any]) -> None:
 
 
 def latest_measurements(rows: Iterable[files.Row]) -> list[Measurement]:
-    """Return the last value of every measure on every table, in the order in which they first occur."""
+    """Return the last value of every measure of every table, in the order in which the measures first occur."""
     last: dict[tuple[str, str, str], tuple[int, files.Row]] = {}
     for row in rows:
         scores = row.get("evaluation", row)
@@ -82,11 +83,13 @@ def latest_measurements(rows: Iterable[files.Row]) -> list[Measurement]:
 
 
 def _value(scores: files.Row, name: str) -> files.Row:
+    """Return the fields of a `Measurement` that hold the value called `name`."""
     interval = {end: scores.get(f"{name}_{end}") for end in ("low", "high")}
     return {"value": scores[name], **interval, "is_lower_bound": bool(scores.get(f"{name}_bound"))}
 
 
 def _classification_settings(row: files.Row) -> str:
+    """Describe the settings of a classification that differ from the defaults, to append to the name of its measure."""
     parts = [f" of {row['target']}"] if row.get("target") else []
     parts += [f", priors of {row['priors']}"] if row.get("priors", "uniform") != "uniform" else []
     parts += [f", {row['samples']:,} samples"] if row.get("samples") else []
@@ -94,7 +97,7 @@ def _classification_settings(row: files.Row) -> str:
 
 
 def latest_evaluation(rows: Iterable[files.Row]) -> files.Row:
-    """Return the perplexities of the table evaluated last, with its last gain; empty if there is none."""
+    """Return the perplexities of the table evaluated last, with its last gain; an empty row without evaluations."""
     evaluations = [row["evaluation"] for row in rows if row.get("kind") == "evaluate"]
     result: files.Row = {}
     for row in evaluations:
@@ -104,7 +107,7 @@ def latest_evaluation(rows: Iterable[files.Row]) -> files.Row:
 
 
 def latest_gains(rows: Iterable[files.Row]) -> list[GainTable]:
-    """Return the last perplexities by every column of every table over every baseline."""
+    """Return the last perplexities by value, for each combination of column, table and baseline."""
     last: dict[tuple[Any, ...], GainTable] = {}
     for row in rows:
         if row.get("kind") == "evaluate":

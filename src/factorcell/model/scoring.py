@@ -1,4 +1,4 @@
-"""The protocol of models that score texts, and sums of their nats."""
+"""The protocol of models that score texts, and sums of nats over targets."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from factorcell.data.tokenizer import Tokenizer
 
 
 class Scorer(Protocol):
-    """A model of the probability of texts: a `Run`, an n-gram model, or several models that act as one.
+    """A model of the probability of texts: a `Run`, an n-gram model, or several models that act as one model.
 
     Attributes:
         folder: Folder of the model.
@@ -29,12 +29,12 @@ class Scorer(Protocol):
         """Read texts from rows, a table or a file into the form that `nats` takes."""
 
     def nats(self, corpus: Corpus) -> NDArray[Any]:
-        """Return the nats of every target, text after text (`corpus.target_count` values)."""
+        """Return the nats of all targets of `corpus` (`corpus.target_count` values), one text after the other."""
 
 
 @dataclass(frozen=True)
 class Tally:
-    """A sum of nats over targets; `+` adds tallies, so that `perplexity` is that of all their targets.
+    """A sum of nats over targets; the sum of two tallies counts the targets of both.
 
     Attributes:
         nats: Sum of the negative log-likelihoods.

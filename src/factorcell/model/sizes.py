@@ -2,8 +2,9 @@
 
     bytes of a model = 4 P + filter        bytes of a step = 4 (7 P + tokens per batch * values per token)
 
-P is the number of parameters. A training step stores the gradient and two moments of each, and writes three values of
-each to a checkpoint. The estimate is at most three times too high.
+P is the number of parameters, and `filter` the bytes of the Bloom filter of a hashed softmax bias. Training stores
+seven values per parameter: the parameter, its gradient, two moments of Adam, and three values while it writes a
+checkpoint. The estimate is at most three times too high.
 """
 
 import math
@@ -28,7 +29,7 @@ def meta_model(config: Config, vocabulary: int, schema: ContextSchema) -> Langua
     """Return the model of a config on PyTorch's meta device, where tensors have a shape but no storage.
 
     Raises:
-        UserError: No model has this config and schema.
+        UserError: The config and the schema do not fit together, or a tensor would be too large.
     """
     try:
         with torch.device("meta"):
@@ -47,24 +48,24 @@ def tensor_shapes(config: Config, vocabulary: int, schema: ContextSchema) -> Sha
 
 
 def parameter_count(shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Return the number of learned values in stored tensors with these `shapes`."""
+    """Return the number of parameter values in stored tensors with these `shapes`, without bits of Bloom filters."""
     return sum(math.prod(shape) for name, shape in shapes.items() if not name.endswith(".bits"))
 
 
 def check_memory(config: Config, vocabulary: int, schema: ContextSchema, *, trained: bool = False) -> None:
-    """Raise `UserError` if a model, or its training if `trained`, does not fit into memory."""
+    """Raise `UserError` if a model does not fit into memory; if `trained`, include the memory of training it."""
     shapes = tensor_shapes(config, vocabulary, schema)
     count = parameter_count(shapes)
     filters = sum(math.prod(shape) for name, shape in shapes.items() if name.endswith(".bits"))
-    what = f"{'training ' if trained else ''}a model of {count:,} parameters"
-    memory.check(FLOAT_BYTES * count * (TRAINING_VALUES if trained else 1) + filters, what)
+    description = f"{'training ' if trained else ''}a model of {count:,} parameters"
+    memory.check(FLOAT_BYTES * count * (TRAINING_VALUES if trained else 1) + filters, description)
 
 
 def step_bytes(config: Config, vocabulary: int, schema: ContextSchema, tokens: int, texts: int) -> int:
     """Estimate the bytes of a training step, for a table of `texts` texts with `tokens` tokens in all."""
     training, model = config.training, meta_model(config, vocabulary, schema)
-    batch = min(tokens, training.batch_tokens + config.data.max_tokens)
-    texts, tokens = -(-texts * batch // max(1, tokens)), batch
+    batch_tokens = min(tokens, training.batch_tokens + config.data.max_tokens)
+    texts, tokens = -(-texts * batch_tokens // max(1, tokens)), batch_tokens
     backbone = model.backbone.footprint()
     per_token = 4 * config.model.embedding_size + backbone.token
     samples = training.samples if training.loss != "full" else 0
@@ -74,14 +75,17 @@ def step_bytes(config: Config, vocabulary: int, schema: ContextSchema, tokens: i
 
 
 def beam_bytes(model: LanguageModel, contexts: int, width: int, continuations: int, tokens: int) -> int:
-    """Estimate the bytes of beams of `width` hypotheses with `tokens` tokens and `continuations` each, per context."""
+    """Estimate the bytes of a beam search with `width` hypotheses per context.
+
+    Each hypothesis has `tokens` tokens, and the search considers `continuations` next tokens for it.
+    """
     backbone = model.backbone.footprint()
     scores = 8 * min(continuations, model.vocabulary_size)
     return FLOAT_BYTES * contexts * width * (4 * backbone.state + 4 * tokens + scores + backbone.conditions)
 
 
 def check_header(path: Path, expected: Shapes) -> None:
-    """Raise `UserError` unless the weights in the file `path` have the `expected` shapes, without reading them."""
+    """Raise `UserError` unless the file `path` has tensors of the `expected` shapes; read only its header."""
     if not path.is_file():
         return  # loading the weights reports the missing file
     try:
@@ -91,6 +95,5 @@ def check_header(path: Path, expected: Shapes) -> None:
         raise UserError(f"{path}: truncated or not a safetensors file ({error})") from None
     if shapes != expected:
         name = next(name for name in {**expected, **shapes} if shapes.get(name) != expected.get(name))
-        actual, right = (str(shape) if shape else "nothing" for shape in (shapes.get(name), expected.get(name)))
-        mismatch = f"{name}: expected {right}, got {actual}"
+        mismatch = f"{name}: expected {expected.get(name) or 'nothing'}, got {shapes.get(name) or 'nothing'}"
         raise UserError(f"{path}: does not belong to this config, schema and vocabulary ({mismatch})")

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from factorcell.model.kernels import library
-from factorcell.model.kernels.signature import dimensions
+from factorcell.model.kernels.signature import checked_shape
 from factorcell.model.kernels.signatures import ROWS
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # as in torch.optim.Adam
@@ -104,10 +104,10 @@ class RowAdam:
 
 def _call(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, **arrays: Tensor) -> None:
     """Compute `_catch_up` (if `arrays` has columns) or `_step` in compiled code."""
-    size, width = dimensions("table", table, 2)
+    size, width = checked_shape("table", table, 2)
     numbers, catching_up = (len(rows), size, width, library.threads(len(rows)), 0), "columns" in arrays
     tensors = {"table": table, "first": first, "second": second, **library.dense(index=rows, **arrays)}
-    arguments = ROWS.arguments(numbers, tensors, "catching up" if catching_up else "a step")
+    arguments = ROWS.checked_arguments(numbers, tensors, "catching up" if catching_up else "a step")
     library.call("rows", arguments, library.instruction_set(), catching_up)
 
 

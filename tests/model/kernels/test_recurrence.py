@@ -267,7 +267,7 @@ def test_a_packed_weight_gives_the_same_results(hidden: int, variant: str, monke
             assert weight is not None
             packed, results = PackedWeight.of(weight), []
             leaves = [x for x in a.values() if x is not None and x.requires_grad]
-            wrong = PackedWeight(packed.forward * 0, packed.backward * 0, packed.number, packed.half)
+            wrong = PackedWeight(packed.forward * 0, packed.backward * 0, packed.instruction_set, packed.half)
             other = replace(wrong, half=not half)
             for candidate in (None, packed, other, wrong):
                 outputs, *_ = recurrence.run(RecurrenceInputs(**a, packed=candidate))  # type: ignore[arg-type]

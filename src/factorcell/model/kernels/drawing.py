@@ -1,8 +1,9 @@
-"""Next tokens of many texts in one compiled call, sampled or the most probable ones, without storing logits.
+"""Choice of the next tokens of many texts, sampled or the most probable ones, in one compiled call.
 
-`generation/choosing.py` specifies sampling and constraints, and has the plain implementation.
+The call does not store logits. `generation/choosing.py` specifies sampling and constraints, and implements them in
+PyTorch.
 
-Shapes: N texts, V vocabulary, D width, C contexts, S tokens per text, M forbidden pairs of text and token.
+Shapes: N texts, V vocabulary, D size of a vector, C contexts, S tokens per text, M forbidden pairs of text and token.
 """
 
 import ctypes
@@ -13,30 +14,38 @@ import torch
 from torch import Tensor
 
 from factorcell.model.kernels import library
-from factorcell.model.kernels.signature import dimensions
+from factorcell.model.kernels.signature import checked_shape
 from factorcell.model.kernels.signatures import DRAWING, SOFTMAX
 
 
 @dataclass(frozen=True)
 class PackedTable:
-    """A table (V, D) in the layout of one instruction set: `size` is V, `width` is D, `half` means bfloat16."""
+    """A table (V, D) in the memory layout of an `instruction_set`: `size` is V, `width` is D, `half` means bfloat16."""
 
     packed: Tensor
     size: int
     width: int
     half: bool
-    number: int
+    instruction_set: int
 
     @classmethod
     def of(cls, table: Tensor) -> "PackedTable":
-        """Pack a copy of `table` for the current instruction set; in bfloat16 within autocast."""
-        (size, width), half, number = dimensions("table", table, 2), library.half(), library.instruction_set()
+        """Pack a copy of `table` for the current instruction set and precision."""
+        (size, width), half, instruction_set = (
+            checked_shape("table", table, 2),
+            library.half(),
+            library.instruction_set(),
+        )
         numbers = (0, size, width, 1, 1, library.threads(size), int(half), 0)
-        sizes = SOFTMAX.arguments(numbers, {})
-        packed = torch.empty(library.require_library().factorcell_packed_table(ctypes.byref(sizes), number))
+        structure = SOFTMAX.checked_arguments(numbers, {})
+        packed = torch.empty(
+            library.require_library().factorcell_packed_table(ctypes.byref(structure), instruction_set)
+        )
         arrays = {**library.dense(table=table), "packed": packed}
-        library.call("softmax_pack", SOFTMAX.arguments(numbers, arrays, "packing", packed=len(packed)), number)
-        return cls(packed, size, width, half, number)
+        library.call(
+            "softmax_pack", SOFTMAX.checked_arguments(numbers, arrays, "packing", packed=len(packed)), instruction_set
+        )
+        return cls(packed, size, width, half, instruction_set)
 
 
 @dataclass(frozen=True)
@@ -57,9 +66,9 @@ class ForbiddenTokens:
 class SampleRequest:
     """A request for S sampled tokens per text.
 
-    `places` (N, S) are uniform random numbers in [0, 1), positions in the cumulative sum of the tokens' weights
-    probability ** (1 / `temperature`). Only the `top_k` most probable tokens (0: all) can be sampled, and of these only
-    the fewest whose weights make up the share `top_p` of the sum.
+    `places` (N, S) are uniform random numbers in [0, 1). Each selects the token at this share of the cumulative sum of
+    weights; the weight of a token is probability ** (1 / `temperature`). Only the `top_k` most probable tokens (0: all)
+    can be sampled, and of these only the fewest whose weights make up the share `top_p` of the sum.
     """
 
     places: Tensor
@@ -96,7 +105,8 @@ def next_tokens(
 ) -> tuple[Tensor, Tensor]:
     """Choose the next tokens of each text.
 
-    The logits are `values` (N, D) times the table plus the row of `bias` (C, V) that `context` (N,) selects.
+    The logits of a text are its row of `values` (N, D) times the table, plus the row of `bias` (C, V) that `context`
+    (N,) selects.
 
     Returns:
         Tokens (N, S), and their log probabilities (N, S) under the model without constraints. If a text allows fewer
@@ -105,8 +115,9 @@ def next_tokens(
     if isinstance(request, SampleRequest):
         sampling = request
     else:
+        # The array only tells the number of tokens: the compiled code receives no places.
         sampling = SampleRequest(torch.zeros(len(values), min(request.count, table.size)))
-    count = dimensions("places", sampling.places, 2)[1]
+    count = checked_shape("places", sampling.places, 2)[1]
     ends = torch.bincount(forbidden.texts, minlength=len(values)).cumsum(0)
     banned = torch.tensor(forbidden.banned, dtype=torch.int64)
     tokens, log_probs = torch.empty(len(values), count, dtype=torch.int64), torch.empty(len(values), count)
@@ -117,6 +128,6 @@ def next_tokens(
     arrays["tokens"] = tokens
     arrays["places"] = request.places if isinstance(request, SampleRequest) else None
     doubles = (sampling.temperature, sampling.top_p)
-    arguments = DRAWING.arguments(numbers, arrays, "next tokens", packed=len(table.packed), doubles=doubles)
-    library.call("drawing", arguments, table.number)
+    arguments = DRAWING.checked_arguments(numbers, arrays, "next tokens", packed=len(table.packed), doubles=doubles)
+    library.call("drawing", arguments, table.instruction_set)
     return tokens, log_probs

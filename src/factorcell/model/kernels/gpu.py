@@ -1,7 +1,7 @@
-"""Shared parts of the GPU kernels: the import of Triton, when to use the kernels, and the product of two tiles.
+"""Shared parts of the GPU kernels: the import of Triton, the conditions of their use, and the product of two tiles.
 
-Triton is optional (`pip install 'factorcell[gpu]'`). With TRITON_INTERPRET=1 it interprets the kernels on the
-processor: slowly, but with the same code, so that tests need no GPU.
+Triton is optional (`pip install 'factorcell[gpu]'`). With TRITON_INTERPRET=1, Triton interprets the kernels on the CPU.
+This is slow, but lets tests run the same code without a GPU.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ except ImportError:  # the kernels are then plain functions that nothing calls
 
 DTYPES = (torch.float32, torch.bfloat16)
 INTERPRETED = triton is not None and triton.knobs.runtime.interpret
-# Launch options of every kernel. Newer versions of Triton require that the default, fused multiply-adds, is explicit.
+# Launch options of every kernel: fused multiply-adds, the default that newer versions of Triton require to be explicit.
 OPTIONS = {"enable_fp_fusion": True}
 
 log = logging.getLogger(__name__)
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Decorate a kernel, which Triton compiles at its first launch or interprets; without Triton do nothing."""
+    """Decorate a kernel, which Triton compiles at its first launch or interprets; without Triton return `function`."""
     return function if triton is None else triton.jit(function)
 
 
@@ -50,9 +50,9 @@ def _warn_of_dtypes(dtypes: tuple[torch.dtype, ...]) -> None:
 
 
 def usable(*arrays: Tensor) -> bool:
-    """Whether the kernels support `arrays`: on one GPU, of one type in `DTYPES`, and not empty.
+    """Whether the kernels support `arrays`: not empty, on one GPU, and with the same type of `DTYPES`.
 
-    Arrays on the processor are supported only with FACTORCELL_KERNEL=triton and if Triton interprets.
+    Arrays on the CPU are supported only with FACTORCELL_KERNEL=triton and TRITON_INTERPRET=1.
     """
     first, setting = arrays[0], os.environ.get("FACTORCELL_KERNEL")
     is_supported = first.is_cuda or (INTERPRETED and setting == "triton" and first.device.type == "cpu")
@@ -67,19 +67,20 @@ def usable(*arrays: Tensor) -> bool:
 
 
 def on(array: Tensor) -> Any:
-    """Return a context in which launches go to the GPU of `array`, if it is on one."""
+    """Return a context manager in which kernels are launched on the GPU of `array`, if `array` is on a GPU."""
     return torch.cuda.device_of(array)  # type: ignore[no-untyped-call]
 
 
 def processor_count(device: torch.device) -> int:
-    """Return how many programs the device runs at once; 4 for the interpreter."""
+    """Return the number of multiprocessors of the device; 4 for the interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
 def precision() -> str:
-    """Return how float32 products are computed, as PyTorch's own setting says; bfloat16 always uses tensor cores.
+    """Return how the kernels compute float32 products, according to `torch.get_float32_matmul_precision`.
 
-    tf32x3 computes three products on tensor cores for nearly the precision of float32; the interpreter uses ieee.
+    With tf32x3, a product is three products on tensor cores and has nearly the precision of float32. The interpreter
+    computes exact products, ieee. Products in bfloat16 always use tensor cores.
     """
     if INTERPRETED:
         return "ieee"

@@ -1,21 +1,25 @@
-"""The recurrence of `Cell.forward` on a GPU: one launch for all steps, forward and backward.
+"""The recurrence of `Cell.forward` (coupled cell) on a GPU: one kernel launch per direction for all steps.
 
     z[t] = input_reduced[t] + h L        [i, f, o] = input_gates[t] + W h + z[t] R        f = sigmoid(f + 1)
     m = f m + (1 - f) tanh(i) keep[t]    h = tanh(m) sigmoid(o)
 
-A program computes a few texts, all their hidden units and all their steps, so that programs never wait for each other:
-the barriers between two steps are inside the program. The data is placed as follows:
+W multiplies the hidden state h, and L R is its low-rank change. i, f, o are the gates, and keep dropout factors.
+A program of Triton (a block of GPU threads) computes all hidden units and all steps of a few texts. Therefore programs
+never wait for each other; the barriers between two steps are inside a program. The data is placed as follows:
 
 - W stays in shared memory for the whole launch if it fits (H up to 128 in bfloat16, 64 in float32). A larger W is
   streamed from the L2 cache at every step, in tiles that are fetched before the products need them; all programs read
   the same tiles.
-- L and R differ between texts and do not fit into on-chip memory; each is read once per step. This reading dominates
-  the time, so with adapters a program computes fewer texts and more programs share the reading.
+- L and R differ between texts and do not fit into on-chip memory; each is read once per step. This reading takes most
+  of the time. Therefore a program computes fewer texts if there are L and R, and more programs share the reading.
 - h, in the type of W, and m, in float32, pass from step to step through small buffers that stay in the caches.
 
-The backward kernel runs in reverse: the gradient of h[t] is that of the gates of t + 1 times W^T, plus that of the
-gates times R^T L^T. The gradients of W, L and R are products over all steps, computed after the kernel.
-Variables `of_x` are gradients of x.
+The backward kernel runs in reverse: the gradient of h[t] is the gradient of the gates of step t + 1 times W^T, plus the
+same gradient times R^T L^T, plus the gradient of output t. After the kernel, products over all steps give the gradients
+of W, L and R.
+
+Names in the kernels: `of_x` is the gradient of the loss with respect to x. `rows` are the texts of a program, `live`
+says which of them have the current step, and `places` are their rows in an array (B, T, .) viewed as (B T, .).
 
 Shapes: B texts, T steps, H hidden, R rank. W (H, 3H), L^T (B, R, H), R (B, R, 3H).
 """
@@ -34,17 +38,17 @@ from factorcell.model.kernels import gpu
 from factorcell.model.kernels.gpu import kernel, product, tl
 
 # Sizes of tiles for a Hopper processor with 228 KiB of shared memory and 64 Ki registers.
-WARPS = 8  # per program
+WARPS = 8  # warps of GPU threads per program
 RESIDENT = 96 * 1024  # bytes of W that may stay in shared memory
-STAGE = 64 * 1024  # bytes of W and of the vectors that it multiplies, fetched at once
-STAGES = 4  # of the pipeline, of which `STAGES - 1` are being fetched
-TILE_SIZE = 4096  # texts times units of one tile, for each of three sums in registers
+STAGE = 64 * 1024  # bytes of W and of the vectors multiplied by W that are fetched at once
+STAGES = 4  # stages of the pipeline: one is computed while the others are fetched
+TILE_SIZE = 4096  # largest number of sums in one tile (texts times hidden units), for each of the three gates
 PREFETCH = 160 * 1024  # bytes of R that are fetched ahead, in at most six stages
-PARTIAL = 8192  # texts times ranks times columns of one tile of L or R
+PARTIAL = 8192  # largest number of values in one tile of L or R (texts times ranks times columns)
 
 
 def usable(input_gates: Tensor, matrix: Tensor) -> bool:
-    """Whether `run` supports these inputs: float32 or bfloat16 on a GPU, one W for all texts, and not empty."""
+    """Whether `run` supports these arrays: float32 or bfloat16 on a GPU, not empty, and one W for all texts."""
     return matrix.dim() == 2 and gpu.usable(input_gates, matrix)
 
 
@@ -62,12 +66,12 @@ def run(
     """Run the recurrence.
 
     Args:
-        input_gates: Contribution of the inputs to the gates (B, T, 3H).
-        input_reduced: Contribution of the inputs to z (B, T, R).
+        input_gates: What the inputs contribute to the gates, plus the bias (B, T, 3H).
+        input_reduced: What the inputs contribute to z (B, T, R).
         weight: W (H, 3H).
         left: L (B, H, R).
         right: R (B, R, 3H).
-        keep: Factor on the candidate (T, B, H), for dropout.
+        keep: Dropout factors (T, B, H) on the candidate tanh(i).
         hidden: First h (B, H).
         memory: First m (B, H).
         lengths: Steps of each text (B,); after them m does not change, h is zero, and no gradient flows.
@@ -83,7 +87,7 @@ def run(
 
 @kernel
 def _ends(lengths, rows, batch, steps):
-    """Return the number of steps of each text (ROWS,), 0 for rows beyond the batch."""
+    """Return the number of steps of each text in `rows` (ROWS,); 0 for rows beyond the batch."""
     ends = steps
     if lengths is not None:
         ends = tl.minimum(tl.load(lengths + rows, mask=rows < batch, other=0).to(tl.int32), steps)
@@ -92,7 +96,7 @@ def _ends(lengths, rows, batch, steps):
 
 @kernel
 def _load_tile(array, rows, columns, mask, WIDTH: tl.constexpr):
-    """Load `array`[rows, columns], whose rows have `WIDTH` elements; zeros if `mask` is false."""
+    """Load a tile `array`[rows, columns] of an array with `WIDTH` columns; zeros where `mask` is false."""
     return tl.load(array + rows[:, None] * WIDTH + columns[None, :], mask=mask, other=0)
 
 
@@ -106,11 +110,13 @@ def _load_gates(array, rows, columns, mask, HIDDEN: tl.constexpr):
 
 @kernel
 def _store(array, rows, columns, mask, tile, WIDTH: tl.constexpr):
+    """Store `tile` in `array`[rows, columns], whose rows have `WIDTH` columns, where `mask` is true."""
     tl.store(array + rows[:, None] * WIDTH + columns[None, :], tile, mask=mask)
 
 
 @kernel
 def _store_gates(array, rows, columns, mask, i, f, o, HIDDEN: tl.constexpr):
+    """Store the same tile of each of the three gates, which are adjacent in `array` (., 3H)."""
     _store(array, rows, columns, mask, i, 3 * HIDDEN)
     _store(array, rows, columns + HIDDEN, mask, f, 3 * HIDDEN)
     _store(array, rows, columns + 2 * HIDDEN, mask, o, 3 * HIDDEN)
@@ -118,6 +124,7 @@ def _store_gates(array, rows, columns, mask, i, f, o, HIDDEN: tl.constexpr):
 
 @kernel
 def _weights(weight, inner, columns, HIDDEN: tl.constexpr):
+    """Load the tile W[inner, columns] of each of the three gates."""
     return _load_gates(weight, inner, columns, (inner < HIDDEN)[:, None] & (columns < HIDDEN)[None, :], HIDDEN)
 
 
@@ -148,7 +155,11 @@ def _forward_kernel(
     DEPTH: tl.constexpr, CHUNK: tl.constexpr, RESIDENT: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Run all steps of `ROWS` texts. `state` (2, B, H) holds h before and after a step in turn; `last` (B, H) is m."""
+    """Run all steps of `ROWS` texts.
+
+    Even steps read h from `state`[0] (B, H) and write it to `state`[1], odd steps the other way round. `last` (B, H) is
+    m.
+    """
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     ends = _ends(lengths, rows, batch, steps)
     if RESIDENT:
@@ -169,7 +180,7 @@ def _forward_kernel(
         for unit in range(0, HIDDEN, UNITS):
             columns = unit + tl.arange(0, UNITS)
             mask = live[:, None] & (columns < HIDDEN)[None, :]
-            # Values that do not depend on W are fetched first, so that they arrive during the products.
+            # Fetch values that the products do not need first, so that they arrive during the products.
             g_i, g_f, g_o = _load_gates(input_gates, places, columns, mask, HIDDEN)
             sum_i, sum_f, sum_o = g_i.to(tl.float32), g_f.to(tl.float32), g_o.to(tl.float32)
             m = _load_tile(last, rows, columns, mask, HIDDEN)
@@ -209,7 +220,10 @@ def _forward_kernel(
 @kernel
 def _gates_gradients(places, rows, columns, mask, step, batch, steps, of_h, keep, memory, memories, gates,
                      of_memory, of_gates, HIDDEN: tl.constexpr):  # fmt: skip
-    """Compute the gradients of the gates of step t from that of h[t]; the gradient of m passes to the step before."""
+    """Compute the gradients of the gates of one step from `of_h`, the gradient of h after the step.
+
+    `of_memory` becomes the gradient of m before the step.
+    """
     g_i, g_f, g_o = _load_gates(gates, places, columns, mask, HIDDEN)
     i, f, o = g_i.to(tl.float32), g_f.to(tl.float32), g_o.to(tl.float32)
     candidate = i
@@ -238,7 +252,7 @@ def _backward_kernel(
     DEPTH: tl.constexpr, CHUNK: tl.constexpr, RESIDENT: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Run back through the steps of `ROWS` texts. `of_memory` (B, H) ends as the gradient of the first m."""
+    """Run back through the steps of `ROWS` texts; at the end, `of_memory` (B, H) is the gradient of the first m."""
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     ends = _ends(lengths, rows, batch, steps)
     final = tl.max(ends)
@@ -290,9 +304,11 @@ def _tanh(x):
 
 
 def _launch(function: Any, arrays: tuple[Tensor | None, ...], weight: Tensor, like: Tensor, rank: int) -> None:
+    """Choose the sizes of tiles and launch a kernel on `arrays`; `like` has the batch and the steps (B, T, .)."""
     batch, steps, hidden = *like.shape[:2], weight.shape[0]
     size, whole, ranks = weight.element_size(), max(gpu.next_power_of_two(hidden), 16), gpu.next_power_of_two(rank)
-    # As many programs as processors. Fewer than 16 texts do not fill the products, which wait for memory anyway.
+    # Start about as many programs as the GPU has multiprocessors. With adapters a program may have fewer than 16 texts:
+    # its products are then not full, but they wait for memory anyway.
     low, high = (4, min(max(1024 // ranks, 4), 16)) if rank else (16, 32)
     rows = min(max(gpu.next_power_of_two(-(-batch // gpu.processor_count(weight.device))), low), high)
     resident = 3 * whole * whole * size <= RESIDENT and rows * whole <= TILE_SIZE
@@ -313,7 +329,7 @@ def _launch(function: Any, arrays: tuple[Tensor | None, ...], weight: Tensor, li
 
 
 def _allocate_steps(like: Tensor, lengths: Tensor | None, size: int, dtype: torch.dtype) -> Tensor:
-    """Allocate (B, T, size), filled with zeros if a kernel skips the steps beyond the ends of texts."""
+    """Allocate an array (B, T, size); fill it with zeros if texts have `lengths`, as kernels skip steps after ends."""
     allocate = like.new_empty if lengths is None else like.new_zeros
     return allocate(*like.shape[:2], size, dtype=dtype)
 
@@ -331,7 +347,11 @@ def _allocate(input_gates: Tensor, left_t: Tensor | None, memory: Tensor, length
 
 
 class _Recurrence(torch.autograd.Function):
-    """The recurrence with its backward pass: the kernel goes back through time, plain products sum over all steps."""
+    """The autograd function of the recurrence.
+
+    In the backward pass, the kernel goes back through time. Matrix products over all steps then give the gradients of
+    W, L and R.
+    """
 
     @staticmethod
     def forward(

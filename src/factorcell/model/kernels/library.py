@@ -1,8 +1,8 @@
-"""Access to the compiled kernels of native/: loads the library, selects the instruction set and calls functions.
+"""Access to the compiled kernels of native/: this module loads the library, selects an instruction set and makes calls.
 
-The C++ code is built at installation if there is a compiler. It does not depend on PyTorch: it receives addresses of
-float arrays, so that one build works with many versions of PyTorch. The environment variable FACTORCELL_KERNEL names an
-instruction set, or `off` (plain PyTorch), or `triton` (the GPU kernels, interpreted on a processor).
+The installation builds the C++ code if there is a compiler. The code does not depend on PyTorch: it receives addresses
+of arrays, so one build works with many versions of PyTorch. The environment variable FACTORCELL_KERNEL selects an
+instruction set, or `off` (plain PyTorch), or `triton` (the GPU kernels, interpreted on a CPU).
 """
 
 import ctypes
@@ -18,9 +18,9 @@ from torch import Tensor
 
 from factorcell.config import choose
 
-LIBRARY = Path(__file__).with_name("_kernels.so")  # setup.py builds it under this name for every version of Python
+LIBRARY = Path(__file__).with_name("_kernels.so")  # setup.py uses this name for every version of Python
 
-# Instruction sets in the order of their numbers in the library, with the number of floats per vector.
+# Instruction sets in the order of their numbers in the compiled code, with the number of floats per vector.
 LANES = {"plain": 4, "avx2": 8, "avx512": 16, "avx512_bf16": 16, "amx": 16}
 VARIANTS = tuple(LANES)
 BFLOAT16_VARIANTS = ("avx512_bf16", "amx")  # instruction sets that multiply bfloat16
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return the compiled code; if it is missing, log that once and return None."""
+    """Return the compiled code; if it is missing, log a warning once and return None."""
     if LIBRARY.exists():
         try:
             loaded = ctypes.CDLL(str(LIBRARY))
@@ -76,7 +76,7 @@ def instruction_set() -> int:
 
 
 def usable(*arrays: Tensor) -> bool:
-    """Whether the compiled code is enabled and supports `arrays`: float32 or bfloat16 on the processor."""
+    """Whether the compiled code is enabled and supports `arrays`: float32 or bfloat16 on the CPU."""
     return all(a.device.type == "cpu" and a.dtype in FLOATS for a in arrays) and variant() is not None
 
 
@@ -84,8 +84,8 @@ def usable(*arrays: Tensor) -> bool:
 def retain_freed_memory() -> None:
     """Let this process keep up to 1 GB of freed memory for its next step.
 
-    By default glibc returns large arrays to the system, which zeros their pages again. This takes up to a third of the
-    time.
+    By default glibc returns the memory of large arrays to the system, which fills it with zeros before each new use.
+    This takes up to a third of the time of a step.
     """
     if os.name == "nt":
         return  # Windows has no glibc, and cannot open the process itself as a library
@@ -96,9 +96,10 @@ def retain_freed_memory() -> None:
 
 
 def precision(name: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which matrix products on `device` multiply numbers of type `name`; sums are float32.
+    """Return a context manager in which matrix products on `device` multiply numbers of type `name`.
 
-    `name` is float32, bfloat16, or auto, which means float32 until the faster type has been measured.
+    `name` is float32, bfloat16, or auto, which means float32 until the faster type has been measured. The products are
+    added up in float32.
     """
     return torch.autocast(device.type, torch.bfloat16) if name == "bfloat16" else nullcontext()
 
@@ -119,32 +120,32 @@ def has_bfloat16() -> bool:
 
 
 def product(a: Tensor, b: Tensor, half: bool) -> Tensor:
-    """Return the matrix product of two float arrays as floats; if `half`, multiply in bfloat16."""
+    """Return the matrix product of two float arrays in float32; if `half`, convert them to bfloat16 first."""
     return (a.bfloat16() @ b.bfloat16()).float() if half else a @ b
 
 
 def converted(array: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a contiguous array for the compiled code, with floats converted to `dtype`."""
+    """Return `array` as a contiguous array for the compiled code, with floats converted to `dtype`."""
     return (array.to(dtype) if array.dtype in FLOATS else array).contiguous()
 
 
 def dense(**arrays: Tensor | None) -> dict[str, Tensor | None]:
-    """Return contiguous float32 copies of `arrays` for the compiled code, by name."""
+    """Return `arrays` by name as contiguous arrays for the compiled code, with floats converted to float32."""
     return {name: None if array is None else converted(array, torch.float32) for name, array in arrays.items()}
 
 
 def threads(jobs: int) -> int:
-    """Return the number of threads for a number of jobs: at most one per job, and at most as many as PyTorch uses."""
+    """Return the number of threads for `jobs` jobs: at most one per job, and at most as many as PyTorch uses."""
     return max(1, min(torch.get_num_threads(), jobs))
 
 
-def call(function: str, arguments: ctypes.Structure, number: int, *flags: bool) -> None:
+def call(function: str, arguments: ctypes.Structure, instruction_set: int, *flags: bool) -> None:
     """Call a compiled function.
 
     Args:
-        function: Its name without the prefix `factorcell_`.
-        arguments: A structure that its `Signature` has checked.
-        number: The instruction set.
+        function: The name of the function without the prefix `factorcell_`.
+        arguments: The result of `Signature.checked_arguments`.
+        instruction_set: The number of the instruction set.
         *flags: Further arguments, such as the direction.
 
     Raises:
@@ -152,9 +153,10 @@ def call(function: str, arguments: ctypes.Structure, number: int, *flags: bool) 
         MemoryError: The function cannot allocate its working memory.
     """
     compiled = require_library()
-    if not 0 <= number <= (best := compiled.factorcell_best()):
-        raise ValueError(f"{function}: instruction set {number}; expected 0 to {best} on this processor")
-    if getattr(compiled, f"factorcell_{function}")(ctypes.byref(arguments), *map(int, flags), number):
+    newest = compiled.factorcell_best()
+    if not 0 <= instruction_set <= newest:
+        raise ValueError(f"{function}: instruction set {instruction_set}; expected 0 to {newest} on this processor")
+    if getattr(compiled, f"factorcell_{function}")(ctypes.byref(arguments), *map(int, flags), instruction_set):
         raise MemoryError(f"not enough memory for the compiled {function}")
 
 

@@ -1,11 +1,13 @@
-"""The recurrence of `Cell.forward` in one compiled call, forward and backward.
+"""The recurrence of `Cell.forward` (coupled cell) in one compiled call per direction.
 
     z = input_reduced[t] + g L      [i, f, o] = input_gates[t] + b + s (W g) + z R        g = h feed
     f = sigmoid(f + 1)              m = f m + (1 - f) tanh(i) keep[t]                     h = tanh(m) sigmoid(o)
 
-With layer normalization i, f, o and, inside its tanh, m become gain (x - mean) / deviation + shift. If the compiled
-code is missing, `Cell` runs a plain loop with the same results, which is several times slower.
-Variables `of_x` are gradients of x.
+W multiplies the hidden state h; L R is its low-rank change, and s a factor on its product. b is the bias, and i, f, o
+are the gates.
+feed and keep are dropout factors. With layer normalization, i, f, o and the m inside the tanh become
+gain (x - mean) / deviation + shift. If the compiled code is missing, `Cell` runs a loop in Python instead, which has
+the same results and takes several times as long. Variables `of_x` are gradients of the loss with respect to x.
 
 Shapes: B texts, T steps, H hidden, R rank.
 """
@@ -20,37 +22,38 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from factorcell.model.kernels import library
-from factorcell.model.kernels.signature import dimensions
+from factorcell.model.kernels.signature import checked_shape
 from factorcell.model.kernels.signatures import RECURRENCE
 
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """W (H, 3H) in the layouts of the `forward` and the `backward` pass; this saves time if batches are small.
+    """W (H, 3H), copied to the memory layouts that the compiled forward and backward passes read.
 
-    `number` is the instruction set of the layout; `half` means bfloat16.
+    A caller that passes it to many calls saves the time in which each call would pack W itself. The layouts belong to
+    one `instruction_set`; `half` means bfloat16.
     """
 
     forward: Tensor
     backward: Tensor
-    number: int
+    instruction_set: int
     half: bool
 
     @classmethod
     def of(cls, weight: Tensor) -> "PackedWeight":
-        """Pack a copy of W for the current instruction set and precision."""
-        number, half = library.instruction_set(), library.half()
+        """Pack W for the current instruction set and precision."""
+        instruction_set, half = library.instruction_set(), library.half()
         dense = weight.detach().float().contiguous()
-        numbers = (1, 1, dimensions("weight", dense, 2)[0], 0, 1, int(half), 0)
+        numbers = (1, 1, checked_shape("weight", dense, 2)[0], 0, 1, int(half), 0)
 
         def pack(backward: bool) -> Tensor:
-            packed = torch.empty(_packed_size(numbers, backward, number))
+            packed = torch.empty(_packed_size(numbers, backward, instruction_set))
             arrays = {"weight": dense, "packed": packed}
-            arguments = RECURRENCE.arguments(numbers, arrays, "packing", packed=len(packed))
-            library.call("recurrence_pack", arguments, number, backward)
+            arguments = RECURRENCE.checked_arguments(numbers, arrays, "packing", packed=len(packed))
+            library.call("recurrence_pack", arguments, instruction_set, backward)
             return packed
 
-        return cls(pack(False), pack(True), number, half)
+        return cls(pack(False), pack(True), instruction_set, half)
 
 
 @dataclass(frozen=True)
@@ -58,20 +61,20 @@ class RecurrenceInputs:
     """Arguments of the recurrence.
 
     Args:
-        input_gates: Contribution of the inputs to the gates (B, T, 3H).
+        input_gates: What the inputs contribute to the gates (B, T, 3H).
         bias: b (B, 3H).
-        input_reduced: Contribution of the inputs to z (B, T, R).
+        input_reduced: What the inputs contribute to z (B, T, R).
         weight: W (H, 3H).
         left: L (B, H, R).
         right: R (B, R, 3H).
-        keep: Factor on the candidate (T, B, H), for dropout.
+        keep: Dropout factors (T, B, H) on the candidate tanh(i).
         norm: Layer normalization (8, H): gains of i, f, o and m, then their shifts.
         scale: s (B, 3H), a factor on the product with W.
-        feed: Factor on h (B, H) where it enters the products, for dropout.
+        feed: Dropout factors (B, H) on h in the products with W and L.
         hidden: First h (B, H).
         memory: First m (B, H).
-        lengths: Steps of each text (B,); after them its state does not change and its outputs are zero.
-        packed: W in packed form, if that saves time.
+        lengths: Steps of each text (B,); after them the state of the text does not change and its outputs are zero.
+        packed: The packed form of `weight`, to save the time of packing it in every call.
     """
 
     input_gates: Tensor
@@ -92,7 +95,9 @@ class RecurrenceInputs:
     def to(self, dtype: torch.dtype) -> "RecurrenceInputs":
         """Return these arguments with all arrays except `lengths` converted to `dtype`."""
         arrays = {name: getattr(self, name) for name in ARRAY_FIELDS}
-        numbers = {name: a.to(dtype) for name, a in arrays.items() if a is not None and a.dtype != torch.long}
+        numbers = {
+            name: array.to(dtype) for name, array in arrays.items() if array is not None and array.dtype != torch.long
+        }
         return replace(self, **numbers)
 
     def arrays(self) -> tuple[Tensor | None, ...]:
@@ -104,84 +109,105 @@ ARRAY_FIELDS = tuple(field.name for field in fields(RecurrenceInputs) if field.n
 
 
 def usable(inputs: RecurrenceInputs) -> bool:
-    """Whether `run` supports `inputs`: floats on the processor, one W for all texts, and not empty."""
+    """Whether `run` supports `inputs`: float arrays on the CPU that are not empty, with one W for all texts."""
     is_shared = inputs.weight.dim() == 2
     return is_shared and inputs.input_gates.numel() > 0 and library.usable(inputs.input_gates, inputs.weight)
 
 
 def run(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor, Tensor]:
-    """Run the recurrence; products are in bfloat16 within autocast.
+    """Run the recurrence; within autocast, compute products in bfloat16 if the processor supports it.
 
     Returns:
         Hidden states (B, T, H), the last hidden state (B, H) and the last memory (B, H).
     """
     arrays = inputs.arrays()
     needs_backward = torch.is_grad_enabled() and any(array is not None and array.requires_grad for array in arrays)
-    number, half, packed = library.instruction_set(), library.half(), inputs.packed
-    fits = packed is not None and (packed.number, packed.half) == (number, half)
-    packed_forms = (packed.forward, packed.backward) if packed is not None and fits else (None, None)
-    result: tuple[Tensor, Tensor, Tensor] = _Recurrence.apply(needs_backward, half, number, packed_forms, *arrays)  # type: ignore[no-untyped-call]
+    instruction_set, half, packed = library.instruction_set(), library.half(), inputs.packed
+    is_current = packed is not None and (packed.instruction_set, packed.half) == (instruction_set, half)
+    packed_forms = (packed.forward, packed.backward) if packed is not None and is_current else (None, None)
+    result: tuple[Tensor, Tensor, Tensor] = _Recurrence.apply(
+        needs_backward, half, instruction_set, packed_forms, *arrays
+    )  # type: ignore[no-untyped-call]
     return result
 
 
-def _call(backward: bool, half: bool, number: int, rank: int, arrays: Mapping[str, Tensor | None]) -> None:
-    first = "gates" if backward else "input_gates"
-    batch, steps, width = dimensions(first, cast(Tensor, arrays[first]), 3)
+def _call(backward: bool, half: bool, instruction_set: int, rank: int, arrays: Mapping[str, Tensor | None]) -> None:
+    """Check `arrays` and call the compiled recurrence in one direction."""
+    gates_name = "gates" if backward else "input_gates"
+    batch, steps, width = checked_shape(gates_name, cast(Tensor, arrays[gates_name]), 3)
     numbers = (batch, steps, width // 3, rank, library.threads(batch), int(half), 0)
-    packed = _packed_size(numbers, backward, number) if arrays.get("packed") is not None else 0
+    packed = _packed_size(numbers, backward, instruction_set) if arrays.get("packed") is not None else 0
     direction = "backward" if backward else "forward"
-    cases = [direction] + [f"{direction} of a rank"] * (rank > 0)
+    cases = [direction] + [f"{direction} with a rank"] * (rank > 0)
     cases += [f"{direction} with normalization"] * (arrays.get("norm") is not None)
-    library.call("recurrence", RECURRENCE.arguments(numbers, arrays, *cases, packed=packed), number, backward)
+    library.call(
+        "recurrence", RECURRENCE.checked_arguments(numbers, arrays, *cases, packed=packed), instruction_set, backward
+    )
 
 
-def _packed_size(numbers: tuple[int, ...], backward: bool, number: int) -> int:
-    arguments = RECURRENCE.arguments(numbers, {})
-    size: int = library.require_library().factorcell_packed_weight(ctypes.byref(arguments), int(backward), number)
+def _packed_size(numbers: tuple[int, ...], backward: bool, instruction_set: int) -> int:
+    """Return the number of floats of a packed W."""
+    structure = RECURRENCE.checked_arguments(numbers, {})
+    size: int = library.require_library().factorcell_packed_weight(
+        ctypes.byref(structure), int(backward), instruction_set
+    )
     return size
 
 
 def _rank(left: Tensor | None) -> int:
-    return 0 if left is None else dimensions("left", left, 3)[2]
+    """Return the rank of L (B, H, R), or 0 without L."""
+    return 0 if left is None else checked_shape("left", left, 3)[2]
 
 
 def _converted(half: bool, arrays: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-    """Name and convert arrays as the compiled code expects them."""
+    """Return `arrays` with the names and the element types that the compiled code expects."""
     names = {"hidden": "first_hidden", "memory": "first_memory"}
     short = ("input_gates", "left", "right") if half else ()
     dtypes = {name: torch.bfloat16 if name in short else torch.float32 for name in arrays}
-    return {names.get(n, n): None if a is None else library.converted(a, dtypes[n]) for n, a in arrays.items()}
+    return {
+        names.get(name, name): None if array is None else library.converted(array, dtypes[name])
+        for name, array in arrays.items()
+    }
 
 
 def _forward(
-    x: Mapping[str, Tensor | None], needs_backward: bool, half: bool, number: int, packed: Tensor | None = None
+    inputs: Mapping[str, Tensor | None],
+    needs_backward: bool,
+    half: bool,
+    instruction_set: int,
+    packed: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """Run forward on the arrays of `RecurrenceInputs`; store what the backward pass needs if `needs_backward`.
+    """Run the forward pass on `inputs`, the arrays of `RecurrenceInputs`.
 
     Returns:
-        h (B, T, H), the last h and m (B, H), and for the backward pass m, the gates, z and 1 / deviation (B, T, .).
+        h (B, T, H), the last h and m (B, H), then arrays for the backward pass: m, the gates, z, and 1 / deviation of
+        the layer normalization, each with shape (B, T, width), or (B, 0, width) without `needs_backward`.
     """
-    weight, rank = cast(Tensor, x["weight"]), _rank(x["left"])
-    batch, steps, _ = dimensions("input_gates", cast(Tensor, x["input_gates"]), 3)
-    size, saved_steps = dimensions("weight", weight, 2)[0], steps if needs_backward else 0
+    weight, rank = cast(Tensor, inputs["weight"]), _rank(inputs["left"])
+    batch, steps, _ = checked_shape("input_gates", cast(Tensor, inputs["input_gates"]), 3)
+    size, saved_steps = checked_shape("weight", weight, 2)[0], steps if needs_backward else 0
     results = {"outputs": weight.new_empty(batch, steps, size)}
     results |= {name: weight.new_empty(batch, size) for name in ("last_hidden", "last_memory")}
-    widths = {"memories": size, "gates": 3 * size, "reduced": rank, "inverse": 0 if x["norm"] is None else 3}
+    widths = {"memories": size, "gates": 3 * size, "reduced": rank, "inverse": 0 if inputs["norm"] is None else 3}
     results |= {name: weight.new_empty(batch, saved_steps, width) for name, width in widths.items()}
     arrays = {name: array if array.numel() else None for name, array in results.items()}
-    _call(False, half, number, rank, {**_converted(half, x), "packed": packed, **arrays})
+    _call(False, half, instruction_set, rank, {**_converted(half, inputs), "packed": packed, **arrays})
     return tuple(results.values())
 
 
 def _backward(
-    x: Mapping[str, Tensor | None], half: bool, number: int, packed: Tensor | None = None
+    inputs: Mapping[str, Tensor | None], half: bool, instruction_set: int, packed: Tensor | None = None
 ) -> tuple[Tensor, ...]:
-    """Run backward on the arrays of `RecurrenceInputs` from `weight` on, the results of `_forward` and their gradients.
+    """Run the backward pass.
+
+    `inputs` are the arrays of `RecurrenceInputs` from `weight` on, the results of `_forward`, and gradients of the loss
+    with respect to h, the last h and the last m.
 
     Returns:
-        Gradients of the gates (B, T, 3H), b (B, 3H), z (B, T, R), the first h and m (B, H), `norm` of a text (B, 8, H).
+        Gradients of the gates (B, T, 3H), b (B, 3H), z (B, T, R), the first h and m (B, H), and `norm` per text (B, 8,
+        H).
     """
-    weight, gates, rank = cast(Tensor, x["weight"]), cast(Tensor, x["gates"]), _rank(x["left"])
+    weight, gates, rank = cast(Tensor, inputs["weight"]), cast(Tensor, inputs["gates"]), _rank(inputs["left"])
     batch, steps, size = *gates.shape[:2], weight.shape[0]
     results = {
         "input_gates_gradient": torch.empty_like(gates, dtype=torch.bfloat16 if half else torch.float32),
@@ -189,31 +215,36 @@ def _backward(
         "reduced_gradient": gates.new_empty(batch, steps, rank),
         "first_hidden_gradient": gates.new_empty(batch, size),
         "first_memory_gradient": gates.new_empty(batch, size),
-        "norm_gradient": gates.new_empty(batch, 0 if x["norm"] is None else 8, size),
+        "norm_gradient": gates.new_empty(batch, 0 if inputs["norm"] is None else 8, size),
     }
     arrays = {name: array if array.numel() else None for name, array in results.items()}
-    _call(True, half, number, rank, {**_converted(half, x), "packed": packed, **arrays})
+    _call(True, half, instruction_set, rank, {**_converted(half, inputs), "packed": packed, **arrays})
     return tuple(results.values())
 
 
 class _Recurrence(torch.autograd.Function):
-    """The recurrence with its backward pass: the kernel goes back through time, plain products sum over all steps."""
+    """The autograd function of the recurrence.
+
+    In the backward pass, the kernel goes back through time. Matrix products over all steps then give the gradients of
+    W, L and R.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
         needs_backward: bool,
         half: bool,
-        number: int,
+        instruction_set: int,
         packed: tuple[Tensor | None, Tensor | None],
         *arrays: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         input_gates = cast(Tensor, arrays[0])
-        x = dict(zip(ARRAY_FIELDS, arrays, strict=True))
-        outputs, last_hidden, last_memory, *saved = _forward(x, needs_backward, half, number, packed[0])
+        inputs = dict(zip(ARRAY_FIELDS, arrays, strict=True))
+        outputs, last_hidden, last_memory, *saved = _forward(inputs, needs_backward, half, instruction_set, packed[0])
         ctx.save_for_backward(*arrays[3:], outputs, *saved, packed[1])
         ctx.set_materialize_grads(False)
-        ctx.half, ctx.number, ctx.dtype, ctx.has_reduced = half, number, input_gates.dtype, arrays[2] is not None
+        ctx.half, ctx.instruction_set = half, instruction_set
+        ctx.dtype, ctx.has_reduced = input_gates.dtype, arrays[2] is not None
         return outputs, last_hidden, last_memory
 
     @staticmethod
@@ -221,30 +252,34 @@ class _Recurrence(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         *arrays, outputs, memories, gates, reduced, inverse, packed = ctx.saved_tensors
         weight, left, right, _, norm, scale, feed, hidden, *_ = arrays
-        x = dict(zip(ARRAY_FIELDS[3:], arrays, strict=True))
-        x |= {
+        inputs = dict(zip(ARRAY_FIELDS[3:], arrays, strict=True))
+        inputs |= {
             "outputs": outputs,
             "memories": memories,
             "gates": gates,
             "inverse": inverse if norm is not None else None,
         }
-        x |= dict(zip(("outputs_gradient", "last_hidden_gradient", "last_memory_gradient"), gradients, strict=True))
-        of_gates, of_bias, of_reduced, of_hidden, of_memory, of_norm = _backward(x, ctx.half, ctx.number, packed)
-        before = torch.cat([hidden[:, None], outputs[:, :-1]], dim=1)
-        before = before if feed is None else before * feed[:, None]
+        inputs |= dict(
+            zip(("outputs_gradient", "last_hidden_gradient", "last_memory_gradient"), gradients, strict=True)
+        )
+        of_gates, of_bias, of_reduced, of_hidden, of_memory, of_norm = _backward(
+            inputs, ctx.half, ctx.instruction_set, packed
+        )
+        previous_hidden = torch.cat([hidden[:, None], outputs[:, :-1]], dim=1)
+        previous_hidden = previous_hidden if feed is None else previous_hidden * feed[:, None]
         of_product, of_scale = of_gates, None
         if scale is not None:
-            products = library.product(before.flatten(0, 1), weight, ctx.half).view_as(of_gates)
+            products = library.product(previous_hidden.flatten(0, 1), weight, ctx.half).view_as(of_gates)
             of_scale = (of_gates * products).sum(1)
             of_product = (of_gates * scale[:, None]).to(of_gates.dtype)
-        flat = before.flatten(0, 1).T, of_product.flatten(0, 1)
+        operands = previous_hidden.flatten(0, 1).T, of_product.flatten(0, 1)
         return (
             *(None,) * 4,
             of_gates.to(ctx.dtype),
             of_bias,
             of_reduced if ctx.has_reduced else None,
-            library.product(*flat, ctx.half) if ctx.needs_input_grad[7] else None,  # W is fixed in online learning
-            None if left is None else (before.transpose(1, 2) @ of_reduced).to(left.dtype),
+            library.product(*operands, ctx.half) if ctx.needs_input_grad[7] else None,  # W is fixed in online learning
+            None if left is None else (previous_hidden.transpose(1, 2) @ of_reduced).to(left.dtype),
             None if right is None else (reduced.transpose(1, 2).to(of_gates.dtype) @ of_gates).to(right.dtype),
             None,
             None if norm is None else of_norm.sum(0),

@@ -1,8 +1,9 @@
 """Checks of the arguments of compiled functions, before each call.
 
-Compiled code does not check its arguments: a wrong length or an id outside a table would write into other memory.
-Therefore all arguments pass through `Signature.arguments`, or through `Signature.addresses` if they are used many
-times. A wrong argument is a bug of the caller: the `ValueError` names the argument, its value, and the valid values.
+Compiled code does not check its arguments: with a wrong length or an id outside a table it would access other memory.
+Therefore callers pass all arguments through `Signature.checked_arguments`, or through `Signature.checked_addresses` if
+they use the same arrays many times. A wrong argument is a bug of the caller and raises a `ValueError`, which names the
+argument, its value, and the valid values.
 
 Shapes are written in the letters of native/kernels.h: "B T 3H" means an array of B x T x (3 times H) numbers.
 """
@@ -19,8 +20,10 @@ from torch import Tensor
 
 CPU = torch.device("cpu")
 SMALL_ARRAY = 100  # smaller arrays of integers are checked faster in Python than by PyTorch
-Expected = tuple[torch.dtype, tuple[int, ...], int | None]  # of an array: type, shape, largest integer if bounded
-LARGEST = 2**31 - 1  # largest size of any kind, because compiled code numbers tokens and hypotheses in 32 bits
+Expected = tuple[
+    torch.dtype, tuple[int, ...], int | None
+]  # of an array: element type, shape, largest integer (None: no limit)
+LARGEST = 2**31 - 1  # largest valid size, because compiled code stores ids of tokens and hypotheses in 32 bits
 DTYPES = {
     "float": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -35,7 +38,7 @@ class Number:
     """An integer field of a structure.
 
     Args:
-        letter: The letter that stands for the number in shapes, if it is a size.
+        letter: The letter that stands for the number in shapes; empty if the number is not a size.
         low: The smallest valid value.
         high: The largest valid value.
         below: The letter of a size that the number must be smaller than.
@@ -52,37 +55,37 @@ class Array:
     """A dense array field of a structure.
 
     Args:
-        shape: The dimensions in letters.
+        shape: The dimensions in letters, such as "B T 3H".
         kind: The element type, a key of `DTYPES`, or "half": bfloat16 if products are in bfloat16, else float.
-        upto: The letter of a size that bounds the integers of the array, inclusively.
-        below: The letter of a size that bounds the integers of the array, exclusively.
+        upto: The letter of the size that is the largest valid integer in the array.
+        below: The letter of the size that all integers in the array must be less than.
     """
 
     shape: str
     kind: str = "float"
     upto: str = ""
     below: str = ""
-    parts: tuple[tuple[int, str], ...] = field(init=False)  # the dimensions as factor and letter
+    parts: tuple[tuple[int, str], ...] = field(init=False)  # factor and letter of each dimension: (3, "H") for 3H
 
     def __post_init__(self) -> None:
         matches = [re.fullmatch(r"(\d*)(\D*)", part) for part in self.shape.split()]
         object.__setattr__(self, "parts", tuple((int(match[1] or 1), match[2]) for match in matches if match))
 
     def expected(self, sizes: Mapping[str, int]) -> Expected:
-        """Return the type, the shape and the largest integer that are valid if the letters stand for `sizes`."""
+        """Return what the array must have if the letters stand for `sizes`."""
         kind = self.kind if self.kind != "half" else "bfloat16" if sizes["half"] else "float"
-        high = sizes[self.upto] if self.upto else sizes[self.below] - 1 if self.below else None
-        return DTYPES[kind], tuple(factor * sizes[letter] for factor, letter in self.parts), high
+        largest = sizes[self.upto] if self.upto else sizes[self.below] - 1 if self.below else None
+        return DTYPES[kind], tuple(factor * sizes[letter] for factor, letter in self.parts), largest
 
 
 class Signature:
-    """A structure of native/kernels.h with the valid values of its fields.
+    """A C structure of native/kernels.h: its fields and their valid values.
 
     Args:
         name: The name that error messages use.
         numbers: The integer fields, in the order of the structure.
         arrays: The array fields, in the order of the structure.
-        required: The names of the arrays that each case requires; all others may be missing.
+        required: For each case, such as "forward", the names of the arrays that it requires; all others may be missing.
         pointers: Fields between numbers and arrays that point to something other than a checked array.
         doubles: Float fields at the front of the structure.
     """
@@ -106,13 +109,17 @@ class Signature:
         # Calls are frequent and repeat a few sizes, so the valid values are computed once for each combination.
         self.sizes, self.expected = lru_cache(1000)(self._sizes), lru_cache(1000)(self._expected)
 
-    def addresses(
+    def checked_addresses(
         self,
         expected: Mapping[str, Expected],
         arrays: Mapping[str, Tensor | None],
         *cases: str,
     ) -> list[int | None]:
-        """Return the addresses of `arrays` in the order of the structure; `ValueError` if one is wrong or missing."""
+        """Return the addresses of `arrays` in the order of the structure.
+
+        Raises:
+            ValueError: An array is not as `expected`, or is missing although one of the `cases` requires it.
+        """
         for case in cases:
             for name in self.required[case]:
                 if arrays.get(name) is None:
@@ -121,7 +128,7 @@ class Signature:
         for name, array in arrays.items():
             if array is None:
                 continue
-            dtype, shape, high = expected[name]
+            dtype, shape, largest = expected[name]
             if (
                 not isinstance(array, Tensor)
                 or array.dtype != dtype
@@ -132,12 +139,12 @@ class Signature:
             ):
                 valid = f"{str(dtype).removeprefix('torch.')} {shape}, dense, on {CPU}: ({self.arrays[name].shape})"
                 raise ValueError(f"{self.name}: {name} is {_describe(array)}; expected {valid}")
-            if high is not None:
-                self._check_range(name, array, high)
+            if largest is not None:
+                self._check_range(name, array, largest)
             pointers[name] = array.data_ptr()
         return list(pointers.values())
 
-    def arguments(
+    def checked_arguments(
         self,
         numbers: tuple[int, ...],
         arrays: Mapping[str, Tensor | None],
@@ -145,34 +152,51 @@ class Signature:
         packed: int = 0,
         doubles: tuple[float, ...] = (),
     ) -> Any:
-        """Return the structure with checked values. The arrays must outlive it; `packed` is the size of that array."""
+        """Check all values and return the structure; the caller must keep the arrays alive as long as it.
+
+        Args:
+            numbers: The integer fields, in the order of the structure.
+            arrays: The array fields by name.
+            *cases: The cases whose required arrays must be present.
+            packed: The valid length of the array `packed`.
+            doubles: The float fields, in the order of the structure.
+
+        Raises:
+            ValueError: A value is invalid, or a required array is missing.
+        """
         expected = self.expected(numbers, (("packed", packed),))
-        return self.structure(*doubles, *numbers, *self.addresses(expected, arrays, *cases))
+        return self.structure(*doubles, *numbers, *self.checked_addresses(expected, arrays, *cases))
 
     def _sizes(self, numbers: tuple[int, ...]) -> dict[str, int]:
-        """Return `numbers`, in the order of the structure, by their letters; `ValueError` if one is out of range."""
+        """Check the integer fields and return them by letter, or by name without a letter.
+
+        Raises:
+            ValueError: A number is out of its range.
+        """
         sizes = {"": 1}
         for value, (name, number) in zip(numbers, self.numbers.items(), strict=True):
-            high = sizes[number.below] - 1 if number.below else number.high
-            if not number.low <= value <= high:
-                raise ValueError(f"{self.name}: {name} is {value}; expected {number.low} to {high}")
+            largest = sizes[number.below] - 1 if number.below else number.high
+            if not number.low <= value <= largest:
+                raise ValueError(f"{self.name}: {name} is {value}; expected {number.low} to {largest}")
             sizes[number.letter or name] = value
         return sizes
 
     def _expected(self, numbers: tuple[int, ...], others: tuple[tuple[str, int], ...]) -> dict[str, Expected]:
+        """Return what each array must have, if the integer fields are `numbers` and `others` are further letters."""
         sizes = {**self.sizes(numbers), **dict(others)}
         return {name: array.expected(sizes) for name, array in self.arrays.items()}
 
-    def _check_range(self, name: str, array: Tensor, high: int) -> None:
+    def _check_range(self, name: str, array: Tensor, largest: int) -> None:
+        """Raise `ValueError` unless all integers in `array` are from 0 to `largest`."""
         values = array.tolist() if array.numel() < SMALL_ARRAY else torch.aminmax(array)
-        smallest, largest = (int(min(values)), int(max(values))) if len(values) else (0, 0)
-        if smallest < 0 or largest > high:
-            wrong = smallest if smallest < 0 else largest
-            raise ValueError(f"{self.name}: {name} contains {wrong}; expected 0 to {high}")
+        lowest_value, highest_value = (int(min(values)), int(max(values))) if len(values) else (0, 0)
+        if lowest_value < 0 or highest_value > largest:
+            wrong = lowest_value if lowest_value < 0 else highest_value
+            raise ValueError(f"{self.name}: {name} contains {wrong}; expected 0 to {largest}")
 
 
-def dimensions(name: str, array: Tensor, count: int) -> torch.Size:
-    """Return the shape of an array from which other sizes follow; `ValueError` unless it has `count` dimensions."""
+def checked_shape(name: str, array: Tensor, count: int) -> torch.Size:
+    """Return the shape of `array`; raise `ValueError`, which calls it `name`, unless it has `count` dimensions."""
     if not isinstance(array, Tensor) or array.dim() != count:
         raise ValueError(f"{name} is {_describe(array)}; expected {count} dimensions")
     return array.shape

@@ -1,8 +1,12 @@
-"""Signatures of all compiled functions: the fields of each structure of native/kernels.h, in its order and letters."""
+"""Signatures of all compiled functions.
+
+Each lists the fields of a structure of native/kernels.h in their order; shapes use the letters of that file.
+"""
 
 from factorcell.model.kernels.signature import LARGEST, Array, Number, Signature
 
-FLAG, THREADS, NEXT = Number(high=1), Number(low=1, high=1 << 16), Number(high=0)
+FLAG, THREADS = Number(high=1), Number(low=1, high=1 << 16)
+NEXT = Number(high=0)  # a counter of the compiled function, which must be zero before the call
 SHARED = {"threads": THREADS, "half": FLAG, "next": NEXT}
 
 RECURRENCE = Signature(
@@ -49,13 +53,13 @@ RECURRENCE = Signature(
     {
         "packing": "weight",
         "forward": "input_gates bias weight first_hidden first_memory outputs last_hidden last_memory",
-        "forward of a rank": "left right",
+        "forward with a rank": "left right",
         "forward with normalization": "norm",
         "backward": (
             "weight first_memory outputs memories gates"
             " input_gates_gradient bias_gradient first_hidden_gradient first_memory_gradient"
         ),
-        "backward of a rank": "left right reduced_gradient",
+        "backward with a rank": "left right reduced_gradient",
         "backward with normalization": "norm inverse norm_gradient",
     },
 )
@@ -135,9 +139,10 @@ ROWS = Signature(
     {"catching up": "index table first second columns", "a step": "index table first second gradient constants"},
 )
 
-# The compiled search uses more letters than native/kernels.h: G columns of all gates; W vocabulary,
-# rounded up to whole panels; P columns of a panel; pV, pE, pG, pR panels that hold V, E, G or R columns; wR words of
-# two bfloat16 that hold R rows; sH the same for H rows, including the padding in a panel.
+# The compiled search uses more letters than native/kernels.h. A panel is a group of P adjacent columns of a matrix.
+# G is the number of columns of all gates, W the size of the vocabulary rounded up to whole panels. pV, pE, pG and pR
+# are the numbers of panels that hold V, E, G and R columns. A matrix in bfloat16 is stored in words of two rows each:
+# wR and sH are the numbers of words that hold R and H rows.
 MODEL = Signature(
     "model",
     {},
@@ -189,8 +194,8 @@ CONTEXT = Signature(
     {"a context": "gate_bias bias", "a rank": "left_inputs left right", "a short rank": "short_left short_right"},
 )
 
-# S: the 2H + V numbers of a state (h, m and log probabilities); K: capacity for completions; L: tokens per completion,
-# or the number of `input_tokens`.
+# Letters of a request: S for the 2H + V values of a state (h, m and log probabilities), K for the largest number of
+# completions, L for the tokens of a completion or the number of `input_tokens`.
 REQUEST = Signature(
     "request",
     {
