@@ -31,15 +31,15 @@ class _ProvisionalIds(dict[str, int]):
 class TokenizedTexts:
     """Collects the tokenized texts of a table; their provisional ids are in the open file `spool`.
 
-    A text of `max_tokens` tokens or more is cut there and has no end token; None cuts no text.
+    A text of `max_tokens` tokens or more is cut after `max_tokens` tokens and has no end token; if `max_tokens` is
+    None, no text is cut.
     """
 
     def __init__(self, spool: Any, tokenizer: Tokenizer, max_tokens: int | None) -> None:
         self.spool, self.tokenizer, self.max_tokens = spool, tokenizer, max_tokens
         self.ids = _ProvisionalIds()
-        self.cut_counts = Counter[
-            int
-        ]()  # counts of the tokens after cuts: part of the vocabulary's counts, but not stored
+        # Tokens after the cut of a text are not stored, but they count for the vocabulary.
+        self.cut_counts = Counter[int]()
         self.sizes, self.originals = array("q"), list[OriginalTexts]()
 
     def add(self, texts: Sequence[str]) -> None:
@@ -102,9 +102,9 @@ class TokenizedTexts:
 
 
 def truncated_mask(texts: Iterable[str], tokenizer: Tokenizer, max_tokens: int) -> NDArray[np.bool_]:
-    """Return which texts have `max_tokens` tokens or more, so that `TokenizedTexts` cuts them, as booleans (texts,).
+    """Return whether `TokenizedTexts` cuts each text, because it has `max_tokens` tokens or more (texts,).
 
-    Values that are not strings are False here; the function that reads the texts raises an error for them.
+    The result is false for values that are not strings; the function that reads the texts raises an error for them.
     """
     is_cut = (isinstance(text, str) and len(tokenizer.split(text)) >= max_tokens for text in texts)
     return np.fromiter(is_cut, dtype=bool)
