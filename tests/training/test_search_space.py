@@ -70,7 +70,7 @@ def test_ranges_and_choices_are_read(tmp_path: Path) -> None:
         ("rnk = [1]", "unknown option of a search 'rnk' (did you mean 'rank'?)"),
         ("unit = ['char']", "unknown option of a search 'unit'"),
         ("adapt = ['factor']", "unknown option of a search 'adapt'"),
-        ("rank = 3", "rank is 3; it must be a list of choices or a range"),
+        ("rank = 3", "rank: expected a list of choices or a range"),
         ("rank = []", "rank is []; it must be a list"),
         ("rank = [[1]]", "rank is [[1]]; it must be a list"),
         ("rank = {low = 1}", "low and high must be numbers"),
