@@ -20,7 +20,7 @@ from factorcell.data.originals import OriginalTexts
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import load_tokenizer
 
-COMPLETE = "complete"  # the file with the checksums of the other files of an entry, which is written last
+COMPLETE = "complete"  # the last file of an entry that is written; it has the checksums of all other files
 STALE = 24 * 60 * 60  # a partial entry that is older than this number of seconds is removed
 
 

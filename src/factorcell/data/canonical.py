@@ -9,7 +9,7 @@ def canonical(text: str) -> str:
 
 
 def canonical_prefix(text: str) -> str:
-    """Return the canonical form of the beginning of a text, which may end in a space.
+    """Return the canonical form of the beginning of a text, with a final space if `text` ends in white space.
 
     A final space means that the last word is complete: "new " begins "new york" but not "newton".
     """

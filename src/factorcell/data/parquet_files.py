@@ -56,6 +56,7 @@ class ParquetFile:
             yield {name: chunk[name] if name in chunk else [self.partition[name]] * size for name in columns}
 
     def _read_stored(self, columns: list[str]) -> Iterator[Chunk]:
+        """Yield chunks of columns that the file itself contains."""
         path = self.content.path
         try:
             with self.content.open() as raw, pq.ParquetFile(raw) as file:

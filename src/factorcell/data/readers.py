@@ -2,7 +2,7 @@
 
 A text is encoded as a bag of words: the ids of its lower-cased words, without those that are too rare in training. The
 tokenizer of the model has no influence on it. A vector is a list of numbers: an Arrow list, a NumPy array, or a JSON
-array in text. A missing category or text is encoded as missing, which the model replaces by the expected value of the
+array in text. A missing category or text is encoded as missing; the model replaces it by the expected value of the
 variable (docs/glossary.md). A missing number or vector raises a `UserError`, except with the policy "expected".
 """
 

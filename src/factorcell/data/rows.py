@@ -70,7 +70,7 @@ def key_by_category_name(entries: Mapping[Any, V], argument: str) -> dict[str, V
 
 
 def category_names(values: Any, argument: str, count: int | None = None) -> list[str | None]:
-    """Return the category name of each value, None where missing.
+    """Return the category name of each value, or None for a missing value.
 
     Raises:
         UserError: A value cannot be a category, or there are not `count` values; the message begins with `argument`.

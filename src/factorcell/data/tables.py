@@ -72,6 +72,7 @@ def open_table(source: Any) -> Table:
 
 
 def _open_file(path: Path) -> Table:
+    """Open a folder of Parquet files, or a file whose format follows from the end of its name."""
     if path.is_dir():
         return parquet_folder(path)
     suffixes = [suffix.lower() for suffix in path.suffixes]

@@ -50,6 +50,7 @@ class CsvRows:
         self.lines, self.first_line, self.length = list[str](), 1, 0
 
     def _lines(self) -> Iterator[str]:
+        """Yield the lines of the file, after adding each to the lines of the current row."""
         for line in self.file.lines(""):
             self.lines.append(line)
             self.length += len(line)
@@ -166,6 +167,7 @@ def json_table(file: Content) -> Table:
 
 
 def _json_row(line: str, where: str) -> dict[str, Any]:
+    """Return the JSON object in a line; error messages begin with `where`."""
     try:
         row = json.loads(line)
         if "\\u" in line:

@@ -47,7 +47,7 @@ class Tokenizer:
 
     Attributes:
         FILES: The names of the files that store the tokenizer in a run folder.
-        is_character_level: Whether each token is one character or grapheme, so that a cut text ends after a token.
+        is_character_level: Whether each token is one character or grapheme.
 
     Args:
         options: The options, an instance of `Options`.
@@ -240,7 +240,7 @@ def register_tokenizer(name: str, cls: type[Tokenizer]) -> None:
 
 
 def tokenizer_class(kind: str) -> type[Tokenizer]:
-    """Return the class of a kind of tokenizer, which is built in, registered, or from an installed package."""
+    """Return the class of the tokenizer `kind`, which is built in, registered, or defined by an installed package."""
     cls: type[Tokenizer] = EXTENSIBLE["tokenizer"].find_class(kind, TOKENIZERS, KIND_CHECKS["tokenizer"])
     return cls
 

@@ -1,7 +1,8 @@
 """Tokenize the texts of a table in one pass into a flat array of ids.
 
-Tokens get provisional ids in order of appearance, which are written to a temporary file. After the last text they are
-counted and mapped to the ids of the vocabulary, block by block.
+Each token gets a provisional id in order of appearance, and the provisional ids of all texts are written to a temporary
+file. After the last text, the tokens are counted, and the file is read again block by block: each provisional id is
+replaced by the id of the token in the vocabulary.
 """
 
 from array import array
@@ -93,6 +94,7 @@ class TokenizedTexts:
             yield np.frombuffer(block, dtype=np.uint32)
 
     def _counts(self) -> dict[str, int]:
+        """Return how often each token occurs in all texts, including the parts after cuts."""
         counts = np.zeros(len(self.ids) + END + 1, dtype=np.int64)
         for block in self._blocks():
             counts += np.bincount(block, minlength=len(counts))

@@ -115,10 +115,10 @@ def separate(
     Args:
         source: The training table.
         dev: The development table. Without it, or for a value without development texts, 5 % of the rows are held out.
-        config: A `Config`, which sets all options, or a mapping of some options by section; the others follow from
-            the texts of each value.
+        config: A `Config`, which sets all options, or a mapping of some options by section; the other options follow
+            from the texts of each value.
         folder: The folder that will contain the run folders.
-        by: The column. Values with fewer texts than `min_context_count` get no run.
+        by: The column whose values get separate runs, except values with fewer than `min_context_count` texts.
         budget: The time or work of each training.
         resume: Whether to resume in a folder that exists.
         notify: A function that receives one-line notices; with it, progress bars go to standard error.

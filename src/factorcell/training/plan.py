@@ -217,7 +217,7 @@ def _with_precision(draft: Plan, corpus: Corpus, dev: Corpus) -> Plan:
 def measure_speed(config: Config, corpus: Corpus, dev: Corpus, models: Sequence[str] = ()) -> Speed:
     """Measure the speed of this machine on the first batches; with `models`, return the mean over them."""
     configs = [config.with_model(name) for name in models] or [config]
-    speeds = [_measure_one(config, corpus, dev) for config in configs]
+    speeds = [_measure_model(config, corpus, dev) for config in configs]
     return Speed(
         fmean(speed.step_seconds for speed in speeds),
         speeds[0].steps_per_pass,
@@ -225,7 +225,7 @@ def measure_speed(config: Config, corpus: Corpus, dev: Corpus, models: Sequence[
     )
 
 
-def _measure_one(config: Config, corpus: Corpus, dev: Corpus) -> Speed:
+def _measure_model(config: Config, corpus: Corpus, dev: Corpus) -> Speed:
     trainer = _temporary_trainer(config, corpus, dev)
     start, measured_steps = perf_counter(), 0
     for number, batch in enumerate(trainer.batches(), 1):

@@ -118,6 +118,7 @@ def _call(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, **arrays: 
 
 
 def _catch_up(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, columns: Tensor) -> None:
+    """Update `rows` of a table and of its means `first` (m) and `second` (v); `columns` has the factors of each row."""
     rate, decay, epsilon, first_decay, second_decay = columns.T[..., None]
     m, v = first[rows], second[rows]
     table[rows] = table[rows].mul_(decay).addcdiv_(m * rate, v.sqrt().add_(epsilon), value=-1.0)
@@ -125,6 +126,7 @@ def _catch_up(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, column
 
 
 def _step(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, gradient: Tensor, factors: _Factors) -> None:
+    """Take a step of Adam on `rows` of a table, and update the same rows of its means `first` (m) and `second` (v)."""
     m = first[rows].lerp_(gradient, 1 - BETA1)
     v = second[rows].mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
     table[rows] = (

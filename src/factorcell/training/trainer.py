@@ -108,7 +108,7 @@ def development_figures(run: Run, dev: Corpus) -> tuple[Row, Figures]:
 
 
 class Trainer:
-    """A run with its data and its optimizers, which takes steps of training.
+    """Takes the training steps of a run, and holds its data, its optimizers and the progress of the training.
 
     Attributes:
         raises_if_not_finite: Whether a loss or gradient that is not finite raises a `UserError`.
@@ -253,7 +253,7 @@ class Trainer:
         return norm
 
     def _not_finite_error(self, batch: Batch, nats: Tensor) -> UserError:
-        """Return the error about a loss that is not finite, which names the rows of the training data."""
+        """Return the error about a loss that is not finite; its message names the rows of the batch that cause it."""
         rows = self._rows_not_finite(batch, nats)
         listing = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
         return UserError(
@@ -346,6 +346,7 @@ class Trainer:
         files.write_rows(self.run.log_path, rows)
 
     def _restore(self) -> None:
+        """Set the weights, Adam's state and the progress to those of the checkpoint."""
         tensors, facts = files.load_tensors(self.checkpoint)
         check_format(facts.pop("format", None), FORMAT, self.checkpoint)
         shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(":value")}
