@@ -3,7 +3,7 @@
     python benchmarks/builds.py BEFORE.so AFTER.so --groups characters words --repeats 10
 
 Uses one thread and measures processor milliseconds, so other work on the machine affects both builds alike. A figure
-is the minimum of its repeats, with the part of it that was spent in compiled code.
+is the minimum of its repeats; the part in compiled code has its own minimum.
 """
 
 import argparse
@@ -61,17 +61,13 @@ def main() -> None:
     times: dict[Work, list[list[tuple[float, float]]]] = {work: [[], []] for work in works}
     for repeat in range(arguments.repeats + 1):
         for work in works:
-            for function, seconds in zip(loaded, times[work], strict=True):
-                spent = measure(work, function)
+            for build, measured in zip(loaded, times[work], strict=True):
+                milliseconds = measure(work, build)
                 if repeat:
-                    seconds.append(spent)
+                    measured.append(milliseconds)
     print("| layer | what | before | after | compiled code before | after |\n|---|---|---:|---:|---:|---:|")
-    for work, both in times.items():
-        fastest = [
-            min(column)
-            for index in (0, 1)
-            for column in ([function[index] for function in seconds] for seconds in both)
-        ]
+    for work, of_builds in times.items():
+        fastest = [min(pair[index] for pair in measured) for index in (0, 1) for measured in of_builds]
         print(f"| {work.group} | {work.what} | " + " | ".join(f"{value:.1f}" for value in fastest) + " |")
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/checks.py
 
-Both are times within the same calls, on one thread, so other work on the machine affects both alike; figures are
-medians. The share of a whole step or completion is smaller than that of the calls measured here.
+The checks are timed within the calls, on one thread, so other work on the machine affects both times alike; figures
+are medians. The share of a whole step or completion is smaller than that of the calls measured here.
 """
 
 import argparse
@@ -88,7 +88,7 @@ def softmax_sums(targets: int) -> Callable[[], object]:
 
 
 def adam_step(count: int) -> Callable[[], object]:
-    """Return a step of Adam on rows of a table of words, with catching up."""
+    """Return a step of Adam on rows of a table of words, with the catch-up of rows that earlier steps skipped."""
     adam, step = RowAdam([nn.Parameter(torch.randn(WORDS, 100))], [0.01] * 100_000, 0.0), 0
     gradient, rows = torch.randn(count, 100), torch.randperm(WORDS)[:count].sort().values
 
@@ -134,7 +134,7 @@ def main() -> None:
         ),
         "softmax sums of 500 targets, 50,000 words": softmax_sums(500),
         "softmax sums of 1 target, 50,000 words": softmax_sums(1),
-        "Adam step of 2,000 rows of a table, with catching up": adam_step(2000),
+        "Adam step of 2,000 rows of a table, with their catch-up": adam_step(2000),
         "one letter typed": letter,
         "a search for ten completions, 20 ms": search,
     }

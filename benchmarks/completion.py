@@ -91,15 +91,15 @@ def draw_prefix(user: str, text: str, position: int) -> str | None:
     return text[: 2 + number % (len(text) - 2)]
 
 
-def prefixes(path: Path, text: str, user: str, count: int, longest: int) -> list[dict[str, str]]:
-    """Return `count` random prefixes of texts of at most `longest` characters: rows with their user."""
-    chunks = open_table(path).chunks([text, user])
-    rows = [row for chunk in chunks for row in zip(chunk[text], chunk[user], strict=True)]
+def prefixes(path: Path, text_column: str, user_column: str, count: int, longest: int) -> list[dict[str, str]]:
+    """Return `count` random prefixes of texts of at most `longest` characters, as rows with the user of the text."""
+    chunks = open_table(path).chunks([text_column, user_column])
+    rows = [row for chunk in chunks for row in zip(chunk[text_column], chunk[user_column], strict=True)]
     result = []
-    for position, (typed, contender) in enumerate(rows):
-        prefix = draw_prefix(str(contender), typed, position) if len(typed) <= longest else None
+    for position, (text, user) in enumerate(rows):
+        prefix = draw_prefix(str(user), text, position) if len(text) <= longest else None
         if prefix is not None:
-            result.append({text: prefix, user: str(contender)})
+            result.append({text_column: prefix, user_column: str(user)})
     random.Random(0).shuffle(result)
     return result[:count]
 
@@ -157,11 +157,11 @@ class Bench:
         results: list[SearchResult] = self.engines[name].search([self.request(typed[name])], None, 1)
         return results[0]
 
-    def throughput(self, name: str, everyone: list[dict[str, Any]], threads: int) -> float:
+    def throughput(self, name: str, states_of_prefixes: list[dict[str, Any]], threads: int) -> float:
         """Return the completions per second (wall-clock) for 32 requests at once: the median over such groups."""
         rates = []
-        for start in range(0, len(everyone) - USERS + 1, USERS):
-            requests = [self.request(typed[name]) for typed in everyone[start : start + USERS]]
+        for start in range(0, len(states_of_prefixes) - USERS + 1, USERS):
+            requests = [self.request(typed[name]) for typed in states_of_prefixes[start : start + USERS]]
             begin = time.perf_counter()
             self.engines[name].search(requests, None, threads)
             rates.append(USERS / (time.perf_counter() - begin))
@@ -251,14 +251,14 @@ def main() -> None:
     bench = Bench(run)
     texts = prefixes(options.table, run.config.data.text, options.user, options.prefixes, options.longest)
     with torch.inference_mode():
-        everyone = [bench.measure_row(row) for row in tqdm(texts, unit="prefix", disable=None)]
+        states_of_prefixes = [bench.measure_row(row) for row in tqdm(texts, unit="prefix", disable=None)]
     if run.config.data.user:
         bench.learn([row[run.config.data.text] for row in texts])
     with torch.inference_mode():
         rows = bench.figures()
         for name in bench.engines:
-            if name != PLAIN and len(everyone) >= USERS:
-                rate = bench.throughput(name, everyone, options.threads)
+            if name != PLAIN and len(states_of_prefixes) >= USERS:
+                rate = bench.throughput(name, states_of_prefixes, options.threads)
                 rows.append({"what": f"{USERS} users, {options.threads} threads", "contender": name, "a_second": rate})
     rows.append({"what": "opening a run", "contender": FLOATS, "ms": opening_time})
     if run.config.data.user:

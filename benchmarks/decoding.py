@@ -2,7 +2,7 @@
 
     python benchmarks/decoding.py runs/hotels --column rating --tokens 70 --out decoding.jsonl
 
-Every contender generates texts of exactly that many tokens, for all values of a column in turn, in random order within
+Every contender generates texts of exactly `--tokens` tokens, for all values of a column in turn, in random order within
 each round; a figure is the median of the rounds (wall-clock). "Rows" are hypotheses that the model evaluates: one per
 token for plain sampling, 120 for a stochastic beam. The limit is `LanguageModel.step` alone, on as many texts at once
 as a decoder takes, with one context each. Run nothing else on the machine.
@@ -49,15 +49,15 @@ class Bench:
         self.run, self.tokens, self.rows = run, tokens, 0
         self.contexts = [{column: value} for value in category_values(run.schema, column)]
         self.rates: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-        for name in ("step", "advance"):
-            setattr(run.model, name, self._count_rows(getattr(run.model, name)))
+        for owner, name in ((run.model, "step"), (run.model.backbone, "forward")):  # forward: in compiled decoding
+            setattr(owner, name, self._count_rows(getattr(owner, name)))
 
     def _count_rows(self, read: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function with counting of its rows."""
+        """Return a function that also counts the rows that it evaluates."""
 
-        def counted(token: torch.Tensor, *rest: Any) -> Any:
-            self.rows += len(token)
-            return read(token, *rest)
+        def counted(inputs: torch.Tensor, *rest: Any) -> Any:
+            self.rows += len(inputs)
+            return read(inputs, *rest)
 
         return counted
 
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description="Generate texts in contexts: tokens per second of each decoder.")
     parser.add_argument("run", type=Path, help="run folder")
-    parser.add_argument("--column", required=True, help="context column whose values the texts have in turn")
+    parser.add_argument("--column", required=True, help="context column; the texts have its values in turn")
     parser.add_argument("--tokens", type=int, default=70, help="tokens of a text (default: 70)")
     parser.add_argument("--texts", type=int, default=256, help="texts of a round, fewer for beams (default: 256)")
     parser.add_argument("--rounds", type=int, default=5)

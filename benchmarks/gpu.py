@@ -2,9 +2,9 @@
 
     python benchmarks/gpu.py --repeats 20 --out gpu.jsonl
 
-Forward pass, and forward with backward pass, all in one process, in random order, medians of the device's own clock.
-The limit is the rate of a large matrix product in bfloat16, measured among the rest. Writes one JSON object per
-measurement, with the device's description. To run the same steps without a GPU, with meaningless times:
+Measures the forward pass, and the forward with the backward pass, in one process and in random order; figures are
+medians of times by the device's own clock. The limit is the rate of a large matrix product in bfloat16. Writes one
+JSON object per measurement, with the device's description. To run the same steps without a GPU, with meaningless times:
 
     TRITON_INTERPRET=1 python benchmarks/gpu.py --shapes tiny
 """
@@ -33,7 +33,7 @@ SHAPES: dict[str, Shape] = {
     "tiny": {"batch": 3, "steps": 2, "embedding": 4, "hidden": 8, "rank": 2},
 }
 TYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-Run = Callable[..., tuple[Tensor, Tensor]]
+Recurrence = Callable[..., tuple[Tensor, Tensor]]
 
 
 def loop(
@@ -61,8 +61,8 @@ def loop(
     return torch.stack(outputs, dim=1), memory
 
 
-def layer(run: Run, shape: Shape, kind: torch.dtype, device: str, backward: bool, rank: int) -> Once:
-    """Return one adapted layer with given L and R, including the products of the inputs."""
+def layer(run: Recurrence, shape: Shape, kind: torch.dtype, device: str, backward: bool, rank: int) -> Once:
+    """Return a call of one adapted layer with random L and R, including the products of the inputs."""
     batch, steps, embedding, hidden = (shape[name] for name in ("batch", "steps", "embedding", "hidden"))
 
     def new(*sizes: int, scale: float = 1.0) -> Tensor:
@@ -85,7 +85,7 @@ def layer(run: Run, shape: Shape, kind: torch.dtype, device: str, backward: bool
 
 
 def lstm(shape: Shape, kind: torch.dtype, device: str, backward: bool) -> Once:
-    """Return cuDNN's LSTM: four gates, no adapters."""
+    """Return a call of cuDNN's LSTM: four gates, no adapters."""
     model = torch.nn.LSTM(shape["embedding"], shape["hidden"], batch_first=True).to(device, kind)
     inputs = torch.randn(shape["batch"], shape["steps"], shape["embedding"], device=device, dtype=kind)
     inputs.requires_grad_(backward)
@@ -101,7 +101,7 @@ def lstm(shape: Shape, kind: torch.dtype, device: str, backward: bool) -> Once:
 
 def contenders(shape: Shape, kind: torch.dtype, device: str, backward: bool) -> dict[str, Once]:
     """Return the functions that are compared for a shape."""
-    runs: dict[str, Run] = {"fused": gpu_recurrence.run, "plain loop": loop}
+    runs: dict[str, Recurrence] = {"fused": gpu_recurrence.run, "plain loop": loop}
     return {
         **{name: layer(run, shape, kind, device, backward, shape["rank"]) for name, run in runs.items()},
         "fused, no adapters": layer(gpu_recurrence.run, shape, kind, device, backward, 0),
@@ -110,7 +110,7 @@ def contenders(shape: Shape, kind: torch.dtype, device: str, backward: bool) -> 
 
 
 def product(size: int, device: str) -> Once:
-    """Return a square matrix product in bfloat16: 2 size^3 operations."""
+    """Return a call of a square matrix product in bfloat16: 2 size^3 operations."""
     a, b = (torch.randn(size, size, device=device).bfloat16() for _ in range(2))
     return lambda: ignore(a @ b)
 

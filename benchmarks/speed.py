@@ -3,7 +3,7 @@
     python benchmarks/speed.py --threads 2 --repeats 7 --out speed.jsonl
 
 All contenders run in random order; a figure is the median of its repeats. Limits are measured among them: a large
-matrix product (PyTorch's library, which on some processors is slower than the processor) and a sweep over memory.
+matrix product (by PyTorch's library, which does not reach the peak rate of some processors) and a sweep over memory.
 Writes one JSON object per measurement, with the machine's description.
 
 A training changes how its process allocates memory, so it is better to measure each group in a separate process, as
@@ -60,7 +60,7 @@ class Work:
 
 
 def cell_work(name: str, shape: dict[str, int], layer_norm: bool) -> list[Work]:
-    """Forward and backward pass of one layer; PyTorch's LSTM has four gates and no adapters."""
+    """Return forward and backward passes of one layer; PyTorch's LSTM has four gates and no adapters."""
     batch, steps, embedding, hidden, rank = shape.values()
     inputs = torch.randn(batch, steps, embedding, requires_grad=True)
     gradient = torch.randn(batch, steps, hidden)
@@ -161,7 +161,7 @@ def step_work() -> list[Work]:
 
 
 def score_work() -> list[Work]:
-    """Exact nats of 4,000 targets among 50,000 words, without and with gradients."""
+    """Return calls for exact nats of 4,000 targets among 50,000 words, without and with gradients."""
     count, width = 4000, 216
     values, table = torch.randn(count, width) * 0.3, torch.randn(WORDS, width) * 0.3
     bias, targets = torch.randn(WORDS), torch.randint(WORDS, (count,))
@@ -204,7 +204,7 @@ def score_work() -> list[Work]:
 
 
 def limits() -> list[Work]:
-    """Limits of the machine: 2 * 2048^3 operations, and 256 MB read."""
+    """Return the limits of the machine: a product of 2 * 2048^3 operations, and a read of 256 MB."""
     a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
     short, sweep = (a.bfloat16(), b.bfloat16()), torch.randn(64_000_000)
     return [
@@ -234,7 +234,7 @@ BASELINES = ("plain loop", "plain path", "cross_entropy")
 
 
 def rows(seconds: dict[Work, float]) -> list[dict[str, Any]]:
-    """Return milliseconds, tokens per second, speed relative to the baseline and nn.LSTM, and to the product's rate."""
+    """Return milliseconds, tokens per second, and rates relative to the baseline, nn.LSTM and the matrix product."""
     product = next(work.operations / spent for work, spent in seconds.items() if work.what == "matrix product")
     result = []
     for work, spent in seconds.items():

@@ -36,12 +36,12 @@ from factorcell.training.trainer import Trainer
 PARTS: list[tuple[Any, str, str]] = [
     (Corpus, "batch", "next batch"),
     (Proposal, "draw", "drawing samples"),
-    (SoftmaxHead, "reads", "row lookup"),
+    (SoftmaxHead, "sampled_rows", "row lookup"),
     (RowAdam, "catch_up", "row catch-up, other"),
     (RowAdam, "read", "row reads"),
-    (ContextEncoder, "parts", "context"),
+    (ContextEncoder, "variable_embeddings", "context"),
     (ContextEncoder, "join", "context"),
-    (LanguageModel, "sampled", "forward, other"),
+    (LanguageModel, "sampled_nats", "forward, other"),
     (LanguageModel, "forward", "forward, other"),
     (RecurrentBackbone, "condition", "adapters"),
     (RecurrentBackbone, "forward", "recurrence, around it"),
@@ -86,7 +86,7 @@ class Clock:
             self.inside[-1] += whole
 
     def watch(self, owner: Any, name: str, part_of_call: Callable[..., str]) -> None:
-        """Count the time of a function from now on, for the part that `called` returns for its arguments."""
+        """Count the time of a function from now on, for the part that `part_of_call` returns for its arguments."""
         function = getattr(owner, name)
 
         def timed(*positional: Any, **keywords: Any) -> Any:
@@ -101,7 +101,7 @@ def measure(trainer: Trainer, steps: int) -> dict[str, float]:
     clock, batches = Clock(), trainer.batches()
     for owner, name, part in PARTS:
         clock.watch(owner, name, lambda *_, part=part: part)
-    clock.watch(library, "call", lambda function, arguments, number, *ways: COMPILED[function, ways])
+    clock.watch(library, "call", lambda function, arguments, number, *flags: COMPILED[function, flags])
     clock.watch(Trainer, "step", lambda *_: "step, other")
     for step in range(steps + steps // 4):
         if step == steps // 4:

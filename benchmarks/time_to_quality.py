@@ -95,13 +95,13 @@ def factorcell(config: Config, corpus: Corpus, dev: Corpus) -> Iterator[Evaluati
 
 def time_to_goal(name: str, evaluations: Iterator[Evaluation], goal: float, minutes: float) -> dict[str, Any]:
     """Return the minutes until the perplexity is at most `goal`, or the perplexity after `minutes`."""
-    begun, best, tokens, spent = time.perf_counter(), math.inf, 0.0, 0.0
+    begun, best, passes, spent = time.perf_counter(), math.inf, 0.0, 0.0
     for passes, perplexity in tqdm(evaluations, desc=name, unit="evaluation"):
-        spent, best, tokens = (time.perf_counter() - begun) / 60, min(best, perplexity), passes
+        spent, best = (time.perf_counter() - begun) / 60, min(best, perplexity)
         tqdm.write(f"{name}: {spent:.1f} minutes, {passes:.2f} passes, perplexity {perplexity:.1f}", file=sys.stderr)
         if best <= goal or spent > minutes:
             break
-    reached = {"passes": round(tokens, 2), "minutes": round(spent, 2), "perplexity": round(best, 2)}
+    reached = {"passes": round(passes, 2), "minutes": round(spent, 2), "perplexity": round(best, 2)}
     return {"what": name, "goal": goal, "reached": best <= goal, **reached}
 
 

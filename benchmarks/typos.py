@@ -53,19 +53,19 @@ def measure(
     name: str, suggest: Callable[[str, dict[str, Any]], list[Suggestion]], cases: list[Case], with_typo: bool
 ) -> None:
     """Print how often the text is suggested, and its rank."""
-    ranks, times = [], []
+    reciprocal_ranks, times = [], []
     for text, prefix, wrong_prefix, context in cases:
         began = time.thread_time()
         suggestions = suggest(wrong_prefix if with_typo else prefix, context)
         times.append(1e3 * (time.thread_time() - began))
-        ranks.append(
+        reciprocal_ranks.append(
             next((1 / place for place, suggestion in enumerate(suggestions, 1) if suggestion.text == text), 0.0)
         )
     row = {
         "method": name,
         "typo": with_typo,
-        "recall": round(statistics.mean(rank > 0 for rank in ranks), 3),
-        "reciprocal_rank": round(statistics.mean(ranks), 3),
+        "recall": round(statistics.mean(rank > 0 for rank in reciprocal_ranks), 3),
+        "reciprocal_rank": round(statistics.mean(reciprocal_ranks), 3),
         "milliseconds": round(statistics.median(times), 1),
     }
     print(json.dumps(row), flush=True)
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("table", type=Path)
     parser.add_argument(
-        "--counted", type=Path, help="table of texts for most popular completion, which are counted and typed"
+        "--counted", type=Path, help="table of texts that most popular completion counts and then completes"
     )
     parser.add_argument("--count", type=int, default=150)
     parser.add_argument("--k", type=int, default=10)

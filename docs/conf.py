@@ -27,6 +27,7 @@ nitpicky = True
 nitpick_ignore_regex = [(r"py:.*", r"(?!factorcell\.).*"), (r"py:.*", r"factorcell\..*\..*")]
 default_role = "code"  # a name between single back ticks in a docstring
 
+autoclass_content = "both"  # the arguments of some constructors are in `__init__`
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_default_options = {"members": True}
@@ -40,7 +41,7 @@ html_show_sphinx = False
 
 
 def mathml(tex: str, block: bool) -> str:
-    """Write an equation as MathML, which browsers draw without scripts, fonts or a network."""
+    """Return an equation as MathML, which browsers draw without scripts, fonts or a network."""
     try:
         return tex2mathml(tex, as_block=block)
     except MathError as error:
@@ -81,8 +82,15 @@ class CommandHelp(SphinxDirective):
         return self.parse_text_to_nodes("\n".join(parts), allow_section_headings=True)
 
 
+def remove_inherited_lines(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Remove the generic lines that constructors without a docstring inherit from PyTorch and named tuples."""
+    generic = "Initialize internal Module state", "Create new instance of"
+    lines[:] = [line for line in lines if not line.startswith(generic)]
+
+
 def setup(app: Sphinx) -> None:
-    """Draw equations as MathML, and know the blocks of our own."""
+    """Draw equations as MathML, and register the directive and the lexer of this site."""
+    app.connect("autodoc-process-docstring", remove_inherited_lines)
     app.add_html_math_renderer("mathml", (inline_math, None), (block_math, None))
     app.add_directive("commands", CommandHelp)
     app.add_lexer("order", TextLexer)  # the order of layers in architecture.md

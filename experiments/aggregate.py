@@ -14,7 +14,7 @@ from factorcell.evaluation.statistics import Ratios, add_training_variance
 from factorcell.evaluation.text_figures import Figures, TextSums
 from study import EXPERIMENTS_FOLDER, Row, grouped_figures
 
-PERPLEXITIES = ("perplexity", "said", "dev_")  # figures with these prefixes have geometric means
+PERPLEXITIES = ("perplexity", "dev_")  # figures with these prefixes have geometric means
 
 
 def published() -> dict[str, Any]:

@@ -68,7 +68,7 @@ def share(key: str, head: str) -> Column:
     return mean(key, f"{head}, %", ".1f", 100.0)
 
 
-def lower(key: str, base: str | Mapping[str, str], head: str = "gain, %") -> Column:
+def gain(key: str, base: str | Mapping[str, str], head: str = "gain, %") -> Column:
     """Return a column of relative perplexity reductions in per cent, compared with `base` or the base of each row."""
 
     def cell(rows: Rows, name: str) -> str:
@@ -79,7 +79,7 @@ def lower(key: str, base: str | Mapping[str, str], head: str = "gain, %") -> Col
     return Column(head, cell)
 
 
-def points(key: str, base: str, head: str = "", scale: float = 100.0, form: str = ".1f") -> Column:
+def difference(key: str, base: str, head: str = "", scale: float = 100.0, form: str = ".1f") -> Column:
     """Return a column of differences from the row `base`, in percentage points unless `scale` says otherwise."""
 
     def cell(rows: Rows, name: str) -> str:
@@ -128,7 +128,7 @@ def nonzero(rows: Rows, name: str) -> str:
     """Return the share of nonzero coefficients of a sparse bias, in per cent."""
     biases = [row["sparse_bias"] for row in rows.trainings[name] if "sparse_bias" in row]
     sums = [[sum(coefficients[key] for coefficients in bias) for key in ("nonzero", "coefficients")] for bias in biases]
-    return spread([left / every for left, every in sums], ".2f", 100.0)
+    return spread([remaining / total for remaining, total in sums], ".2f", 100.0)
 
 
 def penalties(rows: Rows, name: str) -> str:
@@ -141,8 +141,8 @@ def embedding(rows: Rows, name: str) -> str:
 
 
 COLUMN_KINDS: Mapping[str, Callable[..., Column]] = {
-    **{"mean": mean, "share": share, "lower": lower, "points": points, "paper": paper, "paper_gain": paper_gain},
-    **{"about": any_row, "of": fixed_row},
+    **{"mean": mean, "share": share, "gain": gain, "difference": difference, "paper": paper, "paper_gain": paper_gain},
+    **{"any_row": any_row, "fixed_row": fixed_row},
 }
 FIXED_COLUMNS = {  # columns without arguments
     "parameters": Column("parameters", lambda rows, name: number(rows.first(name).get("parameters"), ",.0f")),
@@ -195,10 +195,10 @@ def make_table(read: Read, spec: Mapping[str, Any]) -> str:
 def system(rows: Rows, source: str, label: str, keys: Mapping[str, str]) -> Rows:
     """Return a row `label` with the figures `keys` (new name -> name) of the row `source`."""
 
-    def chosen(values: Mapping[str, Any]) -> Row:
+    def renamed(values: Mapping[str, Any]) -> Row:
         return {new: values[key] for new, key in keys.items() if key in values}
 
     return Rows(
-        {**chosen(row), "row": label, "seed": row["seed"], "exact": row.get("exact"), "sums": chosen(row["sums"])}
+        {**renamed(row), "row": label, "seed": row["seed"], "exact": row.get("exact"), "sums": renamed(row["sums"])}
         for row in rows.trainings.get(source, ())
     )

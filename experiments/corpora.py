@@ -19,7 +19,7 @@ from pyarrow import parquet as pq
 
 from factorcell.config import UserError
 
-TEST_TEXTS = 2000  # minimum, unless that is more than a quarter of the training table
+TEST_TEXTS = 2000  # minimum number of test texts, unless `MAX_SHARE` of the training table is less
 MAX_SHARE = 0.25
 PARTS = ("train", "dev", "test")
 
@@ -32,7 +32,7 @@ def text_hash(text: str) -> int:
 
 
 def select_test(texts: Sequence[str], min_texts: int = TEST_TEXTS) -> NDArray[np.bool_]:
-    """Return which texts (N,) are test texts: those with the lowest hashes, at least `min_texts` of them."""
+    """Return a mask (N,) of the test texts: those with the lowest hashes, at least `min_texts` of them."""
     hashes = np.array([text_hash(text) for text in texts], dtype=np.uint64)
     count = min(min_texts, int(len(hashes) * MAX_SHARE))
     if count == 0:
@@ -65,7 +65,7 @@ def split_test(train: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 
 def parts(data: Path, folder: Path, name: str, share: float = 1.0) -> Tables:
-    """Write the parts of a data set to `folder` once: the first `share` of training texts, ten times that of others."""
+    """Write the first `share` of the training texts of a data set, and ten times that share of the others, once."""
     tables: Tables = {}
     for part in PARTS:
         rows = share if part == "train" else min(1.0, 10 * share)

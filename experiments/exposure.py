@@ -1,7 +1,7 @@
 """Measure how much a model exposes of rare private texts, by training options.
 
 exposure: each row trains a small model on commit subjects with 100 canaries, 10 for each of 1 to 10 repetitions, and
-audits it; the trainings of a row differ in model and canaries
+audits it; the trainings of a row differ in their initial weights and their canaries
 exposure_phrases: 50 passphrases of four common words, each typed three times by one user, ranked among 1,000 others
 """
 
@@ -35,15 +35,15 @@ def sample_users(train: pa.Table, count: int) -> pa.Table:
 def tables(data: Path, folder: Path, share: float) -> Tables:
     paths = {part: data / "commits" / f"{part}.parquet" for part in ("train", "dev")}
 
-    def judged(part: int) -> pa.Table:
+    def dev_texts(part: int) -> pa.Table:
         table, count = corpora.read(paths["dev"]), round(share * DEV_TEXTS) or 1
         places = np.random.default_rng(0).permutation(len(table))[part * count : (part + 1) * count]
         return table.take(np.sort(places))
 
     makers = {
         "train": lambda: sample_users(corpora.read(paths["train"]), round(share * TRAINING_TEXTS)),
-        "dev": lambda: judged(0),
-        "test": lambda: judged(1),
+        "dev": lambda: dev_texts(0),
+        "test": lambda: dev_texts(1),
     }
     return {
         part: corpora.create_once(folder / f"exposure-{part}-{share:g}.parquet", make) for part, make in makers.items()
@@ -73,6 +73,7 @@ def phrases(train: pa.Table) -> list[str]:
 
 
 def plant_phrases(train: pa.Table) -> pa.Table:
+    """Return the texts followed by the passphrases, each as `REPETITIONS` texts of a random user."""
     places = np.random.default_rng(8).permutation(len(train))[:PHRASES]
     rows = [{**row, "text": text} for row, text in zip(train.take(places).to_pylist(), phrases(train), strict=False)]
     return pa.concat_tables([train, pa.Table.from_pylist(rows * REPETITIONS, schema=train.schema)])

@@ -27,7 +27,7 @@ RANKS = (1, 8, 15, 22, 31)  # bounds of the ranges in figure 4.5
 TEXTS_SEEN = (0, 5, 10, 20, 50, 100)  # texts of a user seen before: starts of the ranges in figure 5.2
 LENGTHS = {"prefix": (2, 4, 7, 13, 25), "query": (3, 16, 31, 46, 61)}  # characters: starts of the ranges in figure 5.3
 CHARACTER_SETS = ("languages", "tweets", "places")
-# generated texts -> title, experiment that generated them, figure by accuracy, figure by rank and perplexity
+# kind of generated texts -> title, experiment, number of the figure by accuracy, of that by rank and perplexity
 SPECIFICITY_FIGURES = {
     "ratings": ("rating", "specificity_trials_ratings", "6.1", "6.2"),
     "sampled": ("rating, sampled", "sampled_trials_hotels", "6.1", "6.2"),
@@ -112,7 +112,7 @@ def draw(axes: Axes, panel: Panel, colours: Mapping[str, str]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-# ---- which figures there are ----
+# ---- points of the figures ----
 
 
 def perplexity(name: str) -> str:

@@ -1,6 +1,7 @@
 """Thesis chapter 6: the share of generated texts that fit their context, judged by fastText trained on real texts.
 
-specificity_imdb, _ratings, _hotels: tables 6.4 and 6.5, by a stochastic beam; _prefix_...: models with control codes
+specificity_imdb, _ratings, _hotels: texts of a stochastic beam (tables 6.4 and 6.5)
+specificity_prefix_imdb, _ratings, _hotels: texts of models with control codes
 specificity_trials_ratings, _hotels: figures 6.1 to 6.4, models of random sizes
 sampled_hotels, _imdb, _trials_hotels: texts sampled at temperature 1
 
@@ -42,7 +43,7 @@ ContextAndValue = tuple[dict[str, str], str]  # a context, and the value that it
 class WritingTask:
     """Texts to generate with `options`, and the column `target` that they are judged by; `order` sorts its values.
 
-    Each model of a table writes `texts`, each model of random sizes `texts_of_trials`. File names contain `name`.
+    Each model of a table writes `texts` texts, each model of random sizes `texts_of_trials`. File names contain `name`.
     """
 
     name: str

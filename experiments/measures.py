@@ -18,7 +18,7 @@ from factorcell.model.run import Run
 from study import EXPERIMENTS_FOLDER, Measurement
 
 MAX_DISTANCE = 300.0  # km from a text to its city, as in the TACL paper
-SAMPLES = 1000  # words of the vocabulary for classification by samples; the TACL paper draws 8,000
+SAMPLES = 1000  # sampled words that replace the vocabulary in a classification; the TACL paper draws 8,000
 PAPER_SUFFIX = "_printed_cities"  # suffix of the keys of figures for the cities of the TACL paper
 
 
@@ -52,8 +52,8 @@ def measure_classification(run: Run, tables: Tables, target: str, samples: int =
     row |= {name: metrics[name] for name in ("accuracy", "macro_f1", "auc", "calibration_error", "value_nats")}
     measured = Measurement(row, {"accuracy": text_accuracies(classification)})
     return (
-        measured | calibrated_figures(classification, classify_table(tables["held"]), variable.counts_by_value)
-        if "held" in tables
+        measured | calibrated_figures(classification, classify_table(tables["calibration"]), variable.counts_by_value)
+        if "calibration" in tables
         else measured
     )
 

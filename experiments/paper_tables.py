@@ -94,12 +94,12 @@ def neighbours(read: Read) -> str:
 
 def communities(read: Read) -> str:
     """Table 3.5: perplexities of communities with the largest and smallest gains, and of those in the paper."""
-    models, shown, fewest = ("unadapted", "concat+low_rank+hash", "prefix", "ngram"), 5, 50
+    models, shown, min_titles = ("unadapted", "concat+low_rank+hash", "prefix", "ngram"), 5, 50
     rows, values = read("subreddits"), PAPER["subreddits"]
     titles = {
         community["value"]: community["count"]
         for community in rows.first(models[0])["by"]
-        if community["count"] >= fewest
+        if community["count"] >= min_titles
     }
     tables = {
         name: [{community["value"]: community["perplexity"] for community in row["by"]} for row in rows.trainings[name]]
@@ -154,12 +154,12 @@ def trials(read: Read) -> str:
             r = random_sizes.correlation_within_groups(
                 logs, accuracies, [random_sizes.has_one_hot_bias(row) for row in models]
             )
-            text, label = (
+            most_fluent, most_accurate = (
                 min(models, key=lambda row: float(row[KNOWN_PERPLEXITY])),
                 max(models, key=lambda row: float(row["accuracy"])),
             )
-            cells = [f"{text[KNOWN_PERPLEXITY]:.2f}", f"{100 * text['accuracy']:.1f}"]
-            cells += [f"{100 * label['accuracy']:.1f}", f"{label[KNOWN_PERPLEXITY]:.2f}"]
+            cells = [f"{most_fluent[KNOWN_PERPLEXITY]:.2f}", f"{100 * most_fluent['accuracy']:.1f}"]
+            cells += [f"{100 * most_accurate['accuracy']:.1f}", f"{most_accurate[KNOWN_PERPLEXITY]:.2f}"]
             classes.append([name, model, str(len(models)), interval(r, ".2f", 1.0), *cells])
         changes += [[name, change, *map(interval, common)] for change, common in random_sizes.effects(rows).items()]
     ends = ["lowest perplexity", "its accuracy, %", "highest accuracy, %", "its perplexity"]
@@ -181,7 +181,7 @@ def embedding_groups(read: Read) -> str:
             )
             shares = [f"{100 * float(np.mean([row[part][key] for row in cells])):.1f}" for part, key in keys]
             lines.append([name, column, str(cells[0]["neighbours"]["values"]), *shares])
-    heads = ["neighbor has the same, %", "by chance, %", "predicted, %", "majority class, %"]
+    heads = ["nearest neighbour has the same, %", "by chance, %", "predicted, %", "majority class, %"]
     return markdown(["model", "column", "hotels", *heads], lines)
 
 
@@ -262,10 +262,10 @@ def finetuned(read: Read) -> str:
                     *(("none", key) for key in keys),
                 )
             ]
-            saved = rows.difference_within("none", keys[0], best)
+            difference = rows.difference_within("none", keys[0], best)
             is_changed = ratios[1] != ratios[2]
             cells = [f"{np.exp(np.mean(values)):.2f}" for values in ratios]
-            gain_text = interval(gain_from_nats(saved)) if is_changed and saved else "no change"
+            gain_text = interval(gain_from_nats(difference)) if is_changed and difference else "no change"
             lines.append([domain, way, str(trainings[0][keys[0]]["texts"]), *cells, gain_text])
     heads = ["n-grams", "before", *(f"penalty {penalty}" for penalty in penalties), "gain of the best penalty, %"]
     return markdown(["texts", "fine-tuned", "test texts", *heads], lines)

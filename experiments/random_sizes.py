@@ -44,6 +44,7 @@ def draw_counts(rows: Sequence[Row]) -> Floats:
 
 
 def deviations(column: Sequence[float], groups: Sequence[Hashable]) -> list[float]:
+    """Return the deviation of each value from the mean of its group."""
     names = list(dict.fromkeys(groups))
     group_index = np.array([names.index(group) for group in groups], dtype=np.int64)
     means = np.bincount(group_index, column) / np.bincount(group_index)

@@ -64,7 +64,7 @@ class Training(NamedTuple):
 
 @dataclass(frozen=True)
 class Measurement:
-    """Figures of a run, and the contribution of every text to those that are compared."""
+    """Figures of a run, and the contribution of every text to those figures that rows are compared by."""
 
     row: Row
     figures: Figures = field(default_factory=dict)
@@ -349,7 +349,7 @@ def terminate_on_exit(running: Mapping[Any, "subprocess.Popen[bytes]"]) -> Itera
             process.wait()
 
 
-# ---- where a row comes from ----
+# ---- provenance of a row ----
 
 
 def current_commit() -> str:

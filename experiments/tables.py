@@ -43,7 +43,7 @@ OTHERS: Mapping[str, Mapping[str, Maker]] = {  # page -> name -> table
     "privacy.md": {"exposure": paper_tables.exposure},
     "advice.md": {"advice": paper_tables.advice},
     "generation.md": {f"sampled, {name}": partial(paper_tables.sampled, name=name) for name in ("hotels", "imdb")},
-    "completion.md": {"What it reaches": paper_tables.completion},
+    "completion.md": {"completion systems": paper_tables.completion},
 }
 WITH_PICTURES = {  # table -> the figures above it
     "Figures 4.2, 4.4 and 4.5": ("4.2", "4.4", "4.5"),

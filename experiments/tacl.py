@@ -1,6 +1,6 @@
 """Tables 3 and 4 of the TACL paper: four models on eight data sets, in perplexity and accuracy.
 
-The four models of a data set share the recipe tacl_SET.toml. For GeoTwitter the accuracy is that of the nearest of six
+The four models of a data set share the recipe tacl_SET.toml. For GeoTwitter the target is the nearest of six
 cities. Few texts are near the six cities of the paper (printed_cities.csv, figures `accuracy_printed_cities`), so
 `accuracy` is that of six other cities (us_cities.csv, world_cities.csv). Rows of hotels also have figure 6 (hotels.py).
 """
@@ -51,7 +51,7 @@ def options(model: str) -> Options:
 
 
 def tables(data_set: DataSet, data: Path, folder: Path, share: float) -> Tables:
-    """Return the texts of a data set, the judged ones, and those that a temperature is fitted to (`held`)."""
+    """Return the texts of a data set, the judged ones, and those that a temperature is fitted to (`calibration`)."""
     parts = corpora.parts(data, folder, data_set.source, share)
     judged = (
         parts["test"] if data_set.judged_texts == sys.maxsize else corpora.first(parts["test"], data_set.judged_texts)
@@ -59,7 +59,7 @@ def tables(data_set: DataSet, data: Path, folder: Path, share: float) -> Tables:
     return {
         **parts,
         "judged": judged,
-        "held": corpora.first(parts["dev"], min(data_set.judged_texts, CALIBRATION_TEXTS)),
+        "calibration": corpora.first(parts["dev"], min(data_set.judged_texts, CALIBRATION_TEXTS)),
     }
 
 

@@ -226,10 +226,10 @@ def classify_by_bayes_rule(scorer: Scorer, variable: Variable, tables: Tables, t
     if not values.names:  # in a trial all values may be rare
         return Measurement({})
     classification = values.classify(scorer, labelled_table(tables, "judged"))
-    if "held" not in tables:
+    if "calibration" not in tables:
         return measure_accuracy(classification)
     return measure_accuracy(classification) | calibrated_figures(
-        classification, values.classify(scorer, labelled_table(tables, "held")), variable.counts_by_value
+        classification, values.classify(scorer, labelled_table(tables, "calibration")), variable.counts_by_value
     )
 
 
@@ -254,7 +254,7 @@ def labelled_texts(config: Config, tables: Tables, column: str, part: str = "jud
 def measure_classifier(
     config: Config, tables: Tables, folder: Path, target: Target, order: int, kind: str
 ) -> Measurement:
-    """Measure a classifier, calibrated on the `held` texts; like the models, naive Bayes has a uniform prior."""
+    """Measure a classifier, calibrated on the `calibration` texts; like the models, naive Bayes has a uniform prior."""
     column = target_column(target)
     corpus, test = labelled_texts(config, tables, column)
     variable = corpus.schema.categories[0]
@@ -263,9 +263,9 @@ def measure_classifier(
         classifier(kind, corpus, order, config.training.seed),
     )
     classification = values.restrict(classify(test), test)
-    if "held" not in tables:
+    if "calibration" not in tables:
         return measure_accuracy(classification)
-    _, dev = labelled_texts(config, tables, column, "held")
+    _, dev = labelled_texts(config, tables, column, "calibration")
     priors = variable.counts_by_value if kind == "bayes" else None
     return measure_accuracy(classification) | calibrated_figures(
         classification, values.restrict(classify(dev), dev), priors

@@ -70,9 +70,9 @@ def gain_on_new_texts(plain: Measurement, mixed: Measurement, tables: Tables) ->
 
 def is_new_text(train: Path, test: Path) -> NDArray[np.bool_]:
     """Return which test texts share no `SEQUENCE_LENGTH` consecutive words with a training text."""
-    training_ngrams = {run for text in corpora.read(train)["text"].to_pylist() for run in word_sequences(text)}
+    training_sequences = {words for text in corpora.read(train)["text"].to_pylist() for words in word_sequences(text)}
     return np.array(
-        [training_ngrams.isdisjoint(word_sequences(text)) for text in corpora.read(test)["text"].to_pylist()]
+        [training_sequences.isdisjoint(word_sequences(text)) for text in corpora.read(test)["text"].to_pylist()]
     )
 
 

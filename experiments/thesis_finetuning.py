@@ -44,20 +44,20 @@ DOMAINS: dict[str, tuple[str, Callable[[Row], bool]]] = {  # the data set, and t
 }
 
 
-def domain(path: Path, fits: Callable[[Row], bool], most: int) -> pa.Table:
+def domain(path: Path, fits: Callable[[Row], bool], max_texts: int) -> pa.Table:
     """Return the first texts of a table that fit, with the columns of hotels, which films lack."""
-    rows = [row for row in corpora.read(path).to_pylist() if fits(row)][:most]
+    rows = [row for row in corpora.read(path).to_pylist() if fits(row)][:max_texts]
     return pa.Table.from_pylist(
         [{"text": row["text"], **{key: str(row.get(key, "")) for key in VARIABLES}} for row in rows]
     )
 
 
 def tables(data: Path, folder: Path, share: float) -> Tables:
-    parts, most = SPARSE.tables(data, folder, share), max(20, round(MAX_TEXTS * share))
+    parts, max_texts = SPARSE.tables(data, folder, share), max(20, round(MAX_TEXTS * share))
     for name, (source, fits) in DOMAINS.items():
         for part, path in corpora.parts(data, folder, source).items():
-            table_path = folder / f"finetuned-{name.replace(' ', '_')}-{part}-{most}.parquet"
-            parts[f"{name} {part}"] = corpora.create_once(table_path, partial(domain, path, fits, most))
+            table_path = folder / f"finetuned-{name.replace(' ', '_')}-{part}-{max_texts}.parquet"
+            parts[f"{name} {part}"] = corpora.create_once(table_path, partial(domain, path, fits, max_texts))
     return parts
 
 
@@ -66,8 +66,8 @@ def measure(run: Run, tables: Tables) -> Measurement:
     measured: dict[str, Measurement] = {}
     for name in DOMAINS:
         measured[f"{name}, before"] = measure_perplexities(run, domain_parts(tables, name))
-        for way, (parts, most, rate) in WAYS.items():
-            domain_tables = domain_parts(tables, name, most)
+        for way, (parts, max_texts, rate) in WAYS.items():
+            domain_tables = domain_parts(tables, name, max_texts)
             for l1 in PENALTIES:
                 folder = run.folder.with_name(f"{run.folder.name}-finetuned") / name / way / l1
                 options: dict[str, Any] = {"parts": parts, "training": {"learning_rate": rate}, "l1": float(l1)}
@@ -80,17 +80,19 @@ def measure(run: Run, tables: Tables) -> Measurement:
 
 def ngram(config: Config, tables: Tables, folder: Path) -> Measurement:
     """Measure n-gram models of each domain, trained on the same texts with the tokenizer of the hotels."""
-    tokenizer, sizes = tokenizer_of(config, tables), {most for _, most, _ in WAYS.values()}
+    tokenizer, sizes = tokenizer_of(config, tables), {max_texts for _, max_texts, _ in WAYS.values()}
     measured = {}
-    for name, most in itertools.product(DOMAINS, sorted(sizes)):
-        parts = domain_parts(tables, name, most)
-        measured[f"{name}, {NGRAM}, {most}"] = measure_perplexities(best_ngram(config, parts, folder, tokenizer), parts)
+    for name, max_texts in itertools.product(DOMAINS, sorted(sizes)):
+        parts = domain_parts(tables, name, max_texts)
+        measured[f"{name}, {NGRAM}, {max_texts}"] = measure_perplexities(
+            best_ngram(config, parts, folder, tokenizer), parts
+        )
     return merge_measurements(measured)
 
 
-def domain_parts(tables: Tables, name: str, most: int = MAX_TEXTS) -> Tables:
+def domain_parts(tables: Tables, name: str, max_texts: int = MAX_TEXTS) -> Tables:
     parts = {part: tables[f"{name} {part}"] for part in corpora.PARTS}
-    return {**parts, "train": corpora.first(parts["train"], most)}
+    return {**parts, "train": corpora.first(parts["train"], max_texts)}
 
 
 def measure_perplexities(scorer: Scorer, tables: Tables) -> Measurement:

@@ -64,8 +64,8 @@ def tables(data: Path, folder: Path, share: float) -> Tables:
 
     def cut(part: str) -> pa.Table:
         table = parts()[part]
-        most = {"dev": DEV_TEXTS_PER_USER, "test": TEST_TEXTS_PER_USER}.get(part)
-        return table.slice(0, round(len(table) * share)) if most is None else first_per_user(table, most)
+        max_texts = {"dev": DEV_TEXTS_PER_USER, "test": TEST_TEXTS_PER_USER}.get(part)
+        return table.slice(0, round(len(table) * share)) if max_texts is None else first_per_user(table, max_texts)
 
     return {
         part: corpora.create_once(folder / f"queries-{part}-{share:g}.parquet", partial(cut, part))

@@ -1,6 +1,6 @@
 """Tables 3.3, 3.6, 3.7 and 3.8 of the thesis: sixteen combinations of adaptations, in perplexity and accuracy.
 
-`scale` rescales the recurrent layer, `concat` shifts it, `low_rank` and `hash` shift the softmax. Baselines are control
+`scale` rescales the recurrent layer, `concat` shifts it, `low_rank` and `hash` shift the logits. Baselines are control
 codes, n-grams, and classifiers (tacl_baselines.py), which learn only from texts of the judged values. Languages and the
 roles of oral arguments also have a model for each value, and mixtures of these.
 

@@ -1,6 +1,6 @@
 """Models that differ from those of another experiment in the options of rows.toml.
 
-switches: parts of the FactorCell, in short trainings; classification also with samples of the vocabulary
+switches: FactorCells with one part changed, in short trainings; classification also with sampled tokens
 restraint: regularisation of the context of hotels
 ranks: FactorCells of rank 4 and 12, with the number of training texts
 trials: 14 models of each class with random sizes, one seed each (figures 1, 3 and 5 of the TACL paper)
@@ -53,7 +53,9 @@ def measure_with_sizes(run: Run, tables: Tables, measure: Callable[[Run, Tables]
 def measure_trial(run: Run, tables: Tables, name: str) -> Measurement:
     """Measure a model of random sizes without calibration; on words with samples, as in the paper."""
     samples = SAMPLES if tacl.SETS[name].unit == "word" else 0
-    return tacl.measure_accuracy(run, {part: table for part, table in tables.items() if part != "held"}, name, samples)
+    return tacl.measure_accuracy(
+        run, {part: table for part, table in tables.items() if part != "calibration"}, name, samples
+    )
 
 
 def random_models(name: str) -> dict[str, Options]:

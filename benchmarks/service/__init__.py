@@ -1,4 +1,4 @@
-"""Load, kills, store failures and deletions of the service.
+"""Measurements of the service: load, kills, store failures and deletions.
 
     python -m benchmarks.service WHAT ... --out service.jsonl
 

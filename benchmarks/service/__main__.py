@@ -151,9 +151,11 @@ def parse_arguments() -> Arguments:
 
     add = kind(typists, of_run=True)
     add.add_argument("--people", type=int, default=32)
-    add.add_argument("--most", type=int, default=512, help="maximum of people when the load is doubled (default: 512)")
+    add.add_argument(
+        "--most", type=int, default=512, help="maximum number of users when the load is doubled (default: 512)"
+    )
     add.add_argument("--seconds", type=float, default=30.0, help="duration of each load")
-    add.add_argument("--keys", type=float, default=5.0, help="keys per second and person")
+    add.add_argument("--keys", type=float, default=5.0, help="keys per second and user")
     add.add_argument("--deadline-ms", type=int, default=100)
     add.add_argument("--given-up", action="store_true", help="cancel a request when the next key is pressed")
     add.add_argument(
@@ -188,7 +190,7 @@ def main() -> int:
     with work_folder() as folder:
         rows, columns = arguments.measure(arguments, folder)
     report.show(rows, columns)
-    report.keep(rows, arguments.out)
+    report.append(rows, arguments.out)
     faults = [fault for row in rows for fault in row.get("faults", ())]
     _say(*faults)
     return bool(faults)

@@ -12,8 +12,8 @@ from typing import Any
 
 HOST = "127.0.0.1"
 MARK = b"\r\n\r\n"  # end of a head
-PATIENCE = 30.0  # seconds
-PIECE = 1 << 16
+PATIENCE = 30.0  # seconds until a request fails
+PIECE = 1 << 16  # maximum bytes per read
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class AsyncConnection:
 
 
 def until_answered(connection: Connection, method: str, path: str, body: Any = None, seconds: float = 60.0) -> Answer:
-    """Repeat a request until the response is neither lost nor 429 or 503, and return it."""
+    """Repeat a request until a response arrives whose status is neither 429 nor 503, and return it."""
     stop = time.monotonic() + seconds
     while True:
         try:

@@ -52,7 +52,7 @@ def run(name: str, server: Server, model: Path, folder: Path, count: int) -> Row
     exports.mkdir()
 
     def live(user: str) -> None:
-        """Type, accept, look at it, export it, complete from it; then delete or forget."""
+        """Accept texts, complete and export; then delete the user or forget a text, if the user is chosen for it."""
         connection = Connection(port)
         for number, text in enumerate(texts[user]):
             body = {"user": user, "text": text, "idempotency_key": f"{user} {number}"}
@@ -79,7 +79,7 @@ def run(name: str, server: Server, model: Path, folder: Path, count: int) -> Row
         connection.close()
         running = _raw(server, [log, *exports.iterdir()])
     after = _raw(server, [log, *exports.iterdir()])
-    lost = [word for user in deleted for word in (user, *texts[user])] + [texts[user][0] for user in forgetful]
+    erased = [word for user in deleted for word in (user, *texts[user])] + [texts[user][0] for user in forgetful]
     remaining = [word for user in stay for word in (user, *texts[user])]
     return {
         "what": "deletions",
@@ -88,9 +88,9 @@ def run(name: str, server: Server, model: Path, folder: Path, count: int) -> Row
         "forgotten": len(forgetful),
         "bytes": len(after),
         "stayed": f"{len(_marks_in(running, remaining))} of {len(remaining)}",
-        "before": len(_marks_in(before, lost)),
-        "left": len(_marks_in(running, lost)) + len(_marks_in(after, lost)),
-        "purge": "; ".join(line for line in answer.splitlines() if line.startswith("left")) or "nothing",
+        "before": len(_marks_in(before, erased)),
+        "left": len(_marks_in(running, erased)) + len(_marks_in(after, erased)),
+        "purge": "; ".join(line for line in answer.splitlines() if line.startswith("still to do")) or "nothing",
     }
 
 
@@ -104,7 +104,7 @@ def _raw(server: Server, more: Sequence[Path]) -> bytes:
     return b"\n".join([server.raw(), *(path.read_bytes() for path in more)])
 
 
-def _command(verb: str, *words: str) -> "subprocess.CompletedProcess[bytes]":
+def _command(subcommand: str, *words: str) -> "subprocess.CompletedProcess[bytes]":
     """Run `factorcell users` and return its output."""
-    command = [sys.executable, "-m", "factorcell", "users", verb, *words]
+    command = [sys.executable, "-m", "factorcell", "users", subcommand, *words]
     return subprocess.run(command, check=True, capture_output=True)

@@ -24,7 +24,7 @@ from factorcell.service.privacy import Privacy
 from tests.service.oracle import learned_by_library, learned_by_service
 
 PATIENCE = 120.0  # seconds for which an accept is repeated
-KEPT = ("learned", "kept", "repeated")  # outcomes after which the text is stored
+STORED = ("learned", "kept", "repeated")  # outcomes after which the text is stored
 TYPED = 3  # length of the prefix that is completed
 
 COLUMNS = {
@@ -56,7 +56,7 @@ class Book:
     def acknowledge(self, user: str, text: str, answer: dict[str, Any]) -> None:
         """Record the response to an accept."""
         with self._lock:
-            if answer["outcome"] not in KEPT:
+            if answer["outcome"] not in STORED:
                 self.faults.append(f"{user}: {answer}")
             elif answer["number"] in self.texts[user]:
                 self.faults.append(f"{user}: number {answer['number']} occurs twice")
@@ -120,7 +120,7 @@ def one_person(port: int, service: Service, texts: Sequence[str]) -> Row:
         list(pool.map(write, range(len(texts))))
     finish(port, service, book)
     return {
-        "what": f"{len(texts)} writers of one person",
+        "what": f"{len(texts)} writers of one user",
         "people": 1,
         "requests": 2 * len(texts),
         "accepts": book.count,

@@ -14,6 +14,7 @@ from factorcell.service.http.server import ServerOptions, serve
 from tests.ports import free_port
 from tests.service.stores.servers import family
 
+# Modules that are imported once, before servers are forked.
 IMPORTED = [
     "benchmarks.service.kills",
     "factorcell.service.stores.sqlite",

@@ -1,8 +1,8 @@
 """Replay a table of texts through the running service and in Python, and compare the ranks.
 
-The service stores no text that looks like a secret (`Privacy`), the library learns every text. So three systems are
-compared: the service, the blend of `factorcell replay`, and the blend that learns only what the service stores. The
-first and the last must give every text the same rank.
+The service neither stores nor learns a text that looks like a secret (`Privacy`); the library learns it. So three
+systems are compared: the service, the blend of `factorcell replay`, and the blend that learns only what the service
+stores. The first and the last must give every text the same rank.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ class Served(System):
     withheld: int = 0
 
     def start(self, user: str) -> str:
-        """Delete the user, so nothing is stored."""
+        """Delete the user, so that the service has no earlier texts."""
         until_answered(self.connection, "DELETE", f"/v1/users/{quote(user, safe='')}")
         return user
 

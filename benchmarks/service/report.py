@@ -22,8 +22,8 @@ def about() -> Row:
     return {"processor": processor, "cores": os.cpu_count(), "load": load, "torch": torch.__version__}
 
 
-def keep(rows: Iterable[Row], out: Path | None) -> None:
-    """Append rows to a file, if `out` is given."""
+def append(rows: Iterable[Row], out: Path | None) -> None:
+    """Append rows to the file `out`, if it is not None."""
     if out is not None:
         with out.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps({**row, "time": round(time.time()), **about()}) + "\n" for row in rows)

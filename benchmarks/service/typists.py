@@ -47,13 +47,13 @@ class Responses:
     shed: int = 0
     errors: Counter[str] = field(default_factory=Counter)
     cut: int = 0
-    left: int = 0
+    cancelled: int = 0
     retries: Counter[int] = field(default_factory=Counter)
 
     @property
     def count(self) -> int:
         """The number of requests."""
-        return len(self.answered) + self.shed + self.errors.total() + self.left
+        return len(self.answered) + self.shed + self.errors.total() + self.cancelled
 
 
 @dataclass
@@ -121,7 +121,7 @@ class Typist:
             counts.errors["connection"] += 1
             return
         except asyncio.CancelledError:
-            counts.left += 1
+            counts.cancelled += 1
             raise
         self.free.append(connection)
         if answer.status == 200:
@@ -154,7 +154,7 @@ def measure(load: Load, texts: Sequence[str], server: int) -> Row:
     row["asked_a_second"] = round((complete.count + accept.count) / load.seconds, 1)
     for kind, counts in load.counts.items():
         row |= {f"{kind}_p{p}": 1000 * quantile(counts.answered, p / 100) for p in (50, 95, 99)}
-        row |= {f"{kind}_asked": counts.count, f"{kind}_left": counts.left}
+        row |= {f"{kind}_asked": counts.count, f"{kind}_cancelled": counts.cancelled}
     retries = complete.retries + accept.retries
     return row | {
         "errors": complete.errors.total() + accept.errors.total(),

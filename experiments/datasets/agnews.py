@@ -73,14 +73,14 @@ def section(number: str, first: int) -> str | None:
 
 
 def columns(content: str, heading: bool = True) -> Iterator[Copy | None]:
-    """Read lines of a section from 1, a title and a description."""
+    """Read lines of a section number (from 1), a title and a description."""
     for fields in list(table(content))[heading:]:
         name = section(fields[0], 1) if len(fields) == 3 else None
         yield Copy(f"{fields[1]} {fields[2]}", COLUMNS, name) if name else None
 
 
 def dotted(content: str) -> Iterator[Copy | None]:
-    """Read lines of a number, a section from 0 and a text whose title ends with " . " unless there are several."""
+    """Read lines of an id, a section number (from 0) and a text; its title ends at " . " if that occurs once."""
     for fields in list(table(content))[1:]:
         name = section(fields[1], 0) if len(fields) > 2 else None
         separator = DOTTED if name and fields[2].count(" . ") == 1 else JOINED
@@ -88,7 +88,7 @@ def dotted(content: str) -> Iterator[Copy | None]:
 
 
 def joined(content: str) -> Iterator[Copy | None]:
-    """Read lines of a text and a section from 0, with or without a header."""
+    """Read lines of a text and a section number (from 0), with or without a header."""
     for fields in table(content):
         if fields[1:2] == ["label"]:
             continue

@@ -30,7 +30,7 @@ from .sets import SETS, DataSet
 
 MANIFEST = "manifest.json"
 ADDRESS = "https://github.com/{}.git"
-MIN_READABLE = 0.5  # minimum share of readable records; below it the repository is a wrong one
+MIN_READABLE = 0.5  # minimum share of readable records; a repository with fewer is refused as the wrong one
 
 
 def main(argv: Sequence[str]) -> int:
@@ -74,8 +74,8 @@ def repositories(
     if len(places) != len(data_set.sources):
         names = " ".join(data_set.sources)
         raise UserError(f"--from: expected {len(data_set.sources)} repositories ({names}), got {len(places)}")
-    for (name, made_for), origin in zip(data_set.sources.items(), places, strict=True):
-        yield open_repository(name, commit or made_for, origin, clones, data_set.history)
+    for (name, default_commit), origin in zip(data_set.sources.items(), places, strict=True):
+        yield open_repository(name, commit or default_commit, origin, clones, data_set.history)
 
 
 def build(name: str, data_set: DataSet, sources: Sequence[Repository], folder: Path) -> None:

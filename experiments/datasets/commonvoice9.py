@@ -27,8 +27,8 @@ FILES = {
     "it": (COLLECTED, "frasi.txt"),
     "pt": (COLLECTED,),
 }
-MAX_SENTENCES = 16_500  # sentences of a language
-MIN_WORDS = 2  # words
+MAX_SENTENCES = 16_500  # of a language
+MIN_WORDS = 2  # of a sentence
 
 
 def rows(sources: Sequence[Repository]) -> Rows:

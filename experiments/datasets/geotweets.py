@@ -1,4 +1,4 @@
-"""Tweets with coordinates, from tables of courses in geography, each in its own repository."""
+"""Tweets with coordinates, from tables of geography courses, each in its own repository."""
 
 import re
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from .repository import Repository
 
 COLUMNS = ("created_at", "lat", "lng", "text")
 LINK = re.compile(r"https?://t\.co/\w*")
-MIN_CHARACTERS = 10  # characters
+MIN_CHARACTERS = 10  # of a tweet
 
 
 def rows(sources: Sequence[Repository]) -> Rows:

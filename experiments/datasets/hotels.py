@@ -17,8 +17,8 @@ from .repository import Repository
 
 PATH = "data/Hotel_Reviews.rda"
 COLUMNS = ("reviews.text", "name", "city", "province", "reviews.rating")
-BEST = 5.0
-MAX_HOTELS_PER_TEXT = 3  # a text of so many hotels is a description by their chain
+BEST = 5.0  # highest rating; hotels with higher ones are rated out of ten
+MAX_HOTELS_PER_TEXT = 3  # a text that this many hotels share is a description by their chain
 CUT = re.compile(r"\s*\.\.\.\s*More$")
 WORD = re.compile(r"[^\W\d_]+")
 ENGLISH = frozenset(
@@ -32,7 +32,7 @@ MIN_ENGLISH_SHARE = 0.25  # minimum share of frequent English words in an Englis
 
 
 class Review(NamedTuple):
-    """A line of the frame; the rating is 0 if it is missing."""
+    """A line of the frame; the rating 0 means that the guest gave none."""
 
     text: str
     hotel: str

@@ -1,4 +1,4 @@
-"""Read a commit of a public repository with git; nothing is checked out, and nothing of it is run."""
+"""Read a commit of a public repository with git; no file is checked out or executed."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ QUIET = {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}  # never ask for a password;
 
 
 class Repository:
-    """The `commit` of the repository `name` (owner/name), whose clone is in `folder`, with or without files."""
+    """The `commit` of the repository `name` (owner/name), cloned to `folder` with or without a working tree."""
 
     def __init__(self, name: str, folder: Path, commit: str) -> None:
         self.name = name

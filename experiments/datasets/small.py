@@ -20,7 +20,7 @@ def dbpedia14(sources: Sequence[Repository]) -> Rows:
         yield {"text": fields[1], "category": names[int(fields[0])]} if known else None
 
 
-# ---- film reviews: a file a review, NUMBER_RATING.txt; line NUMBER of a list has the address of the film ----
+# ---- film reviews: one file per review, NUMBER_RATING.txt; line NUMBER of a list has the address of the film ----
 
 REVIEWS = "aclImdb/train/"
 NAME = re.compile(r"(\d+)_(\d+)\.txt")
@@ -43,7 +43,7 @@ def imdb(sources: Sequence[Repository]) -> Rows:
             yield {"text": beginning.group(), "rating": rating, "movie": films[int(number)]} if beginning else None
 
 
-MAX_TITLES = 500  # maximum of titles per community
+MAX_TITLES = 500  # maximum number of titles per community
 
 
 def reddit_titles(sources: Sequence[Repository]) -> Rows:

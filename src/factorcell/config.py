@@ -109,7 +109,7 @@ class DataConfig:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All context columns as NAME or NAME:KIND, including those of `user` and `time`."""
+        """All context columns, by name or by name and kind, including those of `user` and `time`."""
         user = (f"{self.user}:category",) if self.user else ()
         return (*self.context, *user, *(f"{self.time}:{kind}" for kind in ("hour", "weekday") if self.time))
 

@@ -21,7 +21,7 @@ QUICK = "--min-context-count 1 --epochs 2 --batch-tokens 300 --evaluations 2 --t
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with tables of two dialects, stars and a latitude in `tables`, and with a run added in `trained`."""
+    """A folder with `tables` of two dialects, stars and a latitude, and with `trained`: the same tables and a run."""
     folder = tmp_path_factory.mktemp("world")
     (folder / "tables").mkdir()
     for name, rows, seed in (("train", 400, 1), ("dev", 80, 2), ("test", 80, 3)):
@@ -49,7 +49,7 @@ def trained(world: Path, tmp_path: Path) -> Path:
 
 
 def run_train(folder: Path, out: str, *more: str) -> int:
-    """`factorcell train` on the tables of `folder`."""
+    """Run `factorcell train` on the tables of `folder` and return its exit code."""
     context = "--text review --context dialect --context stars --context lat:number".split()
     files = [str(folder / "train.csv"), "--dev", str(folder / "dev.csv"), "--out", str(folder / out)]
     return main(["train", *files, *context, *SMALL, *QUICK, *more])

@@ -46,11 +46,14 @@ def test_the_store_defaults_to_the_environment_or_a_file_next_to_the_run(
     monkeypatch.setattr(server, "serve", lambda options, say: served.append(options))
     monkeypatch.delenv("FACTORCELL_STORE", raising=False)
     serving.run_serve(parse("runs/qac"))
+    monkeypatch.chdir(tmp_path)
+    serving.run_serve(parse("."))
     monkeypatch.setenv("FACTORCELL_STORE", "sqlite:///variable.db")
     serving.run_serve(parse("runs/qac"))
     serving.run_serve(parse("runs/qac --store sqlite:///option.db"))
     assert [options.store for options in served] == [
         "sqlite:///runs/qac.users.db",
+        f"sqlite:///{tmp_path}.users.db",
         "sqlite:///variable.db",
         "sqlite:///option.db",
     ]

@@ -104,7 +104,7 @@ def test_the_import_continues_after_a_bad_line(url: str, tmp_path: Path, capsys:
         "line 3",
     ]
     assert message.splitlines()[2:] == [
-        "users imported: 2; users that exist already, not changed: 0",
+        "users imported: 2; users that existed already and were not changed: 0",
         f"factorcell: {file}: 2 of 4 lines could not be imported",
     ]
     assert run_command(["users", "export", "--store", other], capsys)[0] == [ann, bob]
@@ -156,7 +156,7 @@ def test_invalid_exports_are_reported_by_line(content: str, tmp_path: Path, caps
     message = run_command(["users", "import", str(file), "--store", f"sqlite:///{tmp_path / 'users.db'}"], capsys, 2)[1]
     assert "line 1: " in message
     assert message.splitlines()[1:] == [
-        "users imported: 0; users that exist already, not changed: 0",
+        "users imported: 0; users that existed already and were not changed: 0",
         f"factorcell: {file}: 1 of 1 lines could not be imported",
     ]
 

@@ -21,7 +21,7 @@ from factorcell.config import UserError
 from factorcell.data.canonical import canonical, canonical_prefix
 from factorcell.data.vocabulary import SPECIAL_TOKENS
 from factorcell.model.run import Run
-from tests.completion.test_search import BOTH, CLOSE, instructions, typed_in, written_out
+from tests.completion.test_search import BOTH, CLOSE, enumerate_completions, plain_state, use_instructions
 from tests.fake_device import DEVICE, FakeDevice, inference_mode
 from tests.small_runs import make_letters, make_run
 
@@ -54,7 +54,7 @@ def test_suggestions_are_the_most_probable_whole_texts() -> None:
     run = make_letters(seed=2, spread=0.8, data={"max_tokens": 6})
     completer, best = Completer(run), {}
     for city in ("Oslo", "Nice"):
-        logs = {ids: log for ids, log in written_out(run, "a", city, 4).items() if ids}
+        logs = {ids: log for ids, log in enumerate_completions(run, "a", city, 4).items() if ids}
         texts = sorted(logs, key=lambda ids: -logs[ids])[:7]
         suggestions = best[city] = completer.complete("a", context={"city": city}, k=7)
         assert [s.log_probability for s in suggestions] == pytest.approx([logs[ids] for ids in texts], abs=CLOSE)
@@ -91,12 +91,12 @@ def test_log_probabilities_agree_with_those_of_suggestions() -> None:
         Completer(make_letters(data=USERS, variable_size=3)).log_probabilities("a", ["ab"], user)
 
 
-@pytest.mark.parametrize("unit", ["char", "grapheme"])
+@pytest.mark.parametrize("tokenizer", ["char", "grapheme"])
 @pytest.mark.parametrize("typed", NASTY.values(), ids=NASTY)
 @pytest.mark.parametrize("lowercase", [False, True])
-def test_suggestions_continue_any_typed_text(unit: str, typed: str, lowercase: bool) -> None:
+def test_suggestions_continue_any_typed_text(tokenizer: str, typed: str, lowercase: bool) -> None:
     texts = ("abc", "ab", "e\u0301a", "\u0301", "🇳🇴", "🇳", "🇴", "👩", "a\rb\n", "\r\n")
-    run = make_letters(texts, data={"tokenizer": unit, "lowercase": lowercase, "max_tokens": 30}, spread=0.8)
+    run = make_letters(texts, data={"tokenizer": tokenizer, "lowercase": lowercase, "max_tokens": 30}, spread=0.8)
     completer = Completer(run)
     suggestions = completer.complete(typed, k=25)
     shown = canonical_prefix(typed)
@@ -116,7 +116,7 @@ def test_suggestions_continue_any_typed_text(unit: str, typed: str, lowercase: b
 
 def test_a_text_with_several_tokenizations_is_suggested_once() -> None:
     run = make_letters(("🇳🇴", "🇳", "🇴"), data={"tokenizer": "grapheme", "max_tokens": 4}, spread=0.2)
-    prefix_state = typed_in(run, "")
+    prefix_state = plain_state(run, "")
     with run.scoring():
         (result,) = PlainEngine(run.model).search([SearchRequest(prefix_state, 30, 2)])
     texts = ["".join(run.tokenizer.decode(completion.ids)) for completion in result.completions]
@@ -189,7 +189,7 @@ def test_texts_that_are_not_allowed_are_replaced_by_the_next_best(model: dict[st
 @BOTH
 def test_many_prefixes_at_once_get_the_suggestions_of_each(kind: str) -> None:
     run = make_letters(("abcdef", "fed"), seed=1, spread=0.8)
-    with instructions("off" if kind == "pytorch" else kind):
+    with use_instructions("off" if kind == "pytorch" else kind):
         completer = Completer(run)
         typed_texts = [
             completer.type(completer.begin(context={"city": city}), text)

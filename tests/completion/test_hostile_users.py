@@ -151,7 +151,7 @@ def entry_points(run: Run) -> dict[str, Callable[[str], object]]:
     user, completer = User.new(run), Completer(run)
     completer.max_text_tokens = 2 * MAX_BYTES  # so that the limit of the run does not apply
 
-    def replayed(text: str) -> object:
+    def replay_text(text: str) -> object:
         return read_streams([{"text": text, "city": "Oslo", "time": 1}], run.config, user_column="city")
 
     return {
@@ -160,7 +160,7 @@ def entry_points(run: Run) -> dict[str, Callable[[str], object]]:
         "Learner.learn": lambda text: Learner(run).learn([user], [text]),
         "History.add": History().add,
         "Completer.type": lambda text: completer.type(completer.begin(user), text),
-        "replay": replayed,
+        "replay": replay_text,
     }
 
 

@@ -23,7 +23,7 @@ POPULAR = Popularity.fit([text for text in TEXTS for _ in range(RANDOM.geometric
 HISTORY = History(tuple(RANDOM.choice(TEXTS, 90)))
 
 
-def check_counts(complete: Callable[[int], Sequence[Suggestion]]) -> None:
+def check_shorter_lists(complete: Callable[[int], Sequence[Suggestion]]) -> None:
     """Check that shorter lists begin longer ones, with the same probabilities."""
     suggestions = {count: complete(count) for count in COUNTS}
     assert [len(suggestions[count]) for count in COUNTS] == list(COUNTS)
@@ -70,7 +70,7 @@ def test_shorter_lists_of_a_model_begin_longer_ones(typos: int, plain: bool) -> 
     for prefix in ("", "bac", "abcaba"):
         typed_text = completer.type(completer.begin(), prefix)
         assert not completer.suggest(typed_text, COUNTS[-1]).cut
-        check_counts(lambda count, typed_text=typed_text: completer.suggest(typed_text, count).suggestions)  # type: ignore[misc]
+        check_shorter_lists(lambda count, typed_text=typed_text: completer.suggest(typed_text, count).suggestions)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("typos", [0, 2])
@@ -82,6 +82,6 @@ def test_shorter_lists_of_a_blend_begin_longer_ones(typos: int, seed: int | None
     blend, user = Blend(Completer(run, typos=typos), POPULAR, weights), replace(User.new(run), history=HISTORY)
     sources = set()
     for prefix in ("", "bac", "abcab"):
-        check_counts(lambda count, prefix=prefix: blend.complete(prefix, user, k=count))  # type: ignore[misc]
+        check_shorter_lists(lambda count, prefix=prefix: blend.complete(prefix, user, k=count))  # type: ignore[misc]
         sources |= {s.source for s in blend.complete(prefix, user, k=40)}
     assert len(sources) >= 5

@@ -62,7 +62,7 @@ MODELS = st.fixed_dictionaries(
 
 
 @contextmanager
-def instructions(variant: str) -> Iterator[None]:
+def use_instructions(variant: str) -> Iterator[None]:
     """Use one instruction set within the block."""
     with pytest.MonkeyPatch.context() as changed:
         changed.setenv("FACTORCELL_KERNEL", variant)
@@ -73,14 +73,14 @@ def context_of(run: Run, city: str) -> Context:
     return run.prepare([{"text": "", "city": city}]).context(np.zeros(1, dtype=np.int64))
 
 
-def typed_in(run: Run, prefix: str, city: str = "Oslo") -> PrefixState:
+def plain_state(run: Run, prefix: str, city: str = "Oslo") -> PrefixState:
     """Return the state of the plain search for a prefix in a city."""
     plain = PlainEngine(run.model)
     with run.scoring():
         return plain.type(plain.begin(context_of(run, city)), run.tokenizer.encode(prefix))
 
 
-def packed_in(
+def compiled_state(
     run: Run, prefix: str, city: str = "Oslo", products: str = "float32"
 ) -> tuple[CompiledEngine, PackedPrefix]:
     """Return the compiled search of a run, and its state for a prefix in a city."""
@@ -96,15 +96,15 @@ def search(run: Run, prefix: str, k: int, max_tokens: int, kind: str = DEFAULT_K
     """Search the completions of a prefix; `options` are fields of the request or options of the search."""
     fields = {name: options.pop(name) for name in ("accept", "min_log_prob", "stop") if name in options}
     city = options.pop("city", "Oslo")
-    with run.scoring(), instructions("off" if kind == "pytorch" else kind):
+    with run.scoring(), use_instructions("off" if kind == "pytorch" else kind):
         if kind == "pytorch":
             plain = PlainEngine(run.model)
-            return plain.search([SearchRequest(typed_in(run, prefix, city), k, max_tokens, **fields)], **options)[0]
-        compiled, prefix_state = packed_in(run, prefix, city)
+            return plain.search([SearchRequest(plain_state(run, prefix, city), k, max_tokens, **fields)], **options)[0]
+        compiled, prefix_state = compiled_state(run, prefix, city)
         return compiled.search([SearchRequest(prefix_state, k, max_tokens, **fields)], **options)[0]
 
 
-def written_out(run: Run, prefix: str, city: str, max_tokens: int) -> dict[Ids, float]:
+def enumerate_completions(run: Run, prefix: str, city: str, max_tokens: int) -> dict[Ids, float]:
     """Return the log probability of every completion of at most `max_tokens` tokens, computed from whole texts."""
     letters = run.tokenizer.tokens[END + 1 :]
     endings = [ending for size in range(max_tokens + 1) for ending in itertools.product(letters, repeat=size)]
@@ -142,7 +142,7 @@ def test_search_finds_the_best_of_all_texts(kind: str, data: st.DataObject, pref
     def accept(ids: Ids) -> bool:
         return ids != refused and refused not in ids
 
-    logs = {ids: log for ids, log in written_out(run, prefix, city, max_tokens).items() if accept(ids)}
+    logs = {ids: log for ids, log in enumerate_completions(run, prefix, city, max_tokens).items() if accept(ids)}
     result = search(run, prefix, k, max_tokens, kind, accept=accept, city=city, batch=batch)
     assert not result.cut
     assert is_best(result, logs, k)
@@ -156,11 +156,11 @@ def test_typing_and_deleting_gives_the_plain_state_of_the_text_read_at_once(
     run, text = make_letters(**model), ""
     plain = PlainEngine(run.model)
     with run.scoring():
-        prefix_state = empty = typed_in(run, "")
+        prefix_state = empty = plain_state(run, "")
         for key in keys:
             text = text[:-1] if key == "<" else text + key
             prefix_state = plain.type(prefix_state, run.tokenizer.encode(text))
-        expected = typed_in(run, text)
+        expected = plain_state(run, text)
     # All hypotheses share one folded matrix.
     assert all(
         weights.matrix.dim() == 2 and weights.left is None
@@ -185,13 +185,13 @@ def test_the_compiled_state_equals_the_plain_state_after_typing_and_deleting(
     variant: str, model: dict[str, Any], keys: list[str]
 ) -> None:
     run, text = make_letters(**model), ""
-    with instructions(variant):
-        compiled, prefix_state = packed_in(run, "")
+    with use_instructions(variant):
+        compiled, prefix_state = compiled_state(run, "")
         for key in keys:
             text = text[:-1] if key == "<" else text + key
             prefix_state = compiled.type(prefix_state, run.tokenizer.encode(text))
-        _, read_at_once = packed_in(run, text)
-    plain = typed_in(run, text)
+        _, read_at_once = compiled_state(run, text)
+    plain = plain_state(run, text)
     assert prefix_state.ids == read_at_once.ids == plain.ids
     for row, read_at_once_row, (state,), logs in zip(
         prefix_state.rows, read_at_once.rows, as_any(plain.states), plain.logs, strict=True
@@ -208,7 +208,7 @@ def test_a_search_without_room_is_cut_and_returns_texts_with_correct_scores(
     kind: str, rows: int, waiting: int, seed: int, k: int
 ) -> None:
     run = make_letters(seed=seed, spread=0.8)
-    logs = written_out(run, "b", "Oslo", 4)
+    logs = enumerate_completions(run, "b", "Oslo", 4)
     result = search(run, "b", k, 4, kind, max_rows=rows, max_waiting=waiting, batch=4)
     assert result.rows <= rows
     assert result.cut or is_best(result, logs, k)
@@ -257,7 +257,7 @@ def test_special_tokens_are_never_suggested(kind: str) -> None:
     assert not any({UNKNOWN, START, END} & set(c.ids) for c in result.completions)
 
 
-def unlikely_to_end(nats: float = 3) -> Run:
+def make_run_with_long_texts(nats: float = 3) -> Run:
     """Return a run of many letters whose texts are long and about equally probable."""
     run = make_letters(("abcdefghijklmnop",), seed=1, spread=0.2, data={"max_tokens": 40})
     with torch.no_grad():
@@ -267,7 +267,7 @@ def unlikely_to_end(nats: float = 3) -> Run:
 
 @needs_compiled
 def test_the_most_probable_waiting_hypotheses_stay() -> None:
-    run = unlikely_to_end()
+    run = make_run_with_long_texts()
     whole = search(run, "a", 10, 12, max_waiting=10**6)
     assert not whole.cut
     for max_waiting in (100, 1000, 3000):
@@ -280,7 +280,7 @@ def test_the_most_probable_waiting_hypotheses_stay() -> None:
 @needs_compiled
 def test_the_deadline_ends_a_long_search() -> None:
     stopped = search(
-        unlikely_to_end(13), "a", 10, 12, max_rows=10**6, max_waiting=10**6, deadline=time.monotonic() + 0.05
+        make_run_with_long_texts(13), "a", 10, 12, max_rows=10**6, max_waiting=10**6, deadline=time.monotonic() + 0.05
     )
     assert stopped.cut
     assert 0 < stopped.rows < 10**6
@@ -288,8 +288,8 @@ def test_the_deadline_ends_a_long_search() -> None:
 
 @needs_compiled
 def test_another_thread_can_stop_one_search_of_a_call() -> None:
-    run, stop = unlikely_to_end(13), Stop()
-    compiled, prefix_state = packed_in(run, "a")
+    run, stop = make_run_with_long_texts(13), Stop()
+    compiled, prefix_state = compiled_state(run, "a")
     requests = [SearchRequest(prefix_state, 10, 12, stop=stop), SearchRequest(prefix_state, 10, 1)]
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(compiled.search, requests, max_rows=10**6, max_waiting=10**6)
@@ -316,7 +316,7 @@ def test_a_stop_calls_the_callbacks_of_blocks_that_are_active() -> None:
 @needs_compiled
 def test_rare_accepted_completions_are_found() -> None:
     run = make_letters(seed=4, spread=0.8)
-    logs = written_out(run, "a", "Oslo", 5)
+    logs = enumerate_completions(run, "a", "Oslo", 5)
     rarest = sorted(logs, key=lambda ids: logs[ids])[:3]
     result = search(run, "a", 2, 5, accept=lambda ids: ids in rarest)
     assert [c.ids for c in result.completions] == rarest[:0:-1]
@@ -328,7 +328,7 @@ def test_rare_accepted_completions_are_found() -> None:
 
 def many_requests(run: Run, products: str = "float32", count: int = 30) -> tuple[CompiledEngine, list[SearchRequest]]:
     """Return requests of many users in two cities."""
-    states = {city: packed_in(run, "", city, products) for city in ("Oslo", "Nice")}
+    states = {city: compiled_state(run, "", city, products) for city in ("Oslo", "Nice")}
     compiled, random = states["Oslo"][0], np.random.default_rng(0)
     requests = []
     for index in range(count):
@@ -368,7 +368,7 @@ def test_both_searches_agree_on_a_model_of_realistic_size(products: str) -> None
         as_any(run.model.head).bias[END] += 1.5
         as_any(run.model.head).bias[UNKNOWN] -= 5
         run.model.embedding.mul_(12)
-    compiled, prefix_state = packed_in(run, "abc", products=products)
+    compiled, prefix_state = compiled_state(run, "abc", products=products)
     (result,) = compiled.search([SearchRequest(prefix_state, 10, 5)])
     plain = search(run, "abc", 10, 5, "pytorch")
     assert not result.cut

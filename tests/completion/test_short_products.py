@@ -18,12 +18,12 @@ from tests.completion.test_search import (
     CLOSE,
     INSTRUCTION_SETS,
     MODELS,
-    instructions,
+    compiled_state,
+    enumerate_completions,
     many_requests,
     needs_compiled,
-    packed_in,
     search,
-    written_out,
+    use_instructions,
 )
 from tests.small_runs import make_letters
 
@@ -37,10 +37,10 @@ def test_completions_found_in_bfloat16_have_float32_scores(
     variant: str, model: dict[str, Any], prefix: str, k: int
 ) -> None:
     run = make_letters(**model)
-    logs = written_out(run, prefix, "Oslo", 4)
-    with instructions(variant):
-        compiled, prefix_state = packed_in(run, prefix, products="bfloat16")
-        _, float32_prefix = packed_in(run, prefix)
+    logs = enumerate_completions(run, prefix, "Oslo", 4)
+    with use_instructions(variant):
+        compiled, prefix_state = compiled_state(run, prefix, products="bfloat16")
+        _, float32_prefix = compiled_state(run, prefix)
         (result,) = compiled.search([SearchRequest(prefix_state, k, 4)])
     assert torch.equal(prefix_state.rows[-1], float32_prefix.rows[-1])
     scores = [s.log_probability for s in result.completions]
@@ -53,7 +53,7 @@ def test_completions_found_in_bfloat16_have_float32_scores(
 @pytest.mark.parametrize("variant", INSTRUCTION_SETS)
 def test_bfloat16_errors_are_within_the_margin(variant: str) -> None:
     run = make_letters(("abcdef", "fed"), seed=1, spread=0.3, hidden_size=70, rank=5, layer_norm=True)
-    with instructions(variant):
+    with use_instructions(variant):
         alone = [
             compiled.search(requests) for compiled, requests in (many_requests(run), many_requests(run, "bfloat16"))
         ]
@@ -65,11 +65,11 @@ def test_bfloat16_errors_are_within_the_margin(variant: str) -> None:
 
 def test_wrong_bfloat16_weights_do_not_change_the_completions() -> None:
     run = make_letters(("abcdefgh",), seed=1, spread=0.8)
-    compiled, prefix_state = packed_in(run, "ab", products="bfloat16")
+    compiled, prefix_state = compiled_state(run, "ab", products="bfloat16")
     packed, in_float32 = compiled.packed, search(run, "ab", 30, 5)
     with torch.no_grad():
         run.model.get_parameter("backbone.layers.0.linear.weight").mul_(-9)
-    elsewhere, _ = packed_in(run, "ab", products="bfloat16")
+    elsewhere, _ = compiled_state(run, "ab", products="bfloat16")
     arrays = {**packed.arrays, "short_weight": elsewhere.packed.arrays["short_weight"]}
     wrong = PackedModel(packed.layout, arrays, packed.specials)
     right, other = (
@@ -86,7 +86,7 @@ def test_wrong_bfloat16_weights_do_not_change_the_completions() -> None:
 def test_bfloat16_is_used_only_on_processors_that_have_it() -> None:
     run = make_letters()
     for variant in INSTRUCTION_SETS:
-        with instructions(variant):
+        with use_instructions(variant):
             for products in PRODUCT_TYPES:
                 engine = new_engine(run.model, products)
                 assert isinstance(engine, CompiledEngine)

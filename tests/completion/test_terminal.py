@@ -81,10 +81,7 @@ def test_history_and_explanation_on_the_command_line(folder: Path, capsys: pytes
 
 
 def test_probabilities_are_those_of_the_model_for_all_users(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The probability is that of the model, for users of training and for new ones.
-
-    The table and the menu show the value that orders the list, which is the share among all candidates for a blend.
-    """
+    """The rows have the probability of the model; the table and the menu show the share of a blend instead."""
     run = Run.open(folder)
     command, completer, learner = ["complete", str(folder), "a", "--threads", "1"], Completer(run), Learner(run)
     user = learn_one(run, User.new(run), "acca")

@@ -25,7 +25,7 @@ from factorcell.config import UserError
 from factorcell.data.vocabulary import END
 from factorcell.model.run import Run
 from tests.completion.test_completer import NASTY
-from tests.completion.test_search import CLOSE, typed_in, written_out
+from tests.completion.test_search import CLOSE, enumerate_completions, plain_state
 from tests.small_runs import make_letters
 
 
@@ -72,7 +72,7 @@ def test_a_band_has_the_distances_of_every_beginning(typed: str, text: str, max_
             assert actual == (min(too_many, edit_distance(text[:length], typed[:position])) if inside else too_many)
         best = min(too_many, count_typos(text[:length], typed))
         assert band.complete_typos[0] == best
-        # The continuations with the fewest typos end with a rest of the prefix.
+        # The continuations with the fewest typos end with a suffix of the prefix.
         follows = [
             min(too_many, count_typos(text[:length] + typed[position:], typed)) for position in range(len(typed) + 1)
         ]
@@ -96,7 +96,7 @@ def test_longer_prefixes_may_have_more_typos() -> None:
 
 
 def is_settled(text: str, typed: str, max_typos: int) -> bool:
-    """Return whether no continuation has fewer typos; the best continuations end with a rest of the prefix."""
+    """Return whether no continuation has fewer typos; the best continuations end with a suffix of the prefix."""
     fewest = min(count_typos(text + typed[position:], typed) for position in range(len(typed) + 1))
     return min(max_typos + 1, fewest) == min(max_typos + 1, count_typos(text, typed))
 
@@ -119,14 +119,14 @@ def enumerate_corrections(
             )
         if not settled and len(text) < max_length:
             for letter in letters:
-                if letter in run.tokenizer.tokens or letter in nearby(typed, len(text), max_typos):
+                if letter in run.tokenizer.tokens or letter in nearby_letters(typed, len(text), max_typos):
                     visit(text + letter)
 
     visit("")
     return expected
 
 
-def nearby(typed: str, position: int, max_typos: int) -> str:
+def nearby_letters(typed: str, position: int, max_typos: int) -> str:
     """Return the typed letters near a position, which is where unknown letters may stay."""
     return typed[max(0, position - max_typos) : position + max_typos + 1]
 
@@ -134,7 +134,7 @@ def nearby(typed: str, position: int, max_typos: int) -> str:
 def corrections_of(run: Run, typed: str, typos: TypoCosts, max_tokens: int = 99) -> Corrections:
     """Return the corrections that the search finds."""
     with run.scoring():
-        return find_corrections(run, tuple(typed), typed_in(run, typed), typos, max_tokens=max_tokens)
+        return find_corrections(run, tuple(typed), plain_state(run, typed), typos, max_tokens=max_tokens)
 
 
 @pytest.mark.parametrize("typed", ["abc", "aaa", "bcz", "zzz", "bacc", "abcac", "acbbca"])
@@ -174,7 +174,7 @@ def test_a_narrow_beam_reads_at_most_max_rows_hypotheses(typed: str, rows: int, 
         assert 1 <= correction.typos == count_typos(text, typed) <= max_typos_for(typed, 2)
     assert corrections_of(run, typed, TypoCosts(2, max_rows=rows, max_corrections=20)) == result
     with run.scoring():
-        prefix_state = typed_in(run, typed)
+        prefix_state = plain_state(run, typed)
         late = find_corrections(run, tuple(typed), prefix_state, TypoCosts(2), max_tokens=99, deadline=0.0)
     assert (late.corrections, late.rows) == ((), 0)
     assert late.typed_log_probability == result.typed_log_probability
@@ -189,11 +189,14 @@ CHEAP = TypoCosts(2, cost=1.5, first_token_cost=0.5)  # low costs, so that texts
 
 @pytest.mark.parametrize("typed", ["abc", "cba", "bbca", "bzc", "abcabc"])
 def test_suggestions_are_the_most_probable_of_all_texts(typed: str) -> None:
-    """Rank all texts except the prefix by log p less cost; in each round of ten, texts without typos come first."""
+    """Rank all texts except the prefix by log p - cost; in each round of ten, texts without typos come first."""
     max_tokens = max(4, len(typed))
     run = make_letters(seed=4, spread=0.6, data={"max_tokens": max_tokens + 1})
     letters, max_typos, k = "".join(run.tokenizer.tokens[END + 1 :]), max_typos_for(typed, 2), 12
-    every = {"".join(run.tokenizer.decode(ids)): log for ids, log in written_out(run, "", "Oslo", max_tokens).items()}
+    every = {
+        "".join(run.tokenizer.decode(ids)): log
+        for ids, log in enumerate_completions(run, "", "Oslo", max_tokens).items()
+    }
     if "z" in typed:  # it stays where it was typed and is read as the unknown token
         longer = (text for size in range(5) for text in map("".join, itertools.product(letters + "z", repeat=size)))
         every |= {
@@ -220,7 +223,7 @@ def test_suggestions_are_the_most_probable_of_all_texts(typed: str) -> None:
 def log_prob_of(run: Run, text: str, *, is_whole_text: bool = True) -> float:
     """Return the log probability of a whole text, or of a beginning."""
     with run.scoring():
-        read = typed_in(run, text)
+        read = plain_state(run, text)
     targets = [*read.ids, END] if is_whole_text else read.ids
     return sum(float(logs[0, token]) for logs, token in zip(read.logs, targets, strict=False))
 
@@ -229,16 +232,18 @@ def is_reachable(text: str, typed: str) -> bool:
     """Return whether the search finds a text: unknown letters stay near where they were typed, before it is settled."""
     max_typos = max_typos_for(typed, 2)
     for end, letter in enumerate(text):
-        if letter == "z" and (is_settled(text[:end], typed, max_typos) or "z" not in nearby(typed, end, max_typos)):
+        if letter == "z" and (
+            is_settled(text[:end], typed, max_typos) or "z" not in nearby_letters(typed, end, max_typos)
+        ):
             return False
     return True
 
 
 @pytest.mark.parametrize("typed", NASTY.values(), ids=NASTY)
-@pytest.mark.parametrize("unit", ["char", "grapheme"])
-def test_typos_are_forgiven_in_any_typed_text(unit: str, typed: str) -> None:
+@pytest.mark.parametrize("tokenizer", ["char", "grapheme"])
+def test_typos_are_forgiven_in_any_typed_text(tokenizer: str, typed: str) -> None:
     texts = ("abc", "ab", "e\u0301a", "\u0301", "🇳🇴", "🇳", "👩", "a\rb\n", "\r\n", "שלום")
-    run = make_letters(texts, data={"tokenizer": unit, "max_tokens": 30}, spread=0.8)
+    run = make_letters(texts, data={"tokenizer": tokenizer, "max_tokens": 30}, spread=0.8)
     plain, tolerant = Completer(run), Completer(run, typos=CHEAP)
     exact, suggestions = plain.complete(typed, k=15), tolerant.complete(typed, k=15)
     normalized, split = unicodedata.normalize("NFC", typed), plain.tokenizer.split

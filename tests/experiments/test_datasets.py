@@ -257,7 +257,7 @@ def test_hotels_require_pyreadr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_commits_are_sorted_by_author_and_time(tmp_path: Path) -> None:
-    """Authors are numbers; merges, bots and releases are left out."""
+    """Authors are pseudonyms; merges, bots and releases are left out."""
     folder = tmp_path / "home"
 
     def commit(subject: str, name: str, day: int) -> None:

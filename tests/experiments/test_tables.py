@@ -71,11 +71,11 @@ def table_maker(name: str) -> tables.Maker:
 
 def test_perplexities_have_geometric_means_and_other_figures_plain_ones() -> None:
     rows = Rows(
-        [*rows_of_seeds("a", 40.0, 90.0), row("b", 30.0, top_3=0.25, said_new=40.0), row("b", 30.0, 1, top_3=0.5)]
+        [*rows_of_seeds("a", 40.0, 90.0), row("b", 30.0, top_3=0.25, dev_new=40.0), row("b", 30.0, 1, top_3=0.5)]
     )
     assert rows.mean("a", "perplexity_known") == pytest.approx((60.0, np.std([40, 90], ddof=1)))
     assert rows.mean("b", "top_3") == pytest.approx((0.375, np.std([0.25, 0.5], ddof=1)))
-    mean, deviation = rows.mean("b", "said_new") or (0.0, 0.0)
+    mean, deviation = rows.mean("b", "dev_new") or (0.0, 0.0)
     assert mean == pytest.approx(40.0)
     assert deviation is None
     assert rows.mean("c", "perplexity") is None

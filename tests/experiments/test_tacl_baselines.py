@@ -124,7 +124,7 @@ def test_classifiers_are_calibrated_on_dev(results_folder: Path) -> None:
     assert rows_by_name["linear", 1]["classifier_dev_accuracy"] == model(dev).metrics()["accuracy"]
 
 
-def test_without_held_texts_classifiers_are_not_calibrated(results_folder: Path) -> None:
+def test_classifiers_are_not_calibrated_without_calibration_texts(results_folder: Path) -> None:
     """They can be trained on other texts than the models."""
     texts = {part: results_folder / "tables" / f"agnews_words-{part}-1.parquet" for part in ("train", "test")}
     tables, row = {"train": texts["train"], "judged": texts["test"]}, rows_by_name_and_seed(results_folder)["linear", 1]

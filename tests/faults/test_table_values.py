@@ -47,7 +47,6 @@ TYPED: dict[str, Write] = {
     "jsonl.zst": file("t.jsonl.zst", lambda rows: zstd(json_lines(rows))),
 }
 
-# Column, value, expected outcome in training, expected outcome with unknown=expected.
 BAD_NUMBERS = (
     *("abc", "1e999", "-inf", "nan", "NaN", "0x10", "1,5", "1_000", "--1", " ", "\x00", "\u202e5", "1e39", "9" * 5000),
 )
@@ -75,7 +74,7 @@ STRANGE_NAMES = (
     "nan",
 )
 DATETIME: Any = np.datetime64
-Value = tuple[str, Any, Expected, Expected]
+Value = tuple[str, Any, Expected, Expected]  # column, value, outcome as train or dev, outcome as score
 
 TEXT_VALUES: list[Value] = [
     *(("temp", value, "row 2: temp is ", "row 2: temp is ") for value in BAD_NUMBERS),

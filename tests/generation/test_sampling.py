@@ -12,7 +12,14 @@ import torch
 from factorcell.config import UserError
 from factorcell.data.vocabulary import END, UNKNOWN
 from factorcell.generation.choosing import Constraints, Sampler
-from factorcell.generation.sampling import GeneratedText, WritingTask, collect_texts, generate_steps, greedy, sampled
+from factorcell.generation.sampling import (
+    GeneratedText,
+    WritingTask,
+    collect_texts,
+    generate_steps,
+    greedy_choice,
+    sampling_choice,
+)
 from tests.brute_force import conditioning, enumerate_texts
 from tests.small_runs import make_letters, make_run
 
@@ -31,7 +38,7 @@ def generate_texts(
     prompt: tuple[int, ...] = (),
 ) -> list[GeneratedText]:
     """Return sampled texts, alternating between Oslo and Nice."""
-    choice = sampled(sampler or Sampler(), count, constraints.max_tokens, seed, first)
+    choice = sampling_choice(sampler or Sampler(), count, constraints.max_tokens, seed, first)
     contexts = (torch.arange(count) + first) % 2
     steps = generate_steps(
         WritingTask(RUN.model, conditioning(RUN, ["Oslo", "Nice"]), contexts, constraints, prompt=prompt), choice
@@ -108,7 +115,9 @@ def test_greedy_takes_the_most_probable_token() -> None:
     constraints, contexts = Constraints(max_tokens=6), torch.tensor([0, 1])
     texts = collect_texts(
         2,
-        generate_steps(WritingTask(RUN.model, conditioning(RUN, ["Oslo", "Nice"]), contexts, constraints), greedy),
+        generate_steps(
+            WritingTask(RUN.model, conditioning(RUN, ["Oslo", "Nice"]), contexts, constraints), greedy_choice
+        ),
         constraints,
     )
     for text, city in zip(texts, ("Oslo", "Nice"), strict=True):
@@ -141,7 +150,7 @@ def test_texts_continue_the_prompt() -> None:
 def test_without_time_texts_are_empty() -> None:
     context, contexts = conditioning(RUN, ["Oslo", "Nice"]), torch.tensor([0, 1, 0])
     steps = generate_steps(
-        WritingTask(RUN.model, context, contexts, UNCONSTRAINED, deadline=0), sampled(Sampler(), 3, 3)
+        WritingTask(RUN.model, context, contexts, UNCONSTRAINED, deadline=0), sampling_choice(Sampler(), 3, 3)
     )
     assert collect_texts(3, steps, UNCONSTRAINED) == [GeneratedText((), 0.0, 0, False)] * 3
 
@@ -176,7 +185,7 @@ def test_all_kinds_of_models_generate(tmp_path: Path, model: dict[str, Any]) -> 
     texts = collect_texts(
         6,
         generate_steps(
-            WritingTask(run.model, context, torch.tensor([0, 1] * 3), constraints), sampled(Sampler(), 6, 9)
+            WritingTask(run.model, context, torch.tensor([0, 1] * 3), constraints), sampling_choice(Sampler(), 6, 9)
         ),
         constraints,
     )

@@ -9,7 +9,7 @@ import pytest
 from factorcell.completion.replay.summary import summarise
 from factorcell.reports import replay
 from factorcell.reports.charts import MODEL_COLOURS, display_name
-from tests.completion.replay.test_summary import find, invented, row
+from tests.completion.replay.test_summary import find_row, random_rows, row
 from tests.pages import Page, texts_inside
 
 Row = dict[str, Any]
@@ -18,7 +18,9 @@ Row = dict[str, Any]
 @pytest.fixture(scope="module")
 def summary() -> Row:
     """Summary of three systems with all splits; one system has a name of the paper."""
-    rows = [{**row, "system": {"one": "factorcell", "two": "<two>"}.get(row["system"], "mpc")} for row in invented(30)]
+    rows = [
+        {**row, "system": {"one": "factorcell", "two": "<two>"}.get(row["system"], "mpc")} for row in random_rows(30)
+    ]
     return summarise(rows, "<two>", draws=50)
 
 
@@ -99,7 +101,7 @@ def test_the_table_has_all_metrics(summary: Row) -> None:
     rows, columns = replay.replay_table(summary)
     assert columns[:3] == ["system", "MRR", "success at 1"]
     first, base, mpc = rows
-    expected = find(summary, "factorcell")
+    expected = find_row(summary, "factorcell")
     assert first["MRR"] == f"{expected['mrr']:.3f} [{expected['mrr_low']:.3f}, {expected['mrr_high']:.3f}]"
     assert first["success at 10"] == f"{expected['success_10']:.1%}"
     low, high = (expected[f"mrr_difference_{end}"] for end in ("low", "high"))
@@ -130,7 +132,7 @@ def test_the_page_is_valid_and_has_every_metric(summary: Row) -> None:
     assert f"{summary['queries']:,} queries of 30 users" in page.text
     assert content.count("<svg") == 3
     for figure, form in (("mrr", ".3f"), ("perplexity", ".2f")):
-        expected = find(summary, "factorcell", "users")
+        expected = find_row(summary, "factorcell", "users")
         interval = f"[{expected[f'{figure}_low']:{form}}, {expected[f'{figure}_high']:{form}}]"
         assert re.search(rf"{expected[figure]:{form}}\*? {re.escape(interval)}", page.text)
     for split in rows_by(summary, "query_length", "queries_seen", "prefix_length", "prefix"):

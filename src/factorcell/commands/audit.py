@@ -31,6 +31,6 @@ def run_audit(arguments: argparse.Namespace) -> None:
         "",
         f"exposure in bits: chance level {result['chance']:.2f}, maximum {result['most']:.2f}; "
         f"p < {SIGNIFICANCE_LEVEL:g}: statistically significant",
-        f"{', '.join(SOURCES)}: number of canaries suggested to a new user who typed their first half",
+        f"{', '.join(SOURCES)}: number of canaries suggested to a new user after the first half of the canary is typed",
     )
     return None

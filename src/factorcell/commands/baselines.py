@@ -12,7 +12,7 @@ def run_baseline_ngram(arguments: argparse.Namespace) -> None:
     """Run `factorcell baseline ngram`."""
     config, tokenizer = results.reading_options(arguments.like, arguments.config, arguments.text)
     model = NGram.fit(arguments.train, config, arguments.out, order=arguments.order, tokenizer=tokenizer, progress=True)
-    terminal.notify(f"{arguments.out}: {' + '.join(f'{len(table.keys):,}' for table in model.grams)} n-grams")
+    terminal.notify(f"{arguments.out}: n-grams by order: {', '.join(f'{len(table.keys):,}' for table in model.grams)}")
 
 
 def run_baseline_bayes(arguments: argparse.Namespace) -> None:

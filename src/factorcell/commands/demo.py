@@ -53,7 +53,7 @@ MAPPED_NAMES = (
     "Si Chiang Mai", "Ixcuinquitlapilco",
 )  # fmt: skip
 GRID_STEP = 2.5  # degrees between the points of the grid
-MIN_CELL_NAMES = 10  # training names around a grid point, below which the point is left out
+MIN_CELL_NAMES = 10  # minimum number of training names in the cell of a grid point on the maps
 GENERATED_NAMES = 60  # names generated for each place; the first new ones are shown
 
 Array = NDArray[np.float64]

@@ -50,7 +50,7 @@ def _show(
         *_bits_per_byte(total),
     )
     if gain := format_difference("gain", total):
-        hint = " (the gain over an unadapted run is smaller: --baseline RUN)"
+        hint = " (the gain over an unadapted run is smaller; --baseline RUN computes it)"
         terminal.show(
             f"{over} (perplexity {total['perplexity_without']:.2f}; 95 % CI in brackets): {gain}"
             f"{hint if not baseline and total['gain'] > 0 else ''}"
@@ -93,7 +93,7 @@ def run_classify(arguments: argparse.Namespace) -> None:
     if (arguments.target is None) == (arguments.points is None):
         raise UserError("give either --target COLUMN or --points TABLE")
     if arguments.points and arguments.calibrate:
-        raise UserError("--calibrate requires --target COLUMN; named points have no temperature")
+        raise UserError("--calibrate requires --target COLUMN; no temperature is fitted with --points")
     settings: dict[str, Any] = {
         "unknown": arguments.unknown,
         "samples": arguments.samples,

@@ -63,8 +63,8 @@ def _generate(run: Run, arguments: argparse.Namespace) -> None:
     _notify_unknown_words(run, arguments.prompt)
     if arguments.stream:
         return _stream(run, contexts, settings, arguments)
-    count = len(contexts) * arguments.number
-    written = _written_rows(arguments, provenance(run, settings, arguments.prompt), contexts)
+    total = len(contexts) * arguments.number
+    finished = _count_finished_texts(arguments, provenance(run, settings, arguments.prompt), contexts)
     rows = generate(
         run,
         contexts,
@@ -73,22 +73,22 @@ def _generate(run: Run, arguments: argparse.Namespace) -> None:
         prompt=arguments.prompt,
         case=arguments.case,
         unknown=arguments.unknown,
-        first=written,
+        first=finished,
     )
     with progress_bar(
-        total=count, initial=written, desc="generating", unit="texts", show=count > 1, leave=False
+        total=total, initial=finished, desc="generating", unit="texts", show=total > 1, leave=False
     ) as bar:
         for row in rows:
             if arguments.out:
                 files.append_row(arguments.out, row)
             else:
                 _show(row, arguments)
-            written += 1
+            finished += 1
             bar.update()
-    if written < count:
-        terminal.notify(f"time limit: {written:,} of {count:,} texts are finished")
+    if finished < total:
+        terminal.notify(f"time limit: {finished:,} of {total:,} texts are finished")
     if arguments.out:
-        terminal.notify(f"{arguments.out}: {written:,} texts")
+        terminal.notify(f"{arguments.out}: {finished:,} texts")
     return None
 
 
@@ -114,7 +114,7 @@ def expand(run: Run, context: dict[str, str], each: Sequence[str]) -> list[dict[
     return [{**context, **dict(zip(each, combination, strict=True))} for combination in itertools.product(*values)]
 
 
-def _written_rows(arguments: argparse.Namespace, settings: Row, contexts: Sequence[Row]) -> int:
+def _count_finished_texts(arguments: argparse.Namespace, settings: Row, contexts: Sequence[Row]) -> int:
     """Return the number of texts that an earlier command wrote to the file."""
     if arguments.out is None or not arguments.out.exists():
         return 0

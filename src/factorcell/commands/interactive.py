@@ -69,7 +69,7 @@ class HiddenCharacters(Processor):
 
 
 def read_lines(completer: InteractiveCompleter, **terminal: Any) -> User | None:
-    """Read lines until the input ends and return the user who learned them; `terminal`: `input` and `output`."""
+    """Learn each line until the input ends and return the user; `terminal` may have an `input` and an `output`."""
     session: PromptSession[str] = PromptSession(
         completer=completer,
         complete_while_typing=True,

@@ -74,7 +74,7 @@ GROUPS: dict[str, tuple[str, tuple[Command, ...]]] = {
             Command("baseline", "train a baseline: an n-gram model or a classifier", "", BASELINES),
             Command("audit", "measure memorization: the exposure of planted random texts (canaries)", "audit"),
             Command("advise", "estimate before training what each context column could save", "advice"),
-            Command("rescore", "choose again from a speech recognizer's n-best lists, in context", "rescoring"),
+            Command("rescore", "rerank a speech recognizer's n-best lists with a model", "rescoring"),
         ),
     ),
     "complete": (
@@ -140,7 +140,7 @@ def _main(words: Sequence[str]) -> int:
         _run(path, arguments)
     except KeyboardInterrupt as stop:
         resume = RESUME_FROM_STOP if str(stop) else RESUME_FROM_CHECKPOINT
-        resume = getattr(arguments, "again", resume if hasattr(arguments, "resume") else "")
+        resume = getattr(arguments, "resume_hint", resume if hasattr(arguments, "resume") else "")
         terminal.notify("", f"{str(stop) or 'stopped'}{resume}")
         return INTERRUPTED_EXIT_CODE
     return 0
@@ -199,4 +199,4 @@ def _run(path: Sequence[Command], arguments: argparse.Namespace) -> None:
         options.set_threads(getattr(arguments, "threads", 0))
         options.set_max_memory(getattr(arguments, "max_memory", None))
         run(arguments)
-        terminal.notify(*getattr(arguments, "computed", ()))
+        terminal.notify(*getattr(arguments, "precision_notice", ()))

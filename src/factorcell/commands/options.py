@@ -230,7 +230,7 @@ def open_on_device(open_model: Callable[..., Model], folder: Path, arguments: ar
     arguments.precision = getattr(model, "precision", arguments.precision)
     if arguments.precision != precision.FLOAT32:
         speedup = getattr(model, "bfloat16_speedup", 1.0)
-        arguments.computed = getattr(arguments, "computed", None) or precision.describe_speedup(speedup)
+        arguments.precision_notice = getattr(arguments, "precision_notice", None) or precision.describe_speedup(speedup)
     return model
 
 
@@ -242,7 +242,7 @@ def set_threads(count: int) -> None:
 
 
 def set_max_memory(gib: float | None) -> None:
-    """Limit the memory of this process and of its child processes, in GiB; None: no limit but the machine's."""
+    """Limit the memory of this process and of its child processes, in GiB; None: only the machine limits it."""
     if gib is not None:
         os.environ[memory.LIMIT_VARIABLE] = str(gib)
 
@@ -275,4 +275,4 @@ def notify_rare_values(schema: "ContextSchema", *contexts: Mapping[str, str]) ->
         for value in dict.fromkeys(context[column] for context in contexts if column in context):
             if value not in variable.values and may_contain(bytes.fromhex(variable.rare_filter), value):
                 reason = f"training had fewer than {variable.min_count} texts with it"
-                terminal.notify(f"{column} {value!r} is treated as a rare value, like all rare values: {reason}")
+                terminal.notify(f"{column} {value!r} is treated as a rare value: {reason}")

@@ -1,4 +1,4 @@
-"""The command `rescore`, which chooses again from n-best lists."""
+"""The command `rescore`, which reranks n-best lists."""
 
 import argparse
 from pathlib import Path

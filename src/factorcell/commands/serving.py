@@ -31,7 +31,9 @@ def run_serve(arguments: argparse.Namespace) -> None:
         raise UserError(f"serving requires {error.name}: pip install 'factorcell[serve]'") from None
     retention = None if arguments.retention is None else parse_duration(arguments.retention)
     hint = arguments.hint or (DEMO_HINT if arguments.run == DEMO else "")
-    default_store = f"sqlite:///{arguments.run.with_name(arguments.run.name + '.users.db')}"
+    # "." and ".." do not end with the name of a folder
+    folder = arguments.run if arguments.run.name not in ("", "..") else Path(os.path.abspath(arguments.run))
+    default_store = f"sqlite:///{folder.parent / folder.name}.users.db"
     options = server.ServerOptions(
         arguments.run,
         os.environ.get(STORE_VARIABLE, default_store) if arguments.store is None else arguments.store,

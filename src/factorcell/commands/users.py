@@ -73,7 +73,7 @@ def run_users_import(arguments: argparse.Namespace) -> None:
                 failures += 1
             else:
                 imported, unchanged = imported + is_new, unchanged + (not is_new)
-    terminal.notify(f"users imported: {imported:,}; users that exist already, not changed: {unchanged:,}")
+    terminal.notify(f"users imported: {imported:,}; users that existed already and were not changed: {unchanged:,}")
     if failures:
         raise UserError(f"{arguments.file}: {failures:,} of {len(exports):,} lines could not be imported")
 
@@ -93,7 +93,8 @@ def run_users_delete(arguments: argparse.Namespace) -> None:
     """Run `factorcell users delete`."""
     with _opened_store(arguments) as store:
         deleted = sum(store.delete(checked_id(user)) for user in arguments.users)
-        terminal.notify(f"users deleted: {deleted:,} of {len(arguments.users):,}; the others are not in the store")
+        missing = "; the others are not in the store" if deleted < len(arguments.users) else ""
+        terminal.notify(f"users deleted: {deleted:,} of {len(arguments.users):,}{missing}")
         if arguments.purge:
             terminal.notify(*(f"still to do: {line}" for line in store.purge()))
 

@@ -129,7 +129,7 @@ DEFAULT = BlendWeights(dict(zip(FEATURES, (-1.0, 1.0, -0.5, 0.5, 0.0, 1.5, 0.0, 
 
 
 class Blend:
-    """Completions of the model, popular texts and the user's history.
+    """Completion from the model, popular texts and the user's history.
 
     A blend never changes, so that threads can share it. `type`, `fits` and `log_probabilities` are those of its
     completer.
@@ -187,7 +187,7 @@ class Blend:
     ) -> Suggestions:
         """Return the best `k` texts that continue a typed text, with what each source adds to their scores.
 
-        A longer list begins with the shorter one. If the model finds no text in time, the other sources remain.
+        A longer list begins with the shorter one. If the model finds no text in time, the other sources still suggest.
         Without a user, the model alone suggests.
 
         Args:
@@ -209,14 +209,14 @@ class Blend:
 
     def candidates(self, prefix: str, by_model: Suggestions, history: History, k: int) -> list[Candidate]:
         """Return the proposals of all sources with their features, at most `k` of each source, every text once."""
-        modelled = by_model.suggestions[:k]
+        from_model = by_model.suggestions[:k]
         popular = [] if self.popular is None else self.popular.complete(prefix, k)
         personal = self._tolerate_typos(history).complete(prefix, k)
-        typos = {suggestion.text: suggestion.typos for suggestion in (*modelled, *popular, *personal)}
+        typos = {suggestion.text: suggestion.typos for suggestion in (*from_model, *popular, *personal)}
         ages = {text: age for age, text in reversed(list(enumerate(reversed(history.texts))))}
         model_logs, popular_logs, personal_logs = (
             {suggestion.text: suggestion.log_probability for suggestion in suggestions}
-            for suggestions in (modelled, popular, personal)
+            for suggestions in (from_model, popular, personal)
         )
         min_log_prob = min(model_logs.values(), default=0.0)
         remaining = math.log1p(-min(1 - 1e-6, sum(map(math.exp, model_logs.values()))))

@@ -1,9 +1,9 @@
-"""Compiled search: returns the same completions as `PlainEngine`, many times as fast.
+"""Compiled search: returns the same completions as `PlainEngine`, several times faster.
 
     [i, f, o] = b + [x, h] W + ([x, h] L) R        log p(v | x, h) = log softmax(E P h + a)
 
 A `PackedModel` is built once per model and a `PackedContext` (b, L, R and a) once per context. Threads can share both,
-because each call has its own work memory. Models that cannot be packed are searched by `PlainEngine`.
+because each call allocates its own working memory. Models that cannot be packed are searched by `PlainEngine`.
 
 Shapes: V vocabulary, E embedding, H hidden, R rank.
 """
@@ -40,7 +40,7 @@ from factorcell.model.packing import PRODUCT_TYPES, PackedContext, PackedModel
 from factorcell.model.precision import FLOAT32
 
 BATCH = 16  # hypotheses expanded at once, initially
-# Nats by which the errors of products of this type differ between texts, in 99 of 100 searches.
+# Nats by which rounding in this type can change the difference of two texts' scores, in 99 of 100 searches.
 MARGIN = {"float32": 0.0, "bfloat16": 0.05}
 
 
@@ -51,8 +51,8 @@ class PackedPrefix:
     Attributes:
         context: The packed context.
         ids: The tokens of the prefix.
-        rows: A row (2H + V) after the start token and after each token: h, m and the log probabilities of the next
-            token, computed in float32.
+        rows: A row (2H + V) after the start token and after each token: the hidden state h, the cell memory m and the
+            log probabilities of the next token, computed in float32.
     """
 
     context: PackedContext
@@ -97,8 +97,8 @@ class CompiledEngine:
     ) -> list[SearchResult]:
         """Return the completions of each request.
 
-        The compiled code does not call `accept`: if too few of its completions are accepted, the search is repeated for
-        twice as many.
+        The compiled code does not call `accept`. If too few of its completions are accepted, the search is repeated for
+        twice as many completions.
 
         Args:
             requests: The requests, each answered by one thread.
@@ -142,15 +142,15 @@ class _Call:
         self.packed, self.request, self.k = packed, request, k
         self.max_rows, self.max_waiting = max_rows, max_waiting
         counts = (k, request.max_tokens, int(request.accept(())), max_rows, max_waiting, 0, 0)
-        room = min(k, max_rows + 1)  # the prefix and each expanded hypothesis can end once
+        max_completions = min(k, max_rows + 1)  # the prefix and each expanded hypothesis can end once
         REQUEST.sizes(counts)
         self.arrays = {
-            "scores": torch.empty(room, dtype=torch.double),
-            "lengths": torch.empty(room, dtype=torch.int32),
-            "tokens": torch.empty(room, request.max_tokens, dtype=torch.int32),
+            "scores": torch.empty(max_completions, dtype=torch.double),
+            "lengths": torch.empty(max_completions, dtype=torch.int32),
+            "tokens": torch.empty(max_completions, request.max_tokens, dtype=torch.int32),
         }
         arrays = {**self.arrays, "start": request.prefix_state.rows[-1]}
-        addresses = _addresses(packed, request.prefix_state.context, counts, room, arrays, "a search")
+        addresses = _addresses(packed, request.prefix_state.context, counts, max_completions, arrays, "a search")
         self.structure = REQUEST.structure(seconds, 0.0, *counts, *addresses)
 
     def result(self, previous: SearchResult | None) -> SearchResult:
@@ -196,11 +196,11 @@ def _addresses(
     packed: PackedModel,
     context: PackedContext,
     counts: tuple[int, ...],
-    room: int,
+    max_completions: int,
     arrays: Mapping[str, Tensor],
     case: str,
 ) -> list[int | None]:
-    """Return the addresses of a context and of the `arrays` of a request for at most `room` completions.
+    """Return the addresses of a context and of the `arrays` of a request for at most `max_completions` completions.
 
     Raises:
         ValueError: The context or an array does not have the sizes of the model.
@@ -208,7 +208,7 @@ def _addresses(
     layout = packed.layout
     if context.layout != layout:
         raise ValueError(f"request: expected a context packed for {layout}, got {context.layout}")
-    letters = ("K", room), ("V", layout.vocabulary_size), ("S", layout.state_values)
+    letters = ("K", max_completions), ("V", layout.vocabulary_size), ("S", layout.state_values)
     return [*context.addresses, *REQUEST.addresses(REQUEST.expected(counts, letters), arrays, case)]
 
 

@@ -71,7 +71,7 @@ class Suggestions:
     Attributes:
         suggestions: The most probable first.
         rows: Hypotheses that the model has read.
-        cut: Whether time or room ran out while better suggestions were possible.
+        cut: Whether the search ended at a limit of time or of hypotheses while better suggestions were possible.
     """
 
     suggestions: list[Suggestion]
@@ -110,7 +110,7 @@ class Completer:
             raise UserError(f"{run.folder}: completion: {expected}; train with --tokenizer char")
         self.run, self.unknown, self.seconds = run, unknown, seconds
         self.typo_costs, self.is_allowed, self.tokenizer = TypoCosts.of(typos), is_allowed, run.tokenizer
-        self.max_text_tokens = data.max_tokens - 1  # training cut longer texts, so that the model never saw their end
+        self.max_text_tokens = data.max_tokens - 1  # training cut longer texts, so the model never saw their ends
         self.plain_engine = PlainEngine(run.model)
         self.engine = compiled.new_engine(run.model, run.precision)
 
@@ -174,7 +174,7 @@ class Completer:
             return TypedText(tokens, self.engine.type(typed_text.prefix_state, ids), typed_text.user, plain_state)
 
     def fits(self, prefix: str) -> bool:
-        """Return whether a prefix is no longer than the texts that the run completes."""
+        """Return whether a prefix is short enough to be completed."""
         return len(self._tokens(prefix)) <= self.max_text_tokens
 
     def suggest(
@@ -182,7 +182,7 @@ class Completer:
     ) -> Suggestions:
         """Return the `k` most probable texts that continue a typed text, or a correction of it if typos are forgiven.
 
-        Texts without typos come first. A prefix that is longer than the run's texts has no suggestions.
+        Texts without typos come first. A prefix that is too long has no suggestions.
 
         Args:
             typed_text: The typed text.
@@ -205,7 +205,7 @@ class Completer:
 
         Returns:
             Log probabilities in nats, including the end of the text; NaN for a text that does not begin with `prefix`
-            or is longer than the texts that the run completes.
+            or is too long to be completed.
         """
         if not texts:
             return []
@@ -281,7 +281,7 @@ class Completer:
         stop: Stop | None = None,
     ) -> SearchRequest:
         def accept(ids: Ids) -> bool:
-            """Accept an allowed continuation that is tokenized as written, so that each text is found only once."""
+            """Accept an allowed continuation that is tokenized like its text, so that each text is found only once."""
             if len(ids) < min_new_tokens:
                 return False
             if not self.tokenizer.can_follow(typed_text.tokens, self.tokenizer.decode(ids)):

@@ -16,8 +16,8 @@ Ranges = tuple[Ints, Ints, TypoCounts, Flags]  # first text, end, typos, whether
 class TypoTolerantLookup:
     """Completion from the texts of a `Popularity` or `History` whose beginnings match the prefix up to a few typos.
 
-    The sorted texts are an implicit trie: the children of a range of texts with a common beginning are the parts into
-    which the positions cut it where neighbouring texts begin to differ.
+    The sorted texts form an implicit trie. A node is a range of texts with a common beginning, and its children are the
+    parts of the range between which the next character changes.
     """
 
     def __init__(self, lookup: Popularity | History, typos: int | TypoCosts = 2) -> None:
@@ -40,11 +40,13 @@ class TypoTolerantLookup:
         self.alphabet, letters = np.unique(points, return_inverse=True)
         self.letters = letters.astype(np.min_scalar_type(len(self.alphabet)))
         shared = self._shared_lengths()
+        # `cuts` lists the texts by the length of the beginning that they share with the text before, so that those of
+        # length d are cuts[levels[d] : levels[d + 1]].
         self.cuts = np.argsort(shared, kind="stable")
         self.levels = np.searchsorted(shared[self.cuts], np.arange(self.lengths.max(initial=0) + 2))
 
     def complete(self, prefix: str, k: int = 10) -> list[Suggestion]:
-        """Return the best `k` texts: those that begin with `prefix`, then corrections by log share less cost.
+        """Return the best `k` texts: those that begin with `prefix`, then corrections by log share minus cost.
 
         Args:
             prefix: The typed text.
@@ -89,7 +91,10 @@ class TypoTolerantLookup:
             rows = candidates & (band.complete_typos >= 1) & (band.complete_typos <= max_typos)
             matches.append((begins[rows], ends[rows], band.complete_typos[rows], band.first_token_differs[rows]))
 
-        begins, ends = np.zeros(1, dtype=np.int64), np.array([len(self.texts)])  # ranges that are not settled
+        begins, ends = (
+            np.zeros(1, dtype=np.int64),
+            np.array([len(self.texts)]),
+        )  # ranges whose number of typos is still open
         for length in range(1, len(prefix) + max_typos + 1):
             parents, begins, ends = self._children(begins, ends, length - 1)
             is_whole = self.lengths[begins] < length  # the range is one text, which ends here

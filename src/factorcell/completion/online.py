@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from factorcell import files, limits
 from factorcell.completion.popularity import History
-from factorcell.completion.texts import SHOWN, clean_text
+from factorcell.completion.texts import MAX_SHOWN, clean_text
 from factorcell.config import UserError, check_format, choose
 from factorcell.data.cache import report_truncated
 from factorcell.data.rows import Row, to_rows
@@ -39,8 +39,8 @@ Update = Callable[[Floats, Floats], tuple[Floats, Floats]]  # gradient (k,), sta
 
 FILE = "online.json"  # the learning rule in a run folder
 FORMAT = 1  # format of that file
-USER_FORMAT = 1  # format of a user's bytes
-MARK = b"fcu"  # first bytes of a user
+USER_FORMAT = 1  # format of a stored user
+MARK = b"fcu"  # first bytes of a stored user
 HEAD, CHECK = struct.Struct(f"<3sB{FINGERPRINT}sHHI"), struct.Struct("<I")
 MAX_VECTOR_SIZE, MAX_TEXT_COUNT = (1 << 16) - 1, (1 << 32) - 1
 BATCH_SIZE = 200  # texts that the model reads at once
@@ -146,7 +146,7 @@ class User:
             raise UserError(f"invalid user: {fault}")
 
     def _checks(self) -> Iterator[tuple[bool, str]]:
-        """Yield faults, and whether the user has them."""
+        """Yield pairs: whether the user has a fault, and the description of the fault."""
         vector, state, count = self.vector, self.state, self.text_count
         size, rows = vector.shape, state.shape
         types = f"{vector.dtype} and {state.dtype}"
@@ -258,8 +258,8 @@ class Learner:
 
         Args:
             users: B different users.
-            texts: One text of each user; texts that are longer than the run reads are cut, as in training.
-            contexts: Values of the other context columns of each text; missing ones have their expected values.
+            texts: One text of each user; texts of more than `max_tokens` tokens are cut, as in training.
+            contexts: Column -> value for each text, without users; a column without a value has its expected value.
 
         Returns:
             The users after learning, and the nats (B,) of the texts before learning.
@@ -278,8 +278,7 @@ class Learner:
             user.check(self.run)
             if user.state.shape != (self.state_rows, len(self.unknown_vector)):
                 raise UserError(
-                    f"{self.run.folder}: expected a user with {self.state_rows} rows of state, as "
-                    f"{self.rule.optimiser} has, got {len(user.state)}"
+                    f"{self.run.folder}: {self.rule.optimiser} has {self.state_rows} state rows, got {len(user.state)}"
                 )
         vectors = np.stack([user.vector for user in users])
         nats, gradients = self.gradients(vectors, texts, rows)
@@ -342,8 +341,8 @@ class Learner:
         history = replace(user.history, texts=(*user.history.texts, self.run.tokenizer.normalize_fully(text)))
         changes: dict[str, Any] = {"text_count": user.text_count + 1, "history": history, "fingerprint": fingerprint}
         if not np.isfinite(gradient).all():
-            return replace(user, **changes)  # the model overflows on this text, so that nothing can be learned from it
-        with np.errstate(over="ignore", invalid="ignore"):  # `User` refuses numbers that are not finite
+            return replace(user, **changes)  # the model overflows on this text
+        with np.errstate(over="ignore", invalid="ignore"):  # `User` rejects numbers that are not finite
             change, state = self.update(gradient, user.state)
             vector = user.vector + self.rule.rate * change
             length = float(np.linalg.norm(vector))
@@ -352,7 +351,7 @@ class Learner:
             return replace(user, **changes, vector=vector.astype(np.float32), state=state.astype(np.float32))
         except UserError as error:
             raise UserError(
-                f"{text[:SHOWN]!a} cannot be learned by {self.rule} ({error}); the user is unchanged"
+                f"{text[:MAX_SHOWN]!a} cannot be learned by {self.rule} ({error}); the user is unchanged"
             ) from None
 
 
@@ -362,8 +361,8 @@ def learn_one(run: Run, user: User, text: str, context: Mapping[str, Any] | None
     Args:
         run: The run with which the user was learned.
         user: The user before.
-        text: The text that the user wrote; a `Notice` reports if it is cut after `max_tokens` tokens, as in training.
-        context: Values of the other context columns.
+        text: The text that the user wrote; if it is cut after `max_tokens` tokens, as in training, a `Notice` says so.
+        context: Column -> value; a column without a value has its expected value.
 
     Returns:
         The changed user; `user` is unchanged.

@@ -49,7 +49,7 @@ class Popularity:
             min_users: Texts that fewer users wrote are omitted; ignored without `users`.
 
         Raises:
-            UserError: A text is not a string, a user has no name, or texts and users differ in number.
+            UserError: A text is not a string, a user is missing, or texts and users differ in number.
         """
         return cls(TextCounts.of(queries, min_count, users, min_users))
 

@@ -37,7 +37,7 @@ BATCH = 12  # initial batch size: small batches expand few hypotheses in vain, l
 GROWTH = 4  # the batch grows by one per this many expanded rows, which bounds the wasted share of a long search
 MAX_ROWS = 10_000  # hypotheses that one search expands
 MAX_WAITING = 10_000  # hypotheses that wait to be expanded
-MIN_PROPOSALS = 10  # texts that each source proposes at least: the weights of a blend are fitted to lists of ten
+MIN_PROPOSALS = 10  # minimum proposals of each source; the weights of a blend are fitted to lists of this length
 MAX_COUNT = int(NUMBER_LIMITS["count"].high)
 
 
@@ -71,8 +71,8 @@ def round_sizes(k: int) -> list[int]:
 def merge_rounds(best: Callable[[int], Iterable[Suggestion]], k: int) -> list[Suggestion]:
     """Return the first `k` texts of all rounds, so that a longer list begins with the shorter one.
 
-    The number of texts that a source proposes affects all probabilities. Each round, `best(size)`, therefore only
-    appends its new texts, with probabilities no higher than those of the texts before.
+    The number of texts that a source proposes affects all probabilities. Therefore each round, `best(size)`,
+    only appends texts that earlier rounds do not have, with probabilities no higher than theirs.
     """
     merged: dict[str, Suggestion] = {}
     for size in round_sizes(k):
@@ -98,7 +98,7 @@ class SearchResult:
     Attributes:
         completions: The most probable first.
         rows: Hypotheses that the model has read.
-        cut: Whether time or room ran out while better completions were possible.
+        cut: Whether the search ended at a limit of time or of hypotheses while better completions were possible.
     """
 
     completions: tuple[Completion, ...]
@@ -237,11 +237,11 @@ class PlainEngine:
         end = math.inf if deadline is None else deadline
         frontier = _Frontier(self.model, request, max_rows, max_waiting)
         while frontier.scores.size:
-            room = min(batch + frontier.expanded // GROWTH, max_rows - frontier.expanded)
-            if room <= 0 or time.monotonic() >= end or (request.stop is not None and request.stop.is_set):
+            size = min(batch + frontier.expanded // GROWTH, max_rows - frontier.expanded)
+            if size <= 0 or time.monotonic() >= end or (request.stop is not None and request.stop.is_set):
                 frontier.give_up()
                 break
-            scores, parents, tokens = frontier.take(room)
+            scores, parents, tokens = frontier.take(size)
             before = frontier.states.select(torch.from_numpy(parents).to(self.model.device))
             logs, state = self.model.step(
                 _to_tensor(self.model, tokens.tolist()), request.prefix_state.conditioning, before
@@ -266,7 +266,7 @@ class _Frontier:
         self.scores, self.codes = np.zeros(0), np.zeros(0, dtype=np.int64)
         self.finished: list[tuple[float, Ids]] = []  # a heap: the worst first
         self.by_key: dict[Hashable, tuple[float, Ids]] = {}  # the entries of `finished` by their duplicate key
-        self.best_dropped = -math.inf  # score of the best hypothesis that was dropped for lack of time or room
+        self.best_dropped = -math.inf  # score of the best hypothesis that was dropped at a limit
         zero = np.zeros(1, dtype=np.int64)
         self.add(np.zeros(1), zero, zero + model.specials.start, prefix_state.logs[-1], prefix_state.states[-1])
 
@@ -277,7 +277,7 @@ class _Frontier:
 
     @property
     def min_score(self) -> float:
-        """The score that a hypothesis must exceed: that of the k-th finished one, or the requested minimum."""
+        """The score that a hypothesis must exceed, which is that of the k-th finished one, or the requested minimum."""
         return self.finished[0][0] if len(self.finished) == self.request.k else self.request.min_log_prob
 
     def take(self, count: int) -> tuple[Floats, Ints, Ints]:

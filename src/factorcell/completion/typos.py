@@ -6,8 +6,8 @@ A correction x' of the typed prefix x is a beginning of a text y that the user m
     cost(x', x)  = typos(x', x) * TYPO_COST, plus FIRST_TOKEN_COST if the first tokens differ
 
 A typo is a token that was inserted, omitted or replaced, or two neighbouring tokens that were swapped. typos(x', x) is
-the optimal string alignment distance (Damerau 1964); the typos of a text are the fewest of all its beginnings. With j
-tokens of x' and i of x
+the optimal string alignment distance (Damerau 1964); the typos of a text are the fewest of all its beginnings. For the
+first j tokens of x' and the first i tokens of x
 
     d(j, i) = min( d(j-1, i-1) + [x'_j != x_i],  d(j-1, i) + 1,  d(j, i-1) + 1,
                    d(j-2, i-2) + 1  where x'_j = x_{i-1} and x'_{j-1} = x_i )
@@ -15,7 +15,7 @@ tokens of x' and i of x
 Only the band |i - j| <= D can contain distances of at most D. A beginning is settled if all its continuations have the
 same number of typos. The settled beginnings partition the texts, so that no text is found twice.
 
-Shapes: M beginnings, D maximum of typos, W = 2 D + 1 positions of the band, V vocabulary, B hypotheses.
+Shapes: M beginnings, D maximum number of typos, W = 2 D + 1 positions of the band, V vocabulary, B hypotheses.
 """
 
 import heapq
@@ -38,7 +38,7 @@ TypoCounts = NDArray[np.int8]
 Logs = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-TYPO_COST = 9.0  # nats per typo: about one keystroke in a hundred is wrong, in one of some eighty ways
+TYPO_COST = 9.0  # nats per typo: about one keystroke in a hundred is wrong, in one of about eighty ways
 FIRST_TOKEN_COST = 2.0  # additional nats if the first token differs: users rarely mistype the beginning
 ONE_TYPO_FROM, TWO_TYPOS_FROM = 3, 6  # typed tokens from which one typo is forgiven, and two
 MAX_ROWS = 600  # hypotheses that the model reads to find corrections
@@ -50,7 +50,7 @@ class TypoCosts:
     """Number and cost of the typos that completion forgives.
 
     Attributes:
-        max_typos: Forgiven typos: 0, 1 or 2.
+        max_typos: Maximum number of forgiven typos: 0, 1 or 2.
         cost: Nats per typo.
         first_token_cost: Additional nats if the first token differs.
         max_rows: Hypotheses that the model reads to find corrections.
@@ -277,7 +277,7 @@ class _Beam:
     def _children(self, nearby_tokens: Ints, width: int) -> tuple[Ints, Ints, Logs]:
         """Return parents, tokens and log probabilities of the next hypotheses: typed tokens and the most probable ones.
 
-        All wrong tokens match equally well, so that of one parent at most `width` can stay in the beam.
+        All tokens that were not typed nearby cost the same, so at most `width` of them per parent can stay in the beam.
         """
         logs = self.logs.cpu().double().numpy()
         count, size = logs.shape
@@ -314,8 +314,8 @@ def merge_corrections(
     Args:
         exact: Texts that begin with the prefix, with log probabilities given the prefix.
         corrections: The corrections of the prefix.
-        complete: Returns the texts that begin with a correction and whose log probabilities, given the correction,
-            exceed a number.
+        complete: Function of a correction and a log probability, which returns the texts that begin with the correction
+            and whose log probabilities, given the correction, exceed this one.
         k: Number of texts.
 
     Returns:

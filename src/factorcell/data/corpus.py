@@ -87,7 +87,7 @@ class Corpus:
 
     @property
     def target_count(self) -> int:
-        """The number of predicted tokens: all except the start tokens."""
+        """The number of predicted tokens, which are all except the start tokens."""
         return len(self.tokens) - len(self)
 
     @property

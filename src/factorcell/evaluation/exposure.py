@@ -68,6 +68,7 @@ def audit(
         progress: Whether to show a progress bar.
 
     Returns:
+        A dictionary with these items.
         `texts`: the row of `evaluate` for `table`; `canaries`: a row per canary with its exposure in bits for each
         reader, and which sources suggest it to an unseen user who typed its first half; `exposure`: means by number of
         repetitions, with intervals and tests; `chance` and `most`: the mean exposure at chance level and the largest

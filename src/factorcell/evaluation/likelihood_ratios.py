@@ -42,9 +42,9 @@ def explain(
         unknown: How to read context values that training never saw: "error", "group" or "expected".
 
     Returns:
-        A row per text with `text`, `tokenizer` (its kind), `nats` and `posterior` by context, and `tokens`: rows with
-        `token`, `known` (whether it is in the vocabulary), and the `nats` and the `posterior` after the token. For two
-        contexts, text and tokens also have the `ratio` in nats, positive if the first context is more likely.
+        A row per text with `text`, `tokenizer` (its kind), `nats` and `posterior` by context, and `tokens`, whose rows
+        have `token`, `known` (whether it is in the vocabulary), and the `nats` and the `posterior` after the token. For
+        two contexts, text and tokens also have the `ratio` in nats, positive if the first context is more likely.
 
     Raises:
         UserError: The runs read texts differently, or contexts are equal or invalid.

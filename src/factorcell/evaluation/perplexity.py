@@ -137,7 +137,7 @@ def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[Any], baseline: Sc
         baseline: An n-gram model or unadapted run with the same vocabulary; by default `run` with the expected context.
 
     Returns:
-        A row per group, the largest first: `value`, `count`, `targets`, `perplexity`, `perplexity_without` (the
+        A row per group, the largest first, with `value`, `count`, `targets`, `perplexity`, `perplexity_without` (the
         perplexity of the baseline) and `gain`, the relative reduction, with `gain_low` and `gain_high`.
 
     Raises:

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from factorcell import limits
 from factorcell.generation.choosing import Sampler
-from factorcell.generation.sampling import GeneratedText, WritingTask, finished_text, random_generator
+from factorcell.generation.sampling import GeneratedText, WritingTask, random_generator, to_generated_text
 from factorcell.model.kernels.drawing import TokenRequest, TopRequest
 
-RequestExtensions = Callable[[Sequence[int], int], TokenRequest]  # unfinished texts, hypotheses of each -> extensions
+# The contexts whose search goes on, and the number of hypotheses of each -> request for their extensions.
+RequestExtensions = Callable[[Sequence[int], int], TokenRequest]
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class _Finished:
 
 def search_beam(task: WritingTask, beam: Beam) -> list[list[GeneratedText]]:
     """Return the best texts of each context of `task` (B,), best first."""
-    return _search(task, beam, lambda texts, across: TopRequest(beam.width + 1))  # one more, since one may be the end
+    return _search(task, beam, lambda contexts, count: TopRequest(beam.width + 1))  # one more, in case one is the end
 
 
 def search_stochastic_beam(
@@ -77,9 +78,9 @@ def search_stochastic_beam(
     limits.check(branching=branching, seed=seed)
     generators = [random_generator(seed, first + text) for text in range(len(task.contexts))]
 
-    def request_extensions(texts: Sequence[int], across: int) -> TokenRequest:
+    def request_extensions(contexts: Sequence[int], count: int) -> TokenRequest:
         # Each step draws the same number of values, whatever the number of hypotheses.
-        places = [generators[text].random((beam.width, branching))[:across] for text in texts]
+        places = [generators[context].random((beam.width, branching))[:count] for context in contexts]
         return sampler.draws(torch.from_numpy(np.concatenate(places)).to(task.contexts.device))
 
     return _search(task, beam, request_extensions)
@@ -89,18 +90,18 @@ def _search(task: WritingTask, beam: Beam, request_extensions: RequestExtensions
     constraints, contexts = task.constraints, task.contexts
     finished = [_Finished(beam.num_texts) for _ in contexts]
 
-    def finish(texts: Sequence[int], tokens: Tensor, scores: Tensor) -> None:
+    def finish(contexts: Sequence[int], tokens: Tensor, scores: Tensor) -> None:
         """Finish the texts `tokens` (B, K, t) whose score (B, K) is finite."""
         for place, k in (~torch.isneginf(scores)).nonzero().tolist():
-            text = finished_text(tokens[place, k].tolist(), float(scores[place, k]), constraints)
-            finished[texts[place]].add(text.log_probability / max(1, text.targets) ** beam.length_penalty, text)
+            text = to_generated_text(tokens[place, k].tolist(), float(scores[place, k]), constraints)
+            finished[contexts[place]].add(text.log_probability / max(1, text.targets) ** beam.length_penalty, text)
 
-    hypotheses, texts = task.begin(), list(range(len(contexts)))
+    hypotheses, open_contexts = task.begin(), list(range(len(contexts)))
     scores = torch.zeros(len(contexts), 1, dtype=torch.double, device=contexts.device)  # log p (B, K)
     for step in range(constraints.max_tokens):
-        if task.is_late or not texts:
+        if task.is_late or not open_contexts:
             break
-        states, tokens, logs = task.choose(hypotheses, request_extensions(texts, scores.shape[1]), step)
+        states, tokens, logs = task.choose(hypotheses, request_extensions(open_contexts, scores.shape[1]), step)
         total = (scores.view(-1, 1) + _mask_duplicates(tokens, logs.double())).view(len(scores), -1)
         is_end = tokens.view(len(scores), -1) == constraints.end
         best = total.masked_fill(is_end, -torch.inf).topk(min(beam.width, total.shape[1]), dim=1)
@@ -112,16 +113,17 @@ def _search(task: WritingTask, beam: Beam, request_extensions: RequestExtensions
             is_done = (last_tokens == constraints.end) | constraints.ends_with_stop(hypotheses.tokens, step + 1)
             is_done = is_done.view(extensions.values.shape)
             done_scores = extensions.values.masked_fill(~is_done, -torch.inf)
-            finish(texts, _by_context(hypotheses.tokens[:, -step - 1 :], is_done), done_scores)
+            finish(open_contexts, _by_context(hypotheses.tokens[:, -step - 1 :], is_done), done_scores)
         scores = best.values.masked_fill(is_done, -torch.inf)
-        # A context can still improve if its best hypothesis can: log p falls, and max_tokens + 1 targets are the most.
+        # The search for a context ends when no hypothesis can reach the best texts: log p only falls, and a text has
+        # at most max_tokens + 1 targets.
         reachable = scores.amax(1) / (constraints.max_tokens + 1) ** beam.length_penalty
-        min_scores = scores.new_tensor([finished[text].min_score for text in texts])
+        min_scores = scores.new_tensor([finished[context].min_score for context in open_contexts])
         active = (reachable > min_scores).nonzero()[:, 0]
         hypotheses = hypotheses.select(_rows(active, scores.shape[1]))
-        texts, scores = [texts[place] for place in active.tolist()], scores[active]
-    # Tokens or time ran out.
-    finish(texts, _by_context(hypotheses.tokens[:, len(task.prompt) + 1 :], scores), scores)
+        open_contexts, scores = [open_contexts[place] for place in active.tolist()], scores[active]
+    # The limit of tokens or time was reached: the remaining hypotheses are texts without an end.
+    finish(open_contexts, _by_context(hypotheses.tokens[:, len(task.prompt) + 1 :], scores), scores)
     return [[text for _, text in best_texts.texts] for best_texts in finished]
 
 
@@ -130,9 +132,9 @@ def _by_context(tokens: Tensor, like: Tensor) -> Tensor:
     return tokens.reshape(*like.shape, tokens.shape[1])
 
 
-def _rows(texts: Tensor, across: int) -> Tensor:
-    """Return the rows of the hypotheses of `texts`, `across` per text."""
-    return (texts[:, None] * across + torch.arange(across, device=texts.device)).flatten()
+def _rows(contexts: Tensor, count: int) -> Tensor:
+    """Return the rows of the hypotheses of `contexts`, `count` per context."""
+    return (contexts[:, None] * count + torch.arange(count, device=contexts.device)).flatten()
 
 
 def _mask_duplicates(tokens: Tensor, logs: Tensor) -> Tensor:

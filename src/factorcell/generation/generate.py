@@ -34,8 +34,8 @@ from factorcell.generation.sampling import (
     WritingTask,
     collect_texts,
     generate_steps,
-    greedy,
-    sampled,
+    greedy_choice,
+    sampling_choice,
 )
 from factorcell.model import sizes
 from factorcell.model.language_model import Conditioning
@@ -239,7 +239,7 @@ def generate(
 def provenance(run: Run, options: GenerationOptions, prompt: str = "") -> files.Row:
     """Return the run and the options that are not defaults, as all rows of `generate` have them.
 
-    They include the precision, since the same seed draws other texts in another precision.
+    They include the precision, since the same seed generates different texts with a different precision.
     """
     specified = {
         field.name: getattr(options, field.name)
@@ -348,8 +348,8 @@ def _write_texts(task: WritingTask, options: GenerationOptions, size: int, first
 
 def _choice(options: GenerationOptions, count: int, first: int) -> Choice:
     if options.method == "greedy":
-        return greedy
-    return sampled(options.sampler(), count, options.max_tokens, options.seed, first)
+        return greedy_choice
+    return sampling_choice(options.sampler(), count, options.max_tokens, options.seed, first)
 
 
 def _join(run: Run, tokens: Sequence[str], case: bool) -> str:

@@ -1,6 +1,7 @@
 """Generation of texts token by token, greedily or by sampling, for many contexts at once.
 
-Shapes: N unfinished texts, B contexts, t tokens of a text, S chosen tokens per text, V vocabulary, H hidden.
+Shapes: N unfinished texts, B contexts, K hypotheses per context, L extensions per hypothesis, t tokens of a text,
+S chosen tokens per text, V vocabulary, H hidden.
 """
 
 import math
@@ -83,7 +84,7 @@ class WritingTask:
         contexts: The context of each text (N,), a row of `conditioning`.
         constraints: The constraints on the texts.
         prompt: The tokens with which all texts begin.
-        deadline: When to end, as a `time.monotonic()`; the texts then stay unfinished.
+        deadline: When to end, as a `time.monotonic()`; texts may then be unfinished.
     """
 
     model: LanguageModel
@@ -214,12 +215,12 @@ class GeneratedText:
 Choice = Callable[[Tensor, int], TokenRequest]  # texts (n,), number of the step -> request for one token of each text
 
 
-def greedy(texts: Tensor, step: int) -> TokenRequest:
+def greedy_choice(texts: Tensor, step: int) -> TokenRequest:
     """Request the most probable token of each text."""
     return TopRequest(1)
 
 
-def sampled(sampler: Sampler, count: int, max_tokens: int, seed: int = 0, first: int = 0) -> Choice:
+def sampling_choice(sampler: Sampler, count: int, max_tokens: int, seed: int = 0, first: int = 0) -> Choice:
     """Return a `Choice` that samples the tokens of `count` texts, numbered from `first`.
 
     The draws of a text depend only on `seed` and its number, not on the other texts of the batch.
@@ -259,11 +260,11 @@ def collect_texts(count: int, steps: Iterator[Step], constraints: Constraints) -
         logs[step.texts] += step.logs
         for text, token in zip(step.texts.tolist(), step.tokens.tolist(), strict=True):
             texts[text].append(token)
-    return [finished_text(text, float(log), constraints) for text, log in zip(texts, logs, strict=True)]
+    return [to_generated_text(text, float(log), constraints) for text, log in zip(texts, logs, strict=True)]
 
 
-def finished_text(tokens: Sequence[int], log_probability: float, constraints: Constraints) -> GeneratedText:
-    """Return the text of `tokens` after the prompt, the last of which may be the end token."""
+def to_generated_text(tokens: Sequence[int], log_probability: float, constraints: Constraints) -> GeneratedText:
+    """Return the generated text with `tokens`, which exclude the prompt and may include the end token."""
     has_end = constraints.end in tokens[-1:]
     has_stop = any(tuple(tokens[-len(stop) :]) == tuple(stop) for stop in constraints.stops if stop)
     return GeneratedText(tuple(tokens[: len(tokens) - has_end]), log_probability, len(tokens), has_end or has_stop)

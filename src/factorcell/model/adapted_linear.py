@@ -51,8 +51,8 @@ class AdaptedLinear(nn.Module):
         """Create the map.
 
         Args:
-            inputs: D.
-            outputs: O.
+            inputs: Number of inputs, D.
+            outputs: Number of outputs, O.
             context: K, the size of context vectors.
             adapt: Names of adapters: concat, factor, scale, and those that `register_adapter` has added.
             rank: R; if it is 0, adapters that need a rank are omitted.

@@ -74,8 +74,8 @@ class LayerSizes:
 
     Attributes:
         context: Size of a context vector, K.
-        inputs: D.
-        outputs: O.
+        inputs: Number of inputs, D.
+        outputs: Number of outputs, O.
         rank: R; 0 if the change has no low-rank part.
     """
 

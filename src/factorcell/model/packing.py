@@ -53,7 +53,7 @@ class Layout:
 
     @property
     def state_values(self) -> int:
-        """The number of values stored after a token: h, m, and the log probabilities of the next token."""
+        """The number of values stored after a token, which are h, m and the log probabilities of the next token."""
         return 2 * self.hidden + self.vocabulary_size
 
     @property

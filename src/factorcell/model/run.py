@@ -342,7 +342,7 @@ class Run:
             unknown: What a value that training never saw means: "error", "group" (the unknown value) or "expected".
 
         Returns:
-            A row per text: its number `row`, `nats`, `targets`, `perplexity`, and `tokens` if requested.
+            A row per text, with its number `row`, `nats`, `targets`, `perplexity`, and `tokens` if requested.
 
         Raises:
             UserError: The source cannot be read.

@@ -66,7 +66,7 @@ def escape(value: object) -> str:
 
 
 def note(text: str) -> str:
-    """Return a paragraph of plain text about what is next to it."""
+    """Return plain text as a paragraph in a muted colour, for explanations of tables and charts."""
     return f'<p class="muted">{escape(text)}</p>'
 
 
@@ -116,7 +116,7 @@ def chart(figure: Figure, name: str, alt: str, caption: str = "") -> str:
     content = re.sub(r' (width|height)="[\d.]+pt"', "", content)
     content = re.sub(r'\bid="', f'id="{name}-', content)
     content = content.replace("url(#", f"url(#{name}-").replace('href="#', f'href="#{name}-')
-    # Text below a curve keeps the width that it was drawn with.
+    # Tokens below a curve stay monospaced, so that they are as wide as they were drawn.
     fonts = {True: "font-family: ui-monospace, monospace", False: "font-family: var(--text)"}
     content = re.sub(r"font-family: [^;\"]*", lambda match: fonts["Mono'" in match[0]], content)
     for colour, variable in THEME.items():

@@ -32,9 +32,8 @@ Row = Mapping[str, Any]
 FIRST_COLOUR, SECOND_COLOUR = CONTRAST, ACCENT  # colours of two contexts, blue and red in the figure of the paper
 LINE_WIDTH = 56  # characters per line
 DASHES = ("-", (0, (4, 1)), (0, (1.5, 0.8)), (0, (6, 1, 1.5, 1)), (0, (3, 2)), (0, (1, 2)))  # in addition to colours
-SIZE = (
-    72 * (WIDTH - 0.4) / LINE_WIDTH / 0.63
-)  # font size in points: a character of DejaVu Sans Mono is 0.6 times as wide
+# Font size in points at which a line fits: a character of DejaVu Sans Mono is 0.6 times as wide as its font size.
+SIZE = 72 * (WIDTH - 0.4) / LINE_WIDTH / 0.63
 STRIP_HEIGHT = 0.68  # height of a line and its curve in inches
 
 Line = list[tuple[int, float, str]]  # tokens: index in the text, position of the centre on the line, shown text

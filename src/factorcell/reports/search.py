@@ -54,10 +54,11 @@ def rank_correlation(rows: Sequence[Row], name: str) -> float | None:
     return correlation
 
 
-def search_page(name: str, rows: Sequence[Row], target: str | None, logs: Collection[str]) -> str:
+def search_page(name: str, rows: Sequence[Row], target: str | None, log_options: Collection[str]) -> str:
     """Return the page of the search in the folder `name`.
 
-    `rows`: trials, the best first; `target`: column of the classification; `logs`: options with a logarithmic axis.
+    `rows`: trials, the best first; `target`: column of the classification; `log_options`: those with a logarithmic
+    axis.
     """
     complete = [row for row in rows if row["state"] == "complete"]
     best = _html(complete[:10], ("number", "model")) + elements.note(INTERVAL_NOTE)
@@ -71,7 +72,7 @@ def search_page(name: str, rows: Sequence[Row], target: str | None, logs: Collec
         figures.append(elements.chart(figure, "accuracy", "Accuracy by perplexity", caption))
     charted = [row for row in rows if row["state"] in ("complete", "pruned") and is_number(row["perplexity"])]
     if charted and options(charted):
-        figures.append(_by_option(charted, complete, logs))
+        figures.append(_by_option(charted, complete, log_options))
     if figures:
         sections.append(("Effects of the options", elements.grid(*figures)))
     every = elements.collapsible(f"All {len(rows)}, the best first", _html(rows, ("number", "state", "model")))
@@ -90,7 +91,7 @@ def _html(rows: Sequence[Row], first: Sequence[str]) -> str:
     return elements.table(flat, {name: METRICS.get(name, "") for name in (*first, *columns[3:])})
 
 
-def _by_option(charted: Sequence[Row], complete: Sequence[Row], logs: Collection[str]) -> str:
+def _by_option(charted: Sequence[Row], complete: Sequence[Row], log_options: Collection[str]) -> str:
     """Return the charts of the options, with the strongest correlations first."""
     strengths = {option: rank_correlation(complete, option) for option in options(charted)}
     order = sorted(strengths, key=lambda option: -abs(strengths[option] or 0.0))
@@ -100,7 +101,9 @@ def _by_option(charted: Sequence[Row], complete: Sequence[Row], logs: Collection
         "best trial. Hollow marks are pruned trials, at their lowest perplexity. Trials with a perplexity of more than "
         f"{MAX_RATIO:g} times the lowest are not shown."
     )
-    return elements.chart(perplexity_by_option(charted, notes, logs), "options", "Perplexity by each option", caption)
+    return elements.chart(
+        perplexity_by_option(charted, notes, log_options), "options", "Perplexity by each option", caption
+    )
 
 
 @styled()
@@ -124,10 +127,10 @@ def accuracy_against_perplexity(rows: Sequence[Row]) -> Figure:
 
 
 @styled()
-def perplexity_by_option(rows: Sequence[Row], notes: Mapping[str, str], logs: Collection[str] = ()) -> Figure:
+def perplexity_by_option(rows: Sequence[Row], notes: Mapping[str, str], log_options: Collection[str] = ()) -> Figure:
     """Draw the perplexity by each option of `notes`, with one small chart per option; pruned trials are hollow.
 
-    All `rows` have a perplexity. `notes`: text next to the name of each option; `logs`: options with a log axis.
+    All `rows` have a perplexity. `notes`: text next to the name of each option; `log_options`: options with a log axis.
     """
     lines = math.ceil(len(notes) / 2)
     figure = Figure(figsize=(WIDTH, 0.4 + 1.75 * lines))
@@ -143,10 +146,10 @@ def perplexity_by_option(rows: Sequence[Row], notes: Mapping[str, str], logs: Co
             axes.set_xticks(range(len(names)), names)
             axes.margins(x=0.3)
         else:
-            axes.set_xscale("log" if name in logs else "linear")
+            axes.set_xscale("log" if name in log_options else "linear")
             axes.update_datalim([(value, best) for value in values])
             axes.autoscale_view()
-            round_ticks(axes.xaxis, 4, log=name in logs)
+            round_ticks(axes.xaxis, 4, log=name in log_options)
         _scatter(axes, shown, values, [row["perplexity"] for row in shown], [18] * len(shown))
         for value, row in zip(values, shown, strict=True):
             if row["perplexity"] == best:

@@ -21,20 +21,20 @@ def row(system: str, user: str, position: int, rank: int | None, **columns: Any)
     return {"system": system, "user": user, "position": position, "rank": rank, **base, **figures, **columns}
 
 
-def invented(users: int = 14, seed: int = 0) -> list[Row]:
+def random_rows(users: int = 14, seed: int = 0) -> list[Row]:
     """Return random rows of three systems, the last without nats, for users with 1 to 30 queries."""
     random, rows = np.random.default_rng(seed), []
     for user in range(users):
         for position in range(int(random.integers(1, 31))):
             prefix = int(random.integers(2, 60))
-            facts = {"prefix_length": prefix, "query_length": prefix + int(random.integers(1, 40))}
-            facts["seen"] = bool(random.integers(2))
+            columns_of_query = {"prefix_length": prefix, "query_length": prefix + int(random.integers(1, 40))}
+            columns_of_query["seen"] = bool(random.integers(2))
             for system in ("one", "two", "three"):
                 rank = int(random.integers(1, 15))
                 nats = {} if system == "three" else {"nats": float(random.gamma(9)), "targets": prefix + 5}
                 partial = int(random.integers(1, 11))
-                shown = {"partial_rank": partial, "saved": int(random.integers(0, 9)), **facts, **nats}
-                rows.append(row(system, f"user {user}", position, rank if rank <= 10 else None, **shown))
+                columns = {"partial_rank": partial, "saved": int(random.integers(0, 9)), **columns_of_query, **nats}
+                rows.append(row(system, f"user {user}", position, rank if rank <= 10 else None, **columns))
     return rows
 
 
@@ -54,7 +54,7 @@ def figures_of(rows: list[Row]) -> dict[str, float]:
     return figures | {"perplexity": math.exp(nats / targets) if targets else math.nan}
 
 
-def find(summary: Row, system: str, over: str = "queries", by: str = "all", value: str = "all") -> Row:
+def find_row(summary: Row, system: str, over: str = "queries", by: str = "all", value: str = "all") -> Row:
     """Return one row of a summary."""
     (matching,) = [
         entry
@@ -73,7 +73,7 @@ def test_figures_agree_with_hand_computed_values() -> None:
     ]
     summary = summarise(rows, "one", draws=10)
     assert (summary["queries"], summary["users"], summary["curve"]) == (4, 2, [])
-    over_queries, over_users = find(summary, "one"), find(summary, "one", "users")
+    over_queries, over_users = find_row(summary, "one"), find_row(summary, "one", "users")
     assert over_queries["mrr"] == pytest.approx((1 + 0.25 + 0 + 0.5) / 4)
     assert over_users["mrr"] == pytest.approx(((1 + 0.25 + 0) / 3 + 0.5) / 2)
     assert over_queries["success_1"] == pytest.approx(1 / 4)
@@ -87,7 +87,7 @@ def test_figures_agree_with_hand_computed_values() -> None:
 
 
 def test_figures_of_every_group_agree_with_a_slow_loop() -> None:
-    rows = invented()
+    rows = random_rows()
     summary = summarise(rows, "one", draws=5)
 
     def is_within(label: str, value: int) -> bool:
@@ -133,16 +133,16 @@ def test_differences_are_paired() -> None:
             nats = float(random.gamma(3, 10 * (1 + user)))
             rows.append(row("base", f"u{user}", position, 2, nats=nats, targets=50, saved=user))
             rows.append(row("better", f"u{user}", position, 1, nats=nats, targets=50, saved=user + 1))
-    better = find(summarise(rows, "base"), "better")
+    better = find_row(summarise(rows, "base"), "better")
     assert better["saved_high"] - better["saved_low"] > 5
     assert [better[f"saved_difference{end}"] for end in ("", "_low", "_high")] == pytest.approx([1, 1, 1])
     assert [better[f"mrr_difference{end}"] for end in ("", "_low", "_high")] == pytest.approx([0.5, 0.5, 0.5])
     assert better["perplexity_difference"] == better["perplexity_difference_low"] == 0
-    assert "mrr_difference" not in find(summarise(rows, "base"), "base")
+    assert "mrr_difference" not in find_row(summarise(rows, "base"), "base")
 
 
 def test_intervals_agree_with_a_slow_bootstrap() -> None:
-    rows = invented(30)
+    rows = random_rows(30)
     summary = summarise(rows, "one", draws=2000)
     users = sorted({entry["user"] for entry in rows})
     rows_of_user = {user: [r for r in rows if r["user"] == user and r["system"] == "two"] for user in users}
@@ -150,20 +150,20 @@ def test_intervals_agree_with_a_slow_bootstrap() -> None:
     for _ in range(700):
         sample = [r for number in random.integers(len(users), size=len(users)) for r in rows_of_user[users[number]]]
         draws_of_figures.append(figures_of(sample))
-    actual = find(summary, "two")
+    actual = find_row(summary, "two")
     for figure in FIGURES:
         low, high = np.quantile([entry[figure] for entry in draws_of_figures], (0.025, 0.975))
         assert actual[f"{figure}_low"] == pytest.approx(low, abs=0.15 * (high - low))
         assert actual[f"{figure}_high"] == pytest.approx(high, abs=0.15 * (high - low))
     assert summarise(rows, "one") == summarise(rows, "one")
-    other = find(summarise(rows, "one", seed=1), "two")
+    other = find_row(summarise(rows, "one", seed=1), "two")
     assert other["mrr"] == actual["mrr"]
-    assert other["mrr_low"] != find(summarise(rows, "one"), "two")["mrr_low"]
+    assert other["mrr_low"] != find_row(summarise(rows, "one"), "two")["mrr_low"]
 
 
 @pytest.mark.parametrize("window", [1, 9, 10])
 def test_the_curve_agrees_with_a_slow_loop(window: int) -> None:
-    rows = invented(25, seed=4)
+    rows = random_rows(25, seed=4)
     curve = summarise(rows, "two", window=window, draws=50)["curve"]
     expected = {}
     for system in ("one", "three"):
@@ -187,7 +187,7 @@ def test_the_curve_agrees_with_a_slow_loop(window: int) -> None:
 def test_intervals_of_the_curve_agree_with_a_slow_bootstrap() -> None:
     rows = [
         {**entry, "rank": None} if entry["system"] == "two" and int(entry["user"][-1]) % 2 else entry
-        for entry in invented(40, 8)
+        for entry in random_rows(40, 8)
     ]
     np.random.default_rng(3).shuffle(rows)
     curve = summarise(rows, "one", window=21, draws=2000)["curve"]
@@ -212,7 +212,7 @@ def test_queries_that_not_all_systems_judged_are_omitted() -> None:
     rows = [row("one", "ann", 0, 1), row("one", "ben", 0, 2), row("two", "ben", 0, 1)]
     summary = summarise(rows, "one", draws=5)
     assert (summary["queries"], summary["users"]) == (1, 1)
-    assert find(summary, "one")["mrr"] == 0.5
+    assert find_row(summary, "one")["mrr"] == 0.5
     with pytest.raises(UserError, match="no query was judged by all systems"):
         join_systems([row("one", "ann", 0, 1), row("two", "ben", 0, 1)])
     with pytest.raises(UserError, match="no query was judged"):

@@ -27,7 +27,7 @@ from factorcell.model.kernels.recurrence import PackedWeight, RecurrenceInputs
 from factorcell.model.packing import PRODUCT_TYPES
 from factorcell.model.run import Run
 from factorcell.training import row_adam
-from tests.completion.test_search import packed_in, typed_in, written_out
+from tests.completion.test_search import compiled_state, enumerate_completions, plain_state
 from tests.model.kernels.test_recurrence import Arrays, arrays, distance, make_leaves, run_plain_loop
 from tests.small_runs import as_any, make_letters
 
@@ -164,10 +164,10 @@ def letters(hidden: int, width: int, rank: int, norm: bool, seed: int) -> Run:
 
 @lru_cache(1000)
 def engine_of(run: Run, prefix: str, products: str, variant: str) -> tuple[CompiledEngine, PackedPrefix]:
-    return packed_in(run, prefix, products=products)
+    return compiled_state(run, prefix, products=products)
 
 
-cached_texts = lru_cache(1000)(written_out)
+cached_texts = lru_cache(1000)(enumerate_completions)
 
 
 def searches(data: st.DataObject) -> None:
@@ -180,7 +180,7 @@ def searches(data: st.DataObject) -> None:
     products, max_tokens = data.draw(st.sampled_from(PRODUCT_TYPES)), data.draw(st.integers(0, 3))
     engine, typed = engine_of(run, prefix, products, os.environ["FACTORCELL_KERNEL"])
     k = data.draw(st.integers(1, 9))
-    plain = typed_in(run, prefix)
+    plain = plain_state(run, prefix)
     assert typed.ids == plain.ids
     for after, (state,), logs in zip(typed.rows, as_any(plain.states), plain.logs, strict=True):
         expected = torch.cat([state.hidden[0], state.memory[0], logs[0]])

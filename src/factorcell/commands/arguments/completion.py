@@ -54,10 +54,10 @@ def replay(parser: Parser) -> None:
     parser.add_argument("--user", metavar="COLUMN", help=text)
     _add_stream_options(parser, "evaluate about one of N texts; all texts are learned")
     options.add_seed(parser, "the prefixes and the intervals")
-    text = "numbers of earlier queries that one point of the curve averages over"
+    text = "width of the windows of the improvement curve, in earlier queries of a user"
     parser.rare.add_argument("--window", type=int, default=REPLAY_WINDOW, help=text)
     options.add_computing(parser)
-    parser.optional.set_defaults(again="; repeat the command to continue with the remaining users")
+    parser.optional.set_defaults(resume_hint="; repeat the command to continue with the remaining users")
 
 
 def _add_stream_options(parser: Parser, every: str) -> None:

@@ -127,7 +127,7 @@ def rescore(parser: Parser) -> None:
     parser.add_argument("--tune", type=Path, metavar="DEV", help="n-best lists to fit the weights on")
     text = "JSON file of weights: written with --tune, otherwise read"
     parser.add_argument("--weights", type=Path, help=text)
-    text = "without weights: fraction of the first pass's language model weight that the model receives"
+    text = "without --tune and --weights: share of the weight of the first-pass language model that the model receives"
     parser.add_argument("--share", type=float, default=0.5, help=text)
     parser.add_argument("--reference", type=Path, help="reference transcripts: lines UTTERANCE WORD ...")
     parser.add_argument("--tune-reference", type=Path, help="reference transcripts for the lists of --tune")

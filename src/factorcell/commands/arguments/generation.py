@@ -46,4 +46,4 @@ def generate(parser: Parser) -> None:
     text = "beam search compares texts by log p / tokens ** A"
     rare.add_argument("--length-penalty", type=float, default=1.0, metavar="A", help=text)
     options.add_computing(parser, "float32")
-    parser.optional.set_defaults(again="; with --out, repeat the command with --resume to continue")
+    parser.optional.set_defaults(resume_hint="; with --out, repeat the command with --resume to continue")

@@ -30,7 +30,7 @@ def serve(parser: Parser) -> None:
     group.add_argument("--retention", metavar="TIME", help=text)
     text = "pattern of texts that are neither learned nor stored (repeatable)"
     group.add_argument("--withhold", action="append", default=[], metavar="REGEX", help=text)
-    text = "file with one phrase per line that is never suggested"
+    text = "file of phrases that are never suggested, one per line"
     group.add_argument("--block", type=Path, help=text)
     text = "pad each response to a multiple of this many bytes, to hide its length; 0: no padding"
     group.add_argument("--pad", type=int, default=0, metavar="BYTES", help=text)

@@ -54,9 +54,11 @@ def tune(parser: Parser) -> None:
     text = "TOML file of ranges and choices that replace or extend those of the papers"
     parser.add_argument("--space", type=Path, help=text)
     parser.rare.add_argument("--sampler", choices=SAMPLERS, default="random", help="how to sample options")
-    parser.rare.add_argument("--pruner", choices=PRUNERS, default="median", help="which trials to stop early")
+    parser.rare.add_argument(
+        "--pruner", choices=PRUNERS, default="median", help="how to choose the trials that are stopped early"
+    )
     options.add_config_options(parser)
-    parser.optional.set_defaults(again="; repeat the command to continue the search")
+    parser.optional.set_defaults(resume_hint="; repeat the command to continue the search")
 
 
 def finetune(parser: Parser) -> None:
@@ -116,4 +118,4 @@ def demo(parser: Parser) -> None:
     text = "passes over the names, for each model (default: as many as fit into a minute)"
     parser.add_argument("--epochs", type=float, help=text)
     options.add_threads(parser)
-    parser.optional.set_defaults(again="; repeat the command to continue")
+    parser.optional.set_defaults(resume_hint="; repeat the command to continue")

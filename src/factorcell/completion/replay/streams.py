@@ -117,8 +117,8 @@ def read_streams(
 ) -> list[Stream]:
     """Read the streams of a table, sorted by user.
 
-    Texts are read as by a run with `config`, in canonical form. A `Notice` counts the texts that the run cuts after
-    `max_tokens` tokens; these are judged and learned up to there.
+    Texts are normalized as a run with `config` does, in canonical form. A `Notice` counts the texts that the run cuts
+    after `max_tokens` tokens; only their beginnings can be learned.
 
     Args:
         source: A table, such as a path or a list of rows.
@@ -195,7 +195,7 @@ def replay(
 ) -> Generator[Row]:
     """Complete, judge and learn every stream with every system; yield the new rows and append them to a file.
 
-    A stream is written as a whole when it is finished, and skipped if the file already has it.
+    The rows of a stream are written together at its end; streams that the file already has are skipped.
 
     Args:
         systems: The systems by name.
@@ -231,7 +231,9 @@ def _replay_stream(system: System, stream: Stream, text_column: str) -> Iterator
     for position, (row, prefix) in enumerate(zip(stream.rows, stream.prefixes, strict=True)):
         figures: Row = {}
         if prefix is not None:
-            other_columns = {name: value for name, value in row.items() if name != text_column}  # hide the answer
+            other_columns = {
+                name: value for name, value in row.items() if name != text_column
+            }  # without the text to complete
             begin = time.perf_counter()
             suggestions = system.suggest(state, prefix, other_columns, SUGGESTION_COUNT)[:SUGGESTION_COUNT]
             texts = [suggestion.text for suggestion in suggestions]
@@ -245,8 +247,8 @@ def _replay_stream(system: System, stream: Stream, text_column: str) -> Iterator
 def _judge(text: str, prefix: str, suggestions: Sequence[str], position: int, seconds: float) -> Row:
     """Return the figures of one completion.
 
-    `saved` is the number of characters that need not be typed if the user takes the first suggestion that is the text
-    or its first words.
+    The figure `saved` is the number of characters that need not be typed if the user takes the first suggestion that is
+    the text or its first words.
     """
     partial_rank = partial_rank_of(text, suggestions)
     return {

@@ -20,7 +20,7 @@ from factorcell import bootstrap, limits
 from factorcell.choices import REPLAY_WINDOW
 from factorcell.config import UserError, choose
 
-MIN_USERS = 10  # users that a point of the curve needs
+MIN_USERS = 10  # minimum number of users of a point of the curve
 FIGURES = ("mrr", "success_1", "success_10", "partial_mrr", "saved", "perplexity")
 # First values of the ranges of prefix lengths, query lengths and positions; the last range has no end.
 PREFIX_LENGTHS = (2, 3, 4, 5, 6, 8, 11, 16, 21, 31, 51)
@@ -108,10 +108,11 @@ def summarise(
         seed: The seed of the draws.
 
     Returns:
-        A summary. Each of its `rows` has the figures of a system: `by` and `value` (the group, "all" first), `over`
-        (queries or users) and their numbers, each figure with `_low` and `_high`, its `_difference` to `base` with
-        the same, and `ahead`, the figures in which the system is significantly better than all others. `curve` has
-        the improvement over `base` by the number of earlier queries.
+        A summary. Each of its `rows` has the figures of one system for one group of queries: `by` and `value` (the
+        group, "all" first), `over` (averages over queries or users), the numbers of `queries` and `users`, each figure
+        and its `_difference` to `base`, both with the bounds `_low` and `_high`, and `ahead`, the figures in which the
+        system is significantly better than all others. `curve` has the improvement over `base` by the number of
+        earlier queries.
 
     Raises:
         UserError: The base system is unknown, or no query was judged by all systems.
@@ -199,7 +200,7 @@ def _interval(name: str, points: Floats) -> Row:
 
 
 def _curve(queries: JudgedQueries, weights: Floats, base: str, window: int) -> Iterator[Row]:
-    """Yield the relative improvement of the MRR over `base` by the number of earlier queries (figure 5.2).
+    """Yield the relative improvement of the MRR over `base` by the number of earlier queries (thesis, figure 5.2).
 
     A point is a ratio of sums over the `window` positions around it (fewer at the ends); a mean of ratios would
     overweight positions with few queries.

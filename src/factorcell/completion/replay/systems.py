@@ -6,7 +6,8 @@ plain      a run without online learning, for the unknown user
 online     a run that learns the user's vector, text by text
 blend      the run named before it, blended with popular texts and the user's history
 
-In a folder of several runs, each run is a system of its own name, and learns users online if it distinguishes them.
+In a folder of several runs, each run is a system with the name of its folder; it learns users online if it
+distinguishes them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -76,9 +77,10 @@ class Unpersonalised(System):
 
 
 class Personalised(System):
-    """A run that learns its users online, or leaves them new unless it `learns`; a completer or blend suggests.
+    """A run that learns its users online if `learns`; a completer or blend suggests.
 
-    `unknown` says how context values that training never saw are read, as in `Run.prepare`.
+    Without learning, every user stays a new user. `unknown` says how context values that training never saw are read,
+    as in `Run.prepare`.
     """
 
     def __init__(self, run: Run, suggester: Completer | Blend, learns: bool = True, unknown: str = "error") -> None:
@@ -119,7 +121,7 @@ def run_folders(folder: Path) -> dict[str, Path]:
 
 
 def available_systems(folder: Path) -> list[str]:
-    """Return the names of the systems that `folder` allows; the first is its first run, and its last run is blended."""
+    """Return the names of the systems that `folder` permits, beginning with its first run; the last run is blended."""
     folders = run_folders(folder)
     has_users = {path: _distinguishes_users(read_config(path)) for path in folders.values()}
     has_popularity = {path for path in folders.values() if (path / POPULARITY).exists()}

@@ -66,9 +66,9 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
         progress: Whether to show a progress bar.
 
     Returns:
-        `columns`: a row of estimates for each column, the best first, with `advice` and its reason, `why`; `all`: the
-        estimates for all columns together; `rows`, the number of rows read, and `of`, the rows of the table;
-        `targets` and `tokens_per_text`.
+        A dictionary with `columns`, which has a row of estimates for each column, the best first, with `advice` and its
+        reason, `why`; with `all`, the estimates for all columns together; and with the number of `rows` that were read,
+        the number `of` all rows, `targets` and `tokens_per_text`.
 
     Raises:
         UserError: The config has no context column, or the table has too few rows.

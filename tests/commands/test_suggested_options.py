@@ -16,7 +16,7 @@ from tests.small_runs import ROWS, make_run
 
 CONFIG = Config.of(context=["city", "stars"])
 BARE = [{"text": row["text"], "stars": row["stars"]} for row in ROWS]
-LACKS = "no column 'city'; it has text, stars"
+MISSING_COLUMN = "no column 'city'; it has text, stars"
 TRAINING = ["--context", "city", "--context", "stars", *SMALL, *QUICK]
 COMMANDS = {
     "train": ["whole.jsonl", "--dev", "bare.jsonl", "--out", "new", *TRAINING],
@@ -55,11 +55,11 @@ def test_a_function_suggests_only_parameters_that_it_has(tmp_path: Path, monkeyp
     run, requirement = make_run(tmp_path / "run", ("city", "stars")), "the table must have every context column of training"
     with pytest.raises(UserError) as error:
         fit(ROWS, BARE, CONFIG, tmp_path / "fit")
-    assert str(error.value).endswith(f"{LACKS}; {requirement}")
+    assert str(error.value).endswith(f"{MISSING_COLUMN}; {requirement}")
     monkeypatch.setattr(comparing, "fit", lambda *_, **__: run)
     with pytest.raises(UserError) as error:
         comparing.compare(ROWS, ROWS, BARE, CONFIG, tmp_path / "compared", models=["unadapted"])
-    assert str(error.value).endswith(f"{LACKS}; {requirement}")
+    assert str(error.value).endswith(f"{MISSING_COLUMN}; {requirement}")
     with pytest.raises(UserError) as error:
         run.score(BARE)
-    assert str(error.value).endswith(f'{LACKS}; unknown="expected" to continue anyway')
+    assert str(error.value).endswith(f'{MISSING_COLUMN}; unknown="expected" to continue anyway')
