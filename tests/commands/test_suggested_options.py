@@ -52,7 +52,8 @@ def test_a_command_suggests_only_options_that_it_has(
 
 
 def test_a_function_suggests_only_parameters_that_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, requirement = make_run(tmp_path / "run", ("city", "stars")), "the table must have every context column of training"
+    run = make_run(tmp_path / "run", ("city", "stars"))
+    requirement = "the table must have every context column of training"
     with pytest.raises(UserError) as error:
         fit(ROWS, BARE, CONFIG, tmp_path / "fit")
     assert str(error.value).endswith(f"{MISSING_COLUMN}; {requirement}")

@@ -70,7 +70,8 @@ class ColumnReader:
         Args:
             variable: The variable of a schema, or a new one of which only name, kind, column and period are set.
             table_name: The name of the table, for messages.
-            unknown: The policy for category values that training never saw: "error", "group" or "expected".
+            unknown: The policy for category values that training never saw: "error", "group" (read as a rare value) or
+                "expected" (read as a missing value). With "expected", numbers and vectors may be missing too.
             is_known: Whether `variable` comes from the schema of a trained model.
         """
         self.declared, self.column, self.table_name = variable, variable.source_column, table_name
@@ -170,17 +171,18 @@ class CategoryReader(ColumnReader):
         """Return the index of each row's value in `variable`; the policy "error" raises `UserError` for unseen ones."""
         ids, indices = self.provisional_ids(), {name: index for index, name in enumerate(variable.values)}
         if self.is_known and self.unknown == "error":
-            rare_bits, frequent = bytes.fromhex(variable.rare_filter), set(variable.values[1:])
+            rare_filter, frequent = bytes.fromhex(variable.rare_filter), set(variable.values[1:])
             if unseen := [
-                name for name in self.ids_by_name if name not in frequent and not may_contain(rare_bits, name)
+                name for name in self.ids_by_name if name not in frequent and not may_contain(rare_filter, name)
             ]:
                 raise self._unseen_value_error(unseen, ids, variable)
-        default = MISSING if self.unknown == "expected" else 0
-        final = [MISSING, *(indices.get(name, default) for name in self.ids_by_name)]
-        return np.array(final, dtype=np.int32)[ids]
+        other_index = MISSING if self.unknown == "expected" else 0
+        # The final index of each provisional id, which is 0 for a missing value.
+        final_indices = [MISSING, *(indices.get(name, other_index) for name in self.ids_by_name)]
+        return np.array(final_indices, dtype=np.int32)[ids]
 
     def _unseen_value_error(self, unseen: list[str], ids: NDArray[np.int32], variable: Variable) -> UserError:
-        """Return the error about values that training never saw, with the row of the first."""
+        """Return the error about values that training never saw, which names the first of them and its row."""
         unseen_ids = [self.ids_by_name[name] for name in unseen]
         row, count = int(np.flatnonzero(ids == unseen_ids[0])[0]) + 1, int(np.isin(ids, unseen_ids).sum())
         affected = f"{len(unseen):,} such values" if len(unseen) > 1 else "this value"
@@ -208,7 +210,7 @@ NUMBER_PARSERS: dict[str, tuple[Callable[[Any], float | None], str]] = {
 
 
 class NumberReader(ColumnReader):
-    """Reads a column of numbers or times; periodic numbers are reduced to [0, period)."""
+    """Reads a column of numbers or times; periodic numbers are reduced modulo their period."""
 
     def add(self, values: list[Any], first_row: int) -> None:
         parse, problem = NUMBER_PARSERS[self.declared.kind]
