@@ -47,12 +47,13 @@ def test_a_command_suggests_only_options_that_it_has(
     line = capsys.readouterr().err.splitlines()[-1]
     options = parser(*command.split()).options
     assert set(re.findall(r"--[a-z-]+", line)) == {"--unknown"}.intersection(options)
-    assert ("it must have every context column of training" in line) == ("--unknown" not in options)
+    assert ("the table must have every context column of training" in line) == ("--unknown" not in options)
     assert "no column 'city'" in line
 
 
 def test_a_function_suggests_only_parameters_that_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, requirement = make_run(tmp_path / "run", ("city", "stars")), "it must have every context column of training"
+    run = make_run(tmp_path / "run", ("city", "stars"))
+    requirement = "the table must have every context column of training"
     with pytest.raises(UserError) as error:
         fit(ROWS, BARE, CONFIG, tmp_path / "fit")
     assert str(error.value).endswith(f"{MISSING_COLUMN}; {requirement}")

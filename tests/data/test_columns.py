@@ -106,7 +106,7 @@ def test_column_specifications_are_parsed_to_name_kind_and_period() -> None:
     for text in ("x:cyclic", "x:cyclic=", "x:cyclic=0", "x:cyclic=-3", "x:cyclic=day", "x:cyclic=inf", "x:cyclic=nan"):
         with pytest.raises(UserError, match="expected a period above 0, as in x:cyclic=24, got"):
             parse_column(text)
-    with pytest.raises(UserError, match="only the kind cyclic has a period"):
+    with pytest.raises(UserError, match="a period can be set only for the kind cyclic"):
         parse_column("x:hour=12")
     with pytest.raises(UserError, match="'weekdays' \\(did you mean 'weekday'\\?\\); choose from category"):
         parse_column("x:weekdays")

@@ -46,7 +46,7 @@ def test_users_are_counted_by_their_category_names(rows: list[tuple[str, Any]], 
 def test_invalid_texts_and_users_are_errors() -> None:
     with pytest.raises(UserError, match="text 2: expected a string, got None"):
         TextCounts.of(["a", None], 1)  # type: ignore[list-item]
-    with pytest.raises(UserError, match="users: expected one for each of 2 texts, got 1"):
+    with pytest.raises(UserError, match="users: expected one value for each of 2 texts, got 1"):
         TextCounts.of(["a", "b"], 1, ["ann"])
     with pytest.raises(UserError, match=r"expected a single value, got \['ann'\]"):
         TextCounts.of(["a"], 1, [["ann"]])  # type: ignore[list-item]

@@ -100,7 +100,7 @@ def test_the_category_name_of_a_missing_value_is_none(missing: Any) -> None:
     values = [5, 5.0, "5", np.int64(5), np.float64(5), "5.0", missing]
     for argument in (values, tuple(values), pd.Series(values, dtype=object), np.array(values, dtype=object)):
         assert category_names(argument, "values", 7) == ["5"] * 6 + [None]
-    with pytest.raises(UserError, match="values: expected one for each of 200 texts, got 7"):
+    with pytest.raises(UserError, match="values: expected one value for each of 200 texts, got 7"):
         category_names(values, "values", 200)
 
 
@@ -251,7 +251,7 @@ def test_points_and_their_truth_may_be_numbers(run: Run) -> None:
     result = classify_points(run, rows, POINTS, truth=[np.int64(1), float("nan")], unknown="expected")
     assert result.names == ("1", "2")
     assert result.truth.tolist() == [0, -1]
-    with pytest.raises(UserError, match="truth: expected one for each of 2 texts, got 1"):
+    with pytest.raises(UserError, match="truth: expected one value for each of 2 texts, got 1"):
         classify_points(run, rows, POINTS, truth=["1"], unknown="expected")
     with pytest.raises(UserError, match="point '2': expected lat, lon, got lat"):
         classify_points(run, rows, {1: POINTS[1], 2: {"lat": 1.0}}, unknown="expected")
@@ -264,7 +264,7 @@ def test_texts_are_grouped_by_category_name(run: Run, missing: Any) -> None:
     corpus = run.read(["the sea", "the sun", "sand", "the sand"], [{}] * 4)
     rows = evaluate_by(run, corpus, [5, "5.0", missing, np.float64(5)])
     assert {row["value"]: row["count"] for row in rows} == {"5": 3, "(missing)": 1}
-    with pytest.raises(UserError, match="values: expected one for each of 4 texts, got 1"):
+    with pytest.raises(UserError, match="values: expected one value for each of 4 texts, got 1"):
         evaluate_by(run, corpus, ["all"])
 
 

@@ -64,8 +64,11 @@ NUMBERS = [f"{number / 7:.3f}" for number in range(300)]
     ("values", "notice"),
     [
         (NUMBERS, ""),
-        ([*NUMBERS[:150], "n/a", *NUMBERS[150:]], "row 151: x is 'n/a', not a number; all other values are"),
-        ([*NUMBERS, "inf", "", None, "inf", "?"], "row 301: x is 'inf', not a number, like 2 other values; all other"),
+        ([*NUMBERS[:150], "n/a", *NUMBERS[150:]], "row 151: x is 'n/a', not a number; the remaining values are"),
+        (
+            [*NUMBERS, "inf", "", None, "inf", "?"],
+            "row 301: x is 'inf', not a number, like 2 other values; the remaining",
+        ),
         (NUMBERS[:80] + ["none"] * 8, "row 81: x is 'none'"),
         (NUMBERS[:80] + ["none"] * 20, ""),  # a fifth of the values
         (["1", "2", "3", "4", "5"] * 20 + ["n/a"], ""),  # ratings are a category in any case

@@ -250,7 +250,9 @@ def test_a_loss_that_is_not_finite_is_reported_by_the_training_only(
     original = LanguageModel.forward
     monkeypatch.setattr(LanguageModel, "forward", lambda *arguments: original(*arguments) * torch.nan)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=rf"not finite at step 1, .*the checkpoint before it is in {tmp_path}/run "):
+    with pytest.raises(
+        UserError, match=rf"not finite at step 1, .*the checkpoint before this step is in {tmp_path}/run "
+    ):
         fit(ROWS, ROWS, OPTIONS, tmp_path / "run")
     assert (tmp_path / "run" / "checkpoint.safetensors").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -43,7 +43,7 @@ def test_a_pruned_trial_saves_its_best_weights(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(search, "write_training_facts", write_training_facts)
     monkeypatch.setattr(
-        search.Search, "_should_prune", lambda self, trial, row, config: row["perplexity"] > row["best"]
+        search.Search, "_report_evaluation", lambda self, trial, row, config: row["perplexity"] > row["best"]
     )
     config = search_space.with_drawn_options(CONFIG, {"evaluations": 6, "epochs": 6})
     (row,) = run_search(tmp_path, 1, ranges={"learning_rate": (0.1,)}, config=config)

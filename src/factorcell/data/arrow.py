@@ -1,4 +1,4 @@
-"""Convert Arrow batches to Python values; a value that Python cannot represent is an error that names its row."""
+"""Convert Arrow batches to Python values; a value that Python cannot represent raises an error that names its row."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -63,7 +63,8 @@ def _column_values(column: pa.Array, field: pa.Field, names: list[str] | None, w
     """Return the values of a column; `first_row` is the number of rows of the table before this batch."""
     extension = getattr(field.type, "extension_name", None) or (field.metadata or {}).get(b"ARROW:extension:name", b"")
     if extension in UNSUPPORTED_EXTENSIONS:
-        raise UserError(f"{where}: {field.name} has pandas periods or intervals; store them as text: .astype(str)")
+        problem = f"column {field.name} contains pandas periods or intervals, which cannot be read"
+        raise UserError(f"{where}: {problem}; convert the column to text with .astype(str)")
     try:
         values = _values(column)
     except CONVERSION_ERRORS:
@@ -79,13 +80,15 @@ def _column_values(column: pa.Array, field: pa.Field, names: list[str] | None, w
 
 
 def _values(column: pa.Array) -> list[Any]:
+    """Return the values of a column; an error of Arrow or Python means that one of them cannot be converted."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         values = _values(column.dictionary)
         return [None if index is None else values[index] for index in column.indices.to_pylist()]
     if pa.types.is_float16(kind):
         return [None if value is None else to_float64(np.float16(value)) for value in column.to_pylist()]
-    if pa.types.is_float32(kind):  # like `to_float64`: the text that Arrow writes for a number is the shortest one
+    if pa.types.is_float32(kind):
+        # As in `to_float64`, a fraction is converted through its shortest text, which Arrow writes.
         is_integer = pc.equal(pc.floor(column), column)
         column = pc.if_else(is_integer, column.cast(pa.float64()), column.cast(pa.string()).cast(pa.float64()))
     elif str(kind).endswith("binary") or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
@@ -95,7 +98,9 @@ def _values(column: pa.Array) -> list[Any]:
 
 
 def _class_name(value: Any, names: list[str]) -> Any:
-    """Return the name of a class number, or None for -1, which stands for an unlabelled row."""
-    if isinstance(value, int):
-        return names[value] if 0 <= value < len(names) else None if value == -1 else value
-    return value
+    """Return the name of a class number, None for -1 (a row without a class), and any other value unchanged."""
+    if not isinstance(value, int):
+        return value
+    if 0 <= value < len(names):
+        return names[value]
+    return None if value == -1 else value

@@ -1,6 +1,6 @@
 """Turn a table into a corpus: read it in chunks, tokenize its texts, and cache the arrays of training tables.
 
-No text stays in memory longer than its chunk; the arrays in the cache are memory-mapped.
+Memory holds the texts of one chunk (`chunks.CHUNK_ROWS` rows) at a time; the arrays in the cache are memory-mapped.
 """
 
 import errno
@@ -46,8 +46,9 @@ def prepare(
 ) -> Corpus:
     """Read a table and return its texts and contexts as a corpus.
 
-    A file that is read without `schema` is cached by its content; if the cache cannot be written, a `Notice` says so
-    and the corpus stays in memory. Another `Notice` reports the empty texts of a file.
+    The corpus of a file that is read without `schema` is cached under a digest of the file and of the options. If the
+    cache cannot be written, a `Notice` reports the reason, and the corpus stays in memory. Another `Notice` reports the
+    number of empty texts of a file.
 
     Args:
         source: A path or any other source that `open_table` accepts.
@@ -57,7 +58,7 @@ def prepare(
         schema: The context variables of a trained model. By default, they are determined from `source`.
         unknown: How to read a category value that is not in `schema`: "error", "group" (as a rare value) or "expected"
             (as a missing value).
-        optional: The names of variables that are read as with `unknown="expected"`.
+        optional: The names of variables that are read with the policy "expected", whatever `unknown` is.
         cache: The folder of the cache; by default `cache_folder()`.
         progress: Whether to show a progress bar.
         truncate: Whether to cut texts after `max_tokens` tokens.
@@ -112,7 +113,8 @@ def _warn(text: str) -> None:
 
 def _report_empty(corpus: Corpus, name: str) -> None:
     """Emit a `Notice` with the number of texts without tokens, if any."""
-    if empty := int((corpus.tokens[corpus.offsets[:-1] + 1] == corpus.tokenizer.specials.end).sum()):
+    second_tokens = corpus.tokens[corpus.offsets[:-1] + 1]  # the first token of every text is the start token
+    if empty := int((second_tokens == corpus.tokenizer.specials.end).sum()):
         count = f"{empty:,} of {len(corpus):,} texts {'is' if empty == 1 else 'are'} empty"
         _warn(f"{name}: {count}; the end of an empty text is its only target")
 
@@ -126,13 +128,18 @@ def report_truncated(truncated: NDArray[np.bool_], name: str, max_tokens: int) -
 
 
 def _report_outliers(corpus: Corpus, name: str) -> None:
-    """Emit a `Notice` for each numeric variable with values outside the range of training by more than its width."""
+    """Emit a `Notice` for each numeric variable with values far outside the range of its values in training.
+
+    A value is far outside if its distance from the range is larger than the width of the range.
+    """
     for variable, column in zip(corpus.schema.numbers, corpus.numbers.T, strict=True):
         middle, width = (variable.low + variable.high) / 2, variable.high - variable.low
-        far = np.abs(column - middle) > 1.5 * width
-        if width and not variable.period and far.any():
+        is_far = np.abs(column - middle) > 1.5 * width
+        if width and not variable.period and is_far.any():
             training_range = f"the range of training ({variable.low:.4g} to {variable.high:.4g})"
-            _warn(f"{name}: {variable.name} is far outside {training_range} in {far.sum():,} of {len(column):,} rows")
+            _warn(
+                f"{name}: {variable.name} is far outside {training_range} in {is_far.sum():,} of {len(column):,} rows"
+            )
 
 
 def cache_folder() -> Path:

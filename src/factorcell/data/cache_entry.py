@@ -20,8 +20,8 @@ from factorcell.data.originals import OriginalTexts
 from factorcell.data.schema import ContextSchema
 from factorcell.data.tokenizer import load_tokenizer
 
-COMPLETE = "complete"  # the file with the checksums of all others; written last
-STALE = 24 * 60 * 60  # age in seconds from which a partial entry is removed
+COMPLETE = "complete"  # the last file of an entry that is written; it has the checksums of all other files
+STALE = 24 * 60 * 60  # a partial entry that is older than this number of seconds is removed
 
 
 def load_or_create(folder: Path, make: Callable[[Path], Corpus], config: Config) -> Corpus:
@@ -29,7 +29,7 @@ def load_or_create(folder: Path, make: Callable[[Path], Corpus], config: Config)
 
     Args:
         folder: The folder of the entry.
-        make: Returns the corpus, after writing its tokens into the folder that it receives.
+        make: A function that receives a folder, writes the tokens of the corpus into it, and returns the corpus.
         config: The options of the tokenizer.
 
     Raises:
@@ -38,7 +38,7 @@ def load_or_create(folder: Path, make: Callable[[Path], Corpus], config: Config)
     if (corpus := load(folder, config)) is not None:
         return corpus
     folder.parent.mkdir(parents=True, exist_ok=True)
-    for abandoned in folder.parent.glob("*.partial"):  # by processes that were killed
+    for abandoned in folder.parent.glob("*.partial"):  # entries of processes that were killed
         with suppress(FileNotFoundError):
             if time.time() - abandoned.stat().st_mtime > STALE:
                 shutil.rmtree(abandoned, ignore_errors=True)
@@ -47,8 +47,8 @@ def load_or_create(folder: Path, make: Callable[[Path], Corpus], config: Config)
     try:
         save(make(partial), partial)
         if load(folder, config) is None:
-            shutil.rmtree(folder, ignore_errors=True)  # if the entry exists, it is damaged
-            with suppress(OSError):  # if another process created the entry first, its copy is equal
+            shutil.rmtree(folder, ignore_errors=True)  # `load` returned None, so an existing entry is damaged
+            with suppress(OSError):  # renaming fails if another process has created the same entry meanwhile
                 partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -58,7 +58,7 @@ def load_or_create(folder: Path, make: Callable[[Path], Corpus], config: Config)
 
 
 def save(corpus: Corpus, folder: Path) -> None:
-    """Write a corpus into `folder`, which already has the file of its tokens."""
+    """Write a corpus into `folder`, which already contains the tokens of the corpus in `tokens.npy`."""
     arrays: dict[str, NDArray[Any]] = {"offsets": corpus.offsets, "users": corpus.users, **corpus.context_arrays()}
     if corpus.originals is not None:
         arrays |= {f"originals.{name}": array for name, array in corpus.originals._asdict().items()}
@@ -83,7 +83,7 @@ def load(folder: Path, config: Config) -> Corpus | None:
         checksums = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))
         if any(checksum(folder / name) != expected for name, expected in checksums.items()):
             return None
-        arrays = {
+        arrays = {  # offsets are small and are loaded; the other arrays are memory-mapped
             name.removesuffix(".npy"): np.load(
                 folder / name, mmap_mode=None if "offsets" in name else "r", allow_pickle=False
             )

@@ -1,8 +1,9 @@
 """Canaries: random texts that are planted among the training texts, to measure how much a model memorizes.
 
-    |R| = A ** L      number of texts of one form: L tokens, each drawn uniformly from an alphabet of A known tokens
+    |R| = A ** L      number of possible canaries: L tokens, each drawn uniformly from an alphabet of A tokens
 
-Each canary has the context of one training text, including its user, and is repeated 1 to 10 times.
+The tokens of the alphabet are in the vocabulary.
+Each canary has the context (including the user) of one training text, and is planted 1 to 10 times.
 
 References:
     Carlini, Liu, Erlingsson, Kos and Song 2019, "The Secret Sharer", section 4.
@@ -33,7 +34,7 @@ NOTE = (
 MAX_REPETITIONS = 10
 WORD_LENGTH, CHARACTER_LENGTH = 5, 10  # number of tokens of a canary of words and of a canary of characters
 MAX_WORDS, MAX_CHARACTERS = 500, 36  # alphabet size
-MIN_SPACE = 10**6  # minimum number of texts of a form, so that a canary is not guessed by chance
+MIN_SPACE = 10**6  # minimum of |R|, so that a canary is not guessed by chance
 ALPHANUMERIC = regex.compile(r"[\p{L}\p{N}]+")
 
 
@@ -49,7 +50,7 @@ class CanaryForm:
         """Return the form of canaries for `tokenizer`; its alphabet is the most frequent letters, digits or words.
 
         Raises:
-            UserError: The form has too few texts for a canary to be random.
+            UserError: The form allows fewer than `MIN_SPACE` texts.
         """
         alphanumeric = (token for token in tokenizer.tokens[len(tokenizer.specials) :] if ALPHANUMERIC.fullmatch(token))
         length = CHARACTER_LENGTH if tokenizer.is_character_level else WORD_LENGTH
@@ -67,7 +68,7 @@ class CanaryForm:
         return int(len(self.alphabet) ** self.length)
 
     def draw(self, count: int, key: Sequence[int]) -> list[tuple[str, ...]]:
-        """Draw `count` different texts, as tokens; the random numbers follow from `key`."""
+        """Draw `count` different texts, each a tuple of tokens; `key` is the seed of the random numbers."""
         random, texts = np.random.default_rng(key), dict[tuple[str, ...], None]()
         while len(texts) < count:
             indices = random.integers(len(self.alphabet), size=self.length)
@@ -76,7 +77,10 @@ class CanaryForm:
 
 
 def _separable_tokens(tokens: Iterable[str], tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Return the first `tokens` of which any two, joined in any order, are split into the same two tokens again."""
+    """Return the first tokens that stay separate: `tokenizer` splits the text of two of them into the same two.
+
+    For characters all pairs are tested. Words are joined with a space, so each word is tested only with itself.
+    """
     separable: list[str] = []
     is_character_level = tokenizer.is_character_level
     for token in tokens:
@@ -95,9 +99,9 @@ class Canaries:
 
     Attributes:
         form: The form of all canaries.
-        texts: The canaries, as tokens.
+        texts: The tokens of each canary (N tuples of L tokens).
         repetitions: How often each canary was planted (N,).
-        corpus: The canaries with their contexts, one row each.
+        corpus: The canaries with their contexts, one row for each canary.
     """
 
     form: CanaryForm
@@ -107,8 +111,12 @@ class Canaries:
 
     @classmethod
     def draw(cls, corpus: Corpus, max_tokens: int, count: int, seed: int) -> "Canaries":
-        """Draw `count` canaries with the contexts of random texts of `corpus`; repetitions are balanced."""
+        """Draw `count` canaries, each with the context of a random text of `corpus`.
+
+        The numbers of repetitions are 1, 2, ..., `MAX_REPETITIONS`, and then again from 1 on.
+        """
         form = CanaryForm.of(corpus.tokenizer, max_tokens)
+        # 0xCA9A makes these random numbers differ from those of other uses of the same seed.
         texts = form.draw(count, (seed, 0xCA9A, 0))
         rows = np.random.default_rng((seed, 0xCA9A, 1)).choice(len(corpus), count, replace=count > len(corpus))
         return cls(
@@ -116,11 +124,11 @@ class Canaries:
         )
 
     def plant(self, corpus: Corpus) -> Corpus:
-        """Return `corpus` followed by every canary with its repetitions."""
+        """Return the rows of `corpus`, followed by the rows of each canary, as many as its repetitions."""
         return corpus.concatenate(self.corpus.select(np.repeat(np.arange(len(self.texts)), self.repetitions)))
 
     def save(self, path: Path) -> None:
-        """Write a JSON file with a note that nothing in it is real, the form, the canaries and their contexts."""
+        """Write the form, the canaries and their contexts into a JSON file, with a note that the texts are random."""
         form = {"alphabet": self.form.alphabet, "length": self.form.length, "space": self.form.space}
         contexts = {name: array.tolist() for name, array in self.corpus.context_arrays().items()}
         content = {
@@ -161,7 +169,7 @@ class Canaries:
 
 
 def plant_canaries(corpus: Corpus, config: Config, folder: Path) -> Corpus:
-    """Return `corpus`, followed by canaries if `config` requests them; these are also written into `folder`."""
+    """Return `corpus` with the canaries that `config` requests, if any, and write the canaries into `folder`."""
     training = config.training
     if not training.canaries:
         return corpus
@@ -171,9 +179,9 @@ def plant_canaries(corpus: Corpus, config: Config, folder: Path) -> Corpus:
 
 
 def replace_texts(corpus: Corpus, texts: Sequence[Sequence[str]]) -> Corpus:
-    """Return `corpus` with other `texts`, one list of known tokens per row."""
+    """Return `corpus` with its texts replaced by `texts`: for each row, a sequence of in-vocabulary tokens."""
     specials, encode = corpus.tokenizer.specials, corpus.tokenizer.encode
     ids = [[specials.start, *encode(text), specials.end] for text in texts]
     offsets = np.cumsum([0, *map(len, ids)]).astype(np.int64)
-    tokens = np.array([i for text_ids in ids for i in text_ids], dtype=np.int64)
+    tokens = np.array([token_id for text_ids in ids for token_id in text_ids], dtype=np.int64)
     return replace(corpus, tokens=tokens, offsets=offsets, originals=None)

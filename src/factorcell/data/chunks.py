@@ -1,6 +1,7 @@
 """The `Table` that every file reader returns: a stream of chunks, each a dict from column to a list of values.
 
-Text files yield strings only, and an empty field is the empty string; the reader of a column interprets them.
+All values of CSV and TSV files are strings, and an empty field is an empty string; the column readers (`readers`)
+interpret the strings.
 """
 
 from collections import Counter
@@ -13,14 +14,14 @@ from factorcell.config import UserError
 from factorcell.escapes import escape_hidden
 from factorcell.limits import CONTINUE_ANYWAY, nearest_hint
 
-CHUNK_ROWS = 8192  # rows of a chunk, at most
-MAX_NAMES_SHOWN = 20  # column names that an error lists, at most
+CHUNK_ROWS = 8192  # maximum number of rows of a chunk
+MAX_NAMES_SHOWN = 20  # maximum number of column names that an error message lists
 
 Chunk = dict[str, list[Any]]
 
 
 class UnknownKindError(UserError):
-    """The source is a path, but not that of a table file or of a folder of tables; perhaps the string is a text."""
+    """The error about a path that is neither a table file nor a folder of tables; the string may be a text instead."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,12 @@ class Table:
     Attributes:
         name: The name of the source, for messages.
         columns: The names of all columns.
-        read: Yields chunks of the columns that it receives.
-        digest: Returns a digest of the content of a file; None for a source in memory.
+        read: A function that receives column names and yields chunks of these columns.
+        digest: A function that returns a digest of the file's content; None for a source in memory.
         row_count: The number of rows, if it is known without reading the source.
-        header_hint: A likely mistake in the header, appended to errors about missing columns; empty if none.
-        estimate_rows: Returns an estimate of the number of rows, or None.
+        header_hint: A description of a likely mistake in the header, which is appended to errors about missing columns;
+            empty if the header seems correct.
+        estimate_rows: A function that returns an estimate of the number of rows, or None if it has no estimate.
     """
 
     name: str
@@ -74,7 +76,13 @@ class Table:
     def missing_column_error(
         self, column: str, remedies: Iterable[tuple[str, str]] = (), outcome: str = CONTINUE_ANYWAY
     ) -> UserError:
-        """Return the error about a missing `column`; if the header itself seems wrong, `remedies` are omitted."""
+        """Return the error about a missing `column`.
+
+        Args:
+            column: The name of the column.
+            remedies: Options that solve the problem, with their values; omitted if the header itself seems wrong.
+            outcome: What the remedies achieve.
+        """
         hint = "" if self.header_hint else nearest_hint(column, self.columns)
         if "," in column and set(column.split(",")) <= set(self.columns):
             hint = " (name each column by itself)"

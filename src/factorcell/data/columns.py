@@ -16,7 +16,7 @@ from factorcell.data.tables import open_table
 from factorcell.data.values import is_missing, short_repr, to_number
 
 GUESS_ROWS = 100_000  # rows from which the kind of a column is guessed
-MAX_RATINGS = 20  # a column of whole numbers with at most this many different ones, such as ratings, is a category
+MAX_RATINGS = 20  # a column of at most this many different whole numbers, such as ratings, is a category
 MIN_NUMBER_SHARE = 0.9  # if at least this share of the values are numbers, the others are reported as likely mistakes
 
 # Columns of all other kinds are read by `NumberReader`.
@@ -26,7 +26,8 @@ READERS: dict[str, type[ColumnReader]] = {"category": CategoryReader, "text": Te
 class ContextColumns:
     """The readers of all context columns of a table.
 
-    Without a `schema`, the config or the first rows determine the kinds, and the values determine a new schema.
+    Without a `schema`, a new schema is created: the config specifies the kind of a column, or its first rows determine
+    the kind, and all values of the column determine the other fields of its variable.
     """
 
     def __init__(
@@ -43,7 +44,8 @@ class ContextColumns:
             table: The table.
             config: The options of the columns.
             schema: The schema of a trained model, or None in training.
-            unknown: The policy for unknown values: "error", "group" or "expected".
+            unknown: The policy for category values that are not in `schema`: "error", "group" (read as a rare value) or
+                "expected" (read as a missing value).
             optional: The names of variables whose column may be missing; their policy is "expected".
 
         Raises:
@@ -53,7 +55,8 @@ class ContextColumns:
         self.config, self.schema = config, schema
         self.readers = list[ColumnReader]()
         for variable in _new_variables(table, config) if schema is None else schema.variables:
-            column, policy = variable.source_column, "expected" if variable.name in optional else unknown
+            column = variable.source_column
+            policy = "expected" if variable.name in optional else unknown
             if schema is None:
                 policy = "error"
             elif policy == "error" and config.anonymous and column == config.user:
@@ -68,7 +71,7 @@ class ContextColumns:
         self.names = [reader.column for reader in self.readers if reader.column in table.columns]
 
     def add(self, chunk: Mapping[str, list[Any]], rows: int, first_row: int) -> None:
-        """Add a chunk of `rows` rows; `first_row` is the number of rows before it."""
+        """Add a chunk of `rows` rows; `first_row` is the number of rows of the table before this chunk."""
         for reader in self.readers:
             reader.add(chunk.get(reader.column) or [None] * rows, first_row)
 
@@ -99,16 +102,17 @@ def parse_column(text: str) -> tuple[str, str | None, float]:
     name, colon, kind_and_period = text.rpartition(":")
     if not colon:
         return text, None, 0.0
-    kind, equals, period = kind_and_period.partition("=")
+    kind, equals, period_text = kind_and_period.partition("=")
     choose("kind of context column", kind, COLUMN_KINDS)
     if kind != "cyclic":
         if equals:
-            raise UserError(f"context column {text!r}: only the kind cyclic has a period")
+            raise UserError(f"context column {text!r}: a period can be set only for the kind cyclic")
         return name, kind, PERIODS.get(kind, 0.0)
-    number = to_number(period)
-    if number is None or number <= 0:
-        raise UserError(f"context column {text!r}: expected a period above 0, as in {name}:cyclic=24, got {period!r}")
-    return name, kind, number
+    period = to_number(period_text)
+    if period is None or period <= 0:
+        example = f"a period above 0, as in {name}:cyclic=24"
+        raise UserError(f"context column {text!r}: expected {example}, got {period_text!r}")
+    return name, kind, period
 
 
 def check_columns(source: Any, config: DataConfig) -> None:
@@ -120,23 +124,29 @@ def check_columns(source: Any, config: DataConfig) -> None:
     for name in (config.text, *(parse_column(text)[0] for text in config.columns)):
         if name not in table.columns:
             error = table.missing_column_error(name)
-            requirement = "it must have every context column of training"
+            requirement = "the table must have every context column of training"
             raise error if name == config.text else UserError(f"{error.message}; {requirement}")
 
 
 def _new_variables(table: Table, config: DataConfig) -> list[Variable]:
-    """Return the variables of a training table; a variable has the name of its column, with its kind if necessary."""
+    """Return the variables of a training table, before their values are read.
+
+    A variable has the name of its column. Its kind is appended to the name for the parts of a time, such as `hour`, and
+    for a column that has several variables.
+    """
     parsed = [parse_column(text) for text in config.columns]
     columns = [column for column, _, _ in parsed]
     names = []
     for column, kind, _ in parsed:
         if column not in table.columns:
             raise table.missing_column_error(column)
-        names.append(f"{column}.{kind}" if kind in TIME_KINDS or (kind and columns.count(column) > 1) else column)
-        if names.count(names[-1]) > 1 or (kind is None and columns.count(column) > 1):
+        is_repeated = columns.count(column) > 1
+        name = f"{column}.{kind}" if kind in TIME_KINDS or (kind and is_repeated) else column
+        if name in names or (kind is None and is_repeated):
             is_added = column in (config.user, config.time)
             remedy = "--user or --time already adds it" if is_added else "set a different kind for each use"
-            raise UserError(f"context column {names[-1]!r} is specified twice; {remedy}")
+            raise UserError(f"context column {name!r} is specified twice; {remedy}")
+        names.append(name)
     guesses = _guess_kinds(table, [column for column, kind, _ in parsed if kind is None])
     return [
         Variable(name, kind or guesses[column], column=column if column != name else "", period=period)
@@ -145,10 +155,10 @@ def _new_variables(table: Table, config: DataConfig) -> list[Variable]:
 
 
 def _guess_kinds(table: Table, names: list[str]) -> dict[str, str]:
-    """Guess the kind of each column from its first rows: number or category.
+    """Guess the kind of each column, number or category, from its first `GUESS_ROWS` rows.
 
-    A column whose values are all numbers is a number, unless they are a few different whole numbers. If most values are
-    numbers, a `Notice` reports the first of the others.
+    The kind is number if all values are numbers, except if they are at most `MAX_RATINGS` different whole numbers. If
+    most but not all values are numbers, a `Notice` reports the first value that is not a number.
     """
     numbers = {name: list[float]() for name in names}
     others = {name: list[tuple[int, Any]]() for name in names}  # row and value
@@ -176,7 +186,7 @@ def _guess_kinds(table: Table, names: list[str]) -> dict[str, str]:
             problem = f"{table.name} row {row}: {name} is {short_repr(value)}, not a number{more}"
             remedy = f"set {name}:number or {name}:category"
             warnings.warn(
-                Notice(f"{problem}; all other values are numbers, so {name} is read as a category; {remedy}"),
+                Notice(f"{problem}; the remaining values are numbers, but {name} is read as a category; {remedy}"),
                 stacklevel=2,
             )
     return kinds

@@ -1,7 +1,7 @@
 """Read the bytes of a table file, decompressed or as lines.
 
 A table file is read several times: for its header, to guess the kinds of its columns, to compute its cache key, and for
-its rows. A file that changes between or during these reads is an error.
+its rows. If the file changes between or during these reads, `Content` raises a `UserError`.
 """
 
 import hashlib
@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from factorcell.config import UserError
 
-BLOCK_BYTES = 1 << 20  # read at once
-MAX_ROW_LENGTH = 1 << 24  # characters of a line of a text file or of a row of a CSV file
+BLOCK_BYTES = 1 << 20  # number of bytes that are read at once to count lines
+MAX_ROW_LENGTH = 1 << 24  # maximum number of characters of a line of a text file, or of a row of a CSV file
 ARROW_COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # file ending to Arrow's name
 COMPRESSIONS = (*ARROW_COMPRESSIONS, ".xz")
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
@@ -27,7 +27,7 @@ UTF32_MARKS = (b"\xff\xfe\0\0", b"\0\0\xfe\xff")
 
 
 class Content:
-    """The content of a file at the time when this object is created; later changes are errors."""
+    """A file that must not change after this object is created; reading a changed file raises a `UserError`."""
 
     def __init__(self, path: Path, compression: str = "") -> None:
         if not path.is_file():
@@ -83,9 +83,10 @@ class Content:
             with self.open_decompressed() as stream, io.TextIOWrapper(stream, "utf-8-sig", newline=newline) as text:
                 start = stream.peek(4)[:4]
                 if start in UTF32_MARKS:
-                    raise UserError(f"{self.path}: UTF-32; convert it to UTF-8")
+                    raise UserError(f"{self.path}: expected UTF-8, got UTF-32; convert it to UTF-8")
+                # In UTF-16 without a byte order mark, one of the two bytes of an ASCII character is 0.
                 if start.startswith(UTF16_MARKS) or (len(start) > 1 and start[:2].count(0) == 1):
-                    raise UserError(f"{self.path}: UTF-16; convert it to UTF-8")
+                    raise UserError(f"{self.path}: expected UTF-8, got UTF-16; convert it to UTF-8")
                 for number, line in enumerate(iter(partial(text.readline, MAX_ROW_LENGTH + 1), ""), 1):
                     if len(line) > MAX_ROW_LENGTH:
                         raise UserError(f"{self.path} line {number}: longer than {MAX_ROW_LENGTH:,} characters")
@@ -107,7 +108,7 @@ class Content:
         raise AssertionError("every line is UTF-8")
 
     def line_count(self) -> int | None:
-        """Return the number of lines of a text file, which is about its number of rows; None for a compressed file."""
+        """Return the number of lines of a text file, as an estimate of its rows; None for a compressed file."""
         if self.compression:
             return None
         with self.open() as file:

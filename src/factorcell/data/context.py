@@ -1,6 +1,7 @@
 """The context of the texts of a batch, as tensors.
 
-Shapes: B texts, C categorical and N numeric variables, W words in the bags of B texts, D numbers of a vector.
+Shapes: B texts, B' selected texts, C categorical and N numeric variables, W words in the bags of B texts, D numbers of
+a vector.
 """
 
 from collections.abc import Sequence
@@ -14,18 +15,23 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Bags:
-    """The known words of a text variable in B texts: ids `words` (W,), text after text, and `offsets` (B + 1,)."""
+    """Bags of words: the values of a text variable for B texts, without words that the schema does not contain.
+
+    Attributes:
+        words: The ids of the words of all bags, one bag after the other (W,).
+        offsets: The index of the first word of each bag, followed by W (B + 1,).
+    """
 
     words: Tensor
     offsets: Tensor
 
     @property
     def sizes(self) -> Tensor:
-        """The number of words of each text (B,)."""
+        """The number of words of each bag (B,)."""
         return self.offsets.diff()
 
     def select(self, rows: Tensor) -> "Bags":
-        """Return the bags of `rows` (B',)."""
+        """Return the bags at the indices `rows` (B',)."""
         sizes = self.sizes[rows]
         offsets = F.pad(sizes.cumsum(0), (1, 0))
         moves = (self.offsets[rows] - offsets[:-1]).repeat_interleave(sizes)
@@ -46,13 +52,13 @@ class Bags:
 
 @dataclass(frozen=True)
 class Context:
-    """The context of B texts, before standardization.
+    """The context of B texts. Numbers are as in the table; the model standardizes them.
 
     Attributes:
-        categories: Value ids (B, C), int64; -1 where missing.
-        numbers: Numbers (B, N); NaN where missing.
-        vectors: Numbers (B, D) of each vector variable; NaN where missing.
-        bags: The words of each text variable; an empty bag where missing.
+        categories: The ids of category values (B, C), int64; -1 for a missing value.
+        numbers: The values of the numeric variables (B, N); NaN for a missing value.
+        vectors: For each vector variable, its values (B, D); NaN for a missing vector.
+        bags: For each text variable, its bags of words; an empty bag for a missing text.
     """
 
     categories: Tensor
@@ -64,7 +70,7 @@ class Context:
         return self.categories.shape[0]
 
     def select(self, rows: Tensor) -> "Context":
-        """Return the contexts of `rows` (B',)."""
+        """Return the contexts at the indices `rows` (B',)."""
         return Context(
             self.categories[rows],
             self.numbers[rows],
@@ -75,8 +81,9 @@ class Context:
     def drop_categories(self, rate: float, key: Sequence[int]) -> "Context":
         """Return these contexts with each category replaced by the unknown value with probability `rate`.
 
-        The random numbers follow from `key`.
+        `key` is the seed of the random numbers.
         """
+        # The id of the unknown value is 0, so a product with False is the unknown value.
         keep = np.random.default_rng(key).random(tuple(self.categories.shape)) >= rate
         return replace(self, categories=self.categories * torch.from_numpy(keep).to(self.categories.device))
 
@@ -92,11 +99,12 @@ class Context:
     def distinct(self) -> tuple["Context", Tensor]:
         """Return the distinct contexts and, for each text, the index of its context among them (B,)."""
         parts = [self.categories, self.numbers, *self.vectors, *(bags.padded() for bags in self.bags)]
+        # NaN is not equal to itself, so missing numbers are compared as infinity.
         joined = torch.cat([part.double().nan_to_num(torch.inf) for part in parts], dim=1)
         if joined.shape[1] == 0:
             index = torch.zeros(len(self), dtype=torch.long, device=joined.device)
             return self.select(index[:1]), index
         unique, index = torch.unique(joined, dim=0, return_inverse=True)
         rows = torch.arange(len(self), device=joined.device)
-        first = index.new_full((len(unique),), len(self)).scatter_reduce(0, index, rows, "amin")
-        return self.select(first), index
+        first_rows = index.new_full((len(unique),), len(self)).scatter_reduce(0, index, rows, "amin")
+        return self.select(first_rows), index

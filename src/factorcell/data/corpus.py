@@ -1,8 +1,9 @@
 """Texts as flat arrays of token ids with their contexts as arrays, and batches of texts of similar length.
 
-A text of n tokens has n + 1 targets, because its end is predicted too.
+A target is a token that the model predicts. A text of n tokens has n + 1 targets, because its end is predicted too.
 
-Shapes: B texts, T targets of the longest text, C categorical and N numeric variables, D numbers of a vector.
+Shapes: B texts, T targets of the longest text, C categorical and N numeric variables, D numbers of a vector, V tokens
+of the vocabulary.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,7 +35,7 @@ class Batch:
         tokens: Ids (B, T + 1) from the start token to the end token, padded with end tokens.
         lengths: The number of targets of each text (B,).
         context: The contexts of the texts.
-        rows: The row of each text in its corpus (B,).
+        rows: The index of the row of each text in its corpus (B,).
     """
 
     tokens: Tensor
@@ -56,18 +57,18 @@ class Corpus:
     """The texts and contexts of a table.
 
     Attributes:
-        tokens: The ids of all texts, one text after the other, each from its start token to its end token; a cut text
-            has no end token.
-        offsets: The index of the first token of each text, and the number of tokens (rows + 1,).
-        categories: Value ids (rows, C); -1 where missing.
-        numbers: Numbers (rows, N); NaN where missing.
+        tokens: The token ids of all texts, one text after the other, each from its start token to its end token; a text
+            that was cut has no end token.
+        offsets: The index of the first token of each text, followed by the number of all tokens (rows + 1,).
+        categories: The ids of category values (rows, C); -1 for a missing value.
+        numbers: The values of the numeric variables (rows, N); NaN for a missing value.
         tokenizer: The tokenizer, with its vocabulary.
         schema: The context variables.
-        vectors: Numbers (rows, D) of each vector variable; NaN where missing.
-        bags: The words of each text variable.
-        users: An id of the user of each text (rows,), also for rare users, from 1 on in order of appearance; 0 where
-            missing. Empty without a user column.
-        originals: Sizes of the original texts; None if the texts are not from a table.
+        vectors: For each vector variable, its values (rows, D); NaN for a missing vector.
+        bags: For each text variable, the ids of the words of each row that the schema contains (bags of words).
+        users: The id of the user of each text (rows,); empty if the table has no user column. Ids are numbered from 1
+            on in order of appearance, including those of rare users; 0 is a missing user.
+        originals: Sizes and digests of the original texts; None if the texts are not from a table.
     """
 
     tokens: NDArray[Any]
@@ -101,14 +102,14 @@ class Corpus:
         return is_cut
 
     def truncate(self, max_tokens: int) -> "Corpus":
-        """Return a corpus of uncut texts with each text cut after `max_tokens` tokens."""
+        """Return this corpus, whose texts must be uncut, with each text cut after `max_tokens` tokens."""
         sizes = np.minimum(np.diff(self.offsets), max_tokens + 1)
         offsets = np.append(0, np.cumsum(sizes))
         indices = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1] - offsets[:-1], sizes)
         return replace(self, tokens=self.tokens[indices], offsets=offsets)
 
     def context_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays of all contexts by their names in files; `context_fields` is the inverse."""
+        """Return the arrays of all contexts by the names that they have in files; `context_fields` is the inverse."""
         arrays: dict[str, NDArray[Any]] = {"categories": self.categories, "numbers": self.numbers}
         arrays |= {f"vectors.{index}": vectors for index, vectors in enumerate(self.vectors)}
         for index, bags in enumerate(self.bags):
@@ -117,18 +118,21 @@ class Corpus:
 
     def context(self, rows: NDArray[np.int64]) -> Context:
         """Return the contexts of `rows` as tensors."""
-        bags = [bags.select(rows) for bags in self.bags]
+        selected = [bags.select(rows) for bags in self.bags]
         return Context(
             torch.from_numpy(self.categories[rows].astype(np.int64)),
             torch.from_numpy(self.numbers[rows]),
             tuple(torch.from_numpy(vectors[rows]) for vectors in self.vectors),
-            tuple(Bags(torch.from_numpy(b.values.astype(np.int64)), torch.from_numpy(b.offsets)) for b in bags),
+            tuple(
+                Bags(torch.from_numpy(words.astype(np.int64)), torch.from_numpy(offsets)) for words, offsets in selected
+            ),
         )
 
     def batch(self, rows: NDArray[np.int64]) -> Batch:
         """Return the texts of `rows` as one padded batch."""
         starts, lengths = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
         steps = np.arange(lengths.max())
+        # Positions behind the end of a text read its last token, and are then replaced by the end token.
         index = np.minimum(starts[:, None] + steps, (starts + lengths - 1)[:, None])
         tokens = np.where(steps < lengths[:, None], self.tokens[index], self.tokenizer.specials.end).astype(np.int64)
         return Batch(
@@ -142,11 +146,11 @@ class Corpus:
 
         Args:
             batch_tokens: The largest number of tokens of a batch, padding included; a longer text is its own batch.
-            seed: Without a seed, rows are sorted by length. With a seed, they are shuffled and sorted within pools, and
-                the batches are shuffled.
-            epoch: The number of the epoch; each epoch has its own order.
-            max_user_texts: With a seed, the largest number of texts of each user, of which the first in shuffled order
-                are used; 0 for all.
+            seed: The seed of the random order. Rows are shuffled, then sorted by length within pools of about
+                `POOL_BATCHES` batches, and the batches are shuffled. Without a seed, all rows are sorted by length.
+            epoch: The number of the epoch; each epoch has its own random order.
+            max_user_texts: The largest number of texts of each user, if there is a seed: the first in the random order
+                are used. 0 for all texts.
 
         Returns:
             The rows of each batch.
@@ -207,15 +211,17 @@ class Corpus:
             schema=schema,
             categories=np.full((rows, len(schema.categories)), MISSING, dtype=np.int32),
             numbers=np.full((rows, len(schema.numbers)), np.nan, dtype=np.float32),
-            vectors=tuple(np.full((rows, len(v.means)), np.nan, dtype=np.float32) for v in schema.vectors),
+            vectors=tuple(
+                np.full((rows, len(variable.means)), np.nan, dtype=np.float32) for variable in schema.vectors
+            ),
             bags=tuple(Ragged(np.zeros(0, np.int32), np.zeros(rows + 1, np.int64)) for _ in schema.texts),
         )
 
     def split(self, share: float, seed: int) -> tuple["Corpus", "Corpus"]:
-        """Split the rows at random into training and held-out rows.
+        """Split the rows at random into training rows and held-out rows; each part has at least one row.
 
         Args:
-            share: The share of held-out rows; at least one row is in each part.
+            share: The share of held-out rows.
             seed: The seed of the random order.
 
         Returns:
@@ -224,6 +230,7 @@ class Corpus:
         Raises:
             UserError: The corpus has fewer than two rows.
         """
+        # 0xDE7 makes these random numbers differ from those of other uses of the same seed.
         order = np.random.default_rng((seed, 0xDE7)).permutation(len(self))
         count = min(max(1, round(share * len(self))), len(self) - 1)
         if len(self) < 2:
@@ -232,18 +239,20 @@ class Corpus:
 
 
 def context_fields(arrays: Mapping[str, NDArray[Any]], schema: ContextSchema) -> dict[str, Any]:
-    """Return the context fields of a `Corpus` from the arrays that `Corpus.context_arrays` returned."""
+    """Return the fields of a `Corpus` that describe contexts, from the arrays that `Corpus.context_arrays` returned."""
     return {
         "schema": schema,
         "categories": arrays["categories"],
         "numbers": arrays["numbers"],
         "vectors": tuple(arrays[f"vectors.{index}"] for index in range(len(schema.vectors))),
-        "bags": tuple(Ragged(arrays[f"bags.{n}"], arrays[f"bags.{n}.offsets"]) for n in range(len(schema.texts))),
+        "bags": tuple(
+            Ragged(arrays[f"bags.{index}"], arrays[f"bags.{index}.offsets"]) for index in range(len(schema.texts))
+        ),
     }
 
 
 def _rank_in_group(groups: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Return, for each value, how many equal values precede it."""
+    """Return, for each element of `groups`, how many equal elements precede it."""
     order = np.argsort(groups, kind="stable")
     ordered = groups[order]
     ranks = np.empty(len(groups), dtype=np.int64)
@@ -254,21 +263,25 @@ def _rank_in_group(groups: NDArray[np.int32]) -> NDArray[np.int64]:
 def _split_batches(
     rows: NDArray[np.int64], lengths: NDArray[np.int64], batch_tokens: int
 ) -> Iterator[NDArray[np.int64]]:
-    """Yield batches of `rows`, which are sorted by length, of at most `batch_tokens` tokens, padding included."""
-    ordered, begin = np.maximum(lengths[rows], 1), 0
+    """Yield consecutive parts of `rows`, which are sorted by length, as batches of at most `batch_tokens` tokens.
+
+    The padding counts. A text that is longer is a batch of its own.
+    """
+    ordered_lengths, begin = np.maximum(lengths[rows], 1), 0
     while begin < len(rows):
         # Binary search for the last row that fits; the padded size grows with the number of rows.
         low, high = begin + 1, len(rows)
         while low < high:
             middle = (low + high + 1) // 2
-            fits = (middle - begin) * ordered[middle - 1] <= batch_tokens
+            fits = (middle - begin) * ordered_lengths[middle - 1] <= batch_tokens
             low, high = (middle, high) if fits else (low, middle - 1)
         yield rows[begin:low]
         begin = low
 
 
 def target_offsets(corpus: Corpus) -> NDArray[np.int64]:
-    """Return the index of the first target of each text among all targets, and their number (rows + 1,)."""
+    """Return the index of each text's first target among all targets, followed by the number of targets (rows + 1,)."""
+    # Each text before an offset has one token that is not a target: its start token.
     offsets: NDArray[np.int64] = np.asarray(corpus.offsets) - np.arange(len(corpus.offsets))
     return offsets
 
@@ -281,7 +294,10 @@ def target_ids(corpus: Corpus) -> NDArray[np.int64]:
 
 
 def target_frequencies(corpus: Corpus, min_count: int = 0) -> NDArray[np.int64]:
-    """Return how often each token of the vocabulary is a target (V,), at least `min_count`; 0 for the start token."""
+    """Return how often each token of the vocabulary is a target (V,).
+
+    Counts below `min_count` are replaced by `min_count`, except the count of the start token, which is 0.
+    """
     counts = np.zeros(len(corpus.tokenizer), dtype=np.int64)
     for begin in range(0, len(corpus.tokens), 1 << 24):
         counts += np.bincount(corpus.tokens[begin : begin + (1 << 24)], minlength=len(counts))
@@ -291,12 +307,18 @@ def target_frequencies(corpus: Corpus, min_count: int = 0) -> NDArray[np.int64]:
 
 
 def is_known_target(corpus: Corpus) -> NDArray[np.bool_]:
-    """Return whether each target is in the vocabulary, one text after the other."""
+    """Return whether each target is in the vocabulary, in the order of `target_ids`."""
     is_known: NDArray[np.bool_] = target_ids(corpus) != corpus.tokenizer.specials.unknown
     return is_known
 
 
 def extend_hashes(hashes: NDArray[np.uint64], tokens: NDArray[np.uint64], shift: int = 29) -> NDArray[np.uint64]:
-    """Return the 64-bit hashes of n-grams extended by `tokens`; the hash of an empty n-gram is 0."""
+    """Return the 64-bit hashes of n-grams after one more token each; the hash of an empty n-gram is 0.
+
+    Args:
+        hashes: The hash of each n-gram.
+        tokens: The token that is appended to each n-gram, with the same shape.
+        shift: By how many bits a product is shifted to mix its upper bits into the lower ones.
+    """
     keys = (hashes ^ tokens) * HASH_MULTIPLIER
     return keys ^ (keys >> np.uint64(shift))

@@ -1,9 +1,7 @@
-"""Counts of popular texts, for completion: how often each text occurs that enough users wrote.
+"""Counts of popular texts for completion: the number of occurrences of each text that enough users wrote.
 
 A text that fewer than `min_users` users wrote is private and is omitted; the names of users are not stored.
 Texts are compared in canonical form (`canonical.canonical`).
-
-Shapes: N texts.
 """
 
 import re
@@ -55,7 +53,8 @@ class TextCounts:
             min_users: The minimum number of different users who wrote a popular text.
 
         Raises:
-            UserError: A text is not a string, a user cannot be a category value, or their numbers differ.
+            UserError: A text is not a string, a user cannot be a category value, or the number of users differs from
+                the number of texts.
         """
         values, forms = to_values(texts, "texts"), list[str]()
         counts, writers = Counter[str](), defaultdict[str, set[str]](set)
@@ -66,7 +65,8 @@ class TextCounts:
         counts.update(forms)
         if users is not None:
             for text, name in zip(forms, category_names(users, "users", len(values)), strict=True):
-                writers[text] |= {name} if name is not None else set()
+                if name is not None:
+                    writers[text].add(name)
         min_users = 0 if users is None else min_users
         popular = (text for text in counts if counts[text] >= min_count and len(writers[text]) >= min_users)
         return cls({text: counts[text] for text in popular if text}, len(values), min_users)
@@ -75,8 +75,8 @@ class TextCounts:
     def of_corpus(cls, corpus: Corpus, min_count: int, min_users: int) -> "TextCounts":
         """Count the texts of a corpus that has a user column and a tokenizer of characters.
 
-        Texts that were cut or have an out-of-vocabulary token cannot be restored and are not counted, and neither are
-        texts with a lone surrogate, which cannot be typed.
+        Texts that were cut and texts with an out-of-vocabulary token are not counted, because they cannot be restored.
+        Texts with half of a surrogate pair are not counted either, because they cannot be typed.
         """
         specials = corpus.tokenizer.specials
 
@@ -87,6 +87,7 @@ class TextCounts:
             text = canonical(corpus.tokenizer.join(corpus.tokenizer.decode(ids[:-1])))
             return "" if LONE_SURROGATE.search(text) else text
 
+        # Hashes need less memory than texts, so only the popular texts are restored again below.
         digests = np.fromiter(map(hash, map(text_of, range(len(corpus)))), np.int64, len(corpus))
         _, first, index, counts = np.unique(digests, return_index=True, return_inverse=True, return_counts=True)
         users = count_users(index, corpus.users, len(first))
@@ -124,6 +125,7 @@ def count_users(index: NDArray[Any], users: NDArray[np.int32], text_count: int) 
         users: The user of each row; 0 is missing and is not counted.
         text_count: The number of texts.
     """
-    known = users > 0
-    pairs = np.unique(index[known].astype(np.int64) << 32 | users[known])
+    has_user = users > 0
+    # A pair is one number: the text in the upper 32 bits, the user in the lower 32 bits.
+    pairs = np.unique(index[has_user].astype(np.int64) << 32 | users[has_user])
     return np.bincount(pairs >> 32, minlength=text_count)

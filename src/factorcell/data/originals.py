@@ -1,7 +1,7 @@
 """Sizes and digests of the original texts of a corpus, before normalization, lower-casing and tokenization.
 
-Models with different tokenizers or vocabularies have different targets but the same original texts, so bits per byte
-of the original texts compare them. A text is restorable if joining its tokens returns the original text.
+Models with different tokenizers or vocabularies have different targets but the same original texts, so they can be
+compared in bits per byte of the original texts. A text is restorable if joining its tokens returns the original text.
 
 Shapes: N texts.
 """
@@ -25,7 +25,7 @@ class OriginalTexts(NamedTuple):
 
     @classmethod
     def of(cls, texts: Sequence[str], tokenizer: Tokenizer) -> "OriginalTexts":
-        """Measure `texts`; `tokenizer` decides whether they are restorable."""
+        """Return the sizes and digests of `texts`, and whether `tokenizer` can restore them."""
         contents = [text.encode("utf-8", "surrogatepass") for text in texts]
         digests = b"".join(hashlib.blake2b(content, digest_size=8).digest() for content in contents)
         return cls(
@@ -36,7 +36,7 @@ class OriginalTexts(NamedTuple):
 
     @classmethod
     def concatenated(cls, parts: Iterable["OriginalTexts"]) -> "OriginalTexts":
-        """Concatenate one or more `parts`."""
+        """Return the entries of one or more `parts`, one part after the other."""
         return cls(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
     def select(self, rows: NDArray[np.int64]) -> "OriginalTexts":

@@ -1,4 +1,4 @@
-"""Read Parquet files and folders of Parquet files, such as Spark and DuckDB write.
+"""Read Parquet files, and folders of Parquet files such as those that Spark and DuckDB write.
 
 A folder is one table, with its files in the order of their paths. Folders may be nested, and a folder `key=value` (Hive
 partitioning) adds the text column `key` to the rows of its files. Names that begin with `_` or `.` are skipped.
@@ -22,7 +22,7 @@ from factorcell.data.arrow import one_line, to_python_values
 from factorcell.data.chunks import Chunk, Table, UnknownKindError, format_names
 from factorcell.data.content import Content
 
-HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"  # what Hive, Spark and DuckDB write for a missing value of a partition
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"  # Hive, Spark and DuckDB write this text for a missing value of a partition
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class ParquetFile:
             yield {name: chunk[name] if name in chunk else [self.partition[name]] * size for name in columns}
 
     def _read_stored(self, columns: list[str]) -> Iterator[Chunk]:
+        """Yield chunks of columns that the file itself contains."""
         path = self.content.path
         try:
             with self.content.open() as raw, pq.ParquetFile(raw) as file:
@@ -67,8 +68,10 @@ class ParquetFile:
 
 def _check_memory(file: pq.ParquetFile, columns: Sequence[str], where: str) -> None:
     """Raise `UserError` if the largest row group of `columns` does not fit into memory."""
-    leaves = [n for n in range(len(file.schema)) if file.schema.column(n).path.split(".")[0] in columns]
-    groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+    # Parquet stores a nested column, such as a list, as leaves: columns with paths that begin with its name.
+    paths = [file.schema.column(index).path for index in range(len(file.schema))]
+    leaves = [index for index, path in enumerate(paths) if path.split(".")[0] in columns]
+    groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
     sizes = [sum(group.column(leaf).total_uncompressed_size for leaf in leaves) for group in groups]
     memory.check(max(sizes, default=0), f"{where}: its largest row group")
 
@@ -106,7 +109,7 @@ def parquet_folder(folder: Path) -> Table:
 
 
 def _paths(folder: Path) -> list[Path]:
-    """Return the Parquet files of a folder, sorted by path; `UserError` if it has other files or no file."""
+    """Return the Parquet files of a folder, sorted by path; raise `UserError` if it has other files or no file."""
     paths = []
     expected = f"{folder}: expected a table file or a folder of Parquet files (*.parquet), got"
 

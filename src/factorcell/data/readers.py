@@ -1,8 +1,9 @@
 """Readers of context columns: each collects the values of one column in chunks and encodes them as an array.
 
-A text is encoded as a bag of its lower-cased words that occur often enough in training, whatever the tokenizer of the
-model is. A vector is a list of numbers: an Arrow list, a NumPy array, or a JSON array in text. A missing category or
-text has the expected value; a missing number or vector is an error except with `unknown="expected"`.
+A text is encoded as a bag of words: the ids of its lower-cased words, without those that are too rare in training. The
+tokenizer of the model has no influence on it. A vector is a list of numbers: an Arrow list, a NumPy array, or a JSON
+array in text. A missing category or text is encoded as missing; the model replaces it by the expected value of the
+variable (docs/glossary.md). A missing number or vector raises a `UserError`, except with the policy "expected".
 """
 
 import difflib
@@ -34,7 +35,12 @@ from factorcell.option_fields import WordOptions
 
 
 class Ragged(NamedTuple):
-    """Lists of different lengths, one per row: flat `values`, and `offsets` (rows + 1,) at which each begins."""
+    """Lists of different lengths, one per row.
+
+    Attributes:
+        values: The items of all lists, one list after the other.
+        offsets: The index of the first item of each list, followed by the number of items (rows + 1,).
+    """
 
     values: NDArray[Any]
     offsets: NDArray[np.int64]
@@ -55,7 +61,7 @@ class Ragged(NamedTuple):
 class ColumnReader:
     """Base of the readers of a context column.
 
-    In training, `variable` determines the variable from the values; later, the schema has the variable.
+    In training, `build_variable` determines the variable from the values; a trained model has it in its schema.
     """
 
     def __init__(self, variable: Variable, table_name: str, unknown: str = "error", *, is_known: bool = False) -> None:
@@ -64,7 +70,8 @@ class ColumnReader:
         Args:
             variable: The variable of a schema, or a new one of which only name, kind, column and period are set.
             table_name: The name of the table, for messages.
-            unknown: The policy for unknown values: "error", "group" or "expected".
+            unknown: The policy for category values that training never saw: "error", "group" (read as a rare value) or
+                "expected" (read as a missing value). With "expected", numbers and vectors may be missing too.
             is_known: Whether `variable` comes from the schema of a trained model.
         """
         self.declared, self.column, self.table_name = variable, variable.source_column, table_name
@@ -72,7 +79,7 @@ class ColumnReader:
         self.chunks = list[NDArray[Any]]()
 
     def add(self, values: list[Any], first_row: int) -> None:
-        """Add the values of one chunk; `first_row` is the number of rows before it."""
+        """Add the values of one chunk; `first_row` is the number of rows of the table before this chunk."""
         raise NotImplementedError
 
     def build_variable(self, config: DataConfig) -> Variable:
@@ -91,11 +98,12 @@ class ColumnReader:
 def deviations(values: NDArray[Any]) -> NDArray[np.float64]:
     """Return the standard deviation of each column of `values` (rows, n), or 1 if all its values are equal."""
     spread: NDArray[np.float64] = values.std(0, dtype=np.float64)
-    return np.where(spread > 1e-12 * np.abs(values).max(0), spread, 1.0)  # equal up to rounding errors
+    # Rounding errors can give equal values a small deviation.
+    return np.where(spread > 1e-12 * np.abs(values).max(0), spread, 1.0)
 
 
 class _ValueIds(dict[Any, int]):
-    """Provisional ids of the values of one type; values with the same category name share an id, and 0 is missing."""
+    """Provisional ids of the values of one type: one id per category name, and 0 for missing values."""
 
     def __init__(self, ids_by_name: dict[str, int]) -> None:
         super().__init__()
@@ -109,7 +117,7 @@ class _ValueIds(dict[Any, int]):
 
 
 class CategoryReader(ColumnReader):
-    """Reads a column of categories; if it `is_private`, messages do not suggest other values of the column."""
+    """Reads a column of categories; if `is_private` is true, error messages do not list values of the column."""
 
     is_private = False
 
@@ -160,22 +168,25 @@ class CategoryReader(ColumnReader):
         return np.concatenate(self.chunks)
 
     def encode(self, variable: Variable) -> NDArray[np.int32]:
-        """Return the index of each row's value in `variable`; `UserError` if the policy forbids an unseen value."""
+        """Return the index of each row's value in `variable`; the policy "error" raises `UserError` for unseen ones."""
         ids, indices = self.provisional_ids(), {name: index for index, name in enumerate(variable.values)}
         if self.is_known and self.unknown == "error":
-            rare_bits, frequent = bytes.fromhex(variable.rare_filter), set(variable.values[1:])
-            if unseen := [n for n in self.ids_by_name if n not in frequent and not may_contain(rare_bits, n)]:
+            rare_filter, frequent = bytes.fromhex(variable.rare_filter), set(variable.values[1:])
+            if unseen := [
+                name for name in self.ids_by_name if name not in frequent and not may_contain(rare_filter, name)
+            ]:
                 raise self._unseen_value_error(unseen, ids, variable)
-        default = MISSING if self.unknown == "expected" else 0
-        final = [MISSING, *(indices.get(name, default) for name in self.ids_by_name)]
-        return np.array(final, dtype=np.int32)[ids]
+        other_index = MISSING if self.unknown == "expected" else 0
+        # The final index of each provisional id, which is 0 for a missing value.
+        final_indices = [MISSING, *(indices.get(name, other_index) for name in self.ids_by_name)]
+        return np.array(final_indices, dtype=np.int32)[ids]
 
     def _unseen_value_error(self, unseen: list[str], ids: NDArray[np.int32], variable: Variable) -> UserError:
-        """Return the error about values that training never saw, with the row of the first."""
+        """Return the error about values that training never saw, which names the first of them and its row."""
         unseen_ids = [self.ids_by_name[name] for name in unseen]
         row, count = int(np.flatnonzero(ids == unseen_ids[0])[0]) + 1, int(np.isin(ids, unseen_ids).sum())
-        number = f"{len(unseen):,} such values" if len(unseen) > 1 else "this value"
-        extent = f" ({number} in {count:,} of {len(ids):,} rows)" if count > 1 else ""
+        affected = f"{len(unseen):,} such values" if len(unseen) > 1 else "this value"
+        extent = f" ({affected} in {count:,} of {len(ids):,} rows)" if count > 1 else ""
         rare = " or is rare" if variable.rare_count and not variable.rare_filter else ""
         values = variable.values[1:]
         near = [] if self.is_private else difflib.get_close_matches(unseen[0], values, n=3) or values[:5]
@@ -199,7 +210,7 @@ NUMBER_PARSERS: dict[str, tuple[Callable[[Any], float | None], str]] = {
 
 
 class NumberReader(ColumnReader):
-    """Reads a column of numbers or times; periodic numbers are reduced to [0, period)."""
+    """Reads a column of numbers or times; periodic numbers are reduced modulo their period."""
 
     def add(self, values: list[Any], first_row: int) -> None:
         parse, problem = NUMBER_PARSERS[self.declared.kind]
@@ -209,16 +220,17 @@ class NumberReader(ColumnReader):
                 raise self.error(row, f"is {EMPTY.format(problem.partition(' (')[0])}")
             if number is None and not is_missing(value):
                 # The kind of a column can be changed in training only.
-                hint = not self.is_known and self.declared.kind == "number"
-                suggestion = f" (for a category, use {self.column}:category)" if hint else ""
+                can_be_category = not self.is_known and self.declared.kind == "number"
+                suggestion = f" (for a category, use {self.column}:category)" if can_be_category else ""
                 raise self.error(row, f"is {short_repr(value)}, {problem}{suggestion}")
         array = np.array([math.nan if number is None else number for number in numbers])
         self.chunks.append(array % self.declared.period if self.declared.period else array)
 
     def build_variable(self, config: DataConfig) -> Variable:
-        """Return the variable with the moments and the range of the numbers, or with the moments of their waves.
+        """Return the variable with the mean, standard deviation and range of its numbers.
 
-        The mean of a periodic number is the angle of the mean of its points on the unit circle.
+        A periodic number has no range; it has also the means and standard deviations of its waves (`schema.waves`). Its
+        mean is the angle of the mean of its points on the unit circle.
         """
         numbers, period = np.concatenate(self.chunks), self.declared.period
         if not period:
@@ -227,7 +239,8 @@ class NumberReader(ColumnReader):
         frequencies, phases = map(np.array, waves(period))
         wave_values = np.sin(numbers[:, None] * frequencies + phases)
         means = wave_values.mean(0)
-        mean = math.atan2(means[0], means[1]) * period / (2 * math.pi) % period
+        mean = math.atan2(means[0], means[1]) * period / (2 * math.pi) % period  # of sine and cosine, the first waves
+        # The distance of each number from the mean on the circle, from -period / 2 to period / 2.
         centered = (numbers - mean + period / 2) % period - period / 2
         return replace(
             self.declared,
@@ -259,7 +272,7 @@ class TextReader(ColumnReader):
         self.chunks.append(np.array(flat, dtype=np.int32))
 
     def build_variable(self, config: DataConfig) -> Variable:
-        """Return the variable with the frequent words and their shares of the mean embedding of all texts."""
+        """Return the variable with the frequent words and the weight of each in the mean embedding of all texts."""
         min_count = config.min_context_word
         counts = np.bincount(np.concatenate(self.chunks), minlength=len(self.ids)).tolist()
         frequent = [(-count, word) for word, count in zip(self.ids, counts, strict=True) if count >= min_count]
@@ -269,15 +282,17 @@ class TextReader(ColumnReader):
         words = tuple(word for _, word in sorted(frequent)[: config.max_context_words])
         bags = self._bags(words)
         sizes = np.diff(bags.offsets)
+        # The embedding of a text is the sum of the embeddings of its words, divided by the square root of their number.
         weights = np.repeat(1 / np.sqrt(np.maximum(sizes, 1)), sizes) / (sizes > 0).sum()
         shares = np.bincount(bags.values, weights, minlength=len(words))
         return replace(self.declared, values=words, shares=tuple(shares.tolist()))
 
     def encode(self, variable: Variable) -> Ragged:
-        """Return the index of each known word in `variable`, for all rows."""
+        """Return a list per row: the index in `variable` of each of its words that `variable` contains."""
         return self._bags(variable.values)
 
     def _bags(self, words: Sequence[str]) -> Ragged:
+        """Return a list per row: the index in `words` of each of its words that `words` contains."""
         indices = {word: index for index, word in enumerate(words)}
         final = np.array([indices.get(word, -1) for word in self.ids], dtype=np.int32)[np.concatenate(self.chunks)]
         rows = np.repeat(np.arange(len(self.sizes)), self.sizes)[final >= 0]
@@ -286,7 +301,7 @@ class TextReader(ColumnReader):
 
 
 class VectorReader(ColumnReader):
-    """Reads a column of vectors, NaN where missing; all must have the size of training, or of the first vector."""
+    """Reads a column of vectors of equal size: that of training, or that of the first vector of a training table."""
 
     def add(self, values: list[Any], first_row: int) -> None:
         size = self.chunks[0].shape[1] if self.chunks else len(self.declared.means)
@@ -296,7 +311,8 @@ class VectorReader(ColumnReader):
             vector = None if missing else to_vector(value)
             if vector is None and not (missing and self.unknown == "expected"):
                 problem = "not a list of numbers"
-                raise self.error(row, f"is {EMPTY.format(problem) if missing else f'{short_repr(value)}, {problem}'}")
+                description = EMPTY.format(problem) if missing else f"{short_repr(value)}, {problem}"
+                raise self.error(row, f"is {description}")
             if vector is not None:
                 size = size or len(vector)
                 if len(vector) != size:
@@ -314,7 +330,10 @@ class VectorReader(ColumnReader):
 
 
 def to_vector(value: Any) -> NDArray[np.float32] | None:
-    """Return a list of numbers, or the JSON array in a text, as 32-bit numbers; None if it is empty or not a list."""
+    """Return a list of numbers, or the JSON array in a text, as 32-bit numbers.
+
+    None is returned for an empty list, a number that is too large for 32 bits, and a value that is not a list.
+    """
     try:
         array = np.asarray(json.loads(value) if isinstance(value, str) else value)
     except (ValueError, RecursionError):  # not JSON, or nested lists of different lengths

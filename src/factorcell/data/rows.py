@@ -1,4 +1,4 @@
-"""Convert arguments of the Python interface, such as rows or one value per text, from all supported table types."""
+"""Convert arguments of the Python interface, which may have any supported table type, to rows or lists of values."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,7 +20,7 @@ def has_rows(source: Any) -> bool:
     try:
         table = open_table(source)
     except UnknownKindError:
-        return True  # the function that reads the source then raises the error
+        return True  # the function that reads the source raises an error that describes the problem
     return next(table.read(table.columns[:1]), None) is not None
 
 
@@ -50,7 +50,7 @@ def to_row(source: Any) -> Row:
 
 
 def distinct_category_names(values: Any, argument: str) -> list[str]:
-    """Return the distinct category names of `values`; error messages begin with `argument`."""
+    """Return the distinct category names of `values`; messages begin with `argument`, the name of the argument."""
     names = category_names(values, argument)
     if None in names:
         raise UserError(f"{argument}: expected values of a category, got a missing value")
@@ -70,7 +70,7 @@ def key_by_category_name(entries: Mapping[Any, V], argument: str) -> dict[str, V
 
 
 def category_names(values: Any, argument: str, count: int | None = None) -> list[str | None]:
-    """Return the category name of each value, None where missing.
+    """Return the category name of each value, or None for a missing value.
 
     Raises:
         UserError: A value cannot be a category, or there are not `count` values; the message begins with `argument`.
@@ -82,17 +82,16 @@ def category_names(values: Any, argument: str, count: int | None = None) -> list
         except UserError as error:
             raise error.with_message(f"{argument}: value {number}: {error.message}") from None
     if count is not None and len(names) != count:
-        raise UserError(f"{argument}: expected one for each of {count:,} texts, got {len(names):,}")
+        raise UserError(f"{argument}: expected one value for each of {count:,} texts, got {len(names):,}")
     return names
 
 
 def to_values(values: Any, argument: str) -> list[Any]:
     """Return the values of a list, an array or a column as Python objects.
 
-    A string, a mapping or a table is an error, although Python can iterate over its characters, keys or columns.
-
     Raises:
-        UserError: `values` has another type; the message begins with `argument`.
+        UserError: `values` has another type; the message begins with `argument`. A string, a mapping or a table raises
+            this error too, although Python can iterate over characters, keys or columns.
     """
     is_table = hasattr(values, "columns") or hasattr(values, "column_names")
     if isinstance(values, (str, bytes, Mapping)) or is_table or not (isinstance(values, Iterable) or is_column(values)):

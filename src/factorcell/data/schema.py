@@ -1,11 +1,13 @@
-"""The schema of a model's context: its variables, with the values or moments that training found in their columns.
+"""The schema of a model's context: its variables, with properties of their columns in the training table.
 
-A Bloom filter (Bloom 1970) identifies the values that training grouped as rare, without storing their names:
+For a category these are its frequent values, for a number its mean and standard deviation. A Bloom filter (Bloom 1970)
+identifies the values that training grouped as rare, without storing their names. A value that training never saw passes
+the filter with the probability
 
-    n values, m bits, k probes      a value that training never saw passes with probability (1 - exp(-k n / m))^k, < 1 %
+    (1 - exp(-k n / m))^k < 1 %      n values in the filter, m bits of the filter, k bits per value (probes)
 
-It has no false negatives: a rare value is never reported as unseen. It does not hide a name that can be guessed, since
-anyone who has the filter can test a name (docs/privacy.md).
+The filter has no false negatives: a rare value is never reported as unseen. The filter does not protect a name that can
+be guessed, because anyone who has the filter can test a name (docs/privacy.md).
 """
 
 import hashlib
@@ -24,20 +26,22 @@ MISSING = -1
 TIME_KINDS = ("hour", "weekday", "yearday")  # several of them may be read from one column
 PERIODS = {"hour": 24.0, "weekday": 7.0, "yearday": 365.25, "longitude": 360.0}
 COLUMN_KINDS = ("category", "number", *PERIODS, "cyclic", "text", "vector")
-HARMONICS = 3  # of a periodic number; any function of the seven days of a week is linear in three harmonics
-BITS_PER_VALUE = 12  # of a Bloom filter
-PROBES = 7  # of every Bloom filter; filters in run folders depend on it
-MIN_BITS = 1024  # of a Bloom filter; in a smaller one the probes of different values coincide too often
+# Pairs of a sine and a cosine that encode a periodic number. With three pairs, any function of the seven days of a week
+# is linear in the waves.
+HARMONICS = 3
+BITS_PER_VALUE = 12  # m / n of a large Bloom filter
+PROBES = 7  # k of every Bloom filter; a change would make the filters in run folders invalid
+MIN_BITS = 1024  # minimum m; in a smaller filter the bits of different values coincide too often
 
 
 @dataclass(frozen=True)
 class Variable:
-    """One context variable. Fields that its kind does not use have their defaults.
+    """One context variable. A field that a variable of this kind does not use has its default.
 
     Attributes:
         name: The name of the variable.
         kind: One of `COLUMN_KINDS`.
-        values: The values of a category, row 0 being `UNKNOWN_VALUE`, or the words of a text.
+        values: The values of a category, of which the first is `UNKNOWN_VALUE`, or the words of a text.
         counts: The number of training texts with each value of a category.
         rare_count: How many values of a category were grouped as rare.
         mean: The mean of a number in training.
@@ -46,8 +50,8 @@ class Variable:
         high: The largest number in training.
         column: The column of the table, if its name differs from `name`.
         period: The period of a periodic number; 0 for other kinds.
-        means: The means of the numbers of a vector (D,) or of the waves of a periodic number.
-        deviations: The standard deviations that belong to `means`.
+        means: The mean of each number of a vector of D numbers (D,), or of each wave (`waves`) of a periodic number.
+        deviations: The standard deviations of the numbers or waves whose means are `means`.
         shares: The weight of each word of a text in the mean embedding of all training texts.
         min_count: Values of a category with fewer training texts are rare.
         rare_filter: The Bloom filter of the rare values of a category, in hexadecimal digits; empty if unavailable.
@@ -207,11 +211,13 @@ def _check(variable: Variable) -> None:
         if not _has_type(getattr(variable, name), hint):
             raise UserError(f"not a context schema ({name} of {variable.name!r:.60} has a wrong type)")
     choose("kind of context variable", variable.kind, COLUMN_KINDS)
-    counts = (variable.rare_count, variable.min_count, variable.period, *variable.counts, *variable.shares)
+    not_negative = (variable.rare_count, variable.min_count, variable.period, *variable.counts, *variable.shares)
     parallel = {"category": ("values", "counts"), "text": ("values", "shares")}  # fields of equal length
     first, second = parallel.get(variable.kind, ("means", "deviations"))
-    if min(counts) < 0 or min(variable.deviation, *variable.deviations, 1) <= 0:
-        raise UserError(f"not a context schema (a number of {variable.name!r:.60} is out of range)")
+    if min(not_negative) < 0:
+        raise UserError(f"not a context schema (a count, share or period of {variable.name!r:.60} is negative)")
+    if min(variable.deviation, *variable.deviations, 1) <= 0:
+        raise UserError(f"not a context schema (a standard deviation of {variable.name!r:.60} is not above 0)")
     if len(getattr(variable, first)) != len(getattr(variable, second)):
         raise UserError(f"not a context schema ({first} and {second} of {variable.name!r} differ in length)")
 
@@ -223,7 +229,10 @@ def _has_type(value: Any, hint: Any) -> bool:
 
 
 def waves(period: float, harmonics: int = HARMONICS) -> tuple[list[float], list[float]]:
-    """Return frequencies w and phases p of the waves sin(w x + p) of a number x: sine and cosine of each harmonic."""
+    """Return the frequencies w and the phases p of the waves sin(w x + p) that encode a periodic number x.
+
+    Each harmonic has two waves: a sine (p = 0) and a cosine (p = pi / 2).
+    """
     frequencies = [2 * math.pi * harmonic / period for harmonic in range(1, harmonics + 1) for _ in range(2)]
     return frequencies, [0.0, math.pi / 2] * harmonics
 
@@ -232,21 +241,23 @@ def bloom_filter(names: Collection[str]) -> str:
     """Return the Bloom filter of `names` in hexadecimal digits; empty without names."""
     if not names:
         return ""
-    bits = bytearray(-(-max(MIN_BITS, BITS_PER_VALUE * len(names)) // 8))
+    content = bytearray(math.ceil(max(MIN_BITS, BITS_PER_VALUE * len(names)) / 8))
     for name in names:
-        for position in _probe_positions(name, 8 * len(bits)):
-            bits[position // 8] |= 1 << position % 8
-    return bits.hex()
+        for position in _probe_positions(name, 8 * len(content)):
+            content[position // 8] |= 1 << position % 8
+    return content.hex()
 
 
-def may_contain(bits: bytes, name: str) -> bool:
-    """Return whether a Bloom filter with these `bits` contains `name`; some other names pass by coincidence."""
-    positions = _probe_positions(name, 8 * len(bits)) if bits else []
-    return bool(bits) and all(bits[position // 8] >> position % 8 & 1 for position in positions)
+def may_contain(content: bytes, name: str) -> bool:
+    """Return whether `name` passes the Bloom filter with these bytes; names outside the filter pass by coincidence."""
+    if not content:
+        return False
+    positions = _probe_positions(name, 8 * len(content))
+    return all(content[position // 8] >> position % 8 & 1 for position in positions)
 
 
 def _probe_positions(name: str, size: int) -> list[int]:
-    """Return the bits of a name in a filter of `size` bits, from two hashes (Kirsch and Mitzenmacher 2006)."""
+    """Return the positions of a name's bits in a filter of `size` bits, from two hashes (Kirsch, Mitzenmacher 2006)."""
     digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     first, step = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little") | 1
     return [(first + probe * step) % size for probe in range(PROBES)]

@@ -54,7 +54,7 @@ def open_table(source: Any) -> Table:
         return _open_file(Path(source))
     if isinstance(source, Mapping):
         if source and all(hasattr(values, "with_format") for values in source.values()):
-            raise UserError(f"expected a data set, got one with splits; pass one of them ({', '.join(source)})")
+            raise UserError(f"expected a data set, got a dict of splits; pass one split ({', '.join(source)})")
         if source and all(map(is_column, source.values())):
             lists = {name: to_value_list(values) for name, values in source.items()}
             if all(isinstance(values, list) for values in lists.values()):
@@ -72,6 +72,7 @@ def open_table(source: Any) -> Table:
 
 
 def _open_file(path: Path) -> Table:
+    """Open a folder of Parquet files, or a file whose format follows from the end of its name."""
     if path.is_dir():
         return parquet_folder(path)
     suffixes = [suffix.lower() for suffix in path.suffixes]
@@ -84,7 +85,7 @@ def _open_file(path: Path) -> Table:
 
 
 def _sliced_table(columns: Sequence[str], rows: int, read_slice: Callable[[str, slice], list[Any]]) -> Table:
-    """Return a table of `rows` rows; `read_slice` returns the values of a column in a slice of them."""
+    """Return an in-memory table of `rows` rows; `read_slice` returns the values of one column in a slice of rows."""
 
     def read(names: tuple[str, ...]) -> Iterator[Chunk]:
         for begin in range(0, rows, CHUNK_ROWS):
@@ -106,7 +107,7 @@ def _from_columns(columns: Mapping[str, Sequence[Any]]) -> Table:
     rows = max(sizes.values())
     for name, size in sizes.items():
         if size != rows:
-            raise UserError(f"{IN_MEMORY}: column {name} has {size} rows, another has {rows}")
+            raise UserError(f"{IN_MEMORY}: column {name} has {size} rows, but another column has {rows}")
     return _sliced_table(tuple(columns), rows, lambda name, part: list(columns[name][part]))
 
 

@@ -16,7 +16,7 @@ ENDINGS = {",": ".csv", "\t": ".tsv"}
 SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
 QUOTING_HELP = 'put the whole field in quotes and write each quote inside it as ""'
 
-# `CsvRows` limits the length of rows and thereby that of fields.
+# `CsvRows` limits the length of rows, so the module csv must not set a lower limit for fields.
 csv.field_size_limit(max(csv.field_size_limit(), content.MAX_ROW_LENGTH))
 
 
@@ -37,7 +37,7 @@ def to_chunks(rows: Iterable[tuple[int, Sequence[Any]]], columns: Sequence[str])
 
 
 class CsvRows:
-    """Iterates over the rows of a CSV file (RFC 4180) or of a TSV file, in which quotes are ordinary characters.
+    """Iterates over the rows of a CSV file (RFC 4180), or of a TSV file, whose quotes are ordinary characters.
 
     Attributes:
         lines: The lines of the current row.
@@ -50,6 +50,7 @@ class CsvRows:
         self.lines, self.first_line, self.length = list[str](), 1, 0
 
     def _lines(self) -> Iterator[str]:
+        """Yield the lines of the file, after adding each to the lines of the current row."""
         for line in self.file.lines(""):
             self.lines.append(line)
             self.length += len(line)
@@ -80,7 +81,7 @@ class CsvRows:
         return UserError(f"{self.file.path} line {self.first_line}: {message}")
 
     def has_lines_like_rows(self, columns: int) -> bool:
-        """Return whether the current row has one quoted field, without whose quotes each line would be a row."""
+        """Return whether the current row has one quoted field, and its lines would be separate rows without quotes."""
         quotes = sum(line.count('"') for line in self.lines)
         return quotes == 2 and all(line.count(self.delimiter) == columns - 1 for line in self.lines if line.strip())
 
@@ -98,15 +99,16 @@ def csv_table(file: Content) -> Table:
         selected = [indices[name] for name in columns]
         suspicious_lines, has_multiline_texts = list[int](), False  # lines of rows that may contain other rows
         for number, row in enumerate(source):
-            if not number:
+            if not number:  # the header
                 continue
             if not row and len(names) > 1:
                 continue  # in a file with one column, an empty line is a row with an empty text
             if len(row or [""]) != len(names):
-                last = source.first_line + len(source.lines) - 1
-                cause = f"; the row ends in line {last}; if its quotes are part of a text, {QUOTING_HELP}"
+                last_line = source.first_line + len(source.lines) - 1
                 problem = f"expected {len(names)} columns ({format_names(names)}), got {len(row)}"
-                raise source.error(problem + cause * (last > source.first_line))
+                if last_line > source.first_line:
+                    problem += f"; the row ends in line {last_line}; if its quotes are part of a text, {QUOTING_HELP}"
+                raise source.error(problem)
             if len(source.lines) > 1 and not has_multiline_texts:
                 suspicious_lines.append(source.first_line)
                 has_multiline_texts = not source.has_lines_like_rows(len(names))
@@ -165,6 +167,7 @@ def json_table(file: Content) -> Table:
 
 
 def _json_row(line: str, where: str) -> dict[str, Any]:
+    """Return the JSON object in a line; error messages begin with `where`."""
     try:
         row = json.loads(line)
         if "\\u" in line:

@@ -47,7 +47,7 @@ class Tokenizer:
 
     Attributes:
         FILES: The names of the files that store the tokenizer in a run folder.
-        is_character_level: Whether each token is one character or grapheme, so that a cut text ends after a token.
+        is_character_level: Whether each token is one character or grapheme.
 
     Args:
         options: The options, an instance of `Options`.
@@ -84,11 +84,11 @@ class Tokenizer:
         return SPECIAL_IDS
 
     def encode(self, tokens: Iterable[str]) -> list[int]:
-        """Return the ids of tokens, the id of the unknown token for out-of-vocabulary tokens."""
+        """Return the id of each token; an out-of-vocabulary token has the id of the unknown token."""
         return self._vocabulary.encode(tokens)
 
     def decode(self, ids: Iterable[int]) -> list[str]:
-        """Return the tokens of ids."""
+        """Return the token of each id."""
         names = self.tokens
         return [names[index] for index in ids]
 
@@ -124,13 +124,13 @@ class Tokenizer:
         return self.normalize(self.normalize(text))
 
     def is_restorable(self, text: str) -> bool:
-        """Return whether joining the tokens of `text` returns `text`, if all of them are in the vocabulary."""
+        """Return whether joining the tokens of `text` returns `text`, provided that they are in the vocabulary."""
         return self.join(self.split(text)) == text
 
     def can_follow(self, tokens: Sequence[str], more: Sequence[str]) -> bool:
         """Return whether `split` returns exactly `tokens` and `more` for their joined text.
 
-        Searches and samplers generate such sequences only, so that no text can be generated in two ways.
+        Searches and samplers generate only sequences that pass this test, so that no text can be generated in two ways.
         """
         combined = [*tokens, *more]
         return self.split(self.join(combined)) == combined
@@ -184,7 +184,7 @@ class SpaceTokenizer(WordTokenizer):
         return " ".join(tokens)
 
     def is_restorable(self, text: str) -> bool:
-        """Return whether `text` is normalized, has only single spaces as white space, and keeps its punctuation."""
+        """Return whether `text` is normalized and has only single spaces as white space, and punctuation is kept."""
         is_unchanged = self.normalize(text) == text == " ".join(text.split())
         return is_unchanged and not self.options.strip_punctuation
 
@@ -240,7 +240,7 @@ def register_tokenizer(name: str, cls: type[Tokenizer]) -> None:
 
 
 def tokenizer_class(kind: str) -> type[Tokenizer]:
-    """Return the class of a kind of tokenizer, which is built in, registered, or from an installed package."""
+    """Return the class of the tokenizer `kind`, which is built in, registered, or defined by an installed package."""
     cls: type[Tokenizer] = EXTENSIBLE["tokenizer"].find_class(kind, TOKENIZERS, KIND_CHECKS["tokenizer"])
     return cls
 

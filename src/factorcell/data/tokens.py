@@ -1,7 +1,8 @@
 """Tokenize the texts of a table in one pass into a flat array of ids.
 
-Tokens get provisional ids in order of appearance, which are written to a temporary file. After the last text they are
-counted and mapped to the ids of the vocabulary, block by block.
+Each token gets a provisional id in order of appearance, and the provisional ids of all texts are written to a temporary
+file. After the last text, the tokens are counted, and the file is read again block by block: each provisional id is
+replaced by the id of the token in the vocabulary.
 """
 
 from array import array
@@ -31,15 +32,15 @@ class _ProvisionalIds(dict[str, int]):
 class TokenizedTexts:
     """Collects the tokenized texts of a table; their provisional ids are in the open file `spool`.
 
-    A text of `max_tokens` tokens or more is cut there and has no end token; None cuts no text.
+    A text of `max_tokens` tokens or more is cut after `max_tokens` tokens and has no end token; if `max_tokens` is
+    None, no text is cut.
     """
 
     def __init__(self, spool: Any, tokenizer: Tokenizer, max_tokens: int | None) -> None:
         self.spool, self.tokenizer, self.max_tokens = spool, tokenizer, max_tokens
         self.ids = _ProvisionalIds()
-        self.cut_counts = Counter[
-            int
-        ]()  # counts of the tokens after cuts: part of the vocabulary's counts, but not stored
+        # Tokens after the cut of a text are not stored, but they count for the vocabulary.
+        self.cut_counts = Counter[int]()
         self.sizes, self.originals = array("q"), list[OriginalTexts]()
 
     def add(self, texts: Sequence[str]) -> None:
@@ -93,6 +94,7 @@ class TokenizedTexts:
             yield np.frombuffer(block, dtype=np.uint32)
 
     def _counts(self) -> dict[str, int]:
+        """Return how often each token occurs in all texts, including the parts after cuts."""
         counts = np.zeros(len(self.ids) + END + 1, dtype=np.int64)
         for block in self._blocks():
             counts += np.bincount(block, minlength=len(counts))
@@ -102,9 +104,9 @@ class TokenizedTexts:
 
 
 def truncated_mask(texts: Iterable[str], tokenizer: Tokenizer, max_tokens: int) -> NDArray[np.bool_]:
-    """Return which texts have `max_tokens` tokens or more, so that `TokenizedTexts` cuts them, as booleans (texts,).
+    """Return whether `TokenizedTexts` cuts each text, because it has `max_tokens` tokens or more (texts,).
 
-    Values that are not strings are False here; the function that reads the texts raises an error for them.
+    The result is false for values that are not strings; the function that reads the texts raises an error for them.
     """
     is_cut = (isinstance(text, str) and len(tokenizer.split(text)) >= max_tokens for text in texts)
     return np.fromiter(is_cut, dtype=bool)

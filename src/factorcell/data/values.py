@@ -1,7 +1,8 @@
 """Interpretation of single values of context columns: names of categories, missing values, numbers and times.
 
-All code that uses a value as a key (a category, a user, a group of a report) calls `category_name` and `is_missing`, so
-that 5, 5.0 and "5" are one value wherever they come from. Times are read as they are written, in their own time zone.
+All code that uses a value as a key (a category, a user, a group of a report) calls `category_name` and `is_missing`.
+Therefore 5, 5.0 and "5" are the same value everywhere. The hour and the day of a time are those of the time zone in
+which the time is written.
 """
 
 import math
@@ -104,8 +105,8 @@ def short_repr(value: Any) -> str:
 def to_number(value: Any) -> float | None:
     """Return a value as a number that 32 bits can represent, or None.
 
-    Times are not numbers, because the result would depend on their unit. Text such as 3_12 is a code, although Python
-    reads it as 312.
+    Times are not numbers, because the result would depend on their unit. Text with an underscore, such as 3_12, is not
+    a number, although Python would read it as 312.
     """
     if isinstance(value, np.datetime64) or (isinstance(value, str) and "_" in value):
         return None

@@ -42,7 +42,7 @@ class Vocabulary:
         return len(self.tokens)
 
     def encode(self, tokens: Iterable[str]) -> list[int]:
-        """Return the ids of tokens, `UNKNOWN` for those that are out of vocabulary."""
+        """Return the id of each token; an out-of-vocabulary token has the id `UNKNOWN`."""
         return [self.ids.get(token, UNKNOWN) for token in tokens]
 
     @classmethod
@@ -58,7 +58,7 @@ class Vocabulary:
 
     @classmethod
     def from_content(cls, content: bytes) -> "Vocabulary":
-        """Return the vocabulary whose file has this `content`; `ValueError` if it is damaged."""
+        """Return the vocabulary whose file has this `content`; raise `ValueError` if it is damaged."""
         lines = content.decode().split("\n")[:-1]
         return cls([regex.sub(r"\\U([0-9a-f]{8})", lambda match: chr(int(match[1], 16)), line) for line in lines])
 

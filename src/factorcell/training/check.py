@@ -1,4 +1,4 @@
-"""Check a model folder: compare the files that determine results with the manifest, then open the model."""
+"""Check a model folder: compare the files that determine results with the manifest (`digests`), then open the model."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from factorcell.training.mixture import Mixture, open_scorer
 from factorcell.training.per_value import SeparateRuns
 from factorcell.training.proximal import StartingPoint
 
-READERS: dict[str, Callable[[Path], Any]] = {  # for files that opening the model does not read
+READERS: dict[str, Callable[[Path], Any]] = {  # how to read the files that are not read when the model is opened
     **dict.fromkeys(("log.jsonl", "results.jsonl"), files.read_rows),
     "training.json": files.read_json,
     "start.safetensors": lambda path: StartingPoint.read(path.parent),
@@ -46,7 +46,7 @@ def check(folder: str | Path) -> list[Finding]:
         folder: The folder of the model. The folders of the models that it consists of are checked too.
 
     Returns:
-        A finding per file, and one for each folder.
+        One finding for each file, and one for each folder.
 
     Raises:
         UserError: If the folder does not exist.
@@ -85,8 +85,10 @@ def _check_files(folder: Path) -> Iterator[Finding]:
 
 
 def _check_file(path: Path, is_listed: bool) -> Finding:
+    """Read a file and return the finding; `is_listed` is whether the manifest has a digest of the file."""
     if not path.exists():
-        return Finding(path, True, "deleted since it was written")  # opening the model reports it if it is needed
+        # If the model needs the file, opening the model reports an error.
+        return Finding(path, True, "deleted since it was written")
     has_tensors = path.suffix == ".safetensors"
     reader: Callable[[Path], Any] = READERS.get(path.name, files.load_tensors if has_tensors else files.read)
     try:

@@ -21,7 +21,7 @@ from factorcell.model.run import Run, initial_files
 from factorcell.training.fit import Notify, emit_notice, fit, read_corpora
 from factorcell.training.plan import Budget, ConfigLike, Plan, config_with_defaults, format_duration, plan, resumed_plan
 
-Evaluation = tuple[files.Row, Figures]  # results of a model, and the contribution of each text to them
+Evaluation = tuple[files.Row, Figures]  # the results of a model, and the contribution of each text to the results
 NGRAM = "ngram"  # name of the row and of the folder of the n-gram baseline
 CLASSIFICATION_SCORES = ("accuracy", "macro_f1", "auc")
 
@@ -47,10 +47,10 @@ def compare(
         source: The training table.
         dev: The development table; without it, 5 % of the rows are held out.
         test: The table to evaluate on; without it, the development table.
-        config: A `Config`, which sets all options, or a mapping of some options by section; the others follow from the
-            table and the `budget`.
-        folder: The folder that contains the run folders.
-        budget: The mean work per model: all models make the same number of passes.
+        config: A `Config`, which sets all options, or a mapping of some options by section; the other options follow
+            from the table and the `budget`.
+        folder: The folder that will contain the run folders.
+        budget: The time or work per model, as a mean over the models: all models make the same number of passes.
         models: The names of the models.
         target: A context column to classify by Bayes' rule.
         seeds: The number of trainings per model, with the seed of `config` and the following seeds.
@@ -62,7 +62,8 @@ def compare(
         The comparison, with one row of results per model.
 
     Raises:
-        UserError: If there is no table to evaluate on, the folder exists, or a table or an option is not valid.
+        UserError: If there is no table to evaluate on, the folder exists and `resume` is false, or a table or an option
+            is not valid.
     """
     folder = Path(folder)
     limits.check(seeds=seeds)
@@ -113,7 +114,7 @@ def common_plan(
     models: Sequence[str],
     notify: Notify | None,
 ) -> Plan:
-    """Return the options that all `models` share: those of a run that exists in `folder`, or those of a new plan."""
+    """Return the options that all `models` share: those of an existing run in `folder`, or else those of a new plan."""
     if existing := [path for model in models if (path := folder / model / "config.json").exists()]:
         return resumed_plan(config, Config.load(existing[0]))
     corpus, dev_corpus = read_corpora(source, dev, config_with_defaults(config), progress=notify is not None)
@@ -137,7 +138,7 @@ def _evaluate_run(run: Run, table: Any, target: str | None) -> Evaluation:
 
 
 def _evaluate_ngram(source: Any, dev: Any, config: Config, folder: Path, table: Any) -> Evaluation:
-    """Fit and evaluate an n-gram model; the number of its n-grams is reported as its number of parameters."""
+    """Fit and evaluate an n-gram model, and report its number of n-grams as its number of parameters."""
     start = time.perf_counter()
     if (folder / NGRAM_FILE).is_file():
         model = NGram.open(folder)

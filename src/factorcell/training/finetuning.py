@@ -49,8 +49,8 @@ def finetune(
         folder: The run folder to write.
         parts: The parts to train: "embedding", "context", "backbone", "output_bias", "projection", or "all".
         l1: The penalty on the distance of a weight from its start, in nats per unit of distance.
-        training: A `TrainingConfig`, or a mapping of some training options; the others are those of `base`, with
-            defaults for small data.
+        training: A `TrainingConfig`, or a mapping of some training options. Other options have the values of
+            `choices.SMALL_DATA_DEFAULTS`, or else those of `base`.
         unknown: How to read context values that `base` does not know: "error", "group" or "expected".
         resume: Whether to resume in a folder that exists.
         notify: A function that receives one-line notices; with it, progress bars go to standard error.
@@ -59,7 +59,8 @@ def finetune(
         The new run with its best weights.
 
     Raises:
-        UserError: If the folder exists, a table or an option is not valid, or the loss is not finite.
+        UserError: If the folder exists and `resume` is false, a table or an option is not valid, or the loss is not
+            finite.
     """
     base, folder = base if isinstance(base, Run) else Run.open(base), Path(folder)
     limits.check(l1=l1)
@@ -94,7 +95,7 @@ def finetune(
 
 
 def _check_start(folder: Path, start: StartingPoint) -> None:
-    """Raise a `UserError` if the stopped fine-tuning had another start."""
+    """Raise a `UserError` if the stopped fine-tuning in `folder` had other starting weights, parts or penalty."""
     saved = StartingPoint.read(folder)
     if saved is None:
         raise UserError(f"{folder}: cannot resume; expected a fine-tuning, got a training; choose another folder")

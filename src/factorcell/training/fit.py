@@ -31,7 +31,7 @@ from factorcell.training.plan import (
 )
 from factorcell.training.proximal import sparse_bias_of
 
-HELD_OUT = 0.05  # share of the training rows that are held out without a development table
+HELD_OUT = 0.05  # share of the training rows that become development texts if there is no development table
 # Thresholds of warnings about the data:
 MAX_DEVIATIONS = 15.0  # standard deviations between the largest number of a column and its mean
 MAX_UNKNOWN_SHARE = 0.2  # share of out-of-vocabulary targets among the development targets
@@ -66,7 +66,8 @@ def fit(
         The run with its best weights.
 
     Raises:
-        UserError: If the folder exists, a table or an option is not valid, or the loss is not finite.
+        UserError: If the folder exists and `resume` is false, a table or an option is not valid, or the loss is not
+            finite.
     """
     folder = Path(folder)
     with locked_run_folder(folder, resume, notify) as resumes:
@@ -89,12 +90,12 @@ def fit(
 def locked_run_folder(folder: Path, resume: bool, notify: Notify | None = None) -> Iterator[bool]:
     """Lock `folder` for one training, and yield whether to resume the run in it.
 
-    A run without trained weights is replaced by a new one.
+    If the folder contains only the initial files of a training (`initial_files`), a new run replaces them.
 
     Raises:
-        UserError: If the folder contains anything else.
+        UserError: If the folder contains other files, and there is no run or `resume` is false.
     """
-    _resumes(folder, resume)  # fails early, before waiting for the lock
+    _resumes(folder, resume)  # raises the error of an unusable folder before this process waits for the lock
     with lock.training_lock(folder, notify):
         resumes = _resumes(folder, resume)  # another training may have ended before the lock was free
         if not resumes:
@@ -112,7 +113,7 @@ def _resumes(folder: Path, resume: bool) -> bool:
 
 
 def train_with_notices(run: Run, corpus: Corpus, dev: Corpus, *, resume: bool, notify: Notify | None) -> None:
-    """Train a run to its end, with notices about the data and about an early stop."""
+    """Train a run to its end, and emit notices about the data and about an early stop."""
     emit_notice(notify, f"{len(corpus):,} texts, {corpus.target_count:,} targets; {len(dev):,} development texts")
     emit_notice(notify, f"{len(run.tokenizer):,} tokens in the vocabulary ({run.config.tokenizer.kind})")
     for variable in run.schema.variables:
@@ -137,10 +138,10 @@ def data_warnings(corpus: Corpus, dev: Corpus) -> Iterator[str]:
             "the development texts are the training texts, so their perplexity does not measure how well the model "
             "predicts new texts; use other development texts"
         )
-    unknown = 1 - float(is_known_target(dev).mean())
-    if unknown > MAX_UNKNOWN_SHARE and not corpus.tokenizer.is_character_level:
+    unknown_share = 1 - float(is_known_target(dev).mean())
+    if unknown_share > MAX_UNKNOWN_SHARE and not corpus.tokenizer.is_character_level:
         yield (
-            f"{unknown:.0%} of the development targets are out of vocabulary; "
+            f"{unknown_share:.0%} of the development targets are out of vocabulary; "
             "a character model avoids this (--tokenizer char)"
         )
     for variable in corpus.schema.numbers:
@@ -158,7 +159,7 @@ def data_warnings(corpus: Corpus, dev: Corpus) -> Iterator[str]:
 
 
 def read_corpora(source: Any, dev: Any, config: Config, *, progress: bool) -> tuple[Corpus, Corpus]:
-    """Read training and development texts; without the table `dev`, hold out a share of the training texts."""
+    """Read training and development texts; if `dev` is None, hold out a share (`HELD_OUT`) of the training texts."""
     if dev is not None:
         check_columns(dev, config.data)
     corpus = prepare(source, config, progress=progress)
@@ -176,14 +177,16 @@ def write_training_facts(
     finetuned: files.Row | None = None,
     chosen: Sequence[str] = (),
 ) -> None:
-    """Complete the folder of a trained run: training.json, token and text counts, and the model card.
+    """Write the files that complete the folder of a trained run: training.json, counts of tokens, and the model card.
+
+    A run with characters and users also gets counts of its popular texts.
 
     Args:
         run: The trained run.
         corpus: The training texts.
         dev: The development texts.
         source: The training table, whose name is recorded.
-        finetuned: Facts about a fine-tuning.
+        finetuned: The row `finetuned` of training.json, which describes a fine-tuning.
         chosen: The names of the options that were chosen automatically.
     """
     row: files.Row = {"texts": len(corpus), "targets": corpus.target_count, "source": table_name(source)}
@@ -209,7 +212,7 @@ def emit_notice(notify: Notify | None, text: str) -> None:
 
 
 def check_resumable(run: Run, config: Config, corpus: Corpus) -> None:
-    """Raise a `UserError` if a stopped training had other options or other data."""
+    """Raise a `UserError` if the options or the data of a stopped training differ from `config` or `corpus`."""
     saved, new = run.config.to_dict(), config.to_dict()
     for section in saved:
         for key, value in saved[section].items():
@@ -225,7 +228,7 @@ def not_resumable(folder: Path, name: str, expected: Any, value: Any) -> UserErr
 
 
 def summary(run: Run) -> str:
-    """Return the best perplexity of a run on the development texts, as one line."""
+    """Return one line with the lowest development perplexity of a run, its step, the duration and the context gain."""
     best = run.best_evaluation()
     assert best is not None  # every training ends with an evaluation
     perplexity, known = (format_number(best[name], ".2f") for name in ("perplexity", "perplexity_known"))

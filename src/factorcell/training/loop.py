@@ -1,7 +1,8 @@
 """The training loop: a generator of log rows that is deterministic for a given seed.
 
-The state of the training alone determines which rows, evaluations and checkpoints are due after a step.
-Therefore a training that was stopped between a step and its evaluation evaluates when it resumes.
+The saved state of the training determines which rows, evaluations and checkpoints are due after a step.
+Therefore a training that was stopped between a step and the evaluation after it begins with this evaluation when it
+resumes.
 """
 
 import time
@@ -15,7 +16,7 @@ from factorcell.training.trainer import Row, Trainer
 
 
 def is_due(step: int, steps: int, count: int) -> bool:
-    """Return whether an event is due at `step` that occurs `count` times in `steps`: evenly spread, and at the end."""
+    """Return whether an event is due at `step`, if it occurs `count` times in `steps`, evenly spread and at the end."""
     return step * count // steps > (step - 1) * count // steps
 
 
@@ -68,7 +69,7 @@ class _Loop:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, self.clock = trainer, time.perf_counter()
-        self.tokens = trainer.progress.tokens  # when `clock` was read
+        self.tokens = trainer.progress.tokens  # the value at the time `clock`
 
     def rows(self, after_step: Callable[[], object]) -> Iterator[Row]:
         """Yield the rows of the log to the end of the training; raise `Stopped` after a stop request."""
@@ -96,13 +97,14 @@ class _Loop:
         """Yield the rows that are due at the current step, and save a checkpoint if one is due."""
         trainer, progress, config = self.trainer, self.trainer.progress, self.trainer.config
         step, is_last = progress.step, progress.step == trainer.steps
+        # Before its first step, only a fine-tuning is evaluated: its starting weights may be the best.
         is_evaluated = is_due(step, trainer.steps, config.evaluations) if step else trainer.starting_point is not None
         if progress.tokens > progress.since and (step % config.log_every == 0 or is_last or is_evaluated):
             yield self._log_losses()
         if is_evaluated and trainer.last_evaluation < step:
             yield self._log_evaluation()
         elif not step or step % config.save_every:
-            return
+            return  # a checkpoint is due after each evaluation, and after every `save_every` steps
         trainer.catch_up()
         trainer.save()
 
@@ -111,6 +113,7 @@ class _Loop:
         progress, now = self.trainer.progress, time.perf_counter()
         seconds, tokens = now - self.clock, progress.tokens - self.tokens
         progress.seconds += seconds
+        # If no step was taken since `clock`, for example after resuming, the speed is that of the whole training.
         speed = tokens / seconds if tokens else progress.tokens / progress.seconds
         loss = progress.nats / (progress.tokens - progress.since)
         progress.nats, progress.since = 0.0, progress.tokens

@@ -5,7 +5,10 @@ A prior keeps the weights of a value with few targets near those of all texts:
 
     r_nk = w_k p_k(n) / sum_j w_j p_j(n)        w_k <- (sum_n r_nk + prior_k) / (N + sum_j prior_j)
 
-No step decreases the posterior, and it has a single maximum because its logarithm is concave.
+w_k is the weight of model k, p_k(n) the probability of target n in model k, r_nk the share of model k in the mixture's
+probability of target n, and prior_k the number of targets that the prior adds for model k.
+No step decreases the posterior probability of the weights, and this probability has a single maximum because its
+logarithm is concave.
 
 Shapes: N targets, M models.
 """
@@ -33,22 +36,27 @@ from factorcell.training.per_value import SeparateRuns
 
 INDEX_FILE = "mixture.json"
 FORMAT = 1  # version of the index file
-PRIOR_TARGETS = 100.0  # the weights of all texts count as this many targets in the weights of a value
-MAX_ITERATIONS, MIN_IMPROVEMENT = 10_000, 1e-12  # of EM; the improvement in nats per target
+PRIOR_TARGETS = 100.0  # sum of prior_k: in fitting the weights of a value, those of all texts count as 100 targets
+MAX_ITERATIONS = 10_000  # of EM
+MIN_IMPROVEMENT = 1e-12  # nats per target; EM ends if an iteration improves the posterior by less
 
 Array = NDArray[np.float64]
 
 
 def fit_weights(nats: Array, prior: Array | None = None) -> Array:
-    """Return the weights (M,) that maximize the likelihood of targets with `nats` (N, M).
+    """Return the weights (M,) that maximize the likelihood of N targets.
 
-    `prior` (M,) counts as additional targets of each model. Without targets and prior, all weights are equal.
+    Args:
+        nats: The nats of each target in each model (N, M).
+        prior: The number of targets that are added for each model (M,). If there are neither targets nor a prior, all
+            weights are equal.
     """
     count = nats.shape[1]
     prior = np.zeros(count) if prior is None else prior
     total = len(nats) + prior.sum()
     weights = np.full(count, 1 / count)
-    likelihoods = np.exp(nats.min(axis=1, keepdims=True) - nats)  # up to a factor per target
+    # The likelihoods of each target are scaled to a maximum of 1; the weights do not depend on the scale.
+    likelihoods = np.exp(nats.min(axis=1, keepdims=True) - nats)
     has_prior, previous = prior > 0, -np.inf
     for _ in range(MAX_ITERATIONS if total else 0):
         joint = likelihoods * weights
@@ -71,13 +79,14 @@ def mixed_nats(nats: Array, weights: Array) -> Array:
 class Mixture:
     """A linear mixture of models with the same vocabulary.
 
-    Its corpora contain the columns of all models next to each other, after the column of the variable.
+    A corpus of a mixture contains the column of `variable`, if any, and then the context columns of each model.
 
     Args:
         folder: The folder of the mixture.
         models: The models.
         variable: The context variable whose values have separate weights, or None.
-        weights: The weights (values, M): row 0 for all texts, the other rows for the values of the variable.
+        weights: The weights (values, M). Row 0 has the weights for all texts, and each further row those for one value
+            of the variable.
     """
 
     def __init__(self, folder: Path, models: Sequence[Scorer], variable: Variable | None, weights: Array) -> None:
@@ -86,8 +95,9 @@ class Mixture:
         for model in models:
             if model.tokenizer.tokens != self.tokenizer.tokens:
                 raise UserError(f"{models[0].folder} and {model.folder}: cannot mix models with different vocabularies")
-        first = () if variable is None else (variable,)
-        self.schema = ContextSchema((*first, *(v for model in models for v in model.schema.variables)))
+        mixture_variables = () if variable is None else (variable,)
+        model_variables = (item for model in models for item in model.schema.variables)
+        self.schema = ContextSchema((*mixture_variables, *model_variables))
         runs: list[Any] = [model for model in models if hasattr(model, "precision")]  # n-gram models have no precision
         self.precision: str = runs[0].precision if runs else FLOAT32
         self.bfloat16_speedup: float = runs[0].bfloat16_speedup if runs else 1.0
@@ -111,9 +121,9 @@ class Mixture:
             by = {"name": saved["by"], "kind": "category", "values": saved["values"], "counts": saved["counts"]}
             variables = ContextSchema.from_dict({"variables": [by] if saved["by"] else []}).variables
             weights = np.array(saved["weights"], dtype=np.float64)
-            fits = weights.shape == (len(variables[0].values) if variables else 1, len(paths))
+            has_valid_shape = weights.shape == (len(variables[0].values) if variables else 1, len(paths))
             # These comparisons also reject NaN.
-            if not (paths and fits and (weights >= 0).all() and np.allclose(weights.sum(axis=1), 1)):
+            if not (paths and has_valid_shape and (weights >= 0).all() and np.allclose(weights.sum(axis=1), 1)):
                 raise ValueError("expected weights of at least 0 that sum to 1 over the models, for each value")
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{folder / INDEX_FILE}: not a mixture ({error})") from None
@@ -138,7 +148,11 @@ class Mixture:
         files.write_versioned(self.folder / INDEX_FILE, content, FORMAT)
 
     def prepare(self, source: Any, *, unknown: str = "error") -> Corpus:
-        """Read texts for every model; raise a `UserError` if the models read them as different tokens."""
+        """Read texts with every model, and combine the context columns of all models in one corpus.
+
+        Raises:
+            UserError: If the models read the texts as different tokens.
+        """
         corpora = [model.prepare(source, unknown=unknown) for model in self.models]
         for model, corpus in zip(self.models, corpora, strict=True):
             if not np.array_equal(corpus.tokens, corpora[0].tokens):
@@ -146,11 +160,11 @@ class Mixture:
                     f"{self.models[0].folder} and {model.folder}: cannot mix models that read texts differently "
                     "(tokenizer, lower case, punctuation or longest text)"
                 )
-        first = [] if self.variable is None else [_read_values(source, self.variable)[1][:, None]]
+        value_column = [] if self.variable is None else [_read_values(source, self.variable)[1][:, None]]
         return replace(
             corpora[0],
             schema=self.schema,
-            categories=np.concatenate([*first, *(corpus.categories for corpus in corpora)], axis=1),
+            categories=np.concatenate([*value_column, *(corpus.categories for corpus in corpora)], axis=1),
             numbers=np.concatenate([corpus.numbers for corpus in corpora], axis=1),
             vectors=tuple(vectors for corpus in corpora for vectors in corpus.vectors),
             bags=tuple(bags for corpus in corpora for bags in corpus.bags),
@@ -158,11 +172,12 @@ class Mixture:
 
     def nats(self, corpus: Corpus) -> NDArray[np.float32]:
         """Return the nats of all targets of `corpus`, text after text."""
-        weights = np.repeat(self.weights[self._rows(corpus)], corpus.lengths, axis=0)
+        weights = np.repeat(self.weights[self._weight_rows(corpus)], corpus.lengths, axis=0)
         return mixed_nats(self.model_nats(corpus), weights).astype(np.float32)
 
     def model_nats(self, corpus: Corpus) -> Array:
         """Return the nats (N, M) of every target under each model."""
+        # The columns of each model begin where those of the model before it end, for each kind of columns.
         columns, starts = [], [int(self.variable is not None), 0, 0, 0]
         for model in self.models:
             kinds = (model.schema.categories, model.schema.numbers, model.schema.vectors, model.schema.texts)
@@ -182,22 +197,25 @@ class Mixture:
 
     def fit(self, corpus: Corpus) -> "Mixture":
         """Return a mixture of the same models whose weights maximize the likelihood of `corpus`."""
-        nats, rows = self.model_nats(corpus), np.repeat(self._rows(corpus), corpus.lengths)
+        nats, rows = self.model_nats(corpus), np.repeat(self._weight_rows(corpus), corpus.lengths)
         weights = np.empty_like(self.weights)
         weights[0] = fit_weights(nats)
         for row in range(1, len(weights)):
             weights[row] = fit_weights(nats[rows == row], PRIOR_TARGETS * weights[0])
         return Mixture(self.folder, self.models, self.variable, weights)
 
-    def _rows(self, corpus: Corpus) -> NDArray[np.int64]:
-        """Return the index of the weights of each text; 0 if its value is missing or new."""
+    def _weight_rows(self, corpus: Corpus) -> NDArray[np.int64]:
+        """Return the row of `weights` for each text (texts,): that of its value, or 0 for a missing or new value."""
         if self.variable is None:
             return np.zeros(len(corpus), dtype=np.int64)
         return np.maximum(corpus.categories[:, 0], 0).astype(np.int64)
 
 
 def _read_values(source: Any, variable: Variable) -> tuple[Variable, NDArray[np.int32]]:
-    """Read a column: return its variable, with the values of `source` if it had none, and the value of each row."""
+    """Read the column of `variable`; return the variable and the index of each row's value in the variable.
+
+    If the variable has no values yet, the returned variable has those of the column.
+    """
     table, offset = open_table(source), 0
     reader = CategoryReader(Variable(variable.name, "category"), table.name)
     for chunk in table.chunks([variable.name]):
@@ -220,8 +238,8 @@ def mix(
         unknown: How to read context values that training never saw: "error", "group" or "expected".
 
     Returns:
-        The mixture, and a row for all texts and for each value. A row has the `perplexity` of the mixture and, per
-        model, its weight (`weights`) and its perplexity (`alone`).
+        The mixture, and result rows: one for all texts, and one for each value. A row has the `perplexity` of the
+        mixture, and lists with the weight (`weights`) and the perplexity (`alone`) of each model.
 
     Raises:
         UserError: If the folder exists, a table is not valid, or the models have different vocabularies.
@@ -238,13 +256,14 @@ def mix(
     mixture = mixture.fit(corpus)
     mixture.save()
     alone, mixed = mixture.model_nats(corpus), mixture.nats(corpus).astype(np.float64)
-    values = np.repeat(mixture._rows(corpus), corpus.lengths)
+    values = np.repeat(mixture._weight_rows(corpus), corpus.lengths)
     names = ["all texts", *(variable.values[1:] if variable else ())]
     rows = []
     for index, (name, weights) in enumerate(zip(names, mixture.weights, strict=True)):
-        part = values == index if index else np.ones(len(values), dtype=bool)
-        row = {"value": name, "targets": int(part.sum()), "perplexity": float(np.exp(mixed[part].mean()))}
-        rows.append({**row, "alone": np.exp(alone[part].mean(axis=0)).tolist(), "weights": weights.tolist()})
+        is_included = values == index if index else np.ones(len(values), dtype=bool)  # row 0 includes all texts
+        perplexity = float(np.exp(mixed[is_included].mean()))
+        row = {"value": name, "targets": int(is_included.sum()), "perplexity": perplexity}
+        rows.append({**row, "alone": np.exp(alone[is_included].mean(axis=0)).tolist(), "weights": weights.tolist()})
     return mixture, rows
 
 

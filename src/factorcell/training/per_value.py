@@ -1,10 +1,10 @@
-"""Separate models: one for each value of a column, and a shared one for all texts; a baseline for adaptation.
+"""Separate models as a baseline for adaptation: one for each value of a column, and a shared one for all texts.
 
     FOLDER/separate.json        the column and its values; the index of a value is the number of its run
-    FOLDER/value-0000           the run of all texts, for values that are rare, missing or new
-    FOLDER/value-0001 ...       the runs of the values, in descending order of frequency
+    FOLDER/value-0000           the run of all texts, which scores texts with a rare, missing or new value
+    FOLDER/value-0001 ...       the run of each value, in descending order of frequency
 
-All runs are unadapted and have the same vocabulary, so that their perplexities are comparable.
+All runs are unadapted and have the same vocabulary, so their perplexities are comparable.
 """
 
 from collections.abc import Mapping, Sequence
@@ -81,13 +81,14 @@ class SeparateRuns:
         return self.runs[SHARED].prepare(source, unknown=unknown)
 
     def nats(self, corpus: Corpus) -> NDArray[np.float32]:
-        """Return the nats of all targets of `corpus`, text after text, each text scored by the run of its value."""
+        """Return the nats of all targets of `corpus`, text after text; the run of its value scores each text."""
         nats = np.zeros(corpus.target_count, dtype=np.float32)
         offsets, values = target_offsets(corpus), np.maximum(corpus.categories[:, 0], SHARED)
         for index in np.unique(values).tolist():
             rows = np.flatnonzero(values == index)
             part = corpus.select(rows)
             part_offsets = target_offsets(part)
+            # The position in `nats` of each target of `part`.
             positions = np.repeat(offsets[rows] - part_offsets[:-1], part.lengths) + np.arange(part.target_count)
             nats[positions] = self.runs[index].nats(part)
         return nats
@@ -114,10 +115,10 @@ def separate(
     Args:
         source: The training table.
         dev: The development table. Without it, or for a value without development texts, 5 % of the rows are held out.
-        config: A `Config`, which sets all options, or a mapping of some options by section; the others follow from
-            the texts of each value.
+        config: A `Config`, which sets all options, or a mapping of some options by section; the other options follow
+            from the texts of each value.
         folder: The folder that will contain the run folders.
-        by: The column. Values with fewer texts than `min_context_count` get no run.
+        by: The column whose values get separate runs, except values with fewer than `min_context_count` texts.
         budget: The time or work of each training.
         resume: Whether to resume in a folder that exists.
         notify: A function that receives one-line notices; with it, progress bars go to standard error.
@@ -164,7 +165,10 @@ def separate(
 
 
 def _check_same_values(folder: Path, by: str, values: Sequence[str]) -> None:
-    """Raise a `UserError` if the saved column or values differ, because run folders are named by value indices."""
+    """Raise a `UserError` if the stopped `separate` had another column or other values.
+
+    The name of a run folder has the index of its value, so other values would resume the wrong runs.
+    """
     saved = files.read_versioned(folder / INDEX_FILE, FORMAT, folder)
     if saved.get("by") != by:
         raise not_resumable(folder, "by", saved.get("by"), by)
@@ -183,6 +187,7 @@ def _unadapted(config: ConfigLike, by: str) -> ConfigLike:
 
 
 def _texts_of(corpus: Corpus, index: int) -> Corpus:
+    """Return the texts with the value of this index, or all texts for the index `SHARED`."""
     return corpus if index == SHARED else corpus.select(np.flatnonzero(corpus.categories[:, 0] == index))
 
 

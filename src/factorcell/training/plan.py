@@ -1,6 +1,6 @@
-"""Complete the options of a training: options that follow from the table, and how long the training takes.
+"""Plan a training: choose the options that the user did not specify, and estimate how long the training takes.
 
-Options that the user specified are used as they are; `rules` chooses the others.
+`rules` chooses the options from properties of the table.
 The speed of this machine is measured on the first batches with a temporary model, before the training starts.
 """
 
@@ -13,7 +13,6 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from factorcell import limits
 from factorcell.choices import AUTOMATIC_OPTIONS, PRESETS
@@ -27,11 +26,11 @@ from factorcell.training import rules
 from factorcell.training.rules import TableFacts
 from factorcell.training.trainer import Trainer
 
-WARMUP_STEPS = 3  # the first steps are slower and not measured
-MEASURED_SECONDS = 3.0  # duration of the steps that are measured
-# An evaluation is measured on 64 development texts first, then on twice as many until it takes half a second.
+WARMUP_STEPS = 3  # the first steps are slower, so they are not measured
+MEASURED_SECONDS = 3.0  # steps are measured for at least this time
+# An evaluation is first measured on 64 development texts. The number of texts is doubled until one takes half a second.
 FIRST_DEV_TEXTS, MIN_EVALUATION_SECONDS = 64, 0.5
-STEPS_SHARE = 0.97  # share of the minutes for steps and evaluations; reading and saving take the rest
+STEPS_SHARE = 0.97  # share of the minutes that steps and evaluations may take; reading and saving take the rest
 
 SpecifiedOptions = Mapping[str, Mapping[str, Any]]  # section of the config -> option -> value
 
@@ -41,7 +40,7 @@ class Budget:
     """The work that a training may take.
 
     Args:
-        minutes: The largest duration; None: no limit.
+        minutes: The longest duration; None sets no limit.
         preset: The number of passes: "quick", "good" or "best". The default is "good", or "best" with `minutes`.
     """
 
@@ -76,7 +75,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Plan:
-    """A complete config for a training.
+    """All options of a training, which of them were chosen automatically, and the expected duration.
 
     Attributes:
         config: All options.
@@ -126,7 +125,16 @@ def plan(
 ) -> Plan:
     """Plan a training on `corpus`, or one training of each of `models` with the same options.
 
-    A `Config` sets all options except a precision of "auto"; it cannot be combined with a budget.
+    Args:
+        config: A `Plan` or a `Config`, which sets all options (a precision of "auto" is replaced by the faster one), or
+            a mapping of some options by section.
+        corpus: The training texts.
+        dev: The development texts.
+        budget: The time or work; only with a mapping.
+        models: The models whose mean duration is estimated; if empty, the config determines the model.
+
+    Raises:
+        UserError: If options and budget contradict each other.
     """
     budget = budget or Budget()
     if isinstance(config, Plan | Config):
@@ -149,19 +157,22 @@ def plan(
     seconds = speed.total_seconds(large.config)
     if budget.minutes is None or seconds <= budget.minutes * 60:
         return replace(large, seconds=seconds)
-    allowed = budget.minutes * 60
+    # There is too little time for all passes of the large model. The sizes are chosen for the passes that the large
+    # model can make, which gives a smaller and faster model. Then as many passes as possible are made with that model.
+    allowed_seconds = budget.minutes * 60
     max_passes = large.config.training.epochs
-    affordable = max_passes * allowed / seconds  # with the large model; a smaller model can make more passes
-    small, speed = plan_and_measure(affordable)
-    epochs = _fit_passes(small, speed, allowed, max_passes).config.training.epochs
-    final = _with_defaults(config, facts, epochs, affordable).with_training(precision=small.config.training.precision)
-    return _fit_passes(replace(final, bfloat16_speedup=small.bfloat16_speedup), speed, allowed, max_passes)
+    large_passes = max_passes * allowed_seconds / seconds
+    small, speed = plan_and_measure(large_passes)
+    epochs = _fit_passes(small, speed, allowed_seconds, max_passes).config.training.epochs
+    final = _with_defaults(config, facts, epochs, large_passes)
+    final = final.with_training(precision=small.config.training.precision)
+    return _fit_passes(replace(final, bfloat16_speedup=small.bfloat16_speedup), speed, allowed_seconds, max_passes)
 
 
 def _with_defaults(
     specified: SpecifiedOptions, facts: TableFacts, epochs: float, sized_for: float | None = None
 ) -> Plan:
-    """Complete the specified options by the rules for `epochs` passes, with sizes for `sized_for` passes."""
+    """Add the options that `rules` chooses for `epochs` passes, with layer sizes for `sized_for` passes."""
     defaults, chosen = rules.default_options(facts, epochs, sized_for), unspecified_options(specified)
     if not head_class(config_with_defaults(specified).head.kind).has_sampled_loss:
         defaults["training"]["loss"] = "full"
@@ -172,10 +183,11 @@ def _with_defaults(
     return Plan(Config.from_dict(complete), chosen)
 
 
-def _fit_passes(draft: Plan, speed: Speed, allowed: float, max_passes: float) -> Plan:
-    """Return the plan with as many passes as fit into `allowed` seconds, at most `max_passes`."""
+def _fit_passes(draft: Plan, speed: Speed, allowed_seconds: float, max_passes: float) -> Plan:
+    """Return the plan with as many passes as fit into `allowed_seconds`, at most `max_passes`."""
     evaluation_seconds = speed.evaluation_seconds * draft.config.training.evaluations
-    seconds_for_steps = max(allowed * STEPS_SHARE - evaluation_seconds, allowed / 2)
+    # Steps get at least half of the time, even if the evaluations then exceed the limit.
+    seconds_for_steps = max(allowed_seconds * STEPS_SHARE - evaluation_seconds, allowed_seconds / 2)
     passes = seconds_for_steps / (speed.step_seconds * speed.steps_per_pass)
     draft = draft.with_training(epochs=min(max_passes, float(f"{passes:.3g}")))
     return replace(draft, seconds=speed.total_seconds(draft.config))
@@ -203,9 +215,9 @@ def _with_precision(draft: Plan, corpus: Corpus, dev: Corpus) -> Plan:
 
 
 def measure_speed(config: Config, corpus: Corpus, dev: Corpus, models: Sequence[str] = ()) -> Speed:
-    """Measure the speed of this machine on the first batches; with `models`, return the mean over them."""
+    """Measure the speed of this machine on the first batches, as the mean over `models`, if there are any."""
     configs = [config.with_model(name) for name in models] or [config]
-    speeds = [_measure_one(config, corpus, dev) for config in configs]
+    speeds = [_measure_model(config, corpus, dev) for config in configs]
     return Speed(
         fmean(speed.step_seconds for speed in speeds),
         speeds[0].steps_per_pass,
@@ -213,20 +225,19 @@ def measure_speed(config: Config, corpus: Corpus, dev: Corpus, models: Sequence[
     )
 
 
-def _measure_one(config: Config, corpus: Corpus, dev: Corpus) -> Speed:
+def _measure_model(config: Config, corpus: Corpus, dev: Corpus) -> Speed:
     trainer = _temporary_trainer(config, corpus, dev)
-    start, timed = perf_counter(), 0
+    start, measured_steps = perf_counter(), 0
     for number, batch in enumerate(trainer.batches(), 1):
-        if number == WARMUP_STEPS + 1:  # in a shorter pass, the first steps are measured too
-            start, timed = perf_counter(), 0
+        if number == WARMUP_STEPS + 1:  # if the pass is shorter, its first steps are measured
+            start, measured_steps = perf_counter(), 0
         trainer.step(batch)
-        timed += 1
+        measured_steps += 1
         if number > WARMUP_STEPS and perf_counter() - start > MEASURED_SECONDS:
             break
-    step_seconds, count = (perf_counter() - start) / timed, FIRST_DEV_TEXTS
-    while (
-        True
-    ):  # each evaluation has a fixed cost, so a measurement on few texts would overestimate the time for all texts
+    step_seconds, count = (perf_counter() - start) / measured_steps, FIRST_DEV_TEXTS
+    # Each evaluation has a fixed cost, so a measurement on few texts would overestimate the time for all texts.
+    while True:
         part = dev.select(np.arange(min(count, len(dev))))
         start = perf_counter()
         trainer.run.nats(part)
@@ -237,10 +248,9 @@ def _measure_one(config: Config, corpus: Corpus, dev: Corpus) -> Speed:
 
 
 class _TemporaryTrainer(Trainer):
-    """A trainer that writes no files and ignores a loss that is not finite; the training itself reports it."""
+    """A trainer for measurements: if the loss is not finite, it continues, and the actual training raises the error."""
 
-    def report_not_finite(self, batch: Batch, nats: Tensor) -> None:
-        """Continue."""
+    raises_if_not_finite = False
 
 
 def _temporary_trainer(config: Config, corpus: Corpus, dev: Corpus) -> Trainer:
@@ -250,7 +260,7 @@ def _temporary_trainer(config: Config, corpus: Corpus, dev: Corpus) -> Trainer:
 
 
 def config_with_defaults(config: ConfigLike) -> Config:
-    """Return the specified options with the defaults of their fields, which is enough to read a table."""
+    """Return the specified options, completed by the defaults of the fields, as a config for reading a table."""
     if isinstance(config, Plan):
         return config.config
     return config if isinstance(config, Config) else Config.from_dict(config)
@@ -262,11 +272,12 @@ def unspecified_options(config: ConfigLike) -> tuple[str, ...]:
         return config.chosen if isinstance(config, Plan) else ()
     specified = {name for values in config.values() for name in values}
     if "loss" in specified:
+        # The rules choose `samples` for the loss that they choose, so it has its default with a specified loss.
         specified.add("samples")
+    # Only options of the selected kinds exist: for example, another backbone may have no `hidden_size`.
     types = section_types(selected_kinds(config)).values()
-    existing = {field.name for section_type in types for field in fields(section_type)}  # of the selected kinds only
-    free = existing - specified
-    return tuple(name for names in AUTOMATIC_OPTIONS.values() for name in names if name in free)
+    unspecified = {field.name for section_type in types for field in fields(section_type)} - specified
+    return tuple(name for names in AUTOMATIC_OPTIONS.values() for name in names if name in unspecified)
 
 
 def resumed_plan(config: ConfigLike, saved: Config) -> Plan:
@@ -274,10 +285,11 @@ def resumed_plan(config: ConfigLike, saved: Config) -> Plan:
     if isinstance(config, Plan | Config):
         resumed = config if isinstance(config, Plan) else Plan(config)
     else:
-        kinds = saved.kinds | selected_kinds(config)  # options of another kind are not reused
+        # If `config` selects another kind of a section, such as another tokenizer, its saved options are not used.
+        kinds = saved.kinds | selected_kinds(config)
         values = {
-            section: {**(old if kinds.get(section) == old.get("kind") else {}), **config.get(section, {})}
-            for section, old in saved.to_dict().items()
+            section: {**(options if kinds.get(section) == options.get("kind") else {}), **config.get(section, {})}
+            for section, options in saved.to_dict().items()
         }
         resumed = Plan(Config.from_dict(values), unspecified_options(config))
     if resumed.config.training.precision != precisions.AUTO:

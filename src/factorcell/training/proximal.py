@@ -1,17 +1,18 @@
-"""Penalties of training by proximal steps, and the starting point of a fine-tuning.
+"""Penalties on the distance of weights from their start, and the starting point of a fine-tuning.
 
-    minimize  nats / targets + l1 sum |w - w0|          over the weights w of the trained parts
+    minimize  nats / targets + l1 sum |w - w0|          over the weights w of the trained parts, which start at w0
 
 A sparse softmax bias (thesis 2018, section A.1) has w0 = 0 and an l1 per variable.
-The prior on values penalizes the squares of their embeddings and hashed biases instead of absolute values.
+The prior on values (`value_prior`) is l2 sum w^2 over the embeddings and the hashed biases of context values.
 
-The l1 penalty has no gradient at w0, so each step of Adam is followed by the proximal step of the penalty, with the
-step size that Adam has for this weight:
+The l1 penalty has no gradient at w0. Therefore each step of Adam is followed by a proximal step of the penalty, with
+the step size that Adam has for this weight. The first equation is the step for l1, the second the step for l2:
 
     w <- w0 + soft(w - w0, l1 rate / (sqrt(v') + eps))        soft(d, s) = sign(d) max(|d| - s, 0)
     w <- w0 + (w - w0) / (1 + 2 l2 rate / (sqrt(v') + eps))
 
-A weight stays exactly at w0 unless the gradient of its nats, as smoothed by Adam, is larger than l1.
+Here rate is the learning rate, v' Adam's mean of squared gradients of the weight, and eps Adam's small constant.
+With l1, a weight stays exactly at w0 unless Adam's mean gradient of the nats with respect to it is larger than l1.
 
 Shapes: F features (columns of a bias).
 """
@@ -33,7 +34,8 @@ from factorcell.model.language_model import LanguageModel
 from factorcell.model.output_bias import OneHotBias
 from factorcell.model.run import Run
 
-# The parts of a model, each with a pattern for the first characters of parameter names; the first match counts.
+# The parts of a model, each with a pattern for the beginning of its parameters' names. A parameter belongs to the first
+# part whose pattern matches.
 PARTS = {
     "embedding": r"embedding",
     "context": r"encoder\.|prefix\.|backbone\..*\badapters\.",
@@ -50,14 +52,15 @@ def part_of(parameter: str) -> str:
 
 
 def select_parts(model: LanguageModel, names: Iterable[str]) -> tuple[str, ...]:
-    """Return the parts with these names in the order of `PARTS`; raise a `UserError` if the model lacks one."""
+    """Return the parts with these names in the order of `PARTS`; raise `UserError` if the model lacks one of them."""
     existing = {part_of(name) for name, _ in model.named_parameters()}
     selected = {choose("part", name, (ALL, *PARTS)) for name in names}
     if ALL in selected:
         selected = existing
     for name in PARTS:
         if name in selected - existing:
-            raise UserError(f"this model has no part {name!r}; it has {', '.join(p for p in PARTS if p in existing)}")
+            parts = ", ".join(part for part in PARTS if part in existing)
+            raise UserError(f"this model has no part {name!r}; it has {parts}")
     return tuple(name for name in PARTS if name in selected)
 
 
@@ -67,8 +70,8 @@ class Penalty:
 
     Attributes:
         start: The start w0, with the shape of the parameter.
-        l1: The penalty on absolute distances in nats: a number, or one per column (F,).
-        l2: The penalty on squared distances in nats.
+        l1: The penalty on absolute distances, in nats per unit of distance: a number, or one per column (F,).
+        l2: The penalty on squared distances, in nats per unit of squared distance.
     """
 
     start: Tensor
@@ -77,7 +80,7 @@ class Penalty:
 
     @torch.no_grad()
     def proximal_step(self, parameter: Tensor, step_sizes: Tensor) -> None:
-        """Take the proximal step of a parameter; `step_sizes` are those of Adam, with the shape of the parameter."""
+        """Take the proximal step of a parameter, and overwrite `step_sizes`: Adam's step size of each weight."""
         distance = parameter - self.start
         divisor = 1 + 2 * self.l2 * step_sizes if self.l2 else None
         shrunk = distance.abs().sub_(step_sizes.mul_(self.l1)).clamp_(min=0)
@@ -90,7 +93,11 @@ Penalties = dict[Tensor, Penalty]  # by parameter
 
 
 def penalties(run: Run, start: "StartingPoint | None") -> Penalties:
-    """Return the penalty of a fine-tuning; otherwise those of the prior on values and of a sparse softmax bias."""
+    """Return the penalties of a run by parameter.
+
+    They are the l1 of a fine-tuning on all parameters; without it, the prior on values and the l1 of a sparse softmax
+    bias.
+    """
     if start and start.l1:
         parameters = run.model.named_parameters()
         return {parameter: Penalty(start.values[name].to(parameter.device), start.l1) for name, parameter in parameters}
@@ -129,9 +136,9 @@ class StartingPoint:
     """The start of a fine-tuning.
 
     Attributes:
-        values: The start w0 of all saved tensors, by name.
+        values: The starting value w0 of each saved tensor, by the name of the tensor.
         parts: The parts that are trained.
-        l1: The penalty on the distance from w0 in nats.
+        l1: The penalty on the distance from w0, in nats per unit of distance.
     """
 
     values: dict[str, Tensor]
@@ -160,7 +167,7 @@ class StartingPoint:
             parameter.requires_grad_(part_of(name) in self.parts)
 
     def count_moved(self, model: LanguageModel) -> list[files.Row]:
-        """Return a row per trained part: its number of `values`, and how many have `moved` away from w0."""
+        """Return a row per trained part: the number of its weights (`values`), and of those that left w0 (`moved`)."""
         rows: dict[str, files.Row] = {part: {"part": part, "values": 0, "moved": 0} for part in self.parts}
         for name, parameter in model.named_parameters():
             if row := rows.get(part_of(name)):

@@ -1,4 +1,7 @@
-"""Adam for tables of which each step reads few rows; the cost of a step is proportional to these rows.
+"""Adam for tables of which each step reads few rows; the cost of a step is proportional to the number of these rows.
+
+w is a weight with the gradient g and Adam's means m (of gradients) and v (of squared gradients); s is the number of the
+step, rate_s its learning rate, decay the weight decay, b1 and b2 are `BETA1` and `BETA2`, eps is `EPSILON`:
 
     m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g^2
     w <- (1 - rate decay) w - rate m' / (sqrt(v') + eps)        m' = m / (1 - b1^s), v' = v / (1 - b2^s) at step s
@@ -8,12 +11,13 @@ These steps have a closed form, so a row is updated only when it is read again. 
 
     w <- w prod(1 - rate_s decay) - m / (sqrt(v) + eps') sum_{s = t+1 .. u} rate_s c_s p^(s - t)
     m <- b1^(u - t) m        v <- b2^(u - t) v        c_s = sqrt(1 - b2^s) / (1 - b1^s)        p = b1 / sqrt(b2)
+    eps' = eps sqrt((1 - b2^(t + 1)) / b2)
 
 The sum is a difference of two entries of one array, because the rates of all steps are known in advance.
-The result differs from dense Adam in two ways: within a gap, eps keeps its size relative to sqrt(v), and weight decay
-does not apply to the move.
+The result differs from dense Adam in two ways within the gap from t to u: eps keeps its size relative to sqrt(v), and
+the move along m is not reduced by the weight decay.
 
-Shapes: V rows of a table, U rows that a step reads.
+Shapes: V rows of a table, U rows that a step reads, . numbers per row (which may differ between tables).
 """
 
 from collections.abc import Sequence
@@ -31,15 +35,15 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # as in torch.optim.Adam
 
 
 class _Factors(NamedTuple):
-    """The factors of one step."""
+    """The factors of one step s."""
 
-    decay: float  # of w before the move
-    rate: float  # of the move
-    correction: float  # of v in the divisor
+    decay: float  # 1 - rate decay, the factor of w
+    rate: float  # rate / (1 - b1^s), the factor of m
+    correction: float  # 1 / (1 - b2^s), the factor of v
 
 
 class RowAdam:
-    """Adam for the rows that a step reads; `catch_up` must be called before rows are read.
+    """Adam for the rows that a step reads; `catch_up` must update rows before they are read.
 
     Args:
         tables: Parameters (V, .) whose rows are read together.
@@ -50,7 +54,8 @@ class RowAdam:
     def __init__(self, tables: Sequence[nn.Parameter], rates: Sequence[float], weight_decay: float) -> None:
         self.tables, self.weight_decay = tables, weight_decay
         device = tables[0].device
-        self.last_steps = torch.zeros(len(tables[0]), dtype=torch.int32, device=device)  # of each row
+        # The last step to which each row (V,) was updated.
+        self.last_steps = torch.zeros(len(tables[0]), dtype=torch.int32, device=device)
         self.state: dict[Tensor, dict[str, Tensor]] = {  # with the keys of torch.optim
             table: {name: torch.zeros_like(table, requires_grad=False) for name in ("exp_avg", "exp_avg_sq")}
             for table in tables
@@ -58,7 +63,7 @@ class RowAdam:
         self.rates = np.asarray(rates)
         steps = np.arange(1, len(self.rates) + 1)
         correction = np.sqrt(1 - BETA2**steps) / (1 - BETA1**steps)
-        sums = np.zeros(len(steps) + 1)  # sums[t]: the sum in the module header from t to the last step
+        sums = np.zeros(len(steps) + 1)  # sums[t] is the sum in the module header for u = the last step
         for step in range(len(steps) - 1, -1, -1):
             sums[step] = BETA1 / BETA2**0.5 * (self.rates[step] * correction[step] + sums[step + 1])
         self._sums = torch.from_numpy(sums).to(device)
@@ -103,15 +108,17 @@ class RowAdam:
 
 
 def _call(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, **arrays: Tensor) -> None:
-    """Compute `_catch_up` (if `arrays` has columns) or `_step` in compiled code."""
-    size, width = checked_shape("table", table, 2)
-    numbers, catching_up = (len(rows), size, width, library.threads(len(rows)), 0), "columns" in arrays
+    """Compute `_catch_up` (if `arrays` contains "columns") or `_step` in compiled code."""
+    size, width = dimensions("table", table, 2)
+    numbers = (len(rows), size, width, library.threads(len(rows)), 0)
+    catching_up = "columns" in arrays
     tensors = {"table": table, "first": first, "second": second, **library.dense(index=rows, **arrays)}
     arguments = ROWS.checked_arguments(numbers, tensors, "catching up" if catching_up else "a step")
     library.call("rows", arguments, library.instruction_set(), catching_up)
 
 
 def _catch_up(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, columns: Tensor) -> None:
+    """Update `rows` of a table and of its means `first` (m) and `second` (v); `columns` has the factors of each row."""
     rate, decay, epsilon, first_decay, second_decay = columns.T[..., None]
     m, v = first[rows], second[rows]
     table[rows] = table[rows].mul_(decay).addcdiv_(m * rate, v.sqrt().add_(epsilon), value=-1.0)
@@ -119,6 +126,7 @@ def _catch_up(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, column
 
 
 def _step(table: Tensor, first: Tensor, second: Tensor, rows: Tensor, gradient: Tensor, factors: _Factors) -> None:
+    """Take a step of Adam on `rows` of a table, and update the same rows of its means `first` (m) and `second` (v)."""
     m = first[rows].lerp_(gradient, 1 - BETA1)
     v = second[rows].mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
     table[rows] = (

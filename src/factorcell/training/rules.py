@@ -1,6 +1,7 @@
-"""Rules that choose the options which the user did not specify, derived from trials on many tables (see LOG.md).
+"""Rules that choose the options of a training that the user did not specify.
 
-The rules read two things: the `TableFacts` of a table, and the number of targets that a training reads over all passes.
+The rules were derived from trials on many tables (LOG.md). Their inputs are the `TableFacts` of a table and the number
+of passes.
 """
 
 import math
@@ -15,12 +16,12 @@ from factorcell.data.corpus import Corpus
 PASSES_PER_PRESET = dict(zip(PRESETS, (2.0, 6.0, 12.0), strict=True))
 MIN_PASSES, MAX_PASSES = 0.25, 40.0
 MAX_WORD_PASSES = 12.0  # more passes would memorize a small table of words
-MAX_EXACT_VOCABULARY = 3000  # up to this size the exact softmax costs little more than a sampled one
+MAX_EXACT_VOCABULARY = 3000  # with at most this number of tokens, the exact softmax is hardly slower than a sampled one
 FEW_TEXTS = 60  # a value with fewer texts gets a low rank and context dropout
 FEW_TARGETS = 150_000  # a table with fewer targets is memorized after a few passes
 EVALUATION_SHARE = 0.1  # largest share of the training time that evaluations may take
 MAX_BATCH_TOKENS, MIN_BATCH_TOKENS = 1000, 100
-MIN_STEPS, MIN_FINETUNING_STEPS = 600, 300  # batches shrink if a table has fewer steps than this
+MIN_STEPS, MIN_FINETUNING_STEPS = 600, 300  # batches are made smaller if a training would have fewer steps
 
 Options = dict[str, dict[str, Any]]  # section of the config -> option -> value
 
@@ -34,7 +35,7 @@ class TableFacts:
         vocabulary: The number of tokens in the vocabulary.
         is_character_level: Whether tokens are characters or graphemes.
         max_values: The largest number of values of a categorical context column; 0 without such a column.
-        texts_per_value: The mean number of texts per value of that column; 0 without such a column.
+        texts_per_value: The mean number of texts per value of the column with `max_values`; 0 without such a column.
         dev_targets: The number of development targets.
     """
 
@@ -47,7 +48,7 @@ class TableFacts:
 
     @classmethod
     def of(cls, corpus: Corpus, dev: Corpus) -> "TableFacts":
-        """Return the facts of training and development texts."""
+        """Return the facts of the training texts `corpus` and the development texts `dev`."""
         values = max((len(variable.values) for variable in corpus.schema.categories), default=0)
         per_value = len(corpus) / values if values else 0.0
         characters = corpus.tokenizer.is_character_level
@@ -60,14 +61,14 @@ class TableFacts:
 
 
 def default_passes(facts: TableFacts, preset: str) -> float:
-    """Return the number of passes over a table under a preset."""
+    """Return the number of passes over a table that a preset stands for."""
     choose("preset", preset, PRESETS)
     passes = PASSES_PER_PRESET[preset] * (1e6 / max(1, facts.targets)) ** 0.35
     return float(f"{min(facts.max_passes, max(MIN_PASSES, passes)):.2g}")
 
 
 def default_options(facts: TableFacts, epochs: float, sized_for: float | None = None) -> Options:
-    """Return the options of a training of `epochs` passes, with the layer sizes for `sized_for` passes if specified."""
+    """Return the options of a training of `epochs` passes; `sized_for` is the number for the layer sizes."""
     targets = (epochs if sized_for is None else sized_for) * facts.targets
     batch = batch_tokens(facts.targets, facts.max_passes, MIN_STEPS, MAX_BATCH_TOKENS)
     if facts.is_character_level:
@@ -93,9 +94,9 @@ def _look_up(amount: float, table: dict[float, Any]) -> Any:
 
 
 def _context_options(facts: TableFacts) -> dict[str, Any]:
-    """Choose the size of the context vector by the number of values, rank and dropout by the texts per value."""
+    """Choose the context vector's size from the number of values, and rank and dropout from the texts per value."""
     is_scarce = 0 < facts.texts_per_value < FEW_TEXTS
-    size = 8 if 0 < facts.max_values <= 10 else 16 if facts.max_values <= 100 else 24
+    size = 8 if 0 < facts.max_values <= 10 else (16 if facts.max_values <= 100 else 24)
     rank, dropout = (4, 0.2) if is_scarce else (12, 0.0)
     return {"context_size": size, "variable_size": size, "rank": rank, "dropout_context": dropout}
 
@@ -113,7 +114,7 @@ def _evaluation_options(facts: TableFacts, epochs: float) -> dict[str, Any]:
     """Choose the number of evaluations, which may take at most `EVALUATION_SHARE` of the training time.
 
     With characters, evaluating a target costs about a third of training on it. With words the cost grows with the
-    vocabulary, because an evaluation computes all logits and a sampled loss only a few.
+    vocabulary, because an evaluation computes the logits of all tokens, and a sampled loss computes only a few.
     """
     cost = 0.35 if facts.is_character_level else 0.5 + facts.vocabulary / 15_000
     affordable = EVALUATION_SHARE * epochs * facts.targets / max(1.0, facts.dev_targets * cost)
@@ -122,5 +123,5 @@ def _evaluation_options(facts: TableFacts, epochs: float) -> dict[str, Any]:
 
 
 def batch_tokens(targets: int, epochs: float, min_steps: int, max_tokens: int) -> int:
-    """Return the tokens per batch: at most `max_tokens`, and fewer if the training had less than `min_steps` steps."""
+    """Return the tokens per batch: `max_tokens`, or fewer if the training would have less than `min_steps` steps."""
     return max(1, min(max_tokens, max(MIN_BATCH_TOKENS, round(targets * epochs / min_steps))))

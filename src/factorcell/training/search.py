@@ -1,11 +1,11 @@
 """Hyperparameter search: the trials of an Optuna study, shared by all processes that search in the same folder.
 
-Each trial is a run folder, and the process that trains it holds its lock.
+The run of each trial has its own folder, and the process that trains it holds the lock of the trial.
 The operating system releases the lock when the process ends.
 So a running trial whose lock is free was abandoned, and another process resumes it from its checkpoint.
-The options of a trial follow from the seed and its number, and with TPE also from the earlier trials.
-
-study.journal   trials.jsonl   best.toml   study.html   trial-0000/   trial-0001/   ...
+The options of a trial follow from the seed of the search and the number of the trial, and with the sampler TPE
+(tree-structured Parzen estimator) also from the earlier trials.
+docs/tuning.md describes the files in the folder of a study.
 """
 
 import functools
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 PageRenderer = Callable[[str, Sequence[Row], str | None, Collection[str]], str]
 CorpusReader = Callable[[int], tuple[Corpus, Corpus]]  # `min_context_count` -> training and development texts
 
-NAME = "factorcell"  # the name of the study in the journal, and of its attribute that describes the search
+NAME = "factorcell"  # the name of the study in the journal, and of the study's attribute that describes the search
 STATE_NAMES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
 COMPARISON_COLUMNS = ("gain", "gain_low", "gain_high", "ahead")
 
@@ -61,7 +61,8 @@ class SearchOptions:
         ranges: The options to draw, with their ranges or choices.
         target: A context column to classify in the development table.
         sampler: "random", or "tpe", which uses the results of earlier trials.
-        pruner: The trials to stop early: those behind the "median" of the others, or "none".
+        pruner: "median" stops a trial early if its lowest perplexity so far is above the median of the other trials at
+            the same evaluation; "none" stops no trial early.
         budget: The time or work of each trial.
     """
 
@@ -84,7 +85,7 @@ def search(
     notify: Notify | None = None,
     page: PageRenderer | None = None,
 ) -> list[Row]:
-    """Train trials until the study has the required number; a search in an existing folder resumes.
+    """Train trials until the study has the required number; a search in the folder of a study continues it.
 
     Args:
         source: The training table.
@@ -136,7 +137,10 @@ def search(
         "target": target,
         "models": list(options.models) or [complete.model_name],
         **{f"{part}.{key}": value for part, values in complete.to_dict().items() for key, value in values.items()},
-        **{f"range of {key}": vars(v) if isinstance(v, search_space.Range) else v for key, v in options.ranges.items()},
+        **{
+            f"range of {key}": vars(values) if isinstance(values, search_space.Range) else values
+            for key, values in options.ranges.items()
+        },
     }
     with folder_lock:
         _check_same(study, folder, description)
@@ -188,7 +192,7 @@ def open_study(folder: Path, pruner: str) -> "tuple[optuna.Study, BaseFileLock]"
 
 
 def _check_same(study: "optuna.Study", folder: Path, description: Row) -> None:
-    """Raise a `UserError` if a study has other texts, options or ranges; otherwise save `description` in it."""
+    """Raise a `UserError` if a study has another description than `description`; save it in a new study."""
     description = json.loads(json.dumps(description))
     saved = study.user_attrs.get(NAME, description)
     for key in saved | description:
@@ -199,7 +203,7 @@ def _check_same(study: "optuna.Study", folder: Path, description: Row) -> None:
 
 @dataclass
 class Search:
-    """A study, with the texts and options from which its trials are trained."""
+    """A study, with the texts and options from which trials are trained."""
 
     study: "optuna.Study"
     folder_lock: "BaseFileLock"
@@ -248,10 +252,9 @@ class Search:
                 except Timeout:
                     continue  # another process trains it
                 if self._trials()[frozen.number].state.name == "RUNNING":
-                    return optuna.Trial(
-                        self.study, frozen.number
-                    ), lock  # the journal has one study, so ids equal numbers
-                lock.release()  # it ended after its state was read
+                    # `Trial` expects an id, which equals the number because the journal has only one study.
+                    return optuna.Trial(self.study, frozen.number), lock
+                lock.release()  # the trial ended after its state was read above
             if len(self._trials()) >= self.options.trials:
                 return None
             trial = self.study.ask()
@@ -264,7 +267,7 @@ class Search:
         states = _import_optuna().trial.TrialState
         self.study.sampler = trial_sampler(self.options.sampler, self.config.training.seed, trial.number)
         try:
-            pruned, result = self._train(trial, progress)
+            is_pruned, result = self._train(trial, progress)
         except Exception as error:
             trial.set_user_attr("error", str(error))
             self.study.tell(trial, state=states.FAIL)
@@ -273,13 +276,13 @@ class Search:
             return
         for key, value in result.items():
             trial.set_user_attr(key, value)
-        self.study.tell(trial, None if pruned else result["perplexity"], states.PRUNED if pruned else None)
+        self.study.tell(trial, None if is_pruned else result["perplexity"], states.PRUNED if is_pruned else None)
 
     def _train(self, trial: "optuna.Trial", progress: bool) -> tuple[bool, Row]:
-        """Train the run of a trial; return whether it was pruned, and its figures."""
+        """Train the run of a trial; return whether the pruner stopped it early, and its figures."""
         config = search_space.draw(trial, self.options.ranges, self.options.models, self.config)
         corpus, dev_corpus = self.read_texts(config.data.min_context_count)
-        folder, pruned = self.path(trial.number), False
+        folder, is_pruned = self.path(trial.number), False
         resumes = (folder / CHECKPOINT).exists()
         if resumes:
             run = Run.open(folder, trained=False)
@@ -288,10 +291,10 @@ class Search:
             run = Run.create(folder, config, corpus.tokenizer, corpus.schema)
         with closing(train(run, corpus, dev_corpus, resume=resumes, progress=progress)) as rows:
             for row in rows:
-                if row["split"] == "dev" and self._should_prune(trial, row, config):
-                    pruned = True
+                if row["split"] == "dev" and self._report_evaluation(trial, row, config):
+                    is_pruned = True
                     break
-        if pruned:
+        if is_pruned:
             run.load_weights()  # the best weights, as at the end of a complete training
         write_training_facts(run, corpus, dev_corpus, self.source)
         best = run.best_evaluation()
@@ -299,20 +302,20 @@ class Search:
             raise UserError(f"{folder}: no finite perplexity on the development texts")
         result = {key: best[key] for key in ("perplexity", "perplexity_known")}
         result |= {"minutes": run.training_minutes(), "parameters": run.model.parameter_count()}
-        if self.options.target and run.model.adapted and not pruned:
+        if self.options.target and run.model.adapted and not is_pruned:
             accuracy = results.classify_and_save(run, self.dev, self.options.target)[0]["accuracy"]
             result |= {"accuracy": accuracy} if is_number(accuracy) else {}
-        return pruned, result
+        return is_pruned, result
 
-    def _should_prune(self, trial: "optuna.Trial", row: Row, config: Config) -> bool:
-        """Report an evaluation to the study; return whether the pruner stops the trial before its last one."""
+    def _report_evaluation(self, trial: "optuna.Trial", row: Row, config: Config) -> bool:
+        """Report an evaluation to the study; return whether the pruner stops the trial, if it is not the last one."""
         number = row["step"] * config.training.evaluations // row["steps"]
         if number not in self._trials()[trial.number].intermediate_values:
             trial.report(row["perplexity"], number)
         return row["step"] < row["steps"] and trial.should_prune()
 
     def rows(self) -> list[Row]:
-        """Return a row per trial, in order of their numbers."""
+        """Return a row per trial, in the order of the trials' numbers."""
         names = ("perplexity", "perplexity_known", "accuracy", "parameters", "minutes", "error")
         rows = []
         for frozen in self._trials():
@@ -344,7 +347,7 @@ class Search:
 
 
 def trial_sampler(name: str, seed: int, number: int) -> "optuna.samplers.BaseSampler":
-    """Return the sampler of a trial, whose random numbers follow from the seed and the number of the trial."""
+    """Return a sampler whose random numbers follow from the seed of the search and the number of the trial."""
     samplers = _import_optuna().samplers
     kind = {"random": samplers.RandomSampler, "tpe": samplers.TPESampler}[name]
     trial_seed = int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
@@ -353,7 +356,7 @@ def trial_sampler(name: str, seed: int, number: int) -> "optuna.samplers.BaseSam
 
 
 def rank_trials(rows: Sequence[Row]) -> list[Row]:
-    """Return complete trials sorted by perplexity, then pruned trials, then the others."""
+    """Return the rows of complete trials, of pruned trials and of the others, each group sorted by perplexity."""
     order = {"complete": 0, "pruned": 1}
 
     def key(row: Row) -> tuple[int, float, int]:
@@ -373,9 +376,9 @@ def describe_trial(row: Row) -> str:
 
 
 def compare_trials(rows: Sequence[Row], folder: Path) -> list[Row]:
-    """Add to each row its `gain` over the best trial on the development texts, and the figures in which it is `ahead`.
+    """Return the rows with the `gain` of each trial over the best one, and the figures in which the trial is `ahead`.
 
-    A trial without a run, or without figures of the development texts, has no gain.
+    Trials are compared on the development texts. A trial without figures of these texts has no gain.
     """
     trained = [row for row in rank_trials(rows) if row["perplexity"] is not None]
     folders = [folder / row["folder"] for row in trained]

@@ -1,7 +1,8 @@
 """The space of a search: a range or a list of choices per option, from which trials draw their configs.
 
 The default ranges of sizes, rank and recurrent dropout span the values selected in the TACL paper (table 2).
-The paper fixes Adam's learning rate at 0.001; here it varies, as do batch sizes, weight decay and other dropout.
+The paper fixes Adam's learning rate at 0.001. Here the learning rate, the batch size, the weight decay and the other
+dropout rates vary too.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """A range of values that are drawn uniformly.
+    """A range from which values are drawn uniformly.
 
     Attributes:
         low: The smallest value.
@@ -54,7 +55,8 @@ DEFAULT: Space = {
     "weight_decay": Range(0.0, 0.03),
 }
 
-# The options that may be searched, by section: those that keep perplexities comparable. The model determines `adapt`.
+# The options that may be searched, by section, with their types. The perplexities of trials with different values of
+# these options are comparable. `adapt` is omitted, because the model determines it.
 TYPES: dict[str, dict[str, Any]] = {
     "data": {"min_context_count": int},
     "model": {name: kind for name, kind in typing.get_type_hints(ModelConfig).items() if name != "adapt"},
@@ -78,7 +80,7 @@ def read(path: str | Path) -> Space:
 
 
 def load_space(path: Path | None, fixed: Collection[str]) -> Space:
-    """Return the default space, updated with the space in the file, without the options in `fixed`."""
+    """Return the default space, overridden by the space in the file `path`, without the options in `fixed`."""
     file_space = {} if path is None else read(path)
     for name in file_space:
         if name in fixed:
@@ -91,13 +93,14 @@ def _parse(name: str, value: Any) -> Range | tuple[Choice, ...]:
     if isinstance(value, list) and value and all(type(choice) in (str, bool, int, float) for choice in value):
         return tuple(value)
     if not isinstance(value, dict):
-        raise UserError(f"{name} is {value!r}; it must be a list of choices or a range, {{low = ..., high = ...}}")
+        expected = "expected a list of choices or a range, {low = ..., high = ...}"
+        raise UserError(f"{name}: {expected}, got {value!r}")
     keys = [field.name for field in dataclasses.fields(Range)]
     for key in value:
         choose(f"key of the range {name}", key, keys)
     low, high, log = (value.get(key, False) for key in keys)
     if not all(type(end) in (int, float) and math.isfinite(end) for end in (low, high)) or type(log) is not bool:
-        raise UserError(f"{name} is {value!r}; low and high must be numbers, log true or false")
+        raise UserError(f"{name} is {value!r}; low and high must be numbers, and log must be true or false")
     if not low < high or (log and low <= 0):
         raise UserError(f"{name} ranges from {low} to {high}; low must be below high{' and above 0' if log else ''}")
     return Range(low, high, log)
@@ -124,7 +127,7 @@ def check(space: Space, config: Config) -> None:
 
 
 def draw(trial: "BaseTrial", space: Space, models: Sequence[str], config: Config) -> Config:
-    """Return `config` with the options that `trial` draws: one of `models`, if any, then each option with an effect."""
+    """Return `config` with the options that `trial` draws: one of `models`, and each option with an effect."""
     if models:
         config = config.with_model(trial.suggest_categorical("model", models))
     for name in sorted(space, key=lambda name: name != "output_bias"):  # other options may depend on the output bias
@@ -154,7 +157,7 @@ def has_effect(name: str, config: Config) -> bool:
 
 
 def with_drawn_options(config: Config, params: Mapping[str, Any]) -> Config:
-    """Return `config` with drawn options; "model" is the name of the model, and "+" joins output biases."""
+    """Return `config` with drawn options; the param "model" is a model's name, and "+" joins several output biases."""
     if "model" in params:
         config = config.with_model(params["model"])
     for name, value in params.items():

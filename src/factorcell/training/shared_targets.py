@@ -1,6 +1,6 @@
 """The targets that training learns if it excludes n-grams that fewer than `min_users` users wrote.
 
-A target is learned if at least `min_users` users wrote its n-gram: the target and the tokens before it.
+A target is learned if at least `min_users` users wrote its n-gram: the target and the n - 1 tokens before it.
 The model still reads all texts, but rare content (a password, a name) adds nothing to the loss.
 n is 4 for characters and graphemes and 2 for words; n-grams at the start of a text are shorter.
 
@@ -23,11 +23,11 @@ WORD_ORDER, CHARACTER_ORDER = 2, 4  # n
 
 @dataclass(frozen=True)
 class SharedTargets:
-    """The targets of a corpus that enough users wrote.
+    """Which targets of a corpus are learned, because enough users wrote their n-grams.
 
     Attributes:
-        is_learned: Whether each target is learned, text after text.
-        starts: The index of the first target of each text, and the number of targets (texts + 1,).
+        is_learned: Whether each target is learned, text after text (targets,).
+        starts: The index of the first target of each text, followed by the number of targets (texts + 1,).
     """
 
     is_learned: Tensor
@@ -35,7 +35,7 @@ class SharedTargets:
 
     @classmethod
     def of(cls, corpus: Corpus, config: Config) -> "SharedTargets":
-        """Find the targets whose n-gram at least `min_users` users wrote; texts without a user do not count."""
+        """Find the targets whose n-gram at least `min_users` users wrote; texts with a missing user do not count."""
         order = CHARACTER_ORDER if corpus.tokenizer.is_character_level else WORD_ORDER
         distinct, index = np.unique(ngrams(corpus, order), return_inverse=True)
         users = count_users(index, np.repeat(corpus.users, corpus.lengths), len(distinct))
@@ -43,19 +43,19 @@ class SharedTargets:
         return cls(torch.from_numpy(is_learned), torch.from_numpy(target_offsets(corpus)))
 
     def mask(self, batch: Batch) -> Tensor:
-        """Return whether each target of `batch` is learned (B, T); padding is not."""
+        """Return a mask (B, T) that is true at the learned targets of `batch`."""
         steps = torch.arange(batch.tokens.shape[1] - 1)
         rows, is_target = batch.rows.cpu(), steps < batch.lengths.cpu()[:, None]
         index = (self.starts[rows][:, None] + steps).clamp(max=len(self.is_learned) - 1)
         return (self.is_learned[index] & is_target).to(batch.tokens.device)
 
     def count(self, batch: Batch) -> int:
-        """Count the learned targets of `batch`; return at least 1, so that the loss can be divided by it."""
+        """Return the number of learned targets of `batch`, but at least 1, so that the loss can be divided by it."""
         return max(1, int(self.mask(batch).sum()))
 
 
 def ngrams(corpus: Corpus, order: int) -> NDArray[np.uint64]:
-    """Return a 64-bit hash of the n-gram that ends in each target; it has at most `order` tokens of its text."""
+    """Return, for each target, a 64-bit hash of the n-gram that ends with it: up to `order` tokens of the same text."""
     tokens = np.asarray(corpus.tokens, dtype=np.uint64) + np.uint64(1)  # 0 stands for positions before the text
     positions = np.arange(len(tokens)) - np.repeat(np.asarray(corpus.offsets[:-1]), corpus.lengths + 1)
     hashes = np.zeros(len(tokens), dtype=np.uint64)

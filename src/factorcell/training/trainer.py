@@ -41,20 +41,35 @@ Row = dict[str, Any]
 
 @dataclass
 class Progress:
-    """The counters of a training, which a checkpoint stores next to the tensors."""
+    """The counters of a training, which a checkpoint stores next to the tensors.
+
+    Attributes:
+        step: The number of steps taken.
+        tokens: The number of targets that these steps learned.
+        seconds: The duration of the training.
+        best: The lowest development perplexity.
+        worse: The number of evaluations since the one with the lowest perplexity.
+        rows: The number of rows of the log.
+        nats: The sum of the losses of all targets since the last row of losses in the log.
+        since: The value of `tokens` at that row.
+    """
 
     step: int = 0
-    tokens: int = 0  # targets that were learned
+    tokens: int = 0
     seconds: float = 0.0
-    best: float = math.inf  # lowest development perplexity
-    worse: int = 0  # evaluations since then
-    rows: int = 0  # rows written to the log
-    nats: float = 0.0  # sum of losses since the last row of losses
-    since: int = 0  # value of `tokens` at the last row of losses
+    best: float = math.inf
+    worse: int = 0
+    rows: int = 0
+    nats: float = 0.0
+    since: int = 0
 
 
 def learning_rate(step: int, steps: int, config: TrainingConfig) -> float:
-    """Return the learning rate of `step` (from 0): a linear warm-up, then cosine decay, linear decay, or no decay."""
+    """Return the learning rate of `step` (from 0): a linear warm-up, then cosine decay, linear decay, or no decay.
+
+    During the warm-up, the first `config.warmup` of all steps, the rate rises to its peak, because large steps at the
+    start, when the gradients are large, can make a training diverge.
+    """
     warmup = max(1, round(config.warmup * steps))
     if step < warmup:
         return config.learning_rate * (step + 1) / warmup
@@ -64,7 +79,10 @@ def learning_rate(step: int, steps: int, config: TrainingConfig) -> float:
 
 
 def observe(model: LanguageModel, corpus: Corpus) -> None:
-    """Record which targets occur with which context values, in the filter of a hashed softmax bias."""
+    """Pass all targets of training and the context values of their texts to the head of the model.
+
+    A hashed softmax bias records in a filter which tokens occur with which values; other heads ignore the targets.
+    """
     for start in range(0, len(corpus), TEXTS_PER_PART):
         rows = np.arange(start, min(start + TEXTS_PER_PART, len(corpus)))
         tokens = np.asarray(corpus.tokens[corpus.offsets[rows[0]] : corpus.offsets[rows[-1] + 1]], dtype=np.int64)
@@ -75,22 +93,28 @@ def observe(model: LanguageModel, corpus: Corpus) -> None:
 
 def development_figures(run: Run, dev: Corpus) -> tuple[Row, Figures]:
     """Return perplexities and bits per byte of the development texts, and the contribution of each text to them."""
-    nats, known = run.nats(dev).astype(np.float64), is_known_target(dev)
+    nats, is_known = run.nats(dev).astype(np.float64), is_known_target(dev)
     figures = text_figures.figures_from_nats(nats, dev)
     with np.errstate(over="ignore"):  # a diverged model has an infinite perplexity
         row = {
             "perplexity": float(np.exp(nats.mean())),
-            "perplexity_known": float(np.exp(nats[known].mean())) if known.any() else math.nan,
+            "perplexity_known": float(np.exp(nats[is_known].mean())) if is_known.any() else math.nan,
         }
     bits = figures.get("bits_per_byte")
     if bits is not None and bits.denominator[bits.is_included].any():
-        bound = bool((text_figures.has_lower_bound(dev) & bits.is_included).any())
-        row |= {"bits_per_byte": bits.ratio, "bits_per_byte_bound": bound}
+        is_lower_bound = bool((text_figures.has_lower_bound(dev) & bits.is_included).any())
+        row |= {"bits_per_byte": bits.ratio, "bits_per_byte_bound": is_lower_bound}
     return row, figures
 
 
 class Trainer:
-    """A run, its data and its optimizers between two steps."""
+    """Takes the training steps of a run, and holds its data, its optimizers and the progress of the training.
+
+    Attributes:
+        raises_if_not_finite: Whether a loss or gradient that is not finite raises a `UserError`.
+    """
+
+    raises_if_not_finite = True
 
     def __init__(self, run: Run, corpus: Corpus, dev: Corpus) -> None:
         tokens = int(corpus.offsets[-1])
@@ -100,7 +124,8 @@ class Trainer:
         self.device = find_device(run.config.training.device)
         self.run, self.config = run.to(self.device), run.config.training
         self.corpus, self.dev = plant_canaries(corpus, run.config, run.folder), dev
-        self.progress, self.last_evaluation = Progress(), -1  # no evaluation yet
+        self.progress = Progress()
+        self.last_evaluation = -1  # the step of the last evaluation; -1 before the first
         self.stop = Stop()
         self.parameters = dict(run.model.named_parameters())
         self.starting_point = StartingPoint.read(run.folder)
@@ -118,6 +143,7 @@ class Trainer:
                 run.model.head.initialize(torch.from_numpy(np.log(smoothed)))
         self.penalties = proximal.penalties(run, self.starting_point)
         tables = [table for tables in run.model.head.row_tables() for table in tables]
+        # `RowAdam` cannot leave a table unchanged, as in a fine-tuning of other parts, or apply penalties.
         can_skip_rows = all(table.requires_grad and table not in self.penalties for table in tables)
         self.row_optimizers: list[RowAdam] = []
         if self.proposal and can_skip_rows:
@@ -131,12 +157,18 @@ class Trainer:
         observe(run.model, self.corpus)
 
     def _groups(self, tables: list[nn.Parameter]) -> list[dict[str, Any]]:
-        """Return the parameter groups of dense Adam: vectors have no weight decay, token tables have their own rate."""
-        rest = [p for p in self.parameters.values() if not any(p is table for table in tables)]
+        """Return the parameter groups of dense Adam: matrices, vectors (without weight decay), and token tables.
+
+        The learning rate of a group is the rate of the step times the `factor` of the group. The token tables are
+        omitted if `RowAdam` optimizes them.
+        """
+        others = [
+            parameter for parameter in self.parameters.values() if not any(parameter is table for table in tables)
+        ]
         decay = self.config.weight_decay
         groups = [
-            {"params": [p for p in rest if p.dim() > 1], "weight_decay": decay, "factor": 1.0},
-            {"params": [p for p in rest if p.dim() <= 1], "weight_decay": 0.0, "factor": 1.0},
+            {"params": [item for item in others if item.dim() > 1], "weight_decay": decay, "factor": 1.0},
+            {"params": [item for item in others if item.dim() <= 1], "weight_decay": 0.0, "factor": 1.0},
         ]
         dense = (
             [] if self.row_optimizers else [{"params": tables, "weight_decay": decay, "factor": self.config.token_rate}]
@@ -149,7 +181,7 @@ class Trainer:
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches from the current step to the last."""
-        first_step, epoch = 0, 0  # the first step of the epoch, and its number
+        first_step, epoch = 0, 0  # the first step of the current epoch, and the number of the epoch
         while True:
             order = self._order(epoch)
             for rows in order[max(0, self.progress.step - first_step) :]:
@@ -172,20 +204,25 @@ class Trainer:
             [torch.zeros_like(table) if table.grad is None else table.grad for table in tables] for tables in row_values
         ]
         norm = self._clip([*self._gradients(), *(gradient for tables in gradients for gradient in tables)])
-        if not bool(torch.isfinite(loss.detach() + norm)):
-            self.report_not_finite(batch, nats)
+        if not bool(torch.isfinite(loss.detach() + norm)) and self.raises_if_not_finite:
+            if all(bool(torch.isfinite(parameter).all()) for parameter in self.parameters.values()):
+                self.save()
+            raise self._not_finite_error(batch, nats)
         self.progress.step += 1
         self.optimizer.step()
-        for adam, rows, tables in zip(
+        for adam, rows, row_gradients in zip(
             self.row_optimizers, sampled_rows.rows if sampled_rows else (), gradients, strict=True
         ):
-            adam.step(self.progress.step, rows, tables)
+            adam.step(self.progress.step, rows, row_gradients)
         proximal.take_proximal_steps(self.optimizer, self.penalties)
         self.progress.tokens += count
         self.progress.nats += float(loss.detach()) * count
 
     def nats(self, batch: Batch) -> tuple[Tensor, SampledRows | None, RowValues]:
-        """Return the loss (B, T) of a batch; with a sampled loss also the rows that it reads, and their values."""
+        """Return the nats (B, T) of the targets of a batch, 0 for padding and for targets that are not learned.
+
+        With a sampled loss and `RowAdam`, the rows that the loss reads and their values are returned too.
+        """
         step, seed, model = self.progress.step, self.config.seed, self.run.model
         dropout = model.config.dropout_context
         if dropout:
@@ -215,27 +252,29 @@ class Trainer:
             torch._foreach_mul_(gradients, float(self.config.clip / norm))
         return norm
 
-    def report_not_finite(self, batch: Batch, nats: Tensor) -> None:
-        """Save the last finite state, and raise a `UserError` that names the rows of the training data."""
-        if all(bool(torch.isfinite(parameter).all()) for parameter in self.parameters.values()):
-            self.save()
+    def _not_finite_error(self, batch: Batch, nats: Tensor) -> UserError:
+        """Return the error about a loss that is not finite; its message names the rows of the batch that cause it."""
         rows = self._rows_not_finite(batch, nats)
         listing = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
-        raise UserError(
+        return UserError(
             f"the loss is not finite at step {self.progress.step + 1}, {'row' if len(rows) == 1 else 'rows'} {listing} "
-            f"of the training data; the checkpoint before it is in {self.run.folder} "
+            f"of the training data; the checkpoint before this step is in {self.run.folder} "
             "(try a lower learning rate or a lower --clip)"
         )
 
     def _rows_not_finite(self, batch: Batch, nats: Tensor) -> list[int]:
-        """Return the rows (from 1) with nats that are not finite, else those with such gradients, else all rows."""
-        bad = batch.rows[~torch.isfinite(nats.detach()).all(dim=1)].tolist()
-        for row in [] if bad else batch.rows.tolist():
+        """Return the numbers (from 1) of the rows of a batch that cause a loss or gradient that is not finite.
+
+        These are the rows with nats that are not finite; if there are none, the rows with gradients that are not
+        finite; if there are none either, all rows of the batch.
+        """
+        rows = batch.rows[~torch.isfinite(nats.detach()).all(dim=1)].tolist()
+        for row in [] if rows else batch.rows.tolist():
             self.run.model.zero_grad(set_to_none=True)
             self.run.model(self.run.batch(self.corpus, np.array([row]))).sum().backward()
             if not bool(torch.isfinite(torch.nn.utils.get_total_norm(self._gradients()))):
-                bad.append(row)
-        return sorted(row + 1 for row in bad or batch.rows.tolist())
+                rows.append(row)
+        return sorted(row + 1 for row in rows or batch.rows.tolist())
 
     def evaluate(self) -> Row:
         """Evaluate the model on the development texts, and save the weights if they are the best so far.
@@ -247,6 +286,7 @@ class Trainer:
         with self.stop.interruptible():
             row, figures = development_figures(self.run, self.dev)
         self.last_evaluation = self.progress.step
+        # Until a perplexity is finite, each evaluation counts as the best.
         is_best = row["perplexity"] < self.progress.best or math.isinf(self.progress.best)
         if is_best:
             self.progress.best, self.progress.worse = row["perplexity"], 0
@@ -257,7 +297,7 @@ class Trainer:
         return {"split": "dev", **row, "best": self.progress.best}
 
     def log(self, row: Row) -> Row:
-        """Write a row of the log, with the current step, tokens and seconds."""
+        """Write a row of the log, after adding the current step, tokens and seconds."""
         progress = self.progress
         row = {
             "step": progress.step,
@@ -290,7 +330,7 @@ class Trainer:
         files.save_tensors(self.checkpoint, tensors, {"format": FORMAT, **vars(self.progress)})
 
     def _moments(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Return the moments of Adam of a parameter; empty if the parameter has not had a gradient."""
+        """Return Adam's state of a parameter; empty if the parameter has not had a gradient."""
         for adam in self.row_optimizers:
             if parameter in adam.state:
                 return adam.state[parameter]
@@ -298,7 +338,7 @@ class Trainer:
         return state.get(parameter, {})
 
     def load(self) -> None:
-        """Load the checkpoint, if it exists, and remove later rows from the log."""
+        """Load the checkpoint, if it exists, and remove the rows of the log that were written after it."""
         if self.checkpoint.exists():
             self._restore()
         rows = self.run.log()[: self.progress.rows]
@@ -306,6 +346,7 @@ class Trainer:
         files.write_rows(self.run.log_path, rows)
 
     def _restore(self) -> None:
+        """Set the weights, Adam's state and the progress to those of the checkpoint."""
         tensors, facts = files.load_tensors(self.checkpoint)
         check_format(facts.pop("format", None), FORMAT, self.checkpoint)
         shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(":value")}
