@@ -302,7 +302,7 @@ def word_errors(reference: str, texts: Sequence[str]) -> NDArray[np.int64]:
     for row, words in enumerate(hypotheses):
         tokens[row, : len(words)] = [ids.get(word, -1) for word in words]
     positions = np.arange(len(reference_words) + 1)
-    # costs[h, r] (H, R + 1): errors of the words read so far of hypothesis h against the first r words of the reference.
+    # costs[h, r] (H, R + 1): errors of the words of hypothesis h read so far against r words of the reference.
     costs = np.tile(positions, (len(hypotheses), 1))
     for step in range(tokens.shape[1]):
         next_costs = costs + 1  # insertion
