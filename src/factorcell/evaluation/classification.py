@@ -135,11 +135,12 @@ def _candidate_nats(
         distinct, context_of = contexts.distinct()
         conditioning = run.model.condition(distinct)
     repeated = torch.arange(texts, device=run.device).repeat_interleave(count)
-    wide = Batch(batch.tokens[repeated], batch.lengths[repeated], contexts, batch.rows[repeated])
+    repeated_batch = Batch(batch.tokens[repeated], batch.lengths[repeated], contexts, batch.rows[repeated])
     per_text = conditioning.select(context_of)
-    nats = (
-        run.model(wide, per_text) if samples is None else run.model.sampled_nats(wide, samples, conditioning=per_text)
-    )
+    if samples is None:
+        nats = run.model(repeated_batch, per_text)
+    else:
+        nats = run.model.sampled_nats(repeated_batch, samples, conditioning=per_text)
     summed: Floats = nats.double().sum(1).view(texts, count).cpu().numpy()
     return summed
 
@@ -151,9 +152,9 @@ def _encode_candidate(run: Run, candidate: Mapping[str, Any]) -> tuple[Tensor, T
     for name, value in candidate.items():
         variable = run.schema.variable(name)
         if variable.kind == "category":
-            name = category_name(value)
-            _check_value(run, variable, name, variable.values)
-            categories[run.schema.categories.index(variable)] = variable.values.index(name)
+            category = category_name(value)
+            _check_value(run, variable, category, variable.values)
+            categories[run.schema.categories.index(variable)] = variable.values.index(category)
         elif variable in run.schema.numbers:
             number = to_number(value)
             if number is None:
@@ -169,11 +170,11 @@ def _candidate_contexts(context: Context, columns: list[tuple[Tensor, Tensor]]) 
     categories = torch.stack([column[0] for column in columns]).repeat(len(context), 1)
     numbers = torch.stack([column[1] for column in columns]).repeat(len(context), 1)
     rows = torch.arange(len(context), device=categories.device)
-    wide = context.select(rows.repeat_interleave(len(columns)))
+    repeated_contexts = context.select(rows.repeat_interleave(len(columns)))
     return replace(
-        wide,
-        categories=torch.where(categories == -2, wide.categories, categories),
-        numbers=torch.where(numbers == torch.inf, wide.numbers, numbers),
+        repeated_contexts,
+        categories=torch.where(categories == -2, repeated_contexts.categories, categories),
+        numbers=torch.where(numbers == torch.inf, repeated_contexts.numbers, numbers),
     )
 
 

@@ -144,27 +144,28 @@ def _rank_canaries(run: Run, canaries: Canaries, alternatives: int, seed: int, p
     """Return the rank (N,) of every canary for each reader, 1 for the most likely; NaN if there is no such reader."""
     count, owners, user = len(canaries.texts), canaries.corpus, run.config.data.user
     texts = [*canaries.texts, *canaries.form.draw(alternatives, (seed, ALTERNATIVES_KEY))]
-    column = next(
-        (n for n, variable in enumerate(run.schema.categories) if user and variable.source_column == user), None
+    user_column = next(
+        (index for index, variable in enumerate(run.schema.categories) if user and variable.source_column == user), None
     )
-    if column is None:
+    if user_column is None:
         strangers = owners.without_context(owners.schema)
     else:
         strangers = replace(owners, categories=owners.categories.copy())
-        strangers.categories[:, column] = 0  # the unknown user
+        strangers.categories[:, user_column] = 0  # the unknown user
     both = owners.concatenate(strangers)
-    context_of = both.context(np.arange(2 * count)).distinct()[1].numpy()
-    rows = [int(np.flatnonzero(context_of == context)[0]) for context in range(context_of.max() + 1)]
+    context_of = both.context(np.arange(2 * count)).distinct()[1].numpy()  # index of the distinct context of each row
+    rows = [int(np.flatnonzero(context_of == context)[0]) for context in range(context_of.max() + 1)]  # one of each
     nats_by_context = []
     for row in progress_bar(rows, desc="exposure", unit="contexts", show=progress):
         corpus = replace_texts(both.select(np.full(len(texts), row)), texts)
         nats_by_context.append(run.nats(corpus).astype(np.float64).reshape(len(texts), -1).sum(1))
     nats = np.stack(nats_by_context)  # (C, N + A)
-    owner_ids = context_of[:count] + 1 if column is None else owners.categories[:, column]
+    # Without a user column, each distinct context counts as an owner.
+    owner_ids = context_of[:count] + 1 if user_column is None else owners.categories[:, user_column]
     others = np.full((count, len(texts)), np.nan)
-    for number, owner in enumerate(owner_ids):
+    for canary, owner in enumerate(owner_ids):
         if len(contexts := context_of[:count][(owner_ids != owner) & (owner_ids > 0)]):
-            others[number] = nats[np.unique(contexts)].min(0)
+            others[canary] = nats[np.unique(contexts)].min(0)
     by_reader = {"stranger": nats[context_of[count:]], "others": others, "owner": nats[context_of[:count]]}
     return {reader: _ranks_from_nats(reader_nats, count) for reader, reader_nats in by_reader.items()}
 

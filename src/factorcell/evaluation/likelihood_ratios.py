@@ -50,8 +50,8 @@ def explain(
         (the log likelihood ratio in nats), which is positive if the first context is more likely.
 
     Raises:
-        UserError: The runs read texts differently, no run is adapted, there are no texts or fewer than two contexts, or
-            contexts are equal or invalid.
+        UserError: There are no texts or fewer than two contexts; contexts are equal or invalid; none of the runs is
+            adapted; or the runs read the texts differently.
     """
     contexts = {name: to_row(context) for name, context in contexts.items()}
     _check_arguments(runs, texts, list(contexts.values()))
@@ -86,8 +86,8 @@ def _figures(names: Sequence[str], nats: Floats, posterior: Floats) -> Row:
 
 def _posterior(nats: Floats) -> Floats:
     """Return the posterior of the contexts after each token (K, T) from the nats of the tokens (K, T)."""
-    joint = -nats.cumsum(1)
-    likelihood = np.exp(joint - joint.max(0))
+    log_joint = -nats.cumsum(1)
+    likelihood = np.exp(log_joint - log_joint.max(0))
     posterior: Floats = likelihood / likelihood.sum(0)
     return posterior
 

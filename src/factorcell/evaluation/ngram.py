@@ -169,13 +169,13 @@ class NGram:
             progress: Whether to show a progress bar.
         """
         folder, data = Path(folder), replace(config.data, context=(), user="", time="", anonymous=False)
-        reading = tokenizer or (source.tokenizer if isinstance(source, Corpus) else new_tokenizer(config))
-        config = Config(data=data, tokenizer=reading.options)
+        tokenizer_of_texts = tokenizer or (source.tokenizer if isinstance(source, Corpus) else new_tokenizer(config))
+        config = Config(data=data, tokenizer=tokenizer_of_texts.options)
         if order is None:
-            order = DEFAULT_CHARACTER_ORDER if reading.is_character_level else DEFAULT_ORDER
+            order = DEFAULT_CHARACTER_ORDER if tokenizer_of_texts.is_character_level else DEFAULT_ORDER
         limits.check(order=order)
         with lock.training_lock(folder):
-            files.new_folder(folder, (TABLES, *reading.FILES))
+            files.new_folder(folder, (TABLES, *tokenizer_of_texts.FILES))
             is_corpus = isinstance(source, Corpus)
             corpus = source if is_corpus else prepare(source, config, tokenizer=tokenizer, progress=progress)
             model = cls(folder, config, corpus.tokenizer, count_ngrams(corpus, order, progress))
@@ -197,22 +197,18 @@ class NGram:
     def open(cls, folder: str | Path) -> "NGram":
         """Open the n-gram model in a folder; raise a `UserError` if its files are invalid."""
         folder = Path(folder)
-        facts = files.read_versioned(folder / FILE, FORMAT, folder)
-        tensors, table_facts = files.load_tensors(folder / TABLES)
-        if type(facts.get("order")) is not int or facts["order"] not in ORDERS:
-            raise UserError(f"{folder / FILE}: expected an order from 1 to {max(ORDERS)}, got {facts.get('order')!r}")
-        sections = {name: values for name, values in facts.items() if name in ("data", "tokenizer")}
+        saved = files.read_versioned(folder / FILE, FORMAT, folder)
+        tensors, metadata = files.load_tensors(folder / TABLES)
+        if type(saved.get("order")) is not int or saved["order"] not in ORDERS:
+            raise UserError(f"{folder / FILE}: expected an order from 1 to {max(ORDERS)}, got {saved.get('order')!r}")
+        sections = {name: values for name, values in saved.items() if name in ("data", "tokenizer")}
         config = Config.from_dict(sections, str(folder / FILE))
         tokenizer = load_tokenizer(config, folder)
-        names = {f"{name}{order}" for order in range(1, facts["order"] + 1) for name in ("keys", "counts")}
-        if (
-            set(tensors) != names
-            or not isinstance(table_facts, dict)
-            or table_facts.get("vocabulary") != len(tokenizer)
-        ):
+        names = {f"{name}{order}" for order in range(1, saved["order"] + 1) for name in ("keys", "counts")}
+        if set(tensors) != names or not isinstance(metadata, dict) or metadata.get("vocabulary") != len(tokenizer):
             raise UserError(f"{folder / TABLES}: the n-grams do not match the order and the vocabulary of the model")
         arrays = {name: tensor.numpy().astype(np.int64) for name, tensor in tensors.items()}
-        grams = [NGramCounts(arrays[f"keys{n}"], arrays[f"counts{n}"]) for n in range(1, facts["order"] + 1)]
+        grams = [NGramCounts(arrays[f"keys{n}"], arrays[f"counts{n}"]) for n in range(1, saved["order"] + 1)]
         return cls(folder, config, tokenizer, grams)
 
     def prepare(self, source: Any, **options: Any) -> Corpus:

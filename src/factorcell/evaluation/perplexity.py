@@ -84,9 +84,9 @@ def evaluate_by_columns(
 ) -> Evaluation:
     """Compute the figures of `evaluate` for the table `source`, and for groups of its texts by the columns `by`.
 
-    With a baseline, the row also has gains over the baseline. With columns but no baseline, it has gains over the same
-    model with the expected context; then `over`, the name of the baseline, is None. If the vocabularies differ, the row
-    has only the difference in bits per byte.
+    With a baseline, the row also has the gain over the baseline. With columns but no baseline, it has the gain over the
+    same model with the expected context; then `over`, the name of the baseline, is None. If the vocabularies differ,
+    the row has no gain but only the difference in bits per byte.
     """
     if baseline is not None and by:  # fail before the table is read
         check_vocabularies(run, baseline)
@@ -193,8 +193,8 @@ def _baseline_figures(run: Scorer, baseline: Scorer | None, corpus: Corpus, sour
 def gains(model: TextSums, baseline: TextSums, values: Sequence[str]) -> list[Row]:
     """Return the rows of `evaluate_by` from the perplexity figures of both models and the group of each text."""
     groups: dict[str, list[int]] = {}
-    for place, value in enumerate(values):
-        groups.setdefault(value, []).append(place)
+    for index, value in enumerate(values):
+        groups.setdefault(value, []).append(index)
     rows = []
     for value, members in groups.items():
         model_group, baseline_group = (sums.select(np.array(members)) for sums in (model, baseline))
@@ -273,9 +273,9 @@ def value_groups(values: Sequence[Any]) -> list[str]:
     numbers = {row: to_number(value) for row, value in enumerate(values) if not is_missing(value)}
     if None in numbers.values() or len(set(numbers.values())) <= 4 * QUANTILE_RANGES:
         return [category_name_or_none(value) or MISSING_GROUP for value in values]
-    array = np.array(list(numbers.values()), dtype=np.float64)
-    edges = np.unique(np.quantile(array, np.linspace(0, 1, QUANTILE_RANGES + 1)))
-    indices = np.clip(np.searchsorted(edges, array, side="right") - 1, 0, len(edges) - 2)
+    present_numbers = np.array(list(numbers.values()), dtype=np.float64)
+    edges = np.unique(np.quantile(present_numbers, np.linspace(0, 1, QUANTILE_RANGES + 1)))
+    indices = np.clip(np.searchsorted(edges, present_numbers, side="right") - 1, 0, len(edges) - 2)
     groups = [MISSING_GROUP] * len(values)
     for row, index in zip(numbers, indices.tolist(), strict=True):
         groups[row] = f"{edges[index]:.4g} to {edges[index + 1]:.4g}"

@@ -126,7 +126,7 @@ def precision_fields(model: Scorer) -> Row:
 def saved_text_figures(folder: Path, key: str | None) -> Figures:
     """Return the figures per text that a model has saved: those of the texts with digest `key`, and of `classify`.
 
-    Of several classifications, the last one counts.
+    If `classify` was called several times, the last call counts.
     """
     rows = [row for row in saved_results.read(folder) if row["kind"] == "classify"]
     classified_key = rows[-1].get("texts_key") if rows else None

@@ -102,11 +102,11 @@ def _early_stop(run: Run) -> Iterator[str]:
 
 def _insignificant_gain(run: Run) -> Iterator[str]:
     """Yield a reason if the interval of the measured gain contains zero or lies below it."""
-    measured = [training_facts(run.folder).get("context") or {}]
-    measured += [row["evaluation"] for row in saved_results.read(run.folder) if row.get("kind") == "evaluate"]
+    measurements = [training_facts(run.folder).get("context") or {}]
+    measurements += [row["evaluation"] for row in saved_results.read(run.folder) if row.get("kind") == "evaluate"]
     valid = [
         row
-        for row in measured
+        for row in measurements
         if row.get("over") is None and row.get("gain_low") is not None and not row.get("only_unknown_users")
     ]
     row = max(reversed(valid), key=lambda row: float(row["texts"]), default=None)  # the latest one in case of ties

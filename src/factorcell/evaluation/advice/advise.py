@@ -114,26 +114,26 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
 
 def _estimate(split: Split, column: LabelColumn, seed: int) -> tuple[Row, ValueNGram]:
     """Return the row of estimates for one column, and the n-gram model that is conditioned on the column."""
-    train, tune, test = split.labels(column)
-    model = ValueNGram(split.model, split.train, train, len(column.values))
-    model.fit_prior(split.tune, tune)
+    train_labels, tune_labels, test_labels = split.labels(column)
+    model = ValueNGram(split.model, split.train, train_labels, len(column.values))
+    model.fit_prior(split.tune, tune_labels)
     ratios = model.ratios()
-    model.beta = float(exponents(split.model, split.tune, [ratios], [tune])[0])
-    log_probs = tilted_log_probs(split.model, split.tune, [ratios], [tune], np.array([model.beta]))
-    model.fit_longer(split.tune, tune, np.exp(log_probs))
-    counts = np.bincount(train[train < len(column.values)], minlength=len(column.values))
+    model.beta = float(exponents(split.model, split.tune, [ratios], [tune_labels])[0])
+    log_probs = tilted_log_probs(split.model, split.tune, [ratios], [tune_labels], np.array([model.beta]))
+    model.fit_longer(split.tune, tune_labels, np.exp(log_probs))
+    counts = np.bincount(train_labels[train_labels < len(column.values)], minlength=len(column.values))
     prior = np.log((counts + 0.5) / (counts + 0.5).sum())
     _, tune_log_probs = model.log_probs(split.tune)
     posteriors = [posterior(tune_log_probs, split.tune, prior, exponent) for exponent in LIKELIHOOD_EXPONENTS]
-    exponent = _best_exponent(posteriors, prior, tune)
+    exponent = _best_exponent(posteriors, prior, tune_labels)
     bias_log_probs, test_log_probs = model.log_probs(split.test)
     by_prefix = [posterior(test_log_probs, split.test, prior, exponent, n) for n in (*PREFIX_LENGTHS, None)]
-    classifiers = [_classifier_row("n-grams", by_prefix, test, _information(by_prefix[-1], prior, test))]
+    classifiers = [_classifier_row("n-grams", by_prefix, test_labels, _information(by_prefix[-1], prior, test_labels))]
     classifiers += _linear_classifier_rows(split, column, prior, seed)
     best = max(classifiers, key=lambda row: row["information"])
-    values, targets = split.test.repeat_per_target(test), np.arange(len(split.test.targets))
+    values, targets = split.test.repeat_per_target(test_labels), np.arange(len(split.test.targets))
     gains = test_log_probs[targets, values] - split.baseline
-    targets_per_text = len(targets) / max(1, int((test < len(prior)).sum()))  # over texts with a value
+    targets_per_text = len(targets) / max(1, int((test_labels < len(prior)).sum()))  # over texts with a value
     most = max(0.0, _gain(gains.mean()))  # a negative gain is noise
     least, entropy = min(_gain(best["information"] / targets_per_text), most), float(-(np.exp(prior) * prior).sum())
     row = {
@@ -180,7 +180,7 @@ def _linear_classifier_rows(split: Split, column: LabelColumn, prior: Floats, se
     """Return a list with the row of the linear classifier; it is empty if the column has too few or too many values."""
     if not 2 <= len(column.values) <= MAX_CLASSES:
         return []
-    _, tune, test = split.labels(column)
+    _, tune_labels, test_labels = split.labels(column)
     variable = Variable("value", "category", values=("", *column.values), counts=(0, *([1] * len(column.values))))
 
     def select(rows: Ids) -> Corpus:
@@ -193,9 +193,9 @@ def _linear_classifier_rows(split: Split, column: LabelColumn, prior: Floats, se
     prefixes = [*(test_texts.truncate(length) for length in PREFIX_LENGTHS), test_texts]
     by_prefix = [classifier(texts).log_posterior for texts in prefixes]
     tempered = [apply_temperature(exponent * tune_posterior, 1.0) for exponent in LIKELIHOOD_EXPONENTS]
-    exponent = _best_exponent(tempered, prior, tune)
-    information = _information(apply_temperature(exponent * by_prefix[-1], 1.0), prior, test)
-    return [_classifier_row("linear", by_prefix, test, information)]
+    exponent = _best_exponent(tempered, prior, tune_labels)
+    information = _information(apply_temperature(exponent * by_prefix[-1], 1.0), prior, test_labels)
+    return [_classifier_row("linear", by_prefix, test_labels, information)]
 
 
 def _information(log_posterior: Floats, prior: Floats, labels: Ids) -> float:
@@ -236,17 +236,17 @@ def _estimate_combined(split: Split, models: Sequence[tuple[LabelColumn, ValueNG
     """
     previous = _nats(rows[0]["most"])
     rows[0]["added"] = rows[0]["most"]
-    tunes, tests = zip(*(split.labels(column)[1:] for column, _ in models), strict=True)
+    all_tune_labels, all_test_labels = zip(*(split.labels(column)[1:] for column, _ in models), strict=True)
     for count in range(2, len(rows) + 1):
         strongest = [model for _, model in models[:count]]
         ratios = [model.ratios() for model in strongest]
-        beta = exponents(split.model, split.tune, ratios, tunes[:count])
-        tune = np.exp(tilted_log_probs(split.model, split.tune, ratios, tunes[:count], beta))
-        test = np.exp(tilted_log_probs(split.model, split.test, ratios, tests[:count], beta))
-        for model, tune_labels, test_labels in zip(strongest, tunes, tests, strict=False):
-            tune = model.fit_longer(split.tune, tune_labels, tune)
-            test = model.apply_longer(split.test, test_labels, test)
-        nats = float((np.log(test) - split.baseline).mean())
+        beta = exponents(split.model, split.tune, ratios, all_tune_labels[:count])
+        tune_probabilities = np.exp(tilted_log_probs(split.model, split.tune, ratios, all_tune_labels[:count], beta))
+        test_probabilities = np.exp(tilted_log_probs(split.model, split.test, ratios, all_test_labels[:count], beta))
+        for model, tune_labels, test_labels in zip(strongest, all_tune_labels, all_test_labels, strict=False):
+            tune_probabilities = model.fit_longer(split.tune, tune_labels, tune_probabilities)
+            test_probabilities = model.apply_longer(split.test, test_labels, test_probabilities)
+        nats = float((np.log(test_probabilities) - split.baseline).mean())
         rows[count - 1]["added"] = min(_gain(nats - previous), rows[count - 1]["most"])
         previous = nats
     single = sum(_nats(row["most"]) for row in rows)

@@ -179,8 +179,8 @@ def score_hypotheses(
         for batch in batches(nbest):
             utterances = nbest.utterances[batch]
             corpus = _read_hypotheses(model, utterances, contexts[batch], optional, unknown)
-            flat = np.array([-tally.nats for tally in text_tallies(model, corpus)])
-            log_probs += np.split(flat, np.cumsum([len(utterance.texts) for utterance in utterances])[:-1])
+            batch_log_probs = np.array([-tally.nats for tally in text_tallies(model, corpus)])
+            log_probs += np.split(batch_log_probs, np.cumsum([len(utterance.texts) for utterance in utterances])[:-1])
             bar.update(len(utterances))
     return ScoredNBest(nbest, tuple(log_probs))
 
@@ -281,8 +281,8 @@ def _rates(key: tuple[str, str], rows: Sequence[Row], seed: int) -> Row:
     sums = bootstrap.resampled_sums(counts, seed=seed)
     words, first, rescored, oracle = sums[0]
     if not words:
-        of = "" if key == ALL else f" of {key[0]} {key[1]!r}"
-        raise UserError(f"the references{of} have no words, so the word error rate is undefined")
+        of_group = "" if key == ALL else f" of {key[0]} {key[1]!r}"
+        raise UserError(f"the references{of_group} have no words, so the word error rate is undefined")
     gains = (sums[:, 1] - sums[:, 2]) / np.maximum(sums[:, 0], 1)
     return {
         **dict(zip(("by", "value"), key, strict=True)),
