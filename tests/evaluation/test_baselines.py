@@ -80,7 +80,7 @@ def test_naive_bayes_does_not_depend_on_the_block_size(
     corpora: tuple[Corpus, Corpus], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, tally = naive_bayes(*corpora)
-    monkeypatch.setattr(baselines, "CELLS", 7)
+    monkeypatch.setattr(baselines, "MAX_ELEMENTS", 7)
     parts, again = naive_bayes(*corpora)
     np.testing.assert_array_equal(whole.log_posterior, parts.log_posterior)
     assert again == tally

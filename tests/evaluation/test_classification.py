@@ -105,7 +105,7 @@ def test_error_messages_do_not_name_users(run: Run) -> None:
 def test_invalid_targets_are_errors(run: Run) -> None:
     for target, options, message in [
         ("town", {}, "unknown context variable 'town'"),
-        ("lat", {}, "lat is a number"),
+        ("lat", {}, "lat: expected a category, got a number"),
         ("city", {"values": ["Olso"]}, "did you mean 'Oslo'"),
         ("city", {"values": ["Oslo"]}, "city: expected at least two candidates, got 1"),
         ("city", {"priors": "flat"}, "unknown priors 'flat'"),

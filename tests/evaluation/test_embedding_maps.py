@@ -157,7 +157,7 @@ def test_agreement_equals_a_loop_over_values(measure: str, monkeypatch: pytest.M
     assert 0.2 < row["same"] < 0.95, "some but not all neighbours must agree, or the test would be weak"
     assert row["chance"] == pytest.approx(sum(names[a] == names[b] for a, b in pairs) / len(pairs))
     assert (row["values"], row["groups"], row["measure"]) == (26, 4, measure)
-    monkeypatch.setattr(embeddings, "BLOCK", 60)  # many blocks
+    monkeypatch.setattr(embeddings, "MAX_PAIRS", 60)  # many blocks
     assert embeddings.neighbour_agreement(embedded, ValueColumn("theme", names), measure) == row
 
 

@@ -175,7 +175,7 @@ def test_a_saved_model_opens_without_its_training_data(tmp_path: Path, rows: lis
     fit(tmp_path / "other", rows, 2)
     tables = tmp_path / "model" / "ngrams.safetensors"
     files.write(tables, (tmp_path / "other" / "ngrams.safetensors").read_bytes())
-    with pytest.raises(UserError, match="does not match the order and the vocabulary"):
+    with pytest.raises(UserError, match="do not match the order and the vocabulary"):
         NGram.open(tmp_path / "model")
     tables.write_bytes(tables.read_bytes()[:-1] + b"\x01")
     with pytest.raises(UserError, match="altered"):

@@ -13,7 +13,7 @@ from factorcell.data.tokenizer import WordTokenizer
 from factorcell.data.vocabulary import Vocabulary
 from factorcell.evaluation.perplexity import (
     MISSING_GROUP,
-    RANGES,
+    QUANTILE_RANGES,
     column_groups,
     evaluate,
     evaluate_by,
@@ -106,7 +106,7 @@ def test_categories_keep_their_names() -> None:
 
 def test_a_number_with_many_values_becomes_ranges_that_cover_it() -> None:
     groups = column_groups([{"year": year} for year in YEARS], "year")
-    assert len(set(groups)) == RANGES
+    assert len(set(groups)) == QUANTILE_RANGES
     assert all(low <= year <= high for year, group in zip(YEARS, groups, strict=True) for low, high in [bounds(group)])
 
 

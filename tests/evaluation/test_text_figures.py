@@ -56,5 +56,5 @@ def test_figures_of_the_same_texts_are_saved_in_one_file(tmp_path: Path) -> None
     damaged: list[dict[str, object]] = [{}, {"originals": {}}, {"originals": []}]
     for facts in damaged:
         files.save_tensors(tmp_path / "texts-ab12.safetensors", {"x below": torch.zeros(2)}, facts)
-        with pytest.raises(UserError, match="not a file of figures of texts"):
+        with pytest.raises(UserError, match="expected a file of figures per text"):
             text_figures.load(tmp_path, "ab12")

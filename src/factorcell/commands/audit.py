@@ -3,7 +3,7 @@
 import argparse
 
 from factorcell.commands import options, terminal
-from factorcell.evaluation.exposure import READERS, SIGNIFICANCE_LEVEL, SOURCES, audit
+from factorcell.evaluation.exposure import COMPLETION_SOURCES, READERS, SIGNIFICANCE_LEVEL, audit
 from factorcell.model.run import Run
 
 
@@ -26,11 +26,11 @@ def run_audit(arguments: argparse.Namespace) -> None:
             if f"{reader}_p" in row:
                 row[f"p_{reader}"] = f"{row[f'{reader}_p']:.3f}"
     columns = [name for reader in READERS for name in (reader, f"p_{reader}")]
-    terminal.show_table(result["exposure"], ("times", "canaries", *columns, *SOURCES))
+    terminal.show_table(result["exposure"], ("times", "canaries", *columns, *COMPLETION_SOURCES))
     terminal.show(
         "",
         f"exposure in bits: chance level {result['chance']:.2f}, maximum {result['most']:.2f}; "
         f"p < {SIGNIFICANCE_LEVEL:g}: statistically significant",
-        f"{', '.join(SOURCES)}: number of canaries suggested to a new user after the first half of the canary is typed",
+        f"{', '.join(COMPLETION_SOURCES)}: number of canaries suggested to a new user who typed their first half",
     )
     return None

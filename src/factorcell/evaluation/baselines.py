@@ -1,13 +1,15 @@
 """Baseline text classifiers: naive Bayes, logistic regression on hashed n-grams, and fastText.
 
-All classifiers read the token ids of a corpus, so that they see the same tokens as a language model with the same
-vocabulary. Naive Bayes is generative, with one unigram model per value:
+A classifier predicts the value v of one column for each text. All classifiers read the token ids of a corpus, and
+therefore the same tokens as a language model with the same vocabulary. Naive Bayes is a generative classifier with one
+unigram model per value:
 
     p(v | text) ~ p(v) prod_t p(w_t | v),    p(w | v) = (c_v(w) + 0.5) / sum_w' (c_v(w') + 0.5)
 
-The other two learn p(v | text) from n-gram features.
+w_t are the tokens of the text, and c_v(w) is the count of token w in the training texts with value v. The other two
+classifiers learn p(v | text) from n-gram features.
 
-Shapes: B texts, K values, V vocabulary, F n-grams of all texts, U distinct hash buckets.
+Shapes: B texts, K values, V vocabulary, N n-grams of the texts, U distinct hash buckets of these n-grams.
 """
 
 import importlib
@@ -35,15 +37,17 @@ from factorcell.model.scoring import Tally
 from factorcell.progress import progress_bar
 
 SMOOTHING = 0.5  # added to every count of naive Bayes
-EPOCHS, BATCH, RATE = 3, 64, 0.5  # linear model: passes, texts per step, initial learning rate (decays linearly to 0)
-CELLS = 1 << 25  # maximum number of weights of the linear model: buckets * values
+EPOCHS, BATCH_SIZE = 3, 64  # linear model: passes over the training texts, and texts per step
+LEARNING_RATE = 0.5  # linear model: initial learning rate, which decays linearly to 0
+MAX_BUCKETS = 1 << 20  # linear model
+MAX_ELEMENTS = 1 << 25  # maximum size of the weights (buckets * values), and of an array of naive Bayes
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 
 def with_target(config: Config, target: str) -> Config:
-    """Return the data and tokenizer options of `config` with the category `target` as the only context variable."""
+    """Return the data and tokenizer options of `config` with column `target`, a category, as the only context."""
     data = replace(config.data, context=(f"{target}:category",), user="", time="", anonymous=False)
     return Config(data=data, tokenizer=config.tokenizer)
 
@@ -57,15 +61,15 @@ def read_train_and_test(
     tokenizer: Tokenizer | None = None,
     progress: bool = False,
 ) -> tuple[Corpus, Corpus]:
-    """Read training and test texts with the category `target` as their only context variable.
+    """Read training texts from `source` and test texts from `table`, with column `target` as their only context.
 
     Raises:
-        UserError: Training has fewer than two frequent values, or no test text has one of them.
+        UserError: Fewer than two values have `min_context_count` training texts, or no test text has such a value.
     """
     config = with_target(config, target)
     check_columns(table, config.data)
     train = prepare(source, config, tokenizer=tokenizer, progress=progress)
-    if len(train.schema.variable(target).values) < 3:
+    if len(train.schema.variable(target).values) < 3:  # the first value is the unknown value
         count = config.data.min_context_count
         raise UserError(f"{target}: expected at least two values with {count} training texts each, got fewer")
     test = prepare(table, config, tokenizer=train.tokenizer, schema=train.schema, unknown="group")
@@ -76,96 +80,106 @@ def read_train_and_test(
 
 
 def naive_bayes(train: Corpus, test: Corpus, *, priors: str = "uniform") -> tuple[Classification, Tally]:
-    """Classify by Bayes' rule over smoothed unigram models; also tally the nats of the texts given their true values.
+    """Classify the texts of `test` by Bayes' rule over smoothed unigram models of `train`.
 
-    `priors` is "uniform" or "training" (the frequencies of the values in training).
+    `priors` is "uniform" or "training" (the frequencies of the values in training). Also returns the total nats of the
+    test texts given their true values.
     """
     choose("priors", priors, PRIORS)
-    names, labels, size = _names(train), _labels(train), len(train.tokenizer)
-    values = np.repeat(labels, train.lengths)
-    flat = (values * size + target_ids(train))[values >= 0]
-    counts = np.bincount(flat, minlength=len(names) * size).reshape(len(names), size) + SMOOTHING
+    names, labels, vocabulary_size = _value_names(train), _labels(train), len(train.tokenizer)
+    target_labels = np.repeat(labels, train.lengths)
+    value_and_token = (target_labels * vocabulary_size + target_ids(train))[target_labels >= 0]
+    flat_counts = np.bincount(value_and_token, minlength=len(names) * vocabulary_size)
+    counts = flat_counts.reshape(len(names), vocabulary_size) + SMOOTHING
     counts[:, train.tokenizer.specials.start] = 0  # the start token is never predicted
-    log_probs = np.log(np.where(counts > 0, counts, 1.0)).T - np.log(counts.sum(1))
-    likelihoods, test_ids, starts = np.zeros((len(test), len(names))), target_ids(test), target_offsets(test)
-    for rows in np.array_split(np.arange(len(test)), 1 + len(test_ids) * len(names) // CELLS):
+    log_probs = np.log(np.where(counts > 0, counts, 1.0)).T - np.log(counts.sum(1))  # (V, K)
+    log_likelihoods, test_ids, starts = np.zeros((len(test), len(names))), target_ids(test), target_offsets(test)
+    for rows in np.array_split(np.arange(len(test)), 1 + len(test_ids) * len(names) // MAX_ELEMENTS):
         targets = slice(starts[rows[0]], starts[rows[-1] + 1])
-        likelihoods[rows] = np.add.reduceat(log_probs[test_ids[targets]], starts[rows] - targets.start)
+        log_likelihoods[rows] = np.add.reduceat(log_probs[test_ids[targets]], starts[rows] - targets.start)
     truth = _labels(test)
     labelled = np.flatnonzero(truth >= 0)
-    tally = Tally(-float(likelihoods[labelled, truth[labelled]].sum()), int(test.lengths[labelled].sum()))
+    tally = Tally(-float(log_likelihoods[labelled, truth[labelled]].sum()), int(test.lengths[labelled].sum()))
     true_values = [names[label] if label >= 0 else None for label in truth]
     frequencies = dict(zip(names, np.bincount(labels[labels >= 0]).tolist(), strict=True))
-    result = apply_bayes_rule(names, likelihoods, test.lengths, true_values, truncated=test.truncated)
+    result = apply_bayes_rule(names, log_likelihoods, test.lengths, true_values, truncated=test.truncated)
     return result.with_priors(frequencies) if priors == "training" else result, tally
 
 
 class LinearClassifier:
-    """Logistic regression on hashed n-grams of 1 to `order` tokens, trained by Adagrad on texts with frequent values.
+    """Logistic regression on hashed n-grams of 1 to `order` tokens, trained with Adagrad on texts with frequent values.
 
-    The features of a text are its n-gram counts divided by the square root of the number of its n-grams.
+    A feature is the count of a hash bucket in a text, divided by the square root of the number of n-grams in the text.
     """
 
     def __init__(self, train: Corpus, *, order: int = 2, seed: int = 0, progress: bool = False) -> None:
         limits.check(order=order, seed=seed)
-        self.order, self.names, labels = order, _names(train), torch.from_numpy(_labels(train))
-        self.buckets = min(1 << 20, 1 << (CELLS // len(self.names)).bit_length() - 1)
-        self.weights, squares = torch.zeros(2, self.buckets, len(self.names))
-        bags, random = _Bags(train, order, self.buckets), np.random.default_rng(seed)
-        rows = np.flatnonzero(labels.numpy() >= 0)
-        steps = [batch for _ in range(EPOCHS) for batch in _batches(random.permutation(rows))]
-        for step, batch in enumerate(progress_bar(steps, desc="linear", unit="steps", show=progress)):
-            distinct, positions, starts = bags.take(batch)
-            bucket_weights = F.embedding(distinct, self.weights).requires_grad_()
+        self.order, self.names, labels = order, _value_names(train), torch.from_numpy(_labels(train))
+        max_buckets = MAX_ELEMENTS // len(self.names)
+        self.bucket_count = min(MAX_BUCKETS, 1 << max_buckets.bit_length() - 1)  # a power of two
+        self.weights, squared_gradients = torch.zeros(2, self.bucket_count, len(self.names))
+        ngrams, random = _HashedNGrams(train, order, self.bucket_count), np.random.default_rng(seed)
+        labelled = np.flatnonzero(labels.numpy() >= 0)
+        batches = [batch for _ in range(EPOCHS) for batch in _batches(random.permutation(labelled))]
+        for step, batch in enumerate(progress_bar(batches, desc="linear", unit="steps", show=progress)):
+            buckets, positions, starts = ngrams.take(batch)
+            bucket_weights = F.embedding(buckets, self.weights).requires_grad_()
             (gradient,) = torch.autograd.grad(
                 F.cross_entropy(_logits(bucket_weights, positions, starts), labels[batch]), bucket_weights
             )
-            squares[distinct] += gradient**2
-            self.weights[distinct] -= RATE * (1 - step / len(steps)) * gradient / (squares[distinct].sqrt() + 1e-8)
+            squared_gradients[buckets] += gradient**2
+            learning_rate = LEARNING_RATE * (1 - step / len(batches))
+            self.weights[buckets] -= learning_rate * gradient / (squared_gradients[buckets].sqrt() + 1e-8)
 
     def __call__(self, test: Corpus) -> Classification:
-        bags, parts = _Bags(test, self.order, self.buckets), []
+        """Classify the texts of `test`."""
+        ngrams, parts = _HashedNGrams(test, self.order, self.bucket_count), []
         for batch in _batches(np.arange(len(test))):
-            distinct, positions, starts = bags.take(batch)
-            parts.append(F.log_softmax(_logits(F.embedding(distinct, self.weights), positions, starts).double(), 1))
+            buckets, positions, starts = ngrams.take(batch)
+            parts.append(F.log_softmax(_logits(F.embedding(buckets, self.weights), positions, starts).double(), 1))
         return _classification(self.names, torch.cat(parts).numpy(), test)
 
 
 def _batches(rows: Ids) -> list[Ids]:
-    return np.array_split(rows, range(BATCH, len(rows), BATCH))
+    return np.array_split(rows, range(BATCH_SIZE, len(rows), BATCH_SIZE))
 
 
 def _logits(weights: Tensor, positions: Tensor, starts: Tensor) -> Tensor:
+    """Return the logits (B, K) of texts from the `weights` (U, K) of buckets, and the other results of `take`."""
     counts = torch.diff(starts, append=torch.tensor([len(positions)]))
     return F.embedding_bag(positions, weights, starts, mode="sum") / counts.sqrt()[:, None]
 
 
-class _Bags:
-    """The hash `buckets` (F,) of the n-grams of all texts, and the `offsets` (B + 1,) at which each text begins."""
+class _HashedNGrams:
+    """The hash `buckets` (N,) of the n-grams of a corpus, text by text, and the `offsets` (B + 1,) of the texts."""
 
-    def __init__(self, corpus: Corpus, order: int, buckets: int) -> None:
+    def __init__(self, corpus: Corpus, order: int, bucket_count: int) -> None:
         tokens, offsets = corpus.tokens.astype(np.uint64), np.asarray(corpus.offsets)
-        text = np.repeat(np.arange(len(corpus)), np.diff(offsets))
-        place = np.arange(len(tokens)) - offsets[text]
-        hashed = np.zeros(len(tokens), dtype=np.uint64)  # hash of the n-gram that ends at each token
-        buckets_of, texts = [], []
+        text_of_token = np.repeat(np.arange(len(corpus)), np.diff(offsets))
+        position_in_text = np.arange(len(tokens)) - offsets[text_of_token]
+        hashes = np.zeros(len(tokens), dtype=np.uint64)  # hash of the n-gram that ends at each token
+        buckets, texts = [], []
         for length in range(1, order + 1):
-            hashed[1:] = hashed[:-1]
-            hashed = extend_hashes(hashed, tokens + np.uint64(length), shift=32)
-            inside = place >= length - 1
-            buckets_of.append((hashed[inside] % np.uint64(buckets)).astype(np.int64))
-            texts.append(text[inside])
+            hashes[1:] = hashes[:-1]
+            hashes = extend_hashes(hashes, tokens + np.uint64(length), shift=32)
+            is_in_text = position_in_text >= length - 1  # whether the n-gram begins in the same text
+            buckets.append((hashes[is_in_text] % np.uint64(bucket_count)).astype(np.int64))
+            texts.append(text_of_token[is_in_text])
         text_of_ngram = np.concatenate(texts)
-        self.buckets = np.concatenate(buckets_of)[np.argsort(text_of_ngram, kind="stable")]
+        self.buckets = np.concatenate(buckets)[np.argsort(text_of_ngram, kind="stable")]
         self.offsets = np.append(0, np.cumsum(np.bincount(text_of_ngram, minlength=len(corpus))))
 
     def take(self, texts: Ids) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the distinct buckets (U,) of `texts` (B,), each n-gram's position among them (F,), and starts (B,)."""
+        """Return the n-grams of `texts` (B,) in the form that `torch.nn.functional.embedding_bag` reads.
+
+        The distinct buckets (U,), the position of each n-gram's bucket among them (N,), and the index of the first
+        n-gram of each text (B,).
+        """
         counts = self.offsets[texts + 1] - self.offsets[texts]
         starts = np.cumsum(counts) - counts
-        index = np.repeat(self.offsets[texts] - starts, counts) + np.arange(counts.sum())
-        distinct, positions = np.unique(self.buckets[index], return_inverse=True)
-        return torch.from_numpy(distinct), torch.from_numpy(positions), torch.from_numpy(starts)
+        ngrams = np.repeat(self.offsets[texts] - starts, counts) + np.arange(counts.sum())
+        buckets, positions = np.unique(self.buckets[ngrams], return_inverse=True)
+        return torch.from_numpy(buckets), torch.from_numpy(positions), torch.from_numpy(starts)
 
 
 class FastTextClassifier:
@@ -178,7 +192,7 @@ class FastTextClassifier:
         except ImportError:
             hint = "pip install 'factorcell[fasttext]'"
             raise UserError(f"fastText is not installed; install the extra: {hint}") from None
-        self.names, labels = _names(train), _labels(train)
+        self.names, labels = _value_names(train), _labels(train)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "train.txt"
             texts = zip(labels, _lines(train), strict=True)
@@ -189,26 +203,30 @@ class FastTextClassifier:
             )
 
     def __call__(self, test: Corpus) -> Classification:
+        """Classify the texts of `test`; a value that fastText does not return has probability 0."""
         log_posterior = np.full((len(test), len(self.names)), -np.inf)
-        for row, (labels, p) in enumerate(zip(*self.model.predict(_lines(test), k=-1), strict=True)):
-            log_posterior[row, [int(label.removeprefix("__label__")) for label in labels]] = np.log(p)
+        all_labels, all_probabilities = self.model.predict(_lines(test), k=-1)
+        for row, (labels, probabilities) in enumerate(zip(all_labels, all_probabilities, strict=True)):
+            log_posterior[row, [int(label.removeprefix("__label__")) for label in labels]] = np.log(probabilities)
         return _classification(self.names, log_posterior, test)
 
 
 def _lines(corpus: Corpus) -> list[str]:
+    """Return each text as its token ids, separated by spaces."""
     return [" ".join(map(str, text.tolist())) for text in np.split(corpus.tokens, corpus.offsets[1:-1])]
 
 
-def _names(corpus: Corpus) -> tuple[str, ...]:
+def _value_names(corpus: Corpus) -> tuple[str, ...]:
+    """Return the frequent values (K) of the target column, without the unknown value."""
     return corpus.schema.categories[0].values[1:]
 
 
 def _labels(corpus: Corpus) -> Ids:
-    """Return the index of the value of each text (B,), -1 for a rare or missing value."""
+    """Return the index of each text's value in `_value_names` (B,), -1 for a rare or missing value."""
     return np.maximum(corpus.categories[:, 0].astype(np.int64) - 1, -1)
 
 
 def _classification(names: tuple[str, ...], log_posterior: Floats, test: Corpus) -> Classification:
-    """Return a classification from the log posteriors of a discriminative model; they are also the detection scores."""
+    """Return a classification with `log_posterior` (B, K) of a discriminative model, also as its detection scores."""
     distractor = np.zeros(len(test), dtype=bool)
     return Classification(names, log_posterior, log_posterior, _labels(test), distractor, truncated=test.truncated)

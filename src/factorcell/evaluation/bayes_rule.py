@@ -2,11 +2,12 @@
 
     p(candidate | text) ~ p(text | candidate) ** (1 / T) p(candidate)                       (TACL 2018, equation 7)
 
-A language model treats each token as independent evidence, so its posterior is usually overconfident; a temperature T
-above 1 corrects that (Guo et al. 2017). The prior is not tempered. With a uniform prior, T does not change predictions.
+The posterior of a language model is usually overconfident, because Bayes' rule counts each token as independent
+evidence. A temperature T above 1 reduces the confidence (Guo et al. 2017). T does not change the prior; with a uniform
+prior, T does not change predictions.
 
-The calibration error is the mean of |accuracy - confidence| over bins of the probability of the predicted value,
-weighted by the number of texts per bin.
+The confidence of a prediction is the posterior probability of the predicted candidate. The calibration error is the
+mean of |accuracy - mean confidence| over bins of texts with similar confidence, weighted by the numbers of texts.
 
 Shapes: B texts, K candidates.
 """
@@ -38,19 +39,21 @@ class Classification:
     Attributes:
         names: The candidates (K).
         log_posterior: log p(candidate given text) in nats (B, K).
-        detection_score: Minus the perplexity, z-normalized over the candidates (B, K).
+        detection_score: Minus the perplexity of each text given each candidate, as z-scores over the candidates (B, K);
+            the AUC of a candidate ranks the texts by this score.
         truth: The index of the true candidate of each text (B,), -1 if unknown.
-        is_distractor: Whether the value of the text is a distractor (B,).
-        is_missing: Whether the text has no value (B,).
-        training_prior_predictions: The predictions with the training frequencies as priors (B,).
+        is_distractor: Whether the true value of each text is a distractor (B,). A distractor is not a candidate; its
+            texts count as negatives in the AUC.
+        is_missing: Whether each text has no true value (B,).
+        training_prior_predictions: The predicted candidates (B,) if the training frequencies are the priors.
         key: A digest of the texts and candidates.
         log_prior: The log priors (K,); None if they are uniform.
-        temperature: The temperature of the evidence.
-        untempered_log_posterior: `log_posterior` before the temperature was applied (B, K).
-        truncated: Whether the text was cut after `max_tokens` tokens (B,).
+        temperature: The temperature T, by which the log likelihoods were divided.
+        untempered_log_posterior: `log_posterior` at temperature 1 (B, K); None if no temperature was applied.
+        truncated: Whether each text was cut after `max_tokens` tokens (B,).
 
     References:
-        Jaech and Ostendorf, TACL 2018, equation 7; the detection score is from the paper of 2017.
+        Jaech and Ostendorf, TACL 2018, equation 7. The detection score is from their paper of 2017.
     """
 
     names: tuple[str, ...]
@@ -85,7 +88,7 @@ class Classification:
     def rows(self) -> list[Row]:
         """Return one row per text: `row` (from zero), `predicted`, `true` (or None) and `probabilities` by candidate.
 
-        If it is known, `truncated` is true for texts of which only the first `max_tokens` tokens were read.
+        Rows also have `truncated` (whether only the first `max_tokens` tokens were read) unless this is unknown.
         """
         rows = []
         for row, (predicted, probabilities) in enumerate(zip(self.predicted, self.probabilities, strict=True)):
@@ -98,7 +101,10 @@ class Classification:
         return rows
 
     def with_priors(self, priors: Mapping[str, float]) -> "Classification":
-        """Return this classification, which must have a uniform prior and temperature 1, with other priors."""
+        """Return a copy with the prior probabilities `priors`, which need not sum to 1.
+
+        Raises a `UserError` unless this classification has a uniform prior and temperature 1.
+        """
         if self.log_prior is not None or self.untempered_log_posterior is not None:
             raise UserError("priors: expected a classification with a uniform prior and temperature 1")
         weights = np.array([priors[name] for name in self.names])
@@ -108,30 +114,30 @@ class Classification:
         return replace(self, log_posterior=posterior, log_prior=log_prior)
 
     def at_temperature(self, temperature: float) -> "Classification":
-        """Return this classification with the log likelihoods divided by `temperature`."""
+        """Return a copy whose log likelihoods are divided by `temperature`."""
         posterior = apply_temperature(self.log_posterior, temperature, self.log_prior)
         return replace(
             self, log_posterior=posterior, temperature=temperature, untempered_log_posterior=self.log_posterior
         )
 
     def fitted_temperature(self) -> float:
-        """Return the temperature that minimizes the nats of the true values."""
+        """Return the temperature that minimizes the nats of the true candidates, -log p(true candidate | text)."""
         is_labelled = self.truth >= 0
         return fit_temperature(self.log_posterior[is_labelled], self.truth[is_labelled], self.log_prior)
 
     def confusion(self) -> NDArray[np.int64]:
         """Return the confusion matrix (K, K): counts by true value (rows) and predicted value (columns)."""
         is_labelled, size = self.truth >= 0, len(self.names)
-        flat = np.bincount(self.truth[is_labelled] * size + self.predicted[is_labelled], minlength=size * size)
-        counts: NDArray[np.int64] = flat.reshape(size, size)
+        cells = self.truth[is_labelled] * size + self.predicted[is_labelled]
+        counts: NDArray[np.int64] = np.bincount(cells, minlength=size * size).reshape(size, size)
         return counts
 
     def metrics(self) -> Row:
-        """Return accuracy, macro F1, mean AUC and calibration, and for each value count, precision, recall, F1 and AUC.
+        """Return accuracy, macro F1, mean AUC and calibration error; `values` has a row of metrics for each candidate.
 
-        `majority` is the accuracy of always predicting the majority class. `left_out` counts the texts without a
-        candidate as true value: `left_out_missing` have no value, `left_out_other` have another value. Metrics over
-        zero texts are NaN.
+        `majority` is the accuracy of always predicting the majority class. `left_out` is the number of texts that the
+        metrics omit: `left_out_missing` of them have no true value, `left_out_other` have a true value that is neither
+        a candidate nor a distractor. A metric over zero texts is NaN.
         """
         counts, is_labelled = self.confusion(), self.truth >= 0
         correct, true, predicted = np.diag(counts), counts.sum(1), counts.sum(0)
@@ -164,8 +170,8 @@ class Classification:
             **row,
             "majority": _ratio(true.max(), counts.sum()),
             "majority_value": self.names[int(true.argmax())] if counts.sum() else None,
-            "macro_f1": _mean([value["f1"] for value in present]),
-            "auc": _mean([value["auc"] for value in present]),
+            "macro_f1": _nan_mean([value["f1"] for value in present]),
+            "auc": _nan_mean([value["auc"] for value in present]),
             **self._calibration(),
             "values": values,
         }
@@ -186,33 +192,33 @@ class Classification:
 
 def apply_bayes_rule(
     names: Sequence[str],
-    likelihoods: Floats,
+    log_likelihoods: Floats,
     lengths: NDArray[np.int64],
     truth: Sequence[str | None],
     distractors: Sequence[str] = (),
     truncated: NDArray[np.bool_] | None = None,
 ) -> Classification:
-    """Apply Bayes' rule with a uniform prior.
+    """Classify texts by Bayes' rule with a uniform prior.
 
     Args:
         names: The candidates (K).
-        likelihoods: log p(text given candidate) in nats (B, K).
+        log_likelihoods: log p(text given candidate) in nats (B, K).
         lengths: The number of targets of each text (B,).
         truth: The true value of each text (B,), None if it has none.
         distractors: Values that are not candidates, whose texts count as negatives in the AUC.
         truncated: Whether each text was cut (B,).
     """
-    score = z_scores(-np.exp(-likelihoods / np.maximum(1, lengths)[:, None]))
-    index_of = {name: number for number, name in enumerate(names)}
+    score = z_scores(-np.exp(-log_likelihoods / np.maximum(1, lengths)[:, None]))
+    index_of = {name: index for index, name in enumerate(names)}
     true_indices = np.array([-1 if name is None else index_of.get(name, -1) for name in truth], dtype=np.int64)
     distractor = np.isin(np.array(truth, dtype=object), list(distractors))
     return Classification(
-        tuple(names), apply_temperature(likelihoods, 1.0), score, true_indices, distractor, truncated=truncated
+        tuple(names), apply_temperature(log_likelihoods, 1.0), score, true_indices, distractor, truncated=truncated
     )
 
 
 def text_accuracies(result: Classification) -> TextSums:
-    """Return the contribution of every text to the accuracy."""
+    """Return the contribution of every text to the accuracy of a classification."""
     return accuracy_sums(result.key, result.predicted == result.truth, result.truth >= 0)
 
 
@@ -227,13 +233,13 @@ def _ratio(count: Any, total: Any) -> float:
     return float(count / total) if total else math.nan
 
 
-def _mean(values: Sequence[float]) -> float:
+def _nan_mean(values: Sequence[float]) -> float:
     known = [value for value in values if not math.isnan(value)]
     return sum(known) / len(known) if known else math.nan
 
 
 def calibration_error(probabilities: Floats, truth: NDArray[np.int64]) -> float:
-    """Return the expected calibration error of `probabilities` (B, K) for the true candidates `truth` (B,)."""
+    """Return the calibration error of the posterior `probabilities` (B, K) for the true candidates `truth` (B,)."""
     if not len(truth):
         return math.nan
     confidence, correct = probabilities.max(1), probabilities.argmax(1) == truth
@@ -248,27 +254,32 @@ def value_nats(log_posterior: Floats, truth: NDArray[np.int64]) -> float:
 
 
 def apply_temperature(log_posterior: Floats, temperature: float, log_prior: Floats | None = None) -> Floats:
-    """Divide the log likelihoods in `log_posterior` (B, K) by `temperature`, leave the prior as it is, normalize."""
-    prior = _finite(log_prior)
-    flat = (log_posterior - prior) / temperature + prior
-    top = flat.max(1, keepdims=True)
-    return np.asarray(flat - top - np.log(np.exp(flat - top).sum(1, keepdims=True)))
+    """Return `log_posterior` (B, K), normalized, with its log likelihoods divided by `temperature`, but not its prior.
+
+    `log_prior` (K,) is the prior that `log_posterior` contains; None if it is uniform.
+    """
+    prior = _finite_log_prior(log_prior)
+    joint = (log_posterior - prior) / temperature + prior
+    top = joint.max(1, keepdims=True)
+    return np.asarray(joint - top - np.log(np.exp(joint - top).sum(1, keepdims=True)))
 
 
 def fit_temperature(log_posterior: Floats, truth: NDArray[np.int64], log_prior: Floats | None = None) -> float:
-    """Return the temperature that minimizes the nats of the true values (1 for no texts), by bisection.
+    """Find by bisection the temperature T that minimizes the nats of the true candidates; 1 without texts.
 
-    The nats are convex in 1 / T; their slope is the posterior mean of the evidence minus that of the true value.
+    The nats are convex in 1 / T. Their slope is the posterior mean of the log likelihood minus the log likelihood of
+    the true candidate.
     """
     if not len(truth):
         return 1.0
-    evidence = log_posterior - _finite(log_prior)
-    true_evidence = evidence[np.arange(len(truth)), truth]
-    finite = np.where(np.isneginf(evidence), 0.0, evidence)  # impossible values have posterior 0
+    log_likelihood = log_posterior - _finite_log_prior(log_prior)  # up to a constant of each text
+    true_log_likelihood = log_likelihood[np.arange(len(truth)), truth]
+    # The posterior of an impossible candidate is 0; replacing its infinite log likelihood avoids 0 * infinity.
+    finite_log_likelihood = np.where(np.isneginf(log_likelihood), 0.0, log_likelihood)
 
-    def slope(inverse: float) -> float:
-        posterior = np.exp(apply_temperature(log_posterior, 1 / inverse, log_prior))
-        return float(((posterior * finite).sum(1) - true_evidence).mean())
+    def slope(inverse_temperature: float) -> float:
+        posterior = np.exp(apply_temperature(log_posterior, 1 / inverse_temperature, log_prior))
+        return float(((posterior * finite_log_likelihood).sum(1) - true_log_likelihood).mean())
 
     low, high = 1 / MAX_TEMPERATURE, 1 / MIN_TEMPERATURE
     for _ in range(BISECTION_STEPS):
@@ -277,6 +288,6 @@ def fit_temperature(log_posterior: Floats, truth: NDArray[np.int64], log_prior: 
     return float(1 / np.sqrt(low * high))
 
 
-def _finite(log_prior: Floats | None) -> Floats:
-    """Return the log priors, with 0 for impossible values, whose log posterior is minus infinity already."""
+def _finite_log_prior(log_prior: Floats | None) -> Floats:
+    """Return the log priors, with 0 for impossible candidates, whose log posterior is minus infinity already."""
     return np.zeros(1) if log_prior is None else np.where(np.isneginf(log_prior), 0.0, log_prior)

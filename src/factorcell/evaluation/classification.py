@@ -1,8 +1,9 @@
 """Generative classification: choose the context that maximizes p(text given context) p(context) (TACL 2018, eq. 7).
 
 Candidates are the values of a categorical variable, or named points of numeric variables, such as cities. The softmax
-is exact, or computed over sampled tokens, which are the same for all texts and candidates: the logit of a sampled token
-is corrected by the log probability that it is sampled (Jean et al. 2015). The proposal distribution is one of
+is exact, or computed over a sample of the vocabulary, which is the same for all texts and candidates. Then the log
+probability that the sample contains a token is subtracted from the logit of the token (Jean et al. 2015). Tokens are
+sampled from one of two distributions:
 
     unigram    the frequency of tokens as targets in training, as in the papers (thesis 2018, sections 3.4 and 4.3)
     rank       a function of the rank in the vocabulary, which is sorted by frequency
@@ -39,7 +40,7 @@ from factorcell.progress import progress_bar
 
 Row = dict[str, Any]
 Floats = NDArray[np.float64]
-ACCURACY_REASON = "the accuracy is computed over texts with a value"  # why a table must have labels
+ACCURACY_REASON = "the accuracy is computed over texts with a value"  # why `require_labels` rejects a table
 EARTH_RADIUS = 6371.0088  # km
 
 
@@ -58,17 +59,19 @@ def log_likelihoods(
     Args:
         run: An adapted run.
         corpus: The texts, as `run` has prepared them.
-        candidates: Dicts from variable to value (K), such as `{"stars": "5"}`; each text keeps its other variables.
-        samples: The number of sampled tokens of the softmax; 0 computes the exact softmax.
-        seed: The seed of the sampled tokens.
-        proposal: The distribution of the sampled tokens: "rank" or "unigram".
+        candidates: A dict from variable to value for each candidate (K), such as `{"stars": "5"}`. For variables that
+            the dict lacks, each text keeps its own values.
+        samples: The number of tokens that are sampled from the vocabulary for the softmax; 0 computes the exact one.
+        seed: The seed of the sample.
+        proposal: The distribution to sample from: "unigram" (training frequencies) or "rank" (vocabulary ranks).
         progress: Whether to show a progress bar.
 
     Returns:
         The log likelihoods in nats (B, K).
 
     Raises:
-        UserError: The run is not adapted (all candidates would be equally likely), or a candidate is not valid.
+        UserError: The run is not adapted (all candidates would be equally likely), or a candidate has an unknown
+            variable or value.
     """
     limits.check(samples=samples, seed=seed)
     choose("proposal", proposal, PROPOSALS)
@@ -78,16 +81,16 @@ def log_likelihoods(
         hint = "all contexts give a text the same probability; use an adapted run"
         raise UserError(f"{run.folder.name} is not adapted: {hint}")
     sampled = draw_samples(run, samples, seed, proposal) if samples else None
-    columns = [_candidate(run, candidate) for candidate in candidates]
+    columns = [_encode_candidate(run, candidate) for candidate in candidates]
     result = np.zeros((len(corpus), len(candidates)))
-    others = _other_variables(run, corpus, candidates[0])
+    others = _other_values(run, corpus, candidates[0])
     is_shared = not (corpus.bags or corpus.vectors) and len(np.unique(others, axis=0)) == 1
     shared = None
     bar = progress_bar(total=result.size, desc="classifying", unit="likelihoods", show=progress)
     with bar, run.scoring():
         if is_shared:  # texts differ in the candidates' variables only, so each candidate is conditioned on once
             context = corpus.context(np.zeros(1, dtype=np.int64)).to(run.device)
-            shared = run.model.condition(_contexts(context, columns))
+            shared = run.model.condition(_candidate_contexts(context, columns))
         for rows in corpus.batches(max(1, TOKENS // min(len(candidates), 64))):
             batch = run.batch(corpus, rows)
             width = max(1, TOKENS // (batch.tokens.shape[1] * len(rows)))  # candidates per batch
@@ -101,7 +104,10 @@ def log_likelihoods(
 
 
 def draw_samples(run: Run, count: int, seed: int = 0, proposal: str = "rank") -> Samples:
-    """Sample `count` tokens with replacement; `UserError` for "unigram" if the run has no saved token counts."""
+    """Draw `count` tokens of the vocabulary with replacement.
+
+    Raises a `UserError` for the proposal "unigram" if the run has no saved token counts.
+    """
     memory.check(24 * count, f"{count:,} samples")  # 24 bytes per sample
     if proposal == "unigram":
         counts = run.unigram_counts().clamp(min=1)  # a token that was never a target has count 1
@@ -121,33 +127,34 @@ def _candidate_nats(
     conditioning: Conditioning | None,
     samples: Samples | None,
 ) -> Floats:
-    """Return the nats (B, K) of a batch of B texts given each of K candidates, computed as one batch of B x K texts."""
+    """Return the nats (B, K) of B texts given each of K candidates, computed as one batch of B * K texts."""
     texts, count = len(batch.rows), len(columns)
     context_of = torch.arange(count, device=run.device).repeat(texts)
-    contexts = _contexts(batch.context, columns)
+    contexts = _candidate_contexts(batch.context, columns)
     if conditioning is None:
         distinct, context_of = contexts.distinct()
         conditioning = run.model.condition(distinct)
     repeated = torch.arange(texts, device=run.device).repeat_interleave(count)
-    wide = Batch(batch.tokens[repeated], batch.lengths[repeated], contexts, batch.rows[repeated])
+    repeated_batch = Batch(batch.tokens[repeated], batch.lengths[repeated], contexts, batch.rows[repeated])
     per_text = conditioning.select(context_of)
-    nats = (
-        run.model(wide, per_text) if samples is None else run.model.sampled_nats(wide, samples, conditioning=per_text)
-    )
+    if samples is None:
+        nats = run.model(repeated_batch, per_text)
+    else:
+        nats = run.model.sampled_nats(repeated_batch, samples, conditioning=per_text)
     summed: Floats = nats.double().sum(1).view(texts, count).cpu().numpy()
     return summed
 
 
-def _candidate(run: Run, candidate: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """Return the categories (C,) and numbers (N,) of a candidate, with -2 and infinity for unset variables."""
+def _encode_candidate(run: Run, candidate: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """Return the categories (C,) and numbers (N,) of a candidate, with -2 and infinity for variables that it lacks."""
     categories = torch.full((len(run.schema.categories),), -2)
     numbers = torch.full((len(run.schema.numbers),), torch.inf)
     for name, value in candidate.items():
         variable = run.schema.variable(name)
         if variable.kind == "category":
-            name = category_name(value)
-            _choose_value(run, variable, name, variable.values)
-            categories[run.schema.categories.index(variable)] = variable.values.index(name)
+            category = category_name(value)
+            _check_value(run, variable, category, variable.values)
+            categories[run.schema.categories.index(variable)] = variable.values.index(category)
         elif variable in run.schema.numbers:
             number = to_number(value)
             if number is None:
@@ -158,21 +165,21 @@ def _candidate(run: Run, candidate: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     return categories.to(run.device), numbers.to(run.device)
 
 
-def _contexts(context: Context, columns: list[tuple[Tensor, Tensor]]) -> Context:
-    """Return the contexts of B texts with the variables of K candidates (B x K rows, candidates vary fastest)."""
+def _candidate_contexts(context: Context, columns: list[tuple[Tensor, Tensor]]) -> Context:
+    """Return B * K contexts: for each of B texts in turn, its context with the values of each of K candidates."""
     categories = torch.stack([column[0] for column in columns]).repeat(len(context), 1)
     numbers = torch.stack([column[1] for column in columns]).repeat(len(context), 1)
     rows = torch.arange(len(context), device=categories.device)
-    wide = context.select(rows.repeat_interleave(len(columns)))
+    repeated_contexts = context.select(rows.repeat_interleave(len(columns)))
     return replace(
-        wide,
-        categories=torch.where(categories == -2, wide.categories, categories),
-        numbers=torch.where(numbers == torch.inf, wide.numbers, numbers),
+        repeated_contexts,
+        categories=torch.where(categories == -2, repeated_contexts.categories, categories),
+        numbers=torch.where(numbers == torch.inf, repeated_contexts.numbers, numbers),
     )
 
 
-def _other_variables(run: Run, corpus: Corpus, candidate: Mapping[str, Any]) -> NDArray[Any]:
-    """Return the categories and numbers of all texts for the variables that a candidate does not set."""
+def _other_values(run: Run, corpus: Corpus, candidate: Mapping[str, Any]) -> NDArray[Any]:
+    """Return the categories and numbers of all texts for the variables that a candidate lacks, one row per text."""
     categories = [i for i, variable in enumerate(run.schema.categories) if variable.name not in candidate]
     numbers = [i for i, variable in enumerate(run.schema.numbers) if variable.name not in candidate]
     return np.concatenate([corpus.categories[:, categories], corpus.numbers[:, numbers]], axis=1)
@@ -195,20 +202,21 @@ def classify(
 ) -> Classification:
     """Classify texts by the values of a categorical variable.
 
-    Texts need not have a value of the variable. They are cut after `max_tokens` tokens, as in training.
+    A text need not have a true value of the variable. It is cut after `max_tokens` tokens, as in training.
 
     Args:
         run: An adapted run.
         source: The texts, with the other context columns of the run.
         target: The name of the variable.
-        values: The candidates; by default all values. Texts with other values are omitted from the metrics.
-        distractors: Other values, whose texts count as negatives in the AUC.
+        values: The candidates; by default all values of the variable. The metrics omit texts with other values.
+        distractors: Values that are not candidates, whose texts count as negatives in the AUC.
         priors: "uniform" or "training" (the frequencies in training); `Classification.with_priors` accepts others.
-        unknown: How to read context values that training never saw: "error", "group" or "expected".
-        samples: The number of sampled tokens of the softmax; 0 computes the exact softmax.
-        seed: The seed of the sampled tokens.
-        proposal: The distribution of the sampled tokens: "rank" or "unigram".
-        calibrate: A table with true values, on which the temperature of the evidence is fitted.
+        unknown: How to read context values that training never saw: "error" (raise), "group" (as the unknown value) or
+            "expected" (as the expected value).
+        samples: The number of tokens that are sampled from the vocabulary for the softmax; 0 computes the exact one.
+        seed: The seed of the sample.
+        proposal: The distribution to sample from: "unigram" (training frequencies) or "rank" (vocabulary ranks).
+        calibrate: A table of texts with true values, on which the temperature of the posterior is fitted.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -221,12 +229,12 @@ def classify(
         Jaech and Ostendorf, TACL 2018, equation 7.
     """
     if run.schema.variable(target) in run.schema.numbers:
-        raise UserError(f"{target} is a number; classify it by named points (--points)")
+        raise UserError(f"{target}: expected a category, got a number; classify it by named points (--points)")
     variable = category_variable(run.schema, target)
     names = distinct_category_names(values, "values") or list(variable.values[1:])
     distractors = distinct_category_names(distractors, "distractors")
     for name in names:
-        _choose_value(run, variable, name, variable.values[1:])
+        _check_value(run, variable, name, variable.values[1:])
     if (count := len({*names, *distractors})) < 2:
         raise UserError(f"{target}: expected at least two candidates, got {count}")
     if calibrate is not None:
@@ -264,15 +272,15 @@ def _classify_uniformly(
     """Classify the texts of a table with a uniform prior at temperature 1."""
     corpus = run.prepare(source, unknown=unknown, optional=(target,), progress=options["progress"])
     column = run.schema.variable(target).source_column
-    truth = _names(source, column) if column in open_table(source).columns else [None] * len(corpus)
+    truth = _read_category_names(source, column) if column in open_table(source).columns else [None] * len(corpus)
     likelihoods = log_likelihoods(run, corpus, [{target: name} for name in names], **options)
     missing = np.array([name is None for name in truth], dtype=bool)
     result = apply_bayes_rule(names, likelihoods, corpus.lengths, truth, distractors, corpus.truncated)
     return replace(result, is_missing=missing, key=texts_digest(corpus, target, *names))
 
 
-def _choose_value(run: Run, variable: Variable, name: str, valid: Sequence[str]) -> None:
-    """Raise a `UserError` unless `name` is one of the `valid` values; the message does not list names of users."""
+def _check_value(run: Run, variable: Variable, name: str, valid: Sequence[str]) -> None:
+    """Raise a `UserError` unless `name` is one of the `valid` values; its message does not list names of users."""
     if variable.source_column != run.config.data.user:
         choose(f"value of {variable.name}", name, valid)
     elif name not in valid:
@@ -280,7 +288,7 @@ def _choose_value(run: Run, variable: Variable, name: str, valid: Sequence[str])
 
 
 def category_variable(schema: ContextSchema, target: str) -> Variable:
-    """Return the variable `target`; `UserError` unless it is a category."""
+    """Return the variable `target`; raise a `UserError` unless it is a category."""
     variable = schema.variable(target)
     if variable.kind != "category":
         raise UserError(f"{target}: expected a category, got a variable of kind {variable.kind}")
@@ -288,16 +296,20 @@ def category_variable(schema: ContextSchema, target: str) -> Variable:
 
 
 def require_labels(source: Any, variable: Variable, names: Sequence[str], config: DataConfig, reason: str) -> None:
-    """Raise a `UserError` that states the `reason` unless a text of `source` has one of the values `names`."""
+    """Raise a `UserError` unless at least one text of `source` has one of the values `names` of `variable`.
+
+    `reason` says why the caller needs true values; it ends the message.
+    """
     table = open_table(source)
     if variable.source_column not in table.columns:
         raise UserError(f"{table.missing_column_error(variable.source_column).message}; {reason}")
-    if set(names).isdisjoint(_names(source, variable.source_column)):
+    if set(names).isdisjoint(_read_category_names(source, variable.source_column)):
         values = f"any of {len(names):,} users" if variable.source_column == config.user else format_names(names)
         raise UserError(f"{table.name}: no text has a candidate value of {variable.name} ({values}); {reason}")
 
 
-def _names(source: Any, column: str) -> list[str | None]:
+def _read_category_names(source: Any, column: str) -> list[str | None]:
+    """Return the value of each row of a table in `column`, None where it is missing."""
     return [category_name_or_none(value) for chunk in open_table(source).chunks([column]) for value in chunk[column]]
 
 
@@ -316,27 +328,29 @@ def classify_points(
 ) -> Classification:
     """Classify texts by named points of numeric variables, such as cities.
 
-    The true point of a text is the nearest one. The distance is the great-circle distance in km if the points are
-    latitude and longitude, else the Euclidean distance in standard deviations (along the shorter arc for periodic
-    variables).
+    The true point of a text is the point nearest to the text's own coordinates. Distances are great-circle distances in
+    km if the two variables are latitude and longitude. Otherwise they are Euclidean distances in standard deviations;
+    differences of a periodic variable are taken along the shorter arc.
 
     Args:
         run: An adapted run.
         source: The texts.
         points: A dict from variable to value for each name, such as `{"Oslo": {"lat": 59.9, "lon": 10.7}}`.
-        within: Texts farther than this from all points are omitted from the metrics, as are texts without coordinates.
+        within: The maximum distance of a text to its true point. The metrics omit texts that are farther from all
+            points, and texts without coordinates.
         truth: The names of the true points (B,), None where unknown; by default the nearest points.
-        unknown: How to read context values that training never saw: "error", "group" or "expected".
-        samples: The number of sampled tokens of the softmax; 0 computes the exact softmax.
-        seed: The seed of the sampled tokens.
-        proposal: The distribution of the sampled tokens: "rank" or "unigram".
+        unknown: How to read context values that training never saw: "error" (raise), "group" (as the unknown value) or
+            "expected" (as the expected value).
+        samples: The number of tokens that are sampled from the vocabulary for the softmax; 0 computes the exact one.
+        seed: The seed of the sample.
+        proposal: The distribution to sample from: "unigram" (training frequencies) or "rank" (vocabulary ranks).
         progress: Whether to show a progress bar.
 
     Returns:
         The classification.
 
     Raises:
-        UserError: A point does not have a value for each of the same numeric variables of the run.
+        UserError: There are no points, or the points do not all have values of the same numeric variables of the run.
     """
     limits.check(within=within)
     if not points:
@@ -366,7 +380,7 @@ def classify_points(
 
 
 def point_distances(texts: Floats, points: Floats, variables: Sequence[str], run: Run) -> Floats:
-    """Return the distances (B, K) from `texts` (B, N) to `points` (K, N), in km for latitude and longitude."""
+    """Return the distances (B, K) from `texts` (B, N) to `points` (K, N) as `classify_points` defines them."""
     if [name[:3].lower() for name in variables] == ["lat", "lon"]:
         return great_circle_distances(texts, points)
     schema_variables = [run.schema.variable(name) for name in variables]
@@ -380,7 +394,7 @@ def point_distances(texts: Floats, points: Floats, variables: Sequence[str], run
 def great_circle_distances(first: Floats, second: Floats) -> Floats:
     """Return the great-circle distances (B, K) in km of `first` (B, 2) and `second` (K, 2), in degrees (lat, lon)."""
     a, b = np.radians(first)[:, None], np.radians(second)[None]
-    half = np.sin((a - b) / 2) ** 2
-    chord = half[..., 0] + np.cos(a[..., 0]) * np.cos(b[..., 0]) * half[..., 1]
-    result: Floats = 2 * EARTH_RADIUS * np.arcsin(np.sqrt(np.minimum(1.0, chord)))
+    haversines = np.sin((a - b) / 2) ** 2
+    haversine_of_angle = haversines[..., 0] + np.cos(a[..., 0]) * np.cos(b[..., 0]) * haversines[..., 1]
+    result: Floats = 2 * EARTH_RADIUS * np.arcsin(np.sqrt(np.minimum(1.0, haversine_of_angle)))
     return result

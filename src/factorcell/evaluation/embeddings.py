@@ -2,8 +2,9 @@
 
     shift(w) = log p(w | h = 0, c) - log p(w | h = 0, c')
 
-is the change of the softmax bias by context c against context c' (by default the expected context). It includes the
-low-rank bias Q c of TACL 2018 (table 5) and all other adapted biases.
+is the change of the log probability of token w from context c' (by default the expected context) to context c, for a
+hidden state h of zero. Only the softmax bias depends on the context here: the low-rank bias Q c of TACL 2018 (table 5)
+and all other adapted biases.
 
 Shapes: N values, M selected values, k embedding, V vocabulary.
 """
@@ -29,10 +30,10 @@ from factorcell.model.adapters import weight_adapters
 from factorcell.model.run import Run
 from factorcell.progress import progress_bar
 
-SIGMA = 1.5  # half axes of an ellipse in standard deviations (TACL 2018, figure 6)
+HALF_AXIS = 1.5  # half axes of an ellipse in standard deviations (TACL 2018, figure 6)
 MIN_VALUES = 3  # minimum number of values for a map, an ellipse and the agreement of neighbours
-FOLDS = 5
-BLOCK = 1 << 22  # maximum number of pairs of values that are compared at once
+FOLDS = 5  # of the cross-validation
+MAX_PAIRS = 1 << 22  # maximum number of pairs of values that are compared at once
 VALUE_COLUMN_KINDS = ("category", "number")
 
 Row = dict[str, Any]
@@ -43,8 +44,8 @@ Floats = NDArray[np.float64]
 class Embeddings:
     """The embeddings `vectors` (N, k) of the `values` of one variable, most frequent first, without the unknown value.
 
-    `counts` (N,) are the numbers of training texts, `source` is the column. If the values are users (`are_users`),
-    error messages do not suggest values.
+    `counts` (N,) are the numbers of training texts with each value, and `source` is the column that the variable reads.
+    If the values are users (`are_users`), error messages do not suggest similar values.
     """
 
     variable: str
@@ -56,9 +57,10 @@ class Embeddings:
 
     @classmethod
     def from_run(cls, run: Run, variable: str = "", values: Sequence[str] = ()) -> "Embeddings":
-        """Return the embeddings of `variable`, by default of the one with the most of `values`, then the most values.
+        """Return the embeddings that a run has learned for a categorical `variable`.
 
-        Raises a `UserError` if the run has no embeddings of categories.
+        By default, the variable is the one that knows most of `values`; of several such variables, the one with the
+        most values. Raises a `UserError` if the run has no embeddings of categories.
         """
         if run.model.encoder is None or not _has_embeddings(run):
             raise UserError(f"{run.folder}: the run has no embeddings of contexts, because {_missing_reason(run)}")
@@ -83,7 +85,10 @@ class Embeddings:
         )
 
     def row(self, value: object) -> int:
-        """Return the row of a value; a `UserError` for an unknown value suggests a similar one, unless it is a user."""
+        """Return the row of a value in `vectors`.
+
+        Raises a `UserError` for an unknown value; its message suggests a similar value unless the values are users.
+        """
         name = category_name(value)
         if name in self.values:
             return self.values.index(name)
@@ -94,7 +99,11 @@ class Embeddings:
         )
 
     def neighbours(self, values: Sequence[object], count: int = 10, measure: str = "cosine") -> list[Row]:
-        """Return the `count` nearest values of each of `values`: rows with `value`, `near`, `count` and the measure."""
+        """Return a row for each of the `count` nearest values of each of `values`.
+
+        A row has `value`, the nearby value (`near`), the number of training texts of the nearby value (`count`), and
+        `cosine` or `distance`, depending on `measure`.
+        """
         choose("measure", measure, EMBEDDING_MEASURES)
         limits.check(count=count)
         rows = np.array([self.row(value) for value in values], dtype=np.int64)
@@ -102,52 +111,63 @@ class Embeddings:
         for index, similarities in zip(rows, _similarities(self.vectors[rows], self.vectors, measure), strict=True):
             for other in [int(other) for other in np.argsort(-similarities, kind="stable") if other != index][:count]:
                 row = {"value": self.values[index], "near": self.values[other], "count": int(self.counts[other])}
-                similarity = similarities[other]
-                results.append({**row, measure: float(similarity if measure == "cosine" else -similarity)})
+                similarity = float(similarities[other])  # the cosine, or minus the distance
+                results.append({**row, measure: similarity if measure == "cosine" else -similarity})
         return results
 
 
 def _has_embeddings(run: Run) -> bool:
-    """Return whether an adapter or bias reads the embeddings; biases of single values have coefficients instead."""
+    """Return whether an adapter or a low-rank softmax bias of a run reads the embeddings of values.
+
+    Other softmax biases learn a coefficient for each value and token instead.
+    """
     config = run.config.model
     return bool(weight_adapters(config) or set(config.output_bias) & set(LOW_RANK_BIASES))
 
 
 def _missing_reason(run: Run) -> str:
+    """Return why a run has no embeddings of contexts."""
     if run.model.prefix is not None:
         return "the context is read as a prefix"
     return "only the bias of each value is adapted" if run.model.encoder is not None else "the run is not adapted"
 
 
 def _similarities(first: Floats, second: Floats, measure: str) -> Floats:
-    """Return the cosine, or minus the distance, of each of `first` (M, k) and each of `second` (N, k): (M, N)."""
+    """Return the similarities (M, N) of the vectors `first` (M, k) and `second` (N, k); larger is more similar.
+
+    A similarity is the cosine, or minus the Euclidean distance if `measure` is "distance".
+    """
     if measure == "cosine":
-        first, second = (v / np.maximum(np.linalg.norm(v, axis=1, keepdims=True), 1e-12) for v in (first, second))
+        first, second = (
+            vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12) for vectors in (first, second)
+        )
         cosines: Floats = first @ second.T
         return cosines
-    squares: Floats = (first**2).sum(1)[:, None] - 2 * first @ second.T + (second**2).sum(1)
-    return -np.sqrt(np.maximum(squares, 0.0))
+    squared_distances: Floats = (first**2).sum(1)[:, None] - 2 * first @ second.T + (second**2).sum(1)
+    return -np.sqrt(np.maximum(squared_distances, 0.0))
 
 
 def bias_shift(
     run: Run, context: Mapping[str, Any], against: Mapping[str, Any] | None = None, *, unknown: str = "error"
 ) -> Floats:
-    """Return the change (V,), in nats, of each token's log probability by the softmax bias from `against` to `context`.
+    """Return `shift` (V,) of the module header in nats: how much the softmax bias of `context` raises each token.
 
-    Columns that a context does not set have their expected value. Tokens of probability 0 have 0.
+    `against` is the context to compare with. A column that a context lacks has its expected value. The shift of a token
+    of probability 0 is 0.
     """
     head = run.model.head
     if not run.model.adapted or not run.config.model.output_bias:
         raise UserError(f"{run.folder}: the context does not change the softmax bias; train with --output-bias")
-    logs = []
+    log_probs = []
     with run.scoring():
         for columns in (context, against or {}):
             corpus = run.read([""], [columns], unknown=unknown)
             conditions = run.model.condition(run.batch(corpus, np.array([0])).context).head
             zero_state = run.model.embedding.new_zeros(1, run.model.backbone.size)
-            logs.append(head.log_probabilities(zero_state, conditions)[0].double().cpu().numpy())
-    possible = np.isfinite(logs[0]) & np.isfinite(logs[1])
-    return np.where(possible, np.where(possible, logs[0], 0.0) - np.where(possible, logs[1], 0.0), 0.0)
+            log_probs.append(head.log_probabilities(zero_state, conditions)[0].double().cpu().numpy())
+    is_possible = np.isfinite(log_probs[0]) & np.isfinite(log_probs[1])
+    finite = [np.where(is_possible, values, 0.0) for values in log_probs]  # avoids infinity - infinity
+    return np.where(is_possible, finite[0] - finite[1], 0.0)
 
 
 def most_shifted_tokens(
@@ -159,10 +179,11 @@ def most_shifted_tokens(
     frequent: int | None = None,
     unknown: str = "error",
 ) -> list[Row]:
-    """Return the `count` tokens that a context raises most in the softmax bias, then those that it lowers most.
+    """Return the `count` tokens that the softmax bias of a context raises most, then the `count` that it lowers most.
 
-    Rows have `token` and `nats`, the largest changes first. `against` is the context to compare with, by default the
-    expected one. `frequent` restricts the tokens to the most frequent ones, because biases of rare tokens are noisy.
+    Each row has a `token` and the change of its log probability in `nats`; the largest changes come first in both
+    groups. `against` is the context to compare with, by default the expected one. `frequent` is the number of most
+    frequent tokens that are considered (by default all), because biases of rare tokens are noisy.
     """
     limits.check(count=count, frequent=frequent)
     nats = bias_shift(run, context, against, unknown=unknown)
@@ -176,7 +197,10 @@ def most_shifted_tokens(
 
 @dataclass(frozen=True)
 class ValueColumn:
-    """Another column aggregated by the values of a variable: `names` (N,) or `numbers` (N,), None or NaN if missing."""
+    """A column of a table with one entry for each value of a variable.
+
+    A column of groups has `names` (N,), None where missing; a column of numbers has `numbers` (N,), NaN where missing.
+    """
 
     name: str
     names: tuple[str | None, ...] = ()
@@ -184,15 +208,16 @@ class ValueColumn:
 
     @property
     def known(self) -> NDArray[np.int64]:
-        """The indices of the values that are not missing."""
+        """The indices of the values with an entry."""
         known = [name is not None for name in self.names] if self.numbers is None else np.isfinite(self.numbers)
         return np.flatnonzero(known)
 
 
 def read_column(embeddings: Embeddings, source: Any, column: str) -> ValueColumn:
-    """Aggregate `column` of a table by the values of a variable: the mean of numbers, or the most frequent name.
+    """Aggregate `column` of a table over the rows of each value: the mean of numbers, or the most frequent name.
 
-    `column` may state its kind: NAME:number or NAME:category. Raises a `UserError` if the table has none of the values.
+    `column` may state its kind: NAME:number or NAME:category. Raises a `UserError` if no row of the table has one of
+    the values.
     """
     name, kind, _ = parse_column(column)
     choose("kind of column to colour or predict by", kind or "number", VALUE_COLUMN_KINDS)
@@ -218,16 +243,21 @@ def read_column(embeddings: Embeddings, source: Any, column: str) -> ValueColumn
 
 
 def _mean(entries: Counter[str]) -> float | None:
-    numbers = [(to_number(entry), count) for entry, count in entries.items()]
-    if any(number is None for number, _ in numbers):
-        return None
-    return sum((number or 0.0) * count for number, count in numbers) / entries.total()
+    """Return the mean of entries with their counts; None if any entry is not a number."""
+    total = 0.0
+    for entry, count in entries.items():
+        number = to_number(entry)
+        if number is None:
+            return None
+        total += number * count
+    return total / entries.total()
 
 
 def project_to_plane(vectors: Floats) -> tuple[Floats, Floats]:
     """Project `vectors` (N, k) to their first two principal axes; return points (N, 2) and shares of variance (2,).
 
-    The sign of an axis is chosen so that its largest component is positive, which makes maps reproducible.
+    Principal axes have no sign. To make maps reproducible, the component of an axis that is largest in absolute value
+    is made positive.
     """
     if vectors.shape[0] < MIN_VALUES or vectors.shape[1] < 2:
         actual = f"{vectors.shape[0]} of size {vectors.shape[1]}"
@@ -240,7 +270,10 @@ def project_to_plane(vectors: Floats) -> tuple[Floats, Floats]:
 
 
 def map_points(embeddings: Embeddings, column: ValueColumn) -> list[Row]:
-    """Project all embeddings to a plane; return `value`, `count`, `x`, `y` and `group` or `number` of known values."""
+    """Project all embeddings to a plane; return a row for each value with an entry in `column`.
+
+    A row has `value`, `count` (its training texts), the coordinates `x` and `y`, and its entry as `group` or `number`.
+    """
     points, _ = project_to_plane(embeddings.vectors)
     rows: list[Row] = []
     for index in column.known.tolist():
@@ -252,9 +285,10 @@ def map_points(embeddings: Embeddings, column: ValueColumn) -> list[Row]:
 
 
 def ellipses(rows: Sequence[Row], groups: int = 8) -> list[Row]:
-    """Fit an ellipse to the points of each of the `groups` largest groups: `group`, `count`, centre `x`, `y`, and axes.
+    """Fit an ellipse to the points of each of the `groups` largest groups; return a row for each.
 
-    The half axes `wide` and `high` are `SIGMA` standard deviations along and across `angle` (degrees from the x axis).
+    A row has `group`, `count` (its points) and the centre `x`, `y`. The half axis `wide` is `HALF_AXIS` standard
+    deviations in the direction `angle` (degrees from the x axis), the half axis `high` is as many across it.
     """
     limits.check(groups=groups)
     results: list[Row] = []
@@ -263,7 +297,7 @@ def ellipses(rows: Sequence[Row], groups: int = 8) -> list[Row]:
             break
         points = np.array([(row["x"], row["y"]) for row in rows if row["group"] == group])
         variances, axes = np.linalg.eigh(np.cov(points.T))
-        high, wide = (SIGMA * np.sqrt(np.maximum(variances, 0.0))).tolist()
+        high, wide = (HALF_AXIS * np.sqrt(np.maximum(variances, 0.0))).tolist()
         angle = math.degrees(math.atan2(axes[1, 1], axes[0, 1])) % 180
         x, y = points.mean(0).tolist()
         results.append({"group": group, "count": count, "x": x, "y": y, "wide": wide, "high": high, "angle": angle})
@@ -271,17 +305,18 @@ def ellipses(rows: Sequence[Row], groups: int = 8) -> list[Row]:
 
 
 def neighbour_agreement(embeddings: Embeddings, column: ValueColumn, measure: str = "cosine") -> Row:
-    """Measure how well a value and its nearest neighbour agree in the column.
+    """Measure how well the entries of a value and of its nearest neighbour in the embedding space agree.
 
-    The row has `column`, `values` (their number) and `measure`. For groups it has the share of pairs in the `same`
-    group, and `chance`, this share for random pairs; for numbers it has the `correlation`.
+    The row has `column`, `values` (the number of values with an entry) and `measure`. For a column of groups it has
+    the number of `groups`, the share `same` of values whose neighbour is in the same group, and `chance`, this share
+    for random pairs. For a column of numbers it has the `correlation` of both entries.
     """
     choose("measure", measure, EMBEDDING_MEASURES)
     known = column.known
     if len(known) < MIN_VALUES:
         raise UserError(f"{column.name}: expected entries for at least {MIN_VALUES} values, got {len(known)}")
     vectors, nearest_indices = embeddings.vectors[known], []
-    for rows in np.array_split(np.arange(len(known)), 1 + len(known) ** 2 // BLOCK):
+    for rows in np.array_split(np.arange(len(known)), 1 + len(known) ** 2 // MAX_PAIRS):
         similarities = _similarities(vectors[rows], vectors, measure)
         similarities[np.arange(len(rows)), rows] = -np.inf
         nearest_indices.append(similarities.argmax(1))
@@ -301,11 +336,12 @@ def _correlation(first: Floats, second: Floats) -> float:
 
 
 def predict_column(embeddings: Embeddings, column: ValueColumn, *, seed: int = 0, progress: bool = False) -> Row:
-    """Predict the column from the embeddings by gradient-boosted trees, in `FOLDS`-fold cross-validation.
+    """Predict the entries of a column from the embeddings of the values, with gradient-boosted trees.
 
-    The row has `column`, `variable`, `values` (their number) and `folds`. For groups (with at least `FOLDS` values) it
-    has the number of `groups`, the `accuracy`, its `deviation` over folds, and the share of the `majority` group; for
-    numbers it has `r2` and the `correlation` of prediction and number.
+    The figures are those of a cross-validation. The row has `column`, `variable`, `values` (the number of values) and
+    `folds`. For a column of groups, of which those with fewer than `FOLDS` values are omitted, it has the number of
+    `groups`, the `accuracy`, its standard `deviation` over folds, and the share of the `majority` group. For a column
+    of numbers it has `r2` and the `correlation` of prediction and number.
     """
     limits.check(seed=seed)
     try:

@@ -2,16 +2,16 @@
 
     exposure = log2 |R| - log2 rank,    |R| = A + 1
 
-The rank of a canary is among A random alternatives of the same form, which form the randomness space R (Carlini, Liu,
-Erlingsson, Kos and Song 2019, "The Secret Sharer", equation 1). If a canary is not memorized, its rank is uniform and
-its exposure is 1.44 bits on average. A one-sided Kolmogorov-Smirnov test gives the probability that uniform ranks are
-as low as the observed ones.
+The canary and A random alternatives of the same form are ranked by their probability; together they are the set R
+(Carlini, Liu, Erlingsson, Kos and Song 2019, "The Secret Sharer", equation 1). The rank of a canary that is not
+memorized is uniform, and its exposure is 1.44 bits on average. A one-sided Kolmogorov-Smirnov test gives the
+probability that uniform ranks are as low as the observed ones.
 
-A canary is ranked in three contexts of the model, called readers: its `owner`, the user among whose texts it was
-planted; a `stranger`, the unknown user in an otherwise equal context; and the `others`, all other owners, where each
-text has its lowest nats over these owners.
+A canary is ranked for three readers, that is, in three contexts of the model. The `owner` is the user among whose texts
+the canary was planted. The `stranger` is the unknown user in an otherwise equal context. The `others` are the owners of
+all other canaries; here the nats of a text are the lowest over these owners.
 
-Shapes: N canaries, A alternatives, L + 1 targets of each, C distinct contexts.
+Shapes: N canaries, A alternatives, C distinct contexts.
 """
 
 import math
@@ -40,8 +40,9 @@ from factorcell.model.run import Run
 from factorcell.progress import progress_bar
 
 READERS = ("stranger", "others", "owner")
-SOURCES = ("model", "popularity", "blend")
-SUGGESTIONS = 10  # number of completions in which a canary is searched
+COMPLETION_SOURCES = ("model", "popularity", "blend")
+SUGGESTIONS = 10  # number of completions among which a canary is searched
+ALTERNATIVES_KEY = 0xA17E  # makes the random numbers of the alternatives differ from those of the canaries
 SIGNIFICANCE_LEVEL = 0.01  # of the Kolmogorov-Smirnov test
 
 Row = dict[str, Any]
@@ -57,22 +58,22 @@ def audit(
     seed: int = 0,
     progress: bool = False,
 ) -> Row:
-    """Measure how much a run that was trained with canaries memorized them.
+    """Measure how much a run has memorized the canaries with which it was trained.
 
     Args:
         run: The run or its folder.
         table: Held-out texts, for the perplexity.
         alternatives: The number of random texts among which each canary is ranked.
-        unknown: How to read context values that training never saw: "error", "group" or "expected".
+        unknown: How to read context values that training never saw: "error" (raise), "group" (as the unknown value) or
+            "expected" (as the expected value).
         seed: The seed of the alternatives.
         progress: Whether to show a progress bar.
 
     Returns:
-        A dictionary with these items.
-        `texts`: the row of `evaluate` for `table`; `canaries`: a row per canary with its exposure in bits for each
-        reader, and which sources suggest it to an unseen user who typed its first half; `exposure`: means by number of
-        repetitions, with intervals and tests; `chance` and `most`: the mean exposure at chance level and the largest
-        possible exposure, in bits.
+        A row with five entries. `texts` is the row of `evaluate` for `table`. `canaries` has a row per canary: its
+        exposure in bits for each reader, and whether each source of completions suggests it to an unseen user who has
+        typed its first half. `exposure` has means by number of repetitions, with intervals and tests. `chance` is the
+        mean exposure at chance level and `most` the largest possible exposure, both in bits.
 
     Raises:
         UserError: The run was trained without canaries.
@@ -85,7 +86,7 @@ def audit(
     if not (run.folder / CANARIES_FILE).exists():
         raise UserError(f"{run.folder}: expected a file {CANARIES_FILE}; train the run with --canaries N to audit it")
     canaries = Canaries.open(run.folder / CANARIES_FILE, run.tokenizer, run.schema)
-    ranks = _ranks(run, canaries, alternatives, seed, progress)
+    ranks = _rank_canaries(run, canaries, alternatives, seed, progress)
     suggestions = _find_suggestions(run, canaries, progress)
     rows = [
         {
@@ -110,20 +111,21 @@ def audit(
 
 
 def exposure(rank: float, alternatives: int) -> float | None:
-    """Return the exposure of a rank among `alternatives` texts, in bits; None for NaN."""
+    """Return the exposure in bits of a canary with this rank among `alternatives` other texts; None for NaN."""
     return None if math.isnan(rank) else math.log2((alternatives + 1) / rank)
 
 
 def chance_exposure(alternatives: int) -> float:
-    """Return the mean exposure of uniform ranks in bits, which is about log2 e."""
+    """Return the mean exposure of uniform ranks, which is about log2 e bits."""
     return float(np.log2((alternatives + 1) / np.arange(1, alternatives + 2)).mean())
 
 
 def uniformity_p_value(ranks: Floats, alternatives: int) -> float:
-    """Return the p-value of the exact one-sided Kolmogorov-Smirnov test of uniform ranks (Birnbaum and Tingey 1951).
+    """Return the p-value of the exact one-sided Kolmogorov-Smirnov test that ranks are uniform.
 
-    p = d sum_{j <= n (1 - d)} C(n, j) (d + j / n)^(j - 1) (1 - d - j / n)^(n - j), where d is the largest difference of
-    the distribution function of the n ranks from the uniform one.
+    p = d sum_{j <= n (1 - d)} C(n, j) (d + j / n)^(j - 1) (1 - d - j / n)^(n - j)      (Birnbaum and Tingey 1951)
+
+    d is the largest difference by which the distribution function of the n ranks exceeds the uniform one.
     """
     count, shares = len(ranks), np.sort(ranks) / (alternatives + 1)
     d = float(np.max(np.arange(1, count + 1) / count - shares))
@@ -138,39 +140,40 @@ def uniformity_p_value(ranks: Floats, alternatives: int) -> float:
     return min(1.0, d * math.fsum(map(math.exp, terms)))
 
 
-def _ranks(run: Run, canaries: Canaries, alternatives: int, seed: int, progress: bool) -> dict[str, Floats]:
+def _rank_canaries(run: Run, canaries: Canaries, alternatives: int, seed: int, progress: bool) -> dict[str, Floats]:
     """Return the rank (N,) of every canary for each reader, 1 for the most likely; NaN if there is no such reader."""
     count, owners, user = len(canaries.texts), canaries.corpus, run.config.data.user
-    texts = [*canaries.texts, *canaries.form.draw(alternatives, (seed, 0xA17E))]
-    column = next(
-        (n for n, variable in enumerate(run.schema.categories) if user and variable.source_column == user), None
+    texts = [*canaries.texts, *canaries.form.draw(alternatives, (seed, ALTERNATIVES_KEY))]
+    user_column = next(
+        (index for index, variable in enumerate(run.schema.categories) if user and variable.source_column == user), None
     )
-    if column is None:
-        unseen = owners.without_context(owners.schema)
+    if user_column is None:
+        strangers = owners.without_context(owners.schema)
     else:
-        unseen = replace(owners, categories=owners.categories.copy())
-        unseen.categories[:, column] = 0
-    both = owners.concatenate(unseen)
-    context_of = both.context(np.arange(2 * count)).distinct()[1].numpy()
-    rows = [int(np.flatnonzero(context_of == context)[0]) for context in range(context_of.max() + 1)]
+        strangers = replace(owners, categories=owners.categories.copy())
+        strangers.categories[:, user_column] = 0  # the unknown user
+    both = owners.concatenate(strangers)
+    context_of = both.context(np.arange(2 * count)).distinct()[1].numpy()  # index of the distinct context of each row
+    rows = [int(np.flatnonzero(context_of == context)[0]) for context in range(context_of.max() + 1)]  # one of each
     nats_by_context = []
     for row in progress_bar(rows, desc="exposure", unit="contexts", show=progress):
         corpus = replace_texts(both.select(np.full(len(texts), row)), texts)
         nats_by_context.append(run.nats(corpus).astype(np.float64).reshape(len(texts), -1).sum(1))
     nats = np.stack(nats_by_context)  # (C, N + A)
-    owner_ids = context_of[:count] + 1 if column is None else owners.categories[:, column]
+    # Without a user column, each distinct context counts as an owner.
+    owner_ids = context_of[:count] + 1 if user_column is None else owners.categories[:, user_column]
     others = np.full((count, len(texts)), np.nan)
-    for number, owner in enumerate(owner_ids):
+    for canary, owner in enumerate(owner_ids):
         if len(contexts := context_of[:count][(owner_ids != owner) & (owner_ids > 0)]):
-            others[number] = nats[np.unique(contexts)].min(0)
+            others[canary] = nats[np.unique(contexts)].min(0)
     by_reader = {"stranger": nats[context_of[count:]], "others": others, "owner": nats[context_of[:count]]}
-    return {reader: _rank(reader_nats, count) for reader, reader_nats in by_reader.items()}
+    return {reader: _ranks_from_nats(reader_nats, count) for reader, reader_nats in by_reader.items()}
 
 
-def _rank(nats: Floats, count: int) -> Floats:
-    """Return the ranks (N,) of the canaries among the alternatives; tied texts have their mean rank.
+def _ranks_from_nats(nats: Floats, count: int) -> Floats:
+    """Return the ranks (N,) of `count` canaries among the alternatives; tied texts have their mean rank.
 
-    Row n of `nats` (N, N + A) has the nats of all canaries and alternatives for the reader of canary n.
+    Row n of `nats` (N, N + A) has the nats of all canaries, then of all alternatives, for the reader of canary n.
     """
     canaries, alternatives = np.diagonal(nats)[:, None], nats[:, count:]
     ranks: Floats = 1 + (alternatives < canaries).sum(1) + (alternatives == canaries).sum(1) / 2
@@ -179,7 +182,10 @@ def _rank(nats: Floats, count: int) -> Floats:
 
 
 def _find_suggestions(run: Run, canaries: Canaries, progress: bool) -> list[Row]:
-    """Return which sources suggest each canary to an unseen user who typed its first half; empty for runs of words."""
+    """Return whether each source suggests each canary to an unseen user who has typed its first half.
+
+    The rows are empty unless the tokenizer of the run is character-level, because only such runs complete texts.
+    """
     if not run.tokenizer.is_character_level:
         return [{} for _ in canaries.texts]
     completer, user = Completer(run, unknown="group"), User.new(run) if distinguishes_users(run) else None
@@ -200,7 +206,7 @@ def _find_suggestions(run: Run, canaries: Canaries, progress: bool) -> list[Row]
 
 
 def _summarize(name: str, rows: Sequence[Row], members: Sequence[int], alternatives: int) -> Row:
-    """Return the mean exposure of the canaries `members` for each reader, with interval, maximum and p-value."""
+    """Return the mean exposure of some canaries (indices `members` of `rows`) with interval, maximum and p-value."""
     group = [rows[number] for number in members]
     summary: Row = {"times": name, "canaries": len(group)}
     for reader in READERS:
@@ -216,7 +222,7 @@ def _summarize(name: str, rows: Sequence[Row], members: Sequence[int], alternati
                 f"{reader}_p": p,
                 f"{reader}_at_chance": p >= SIGNIFICANCE_LEVEL,
             }
-    for source in SOURCES:
+    for source in COMPLETION_SOURCES:
         if source in group[0]:
             summary[source] = sum(row[source] for row in group)
     return summary

@@ -2,9 +2,10 @@
 
     r_t = log p(w_t | w_<t, a) - log p(w_t | w_<t, b)
 
-The end of the text counts as a token; therefore the r_t of a text sum to the difference of its log likelihoods. To
-reduce noise, the log likelihoods are averaged over several runs. For any number of contexts, p(context | w_<=t) is the
-posterior with a uniform prior. Columns that a context does not set have their expected value.
+w_t is token t of the text, and w_<t are the tokens before it. The end of the text counts as a token; therefore the r_t
+of a text sum to the difference of its log likelihoods. To reduce noise, log likelihoods can be averaged over several
+runs. The posterior p(context | w_<=t) of any number of contexts after token t has a uniform prior. A column that a
+context lacks has its expected value.
 
 Shapes: K contexts, T targets of a text.
 """
@@ -23,7 +24,7 @@ from factorcell.data.tables import open_table
 from factorcell.evaluation.text_figures import texts_digest
 from factorcell.model.run import Run
 
-STRENGTHS = (0.5, 1.0, 2.0)  # minimum absolute ratios, in nats, of weak, clear and strong evidence
+STRENGTHS = (0.5, 1.0, 2.0)  # minimum absolute log ratios, in nats, of weak, clear and strong evidence
 
 Row = dict[str, Any]
 ContextValues = Mapping[str, Any]  # column -> value
@@ -39,20 +40,23 @@ def explain(
         runs: Runs with the same tokenizer and vocabulary.
         texts: The texts; they are not truncated.
         contexts: The values of columns for each named context.
-        unknown: How to read context values that training never saw: "error", "group" or "expected".
+        unknown: How to read context values that training never saw: "error" (raise), "group" (as the unknown value) or
+            "expected" (as the expected value).
 
     Returns:
-        A row per text with `text`, `tokenizer` (its kind), `nats` and `posterior` by context, and `tokens`, whose rows
-        have `token`, `known` (whether it is in the vocabulary), and the `nats` and the `posterior` after the token. For
-        two contexts, text and tokens also have the `ratio` in nats, positive if the first context is more likely.
+        A row per text with `text`, `tokenizer` (the kind of tokenizer), `nats` and `posterior` by context, and
+        `tokens`. This has a row per token with `token`, `known` (whether the token is in the vocabulary), the `nats` of
+        the token, and the `posterior` after it. For two contexts, rows of texts and of tokens also have the `ratio`
+        (the log likelihood ratio in nats), which is positive if the first context is more likely.
 
     Raises:
-        UserError: The runs read texts differently, or contexts are equal or invalid.
+        UserError: There are no texts or fewer than two contexts; contexts are equal or invalid; none of the runs is
+            adapted; or the runs read the texts differently.
     """
     contexts = {name: to_row(context) for name, context in contexts.items()}
-    _check(runs, texts, list(contexts.values()))
+    _check_arguments(runs, texts, list(contexts.values()))
     names = list(contexts)
-    nats, corpus = _nats(runs, texts, list(contexts.values()), unknown)
+    nats, corpus = _mean_nats(runs, texts, list(contexts.values()), unknown)
     starts, rows = target_offsets(corpus), []
     tokenizer = runs[0].tokenizer
     end = tokenizer.specials.end
@@ -72,6 +76,7 @@ def explain(
 
 
 def _figures(names: Sequence[str], nats: Floats, posterior: Floats) -> Row:
+    """Return the nats (K,) and the posterior (K,) of a text or token by context; for two contexts also the ratio."""
     row: Row = {
         "nats": dict(zip(names, nats.tolist(), strict=True)),
         "posterior": dict(zip(names, posterior.tolist(), strict=True)),
@@ -80,16 +85,17 @@ def _figures(names: Sequence[str], nats: Floats, posterior: Floats) -> Row:
 
 
 def _posterior(nats: Floats) -> Floats:
-    """Return p(context | w_<=t) (K, T) with a uniform prior from the nats (K, T) of the tokens."""
-    joint = -nats.cumsum(1)
-    likelihood = np.exp(joint - joint.max(0))
+    """Return the posterior of the contexts after each token (K, T) from the nats of the tokens (K, T)."""
+    log_joint = -nats.cumsum(1)
+    likelihood = np.exp(log_joint - log_joint.max(0))
     posterior: Floats = likelihood / likelihood.sum(0)
     return posterior
 
 
-def _nats(
+def _mean_nats(
     runs: Sequence[Run], texts: Sequence[str], contexts: Sequence[ContextValues], unknown: str
 ) -> tuple[Floats, Corpus]:
+    """Return the nats of all targets given each context (K, targets), averaged over `runs`, and the texts as read."""
     total, key = None, ""
     for run in runs:
         corpora = [run.read(texts, [context] * len(texts), unknown=unknown, truncate=False) for context in contexts]
@@ -103,7 +109,7 @@ def _nats(
     return total / len(runs), corpora[0]
 
 
-def _check(runs: Sequence[Run], texts: Sequence[str], contexts: Sequence[ContextValues]) -> None:
+def _check_arguments(runs: Sequence[Run], texts: Sequence[str], contexts: Sequence[ContextValues]) -> None:
     if not texts:
         raise UserError("texts: expected at least one, got none")
     if len(contexts) < 2:
@@ -117,14 +123,15 @@ def _check(runs: Sequence[Run], texts: Sequence[str], contexts: Sequence[Context
 
 
 def read_texts(source: Any, column: str) -> list[str]:
+    """Read the texts in a column of a table."""
     return [text for chunk in open_table(source).chunks([column]) for text in chunk[column]]
 
 
 def context_text(context: ContextValues) -> str:
-    """Format a context as `rating=5; city=Oslo`."""
+    """Format a context as `rating=5; city=Oslo`, or as `expected` if it has no values."""
     return "; ".join(f"{name}={value}" for name, value in context.items()) or "expected"
 
 
 def strength(ratio: float) -> int:
-    """Return the number of `STRENGTHS` that a ratio reaches, with the sign of the ratio (-3 to 3)."""
+    """Return the number of `STRENGTHS` that a log ratio reaches, with the sign of the ratio (-3 to 3)."""
     return int(np.sign(ratio)) * sum(abs(ratio) >= level for level in STRENGTHS)

@@ -3,12 +3,14 @@
     p_n(w | h)  = (c(h w) - D(c(h w))) / c(h .) + backoff(h) p_{n-1}(w | h')      (Chen and Goodman 1998, section 3)
     backoff(h)  = sum_w D(c(h w)) / c(h .)
 
-h' is the history h without its first token; p_0 is the uniform distribution. At the highest order, and for n-grams at
-the beginning of a text, c is the number of occurrences; otherwise it is the number of distinct preceding tokens. The
-discount D has three values per order. The start token occurs in histories only.
+p_n is the model of order n, w a token, and h its history, the n - 1 preceding tokens; h' is h without its first token.
+p_0 is the uniform distribution. At the highest order, and for n-grams at the beginning of a text, c is the number of
+occurrences of an n-gram; otherwise it is the number of distinct tokens that precede the n-gram. c(h .) is the sum of
+c(h w) over all tokens w. The discount D has three values per order: for c = 1, for c = 2, and for c of at least 3. The
+start token occurs in histories only.
 
 The id of an n-gram is its index in the sorted `keys` of its order; its key is (id of its first n - 1 tokens) * V + (id
-of its last token). Therefore one binary search per order finds the histories of all targets. The id -1 stands for an
+of its last token). Therefore one binary search per order finds the n-grams of all targets. The id -1 stands for an
 n-gram that was not counted.
 
 Shapes: V vocabulary, T targets, M n-grams of an order, P n-grams of the next lower order (histories).
@@ -32,8 +34,8 @@ from factorcell.data.tokenizer import Tokenizer, load_tokenizer, new_tokenizer
 from factorcell.progress import progress_bar
 
 ORDERS = range(1, 13)
-DEFAULT_ORDER, DEFAULT_CHARACTER_ORDER = 4, 9  # default orders; higher orders gain little
-TOKENS = 1 << 20  # tokens per block
+DEFAULT_ORDER, DEFAULT_CHARACTER_ORDER = 4, 9  # higher orders lower the perplexity little
+TOKENS = 1 << 20  # approximate number of tokens in a block of texts
 FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)  # used if a corpus has too few n-grams to estimate the discounts
 FORMAT = 1  # version of the folder's format
 FILE, TABLES = "ngram.json", "ngrams.safetensors"
@@ -51,30 +53,34 @@ class NGramCounts:
 
 
 class OrderTables:
-    """Lookup tables of one order: `discounted` (M + 1,), the first term of p_n(w | h), and `backoff` (P + 1,).
+    """Lookup tables of one order n: the first term of p_n(w | h), `discounted` (M + 1,), and `backoff` (P + 1,).
 
-    The last element of each array is for the id -1.
+    The last element of both arrays is for the id -1. `vocabulary_size` is V, and `history_count` is P.
     """
 
-    def __init__(self, grams: NGramCounts, histories: int, size: int) -> None:
-        self.size, self.discounts = size, estimate_discounts(grams.counts)
+    def __init__(self, grams: NGramCounts, history_count: int, vocabulary_size: int) -> None:
+        self.size, self.discounts = vocabulary_size, estimate_discounts(grams.counts)
         discount = np.array([0.0, *self.discounts])[np.minimum(grams.counts, 3)]
-        history = grams.keys // size
-        total = np.bincount(history, grams.counts, histories)
-        mass = np.bincount(history, discount, histories)
-        backoff = np.divide(mass, total, out=np.ones(histories), where=total > 0)
+        history = grams.keys // vocabulary_size
+        total = np.bincount(history, grams.counts, history_count)  # c(h .)
+        total_discount = np.bincount(history, discount, history_count)
+        backoff = np.divide(total_discount, total, out=np.ones(history_count), where=total > 0)
         self.keys = np.append(grams.keys, np.iinfo(np.int64).max)
         self.discounted = np.append((grams.counts - discount) / total[history], 0.0)
         self.backoff = np.append(backoff, 1.0)
 
     def find(self, history: Ids, tokens: Ids) -> Ids:
-        """Return the ids of n-grams from the ids of their histories and their last tokens."""
+        """Return the ids of the n-grams with these histories (ids, (T,)) and last `tokens` (T,); -1 if not counted."""
         keys = history * self.size + tokens
         ids = np.searchsorted(self.keys, keys)
         return np.where(self.keys[ids] == keys, ids, -1)
 
     def followers(self, history: Ids) -> tuple[Ids, Ids]:
-        """Return all n-grams that continue `history` (T,): the row of the history, and the id of the n-gram."""
+        """Return all counted n-grams that extend a history by one token.
+
+        `history` (T,) has the ids of the histories. Returns for each n-gram the index of its history in this array, and
+        the id of the n-gram.
+        """
         begin = np.searchsorted(self.keys, history * self.size)
         count = np.searchsorted(self.keys, (history + 1) * self.size) - begin  # 0 for the id -1
         rows = np.repeat(np.arange(len(history)), count)
@@ -82,20 +88,20 @@ class OrderTables:
 
 
 def estimate_discounts(counts: Ids) -> tuple[float, ...]:
-    """Estimate the discounts of counts 1, 2, and 3 or more from the numbers of n-grams with counts 1 to 4.
+    """Estimate the discounts of counts 1, 2, and 3 or more from the numbers of n-grams with counts 1, 2, 3 and 4.
 
-    Returns `FALLBACK_DISCOUNTS` if an estimate does not exist or is not positive.
+    Returns `FALLBACK_DISCOUNTS` if no n-gram has count 1, 2 or 3, or if an estimate is not positive.
     """
     ones, twos, threes, fours = np.bincount(np.minimum(counts, 5), minlength=6)[1:5].tolist()
     if not (ones and twos and threes):
         return FALLBACK_DISCOUNTS
-    y = ones / (ones + 2 * twos)
+    y = ones / (ones + 2 * twos)  # Y in Chen and Goodman
     estimates = (1 - 2 * y * twos / ones, 2 - 3 * y * threes / twos, 3 - 4 * y * fours / threes)
     return estimates if min(estimates) > 0 else FALLBACK_DISCOUNTS
 
 
 def count_ngrams(corpus: Corpus, order: int, progress: bool = False) -> list[NGramCounts]:
-    """Return the Kneser-Ney counts of orders 1 to `order`, or to the length of the longest text."""
+    """Return the Kneser-Ney counts of orders 1 to `order`, or 1 to the length of the longest text if that is less."""
     size, tokens, begins = len(corpus.tokenizer), corpus.tokens.astype(np.int64), corpus.offsets[:-1]
     keys = [np.arange(size)]
     counts = [np.bincount(target_ids(corpus), minlength=size)]
@@ -123,14 +129,14 @@ def _before(ids: Ids, begins: Ids) -> Ids:
     """Return the ids of the n-grams that end one token earlier, -1 at the beginning of a text."""
     history = np.empty(len(ids), dtype=np.int64)
     history[1:] = ids[:-1]
-    history[begins] = -1
+    history[begins] = -1  # `begins` are the positions of the start tokens
     return history
 
 
 class NGram:
-    """An n-gram model with a tokenizer and the options for reading texts; it does not use context.
+    """An n-gram model with a tokenizer and the options for reading texts.
 
-    It implements the protocol `Scorer`.
+    The model reads no context. It implements the protocol `Scorer`.
     """
 
     def __init__(self, folder: Path, config: Config, tokenizer: Tokenizer, grams: list[NGramCounts]) -> None:
@@ -158,17 +164,18 @@ class NGram:
             config: The options for reading the table.
             folder: The folder, which must not exist.
             order: The length of the longest n-grams; by default 4, for characters 9.
-            tokenizer: The tokenizer of another model, to have the same targets; by default it is trained on `source`.
+            tokenizer: The tokenizer of another model, to predict the same targets as that model. By default, the
+                tokenizer of `source` if that is a corpus, else a tokenizer that is trained on `source`.
             progress: Whether to show a progress bar.
         """
         folder, data = Path(folder), replace(config.data, context=(), user="", time="", anonymous=False)
-        reading = tokenizer or (source.tokenizer if isinstance(source, Corpus) else new_tokenizer(config))
-        config = Config(data=data, tokenizer=reading.options)
+        tokenizer_of_texts = tokenizer or (source.tokenizer if isinstance(source, Corpus) else new_tokenizer(config))
+        config = Config(data=data, tokenizer=tokenizer_of_texts.options)
         if order is None:
-            order = DEFAULT_CHARACTER_ORDER if reading.is_character_level else DEFAULT_ORDER
+            order = DEFAULT_CHARACTER_ORDER if tokenizer_of_texts.is_character_level else DEFAULT_ORDER
         limits.check(order=order)
         with lock.training_lock(folder):
-            files.new_folder(folder, (TABLES, *reading.FILES))
+            files.new_folder(folder, (TABLES, *tokenizer_of_texts.FILES))
             is_corpus = isinstance(source, Corpus)
             corpus = source if is_corpus else prepare(source, config, tokenizer=tokenizer, progress=progress)
             model = cls(folder, config, corpus.tokenizer, count_ngrams(corpus, order, progress))
@@ -188,23 +195,20 @@ class NGram:
 
     @classmethod
     def open(cls, folder: str | Path) -> "NGram":
+        """Open the n-gram model in a folder; raise a `UserError` if its files are invalid."""
         folder = Path(folder)
-        facts = files.read_versioned(folder / FILE, FORMAT, folder)
-        tensors, table_facts = files.load_tensors(folder / TABLES)
-        if type(facts.get("order")) is not int or facts["order"] not in ORDERS:
-            raise UserError(f"{folder / FILE}: expected an order from 1 to {max(ORDERS)}, got {facts.get('order')!r}")
-        sections = {name: values for name, values in facts.items() if name in ("data", "tokenizer")}
+        saved = files.read_versioned(folder / FILE, FORMAT, folder)
+        tensors, metadata = files.load_tensors(folder / TABLES)
+        if type(saved.get("order")) is not int or saved["order"] not in ORDERS:
+            raise UserError(f"{folder / FILE}: expected an order from 1 to {max(ORDERS)}, got {saved.get('order')!r}")
+        sections = {name: values for name, values in saved.items() if name in ("data", "tokenizer")}
         config = Config.from_dict(sections, str(folder / FILE))
         tokenizer = load_tokenizer(config, folder)
-        names = {f"{name}{order}" for order in range(1, facts["order"] + 1) for name in ("keys", "counts")}
-        if (
-            set(tensors) != names
-            or not isinstance(table_facts, dict)
-            or table_facts.get("vocabulary") != len(tokenizer)
-        ):
-            raise UserError(f"{folder / TABLES}: does not match the order and the vocabulary of the model")
+        names = {f"{name}{order}" for order in range(1, saved["order"] + 1) for name in ("keys", "counts")}
+        if set(tensors) != names or not isinstance(metadata, dict) or metadata.get("vocabulary") != len(tokenizer):
+            raise UserError(f"{folder / TABLES}: the n-grams do not match the order and the vocabulary of the model")
         arrays = {name: tensor.numpy().astype(np.int64) for name, tensor in tensors.items()}
-        grams = [NGramCounts(arrays[f"keys{n}"], arrays[f"counts{n}"]) for n in range(1, facts["order"] + 1)]
+        grams = [NGramCounts(arrays[f"keys{n}"], arrays[f"counts{n}"]) for n in range(1, saved["order"] + 1)]
         return cls(folder, config, tokenizer, grams)
 
     def prepare(self, source: Any, **options: Any) -> Corpus:
@@ -212,6 +216,7 @@ class NGram:
         return prepare(source, self.config, tokenizer=self.tokenizer, schema=self.schema, **options)
 
     def nats(self, corpus: Corpus) -> Floats:
+        """Return the nats of all targets of `corpus`, -log p(w | h)."""
         nats = []
         for histories, grams, _ in self.blocks(corpus):
             probability = np.full(len(grams[0]), self.uniform)
@@ -221,7 +226,7 @@ class NGram:
         return np.concatenate(nats)
 
     def probabilities(self, histories: list[Ids]) -> Floats:
-        """Return p(w | h) for all tokens (T, V) from the ids of each target's history at every order."""
+        """Return p(w | h) of every token w (T, V); `histories` has the ids of each target's history (T,) per order."""
         weights = [np.ones(len(histories[0]))]  # the product of the backoffs of all higher orders
         for level, history in zip(self.levels[:0:-1], histories[:0:-1], strict=True):
             weights.insert(0, weights[0] * level.backoff[history])
@@ -234,7 +239,10 @@ class NGram:
         return probabilities
 
     def blocks(self, corpus: Corpus) -> Iterator[tuple[list[Ids], list[Ids], Ids]]:
-        """Yield, per block of texts, the ids of each target's history and n-gram at every order, and the targets."""
+        """Yield three results for each block of texts: ids of histories, ids of n-grams, and the targets (T,).
+
+        The ids are lists of arrays (T,), one for each order, with the history and the n-gram of each target.
+        """
         if corpus.tokenizer.tokens != self.tokenizer.tokens:
             raise UserError(
                 f"{self.folder}: expected texts read with the vocabulary of the model, got another vocabulary"

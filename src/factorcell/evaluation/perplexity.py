@@ -1,10 +1,10 @@
-"""Perplexity and bits per byte of texts, overall and by the values of columns, with gains over a baseline.
+"""Perplexity and bits per byte of texts, for a whole table and for groups of texts, with gains over a baseline.
 
     perplexity = exp(sum of nats / number of targets)        bits per byte = sum of nats / (ln 2 * number of bytes)
 
-The sums are over a whole table; the end of each text is a target. Perplexity is computed over all targets, and over
-in-vocabulary targets only. The bytes are those of the original texts, so that bits per byte compare models with
-different tokenizers and vocabularies.
+The sums are over all texts of a table or group; the end of each text is a target. There are two perplexities: over all
+targets, and over in-vocabulary targets only. The bytes are those of the original texts in UTF-8. Therefore bits per
+byte are comparable between models with different tokenizers and vocabularies.
 
 Shapes: N texts.
 """
@@ -27,15 +27,21 @@ from factorcell.evaluation.text_figures import Figures, TextSums
 from factorcell.model.run import Run
 from factorcell.model.scoring import Scorer, Tally
 
-BITS = "bits_per_byte"
-RANGES = 5  # number of quantile ranges of a numeric column
+BITS_PER_BYTE = "bits_per_byte"
+QUANTILE_RANGES = 5  # number of quantile ranges of a numeric column
 MISSING_GROUP = "(missing)"
 
 Row = dict[str, Any]
 
 
 class Evaluation(NamedTuple):
-    """The figures of a table (`row`), the rows `by` the values of columns, and the per-text figures (`texts`)."""
+    """The result of `evaluate_by_columns`.
+
+    Attributes:
+        row: The figures of the whole table, as returned by `evaluate`.
+        by: For each column, a row of figures for each group of texts with the same value.
+        texts: The contribution of each text to each figure.
+    """
 
     row: Row
     by: dict[str, list[Row]]
@@ -51,16 +57,19 @@ def evaluate(run: Scorer, source: Any, *, baseline: Scorer | None = None, unknow
         run: A run, an n-gram model, a mixture or separate runs.
         source: A path, rows, a data frame, or a corpus that `run` has prepared.
         baseline: A model over which the gain is measured.
-        unknown: How to read context values that training never saw: "error", "group" or "expected".
+        unknown: How to read context values that training never saw: "error" (raise), "group" (as the unknown value) or
+            "expected" (as the expected value).
 
     Returns:
-        A row with `perplexity` over all targets and `perplexity_known` over in-vocabulary targets; the counts `texts`,
-        `truncated`, `targets` and `unknown_targets`, and the share `unknown_share`; `bits_per_byte` with `_low` and
-        `_high`, `_texts` (the number of texts that were not truncated) and `_bound` (whether it is only a lower bound).
-        With a `baseline` also `gain` (if the vocabularies are equal) and `bits_per_byte_difference`, with intervals.
+        A row of figures. `perplexity` is over all targets, `perplexity_known` over in-vocabulary targets. `texts`,
+        `truncated` (texts), `targets` and `unknown_targets` (out-of-vocabulary) are numbers, `unknown_share` is a share
+        of the targets. `bits_per_byte` has an interval (`bits_per_byte_low`, `bits_per_byte_high`);
+        `bits_per_byte_texts` is the number of texts that were not truncated, and `bits_per_byte_bound` is whether the
+        figure is only a lower bound. With a `baseline`, the row also has `gain` (if the vocabularies are equal) and
+        `bits_per_byte_difference`, both with intervals.
 
     Raises:
-        UserError: The baseline reads other texts, or the table has an invalid context value.
+        UserError: The baseline reads the texts differently, or the table has an invalid context value.
     """
     return evaluate_by_columns(run, source, baseline=baseline, unknown=unknown).row
 
@@ -73,10 +82,11 @@ def evaluate_by_columns(
     baseline: Scorer | None = None,
     unknown: str = "error",
 ) -> Evaluation:
-    """Compute the row of `evaluate`, and rows by the values of the columns `by` of the table `source`.
+    """Compute the figures of `evaluate` for the table `source`, and for groups of its texts by the columns `by`.
 
-    If there are columns or a baseline, gains are measured: over the baseline, or over the same model with the expected
-    context (then `over` is None). A baseline with another vocabulary is compared by bits per byte only.
+    With a baseline, the row also has the gain over the baseline. With columns but no baseline, it has the gain over the
+    same model with the expected context; then `over`, the name of the baseline, is None. If the vocabularies differ,
+    the row has no gain but only the difference in bits per byte.
     """
     if baseline is not None and by:  # fail before the table is read
         check_vocabularies(run, baseline)
@@ -116,15 +126,18 @@ def summary_row(nats: NDArray[Any], corpus: Corpus) -> Row:
 
 
 def _bits_per_byte(nats: NDArray[np.float64], corpus: Corpus) -> Row:
-    """Return bits per byte from the nats (N,) of texts: None if no bytes are counted, empty without original texts."""
+    """Return the entries of a row for bits per byte, from the nats (N,) of texts.
+
+    The figures are None if all counted texts are empty; the row is empty if the original texts are unknown.
+    """
     sums = text_figures.bits_per_byte("", nats, corpus)
     if sums is None:
         return {}
     included = sums.is_included
     ratios = Ratios.from_sums([[sums]]) if sums.denominator[included].any() else None
-    figure = ratios.interval(0).to_row(BITS) if ratios else dict.fromkeys(Interval(0.0).to_row(BITS))
+    figure = ratios.interval(0).to_row(BITS_PER_BYTE) if ratios else dict.fromkeys(Interval(0.0).to_row(BITS_PER_BYTE))
     bound = bool((text_figures.has_lower_bound(corpus) & included).any())
-    return {**figure, f"{BITS}_bound": bound, f"{BITS}_texts": int(included.sum())}
+    return {**figure, f"{BITS_PER_BYTE}_bound": bound, f"{BITS_PER_BYTE}_texts": int(included.sum())}
 
 
 def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[Any], baseline: Scorer | None = None) -> list[Row]:
@@ -133,12 +146,13 @@ def evaluate_by(run: Scorer, corpus: Corpus, values: Sequence[Any], baseline: Sc
     Args:
         run: The model.
         corpus: The texts, as `run` has prepared them.
-        values: The group of every text (N,); texts without one are in the group "(missing)".
+        values: The group of every text (N,); None puts a text in the group "(missing)".
         baseline: An n-gram model or unadapted run with the same vocabulary; by default `run` with the expected context.
 
     Returns:
-        A row per group, the largest first, with `value`, `count`, `targets`, `perplexity`, `perplexity_without` (the
-        perplexity of the baseline) and `gain`, the relative reduction, with `gain_low` and `gain_high`.
+        A row per group, the largest first: `value`, `count`, `targets`, `perplexity`, `perplexity_without` (the
+        perplexity of the baseline) and `gain`, the relative reduction of the perplexity, with the interval from
+        `gain_low` to `gain_high`.
 
     Raises:
         UserError: The number of values is not the number of texts, or the vocabularies differ.
@@ -163,7 +177,10 @@ def check_vocabularies(run: Scorer, baseline: Scorer) -> None:
 
 
 def _baseline_figures(run: Scorer, baseline: Scorer | None, corpus: Corpus, source: Any, unknown: str) -> Figures:
-    """Return the figures of every text under the baseline; an adapted baseline reads its own context columns."""
+    """Return the figures of every text under the baseline, or under `run` with the expected context if it is None.
+
+    An adapted baseline reads its own context columns in `source`.
+    """
     if not (isinstance(baseline, Run) and baseline.model.adapted):
         return without_context(baseline or run, corpus)
     baseline_corpus = baseline.prepare(source, unknown=unknown)
@@ -174,10 +191,10 @@ def _baseline_figures(run: Scorer, baseline: Scorer | None, corpus: Corpus, sour
 
 
 def gains(model: TextSums, baseline: TextSums, values: Sequence[str]) -> list[Row]:
-    """Return the rows of `evaluate_by` from the perplexity figures of the model and the baseline."""
+    """Return the rows of `evaluate_by` from the perplexity figures of both models and the group of each text."""
     groups: dict[str, list[int]] = {}
-    for place, value in enumerate(values):
-        groups.setdefault(value, []).append(place)
+    for index, value in enumerate(values):
+        groups.setdefault(value, []).append(index)
     rows = []
     for value, members in groups.items():
         model_group, baseline_group = (sums.select(np.array(members)) for sums in (model, baseline))
@@ -192,7 +209,7 @@ def _perplexity(sums: TextSums) -> float:
 
 
 def gain(model: TextSums, baseline: TextSums) -> Interval:
-    """Return the relative reduction of the perplexity from `baseline` to `model`, which must be of the same texts."""
+    """Return the relative reduction of the perplexity by `model` against `baseline`; both must have the same texts."""
     ratios = Ratios.from_sums([[baseline], [model]])
     assert ratios is not None
     return statistics.gain_from_nats(ratios.difference(0, 1))
@@ -210,24 +227,24 @@ def bits_difference(model: TextSums, baseline: TextSums) -> Interval | None:
 
 
 def _bits_difference_row(model: Figures, baseline_figures: Figures, corpus: Corpus, baseline: Scorer) -> Row:
-    """Return the difference in bits per byte to `baseline`, which read the texts as `corpus`."""
-    difference = bits_difference(model[BITS], baseline_figures[BITS])
+    """Return a row of the difference in bits per byte; `corpus` has the texts as `baseline` reads them."""
+    difference = bits_difference(model[BITS_PER_BYTE], baseline_figures[BITS_PER_BYTE])
     if difference is None:
         return {}
     return {
-        **difference.to_row(f"{BITS}_difference"),
-        f"{BITS}_baseline": baseline_figures[BITS].ratio,
-        f"{BITS}_baseline_bound": bool(
-            (text_figures.has_lower_bound(corpus) & baseline_figures[BITS].is_included).any()
+        **difference.to_row(f"{BITS_PER_BYTE}_difference"),
+        f"{BITS_PER_BYTE}_baseline": baseline_figures[BITS_PER_BYTE].ratio,
+        f"{BITS_PER_BYTE}_baseline_bound": bool(
+            (text_figures.has_lower_bound(corpus) & baseline_figures[BITS_PER_BYTE].is_included).any()
         ),
-        f"{BITS}_over": baseline.folder.name,
+        f"{BITS_PER_BYTE}_over": baseline.folder.name,
     }
 
 
 def only_unknown_users(run: Scorer, corpus: Corpus) -> bool:
     """Return whether `run` distinguishes users but no text of `corpus` is by a known user.
 
-    Then all texts are read as the unknown user, and the gain does not include the gain from users.
+    Then the model reads all texts as written by the unknown user, and its gain does not show what known users gain.
     """
     if not isinstance(run, Run) or not run.config.data.user or run.model.encoder is None:
         return False
@@ -236,6 +253,7 @@ def only_unknown_users(run: Scorer, corpus: Corpus) -> bool:
 
 
 def text_tallies(run: Scorer, corpus: Corpus) -> list[Tally]:
+    """Return the nats and the number of targets of each text."""
     sums = text_figures.sum_per_text(run.nats(corpus), corpus)
     return [Tally(float(total), int(count)) for total, count in zip(sums, corpus.lengths, strict=True)]
 
@@ -246,16 +264,18 @@ def column_groups(source: Any, column: str) -> list[str]:
 
 
 def value_groups(values: Sequence[Any]) -> list[str]:
-    """Return the group of each value: its name, one of `RANGES` quantile ranges, or `MISSING_GROUP`.
+    """Return the name of the group of each value.
 
-    Ranges are used if all present values are numbers and more than 4 * `RANGES` of them are distinct.
+    A missing value is in `MISSING_GROUP`. If all other values are numbers, and more than 4 * `QUANTILE_RANGES` of them
+    are distinct, their groups are `QUANTILE_RANGES` ranges with about equally many values, such as "1 to 2.5".
+    Otherwise, each distinct value is a group of its own name.
     """
     numbers = {row: to_number(value) for row, value in enumerate(values) if not is_missing(value)}
-    if None in numbers.values() or len(set(numbers.values())) <= 4 * RANGES:
+    if None in numbers.values() or len(set(numbers.values())) <= 4 * QUANTILE_RANGES:
         return [category_name_or_none(value) or MISSING_GROUP for value in values]
-    array = np.array(list(numbers.values()), dtype=np.float64)
-    edges = np.unique(np.quantile(array, np.linspace(0, 1, RANGES + 1)))
-    indices = np.clip(np.searchsorted(edges, array, side="right") - 1, 0, len(edges) - 2)
+    present_numbers = np.array(list(numbers.values()), dtype=np.float64)
+    edges = np.unique(np.quantile(present_numbers, np.linspace(0, 1, QUANTILE_RANGES + 1)))
+    indices = np.clip(np.searchsorted(edges, present_numbers, side="right") - 1, 0, len(edges) - 2)
     groups = [MISSING_GROUP] * len(values)
     for row, index in zip(numbers, indices.tolist(), strict=True):
         groups[row] = f"{edges[index]:.4g} to {edges[index + 1]:.4g}"

@@ -31,7 +31,10 @@ def open_model(folder: str | Path, device: str = "cpu", precision: str = "float3
 
 
 def find_models(folders: Sequence[Path], *names: str) -> list[Path]:
-    """Return `folders` and their subfolders that contain a run, or a file with one of `names`."""
+    """Return the folders of models, which are runs or contain a file with one of `names`.
+
+    Each of `folders` is a model itself or has models as subfolders; otherwise a `UserError` is raised.
+    """
     models: list[Path] = []
     for folder in folders:
         patterns = [f"*/{name}" for name in ("weights.safetensors", *names)]
@@ -44,9 +47,10 @@ def find_models(folders: Sequence[Path], *names: str) -> list[Path]:
 
 
 def reading_options(like: Path | None, config: Path | None, text: str | None = None) -> tuple[Config, Tokenizer | None]:
-    """Return the config and tokenizer of the model in `like`, or the config in the file `config` and no tokenizer.
+    """Return the options for reading texts, and the tokenizer if a model has determined it.
 
-    `text` replaces the name of the text column.
+    They are those of the model in the folder `like`, or those of the file `config` without a tokenizer, or the
+    defaults. `text` replaces the name of the text column.
     """
     if like is not None and config is not None:
         raise UserError("expected either --like or --config, got both")
@@ -58,9 +62,10 @@ def reading_options(like: Path | None, config: Path | None, text: str | None = N
 
 
 def save_result(run: Scorer, row: Mapping[str, Any], texts: Figures | None = None) -> str | None:
-    """Save a result in the folder of the model, for its model card and for reports; return a notice if that fails.
+    """Save a result in the folder of a model, for the model card and for reports; return a notice if saving fails.
 
-    `texts` has the contribution of every text. Results of an anonymous run do not contain names of users.
+    `row` is the result, and `texts` has the contribution of every text. The groups of `row` by user are not saved for
+    an anonymous run.
     """
     if "by" in row and isinstance(run, Run) and run.config.data.anonymous:
         row = {**row, "by": {column: rows for column, rows in row["by"].items() if column != run.config.data.user}}
@@ -75,7 +80,7 @@ def save_result(run: Scorer, row: Mapping[str, Any], texts: Figures | None = Non
 
 
 def evaluation_row(run: Scorer, table: Any, evaluation: Evaluation) -> Row:
-    """Return an evaluation as a row to be saved."""
+    """Return the row of an evaluation that `save_result` saves."""
     key = evaluation.texts["perplexity"].key
     row = {"table": table_name(table), **evaluation.row, "texts_key": key, **precision_fields(run)}
     return {"kind": "evaluate", "evaluation": row, "by": evaluation.by}
@@ -97,7 +102,7 @@ def classify_and_save(run: Run, table: Any, target: str) -> tuple[Row, Figures]:
 def classification_row(
     run: Run, table: Any, target: str | None, result: Classification, metrics: Row, samples: int = 0
 ) -> Row:
-    """Return a classification as a row to be saved."""
+    """Return the row of a classification that `save_result` saves."""
     confusion = {"labels": list(result.names), "counts": result.confusion().tolist()}
     identity = {
         "kind": "classify",
@@ -111,19 +116,25 @@ def classification_row(
 
 
 def precision_fields(model: Scorer) -> Row:
-    """Return the precision of a model's matrix products, on which the last digits of its figures depend."""
+    """Return the entry `precision`, that of the model's matrix products, which changes the last digits of figures.
+
+    The entry is missing for models without matrix products, such as n-gram models.
+    """
     return {"precision": model.precision} if hasattr(model, "precision") else {}
 
 
 def saved_text_figures(folder: Path, key: str | None) -> Figures:
-    """Return the saved figures of the texts with digest `key`, and those of the last classification."""
+    """Return the figures per text that a model has saved: those of the texts with digest `key`, and of `classify`.
+
+    If `classify` was called several times, the last call counts.
+    """
     rows = [row for row in saved_results.read(folder) if row["kind"] == "classify"]
     classified_key = rows[-1].get("texts_key") if rows else None
     return {**text_figures.load(folder, key), **text_figures.load(folder, classified_key)}
 
 
 def read_points(path: str | Path) -> dict[str, dict[str, float]]:
-    """Read named points from a table with a column `name`, whose other columns are numeric context columns."""
+    """Read named points, as for `classify_points`, from a table with a column `name` and numeric context columns."""
     table = open_table(path)
     if "name" not in table.columns or len(table.columns) < 2:
         raise UserError(f"{path}: expected a column `name` and numeric columns, got {', '.join(table.columns)}")
@@ -133,6 +144,6 @@ def read_points(path: str | Path) -> dict[str, dict[str, float]]:
             values = {column: to_number(chunk[column][index]) for column in table.columns if column != "name"}
             invalid = [column for column, value in values.items() if value is None]
             if invalid:
-                raise UserError(f"{path}: {invalid[0]} of {name} is not a number")
+                raise UserError(f"{path}: {invalid[0]} of {name} is not a number")  # the first invalid column
             points[category_name(name)] = {column: value for column, value in values.items() if value is not None}
     return points

@@ -1,8 +1,8 @@
 """Warnings about runs whose outputs may mislead: training stopped early, or the context has no significant gain.
 
-The gain is the relative reduction of the perplexity against the same run with the expected context. It is measured at
-the end of training, on up to `MAX_TEXTS` development texts, and by `evaluate`. The measurement with the most texts
-counts; a measurement is ignored if all of its texts are by unknown users.
+The gain is the relative reduction of the perplexity against the same run with the expected context. Training measures
+the gain at its end, on up to `MAX_TEXTS` development texts, and `evaluate` measures it on other tables. The measurement
+with the most texts counts. A measurement is ignored if all of its texts were written by unknown users.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,7 +26,8 @@ Row = dict[str, Any]
 def measure_context_gain(run: Run, held_out: Corpus) -> Row | None:
     """Measure the gain of the context on held-out texts, with its interval; None for an unadapted run.
 
-    `only_unknown_users` is true if the run distinguishes users but none of the texts is by a known user.
+    The row also has `only_unknown_users`, which is true, if the run distinguishes users but no known user wrote any of
+    the texts.
     """
     if not run.model.adapted:
         return None
@@ -44,7 +45,7 @@ def measure_context_gain(run: Run, held_out: Corpus) -> Row | None:
 
 
 def format_context_gain(run: Run) -> str:
-    """Format the gain that was measured at the end of training, to follow other figures; empty if there is none."""
+    """Format the gain that was measured at the end of training, as the end of a line; empty if it was not measured."""
     row = training_facts(run.folder).get("context") or {}
     gain = format_difference("gain", row)
     if gain is None:
@@ -56,10 +57,13 @@ def format_context_gain(run: Run) -> str:
     return f"{other_columns}; {unknown_users_notice(run, 'development text')}"
 
 
-def unknown_users_notice(run: Scorer, text: str) -> str:
-    """Return a notice that no `text` is by a known user, with the command that measures the gain from users."""
+def unknown_users_notice(run: Scorer, kind_of_text: str) -> str:
+    """Return a notice that no text is by a known user, with the command that measures the gain from learning users.
+
+    `kind_of_text` names the texts, such as "development text".
+    """
     command = f"factorcell tune-online {run.folder} TABLE"
-    return f"no {text} is by a known user; `{command}` measures the gain from learning users"
+    return f"no {kind_of_text} is by a known user; `{command}` measures the gain from learning users"
 
 
 def find_warnings(runs: Iterable[Run]) -> list[str]:
@@ -73,6 +77,7 @@ def training_warnings(runs: Iterable[Run]) -> list[str]:
 
 
 def _warnings(runs: Iterable[Run], check_gain: bool, advice: str) -> list[str]:
+    """Return a line for each run with a reason for a warning; the line ends with `advice`."""
     lines = []
     for run in runs:
         try:
@@ -85,6 +90,7 @@ def _warnings(runs: Iterable[Run], check_gain: bool, advice: str) -> list[str]:
 
 
 def _early_stop(run: Run) -> Iterator[str]:
+    """Yield a reason if training stopped before its last step, except if it stopped because of `patience`."""
     log = run.log()
     if not log or log[-1]["step"] >= log[-1]["steps"]:
         return
@@ -95,11 +101,12 @@ def _early_stop(run: Run) -> Iterator[str]:
 
 
 def _insignificant_gain(run: Run) -> Iterator[str]:
-    measured = [training_facts(run.folder).get("context") or {}]
-    measured += [row["evaluation"] for row in saved_results.read(run.folder) if row.get("kind") == "evaluate"]
+    """Yield a reason if the interval of the measured gain contains zero or lies below it."""
+    measurements = [training_facts(run.folder).get("context") or {}]
+    measurements += [row["evaluation"] for row in saved_results.read(run.folder) if row.get("kind") == "evaluate"]
     valid = [
         row
-        for row in measured
+        for row in measurements
         if row.get("over") is None and row.get("gain_low") is not None and not row.get("only_unknown_users")
     ]
     row = max(reversed(valid), key=lambda row: float(row["texts"]), default=None)  # the latest one in case of ties

@@ -1,16 +1,17 @@
 """Differences between models over texts and trainings, and correlations, with 95 % confidence intervals.
 
-The figure of a model m with trainings s is the mean over s of R_ms, a ratio of sums over texts. The bootstrap over
-texts gives its difference d to another model an interval [l, u]. If models were trained several times, the variance
-between trainings is added:
+A model m that is trained with several seeds s has a figure R_ms for each training, which is a ratio of sums over texts;
+the figure of the model is their mean. A bootstrap over texts gives an interval [l, u] of the difference d between two
+models. If they were trained several times, the interval is widened by the standard error e over trainings:
 
     [d - sqrt((d - l)^2 + (t e)^2), d + sqrt((u - d)^2 + (t e)^2)],    e^2 = v (1 / S_1 + 1 / S_2)
 
-Here v is the pooled variance of R_ms over the S_1 and S_2 trainings, and t the quantile of Student's distribution with
-S_1 + S_2 - 2 degrees of freedom; confidence limits of independent terms of a sum are combined in this way (Zou and
-Donner 2008). Deterministic models, such as n-gram models, do not contribute to v, e and t.
+S_1 and S_2 are the numbers of trainings of the two models, v is the pooled variance of R_ms over these trainings, and t
+is the quantile of Student's distribution with S_1 + S_2 - 2 degrees of freedom. This formula combines the confidence
+limits of two independent terms of a sum (Zou and Donner 2008). Deterministic models, such as n-gram models, do not
+contribute to v, e and t.
 
-Shapes: M models, N texts, D draws.
+Shapes: M models, N texts, D bootstrap draws.
 """
 
 import math
@@ -30,7 +31,7 @@ from factorcell.evaluation.text_figures import TextSums
 Row = dict[str, Any]
 
 LEVEL = 0.95  # confidence level of all intervals
-NORMAL_QUANTILE = NormalDist().inv_cdf((1 + LEVEL) / 2)  # half width of an interval in standard deviations
+NORMAL_QUANTILE = NormalDist().inv_cdf((1 + LEVEL) / 2)  # half width of a normal interval in standard deviations
 
 Floats = NDArray[np.float64]
 
@@ -39,8 +40,11 @@ Floats = NDArray[np.float64]
 class Ratios:
     """One figure of M models over the same texts.
 
-    `resampled` (1 + D, M) has the figure over all texts in its first row, then that of each bootstrap draw. `trained`
-    has the figure of each training of each model (empty for a deterministic model). `texts` is the number of texts.
+    Attributes:
+        resampled: The figure of each model over all texts (first row), and over each bootstrap draw of texts, as an
+            array (1 + D, M).
+        trained: For each model, the figure of each training; an empty array for a deterministic model.
+        texts: The number of texts.
     """
 
     resampled: Floats
@@ -51,9 +55,10 @@ class Ratios:
     def from_sums(
         cls, models: Sequence[Sequence[TextSums]], seed: int = 0, deterministic: Container[int] = ()
     ) -> "Ratios | None":
-        """Compute the figure of each model from the sums of its trainings; None unless all read the same texts.
+        """Compute the figure of each model from the sums of its trainings; None unless all models read the same texts.
 
-        Texts that one model omits are omitted for all. `deterministic` has the indices of the deterministic models.
+        A text that one model omits is omitted for all. `seed` is that of the bootstrap, and `deterministic` has the
+        indices of the deterministic models.
         """
         trainings = [sums for model in models for sums in model]
         if not all(models) or len({(sums.texts, len(sums.denominator)) for sums in trainings}) > 1:
@@ -82,9 +87,10 @@ class Ratios:
         )
 
     def difference(self, first: int, second: int, paired: bool = False) -> Interval:
-        """Return the figure of model `first` minus that of model `second`.
+        """Return the figure of model `first` minus that of model `second`, with its interval over texts and trainings.
 
-        If `paired`, the trainings of the two models correspond, and the variance of their differences is used.
+        If `paired`, training s of one model corresponds to training s of the other; then the variance between trainings
+        is that of the differences of corresponding trainings.
         """
         with np.errstate(invalid="ignore"):
             differences = self.resampled[:, first] - self.resampled[:, second]
@@ -95,12 +101,15 @@ class Ratios:
         return add_training_variance(interval, first_values, second_values)
 
     def best_model(self, higher_is_better: bool) -> int | None:
-        """Return the model that is significantly better than every other one, or None."""
+        """Return the index of the model that is significantly better than every other one, or None."""
         return bootstrap.clear_winner(self.resampled[0], higher_is_better, self.difference)
 
 
 def add_training_variance(interval: Interval, first: Floats, second: Floats) -> Interval:
-    """Widen an interval over texts by the variance between the trainings of both models."""
+    """Widen an interval over texts by the variance between trainings (see the module header).
+
+    `first` and `second` have the figures of the trainings of two models; one of them may be empty.
+    """
     if interval.low is None or interval.high is None:
         return interval
     trained = [values for values in (first, second) if len(values)]
@@ -116,8 +125,8 @@ def add_training_variance(interval: Interval, first: Floats, second: Floats) -> 
 def student_quantile(degrees: int) -> float:
     """Return the quantile t of Student's distribution for a two-sided interval of level `LEVEL`.
 
-    With t = sqrt(n) tan(a), the density over the angle a is proportional to cos(a)^(n - 1), n being the `degrees` of
-    freedom.
+    n is the number of `degrees` of freedom. With t = sqrt(n) tan(a), the density over the angle a is proportional to
+    cos(a)^(n - 1), which is integrated by the trapezoidal rule.
     """
     angles = np.linspace(0, math.pi / 2, 200_001)
     density = np.cos(angles) ** (degrees - 1)
@@ -126,7 +135,7 @@ def student_quantile(degrees: int) -> float:
 
 
 def gain_from_nats(nats: Interval) -> Interval:
-    """Convert a reduction in nats per target to the relative reduction of the perplexity."""
+    """Convert a reduction in nats per target, with its interval, to the relative reduction of the perplexity."""
     with np.errstate(over="ignore"):  # a diverged model has infinite nats
         point, *ends = (None if value is None else float(-np.expm1(-value)) for value in nats)
     assert point is not None
@@ -134,10 +143,10 @@ def gain_from_nats(nats: Interval) -> Interval:
 
 
 def correlation(first: Sequence[float], second: Sequence[float]) -> Row:
-    """Return Pearson's `r` with its interval (`low`, `high`) by Fisher's transformation, and the number `n` of pairs.
+    """Return Pearson's correlation `r`, its interval (`low`, `high`), and the number `n` of pairs.
 
-    r is None if a column is constant or there are fewer than three pairs; the interval is None for fewer than four
-    pairs. Pairs with a value that is not finite are omitted.
+    The interval follows from Fisher's transformation. r is None if one side is constant or there are fewer than three
+    pairs; the interval is None for fewer than four pairs. Pairs with a value that is not finite are omitted.
     """
     pairs: Any = _finite_pairs(first, second)
     count = len(pairs)
@@ -163,14 +172,18 @@ def _finite_pairs(first: Sequence[float], second: Sequence[float]) -> Floats:
 
 
 def ranks(values: Sequence[float] | NDArray[Any]) -> Floats:
-    """Return the rank of each value, 1 for the lowest; tied values have their mean rank."""
+    """Return the rank of each value, 1 for the lowest; tied values all have the mean of their ranks."""
     _, inverse, counts = np.unique(np.asarray(values, dtype=float), return_inverse=True, return_counts=True)
     mean_ranks: Floats = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
     return mean_ranks
 
 
 def auc(scores: Floats, positive: NDArray[np.bool_]) -> float:
-    """Return the area under the ROC curve: the share of (positive, negative) pairs in order, ties counted half."""
+    """Return the area under the ROC curve (AUC); NaN without positive or without negative items.
+
+    The AUC is the share of pairs of a positive and a negative item in which the positive item has the higher score; a
+    tie counts half.
+    """
     count, total = int(positive.sum()), len(positive)
     if count in (0, total):
         return math.nan

@@ -1,11 +1,12 @@
 """The contribution of every text to the metrics of a model, saved in the run folder for later comparisons.
 
-A figure (metric) is a ratio of sums over texts:
+A figure (metric) is a ratio of sums over texts, or the exponential of such a ratio:
 
     perplexity = exp(sum of nats / sum of targets)        accuracy = correct texts / texts with a true value
 
-Two models can be compared text by text if the keys of their figures are equal. The figures of a table are in the file
-`texts-<key>.safetensors` of the run folder.
+The key of a figure is a digest of the texts as the model reads them. Two models can be compared text by text if the
+keys of their figures are equal. The figures of a table are saved in the file `texts-<key>.safetensors` of the run
+folder.
 
 Shapes: N texts.
 """
@@ -31,8 +32,8 @@ Floats = NDArray[np.float64]
 class TextSums(NamedTuple):
     """The contributions of N texts to the `numerator` (N,) and the `denominator` (N,) of a figure.
 
-    Both are NaN for an omitted text. `key` is a digest of the texts as the model reads them. `originals` is a digest of
-    the original texts for figures that do not depend on the tokenizer (bits per byte), else empty.
+    Both arrays are NaN for an omitted text. `key` is a digest of the texts as the model reads them. `originals` is a
+    digest of the original texts for bits per byte, which do not depend on the tokenizer; it is empty for other figures.
     """
 
     key: str
@@ -41,17 +42,18 @@ class TextSums(NamedTuple):
     originals: str = ""
 
     def select(self, rows: NDArray[np.int64]) -> "TextSums":
+        """Return the contributions of some texts; their key differs from that of all texts."""
         originals = self.originals and f"{self.originals} some"
         return TextSums(f"{self.key} some", self.numerator[rows], self.denominator[rows], originals)
 
     @property
     def texts(self) -> str:
-        """The digest that two models must share so that the figure can be compared text by text."""
+        """The digest of the texts; two models can be compared text by text only if it is the same for both."""
         return self.originals or self.key
 
     @property
     def is_included(self) -> NDArray[np.bool_]:
-        """Whether each text is counted, i.e. not omitted (N,)."""
+        """Whether each text (N,) is counted, i.e. not omitted."""
         return ~np.isnan(self.denominator)
 
     @property
@@ -64,16 +66,19 @@ class TextSums(NamedTuple):
 Figures = dict[str, TextSums]
 
 
-def texts_digest(corpus: Corpus, *question: str) -> str:
-    """Return a digest of the texts, the vocabulary, and the `question`, such as the target and the candidates."""
-    digest = hashlib.sha256(json.dumps([corpus.tokenizer.tokens, question]).encode())
+def texts_digest(corpus: Corpus, *task: str) -> str:
+    """Return a digest of the texts and the vocabulary of `corpus`, and of a `task`.
+
+    The task of a classification is the target and the candidates; evaluations of perplexity have none.
+    """
+    digest = hashlib.sha256(json.dumps([corpus.tokenizer.tokens, task]).encode())
     for array in (corpus.tokens, corpus.offsets):
         digest.update(np.ascontiguousarray(array, dtype=np.int64).tobytes())
     return digest.hexdigest()[:16]
 
 
 def sum_per_text(values: NDArray[np.generic], corpus: Corpus) -> Floats:
-    """Sum `values`, one per target, over each text (N,)."""
+    """Return the sum of `values`, one per target, over each text (N,)."""
     sums: Floats = np.add.reduceat(np.append(values.astype(np.float64), 0.0), target_offsets(corpus)[:-1])
     return sums
 
@@ -92,19 +97,22 @@ def figures_from_nats(nats: NDArray[np.generic], corpus: Corpus) -> Figures:
 
 
 def bits_per_byte(key: str, nats: Floats, corpus: Corpus) -> TextSums | None:
-    """Return bits over bytes of the original texts from the `nats` (N,) of the texts; None without original texts.
+    """Return the figure `bits_per_byte` from the `nats` (N,) of the texts; None if the original texts are unknown.
 
     Truncated texts are omitted, because the number of bytes of the part that was read is unknown.
     """
     if corpus.originals is None:
         return None
-    cut = corpus.truncated
-    bits, sizes = np.where(cut, math.nan, nats / math.log(2)), np.where(cut, math.nan, corpus.originals.sizes)
+    is_cut = corpus.truncated
+    bits, sizes = np.where(is_cut, math.nan, nats / math.log(2)), np.where(is_cut, math.nan, corpus.originals.sizes)
     return TextSums(key, bits, sizes, corpus.originals.key)
 
 
 def has_lower_bound(corpus: Corpus) -> NDArray[np.bool_]:
-    """Return for each text (N,) whether its bits are only a lower bound, because its tokens do not determine it."""
+    """Return for each text (N,) whether its bits are only a lower bound.
+
+    They are if the tokens do not determine the original text, for example because of an out-of-vocabulary token.
+    """
     unknown = sum_per_text(~is_known_target(corpus), corpus) > 0
     return unknown if corpus.originals is None else unknown | ~corpus.originals.restorable
 
@@ -115,7 +123,7 @@ def accuracy_sums(key: str, correct: NDArray[np.bool_], is_labelled: NDArray[np.
 
 
 def save(folder: Path, figures: Mapping[str, TextSums]) -> None:
-    """Save figures in the `folder` of their model, merged with saved figures of the same texts."""
+    """Save figures in the `folder` of a model, merged with those that the folder has for the same texts."""
     for key in {sums.key for sums in figures.values()}:
         merged = {**load(folder, key), **{name: sums for name, sums in figures.items() if sums.key == key}}
         tensors = {
@@ -128,7 +136,7 @@ def save(folder: Path, figures: Mapping[str, TextSums]) -> None:
 
 
 def load(folder: Path, key: str | None) -> Figures:
-    """Return the saved figures for the texts with digest `key`; an empty dict if there are none."""
+    """Return the figures that `folder` has for the texts with digest `key`; an empty dict without such figures."""
     if key is None or not key.isalnum() or not _path(folder, key).exists():
         return {}
     tensors, facts = files.load_tensors(_path(folder, key))
@@ -145,7 +153,7 @@ def load(folder: Path, key: str | None) -> Figures:
             for name in names
         }
     except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{_path(folder, key)}: not a file of figures of texts ({error!r})") from None
+        raise UserError(f"{_path(folder, key)}: expected a file of figures per text ({error!r})") from None
 
 
 def _path(folder: Path, key: str) -> Path:

@@ -2,14 +2,17 @@
 
 Two n-gram models (`conditional_ngram`) are compared on held-out texts:
 
-    nothing    -log p(w | h)       predicts from the preceding tokens h
-    knowing    -log p(w | h, v)    also uses the value v of the column
+    nothing    -log p(w | h)       predicts token w from the preceding tokens h
+    knowing    -log p(w | h, v)    also reads the value v of the column
 
-An ideal model that infers v from the whole preceding text gains I(v; text) / T <= H(v) / T nats per target: if a few
-words reveal the value, it is worth little, however different the texts of the values are. The held-out posterior of a
-classifier gives a lower bound of I(v; text). A language model lies between the ideal model and the n-gram model, so its
-gain is expected between `least`, from this bound, and `most`, the gain of knowing over nothing. Gains are relative
-reductions of the perplexity.
+An ideal model infers v from all preceding tokens of a text. Knowing v before the first token lowers its nats per target
+by I(v; text) / T <= H(v) / T, where I is the mutual information and H the entropy. Therefore, if a few words reveal the
+value, the column is worth little, however different the texts of the values are. A classifier gives a lower bound of
+I(v; text): the mean of log p(v | text) - log p(v) over held-out texts.
+
+A trained language model remembers less of the text than the ideal model, and more than the n-gram models. Its gain is
+expected to lie between `least`, the gain from this bound, and `most`, the gain of *knowing* over *nothing*. Gains are
+relative reductions of the perplexity.
 
 Shapes: B texts, T targets, V vocabulary, K values (label K is a missing value), C columns.
 """
@@ -44,12 +47,12 @@ from factorcell.progress import progress_bar
 MIN_ROWS = 20
 MAX_VOCABULARY = 20_000  # tokens
 PREFIX_LENGTHS = (5, 10, 20)  # numbers of tokens after which the value is predicted
-LIKELIHOOD_EXPONENTS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18)  # candidates, because tokens are not independent evidence
+LIKELIHOOD_EXPONENTS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18)  # below 1, because tokens are not independent evidence
 MAX_CLASSES, MAX_CLASSIFIER_TEXTS = 50, 20_000  # values and training texts of the linear classifier
 SHARE = 0.35  # expected gain = least + SHARE * (most - least), from trained models (docs/advice.md)
 MIN_BIAS_GAIN, MIN_ADAPTER_GAIN = 0.005, 0.02  # minimum gains for a softmax bias and for an adapted recurrent layer
-MAX_RARE_SHARE = 0.5  # the gain of a column with more texts of rare values cannot be estimated
-MIN_ADDED_SHARE = 0.25  # share of its gain that a column must add to stronger columns
+MAX_RARE_SHARE = 0.5  # if a larger share of texts has rare values, the gain of the column cannot be estimated
+MIN_ADDED_SHARE = 0.25  # minimum gain of a column in addition to stronger columns, as a share of its gain alone
 
 Row = dict[str, Any]
 Floats = NDArray[np.float64]
@@ -66,9 +69,10 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
         progress: Whether to show a progress bar.
 
     Returns:
-        A dictionary with `columns`, which has a row of estimates for each column, the best first, with `advice` and its
-        reason, `why`; with `all`, the estimates for all columns together; and with the number of `rows` that were read,
-        the number `of` all rows, `targets` and `tokens_per_text`.
+        A row with six entries. `columns` has a row of estimates for each column, the best column first, with the
+        `advice` and the reason for it (`why`). `all` has the estimates for all columns together. `rows` is the number
+        of rows that were read, `of` the number of rows in the table, `targets` the number of targets in the rows read,
+        and `tokens_per_text` the mean number of targets per text.
 
     Raises:
         UserError: The config has no context column, or the table has too few rows.
@@ -109,29 +113,29 @@ def advise(source: Any, config: Config, *, rows: int = ADVICE_ROWS, seed: int = 
 
 
 def _estimate(split: Split, column: LabelColumn, seed: int) -> tuple[Row, ValueNGram]:
-    """Return the estimates for one column, and its fitted model."""
-    train, tune, test = split.labels(column)
-    model = ValueNGram(split.model, split.train, train, len(column.values))
-    model.fit_prior(split.tune, tune)
+    """Return the row of estimates for one column, and the n-gram model that is conditioned on the column."""
+    train_labels, tune_labels, test_labels = split.labels(column)
+    model = ValueNGram(split.model, split.train, train_labels, len(column.values))
+    model.fit_prior(split.tune, tune_labels)
     ratios = model.ratios()
-    model.beta = float(exponents(split.model, split.tune, [ratios], [tune])[0])
-    log_probs = tilted_log_probs(split.model, split.tune, [ratios], [tune], np.array([model.beta]))
-    model.fit_longer(split.tune, tune, np.exp(log_probs))
-    counts = np.bincount(train[train < len(column.values)], minlength=len(column.values))
+    model.beta = float(exponents(split.model, split.tune, [ratios], [tune_labels])[0])
+    log_probs = tilted_log_probs(split.model, split.tune, [ratios], [tune_labels], np.array([model.beta]))
+    model.fit_longer(split.tune, tune_labels, np.exp(log_probs))
+    counts = np.bincount(train_labels[train_labels < len(column.values)], minlength=len(column.values))
     prior = np.log((counts + 0.5) / (counts + 0.5).sum())
     _, tune_log_probs = model.log_probs(split.tune)
     posteriors = [posterior(tune_log_probs, split.tune, prior, exponent) for exponent in LIKELIHOOD_EXPONENTS]
-    exponent = _best_exponent(posteriors, prior, tune)
+    exponent = _best_exponent(posteriors, prior, tune_labels)
     bias_log_probs, test_log_probs = model.log_probs(split.test)
     by_prefix = [posterior(test_log_probs, split.test, prior, exponent, n) for n in (*PREFIX_LENGTHS, None)]
-    classifiers = [_classifier_row("n-grams", by_prefix, test, _information(by_prefix[-1], prior, test))]
+    classifiers = [_classifier_row("n-grams", by_prefix, test_labels, _information(by_prefix[-1], prior, test_labels))]
     classifiers += _linear_classifier_rows(split, column, prior, seed)
     best = max(classifiers, key=lambda row: row["information"])
-    values, targets = split.test.repeat_per_target(test), np.arange(len(split.test.targets))
+    values, targets = split.test.repeat_per_target(test_labels), np.arange(len(split.test.targets))
     gains = test_log_probs[targets, values] - split.baseline
-    length = len(targets) / max(1, int((test < len(prior)).sum()))  # targets per text with a value
+    targets_per_text = len(targets) / max(1, int((test_labels < len(prior)).sum()))  # over texts with a value
     most = max(0.0, _gain(gains.mean()))  # a negative gain is noise
-    least, entropy = min(_gain(best["information"] / length), most), float(-(np.exp(prior) * prior).sum())
+    least, entropy = min(_gain(best["information"] / targets_per_text), most), float(-(np.exp(prior) * prior).sum())
     row = {
         "column": column.name,
         "kind": column.kind,
@@ -151,13 +155,19 @@ def _estimate(split: Split, column: LabelColumn, seed: int) -> tuple[Row, ValueN
 
 
 def _best_exponent(posteriors: Sequence[Floats], prior: Floats, labels: Ids) -> float:
-    """Return the exponent whose log posterior (B, K) of the tune texts has most information about the value."""
+    """Return the exponent of `LIKELIHOOD_EXPONENTS` whose posterior has the most information about the value.
+
+    `posteriors` are the log posteriors (B, K) of the tune texts for each exponent.
+    """
     information = [_information(log_posterior, prior, labels) for log_posterior in posteriors]
     return LIKELIHOOD_EXPONENTS[information.index(max(information))]
 
 
 def _classifier_row(name: str, by_prefix: Sequence[Floats], labels: Ids, information: float) -> Row:
-    """Return the information of a classifier and its accuracies from log posteriors (B, K) after each prefix length."""
+    """Return a row with the information of a classifier, and with its accuracy after each prefix length.
+
+    `by_prefix` are the log posteriors (B, K) given the first tokens of each text, for each length.
+    """
     lengths = (*PREFIX_LENGTHS, "all")
     accuracies = {
         f"accuracy_{length}": _accuracy(log_posterior, labels)
@@ -167,10 +177,10 @@ def _classifier_row(name: str, by_prefix: Sequence[Floats], labels: Ids, informa
 
 
 def _linear_classifier_rows(split: Split, column: LabelColumn, prior: Floats, seed: int) -> list[Row]:
-    """Return the row of the linear classifier; an empty list if the column has too few or too many values."""
+    """Return a list with the row of the linear classifier; it is empty if the column has too few or too many values."""
     if not 2 <= len(column.values) <= MAX_CLASSES:
         return []
-    _, tune, test = split.labels(column)
+    _, tune_labels, test_labels = split.labels(column)
     variable = Variable("value", "category", values=("", *column.values), counts=(0, *([1] * len(column.values))))
 
     def select(rows: Ids) -> Corpus:
@@ -183,13 +193,16 @@ def _linear_classifier_rows(split: Split, column: LabelColumn, prior: Floats, se
     prefixes = [*(test_texts.truncate(length) for length in PREFIX_LENGTHS), test_texts]
     by_prefix = [classifier(texts).log_posterior for texts in prefixes]
     tempered = [apply_temperature(exponent * tune_posterior, 1.0) for exponent in LIKELIHOOD_EXPONENTS]
-    exponent = _best_exponent(tempered, prior, tune)
-    information = _information(apply_temperature(exponent * by_prefix[-1], 1.0), prior, test)
-    return [_classifier_row("linear", by_prefix, test, information)]
+    exponent = _best_exponent(tempered, prior, tune_labels)
+    information = _information(apply_temperature(exponent * by_prefix[-1], 1.0), prior, test_labels)
+    return [_classifier_row("linear", by_prefix, test_labels, information)]
 
 
 def _information(log_posterior: Floats, prior: Floats, labels: Ids) -> float:
-    """Return the mean log posterior (B, K) minus log prior of the true value in nats: on average at most I(v; text)."""
+    """Return the mean of log posterior (B, K) minus log prior (K,) over true values, in nats.
+
+    On average, it is at most the mutual information I(v; text).
+    """
     known = np.flatnonzero(labels < len(prior))
     return float((log_posterior[known, labels[known]] - prior[labels[known]]).mean()) if len(known) else 0.0
 
@@ -215,23 +228,25 @@ def _value_counts(column: LabelColumn, counts: Ids) -> Row:
 
 
 def _estimate_combined(split: Split, models: Sequence[tuple[LabelColumn, ValueNGram]], rows: Sequence[Row]) -> Row:
-    """Return the estimates for all columns together; set `added`, the gain of a column over stronger ones, in each row.
+    """Return the estimates for all columns together; set `added` in each of `rows`.
 
-    The ratios of the columns are multiplied with refitted exponents; then the longer histories of each are applied.
+    `added` is the gain of a column in addition to the stronger columns, which precede it. The joint model multiplies
+    the ratios r_v(w) of all columns, with refitted exponents, and then applies the counts of each column for longer
+    histories (`conditional_ngram`).
     """
     previous = _nats(rows[0]["most"])
     rows[0]["added"] = rows[0]["most"]
-    tunes, tests = zip(*(split.labels(column)[1:] for column, _ in models), strict=True)
+    all_tune_labels, all_test_labels = zip(*(split.labels(column)[1:] for column, _ in models), strict=True)
     for count in range(2, len(rows) + 1):
         strongest = [model for _, model in models[:count]]
         ratios = [model.ratios() for model in strongest]
-        beta = exponents(split.model, split.tune, ratios, tunes[:count])
-        tune = np.exp(tilted_log_probs(split.model, split.tune, ratios, tunes[:count], beta))
-        test = np.exp(tilted_log_probs(split.model, split.test, ratios, tests[:count], beta))
-        for model, tune_labels, test_labels in zip(strongest, tunes, tests, strict=False):
-            tune = model.fit_longer(split.tune, tune_labels, tune)
-            test = model.apply_longer(split.test, test_labels, test)
-        nats = float((np.log(test) - split.baseline).mean())
+        beta = exponents(split.model, split.tune, ratios, all_tune_labels[:count])
+        tune_probabilities = np.exp(tilted_log_probs(split.model, split.tune, ratios, all_tune_labels[:count], beta))
+        test_probabilities = np.exp(tilted_log_probs(split.model, split.test, ratios, all_test_labels[:count], beta))
+        for model, tune_labels, test_labels in zip(strongest, all_tune_labels, all_test_labels, strict=False):
+            tune_probabilities = model.fit_longer(split.tune, tune_labels, tune_probabilities)
+            test_probabilities = model.apply_longer(split.test, test_labels, test_probabilities)
+        nats = float((np.log(test_probabilities) - split.baseline).mean())
         rows[count - 1]["added"] = min(_gain(nats - previous), rows[count - 1]["most"])
         previous = nats
     single = sum(_nats(row["most"]) for row in rows)
@@ -265,12 +280,12 @@ def _error(gains: Floats, starts: Ids) -> float:
 
 
 def expected(least: float, most: float) -> float:
-    """Return the gain to expect of a trained model, by a rule of thumb."""
+    """Return the gain that a trained model is expected to have, by a rule of thumb."""
     return least + SHARE * (most - least)
 
 
 def recommend(row: Row) -> tuple[str, str]:
-    """Return the advice on a column, "use", "softmax bias" or "leave out", and the reason."""
+    """Return the advice on a column ("use", "softmax bias" or "leave out") and the reason for it."""
     gain, most = f"{row['expected']:.1%}", f"{row['most']:.1%}"
     is_insignificant = row["most"] < max(MIN_BIAS_GAIN, 2 * row["most_error"])
     if row["rare"] > MAX_RARE_SHARE and is_insignificant:

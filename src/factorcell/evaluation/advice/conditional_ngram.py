@@ -3,10 +3,10 @@
     p_1(w | h, v) = p(w | h) r_v(w)^beta / Z(h, v)         r_v(w) = (c_v(w) + alpha p(w)) / (c_v + alpha) / p(w)
     p_n(w | h, v) = (c_v(h w) + alpha_n p_{n-1}(w | h, v)) / (c_v(h) + alpha_n)
 
-p(w | h) is a Kneser-Ney model of all texts, and c_v are counts in the texts with value v. The first line is what an
-adapted softmax bias can represent; the second line, for histories h of 1, 2, ... tokens, requires an adapted recurrent
-layer. Both are normalized over the vocabulary. alpha, beta and alpha_n are fitted on tune texts, which are not counted
-and are not test texts.
+w is a token, h its history (the preceding tokens), and v the value. p(w | h) is a Kneser-Ney model of all texts (the
+base model), p(w) a unigram model of all texts, c_v are counts in the texts with value v, and Z normalizes. An adapted
+softmax bias can represent the first line; the second line, for histories h of n - 1 = 1, 2, ... tokens, requires an
+adapted recurrent layer. alpha, beta and alpha_n are fitted on tune texts, which are neither counted nor test texts.
 
 Shapes: B texts, T targets, V vocabulary, K values (label K is a missing value), C columns.
 """
@@ -23,7 +23,7 @@ from factorcell.evaluation.ngram import NGram
 
 BLOCK = 4_000_000  # maximum number of probabilities that are computed at once
 ALPHAS = tuple(10.0 ** (power / 2) for power in range(0, 14))  # candidate pseudo-counts
-MAX_STEPS, TOLERANCE = 6, 1e-3  # of Newton's method for the exponents: number of steps, and change to stop at
+MAX_STEPS, TOLERANCE = 6, 1e-3  # Newton's method for beta stops after this number of steps, or at a smaller change
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -39,7 +39,10 @@ class ValueCounts:
         self.keys, self.counts = np.unique(items[known] * size + values[known], return_counts=True)
 
     def of_all_values(self, items: Ids) -> Float32s:
-        """Return the counts (T, K + 1) of all values for each item; 0 for item -1 and for the missing value."""
+        """Return the counts of each of `items` (T,) with all values (T, K + 1).
+
+        The counts of item -1 and of the missing value are 0.
+        """
         begin, end = (np.searchsorted(self.keys, (items + shift) * self.size) for shift in (0, 1))
         spans = np.where(items >= 0, end - begin, 0)
         rows = np.repeat(np.arange(len(items)), spans)
@@ -49,7 +52,7 @@ class ValueCounts:
         return dense
 
     def with_value(self, items: Ids, values: Ids) -> Floats:
-        """Return the counts (T,) of one value for each item."""
+        """Return the count (T,) of each of `items` (T,) with its own value in `values` (T,)."""
         if not len(self.keys):
             return np.zeros(len(items))
         keys = items * self.size + values
@@ -60,7 +63,7 @@ class ValueCounts:
 
 @dataclass(frozen=True)
 class IndexedTexts:
-    """Texts as ids of the base model: their targets, and the history and n-gram of each target at every order."""
+    """Texts as ids of the base model: the targets, and the history and n-gram of each target at every order."""
 
     targets: Ids  # (T,)
     histories: list[Ids]  # (T,) at every order
@@ -70,6 +73,7 @@ class IndexedTexts:
 
     @classmethod
     def from_corpus(cls, model: NGram, corpus: Corpus, *, only_counted: bool = False) -> "IndexedTexts":
+        """Look up the n-grams of all texts of `corpus` in the base `model`."""
         blocks = list(model.blocks(corpus))
         histories, grams = (
             [np.concatenate(order) for order in zip(*(block[side] for block in blocks), strict=True)] for side in (0, 1)
@@ -84,7 +88,10 @@ class IndexedTexts:
 
 
 class ValueNGram:
-    """An n-gram model conditioned on one column of `size` values; labels (B,) are 0 to K - 1, and K if missing."""
+    """An n-gram model that is conditioned on one column with K = `size` values.
+
+    The label of a text is the index of its value, or K if the value is missing.
+    """
 
     def __init__(self, model: NGram, train: IndexedTexts, labels: Ids, size: int) -> None:
         self.model, self.size = model, size
@@ -103,7 +110,7 @@ class ValueNGram:
         self.alphas: list[float] = []
 
     def fit_prior(self, tune: IndexedTexts, labels: Ids) -> None:
-        """Fit alpha, the weight of the unigram model in the counts of each value, on tune texts."""
+        """Fit alpha, the pseudo-count of the unigram model in each value, on the tune texts with these labels (B,)."""
         values = tune.repeat_per_target(labels)
         counts, totals, unigrams = self.counts[values, tune.targets], self.totals[values], self.unigrams[tune.targets]
         nats = {alpha: -np.log((counts + alpha * unigrams) / (totals + alpha)).sum() for alpha in ALPHAS}
@@ -118,7 +125,7 @@ class ValueNGram:
         return log_ratios
 
     def log_probs(self, texts: IndexedTexts) -> tuple[Float32s, Float32s]:
-        """Return log p_1 and log p_n of every target given every value (T, K + 1), n being the highest order."""
+        """Return log p_1 and log p_n of every target given every value (T, K + 1), where n is the highest order."""
         ratios = self.beta * self.ratios()
         raised = np.exp(ratios).T
         first = np.empty((len(texts.targets), self.size + 1), dtype=np.float32)
@@ -137,9 +144,10 @@ class ValueNGram:
         return first, np.log(probabilities).astype(np.float32)
 
     def fit_longer(self, tune: IndexedTexts, labels: Ids, first: Floats) -> Floats:
-        """Fit alpha_n for each order from p_1 given the true values (T,); return p_n.
+        """Fit alpha_n for each order n on the tune texts; return p_n (T,) of the highest order.
 
-        alpha_n is infinite if the order does not raise the likelihood of the tune texts.
+        `first` (T,) are the probabilities p_1 given the true values. alpha_n is infinite if order n does not raise the
+        likelihood of the tune texts.
         """
         self.alphas, probability = [], first
         for level in range(len(self.longer)):
@@ -152,7 +160,7 @@ class ValueNGram:
         return probability
 
     def apply_longer(self, texts: IndexedTexts, labels: Ids, first: Floats) -> Floats:
-        """Return p_n (T,) given the true values of the texts; `first` (T,) are the probabilities p_1."""
+        """Return p_n (T,) of the highest order n given the true values; `first` (T,) are the probabilities p_1."""
         probability = first
         for level, alpha in enumerate(self.alphas):
             if np.isfinite(alpha):
@@ -169,7 +177,7 @@ class ValueNGram:
 
 
 def blocks(model: NGram, texts: IndexedTexts) -> Iterator[tuple[slice, Float32s]]:
-    """Yield slices of the targets, each with p(w | h) for all tokens (t, V)."""
+    """Yield slices of t targets, each with p(w | h) of the base model for every token w (t, V)."""
     size = max(1, BLOCK // len(model.tokenizer))
     for begin in range(0, len(texts.targets), size):
         rows = slice(begin, min(begin + size, len(texts.targets)))
@@ -177,9 +185,10 @@ def blocks(model: NGram, texts: IndexedTexts) -> Iterator[tuple[slice, Float32s]
 
 
 def exponents(model: NGram, texts: IndexedTexts, ratios: Sequence[Float32s], labels: Sequence[Ids]) -> Floats:
-    """Maximize the likelihood of p(w | h) prod_c r_c(w)^beta_c / Z over beta (C,), by Newton's method (it is concave).
+    """Return the exponents beta (C,) that maximize the likelihood of p(w | h) prod_c r_c(w)^beta_c / Z.
 
-    `ratios` (K_c + 1, V) and `labels` (B,) have an array per column.
+    Newton's method maximizes the log likelihood, which is concave in beta. For each column c, `ratios` has an array
+    log r_c (K_c + 1, V), and `labels` has an array (B,).
     """
     beta = np.zeros(len(ratios))
     values = [texts.repeat_per_target(column) for column in labels]
@@ -220,8 +229,8 @@ def posterior(
 ) -> Floats:
     """Return log p(v | text) (B, K) by Bayes' rule from the log probabilities (T, K) of the targets given each value.
 
-    Only the first `max_targets` targets of each text count; by default all. `prior` (K,) is in log probabilities. The
-    likelihood is raised to `exponent`, because tokens are not independent evidence.
+    Only the first `max_targets` targets of each text count; by default all. `prior` (K,) has log probabilities. The
+    likelihood is raised to the power `exponent`, because tokens are not independent evidence.
     """
     log_likelihoods = np.empty((len(texts.starts) - 1, len(prior)))
     for row, begin in enumerate(texts.starts[:-1]):

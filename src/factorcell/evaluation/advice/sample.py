@@ -1,6 +1,6 @@
-"""Data for `advise`: a sample of a table, its context columns as labels, and train, tune and test texts.
+"""Data for `advise`: a sample of a table, the labels of its context columns, and train, tune and test texts.
 
-Shapes: B texts, T targets, K values (and one more for missing).
+Shapes: B texts, T targets, K values (label K is a missing value).
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,10 @@ from factorcell.evaluation.advice.conditional_ngram import IndexedTexts, ValueNG
 from factorcell.evaluation.ngram import NGram
 
 HELD_OUT, MAX_HELD_OUT = 0.1, 6000  # share and maximum number of held-out texts; half are tune, half test texts
-MAX_VALUES = 2000  # per column; rarer values share a label
-TUNE_TARGETS, TEST_TARGETS = 4000, (10_000, 30_000)  # number of targets: fixed, and minimum and maximum
-TEST_PRODUCTS = 3.0e11  # multiplications that the test targets may cost
+MAX_VALUES = 2000  # maximum number of values of a column with their own label; rarer values share a label
+TUNE_TARGETS = 4000  # approximate number of targets of the tune texts
+TEST_TARGETS = 10_000, 30_000  # minimum and maximum of the approximate number of targets of the test texts
+TEST_PRODUCTS = 3.0e11  # limits targets * values * vocabulary of the test texts, and thereby the computing time
 BINS = 10  # quantile ranges of a numeric column
 ORDER, CHARACTER_ORDER = 3, 6  # of the n-gram models
 
@@ -32,7 +33,10 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class LabelColumn:
-    """A context column: `labels` (B,) are 0 to K - 1, and K if missing; `rare` values share label 0."""
+    """A context column whose values have the labels 0 to K - 1; the label K stands for a missing value.
+
+    `labels` (B,) are those of the texts. `rare` is the number of rare values, which share label 0.
+    """
 
     name: str
     kind: str
@@ -44,9 +48,10 @@ class LabelColumn:
 def sample(
     source: Any, columns: Sequence[str], rows: int = ADVICE_ROWS, seed: int = 0
 ) -> tuple[dict[str, list[Any]], int]:
-    """Draw at most `rows` rows uniformly, in one pass, keeping their order; return columns and the total row count.
+    """Draw at most `rows` rows of a table uniformly; return their columns and the number of rows of the table.
 
-    Each row has a random key; the rows with the lowest keys are selected.
+    The table is read once, and the rows keep their order. Each row gets a random key; the rows with the lowest keys are
+    selected.
     """
     random, bound, total = np.random.default_rng(seed), 1.0, 0
     selected: dict[str, list[Any]] = {name: [] for name in columns}
@@ -67,7 +72,7 @@ def sample(
 
 
 def label_columns(corpus: Corpus) -> list[LabelColumn]:
-    """Return the context columns of a corpus as labels; numeric columns are binned."""
+    """Return the context columns of a corpus with a label for each text; numbers are binned."""
     schema, columns = corpus.schema, []
     for variable in schema.variables:
         if variable.kind == "category":
@@ -86,7 +91,7 @@ def label_columns(corpus: Corpus) -> list[LabelColumn]:
 
 
 def _bin_numbers(variable: Variable, numbers: NDArray[np.float32]) -> LabelColumn:
-    """Label a numeric column by quantile ranges, or by its distinct values if there are at most `BINS`."""
+    """Label a numeric column with its quantile ranges, or with its distinct values if there are at most `BINS`."""
     edges = np.unique(numbers)
     if len(edges) > BINS:
         edges = np.unique(np.quantile(numbers, np.linspace(0, 1, BINS + 1)[:-1]))
@@ -96,11 +101,14 @@ def _bin_numbers(variable: Variable, numbers: NDArray[np.float32]) -> LabelColum
 
 @dataclass(frozen=True)
 class Split:
-    """The train texts (for counts), tune texts (for parameters) and test texts of a corpus, with a base model."""
+    """A corpus split into train texts (for counts), tune texts (for fitting parameters) and test texts.
+
+    `model` is the n-gram model of the train texts.
+    """
 
     corpus: Corpus
     model: NGram
-    rows: tuple[Ids, Ids, Ids]  # of `train`, `tune`, `test` in the corpus
+    rows: tuple[Ids, Ids, Ids]  # indices of the train, tune and test texts in the corpus
     train: IndexedTexts
     tune: IndexedTexts
     test: IndexedTexts
@@ -108,12 +116,13 @@ class Split:
 
     @classmethod
     def from_corpus(cls, corpus: Corpus, config: Config, values: int, seed: int, progress: bool = False) -> "Split":
-        """Split a corpus whose columns have at most `values` values; more values mean fewer test texts."""
+        """Split a corpus whose columns have at most `values` values; with more values there are fewer test texts."""
         order = np.random.default_rng(seed).permutation(len(corpus))
         size = min(MAX_HELD_OUT, max(4, int(HELD_OUT * len(corpus))))
         test_targets = int(np.clip(TEST_PRODUCTS / (values * len(corpus.tokenizer)), *TEST_TARGETS))
         tune_rows, test_rows = order[: size // 2], order[size // 2 : size]
-        rows = order[size:], _first(corpus, tune_rows, TUNE_TARGETS), _first(corpus, test_rows, test_targets)
+        tune_rows = _first_rows(corpus, tune_rows, TUNE_TARGETS)
+        rows = order[size:], tune_rows, _first_rows(corpus, test_rows, test_targets)
         parts = [corpus.select(part) for part in rows]
         counts = ngram.count_ngrams(
             parts[0], CHARACTER_ORDER if corpus.tokenizer.is_character_level else ORDER, progress
@@ -126,11 +135,11 @@ class Split:
         return cls(corpus, model, rows, train, tune, test, baseline)
 
     def labels(self, column: LabelColumn) -> tuple[Ids, Ids, Ids]:
-        """Return the labels of the train, tune and test texts."""
+        """Return the labels of a column for the train, tune and test texts."""
         train, tune, test = (column.labels[rows] for rows in self.rows)
         return train, tune, test
 
 
-def _first(corpus: Corpus, rows: Ids, targets: int) -> Ids:
-    """Return the first rows, at least two, whose texts have about `targets` targets together."""
+def _first_rows(corpus: Corpus, rows: Ids, targets: int) -> Ids:
+    """Return the first of `rows`, at least two, whose texts have about `targets` targets together."""
     return rows[: max(2, int(np.searchsorted(np.cumsum(corpus.lengths[rows]), targets)))]

@@ -1,1 +1,1 @@
-"""Rescoring of the n-best lists of a speech recognizer in context."""
+"""Rescoring of a speech recognizer's n-best lists with a language model that reads the context of each utterance."""

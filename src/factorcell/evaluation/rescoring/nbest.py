@@ -1,9 +1,12 @@
 """N-best lists of a speech recognizer, read from files in four formats.
 
+An n-best list has the most probable hypotheses (texts) for one utterance, each with scores of the recognizer.
+
 JSON lines   one utterance per line; fields other than id, hypotheses and reference are columns:
              {"id": "a1", "hypotheses": [{"text": "so it is", "acoustic": -31.2, "lm": -9.5}, ...],
               "reference": "so is it", "speaker": "ann"}
-             Every number of a hypothesis is a score, a log probability in nats; all hypotheses have the same scores.
+             Every number of a hypothesis is a score, a log probability in nats. The names of the scores must be the
+             same in all hypotheses.
 Kaldi        a folder of text files written by nbest-to-linear: words_text (or words) with lines `a1-1 so it is`,
              and files with costs `a1-1 31.2`: any of ac_cost, lm_cost, lmwt.nolm and lmwt.lmonly.
 NeMo         JSON lines of `transcribe_speech.py` with all beams:
@@ -11,8 +14,9 @@ NeMo         JSON lines of `transcribe_speech.py` with all beams:
 SRILM        a file per utterance, named after the utterance, or a folder of such files, with lines
              `acoustic lm words-count so it is`.
 
-The first hypothesis is the result of the first pass. Scores are converted to log probabilities in nats: Kaldi's costs
-are negated, SRILM's logarithms to base 10 are multiplied by ln 10. Files may be compressed (.gz).
+The first hypothesis of a list is the result of the recognizer (the first pass). Scores are converted to log
+probabilities in nats: Kaldi's costs are negated, SRILM's logarithms to base 10 are multiplied by ln 10. Files may be
+compressed (.gz).
 
 Shapes: H hypotheses of an utterance, S scores.
 """
@@ -39,6 +43,7 @@ Floats = NDArray[np.float64]
 Hypothesis = tuple[str, list[float]]  # text and scores
 
 MAX_SCORE = 1e9  # nats; sums of larger numbers would lose precision
+SCORE_RANGE = "a number from -1e9 to 1e9"
 MODEL, WORDS, LM = "model", "words", "lm"  # names of weights: rescoring model, number of words, first-pass model
 KALDI_TEXTS = ("words_text", "words")
 KALDI_COSTS = {"ac_cost": "acoustic", "lm_cost": LM, "lmwt.nolm": "graph", "lmwt.lmonly": LM}
@@ -54,7 +59,15 @@ UTTERANCE_FIELDS = ("id", "hypotheses", "reference")  # all other fields are col
 
 @dataclass(frozen=True)
 class Utterance:
-    """The hypotheses of an utterance: `texts` (H), best first, and `scores` (H, S) in nats; reference and columns."""
+    """The n-best list of an utterance.
+
+    Attributes:
+        id: The unique name of the utterance.
+        texts: The hypotheses (H), in the order of the first pass, the best first.
+        scores: The scores of each hypothesis in nats (H, S).
+        reference: The correct transcript, if it is known.
+        columns: The values of other columns, such as the speaker.
+    """
 
     id: str
     texts: tuple[str, ...]
@@ -65,7 +78,7 @@ class Utterance:
 
 @dataclass(frozen=True)
 class NBest:
-    """The n-best lists of utterances, and the `names` (S) of their scores."""
+    """The n-best lists of utterances, and the `names` (S) of the scores of each hypothesis."""
 
     names: tuple[str, ...]
     utterances: tuple[Utterance, ...]
@@ -87,17 +100,17 @@ class NBest:
 
     @property
     def has_references(self) -> bool:
-        """Whether the utterances have references; a list in which only some have one is an error."""
+        """Whether the utterances have references; either all or no utterances have one."""
         return self.utterances[0].reference is not None
 
     @property
     def columns(self) -> list[str]:
-        """The names of all columns."""
+        """The names of the columns that any utterance has."""
         return list(dict.fromkeys(name for utterance in self.utterances for name in utterance.columns))
 
 
 def read_nbest(source: Any) -> NBest:
-    """Read n-best lists.
+    """Read n-best lists in the format of JSON lines, Kaldi, NeMo or SRILM, which is recognized from the files.
 
     Args:
         source: A file, a folder, or a table in memory whose rows have the fields of the JSON lines format.
@@ -141,18 +154,19 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
         raise UserError(f"{path}: cannot be read ({error})") from None
 
 
-def _number(text: str, where: str, valid: str) -> float:
+def _parse_score(text: str, where: str, line_format: str) -> float:
+    """Return a score of a line; the message of a `UserError` names the location `where` and the `line_format`."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not -MAX_SCORE <= value <= MAX_SCORE:
-        raise UserError(f"{where}: expected a finite number, got {text!r}; a line is {valid}")
+        raise UserError(f"{where}: expected {SCORE_RANGE}, got {text!r}; a line is {line_format}")
     return value
 
 
 def _rows(lines: Iterable[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
-    """Parse lines of JSON; each object comes with its file and line number."""
+    """Parse lines of JSON, given with their locations; yield each value with its location."""
     for where, line in lines:
         try:
             yield where, json.loads(line)
@@ -194,30 +208,31 @@ def _hypothesis(entry: Any, names: Sequence[str], where: str) -> Hypothesis:
     if set(entry) != {"text", *names}:
         difference = ", ".join(sorted(set(entry) ^ {"text", *names}))
         raise UserError(
-            f"{where}: all hypotheses must have the same scores as the first one; they differ in {difference}"
+            f"{where}: expected scores with the same names as in the first hypothesis; the names differ in {difference}"
         )
     for name in names:
         value = entry[name]
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not -MAX_SCORE <= value <= MAX_SCORE:
-            raise UserError(f"{where}: {name}: expected a finite number (log probability in nats), got {value!r:.40}")
+            raise UserError(f"{where}: {name}: expected {SCORE_RANGE} (log probability in nats), got {value!r:.40}")
     return entry["text"], [float(entry[name]) for name in names]
 
 
 def _without_numpy(row: Mapping[str, Any]) -> dict[str, Any]:
-    numbers = {name: to_float64(value) for name, value in row.items() if isinstance(value, np.floating)}
-    return {name: value.item() if isinstance(value, np.generic) else value for name, value in row.items()} | numbers
+    """Return the row with NumPy scalars converted to Python's types."""
+    floats = {name: to_float64(value) for name, value in row.items() if isinstance(value, np.floating)}
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in row.items()} | floats
 
 
-def _utterance(name: str, hypotheses: Sequence[Hypothesis]) -> Utterance:
+def _utterance(utterance_id: str, hypotheses: Sequence[Hypothesis]) -> Utterance:
     texts, scores = zip(*hypotheses, strict=True)
-    return Utterance(name, texts, np.array(scores, dtype=np.float64))
+    return Utterance(utterance_id, texts, np.array(scores, dtype=np.float64))
 
 
 def _nemo_row(row: Any, where: str) -> dict[str, Any]:
-    """Convert a NeMo object to a row of the JSON lines format, without fields that are lists, such as timestamps."""
+    """Convert a NeMo object to a row of the JSON lines format; drop fields that are lists, such as timestamps."""
     beams: Any = row.get("beams") if isinstance(row, dict) else None
-    pairs = isinstance(beams, list) and all(isinstance(beam, list) and len(beam) == 2 for beam in beams)
-    if not pairs or not isinstance(row.get("audio_filepath"), str):
+    are_pairs = isinstance(beams, list) and all(isinstance(beam, list) and len(beam) == 2 for beam in beams)
+    if not are_pairs or not isinstance(row.get("audio_filepath"), str):
         raise UserError(f"{where}: expected audio_filepath and beams, a list of [TEXT, SCORE], got {row!r:.60}")
     columns = {name: value for name, value in row.items() if isinstance(value, (str, int, float, type(None)))}
     reference = columns.pop("text", None)
@@ -226,30 +241,34 @@ def _nemo_row(row: Any, where: str) -> dict[str, Any]:
 
 
 def _kaldi(path: Path) -> NBest:
-    texts = next(path / name for name in KALDI_TEXTS if (path / name).is_file())
-    costs: dict[str, dict[str, float]] = {}
-    for name, score in KALDI_COSTS.items():
-        if (path / name).is_file():
-            lines = ((where, (*line.split(maxsplit=1), "")) for where, line in _lines(path / name))
-            costs[score] = {parts[0]: _number(parts[1], where, "UTTERANCE-NUMBER COST") for where, parts in lines}
+    """Read the n-best lists in a folder of Kaldi's text files."""
+    texts_path = next(path / name for name in KALDI_TEXTS if (path / name).is_file())
+    costs: dict[str, dict[str, float]] = {}  # score -> hypothesis -> cost
+    for file_name, score in KALDI_COSTS.items():
+        if (path / file_name).is_file():
+            # The empty string stands for the cost of a line without one, which `_parse_score` rejects.
+            lines = ((where, (*line.split(maxsplit=1), "")) for where, line in _lines(path / file_name))
+            costs[score] = {parts[0]: _parse_score(parts[1], where, "UTTERANCE-NUMBER COST") for where, parts in lines}
     hypotheses_of: dict[str, list[Hypothesis]] = {}
-    for where, line in _lines(texts):
-        key, *rest = line.split(maxsplit=1)
-        name, dash, number = key.rpartition("-")
-        if not dash or not name or not number.isdecimal():
-            raise UserError(f"{where}: expected a hypothesis named UTTERANCE-NUMBER, got {key!r}")
+    for where, line in _lines(texts_path):
+        hypothesis_id, *words = line.split(maxsplit=1)
+        utterance_id, dash, number = hypothesis_id.rpartition("-")
+        if not dash or not utterance_id or not number.isdecimal():
+            raise UserError(f"{where}: expected a hypothesis named UTTERANCE-NUMBER, got {hypothesis_id!r}")
         for score, cost_of in costs.items():
-            if key not in cost_of:
-                raise UserError(f"{where}: {key} has no {score} cost; every hypothesis must have one")
-        hypotheses_of.setdefault(name, []).append((" ".join(rest), [-cost_of[key] for cost_of in costs.values()]))
-    words = [word for hypotheses in hypotheses_of.values() for text, _ in hypotheses for word in text.split()]
-    if words and all(word.isdecimal() for word in words):
-        hint = f"map word ids by words.txt into {path / KALDI_TEXTS[0]}"
-        raise UserError(f"{texts}: expected words, got only numbers; {hint}")
+            if hypothesis_id not in cost_of:
+                raise UserError(f"{where}: {hypothesis_id} has no {score} cost; every hypothesis must have one")
+        scores = [-cost_of[hypothesis_id] for cost_of in costs.values()]
+        hypotheses_of.setdefault(utterance_id, []).append((" ".join(words), scores))
+    all_words = [word for hypotheses in hypotheses_of.values() for text, _ in hypotheses for word in text.split()]
+    if all_words and all(word.isdecimal() for word in all_words):
+        hint = f"map word ids to words with words.txt, and write them to {path / KALDI_TEXTS[0]}"
+        raise UserError(f"{texts_path}: expected words, got only numbers; {hint}")
     return NBest(tuple(costs), tuple(_utterance(name, hypotheses) for name, hypotheses in hypotheses_of.items()))
 
 
 def _srilm(path: Path) -> NBest:
+    """Read SRILM's n-best list in a file, or those of all files in a folder."""
     files = [entry for entry in input_files.list_visible(path) if entry.is_file()] if path.is_dir() else [path]
     utterances = []
     for file in files:
@@ -264,16 +283,20 @@ def _srilm(path: Path) -> NBest:
 
 
 def _srilm_line(line: str, where: str) -> Hypothesis:
+    """Return the hypothesis in a line of SRILM's format, without marks such as `<s>`, with scores in nats."""
     parts = line.split()
     if len(parts) < 3:
         hint = "lists are in the format of JSON lines, Kaldi, NeMo or SRILM"
         raise UserError(f"{where}: expected {SRILM_LINE}, got {line!r:.40}; {hint}")
-    acoustic, lm, _ = (_number(text, where, SRILM_LINE) for text in parts[:3])
+    acoustic, lm, _ = (_parse_score(text, where, SRILM_LINE) for text in parts[:3])
     return " ".join(word for word in parts[3:] if word not in SRILM_MARKS), [math.log(10) * acoustic, math.log(10) * lm]
 
 
 def with_references(nbest: NBest, path: str | Path) -> NBest:
-    """Add references from a file of lines `UTTERANCE word word ...`, which must contain every utterance."""
+    """Return n-best lists with the references in a file of lines `UTTERANCE word word ...`.
+
+    Raises a `UserError` if the file lacks an utterance or contains one twice.
+    """
     references = {}
     for where, line in _lines(Path(path)):
         name, *rest = line.split(maxsplit=1)
@@ -288,7 +311,10 @@ def with_references(nbest: NBest, path: str | Path) -> NBest:
 
 
 def with_columns(nbest: NBest, path: str | Path) -> NBest:
-    """Add columns from a table whose first column is the id of the utterance; it must contain every utterance."""
+    """Return n-best lists with the columns of a table whose first column is the id of the utterance.
+
+    Raises a `UserError` if the table lacks an utterance.
+    """
     table = open_table(path)
     id_column, *others = table.columns
     columns_of: dict[str, dict[str, Any]] = {}

@@ -1,12 +1,14 @@
-"""Rescoring of n-best lists: each hypothesis is scored by a model in the context of its utterance.
+"""Rescoring of n-best lists: a language model scores each hypothesis in the context of its utterance.
 
     total(h) = sum_k w_k score_k(h) + w_model log p(h | context) + w_words words(h)
 
-All scores are in nats. The hypothesis with the largest total is chosen, and the first one in case of ties, so that a
-model with weight zero changes nothing. Weights are read from a file, fitted on lists with references (which makes the
-hypotheses with the fewest word errors most likely), or set by `ScoreWeights.with_model_share`.
+score_k are the scores of the n-best list, words(h) is the number of words of hypothesis h, and w are weights. All
+scores are in nats. The hypothesis with the largest total is chosen, and the first one in case of ties. Weights are read
+from a file, set by `ScoreWeights.with_model_share`, or fitted on lists with references. Fitted weights make the
+hypotheses with the fewest word errors most likely.
 
-Word errors are Levenshtein distances over words. Words are separated by white space and compared literally.
+The word errors of a hypothesis are its Levenshtein distance over words to the reference. Words are separated by white
+space and compared literally.
 
 Shapes: H hypotheses of an utterance, S scores, F = S + 2 features, R words of a reference.
 """
@@ -46,13 +48,18 @@ class ScoreWeights:
 
     @classmethod
     def with_model_share(cls, names: Sequence[str], share: float = 0.5) -> "ScoreWeights":
-        """Weight the model by `share`, the first-pass model `lm` by 1 - `share`, other scores by 1, and words by 0."""
+        """Return weights for the scores `names` without fitting.
+
+        The rescoring model has the weight `share`, the first-pass language model (`lm`) 1 - `share`, other scores 1,
+        and the number of words 0.
+        """
         limits.check(share=share)
         values = {name: 1 - share if name == LM else 1.0 for name in names}
         return cls({**values, MODEL: share, WORDS: 0.0})
 
     @classmethod
     def open(cls, path: str | Path) -> "ScoreWeights":
+        """Read weights from a JSON file: an object of names and numbers."""
         values = files.read_json(path)
         valid = isinstance(values, dict) and all(
             isinstance(value, (int, float)) and np.isfinite(value) for value in values.values()
@@ -65,7 +72,10 @@ class ScoreWeights:
         files.write_json(path, dict(self.values))
 
     def array(self, names: Sequence[str]) -> Floats:
-        """Return the weights (F,) of the features `names`, 0 by default; `UserError` if a weight has no feature."""
+        """Return the weights (F,) of the features `names`; a feature without a weight has weight 0.
+
+        Raises a `UserError` if a weight belongs to none of the features.
+        """
         for name in self.values:
             choose("weight", name, names)
         return np.array([self.values.get(name, 0.0) for name in names])
@@ -92,7 +102,10 @@ class ScoredNBest:
 
 
 def _utterance_contexts(model: Run | NGram, nbest: NBest, shared: Mapping[str, Any]) -> list[Row]:
-    """Return the context of each utterance: values `shared` by all, else those of the utterance, else None."""
+    """Return the context of each utterance: a value for each context column of the model.
+
+    The value is taken from `shared`, else from the columns of the utterance, else it is None.
+    """
     columns = model.schema.columns()
     for name in shared:
         choose("context column", name, columns)
@@ -106,7 +119,10 @@ def _read_hypotheses(
     optional: tuple[str, ...],
     unknown: str,
 ) -> Corpus:
-    """Read the hypotheses of all utterances, without truncation, as one corpus."""
+    """Return the hypotheses of all `utterances`, without truncation, as one corpus.
+
+    The variables `optional` may be absent.
+    """
     text = model.config.data.text
     pairs = zip(utterances, contexts, strict=True)
     rows = [{**context, text: hypothesis} for utterance, context in pairs for hypothesis in utterance.texts]
@@ -114,7 +130,10 @@ def _read_hypotheses(
 
 
 def _check_contexts(model: Run | NGram, nbest: NBest, contexts: Sequence[Row], unknown: str) -> tuple[str, ...]:
-    """Return the variables that no utterance has; a `UserError` for an invalid value names the utterance."""
+    """Return the variables whose column no utterance has.
+
+    Raises a `UserError` if a value is invalid; its message names the utterance.
+    """
     present = {name for context in contexts for name, value in context.items() if not is_missing(value)}
     optional = tuple(variable.name for variable in model.schema.variables if variable.source_column not in present)
     checked = set()
@@ -137,13 +156,14 @@ def score_hypotheses(
     unknown: str = "error",
     progress: bool = False,
 ) -> ScoredNBest:
-    """Compute log p of every hypothesis in the context of its utterance.
+    """Compute log p(hypothesis given context) of every hypothesis in the context of its utterance.
 
     Args:
         model: A run or an n-gram model.
         nbest: The n-best lists.
         context: Values of context columns for all utterances.
-        unknown: How to read context values that training never saw: "error", "group" or "expected".
+        unknown: How to read context values that training never saw: "error" (raise), "group" (as the unknown value) or
+            "expected" (as the expected value).
         progress: Whether to show a progress bar.
 
     Returns:
@@ -159,21 +179,25 @@ def score_hypotheses(
         for batch in batches(nbest):
             utterances = nbest.utterances[batch]
             corpus = _read_hypotheses(model, utterances, contexts[batch], optional, unknown)
-            flat = np.array([-tally.nats for tally in text_tallies(model, corpus)])
-            log_probs += np.split(flat, np.cumsum([len(utterance.texts) for utterance in utterances])[:-1])
+            batch_log_probs = np.array([-tally.nats for tally in text_tallies(model, corpus)])
+            log_probs += np.split(batch_log_probs, np.cumsum([len(utterance.texts) for utterance in utterances])[:-1])
             bar.update(len(utterances))
     return ScoredNBest(nbest, tuple(log_probs))
 
 
 def batches(nbest: NBest) -> Iterator[slice]:
-    """Yield slices of utterances with at most `MAX_HYPOTHESES` hypotheses and `MAX_CHARACTERS` characters together."""
-    begin = size = length = 0
+    """Yield slices of utterances with at most `MAX_HYPOTHESES` hypotheses and `MAX_CHARACTERS` characters together.
+
+    An utterance that exceeds a limit alone is a slice of its own.
+    """
+    begin = hypotheses = characters = 0
     for index, utterance in enumerate(nbest.utterances):
-        count, characters = len(utterance.texts), sum(map(len, utterance.texts))
-        if index > begin and (size + count > MAX_HYPOTHESES or length + characters > MAX_CHARACTERS):
+        more_hypotheses, more_characters = len(utterance.texts), sum(map(len, utterance.texts))
+        is_full = hypotheses + more_hypotheses > MAX_HYPOTHESES or characters + more_characters > MAX_CHARACTERS
+        if index > begin and is_full:
             yield slice(begin, index)
-            begin, size, length = index, 0, 0
-        size, length = size + count, length + characters
+            begin, hypotheses, characters = index, 0, 0
+        hypotheses, characters = hypotheses + more_hypotheses, characters + more_characters
     yield slice(begin, len(nbest.utterances))
 
 
@@ -187,7 +211,7 @@ def fit_weights(scored: ScoredNBest) -> tuple[ScoreWeights, float]:
     """Fit the weights that make the hypotheses with the fewest word errors most likely within their lists.
 
     Returns:
-        The weights, and the mean nats of these hypotheses per list.
+        The weights, and the nats of these hypotheses, averaged over lists.
 
     Raises:
         UserError: The lists have no references.
@@ -208,9 +232,10 @@ def rescore(scored: ScoredNBest, weights: ScoreWeights) -> list[Row]:
     """Choose the hypothesis with the largest total for each utterance.
 
     Returns:
-        A row per utterance with `id`, the chosen `text`, its `place` in the list (from 1), the `first` text and the
-        `columns`. With references a row also has the `reference`, its number of `words`, and the word errors of the
-        chosen (`errors`), the first (`errors_first`) and the best text (`errors_oracle`).
+        A row per utterance with its `id`, the chosen `text`, the `place` of this text in the list (from 1), the `first`
+        text of the list, and the `columns` of the utterance. With references, a row also has the `reference`, the
+        number of its `words`, and three numbers of word errors: those of the chosen text (`errors`), of the first text
+        (`errors_first`), and of the text with the fewest (`errors_oracle`).
     """
     rows: list[Row] = []
     for utterance, index in zip(scored.nbest.utterances, choose_hypotheses(scored, weights), strict=True):
@@ -225,16 +250,21 @@ def rescore(scored: ScoredNBest, weights: ScoreWeights) -> list[Row]:
 
 
 def word_error_rates(rows: Sequence[Row], by: Sequence[str] = (), seed: int = 0) -> list[Row]:
-    """Compute word error rates from rows of `rescore` with references, overall and by the values of columns.
+    """Compute word error rates over all utterances, and over groups with the same value of a column.
 
     Args:
-        rows: Rows of `rescore`.
-        by: The names of columns.
+        rows: Rows of `rescore` for lists with references.
+        by: The names of the columns.
         seed: The seed of the bootstrap over utterances.
 
     Returns:
-        Rows with `by`, `value`, `utterances` and `words`; the rates `first`, `rescored` and `oracle` as shares of the
-        words; and `gain`, the reduction of the rate, with its interval (None for fewer than 10 utterances).
+        A row per group with `by` (the column), `value`, and the numbers of `utterances` and `words`. Word errors are
+        divided by the number of words: of the first pass (`first`), after rescoring (`rescored`), and of the
+        hypotheses with the fewest errors (`oracle`). `gain` is `first` minus `rescored`; its interval is None for fewer
+        than 10 utterances.
+
+    Raises:
+        UserError: No utterance has a column of `by`, or the references of a group have no words.
     """
     groups: dict[tuple[str, str], list[Row]] = {ALL: list(rows)}
     for name in by:
@@ -251,8 +281,8 @@ def _rates(key: tuple[str, str], rows: Sequence[Row], seed: int) -> Row:
     sums = bootstrap.resampled_sums(counts, seed=seed)
     words, first, rescored, oracle = sums[0]
     if not words:
-        of = "" if key == ALL else f" of {key[0]} {key[1]!r}"
-        raise UserError(f"the references{of} have no words, so the word error rate is undefined")
+        of_group = "" if key == ALL else f" of {key[0]} {key[1]!r}"
+        raise UserError(f"the references{of_group} have no words, so the word error rate is undefined")
     gains = (sums[:, 1] - sums[:, 2]) / np.maximum(sums[:, 0], 1)
     return {
         **dict(zip(("by", "value"), key, strict=True)),
@@ -263,7 +293,7 @@ def _rates(key: tuple[str, str], rows: Sequence[Row], seed: int) -> Row:
 
 
 def word_errors(reference: str, texts: Sequence[str]) -> NDArray[np.int64]:
-    """Return the word errors (H,) of texts: the minimum number of substitutions, deletions and insertions."""
+    """Return the word errors (H,) of `texts` (H): the fewest insertions, deletions and substitutions of words."""
     reference_words, hypotheses = reference.split(), [text.split() for text in texts]
     ids = {word: number for number, word in enumerate(dict.fromkeys(reference_words))}
     reference_ids = np.array([ids[word] for word in reference_words], dtype=np.int64)
@@ -272,7 +302,8 @@ def word_errors(reference: str, texts: Sequence[str]) -> NDArray[np.int64]:
     for row, words in enumerate(hypotheses):
         tokens[row, : len(words)] = [ids.get(word, -1) for word in words]
     positions = np.arange(len(reference_words) + 1)
-    costs = np.tile(positions, (len(hypotheses), 1))  # (H, R + 1): of the words so far, by prefix of the reference
+    # costs[h, r] (H, R + 1): errors of the words of hypothesis h read so far against r words of the reference.
+    costs = np.tile(positions, (len(hypotheses), 1))
     for step in range(tokens.shape[1]):
         next_costs = costs + 1  # insertion
         next_costs[:, 1:] = np.minimum(next_costs[:, 1:], costs[:, :-1] + (tokens[:, step, None] != reference_ids))

@@ -2,7 +2,9 @@
 
     maximize  1/U sum_u log p(best hypotheses of u) - RIDGE / 2 |w|^2,    p(h) = exp(w . x(h)) / sum_h' exp(w . x(h'))
 
-The objective is concave in w and maximized by Newton's method. Features are scaled to unit standard deviation.
+x(h) (F,) are the features of hypothesis h, scaled to unit standard deviation, and w (F,) are the weights. The best
+hypotheses of an utterance u are those with the fewest word errors. The objective is concave in w; Newton's method
+maximizes it.
 
 Shapes: U utterances, H hypotheses of the longest list (shorter lists are padded with copies of their first hypothesis),
 F features.
@@ -21,19 +23,25 @@ RIDGE = 1e-3  # penalty on the scaled weights, which keeps them finite for perfe
 
 
 def pad_lists(lists: Sequence[NDArray[np.generic]]) -> NDArray[np.generic]:
-    """Return arrays (H_u, ...) as one array (U, H, ...), padded with copies of their first rows."""
+    """Stack U arrays (H_u, ...) as one array (U, H, ...); shorter ones are padded with copies of their first row."""
     longest = max(map(len, lists))
     return np.stack([np.concatenate([rows, np.repeat(rows[:1], longest - len(rows), axis=0)]) for rows in lists])
 
 
 def deviations(features: Floats) -> Floats:
-    """Return the standard deviation of each feature (F,) within lists; 1 for a constant feature."""
+    """Return the standard deviation (F,) of each feature within lists, from `features` (U, H, F).
+
+    It is 1 for a constant feature.
+    """
     result: Floats = np.sqrt(features.var(axis=1).mean(axis=0))
     return np.where(result > 0, result, 1.0)
 
 
 def list_log_probs(features: Floats, is_real: NDArray[np.bool_], weights: Floats) -> Floats:
-    """Return log p (U, H) of each hypothesis within its list; minus infinity for padding (not `is_real`)."""
+    """Return log p (U, H) of each hypothesis within its list; `is_real` (U, H) is false for padding.
+
+    log p of padding is minus infinity.
+    """
     totals = np.where(is_real, features @ weights, -np.inf)
     totals = totals - totals.max(axis=1, keepdims=True)
     log_probs: Floats = totals - np.log(np.exp(totals).sum(axis=1, keepdims=True))
@@ -41,16 +49,17 @@ def list_log_probs(features: Floats, is_real: NDArray[np.bool_], weights: Floats
 
 
 def maximize_likelihood(features: Floats, is_real: NDArray[np.bool_], errors: Ids) -> tuple[Floats, float]:
-    """Return the weights (F,) that make the hypotheses with the fewest errors most likely, and the objective in nats.
+    """Return the weights (F,) that make the best hypotheses of each list most likely, and the objective in nats.
 
-    If several hypotheses of a list have the fewest errors, the mean of their log p is maximized, which is concave.
+    `errors` (U, H) are the word errors. If several hypotheses of a list have the fewest errors, the mean of their log p
+    is maximized, which is concave.
     """
     scale = deviations(features)
     scaled = features / scale
     fewest = np.where(is_real, errors, np.iinfo(np.int64).max).min(axis=1, keepdims=True)
     is_best = (errors == fewest) & is_real
     best = is_best / is_best.sum(axis=1, keepdims=True)
-    target = np.einsum("uh,uhf->uf", best, scaled)
+    mean_of_best = np.einsum("uh,uhf->uf", best, scaled)
 
     def objective(weights: Floats) -> float:
         log_probs = np.where(best > 0, list_log_probs(scaled, is_real, weights), 0.0)
@@ -61,11 +70,12 @@ def maximize_likelihood(features: Floats, is_real: NDArray[np.bool_], errors: Id
     for _ in range(MAX_STEPS):
         probabilities = np.exp(list_log_probs(scaled, is_real, weights))
         mean = np.einsum("uh,uhf->uf", probabilities, scaled)
-        gradient = (target - mean).mean(axis=0) - RIDGE * weights
+        gradient = (mean_of_best - mean).mean(axis=0) - RIDGE * weights
         centred = scaled - mean[:, None]
         hessian = np.einsum("uh,uhf,uhg->fg", probabilities, centred, centred) / len(scaled)
         hessian += RIDGE * np.eye(len(weights))
         step, length = np.linalg.solve(hessian, gradient), 1.0
+        # Halve a step that would lower the objective.
         while objective(weights + length * step) < value and length > 1e-9:
             length /= 2
         weights, previous, value = weights + length * step, value, objective(weights + length * step)
