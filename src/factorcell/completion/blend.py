@@ -98,9 +98,9 @@ class BlendWeights:
         """
         texts = [[candidate.text for candidate in candidates] for candidates, _ in lists]
         used = [
-            (candidates, names.index(text))
-            for (candidates, text), names in zip(lists, texts, strict=True)
-            if text in names
+            (candidates, candidate_texts.index(entered))
+            for (candidates, entered), candidate_texts in zip(lists, texts, strict=True)
+            if entered in candidate_texts
         ]
         if not used:
             raise UserError("blend: no list of candidates contains the entered text; use more texts to fit the weights")
@@ -202,25 +202,27 @@ class Blend:
         """
         limits.check(count=k)
         user = typed_text.user
-        by_model = self.completer.suggest(typed_text, k if user is None else round_sizes(k)[-1], deadline, stop)
+        model_suggestions = self.completer.suggest(
+            typed_text, k if user is None else round_sizes(k)[-1], deadline, stop
+        )
         if user is None:
-            return by_model
+            return model_suggestions
 
         def best(size: int) -> list[Suggestion]:
-            return self.merge(self.candidates(typed_text.text, by_model, user.history, size), size)
+            return self.merge(self.candidates(typed_text.text, model_suggestions, user.history, size), size)
 
-        return replace(by_model, suggestions=merge_rounds(best, k))
+        return replace(model_suggestions, suggestions=merge_rounds(best, k))
 
-    def candidates(self, prefix: str, by_model: Suggestions, history: History, k: int) -> list[Candidate]:
+    def candidates(self, prefix: str, model_suggestions: Suggestions, history: History, k: int) -> list[Candidate]:
         """Return each text that a source proposes once, with its features; each source proposes at most `k` texts."""
-        modelled = by_model.suggestions[:k]
+        from_model = model_suggestions.suggestions[:k]
         popular = [] if self.popular is None else self.popular.complete(prefix, k)
         personal = self._tolerate_typos(history).complete(prefix, k)
-        typos = {suggestion.text: suggestion.typos for suggestion in (*modelled, *popular, *personal)}
+        typos = {suggestion.text: suggestion.typos for suggestion in (*from_model, *popular, *personal)}
         ages = {text: age for age, text in reversed(list(enumerate(reversed(history.texts))))}
         model_logs, popular_logs, personal_logs = (
             {suggestion.text: suggestion.log_probability for suggestion in suggestions}
-            for suggestions in (modelled, popular, personal)
+            for suggestions in (from_model, popular, personal)
         )
         min_log_prob = min(model_logs.values(), default=0.0)
         remaining = math.log1p(-min(1 - 1e-6, sum(map(math.exp, model_logs.values()))))
@@ -228,12 +230,12 @@ class Blend:
         prefix_length = math.log1p(len(prefix))
 
         def features(text: str) -> tuple[float, ...]:
-            of_model = (1.0, model_logs[text], 0.0) if text in model_logs else (0.0, min_log_prob, remaining)
-            of_popularity = (1.0, popular_logs[text] - popular_total) if text in popular_logs else (0.0, 0.0)
-            of_history = (0.0,) * 4
+            model_features = (1.0, model_logs[text], 0.0) if text in model_logs else (0.0, min_log_prob, remaining)
+            popularity_features = (1.0, popular_logs[text] - popular_total) if text in popular_logs else (0.0, 0.0)
+            history_features = (0.0,) * 4
             if text in personal_logs:
-                of_history = (1.0, personal_logs[text], math.log1p(ages[text]), prefix_length)
-            return of_model + of_popularity + of_history
+                history_features = (1.0, personal_logs[text], math.log1p(ages[text]), prefix_length)
+            return model_features + popularity_features + history_features
 
         return [Candidate(text, features(text), count) for text, count in typos.items()]
 
@@ -279,7 +281,7 @@ def new_suggester(
         unknown: How to read context values that training never saw, as in `Run.prepare`.
         seconds: Time limit of each search.
         typos: Typing errors to forgive, 0 to 2.
-        is_allowed: Returns whether a text may be suggested, whatever its source.
+        is_allowed: Returns whether a text may be suggested; this applies to all sources.
 
     Returns:
         The blend or the completer; both have `complete`.

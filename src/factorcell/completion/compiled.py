@@ -86,8 +86,8 @@ class CompiledEngine:
         return PackedPrefix(packed, (), self._read(packed, start, [self.packed.specials.start]))
 
     def type(self, prefix_state: PackedPrefix, ids: Sequence[int]) -> PackedPrefix:
-        """Return the search state of the prefix `ids`; the model reads only what differs from the prefix before."""
-        common = common_prefix_length(prefix_state.ids, ids)
+        """Return the search state of the prefix `ids`; the model reads only tokens after the common beginning."""
+        common = common_prefix_length(prefix_state.ids, ids)  # rows after these tokens are reused
         rows = self._read(prefix_state.context, prefix_state.rows[common], ids[common:])
         return PackedPrefix(prefix_state.context, tuple(ids), (*prefix_state.rows[: common + 1], *rows))
 

@@ -160,7 +160,7 @@ class Completer:
         return corpus.context(np.zeros(1, np.int64)).to(self.run.device)
 
     def type(self, typed_text: TypedText, text: str) -> TypedText:
-        """Return the typed text for `text`; the model reads only what differs from `typed_text`.
+        """Return the typed text for `text`; the model reads only the tokens after the part shared with `typed_text`.
 
         Args:
             typed_text: The text typed before, by the same user in the same context.
@@ -234,7 +234,7 @@ class Completer:
         deadline: float | None = None,
         stop: Stop | None = None,
     ) -> list[Suggestions]:
-        """Return the suggestions for many typed texts, each searched by one thread.
+        """Return the suggestions for many typed texts; one thread searches for those of one text.
 
         Args:
             typed_texts: The typed texts.

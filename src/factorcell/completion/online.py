@@ -45,7 +45,7 @@ HEAD, CHECK = struct.Struct(f"<3sB{FINGERPRINT}sHHI"), struct.Struct("<I")
 MAX_VECTOR_SIZE, MAX_TEXT_COUNT = (1 << 16) - 1, (1 << 32) - 1
 BATCH_SIZE = 200  # maximum number of texts that the model reads at once
 DECAY, EPSILON = 0.95, 1e-6  # decay of the means of Adadelta; number that prevents divisions by zero
-MAX_RATE = 1e9  # a step at this rate is still a finite 32-bit float
+MAX_RATE = 1e9  # a change at this learning rate is still a finite 32-bit float
 
 
 def _sgd(gradient: Floats, state: Floats) -> tuple[Floats, Floats]:

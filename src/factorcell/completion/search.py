@@ -204,8 +204,8 @@ class PlainEngine:
         return PrefixState(conditioning, (), (state,), (logs,))
 
     def type(self, prefix_state: PrefixState, ids: Sequence[int]) -> PrefixState:
-        """Return the search state of the prefix `ids`; the model reads only what differs from the prefix before."""
-        common = common_prefix_length(prefix_state.ids, ids)
+        """Return the search state of the prefix `ids`; the model reads only tokens after the common beginning."""
+        common = common_prefix_length(prefix_state.ids, ids)  # states after these tokens are reused
         states, logs = list(prefix_state.states[: common + 1]), list(prefix_state.logs[: common + 1])
         for token in ids[common:]:
             log, state = self.model.step(_to_tensor(self.model, [token]), prefix_state.conditioning, states[-1])
@@ -271,7 +271,7 @@ class _Frontier:
         self.depths[0] = -1  # the prefix is added as a child of itself, which gives it depth 0
         self.states: StateBuffer = prefix_state.states[-1].reserve(max_rows + 1)
         self.scores, self.codes = np.zeros(0), np.zeros(0, dtype=np.int64)
-        self.finished: list[tuple[float, Ids]] = []  # a heap: the worst first
+        self.finished: list[tuple[float, Ids]] = []  # a heap, whose first entry is the worst
         self.by_key: dict[Hashable, tuple[float, Ids]] = {}  # duplicate key -> entry of `finished`
         self.best_dropped = -math.inf  # best score of a hypothesis that was dropped because of a limit
         zero = np.zeros(1, dtype=np.int64)

@@ -219,7 +219,7 @@ def find_corrections(
     run: Run,
     tokens: Sequence[str],
     prefix_state: PrefixState,
-    typos: TypoCosts,
+    typo_costs: TypoCosts,
     *,
     max_tokens: int,
     deadline: float | None = None,
@@ -235,7 +235,7 @@ def find_corrections(
         run: The run.
         tokens: The typed tokens.
         prefix_state: The state of the plain search for these tokens.
-        typos: The number and cost of forgiven typos, and limits of the search.
+        typo_costs: The number and cost of forgiven typos, and limits of the search.
         max_tokens: Maximum number of tokens of a correction.
         deadline: When to end, as a value of `time.monotonic()`.
         stop: Ends the search early.
@@ -243,7 +243,7 @@ def find_corrections(
     model, tokenizer = run.model, run.tokenizer
     end = math.inf if deadline is None else deadline
     typed_log = sum(float(logs[0, token]) for logs, token in zip(prefix_state.logs, prefix_state.ids, strict=False))
-    max_typos = typos.max_typos_for(len(tokens))
+    max_typos = typo_costs.max_typos_for(len(tokens))
     if not max_typos:
         return Corrections((), -math.inf, typed_log, 0)
     vocabulary = set(tokenizer.tokens)
@@ -252,12 +252,12 @@ def find_corrections(
         *dict.fromkeys(token for token in tokens if token not in vocabulary),
     ]  # V and up: out of vocabulary
     numbers = {name: number for number, name in enumerate(names) if number not in model.specials}
-    beam = _Beam(model, prefix_state, Pattern([numbers[token] for token in tokens], max_typos), typos)
-    width = typos.max_rows // (len(tokens) + max_typos)
+    beam = _Beam(model, prefix_state, Pattern([numbers[token] for token in tokens], max_typos), typo_costs)
+    width = typo_costs.max_rows // (len(tokens) + max_typos)
     for length in range(1, min(len(tokens) + max_typos, max_tokens) + 1):
         if not width or time.monotonic() >= end or (stop and stop.is_set) or not beam.extend(length, width):
             break
-    best = heapq.nlargest(typos.max_corrections, beam.matches, key=lambda match: match[0])
+    best = heapq.nlargest(typo_costs.max_corrections, beam.matches, key=lambda match: match[0])
     corrections = (
         Correction(tuple(names[token] for token in ids), count, log, whole) for log, ids, count, whole in best
     )
@@ -271,9 +271,11 @@ class _Beam:
     probability minus cost, tokens, typos, whether the correction is a whole text).
     """
 
-    def __init__(self, model: LanguageModel, prefix_state: PrefixState, pattern: Pattern, typos: TypoCosts) -> None:
+    def __init__(
+        self, model: LanguageModel, prefix_state: PrefixState, pattern: Pattern, typo_costs: TypoCosts
+    ) -> None:
         self.model, self.conditioning = model, prefix_state.conditioning
-        self.pattern, self.typos = pattern, typos
+        self.pattern, self.typo_costs = pattern, typo_costs
         self.ids: list[tuple[int, ...]] = [()]
         self.band, self.scores = pattern.start(), np.zeros(1)
         self.logs, self.state = prefix_state.logs[0], prefix_state.states[0]
@@ -285,14 +287,17 @@ class _Beam:
         parents, tokens, logs = self._children(self.pattern.nearby_tokens(length), width)
         scores = self.scores[parents] + logs
         band = self.pattern.extend(self.band, parents, tokens, length)
-        texts = [(*self.ids[parent], token) for parent, token in zip(parents.tolist(), tokens.tolist(), strict=True)]
-        self._add_matches(band, scores, band.settled, texts, whole_text=False)
-        bounds = scores - self.typos.costs(band.min_typos, band.first_token_differs)
+        beginnings = [
+            (*self.ids[parent], token) for parent, token in zip(parents.tolist(), tokens.tolist(), strict=True)
+        ]
+        self._add_matches(band, scores, band.settled, beginnings, whole_text=False)
+        bounds = scores - self.typo_costs.costs(band.min_typos, band.first_token_differs)
         open_rows = np.flatnonzero(~band.settled)
         open_rows = open_rows[np.argsort(-bounds[open_rows], kind="stable")[:width]]
         if not open_rows.size:
             return False
-        self.band, self.scores, self.ids = band.select(open_rows), scores[open_rows], [texts[row] for row in open_rows]
+        self.band, self.scores = band.select(open_rows), scores[open_rows]
+        self.ids = [beginnings[row] for row in open_rows]
         device, size = self.model.device, self.model.vocabulary_size
         parent_rows = torch.from_numpy(parents[open_rows]).to(device)
         known_tokens = np.where(tokens[open_rows] < size, tokens[open_rows], self.model.specials.unknown)
@@ -322,16 +327,16 @@ class _Beam:
         return parents, tokens, logs[parents, np.where(tokens < size, tokens, specials.unknown)]
 
     def _add_matches(
-        self, band: Band, scores: Logs, candidates: Flags, texts: Sequence[tuple[int, ...]], *, whole_text: bool
+        self, band: Band, scores: Logs, candidates: Flags, beginnings: Sequence[tuple[int, ...]], *, whole_text: bool
     ) -> None:
         """Add the candidates that match the prefix with one typo or more: all to `log_total`, the best to `matches`."""
-        count = band.complete_typos
-        rows = np.flatnonzero(candidates & (count >= 1) & (count <= self.pattern.max_typos))
-        values = scores[rows] - self.typos.costs(count[rows], band.first_token_differs[rows])
+        typos = band.complete_typos
+        rows = np.flatnonzero(candidates & (typos >= 1) & (typos <= self.pattern.max_typos))
+        values = scores[rows] - self.typo_costs.costs(typos[rows], band.first_token_differs[rows])
         self.log_total = float(np.logaddexp.reduce(values, initial=self.log_total))
-        for place in np.argsort(-values, kind="stable")[: self.typos.max_corrections].tolist():
-            row = int(rows[place])
-            self.matches.append((float(values[place]), texts[row], int(count[row]), whole_text))
+        for index in np.argsort(-values, kind="stable")[: self.typo_costs.max_corrections].tolist():
+            row = int(rows[index])
+            self.matches.append((float(values[index]), beginnings[row], int(typos[row]), whole_text))
 
 
 def merge_corrections(

@@ -100,7 +100,7 @@ def _search_rate(learner: Learner, streams: Sequence[Stream], progress: bool) ->
     yield from try_rate(initial.rate)
     for factor in FACTORS:
         best = None
-        # The best rate of the previous round is compared with that of all rates tried since.
+        # Repeat until trying both neighbours of the best rate does not change the best rate.
         while best != (best := min(perplexities, key=perplexities.__getitem__)):
             yield from try_rate(float(f"{best * factor:.3g}"))
             yield from try_rate(float(f"{best / factor:.3g}"))
@@ -120,8 +120,8 @@ def candidate_lists(
                 context = {name: row[name] for name in columns}
                 if prefix is not None and completer.fits(prefix):
                     typed_text = completer.type(completer.begin(user, context), prefix)
-                    by_model = completer.suggest(typed_text, MIN_PROPOSALS)
-                    candidates = blend.candidates(typed_text.text, by_model, user.history, MIN_PROPOSALS)
+                    model_suggestions = completer.suggest(typed_text, MIN_PROPOSALS)
+                    candidates = blend.candidates(typed_text.text, model_suggestions, user.history, MIN_PROPOSALS)
                     yield candidates, row[text_column]
                 (user,), _ = learner.learn([user], [row[text_column]], [context])
                 bar.update()
