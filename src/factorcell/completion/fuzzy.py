@@ -28,7 +28,7 @@ class TypoTolerantLookup:
 
         Args:
             lookup: The counted texts.
-            typos: Typing errors to forgive: 0, 1, 2, or their costs.
+            typos: Maximum number of typing errors to forgive (0, 1 or 2), or their costs.
 
         Raises:
             UserError: The number of typos is out of range.
@@ -39,10 +39,12 @@ class TypoTolerantLookup:
         self.logs = np.log([shares[text] for text in self.texts])
         self.lengths = np.array([len(text) for text in self.texts], dtype=np.int64)
         self.begins = np.cumsum(self.lengths) - self.lengths
+        # The characters of all texts as numbers, one text after the other; a text begins at its entry of `begins`.
         points = np.frombuffer("".join(self.texts).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
         self.alphabet, letters = np.unique(points, return_inverse=True)
         self.letters = letters.astype(np.min_scalar_type(len(self.alphabet)))
         shared = self._shared_lengths()
+        # `cuts[levels[d] : levels[d + 1]]` are the rows of the texts that share d characters with the text before.
         self.cuts = np.argsort(shared, kind="stable")
         self.levels = np.searchsorted(shared[self.cuts], np.arange(self.lengths.max(initial=0) + 2))
 

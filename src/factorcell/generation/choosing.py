@@ -4,8 +4,8 @@
 
 q(w) is the probability of the token w under the model. A token is sampled with the probability p(w), and Z makes these
 probabilities sum to 1. Only tokens that the constraints allow can be sampled: of these the `top_k` most probable ones,
-and of those the smallest set of most probable ones whose probabilities p(w) sum to `top_p`. `kernels.drawing` does the
-same in compiled code.
+and of those the smallest set of most probable ones whose probabilities p(w) sum to at least `top_p`. `kernels.drawing`
+does the same in compiled code.
 
 Shapes: N unfinished texts, t tokens of a text, S chosen tokens per text, V vocabulary, M forbidden pairs.
 """
@@ -88,10 +88,10 @@ class Constraints:
 
 
 def repeated_ngrams(tokens: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return the next tokens that would repeat an n-gram of their text, which does not include the start token.
+    """Return the next tokens that would repeat an n-gram of their text.
 
     Args:
-        tokens: The texts, after the start token (N, t).
+        tokens: The texts with the start token (N, t), which is not part of any n-gram.
         n: The length of n-grams.
 
     Returns:
@@ -117,7 +117,7 @@ class Sampler:
     Attributes:
         temperature: The temperature; lower ones sample probable tokens more often.
         top_k: Number of most probable tokens among which to sample; 0 means all.
-        top_p: Probability that the most probable tokens among which to sample have in total; 1 means all tokens.
+        top_p: Minimum total probability of the most probable tokens among which to sample; 1 means all tokens.
 
     Raises:
         UserError: A number is out of range.

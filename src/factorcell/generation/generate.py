@@ -56,7 +56,7 @@ class GenerationOptions:
         method: `sample`, `greedy`, `beam` or `stochastic`.
         temperature: Temperature of sampling.
         top_k: Number of most probable tokens among which to sample; 0 means all.
-        top_p: Probability that the most probable tokens among which to sample have in total; 1 means all tokens.
+        top_p: Minimum total probability of the most probable tokens among which to sample; 1 means all tokens.
         max_tokens: Maximum number of tokens, without the prompt.
         min_tokens: Minimum number of tokens, without the prompt.
         no_repeat_ngram: Length of token sequences of which none occurs twice in the prompt and the text; 0 permits
