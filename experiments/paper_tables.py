@@ -26,7 +26,7 @@ from columns import (
     table,
 )
 from factorcell.bootstrap import Interval
-from factorcell.evaluation.exposure import READERS, SOURCES, uniformity_p_value
+from factorcell.evaluation.exposure import COMPLETION_SOURCES, READERS, uniformity_p_value
 from factorcell.evaluation.statistics import NORMAL_QUANTILE, gain_from_nats, rank_correlation
 from figures import Read
 from random_sizes import correlation_over_models, of_class
@@ -311,7 +311,10 @@ def exposure(read: Read) -> str:
             line += [f"{repeated[:, place].mean():.2f}", chance_probability(repeated[:, place])]
         groups = [next(group_row for group_row in row["exposure"] if group_row["times"] == "all") for row in trainings]
         lines.append(
-            [*line, str(sum(int(max(group_row.get(source, 0) for source in SOURCES)) for group_row in groups))]
+            [
+                *line,
+                str(sum(int(max(group_row.get(source, 0) for source in COMPLETION_SOURCES)) for group_row in groups)),
+            ]
         )
     heads = [
         head for reader in (*READERS, *(f"{reader}, {times} ×" for reader in READERS[:2])) for head in (reader, "p")

@@ -1,10 +1,11 @@
-"""Blending of suggestions by the model, by popular texts and by the user's history, with learned weights.
+"""Blending of suggestions from the model, from popular texts and from the user's history, with learned weights.
 
     score(x) = sum over sources s of  w_s . phi_s(x)        p(x) = exp score(x) / sum over candidates y of exp score(y)
 
-The features phi_s(x) describe how a source rates the candidate x, and whether it proposes x at all. The weights
-maximize the probability of the texts that users went on to enter (a conditional logit, which is convex). The thesis
-leaves the combination of sources open (section 5.5).
+The candidates are all texts that a source proposes for a prefix. The features phi_s(x) say whether the source s
+proposes the candidate x, and how probable, popular or recent x is according to s. The weights w_s maximize the
+probability p(x) of the texts x that users entered after the prefix; this is a conditional logit model, whose loss is
+convex. The thesis leaves the combination of sources open (section 5.5).
 
 Shapes: N candidates, F features.
 """
@@ -31,12 +32,12 @@ from factorcell.model.run import Run
 
 Floats = NDArray[np.float64]
 
-FILE = "blend.json"  # weights in a run folder
-FORMAT = 1  # format of that file
-PENALTY = 0.1  # weight of the sum of squared weights, relative to the nats of all lists
-STEPS = 200  # maximum steps of the optimizer, which needs a few dozen
+FILE = "blend.json"  # file in a run folder that stores the weights
+FORMAT = 1  # format number of this file
+PENALTY = 0.1  # factor of the sum of squared weights, which is added to the nats of all entered texts
+STEPS = 200  # maximum number of optimizer steps; a few dozen suffice
 
-# Names of the features of each source.
+# The features of each source; docs/formats.md describes them.
 SOURCES: dict[str, tuple[str, ...]] = {
     "model": ("model", "model log p", "model rest"),
     "popularity": ("popular", "popular log share"),
@@ -47,7 +48,7 @@ FEATURES = tuple(feature for features in SOURCES.values() for feature in feature
 
 @dataclass(frozen=True)
 class Candidate:
-    """A proposed text, its features (F,), and the typing errors that it assumes."""
+    """A proposed text, its features (F,), and the number of typing errors in the prefix that it assumes."""
 
     text: str
     features: tuple[float, ...]
@@ -56,7 +57,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class BlendWeights:
-    """The weight of each feature."""
+    """The weights of a blend: feature -> weight."""
 
     values: Mapping[str, float]
 
@@ -65,7 +66,7 @@ class BlendWeights:
         """Read the weights that `tune-online` stored in a run folder, or return the default weights.
 
         Raises:
-            UserError: The file is damaged.
+            UserError: The file in the run folder is not valid.
         """
         path = Path(folder) / FILE
         if not path.exists():
@@ -91,16 +92,17 @@ class BlendWeights:
         """Fit the weights to lists of candidates.
 
         Args:
-            lists: Candidates, and the text that the user entered; lists that do not contain this text are omitted.
+            lists: For each prefix, the candidates and the text that the user entered. Lists that do not contain the
+                entered text are omitted.
 
         Raises:
             UserError: No list contains the entered text.
         """
         texts = [[candidate.text for candidate in candidates] for candidates, _ in lists]
         used = [
-            (candidates, names.index(text))
-            for (candidates, text), names in zip(lists, texts, strict=True)
-            if text in names
+            (candidates, candidate_texts.index(entered))
+            for (candidates, entered), candidate_texts in zip(lists, texts, strict=True)
+            if entered in candidate_texts
         ]
         if not used:
             raise UserError("blend: no list of candidates contains the entered text; use more texts to fit the weights")
@@ -126,14 +128,14 @@ class BlendWeights:
         return cls(dict(zip(FEATURES, weights.detach().double().tolist(), strict=True)))
 
 
-# Rounded weights fitted to commit subjects of 60 users (experiments/commits.py); `tune-online` fits those of a run.
+# Rounded weights, fitted to commit subjects of 60 users (experiments/commits.py); `tune-online` fits others to a run.
 DEFAULT = BlendWeights(dict(zip(FEATURES, (-1.0, 1.0, -0.5, 0.5, 0.0, 1.5, 0.0, -0.4, 0.8), strict=True)))
 
 
 class Blend:
-    """Completion from the model, popular texts and the user's history.
+    """Completion by the model, by popular texts and by the user's history, with learned weights.
 
-    A blend never changes, so that threads can share it. `type`, `fits` and `log_probabilities` are those of its
+    A blend never changes, so threads can share it. Its methods `type`, `fits` and `log_probabilities` are those of the
     completer.
     """
 
@@ -143,9 +145,9 @@ class Blend:
         """Blend a completer with popular texts and the history of the user who types.
 
         Args:
-            completer: The model's completer; all sources forgive the typos that it forgives.
-            popularity: The popular texts, if any.
-            weights: The weights of the features, by default those of the run.
+            completer: The completer of the model; popular texts and the history forgive as many typos as it does.
+            popularity: The popular texts, or None.
+            weights: The weights of the features; by default those that the run folder stores.
         """
         self.completer, self.popularity = completer, popularity
         self.popular = self._tolerate_typos(popularity) if popularity else None
@@ -157,8 +159,9 @@ class Blend:
         """Return the empty typed text of `user` in `context`.
 
         Args:
-            user: A user learned online, or None; texts of the history that may not be suggested are removed.
-            context: Column -> value; a column without a value has its expected value.
+            user: A user learned online, or None. Texts of the history that the `is_allowed` of the completer rejects
+                are not suggested.
+            context: Column -> value; a column without a value is read as its expected value.
 
         Raises:
             UserError: The run does not know a column or value, or the user belongs to another run.
@@ -176,7 +179,7 @@ class Blend:
         Args:
             prefix: The typed text.
             user: A user learned online, or None.
-            context: Column -> value; a column without a value has its expected value.
+            context: Column -> value; a column without a value is read as its expected value.
             k: Maximum number of suggestions.
 
         Raises:
@@ -187,31 +190,34 @@ class Blend:
     def suggest(
         self, typed_text: TypedText, k: int = 10, deadline: float | None = None, stop: Stop | None = None
     ) -> Suggestions:
-        """Return the best `k` texts that continue a typed text, with what each source adds to their scores.
+        """Return the best `k` texts that continue a typed text, with the number that each source adds to their scores.
 
-        A longer list begins with the shorter one. If the model finds no text in time, the other sources still suggest.
-        Without a user, the model alone suggests.
+        The list begins with the list for any smaller `k`. If the model finds no text in time, the texts of the other
+        sources are returned. Without a user, the texts of the model alone are returned.
 
         Args:
             typed_text: The typed text.
             k: Maximum number of suggestions.
-            deadline: When to end the search, as a `time.monotonic()`; by default after the completer's `seconds`.
+            deadline: When to end the search, as a value of `time.monotonic()`; by default after the completer's
+                `seconds`.
             stop: Ends the search early.
         """
         limits.check(count=k)
         user = typed_text.user
-        by_model = self.completer.suggest(typed_text, k if user is None else round_sizes(k)[-1], deadline, stop)
+        model_suggestions = self.completer.suggest(
+            typed_text, k if user is None else round_sizes(k)[-1], deadline, stop
+        )
         if user is None:
-            return by_model
+            return model_suggestions
 
         def best(size: int) -> list[Suggestion]:
-            return self.merge(self.candidates(typed_text.text, by_model, user.history, size), size)
+            return self.merge(self.candidates(typed_text.text, model_suggestions, user.history, size), size)
 
-        return replace(by_model, suggestions=merge_rounds(best, k))
+        return replace(model_suggestions, suggestions=merge_rounds(best, k))
 
-    def candidates(self, prefix: str, by_model: Suggestions, history: History, k: int) -> list[Candidate]:
-        """Return the proposals of all sources with their features, at most `k` of each source, every text once."""
-        from_model = by_model.suggestions[:k]
+    def candidates(self, prefix: str, model_suggestions: Suggestions, history: History, k: int) -> list[Candidate]:
+        """Return each text that a source proposes once, with its features; each source proposes at most `k` texts."""
+        from_model = model_suggestions.suggestions[:k]
         popular = [] if self.popular is None else self.popular.complete(prefix, k)
         personal = self._tolerate_typos(history).complete(prefix, k)
         typos = {suggestion.text: suggestion.typos for suggestion in (*from_model, *popular, *personal)}
@@ -226,12 +232,12 @@ class Blend:
         prefix_length = math.log1p(len(prefix))
 
         def features(text: str) -> tuple[float, ...]:
-            of_model = (1.0, model_logs[text], 0.0) if text in model_logs else (0.0, min_log_prob, remaining)
-            of_popularity = (1.0, popular_logs[text] - popular_total) if text in popular_logs else (0.0, 0.0)
-            of_history = (0.0,) * 4
+            model_features = (1.0, model_logs[text], 0.0) if text in model_logs else (0.0, min_log_prob, remaining)
+            popularity_features = (1.0, popular_logs[text] - popular_total) if text in popular_logs else (0.0, 0.0)
+            history_features = (0.0,) * 4
             if text in personal_logs:
-                of_history = (1.0, personal_logs[text], math.log1p(ages[text]), prefix_length)
-            return of_model + of_popularity + of_history
+                history_features = (1.0, personal_logs[text], math.log1p(ages[text]), prefix_length)
+            return model_features + popularity_features + history_features
 
         return [Candidate(text, features(text), count) for text, count in typos.items()]
 
@@ -240,7 +246,7 @@ class Blend:
         return TypoTolerantLookup(lookup, typo_costs) if typo_costs.max_typos else lookup
 
     def merge(self, candidates: Sequence[Candidate], k: int) -> list[Suggestion]:
-        """Return the best `k` candidates with their probabilities among all candidates, those without typos first."""
+        """Return the best `k` candidates, those without typos first, with probabilities among all `candidates`."""
         if not candidates:
             return []
         terms = np.array([candidate.features for candidate in candidates]) * self.weights.array
@@ -254,7 +260,7 @@ class Blend:
             Suggestion(
                 candidates[row].text,
                 float(logs[row]),
-                "+".join(name for name, i in zip(SOURCES, starts, strict=False) if candidates[row].features[i]),
+                "+".join(name for name, start in zip(SOURCES, starts, strict=False) if candidates[row].features[start]),
                 candidates[row].typos,
                 parts=dict(zip(SOURCES, parts[row].tolist(), strict=True)),
             )
@@ -270,14 +276,14 @@ def new_suggester(
     typos: int = 0,
     is_allowed: TextFilter | None = None,
 ) -> Completer | Blend:
-    """Return the blend of `run` if it has users and popular texts, otherwise its completer.
+    """Return a blend if `run` distinguishes users and has popular texts, otherwise a completer.
 
     Args:
         run: The run.
-        unknown: How context values that training never saw are read, as in `Run.prepare`.
+        unknown: How to read context values that training never saw, as in `Run.prepare`.
         seconds: Time limit of each search.
         typos: Typing errors to forgive, 0 to 2.
-        is_allowed: Returns whether a text may be suggested by any source.
+        is_allowed: Returns whether a text may be suggested; this applies to all sources.
 
     Returns:
         The blend or the completer; both have `complete`.

@@ -1,11 +1,16 @@
-"""Compiled search: returns the same completions as `PlainEngine`, several times faster.
+"""Search for completions in compiled code, which returns the same completions as `PlainEngine` in less time.
 
-    [i, f, o] = b + [x, h] W + ([x, h] L) R        log p(v | x, h) = log softmax(E P h + a)
+    [i, f, o] = b + [x, h] W + ([x, h] L) R        log p(next token) = log softmax(U P h' + a)
 
-A `PackedModel` is built once per model and a `PackedContext` (b, L, R and a) once per context. Threads can share both,
-because each call allocates its own working memory. Models that cannot be packed are searched by `PlainEngine`.
+These are the gates i, f and o (H each) of the coupled cell (TACL 2018, equation 8) for the embedding x (E) of a token
+and the hidden state h (H) before it. h' is the hidden state after the token, U (V, E) the embedding table and P (E, H)
+the projection. The matrices W, U and P belong to the model; the bias b (3H), the low-rank change L R and the softmax
+bias a (V) belong to the context.
 
-Shapes: V vocabulary, E embedding, H hidden, R rank.
+A `PackedModel` is built once per model and a `PackedContext` once per context. Threads can share both, because each
+call has its own working memory. `PlainEngine` searches the models that cannot be packed.
+
+Shapes: V vocabulary, E embedding, H hidden state, R rank.
 """
 
 import ctypes
@@ -39,20 +44,21 @@ from factorcell.model.language_model import LanguageModel
 from factorcell.model.packing import PRODUCT_TYPES, PackedContext, PackedModel
 from factorcell.model.precision import FLOAT32
 
-BATCH = 16  # hypotheses expanded at once, initially
-# Nats by which rounding in this type can change the difference of two texts' scores, in 99 of 100 searches.
+BATCH = 16  # initial number of hypotheses that are expanded at once
+# Nats by which the rounding errors of any two texts of a search differ at most, in 99 of 100 searches, for each type of
+# products. The search therefore also retains texts that are this much worse than the k-th one, and scores them again.
 MARGIN = {"float32": 0.0, "bfloat16": 0.05}
 
 
 @dataclass(frozen=True)
 class PackedPrefix:
-    """A prefix in one context, as the compiled search reads it.
+    """A typed prefix in one context, in the form that the compiled search reads.
 
     Attributes:
         context: The packed context.
         ids: The tokens of the prefix.
-        rows: A row (2H + V) after the start token and after each token: the hidden state h, the cell memory m and the
-            log probabilities of the next token, computed in float32.
+        rows: A row (2H + V) after the start token and after each token of the prefix: the hidden state (H), the memory
+            of the cell (H) and the log probabilities of the next token (V), computed in float32.
     """
 
     context: PackedContext
@@ -61,27 +67,27 @@ class PackedPrefix:
 
 
 class CompiledEngine:
-    """Typing and search in compiled code, with a model that can be packed."""
+    """Reads a typed prefix and searches for its completions in compiled code, with a model that can be packed."""
 
     def __init__(self, model: LanguageModel, packed: PackedModel) -> None:
         library.retain_freed_memory()
         self.model, self.packed = model, packed
 
     def begin(self, context: Context, override: Mapping[str, Tensor] | None = None) -> PackedPrefix:
-        """Return the state of the empty prefix in one context.
+        """Return the search state of an empty prefix in one context.
 
         Args:
             context: The context.
-            override: Vectors that replace those of context variables, as in `LanguageModel.condition`.
+            override: Context variable -> vector that replaces its own, as in `LanguageModel.condition`.
         """
-        with torch.autocast("cpu", enabled=False):  # float32, since it is computed once per context
+        with torch.autocast("cpu", enabled=False):  # in float32: this runs only once per context
             packed = self.packed.context(self.model, self.model.condition(context, override))
         start = torch.zeros(self.packed.layout.state_values)
         return PackedPrefix(packed, (), self._read(packed, start, [self.packed.specials.start]))
 
     def type(self, prefix_state: PackedPrefix, ids: Sequence[int]) -> PackedPrefix:
-        """Return the state for `ids`, reusing the common prefix and running the model on the rest."""
-        common = common_prefix_length(prefix_state.ids, ids)
+        """Return the search state of the prefix `ids`; the model reads only tokens after the common beginning."""
+        common = common_prefix_length(prefix_state.ids, ids)  # rows after these tokens are reused
         rows = self._read(prefix_state.context, prefix_state.rows[common], ids[common:])
         return PackedPrefix(prefix_state.context, tuple(ids), (*prefix_state.rows[: common + 1], *rows))
 
@@ -95,16 +101,16 @@ class CompiledEngine:
         max_rows: int = MAX_ROWS,
         max_waiting: int = MAX_WAITING,
     ) -> list[SearchResult]:
-        """Return the completions of each request.
+        """Return the most probable completions of each request.
 
-        The compiled code does not call `accept`. If too few of its completions are accepted, the search is repeated for
-        twice as many completions.
+        The compiled code does not call `accept` of the request. If `accept` rejects so many completions that fewer than
+        k remain, the search is repeated for twice as many.
 
         Args:
             requests: The requests, each answered by one thread.
-            deadline: When to end, as a `time.monotonic()`.
+            deadline: When to end, as a value of `time.monotonic()`.
             threads: Number of threads.
-            batch: Hypotheses that are expanded at once, initially.
+            batch: Initial number of hypotheses that are expanded at once.
             max_rows: Maximum number of expanded hypotheses per request.
             max_waiting: Maximum number of waiting hypotheses per request.
         """
@@ -122,7 +128,7 @@ class CompiledEngine:
         return [_filter_above(request.min_log_prob, results[index]) for index, request in enumerate(requests)]
 
     def _read(self, context: PackedContext, start: Tensor, tokens: Sequence[int]) -> tuple[Tensor, ...]:
-        """Return rows (2H + V) after each of `tokens`, the first of which follows the row `start`."""
+        """Read `tokens` after the row `start` (2H + V); return the row after each token."""
         if not tokens:
             return ()
         counts = (1, len(tokens), 0, 0, 0, 0, 0)
@@ -134,7 +140,7 @@ class CompiledEngine:
 
 
 class _Call:
-    """A call of the compiled search for the `k` best completions of a request, accepted or not."""
+    """A call of the compiled search for the `k` best completions of a request, before `accept` is applied."""
 
     def __init__(
         self, packed: PackedModel, request: SearchRequest, k: int, seconds: float, max_rows: int, max_waiting: int
@@ -142,7 +148,7 @@ class _Call:
         self.packed, self.request, self.k = packed, request, k
         self.max_rows, self.max_waiting = max_rows, max_waiting
         counts = (k, request.max_tokens, int(request.accept(())), max_rows, max_waiting, 0, 0)
-        max_completions = min(k, max_rows + 1)  # the prefix and each expanded hypothesis can end once
+        max_completions = min(k, max_rows + 1)  # the prefix and each expanded hypothesis yield at most one completion
         REQUEST.sizes(counts)
         self.arrays = {
             "scores": torch.empty(max_completions, dtype=torch.double),
@@ -154,11 +160,11 @@ class _Call:
         self.structure = REQUEST.structure(seconds, 0.0, *counts, *addresses)
 
     def result(self, previous: SearchResult | None) -> SearchResult:
-        """Return the best accepted completions, or those of `previous` if this call ran out of time with fewer."""
+        """Return the best accepted completions; if time ran out and `previous` has more, return those of `previous`."""
         rows = zip(*(array[: self.structure.count].tolist() for array in self.arrays.values()), strict=True)
         completions = [Completion(tuple(ids[:length]), score) for score, length, ids in rows]
         distinct: dict[Hashable, Completion] = {}
-        for completion in sorted(completions, key=lambda c: (-c.log_probability, c.ids)):
+        for completion in sorted(completions, key=lambda entry: (-entry.log_probability, entry.ids)):
             if self.request.accept(completion.ids):
                 distinct.setdefault(self.request.duplicate_key(completion.ids), completion)
         best = list(distinct.values())[: self.request.k]
@@ -169,7 +175,7 @@ class _Call:
         return SearchResult(tuple(best), expanded, self.structure.lost_score > min_score)
 
     def next_call(self, result: SearchResult) -> "_Call | None":
-        """Return a call for twice as many completions if too few were accepted and there may be more."""
+        """Return a call for twice as many completions if too few were accepted and more may exist, otherwise None."""
         structure = self.structure
         if len(result.completions) == self.request.k or structure.count < self.k or structure.seconds <= 0:
             return None
@@ -177,16 +183,17 @@ class _Call:
 
 
 def _filter_above(min_log_prob: float, result: SearchResult) -> SearchResult:
-    completions = (c for c in result.completions if c.log_probability > min_log_prob)
-    return replace(result, completions=tuple(completions))
+    above = (completion for completion in result.completions if completion.log_probability > min_log_prob)
+    return replace(result, completions=tuple(above))
 
 
 def new_engine(model: LanguageModel, products: str) -> CompiledEngine | PlainEngine:
-    """Return the compiled search of `model`, or the plain search if the model cannot be packed.
+    """Return the compiled search of `model`, or the search in PyTorch if the model cannot be packed.
 
     Args:
         model: The model.
-        products: The type of the products, such as `bfloat16`; processors without instructions for it use float32.
+        products: The numeric type of products, `float32` or `bfloat16`; processors without instructions for bfloat16
+            use float32.
     """
     packed = PackedModel.from_model(model, products if library.has_bfloat16() else FLOAT32)
     return PlainEngine(model) if packed is None else CompiledEngine(model, packed)
@@ -200,7 +207,11 @@ def _addresses(
     arrays: Mapping[str, Tensor],
     case: str,
 ) -> list[int | None]:
-    """Return the addresses of a context and of the `arrays` of a request for at most `max_completions` completions.
+    """Return the memory addresses of a packed context and of the `arrays` of a request.
+
+    The request asks for at most `max_completions` completions.
+
+    `counts` are the sizes of the request in the order of `REQUEST`; `case` says what the request is for.
 
     Raises:
         ValueError: The context or an array does not have the sizes of the model.
@@ -221,7 +232,11 @@ def _run(
     following: bool = False,
     stops: Sequence[Stop | None] = (),
 ) -> None:
-    """Call the compiled code, which writes its results into `requests`; each of `stops` can end one of them."""
+    """Call the compiled code, which writes its results into `requests`.
+
+    With `following`, it reads the tokens of each request one after the other instead of searching. Each of `stops`, if
+    not None, can end the search of its request early.
+    """
     layout, array = packed.layout, (REQUEST.structure * len(requests))(*requests)
     numbers = (
         len(requests),

@@ -7,7 +7,7 @@
     completer.suggest(typed_text).suggestions
     user = learn_one(run, user, "how to bake bread")               # the text that the user entered
 
-A completer never changes and the typed text is a value, so that threads can share a completer.
+A completer never changes, and the typed text is a value. Threads can therefore share a completer.
 """
 
 import math
@@ -48,10 +48,10 @@ class TypedText:
     """Text typed so far, tokenized, with the search state for that prefix.
 
     Attributes:
-        tokens: The tokens of the text.
-        prefix_state: The state of the completer's search.
+        tokens: The tokens of the typed text.
+        prefix_state: The state of the completer's search engine after these tokens.
         user: The user who types, or None for the unknown user.
-        plain_state: The state of the plain search, which finds corrections if typos are forgiven.
+        plain_state: The state of the search in PyTorch, which finds corrections; None if typos are not forgiven.
     """
 
     tokens: tuple[str, ...]
@@ -66,12 +66,12 @@ class TypedText:
 
 @dataclass(frozen=True)
 class Suggestions:
-    """The result of a completion.
+    """The suggestions for a typed text.
 
     Attributes:
-        suggestions: The most probable first.
-        rows: Hypotheses that the model has read.
-        cut: Whether the search ended at a limit of time or of hypotheses while better suggestions were possible.
+        suggestions: The suggestions, the best first.
+        rows: Number of hypotheses that the model has read.
+        cut: Whether a limit of time or of hypotheses ended the search while better suggestions were possible.
     """
 
     suggestions: list[Suggestion]
@@ -80,7 +80,10 @@ class Suggestions:
 
 
 class Completer:
-    """Completes texts with a run of characters or graphemes; all texts have at most the run's `max_tokens` tokens."""
+    """Completes typed texts with a model of characters or graphemes.
+
+    Suggested texts have at most `max_tokens` - 1 tokens, where `max_tokens` is that of the run.
+    """
 
     def __init__(
         self,
@@ -95,13 +98,13 @@ class Completer:
 
         Args:
             run: The run; its tokenizer must work on characters, such as `char` or `grapheme`.
-            unknown: How context values that training never saw are read, as in `Run.prepare`.
+            unknown: How to read context values that training never saw, as in `Run.prepare`.
             seconds: Time limit of each search.
-            typos: Typing errors to forgive: 0, 1, 2, or their costs.
-            is_allowed: Returns whether a text may be suggested; other texts are replaced by the next best ones.
+            typos: Maximum number of typing errors to forgive (0, 1 or 2), or their costs.
+            is_allowed: Returns whether a text may be suggested; the next best texts replace the others.
 
         Raises:
-            UserError: The run has another tokenizer, or a number is out of range.
+            UserError: The tokenizer does not work on characters, or a number is out of range.
         """
         limits.check(seconds=seconds)
         data = run.config.data
@@ -110,7 +113,7 @@ class Completer:
             raise UserError(f"{run.folder}: completion: {expected}; train with --tokenizer char")
         self.run, self.unknown, self.seconds = run, unknown, seconds
         self.typo_costs, self.is_allowed, self.tokenizer = TypoCosts.of(typos), is_allowed, run.tokenizer
-        self.max_text_tokens = data.max_tokens - 1  # training cut longer texts, so the model never saw their ends
+        self.max_text_tokens = data.max_tokens - 1  # training cut longer texts, so the model never read how they end
         self.plain_engine = PlainEngine(run.model)
         self.engine = compiled.new_engine(run.model, run.precision)
 
@@ -122,7 +125,7 @@ class Completer:
         Args:
             prefix: The typed text.
             user: A user learned online, or None.
-            context: Column -> value; a column without a value has its expected value.
+            context: Column -> value; a column without a value is read as its expected value.
             k: Maximum number of suggestions.
 
         Raises:
@@ -135,7 +138,7 @@ class Completer:
 
         Args:
             user: A user learned online, or None.
-            context: Column -> value; a column without a value has its expected value.
+            context: Column -> value; a column without a value is read as its expected value.
 
         Raises:
             UserError: The run does not know a column or value, or the user belongs to another run.
@@ -157,7 +160,7 @@ class Completer:
         return corpus.context(np.zeros(1, np.int64)).to(self.run.device)
 
     def type(self, typed_text: TypedText, text: str) -> TypedText:
-        """Return the typed text for `text`, reusing the prefix that it shares with `typed_text`.
+        """Return the typed text for `text`; the model reads only the tokens after the part shared with `typed_text`.
 
         Args:
             typed_text: The text typed before, by the same user in the same context.
@@ -174,7 +177,7 @@ class Completer:
             return TypedText(tokens, self.engine.type(typed_text.prefix_state, ids), typed_text.user, plain_state)
 
     def fits(self, prefix: str) -> bool:
-        """Return whether a prefix is short enough to be completed."""
+        """Return whether a prefix has no more tokens than the texts that the run completes."""
         return len(self._tokens(prefix)) <= self.max_text_tokens
 
     def suggest(
@@ -182,12 +185,13 @@ class Completer:
     ) -> Suggestions:
         """Return the `k` most probable texts that continue a typed text, or a correction of it if typos are forgiven.
 
-        Texts without typos come first. A prefix that is too long has no suggestions.
+        Texts without typos come first. If the typed text does not fit (`fits`), the list is empty.
 
         Args:
             typed_text: The typed text.
             k: Maximum number of suggestions.
-            deadline: When to end the search, as a `time.monotonic()`; by default after the completer's `seconds`.
+            deadline: When to end the search, as a value of `time.monotonic()`; by default after the completer's
+                `seconds`.
             stop: Ends the search early.
         """
         return self.suggest_all([typed_text], k, deadline=deadline, stop=stop)[0]
@@ -195,13 +199,13 @@ class Completer:
     def log_probabilities(
         self, prefix: str, texts: Sequence[str], user: User | None = None, context: Mapping[str, Any] | None = None
     ) -> list[float]:
-        """Return the model's log probability of each text given that it begins with `prefix`.
+        """Return the log probability, under the model, of each text given that it begins with `prefix`.
 
         Args:
             prefix: The typed text.
             texts: Whole texts, including the prefix.
             user: A user learned online, or None.
-            context: Column -> value; a column without a value has its expected value.
+            context: Column -> value; a column without a value is read as its expected value.
 
         Returns:
             Log probabilities in nats, including the end of the text; NaN for a text that does not begin with `prefix`
@@ -220,7 +224,7 @@ class Completer:
         is_continuation = [
             parts[: len(tokens)] == tokens and len(parts) <= self.max_text_tokens for parts in text_tokens
         ]
-        return [-nats if valid else math.nan for nats, valid in zip(nats_after_prefix, is_continuation, strict=True)]
+        return [-nats if fits else math.nan for nats, fits in zip(nats_after_prefix, is_continuation, strict=True)]
 
     def suggest_all(
         self,
@@ -230,13 +234,14 @@ class Completer:
         deadline: float | None = None,
         stop: Stop | None = None,
     ) -> list[Suggestions]:
-        """Return the suggestions for many typed texts, each searched by one thread.
+        """Return the suggestions for many typed texts; one thread searches for those of one text.
 
         Args:
             typed_texts: The typed texts.
             k: Maximum number of suggestions for each.
             threads: Number of threads.
-            deadline: When to end all searches, as a `time.monotonic()`; by default after the completer's `seconds`.
+            deadline: When to end all searches, as a value of `time.monotonic()`; by default after the completer's
+                `seconds`.
             stop: Ends all searches early.
         """
         limits.check(count=k, threads=threads)
@@ -265,7 +270,10 @@ class Completer:
         results = self.engine.search(requests, deadline, threads)
         return [
             Suggestions(
-                [Suggestion(self._text(typed_text, c.ids), c.log_probability, "model") for c in result.completions],
+                [
+                    Suggestion(self._text(typed_text, completion.ids), completion.log_probability, "model")
+                    for completion in result.completions
+                ],
                 result.rows,
                 result.cut,
             )
@@ -281,7 +289,7 @@ class Completer:
         stop: Stop | None = None,
     ) -> SearchRequest:
         def accept(ids: Ids) -> bool:
-            """Accept an allowed continuation that is tokenized like its text, so that each text is found only once."""
+            """Return whether `ids` are an allowed continuation that the tokenizer splits into the same tokens."""
             if len(ids) < min_new_tokens:
                 return False
             if not self.tokenizer.can_follow(typed_text.tokens, self.tokenizer.decode(ids)):
@@ -301,7 +309,7 @@ class Completer:
     def _suggest_with_typos(
         self, typed_text: TypedText, k: int, deadline: float | None, stop: Stop | None
     ) -> Suggestions:
-        """Spend half of the time on texts that continue the prefix and the rest on corrections of it."""
+        """Suggest texts with and without typos; half of the time is for texts that continue the prefix as typed."""
         if not self.typo_costs.max_typos_for(len(typed_text.tokens)) or typed_text.plain_state is None:
             return self._search([typed_text], [self._request(typed_text, k, stop=stop)], deadline)[0]
         size = round_sizes(k)[-1]

@@ -1,4 +1,4 @@
-"""Online learning of users: each text changes only the user's vector u, not the weights of the model.
+"""Online learning of users: each text that a user enters changes the vector u of the user, but not the model.
 
     g = d nats(text | u) / d u         u <- u + change(g)           (thesis 2018, section 5.2.1)
 
@@ -6,10 +6,11 @@
     adagrad    s <- s + g g                                          change = -rate g / sqrt(s)
     adadelta   s <- .95 s + .05 g g    v = -g sqrt((d + e) / (s + e))    d <- .95 d + .05 v v     change = rate v
 
-(Duchi et al. 2011; Zeiler 2012.) A vector that exceeds the maximum length is scaled down. A new user starts as the
+(Duchi et al. 2011; Zeiler 2012.) s (k) is the sum or mean of squared gradients, d (k) the mean of squared changes v,
+and e = 1e-6. A vector u that exceeds a maximum length is scaled down to it. A new user starts with the vector of the
 unknown user, which represents the rare users of training. A `User` is a value: learning returns a new one.
 
-Shapes: B users, k size of a user vector, s rows of optimizer state.
+Shapes: B users, k size of a user vector, S rows of optimizer state (s and d).
 """
 
 import math
@@ -35,17 +36,16 @@ from factorcell.data.tokens import truncated_mask
 from factorcell.model.run import FINGERPRINT, Run
 
 Floats = NDArray[np.float32]
-Update = Callable[[Floats, Floats], tuple[Floats, Floats]]  # gradient (k,), state (s, k) -> change at rate 1, state
+Update = Callable[[Floats, Floats], tuple[Floats, Floats]]  # gradient (k,), state (S, k) -> change at rate 1, state
 
-FILE = "online.json"  # the learning rule in a run folder
-FORMAT = 1  # format of that file
-USER_FORMAT = 1  # format of a stored user
-MARK = b"fcu"  # first bytes of a stored user
+FILE = "online.json"  # file in a run folder that stores the learning rule
+FORMAT, USER_FORMAT = 1, 1  # format numbers of this file and of the bytes of a user
+MARK = b"fcu"  # first bytes of every user
 HEAD, CHECK = struct.Struct(f"<3sB{FINGERPRINT}sHHI"), struct.Struct("<I")
 MAX_VECTOR_SIZE, MAX_TEXT_COUNT = (1 << 16) - 1, (1 << 32) - 1
-BATCH_SIZE = 200  # texts that the model reads at once
-DECAY, EPSILON = 0.95, 1e-6
-MAX_RATE = 1e9  # a step at this rate is still a finite 32-bit float
+BATCH_SIZE = 200  # maximum number of texts that the model reads at once
+DECAY, EPSILON = 0.95, 1e-6  # decay of the means of Adadelta; number that prevents divisions by zero
+MAX_RATE = 1e9  # a change at this learning rate is still a finite 32-bit float
 
 
 def _sgd(gradient: Floats, state: Floats) -> tuple[Floats, Floats]:
@@ -63,20 +63,20 @@ def _adadelta(gradient: Floats, state: Floats) -> tuple[Floats, Floats]:
     return change, np.stack([squares, DECAY * state[1] + (1 - DECAY) * change**2])
 
 
-# The number of state rows of each optimizer, and its update.
+# Name of an optimizer -> the number of rows of its state, and its update.
 OPTIMISERS: dict[str, tuple[int, Update]] = {"adagrad": (1, _adagrad), "adadelta": (2, _adadelta), "sgd": (0, _sgd)}
 MAX_STATE_ROWS = max(rows for rows, _ in OPTIMISERS.values())
 
 
 @dataclass(frozen=True)
 class LearningRule:
-    """The rule by which users are learned.
+    """The optimizer that learns users online, with its learning rate and the limit of user vectors.
 
     Attributes:
         optimiser: `adagrad`, `adadelta` or `sgd`.
         rate: The learning rate.
-        reach: Maximum length of a user vector, relative to the longest one of training. With 0, as in chapter 5 of the
-            thesis, the length is not limited, and a few unusual texts can move a user far from all vectors of training.
+        reach: Maximum length of a user vector, as a multiple of the length of the longest one of training. 0 means no
+            limit, as in chapter 5 of the thesis; unusual texts can then move a user far from all vectors of training.
 
     Raises:
         UserError: The optimizer is unknown, or a number is out of range.
@@ -98,7 +98,7 @@ class LearningRule:
         """Read the rule that `tune-online` stored in a run folder, or return the default rule.
 
         Raises:
-            UserError: The file is damaged.
+            UserError: The file in the run folder is not valid.
         """
         path = Path(folder) / FILE
         if not path.exists():
@@ -122,17 +122,17 @@ class LearningRule:
 
 @dataclass(frozen=True)
 class User:
-    """A user who is learned online.
+    """A user who is learned online, as an immutable value.
 
     Attributes:
         vector: The user vector (k,).
-        state: The optimizer state (s, k).
+        state: The optimizer state (S, k).
         text_count: Number of learned texts.
-        history: The last texts.
+        history: The last texts that the user entered.
         fingerprint: Identifies the run with which the user was learned; empty if that is unknown.
 
     Raises:
-        UserError: A value that learning cannot produce, such as a number that is not finite.
+        UserError: A value is one that learning cannot produce, such as a number that is not finite.
     """
 
     vector: Floats
@@ -146,13 +146,14 @@ class User:
             raise UserError(f"invalid user: {fault}")
 
     def _checks(self) -> Iterator[tuple[bool, str]]:
-        """Yield pairs: whether the user has a fault, and the description of the fault."""
+        """Yield, for each possible fault, whether the user has it and its description."""
         vector, state, count = self.vector, self.state, self.text_count
-        size, rows = vector.shape, state.shape
+        vector_shape, state_shape = vector.shape, state.shape
         types = f"{vector.dtype} and {state.dtype}"
         yield {vector.dtype, state.dtype} != {np.dtype(np.float32)}, f"expected 32-bit floats, got {types}"
-        yield len(size) != 1 or not 0 < size[0] <= MAX_VECTOR_SIZE, f"a vector of shape {size}"
-        yield rows[1:] != size or rows[0] > MAX_STATE_ROWS, f"state of shape {rows} for a vector of shape {size}"
+        yield len(vector_shape) != 1 or not 0 < vector_shape[0] <= MAX_VECTOR_SIZE, f"a vector of shape {vector_shape}"
+        shapes = f"state of shape {state_shape} for a vector of shape {vector_shape}"
+        yield state_shape[1:] != vector_shape or state_shape[0] > MAX_STATE_ROWS, shapes
         yield not np.isfinite(vector).all(), "the vector has numbers that are not finite"
         yield not (np.isfinite(state) & (state >= 0)).all(), "the state has numbers that are negative or not finite"
         yield not 0 <= count <= MAX_TEXT_COUNT, f"text count {count:,}; it must be from 0 to {MAX_TEXT_COUNT:,}"
@@ -160,10 +161,10 @@ class User:
 
     @classmethod
     def new(cls, run: Run) -> "User":
-        """Return a new user, who starts as the unknown user of `run`.
+        """Return a new user, who starts with the vector of the unknown user of `run`.
 
         Raises:
-            UserError: The run does not distinguish users.
+            UserError: The run was trained without a user column, or its model is not adapted to users.
         """
         return Learner(run).new()
 
@@ -179,7 +180,7 @@ class User:
             raise UserError(f"{run.folder}: expected a user vector of size {expected}, got size {self.vector.size}")
 
     def to_bytes(self) -> bytes:
-        """Return the user as bytes: 32 bytes, 4 bytes per number, and the texts of the history."""
+        """Return the user as bytes: 32 bytes, 4 for each number of vector and state, and the texts of the history."""
         texts = [text.encode() for text in self.history.texts]
         numbers = np.concatenate([self.vector, self.state.ravel()]).astype("<f4").tobytes()
         sizes = len(self.vector), len(self.state), self.text_count
@@ -190,10 +191,10 @@ class User:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "User":
-        """Return the user that `to_bytes` stored.
+        """Return the user whose `to_bytes` returned `content`.
 
         Raises:
-            UserError: The bytes were altered, cut or extended, or hold values that a user cannot have.
+            UserError: The bytes were altered, cut or extended, or contain values that a user cannot have.
         """
         if content[: len(MARK)] == MARK and len(content) > len(MARK):
             check_format(content[len(MARK)], USER_FORMAT, "this user")
@@ -217,26 +218,26 @@ class User:
 
 
 class Learner:
-    """Learns users online, for one run and one rule.
+    """Learns users online, with one run and one learning rule.
 
-    A learner never changes, so that threads can share it. It computes in float32 whatever the precision of the run,
-    because PyTorch keeps megabytes of memory per text length for bfloat16 products.
+    A learner never changes, so threads can share it. It computes in float32 even if the run uses bfloat16, for which
+    PyTorch would retain megabytes of memory for each length of a text.
     """
 
     def __init__(self, run: Run, rule: LearningRule | None = None, unknown: str = "error") -> None:
-        """Prepare learning with a run.
+        """Prepare online learning with a run.
 
         Args:
             run: The run.
-            rule: The learning rule, by default that of the run.
-            unknown: How context values that training never saw are read, as in `Run.prepare`.
+            rule: The learning rule; by default the one that the run folder stores.
+            unknown: How to read context values that training never saw, as in `Run.prepare`.
 
         Raises:
-            UserError: The run does not distinguish users.
+            UserError: The run was trained without a user column, or its model is not adapted to users.
         """
         self.run, self.rule, self.variable = run, rule or LearningRule.load(run.folder), user_variable(run)
         self.unknown_policy = unknown
-        self.columns = run.schema.columns(without=self.variable.source_column)  # context columns of a text
+        self.columns = run.schema.columns(without=self.variable.source_column)  # context columns other than the user
         self.state_rows, self.update = OPTIMISERS[self.rule.optimiser]
         column = run.schema.categories.index(self.variable)
         encoder = run.model.encoder
@@ -258,14 +259,14 @@ class Learner:
 
         Args:
             users: B different users.
-            texts: One text of each user; texts of more than `max_tokens` tokens are cut, as in training.
-            contexts: Column -> value for each text, without users; a column without a value has its expected value.
+            texts: One text of each user; texts with more than `max_tokens` tokens are cut, as in training.
+            contexts: Column -> value for each text, without the user; a missing value is read as its expected value.
 
         Returns:
             The users after learning, and the nats (B,) of the texts before learning.
 
         Raises:
-            UserError: A text, a context or a user is not valid; then no user is learned.
+            UserError: A text, a context or a user is not valid; no user is learned in this case.
         """
         texts = [clean_text(text) for text in texts]
         rows: list[Row] = [{}] * len(texts) if contexts is None else to_rows(contexts)
@@ -277,9 +278,8 @@ class Learner:
         for user in users:
             user.check(self.run)
             if user.state.shape != (self.state_rows, len(self.unknown_vector)):
-                raise UserError(
-                    f"{self.run.folder}: {self.rule.optimiser} has {self.state_rows} state rows, got {len(user.state)}"
-                )
+                expected = f"expected a user with {self.state_rows} rows of {self.rule.optimiser} state"
+                raise UserError(f"{self.run.folder}: {expected}, got {len(user.state)}")
         vectors = np.stack([user.vector for user in users])
         nats, gradients = self.gradients(vectors, texts, rows)
         updates = zip(users, texts, gradients, strict=True)
@@ -288,7 +288,7 @@ class Learner:
     def gradients(
         self, vectors: Floats, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]]
     ) -> tuple[NDArray[np.float64], Floats]:
-        """Return the nats (B,) of texts by users with `vectors` (B, k), and their gradients (B, k)."""
+        """Return the nats (B,) of texts by users with `vectors` (B, k), and the gradients of the nats (B, k)."""
         with torch.enable_grad():
             user_vectors = torch.tensor(vectors, device=self.run.device, requires_grad=True)
             nats = self._nats(user_vectors, texts, contexts)
@@ -298,13 +298,13 @@ class Learner:
     def nats(
         self, vectors: Floats, texts: Sequence[str], contexts: Sequence[Mapping[str, Any]] | None = None
     ) -> NDArray[np.float64]:
-        """Return the nats (B,) of texts by users with `vectors` (B, k), or by one user (1, k)."""
+        """Return the nats (B,) of texts by users with `vectors` (B, k), or all by one user with `vectors` (1, k)."""
         with torch.inference_mode():
             user_vectors = torch.tensor(vectors, device=self.run.device).expand(len(texts), -1)
             return self._nats(user_vectors, texts, contexts or [{}] * len(texts)).double().cpu().numpy()
 
     def largest_gains(self, user: User, texts: Sequence[str], count: int = 5) -> list[tuple[str, float]]:
-        """Return the texts whose log probability rose most since the user was new.
+        """Return the texts whose log probability has risen most since the user was new.
 
         Args:
             user: The user.
@@ -312,7 +312,7 @@ class Learner:
             count: Number of texts to return.
 
         Returns:
-            Texts with the rise of their log probability in nats, largest rise first.
+            Pairs of a text and the rise of its log probability in nats, the largest rise first.
 
         References:
             Thesis 2018, tables 5.3 to 5.5.
@@ -332,7 +332,7 @@ class Learner:
         return nats.sum(1)
 
     def updated_user(self, user: User, text: str, gradient: Floats) -> User:
-        """Return the user after learning `text`, whose nats have the given `gradient` (k,).
+        """Return the user after learning `text`; `gradient` (k,) is that of the nats of the text.
 
         Raises:
             UserError: A number of the user would not be finite.
@@ -341,8 +341,8 @@ class Learner:
         history = replace(user.history, texts=(*user.history.texts, self.run.tokenizer.normalize_fully(text)))
         changes: dict[str, Any] = {"text_count": user.text_count + 1, "history": history, "fingerprint": fingerprint}
         if not np.isfinite(gradient).all():
-            return replace(user, **changes)  # the model overflows on this text
-        with np.errstate(over="ignore", invalid="ignore"):  # `User` rejects numbers that are not finite
+            return replace(user, **changes)  # the model overflows on this text and can learn nothing from it
+        with np.errstate(over="ignore", invalid="ignore"):  # `User` raises an error for numbers that are not finite
             change, state = self.update(gradient, user.state)
             vector = user.vector + self.rule.rate * change
             length = float(np.linalg.norm(vector))
@@ -356,16 +356,16 @@ class Learner:
 
 
 def learn_one(run: Run, user: User, text: str, context: Mapping[str, Any] | None = None) -> User:
-    """Return the user after learning one more text by the rule of the run.
+    """Return the user after learning one more text with the learning rule of the run.
 
     Args:
         run: The run with which the user was learned.
-        user: The user before.
-        text: The text that the user wrote; if it is cut after `max_tokens` tokens, as in training, a `Notice` says so.
-        context: Column -> value; a column without a value has its expected value.
+        user: The user before learning.
+        text: The text that the user entered; a `Notice` reports if it is cut after `max_tokens` tokens.
+        context: Column -> value of the other context columns.
 
     Returns:
-        The changed user; `user` is unchanged.
+        A new user; `user` is unchanged.
 
     Raises:
         UserError: The text, the context or the user is not valid.
@@ -376,7 +376,7 @@ def learn_one(run: Run, user: User, text: str, context: Mapping[str, Any] | None
 
 
 def report_truncation(run: Run, text: str) -> None:
-    """Give a `Notice` if learning cuts a text after `max_tokens` tokens, as training does."""
+    """Give a `Notice` if `text` has more than `max_tokens` tokens, after which learning cuts it."""
     limit = run.config.data.max_tokens
     report_truncated(truncated_mask([text], run.tokenizer, limit), "the learned text", limit)
 
@@ -387,7 +387,7 @@ def distinguishes_users(run: Run) -> bool:
 
 
 def user_variable(run: Run) -> Variable:
-    """Return the context variable of the user.
+    """Return the context variable that holds the user.
 
     Raises:
         UserError: The run has no user column, or its model is not adapted to users.

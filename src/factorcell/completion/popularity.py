@@ -1,4 +1,8 @@
-"""Most popular completion (Bar-Yossef and Kraus 2011): the texts of a log that begin with a prefix, by their counts."""
+"""Completion without a model: texts that begin with a prefix, from a log of all users or from one user's earlier texts.
+
+`Popularity` suggests the most frequent texts of the log (most popular completion, Bar-Yossef and Kraus 2011). `History`
+suggests earlier texts of one user; newer texts have larger weights.
+"""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -19,7 +23,9 @@ from factorcell.model.run import Run
 
 
 class Popularity:
-    """Counted texts in alphabetical order, so that the texts with a common prefix are a range.
+    """Completion by popular texts: the most frequent texts that begin with a prefix.
+
+    The texts are sorted, so the texts that begin with a prefix are neighbours.
 
     Args:
         text_counts: The texts and their counts.
@@ -31,7 +37,7 @@ class Popularity:
         self.total, self.texts = text_counts.total, sorted(text_counts.counts)
         byte_length("\n".join(self.texts), "the counted texts")
         self.counts = np.array([text_counts.counts[text] for text in self.texts], dtype=np.int64)
-        # Ranks by popularity: 0 is the most popular, ties are in alphabetical order.
+        # The rank of each text: 0 is the most popular; equally popular texts are ranked alphabetically.
         self.ranks = np.empty(len(self.texts), dtype=np.int32)
         self.ranks[np.argsort(-self.counts, kind="stable")] = np.arange(len(self.texts), dtype=np.int32)
 
@@ -39,17 +45,17 @@ class Popularity:
     def fit(
         cls, queries: Iterable[str], min_count: int = 3, users: Iterable[Hashable] | None = None, min_users: int = 3
     ) -> "Popularity":
-        """Count texts.
+        """Count texts by all users and return the popular ones.
 
         Args:
             queries: The texts.
-            min_count: Texts that occur fewer times are omitted.
+            min_count: Minimum number of times that a popular text occurs.
             users: The user who wrote each text. Without users, a text that one user wrote `min_count` times is
                 suggested to all users.
-            min_users: Texts that fewer users wrote are omitted; ignored without `users`.
+            min_users: Minimum number of users who wrote a popular text; ignored without `users`.
 
         Raises:
-            UserError: A text is not a string, a user is missing, or texts and users differ in number.
+            UserError: A text is not a string, a user is missing, or the numbers of texts and users differ.
         """
         return cls(TextCounts.of(queries, min_count, users, min_users))
 
@@ -59,10 +65,10 @@ class Popularity:
 
         Args:
             run: The run.
-            is_allowed: Returns whether a text may be suggested.
+            is_allowed: Returns whether a text may be suggested; other texts are omitted.
 
         Raises:
-            UserError: The run has no popular texts; only runs with a user column have them.
+            UserError: The run folder has no popular texts; training stores them only with a user column.
         """
         return cls.load(run.folder, is_allowed)
 
@@ -72,10 +78,10 @@ class Popularity:
 
         Args:
             folder: The run folder.
-            is_allowed: Returns whether a text may be suggested.
+            is_allowed: Returns whether a text may be suggested; other texts are omitted.
 
         Raises:
-            UserError: The run has no popular texts; only runs with a user column have them.
+            UserError: The run folder has no popular texts; training stores them only with a user column.
         """
         path = folder / POPULARITY
         if not path.exists():
@@ -96,7 +102,9 @@ class Popularity:
         return [self.texts[row] for row in np.argsort(self.ranks)[:count]]
 
     def complete(self, prefix: str, k: int = 10) -> list[Suggestion]:
-        """Return the `k` most popular texts that begin with `prefix` and are longer; ties are in alphabetical order.
+        """Return the `k` most popular texts that begin with `prefix` and are longer than it.
+
+        Equally popular texts are in alphabetical order.
 
         Args:
             prefix: The typed text.
@@ -105,7 +113,8 @@ class Popularity:
         prefix = canonical_prefix(prefix)
         begin = bisect_left(self.texts, prefix)
         end = bisect_right(self.texts, prefix, lo=begin, key=lambda text: text[: len(prefix)])
-        begin += begin < end and self.texts[begin] == prefix  # the prefix itself is not a completion
+        if begin < end and self.texts[begin] == prefix:
+            begin += 1  # the prefix itself is not a completion
         ranks = self.ranks[begin:end]
         best = np.argpartition(ranks, k)[:k] if k < len(ranks) else np.arange(len(ranks))
         rows = begin + best[np.argsort(ranks[best])]
@@ -121,14 +130,14 @@ class Popularity:
 
 @dataclass(frozen=True)
 class History:
-    """The last texts of one user.
+    """The last texts of one user, which complete what this user types.
 
-    Texts are stored in canonical form, so that texts that differ only in white space are one text. Only the newest are
-    stored: at most `max_texts`, and at most `texts.MAX_BYTES` bytes in total.
+    Texts are stored in canonical form, in which texts that differ only in white space are the same. A history stores
+    only the newest texts: at most `max_texts`, and at most `MAX_BYTES` bytes in total.
 
     Attributes:
         texts: The texts, the newest last.
-        half_life: Number of later texts after which the weight of a text is halved.
+        half_life: Number of newer texts with which the weight of a text is halved.
         max_texts: Maximum number of stored texts.
 
     Raises:
@@ -151,7 +160,7 @@ class History:
         object.__setattr__(self, "texts", tuple(reversed(newest)))
 
     def add(self, text: str) -> "History":
-        """Return the history with one more text.
+        """Return a history with the texts of this one and `text` as the newest.
 
         Raises:
             UserError: The text is not Unicode text, or too long.
@@ -159,7 +168,7 @@ class History:
         return replace(self, texts=(*self.texts, clean_text(text)))
 
     def complete(self, prefix: str, k: int = 10) -> list[Suggestion]:
-        """Return the `k` texts with the largest weights that begin with `prefix` and are longer.
+        """Return the `k` texts with the largest weights among those that begin with `prefix` and are longer than it.
 
         Args:
             prefix: The typed text.

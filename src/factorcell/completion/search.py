@@ -2,11 +2,13 @@
 
     log p(y, end | prefix, context) = sum_t log p(y_t | prefix, y_<t, context) + log p(end | prefix, y, context)
 
-No term is positive, so the score of a hypothesis is an upper bound of the scores of all its extensions.
-`PlainEngine.search` finds the k most probable completions exactly: it expands the best hypotheses in batches and drops
-those that do not exceed the k-th finished one, until none is left.
+y_1, y_2, ... are the tokens of a completion, and `end` is the end token. A *hypothesis* is the beginning of a
+completion, and its score is the sum of its terms. It is *expanded* when the model has read it, and *finished* with the
+end token. No term is positive, so no extension of a hypothesis has a higher score. `PlainEngine.search` finds the k
+most probable completions exactly: it expands the best hypotheses in batches, and drops those whose score does not
+exceed that of the k-th finished one, until no hypothesis is left.
 
-Shapes: B expanded hypotheses, N waiting hypotheses, V vocabulary, H hidden.
+Shapes: B expanded hypotheses, V vocabulary.
 """
 
 import heapq
@@ -33,11 +35,11 @@ Ids = tuple[int, ...]  # tokens of a completion, without the prefix and the end 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-BATCH = 12  # initial batch size: small batches expand few hypotheses in vain, large batches need fewer steps
-GROWTH = 4  # the batch grows by one per this many expanded rows, which bounds the wasted share of a long search
-MAX_ROWS = 10_000  # hypotheses that one search expands
-MAX_WAITING = 10_000  # hypotheses that wait to be expanded
-MIN_PROPOSALS = 10  # minimum proposals of each source; the weights of a blend are fitted to lists of this length
+BATCH = 12  # initial batch size: small batches expand fewer useless hypotheses, large batches need fewer steps
+GROWTH = 4  # the batch size grows by one per this many expanded hypotheses
+MAX_ROWS = 10_000  # maximum number of hypotheses that one search expands
+MAX_WAITING = 10_000  # maximum number of hypotheses that wait to be expanded
+MIN_PROPOSALS = 10  # minimum number of texts that each source of a blend proposes, as in the lists that fit its weights
 MAX_COUNT = int(NUMBER_LIMITS["count"].high)
 
 
@@ -47,10 +49,10 @@ class Suggestion:
 
     Attributes:
         text: The whole text, including the prefix.
-        log_probability: Its log probability given the prefix, according to `source`.
-        source: The source that proposes it, or several, such as `model+history`.
-        typos: Typing errors that it assumes; without typos it begins with the prefix.
-        parts: What each source of a blend adds to the score.
+        log_probability: The log probability of the text given the prefix, according to `source`.
+        source: The sources that propose the text, such as `model` or `model+history`.
+        typos: Number of typing errors in the prefix that the text assumes; with 0, the text begins with the prefix.
+        parts: Source of a blend -> the number that it adds to the score of the text.
     """
 
     text: str
@@ -61,7 +63,7 @@ class Suggestion:
 
 
 def round_sizes(k: int) -> list[int]:
-    """Return the sizes of the rounds for `k` texts: 10, 20, 40, up to the first size of at least `k`."""
+    """Return the list sizes that `merge_rounds` merges for `k` texts: 10, 20, 40, ..., the last at least `k`."""
     rounds = [MIN_PROPOSALS]
     while rounds[-1] < k:
         rounds.append(min(2 * rounds[-1], MAX_COUNT))
@@ -69,10 +71,14 @@ def round_sizes(k: int) -> list[int]:
 
 
 def merge_rounds(best: Callable[[int], Iterable[Suggestion]], k: int) -> list[Suggestion]:
-    """Return the first `k` texts of all rounds, so that a longer list begins with the shorter one.
+    """Return the best `k` texts, as a list that begins with the list for any smaller `k`.
 
-    The number of texts that a source proposes affects all probabilities. Therefore each round, `best(size)`,
-    only appends texts that earlier rounds do not have, with probabilities no higher than theirs.
+    The number of proposed texts affects the probabilities of all texts. The lists of `round_sizes` are therefore
+    merged: each appends its new texts, with probabilities no higher than those of the texts before.
+
+    Args:
+        best: Returns the best texts if a number of texts is proposed.
+        k: Maximum number of texts.
     """
     merged: dict[str, Suggestion] = {}
     for size in round_sizes(k):
@@ -85,7 +91,7 @@ def merge_rounds(best: Callable[[int], Iterable[Suggestion]], k: int) -> list[Su
 
 @dataclass(frozen=True)
 class Completion:
-    """The tokens after a prefix, and their log probability, including the end token."""
+    """The tokens `ids` of a completion after the prefix, and their log probability including the end token."""
 
     ids: Ids
     log_probability: float
@@ -93,12 +99,12 @@ class Completion:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The result of a search.
+    """The result of a search for completions.
 
     Attributes:
-        completions: The most probable first.
-        rows: Hypotheses that the model has read.
-        cut: Whether the search ended at a limit of time or of hypotheses while better completions were possible.
+        completions: The completions, the most probable first.
+        rows: Number of hypotheses that the model has read.
+        cut: Whether a limit of time or of hypotheses ended the search while better completions were possible.
     """
 
     completions: tuple[Completion, ...]
@@ -107,7 +113,7 @@ class SearchResult:
 
 
 class Stop:
-    """A flag that ends searches early; any thread may set it once."""
+    """A flag that ends running searches early; any thread may set it, once."""
 
     def __init__(self) -> None:
         self.is_set = False
@@ -115,7 +121,7 @@ class Stop:
         self._callbacks: list[Callable[[], object]] = []
 
     def set(self) -> None:
-        """End the searches that were started with this flag."""
+        """Set the flag, which ends the searches that were started with it."""
         with self._lock:
             self.is_set = True
             for callback in self._callbacks:
@@ -123,7 +129,7 @@ class Stop:
 
     @contextmanager
     def callback(self, callback: Callable[[], object]) -> Iterator[None]:
-        """Call `callback` when the flag is set within the block, or immediately if it is set already."""
+        """Call `callback` when the flag is set during the `with` block, or at once if the flag is set already."""
         with self._lock:
             self._callbacks.append(callback)
             if self.is_set:
@@ -140,13 +146,13 @@ class SearchRequest:
     """A request for the best completions of a prefix.
 
     Attributes:
-        prefix_state: The prefix, as the state of an engine.
-        k: Number of completions.
+        prefix_state: The prefix, as the search state of the engine that answers the request.
+        k: Maximum number of completions.
         max_tokens: Maximum number of tokens after the prefix.
-        accept: Returns whether a completion may be returned.
+        accept: Returns whether a completion, given by its tokens, may be returned.
         min_log_prob: Only completions above this log probability are returned.
         stop: Ends the search early.
-        duplicate_key: Only the most probable completion of each key is returned.
+        duplicate_key: Returns the key of a completion; only the most probable completion of each key is returned.
     """
 
     prefix_state: Any
@@ -160,12 +166,12 @@ class SearchRequest:
 
 @dataclass(frozen=True)
 class PrefixState:
-    """A prefix as the plain search reads it.
+    """A typed prefix in one context, in the form that the search in PyTorch reads.
 
     Attributes:
         conditioning: The folded conditioning of one context.
         ids: The tokens of the prefix.
-        states: The states of the model after the start token and after each token.
+        states: The states of the backbone after the start token and after each token of the prefix.
         logs: The log probabilities (1, V) of the next token after each of these states.
     """
 
@@ -176,30 +182,30 @@ class PrefixState:
 
 
 def common_prefix_length(ids: Sequence[int], others: Sequence[int]) -> int:
-    """Return the number of tokens with which both sequences begin."""
+    """Return the number of tokens at the beginning that are the same in both sequences."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, others, strict=False)))
 
 
 class PlainEngine:
-    """Typing and search with any model, in PyTorch."""
+    """Reads a typed prefix and searches for its completions in PyTorch, with any model."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
 
     def begin(self, context: Context, override: Mapping[str, Tensor] | None = None) -> PrefixState:
-        """Return the state of the empty prefix in one context.
+        """Return the search state of an empty prefix in one context.
 
         Args:
             context: The context.
-            override: Vectors that replace those of context variables, as in `LanguageModel.condition`.
+            override: Context variable -> vector that replaces its own, as in `LanguageModel.condition`.
         """
         conditioning = self.model.fold(self.model.condition(context, override), shared=True)
         logs, state = self.model.step(_to_tensor(self.model, [self.model.specials.start]), conditioning)
         return PrefixState(conditioning, (), (state,), (logs,))
 
     def type(self, prefix_state: PrefixState, ids: Sequence[int]) -> PrefixState:
-        """Return the state for `ids`, reusing the common prefix and running the model on the rest."""
-        common = common_prefix_length(prefix_state.ids, ids)
+        """Return the search state of the prefix `ids`; the model reads only tokens after the common beginning."""
+        common = common_prefix_length(prefix_state.ids, ids)  # states after these tokens are reused
         states, logs = list(prefix_state.states[: common + 1]), list(prefix_state.logs[: common + 1])
         for token in ids[common:]:
             log, state = self.model.step(_to_tensor(self.model, [token]), prefix_state.conditioning, states[-1])
@@ -217,15 +223,15 @@ class PlainEngine:
         max_rows: int = MAX_ROWS,
         max_waiting: int = MAX_WAITING,
     ) -> list[SearchResult]:
-        """Return the completions of each request; the requests are answered one after the other.
+        """Return the most probable completions of each request; the requests are answered one after the other.
 
-        A result is exact unless it is `cut`. A result that is cut has the best completions so far.
+        A result is exact unless it is `cut`; a `cut` result has the best completions that the search found.
 
         Args:
             requests: The requests.
-            deadline: When to end, as a `time.monotonic()`.
+            deadline: When to end, as a value of `time.monotonic()`.
             threads: Ignored.
-            batch: Hypotheses that are expanded at once, initially.
+            batch: Initial number of hypotheses that are expanded at once.
             max_rows: Maximum number of expanded hypotheses per request.
             max_waiting: Maximum number of waiting hypotheses per request.
         """
@@ -251,33 +257,34 @@ class PlainEngine:
 
 
 class _Frontier:
-    """The waiting hypotheses, the best k finished ones, and the expanded ones with their states.
+    """All hypotheses of one search: those that wait to be expanded, the best k finished ones and the expanded ones.
 
-    Expanded hypotheses are numbered from 0, the prefix; each has the number of its parent, its token and its depth. A
-    waiting hypothesis is a parent and a token, encoded as parent * V + token.
+    The expanded hypotheses form a tree. They are numbered in the order of their expansion; number 0 is the prefix. The
+    arrays `parents`, `tokens` and `depths` have the number of the parent, the last token and the number of tokens of
+    each. A waiting hypothesis is an expanded parent and a next token, stored as the code parent * V + token.
     """
 
     def __init__(self, model: LanguageModel, request: SearchRequest, max_rows: int, max_waiting: int) -> None:
         self.request, self.max_waiting, prefix_state = request, max_waiting, request.prefix_state
-        self.size, self.count, self.specials = model.vocabulary_size, 0, model.specials
+        self.vocabulary_size, self.tree_size, self.specials = model.vocabulary_size, 0, model.specials
         self.parents, self.tokens, self.depths = (np.zeros(max_rows + 1, dtype=np.int64) for _ in range(3))
         self.depths[0] = -1  # the prefix is added as a child of itself, which gives it depth 0
         self.states: StateBuffer = prefix_state.states[-1].reserve(max_rows + 1)
         self.scores, self.codes = np.zeros(0), np.zeros(0, dtype=np.int64)
-        self.finished: list[tuple[float, Ids]] = []  # a heap: the worst first
-        self.by_key: dict[Hashable, tuple[float, Ids]] = {}  # the entries of `finished` by their duplicate key
-        self.best_dropped = -math.inf  # score of the best hypothesis that was dropped at a limit
+        self.finished: list[tuple[float, Ids]] = []  # a heap, whose first entry is the worst
+        self.by_key: dict[Hashable, tuple[float, Ids]] = {}  # duplicate key -> entry of `finished`
+        self.best_dropped = -math.inf  # best score of a hypothesis that was dropped because of a limit
         zero = np.zeros(1, dtype=np.int64)
         self.add(np.zeros(1), zero, zero + model.specials.start, prefix_state.logs[-1], prefix_state.states[-1])
 
     @property
     def expanded(self) -> int:
-        """Hypotheses that the model has read in this search; the prefix was read before."""
-        return self.count - 1
+        """The number of hypotheses that the model has read in this search, without the prefix, which it read before."""
+        return self.tree_size - 1
 
     @property
     def min_score(self) -> float:
-        """The score that a hypothesis must exceed, which is that of the k-th finished one, or the requested minimum."""
+        """The score that a hypothesis must exceed: that of the k-th finished one, or the minimum of the request."""
         return self.finished[0][0] if len(self.finished) == self.request.k else self.request.min_log_prob
 
     def take(self, count: int) -> tuple[Floats, Ints, Ints]:
@@ -285,12 +292,20 @@ class _Frontier:
         chosen = _largest(self.scores, count)
         scores, codes = self.scores[chosen], self.codes[chosen]
         self._select(np.delete(np.arange(len(self.scores)), chosen))
-        return scores, codes // self.size, codes % self.size
+        return scores, codes // self.vocabulary_size, codes % self.vocabulary_size
 
     def add(self, scores: Floats, parents: Ints, tokens: Ints, logs: Tensor, state: BackboneState) -> None:
-        """Add expanded hypotheses (B,) with the log probabilities `logs` (B, V) and the `state` after them."""
-        numbers = np.arange(self.count, self.count + len(scores))
-        self.count += len(scores)
+        """Add expanded hypotheses, and their extensions as waiting or finished hypotheses.
+
+        Args:
+            scores: The scores of the expanded hypotheses (B,).
+            parents: The numbers of their parents (B,).
+            tokens: Their last tokens (B,).
+            logs: The log probabilities of the next token (B, V).
+            state: The state of the backbone after them.
+        """
+        numbers = np.arange(self.tree_size, self.tree_size + len(scores))
+        self.tree_size += len(scores)
         self.parents[numbers], self.tokens[numbers], self.depths[numbers] = parents, tokens, self.depths[parents] + 1
         self.states.put(int(numbers[0]), state)
         totals = logs.cpu().double().numpy() + scores[:, None]
@@ -301,7 +316,7 @@ class _Frontier:
         totals[self.depths[numbers] >= self.request.max_tokens] = -math.inf
         row, token = np.nonzero(totals > self.min_score)
         self.scores = np.concatenate([self.scores, totals[row, token]])
-        self.codes = np.concatenate([self.codes, numbers[row] * self.size + token])
+        self.codes = np.concatenate([self.codes, numbers[row] * self.vocabulary_size + token])
         self._select(np.flatnonzero(self.scores > self.min_score))
         if len(self.scores) > self.max_waiting:
             best = _largest(self.scores, self.max_waiting)
@@ -309,7 +324,7 @@ class _Frontier:
             self._select(best)
 
     def give_up(self) -> None:
-        """Drop all waiting hypotheses."""
+        """Drop all waiting hypotheses because of a limit."""
         self.best_dropped = max(self.best_dropped, float(self.scores.max()))
         self._select(np.zeros(0, dtype=np.int64))
 
@@ -319,7 +334,7 @@ class _Frontier:
         return SearchResult(completions, self.expanded, self.best_dropped > self.min_score)
 
     def _finish(self, number: int, score: float) -> None:
-        """Add an expanded hypothesis to the finished ones if it is among the best k."""
+        """Finish the expanded hypothesis `number` with the score `score` if it is then among the best k."""
         if score <= self.min_score or not self.request.accept(ids := self._ids(number)):
             return
         key = self.request.duplicate_key(ids)
@@ -334,7 +349,7 @@ class _Frontier:
         heapq.heappush(self.finished, (score, ids))
 
     def _ids(self, number: int) -> Ids:
-        """Return the tokens of an expanded hypothesis."""
+        """Return the tokens of the expanded hypothesis `number` after the prefix."""
         ids = []
         while number:
             ids.append(int(self.tokens[number]))
@@ -342,6 +357,7 @@ class _Frontier:
         return tuple(reversed(ids))
 
     def _select(self, rows: Ints) -> None:
+        """Retain only these waiting hypotheses."""
         self.scores, self.codes = self.scores[rows], self.codes[rows]
 
 

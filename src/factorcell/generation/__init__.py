@@ -1,4 +1,4 @@
-"""Generation of texts by sampling and by search.
+"""Generation of texts for contexts, by sampling or by beam search.
 
 The function `factorcell.generate` is in the module `factorcell.generation.generate`.
 """

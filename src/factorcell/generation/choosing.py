@@ -1,12 +1,13 @@
-"""Choice of the next tokens: the most probable or sampled ones among those that constraints allow.
+"""Choice of the next tokens of generated texts: the most probable ones, or sampled ones.
 
-    p(w) ~ q(w) ** (1 / temperature)    over the allowed tokens, restricted to the `top_k` most probable tokens and then
-                                        to the smallest set of most probable tokens that holds the share `top_p`
+    p(w) = q(w) ** (1 / temperature) / Z
 
-q is the distribution of the model. Log probabilities that are returned are those of the model without constraints.
-`kernels.drawing` does the same in compiled code.
+q(w) is the probability of the token w under the model. A token is sampled with the probability p(w), and Z makes these
+probabilities sum to 1. Only tokens that the constraints allow can be sampled: of these the `top_k` most probable ones,
+and of those the smallest set of most probable ones whose probabilities p(w) sum to at least `top_p`. `kernels.drawing`
+does the same in compiled code.
 
-Shapes: N unfinished texts, t tokens of a text, S chosen tokens per text, V vocabulary.
+Shapes: N unfinished texts, t tokens of a text, S chosen tokens per text, V vocabulary, M forbidden pairs.
 """
 
 from dataclasses import dataclass
@@ -22,14 +23,15 @@ from factorcell.model.kernels.drawing import ForbiddenTokens, SampleRequest, Tok
 
 @dataclass(frozen=True)
 class Constraints:
-    """Constraints on a text.
+    """Constraints on the length and the tokens of a generated text.
 
     Attributes:
         max_tokens: Maximum number of tokens, without the prompt.
         min_tokens: Minimum number of tokens, without the prompt.
-        banned: Tokens that are never written.
-        no_repeat_ngram: No n-gram of this size occurs twice, the prompt included; 0 permits repetitions.
-        stops: Token sequences that finish a text.
+        banned: Tokens that no generated text contains.
+        no_repeat_ngram: Length of token sequences of which none occurs twice in the prompt and the text; 0 permits
+            repetitions.
+        stops: Token sequences after which a text ends.
         end: The end token.
 
     Raises:
@@ -50,12 +52,12 @@ class Constraints:
             raise UserError(f"{numbers}; min_tokens must be at most max_tokens")
 
     def forbid(self, logs: Tensor, tokens: Tensor, length: int) -> Tensor:
-        """Set the log probabilities of forbidden tokens to -inf; if all tokens are forbidden, the text may end.
+        """Set the log probabilities of forbidden tokens to -inf; if all tokens are forbidden, allow the end token.
 
         Args:
-            logs: Log probabilities (N, V), which are changed in place.
+            logs: Log probabilities of the next token (N, V), which are changed in place.
             tokens: The texts so far (N, t).
-            length: Number of tokens after the prompt.
+            length: Number of tokens of the texts after the prompt.
         """
         if self.banned:
             logs.index_fill_(1, tokens.new_tensor(self.banned), -torch.inf)
@@ -66,17 +68,18 @@ class Constraints:
         if length < self.min_tokens:
             logs[:, self.end] = -torch.inf
         is_stuck = torch.isneginf(logs.amax(1))
+        # If all tokens are forbidden, the end token needs a finite log probability to be chosen.
         logs[is_stuck, self.end] = end_logs[is_stuck].clamp(min=torch.finfo(logs.dtype).min)
         return logs
 
     def forbidden_tokens(self, tokens: Tensor, length: int) -> ForbiddenTokens:
-        """Return the tokens that `forbid` forbids, for the compiled code."""
+        """Return the tokens that `forbid` forbids after the texts `tokens` (N, t), for the compiled code."""
         none = tokens.new_zeros(0)
         texts, repetitions = repeated_ngrams(tokens, self.no_repeat_ngram) if self.no_repeat_ngram else (none, none)
         return ForbiddenTokens((*self.banned, *[self.end] * (length < self.min_tokens)), texts, repetitions, self.end)
 
     def ends_with_stop(self, tokens: Tensor, length: int) -> Tensor:
-        """Return which texts `tokens` (N, t) end with a stop (N,) that is part of the last `length` tokens."""
+        """Return whether each text of `tokens` (N, t) ends with a stop of at most `length` tokens (N,)."""
         has_stop = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
         for stop in self.stops:
             if 0 < len(stop) <= length:
@@ -85,27 +88,36 @@ class Constraints:
 
 
 def repeated_ngrams(tokens: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return texts and next tokens that would repeat an n-gram of `tokens` (N, t), without the start token."""
+    """Return the next tokens that would repeat an n-gram of their text.
+
+    Args:
+        tokens: The texts with the start token (N, t), which is not part of any n-gram.
+        n: The length of n-grams.
+
+    Returns:
+        For each forbidden pair, the row of the text (M,) and the next token (M,).
+    """
     tokens = tokens[:, 1:]
-    ngrams = tokens.shape[1] - n + 1
-    if ngrams < 1:
+    ngram_count = tokens.shape[1] - n + 1
+    if ngram_count < 1:
         return tokens.new_zeros(0), tokens.new_zeros(0)
-    last = tokens[:, tokens.shape[1] - n + 1 :]
-    is_same = torch.ones_like(tokens[:, :ngrams], dtype=torch.bool)
+    last = tokens[:, tokens.shape[1] - n + 1 :]  # the n - 1 tokens that begin the next n-gram
+    # For each n-gram, whether its first n - 1 tokens are the same as `last`.
+    is_same = torch.ones_like(tokens[:, :ngram_count], dtype=torch.bool)
     for offset in range(n - 1):
-        is_same &= tokens[:, offset : offset + ngrams] == last[:, offset, None]
+        is_same &= tokens[:, offset : offset + ngram_count] == last[:, offset, None]
     texts, ngram = is_same.nonzero(as_tuple=True)
     return texts, tokens[texts, ngram + n - 1]
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """How tokens are sampled.
+    """Options of the distribution from which tokens are sampled.
 
     Attributes:
-        temperature: Low temperatures prefer probable tokens.
-        top_k: Sample among this number of most probable tokens; 0 means all.
-        top_p: Sample among the most probable tokens that together hold this share; 1 means all.
+        temperature: The temperature; lower ones sample probable tokens more often.
+        top_k: Number of most probable tokens among which to sample; 0 means all.
+        top_p: Minimum total probability of the most probable tokens among which to sample; 1 means all tokens.
 
     Raises:
         UserError: A number is out of range.
@@ -119,7 +131,7 @@ class Sampler:
         limits.check(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
 
     def draws(self, places: Tensor) -> SampleRequest:
-        """Return the request for the tokens at `places` (N, S) in [0, 1) of the cumulative distribution."""
+        """Return a request for S tokens per text, which are sampled by the random numbers `places` (N, S) in [0, 1)."""
         return SampleRequest(places, self.temperature, self.top_k, self.top_p)
 
 
@@ -131,7 +143,7 @@ def choose_tokens(request: TokenRequest, logs: Tensor) -> Tensor:
 
 
 def drawing_weights(request: SampleRequest, logs: Tensor) -> Tensor:
-    """Return the sampling weights (N, V) for log probabilities (N, V): 0 for excluded tokens."""
+    """Return the sampling weights (N, V) for log probabilities `logs` (N, V); weights of excluded tokens are 0."""
     if request.temperature != 1:
         tiny = torch.finfo(logs.dtype).tiny  # smaller temperatures could underflow to 0
         logs = (logs - logs.amax(1, keepdim=True)) / max(request.temperature, tiny)
@@ -142,14 +154,16 @@ def drawing_weights(request: SampleRequest, logs: Tensor) -> Tensor:
     if request.top_p == 1:
         return weights
     largest = weights.sort(dim=1, descending=True).values
-    sum_before = largest.cumsum(1, dtype=torch.double) - largest
+    sum_before = largest.cumsum(1, dtype=torch.double) - largest  # the sum of all larger weights
     min_sum = request.top_p * weights.sum(1, keepdim=True, dtype=torch.double)
     count = (sum_before < min_sum).sum(1, keepdim=True)
     return weights.masked_fill(weights < largest.gather(1, (count - 1).clamp(min=0)), 0.0)
 
 
 def draw_tokens(weights: Tensor, places: Tensor) -> Tensor:
-    """Return the tokens (N, S) at `places` (N, S) in [0, 1) of the cumulative sum of `weights` (N, V)."""
+    """Return the token at each place of `places` (N, S), in [0, 1), of the cumulative share of `weights` (N, V)."""
     sums = weights.cumsum(1, dtype=torch.double)
-    last = (sums < sums[:, -1:]).sum(1, keepdim=True)  # the last token with a weight, in spite of rounding
+    last = (sums < sums[:, -1:]).sum(
+        1, keepdim=True
+    )  # rounding must not select a token after the last one with a weight
     return torch.minimum(torch.searchsorted(sums, places * sums[:, -1:], right=True), last)

@@ -1,9 +1,7 @@
-"""Generation of texts for contexts with a run, as rows.
+"""Generation of texts for contexts, with the model of a run.
 
-    generate   whole texts, by one of `GENERATION_METHODS`
-    stream     one text, token by token
-
-The random draws of a text depend only on the seed and the number of the text, so that texts are the same in any batch
+`generate` yields whole texts as rows, and `stream` yields one text token by token. The random draws of a text depend
+only on the seed and on the number of the text. A text therefore does not depend on the batch in which it is generated,
 and an interrupted list can be continued at any number.
 """
 
@@ -43,7 +41,7 @@ from factorcell.model.precision import FLOAT32
 from factorcell.model.run import Run
 
 SAMPLED_METHODS = ("sample", "stochastic")
-BATCH_SIZES = {"sample": 128, "greedy": 128, "beam": 16, "stochastic": 8}  # contexts that are written at once
+BATCH_SIZES = {"sample": 128, "greedy": 128, "beam": 16, "stochastic": 8}  # searches that run at once
 BEAM_WIDTH, STOCHASTIC_BEAM_WIDTH = 8, 120  # default widths (thesis 2018, section 6.3.1)
 
 
@@ -57,17 +55,18 @@ class GenerationOptions:
     Attributes:
         method: `sample`, `greedy`, `beam` or `stochastic`.
         temperature: Temperature of sampling.
-        top_k: Sample among this number of most probable tokens; 0 means all.
-        top_p: Sample among the most probable tokens that together hold this share.
+        top_k: Number of most probable tokens among which to sample; 0 means all.
+        top_p: Minimum total probability of the most probable tokens among which to sample; 1 means all tokens.
         max_tokens: Maximum number of tokens, without the prompt.
         min_tokens: Minimum number of tokens, without the prompt.
-        no_repeat_ngram: No n-gram of this size occurs twice, the prompt included; 0 permits repetitions.
-        width: Hypotheses of a beam; by default 8, and 120 for `stochastic`.
-        branching: Sampled extensions of each hypothesis, for `stochastic`.
-        length_penalty: Beam searches compare log p / targets ** length_penalty: 1 prefers the lowest perplexity, 0 the
-            most probable text, which is short.
-        banned: Words that are never written.
-        stops: Texts that end a text.
+        no_repeat_ngram: Length of token sequences of which none occurs twice in the prompt and the text; 0 permits
+            repetitions.
+        width: Number of unfinished texts that a beam search retains; by default 8 for `beam` and 120 for `stochastic`.
+        branching: Number of tokens that `stochastic` samples to extend each unfinished text.
+        length_penalty: Exponent of the length: beam searches compare log p / targets ** length_penalty. 1 prefers the
+            text with the lowest perplexity, 0 the most probable text, which is usually short.
+        banned: Words that no generated text contains.
+        stops: Texts after which a generated text ends.
         seed: The seed of all draws.
         seconds: Time limit, after which unfinished texts are returned.
 
@@ -105,24 +104,24 @@ class GenerationOptions:
         Constraints(self.max_tokens, self.min_tokens, no_repeat_ngram=self.no_repeat_ngram)
 
     def deadline(self) -> float:
-        """Return when generation must end, as a `time.monotonic()`."""
+        """Return the time at which generation must end, as a value of `time.monotonic()`."""
         return math.inf if self.seconds is None else time.monotonic() + self.seconds
 
     def sampler(self) -> Sampler:
         return Sampler(self.temperature, self.top_k, self.top_p)
 
     def beam_sizes(self, texts: int) -> tuple[int, int]:
-        """Return the hypotheses for `texts` texts of a context, and the extensions of each hypothesis."""
+        """Return the number of hypotheses of a search for `texts` texts, and the number of extensions of each."""
         default = STOCHASTIC_BEAM_WIDTH if self.method == "stochastic" else BEAM_WIDTH
         width = self.width or default
         hypotheses = {"beam": max(texts, width), "stochastic": width}.get(self.method, 1)
         return hypotheses, self.branching if self.method == "stochastic" else hypotheses
 
     def constraints(self, run: Run) -> Constraints:
-        """Return the constraints in token ids.
+        """Return the constraints on generated texts, with the token ids of `run`.
 
         Raises:
-            UserError: A word is not in the vocabulary.
+            UserError: A banned word or a stop contains an out-of-vocabulary word.
         """
         specials = run.tokenizer.specials
         banned = {specials.unknown, *(token for word in self.banned for token in known_tokens(run, word, "banned"))}
@@ -136,7 +135,7 @@ DEFAULT = GenerationOptions()
 
 
 def known_tokens(run: Run, text: str, what: str) -> tuple[int, ...]:
-    """Return the token ids of `text`, or raise a `UserError` that calls it `what` if a word is out of vocabulary."""
+    """Return the token ids of `text`, or raise a `UserError` if a word is out of vocabulary; it calls `text` `what`."""
     tokens = run.tokenizer.split(text)
     for token, similar in unknown_tokens(run, text).items():
         hint = f"; similar words: {', '.join(similar)}" if similar else ""
@@ -155,7 +154,7 @@ def unknown_tokens(run: Run, text: str) -> dict[str, list[str]]:
 
 
 def category_values(schema: ContextSchema, column: str) -> list[str]:
-    """Return the sorted values of a categorical context column."""
+    """Return the sorted values of a categorical context column, or raise a `UserError` if it has another kind."""
     variable = schema.variable(column)
     if variable.kind != "category":
         raise UserError(f"{column}: expected a column of kind category, got {variable.kind}")
@@ -185,13 +184,14 @@ def generate(
 
     Args:
         run: The model.
-        contexts: A mapping from column to value, a list of mappings, or any table; other columns have expected values.
+        contexts: A mapping from column to value, a list of mappings, or any table. A column without a value is read as
+            its expected value.
         number: Number of texts per context.
         options: The options of generation.
-        prompt: The beginning of each text; it may have out-of-vocabulary words.
+        prompt: The beginning of each text; it may contain out-of-vocabulary words.
         case: Whether sentences begin with capital letters.
-        unknown: How context values that training never saw are read, as in `Run.prepare`.
-        first: The number of the first text, to continue a list.
+        unknown: How to read context values that training never saw, as in `Run.prepare`.
+        first: The number of the first text to yield, to continue an interrupted list.
 
     Returns:
         Rows with `run`, `options`, `number`, `context`, `text`, `tokens`, `log_probability` (nats, without the prompt),
@@ -237,9 +237,9 @@ def generate(
 
 
 def provenance(run: Run, options: GenerationOptions, prompt: str = "") -> files.Row:
-    """Return the run and the options that are not defaults, as all rows of `generate` have them.
+    """Return the keys `run` and `options` of the rows of `generate`; only options other than the defaults are included.
 
-    They include the precision, since the same seed generates different texts with a different precision.
+    The options include the precision, because the same seed draws other texts in another precision.
     """
     specified = {
         field.name: getattr(options, field.name)
@@ -253,11 +253,11 @@ def provenance(run: Run, options: GenerationOptions, prompt: str = "") -> files.
 
 
 def count_resumable_rows(file: Path, origin: files.Row, contexts: Sequence[Mapping[str, Any]], number: int) -> int:
-    """Return the number of generated texts in `file`, and remove an incomplete last line.
+    """Remove an incomplete last line from a file of generated texts, and return the number of its texts.
 
     Args:
         file: A file of rows of `generate`.
-        origin: The `provenance` that all rows must have.
+        origin: The `provenance` that all rows must contain.
         contexts: The contexts of the list.
         number: Number of texts per context.
 
@@ -285,18 +285,20 @@ def stream(
     case: bool = False,
     unknown: str = "error",
 ) -> Iterator[str]:
-    """Yield one text in pieces while it is written, the prompt first; it is the first text of `generate`.
+    """Generate one text and yield its parts as soon as they are known, the prompt first.
+
+    The text is the first one that `generate` yields for the same arguments.
 
     Args:
         run: The model.
-        context: Column -> value; other columns have expected values.
+        context: Column -> value; a column without a value is read as its expected value.
         options: The options of generation; the method must be `sample` or `greedy`.
-        prompt: The beginning of the text; it may have out-of-vocabulary words.
+        prompt: The beginning of the text; it may contain out-of-vocabulary words.
         case: Whether sentences begin with capital letters.
-        unknown: How context values that training never saw are read, as in `Run.prepare`.
+        unknown: How to read context values that training never saw, as in `Run.prepare`.
 
     Returns:
-        The pieces of the text, as soon as each is known.
+        The parts of the text, in order; together they are the whole text.
 
     Raises:
         UserError: The method, the context or a word of the options is not valid.
@@ -313,7 +315,7 @@ def stream(
         if len(text) > len(yielded):
             yield text[len(yielded) :]
         yielded = text
-        with run.scoring():  # only within a step, so that the caller's precision is unchanged between steps
+        with run.scoring():  # only within a step: between steps, the precision of the caller applies
             step = next(steps, None)
         if step is None:
             return
@@ -324,7 +326,11 @@ def stream(
 def condition_contexts(
     run: Run, contexts: Sequence[Mapping[str, Any]], indices: Sequence[int], unknown: str = "error"
 ) -> tuple[Conditioning, Tensor]:
-    """Return the conditioning of the distinct contexts at `indices`, with folded biases, and the row of each index."""
+    """Return the `Conditioning` of the distinct contexts at `indices`, with folded biases of the head.
+
+    Returns:
+        The conditioning, and for each of `indices` (N,) its row of the conditioning (N,).
+    """
     distinct, rows = np.unique(np.asarray(indices, dtype=np.int64), return_inverse=True)
     corpus = run.read([""] * len(distinct), [contexts[index] for index in distinct], unknown=unknown)
     with run.scoring():
@@ -334,7 +340,7 @@ def condition_contexts(
 
 
 def _write_texts(task: WritingTask, options: GenerationOptions, size: int, first: int) -> list[list[GeneratedText]]:
-    """Return `size` texts for each context of `task`; the first search has the number `first`."""
+    """Generate `size` texts for each entry of `task.contexts`; `first` is the number of the first search."""
     beam = Beam(options.beam_sizes(size)[0], options.length_penalty, size)
     if options.method == "beam":
         return beam_search.search_beam(task, beam)

@@ -1,7 +1,7 @@
 """Generation of texts token by token, greedily or by sampling, for many contexts at once.
 
-Shapes: N unfinished texts, B contexts, K hypotheses per context, L extensions per hypothesis, t tokens of a text,
-S chosen tokens per text, V vocabulary, H hidden.
+Shapes: N unfinished texts, N' or n a selection of them, t tokens of a text, S chosen tokens per text, V vocabulary,
+H vector of the backbone.
 """
 
 import math
@@ -22,18 +22,18 @@ from factorcell.model.kernels.drawing import ForbiddenTokens, PackedTable, Token
 from factorcell.model.language_model import Conditioning, LanguageModel
 from factorcell.model.output import ContextBias, SoftmaxHead
 
-ROWS = 64  # texts whose log probabilities are computed at once, so that they fit into a processor's cache
-READ_ROWS = 128  # texts that the compiled path reads at once
+ROWS = 64  # maximum number of texts whose log probabilities are computed at once, to fit into a processor's cache
+READ_ROWS = 128  # maximum number of texts whose tokens `_Compiled` reads at once
 
 
 @dataclass(frozen=True)
 class Hypotheses:
-    """Unfinished texts.
+    """Unfinished texts, with the state of the model.
 
     Attributes:
-        tokens: The tokens of each text (N, t), from the start token on.
-        contexts: The context of each text (N,), a row of a `Conditioning`.
-        state: The state before the last tokens; None for the initial state.
+        tokens: The tokens of each text, including the start token (N, t).
+        contexts: The row of a `Conditioning` that is the context of each text (N,).
+        state: The state of the backbone before it reads the last token of each text; None for the initial state.
     """
 
     tokens: Tensor
@@ -41,29 +41,31 @@ class Hypotheses:
     state: BackboneState | None = None
 
     def select(self, rows: Tensor) -> "Hypotheses":
-        """Return the texts of `rows` (N',), which may repeat."""
+        """Return the texts with the indices `rows` (N',), which may repeat."""
         state = None if self.state is None else self.state.select(rows)
         return Hypotheses(self.tokens[rows], self.contexts[rows], state)
 
     def extend(self, tokens: Tensor, state: BackboneState, parents: Tensor | None = None) -> "Hypotheses":
-        """Return the texts extended by `tokens` (N',), with the `state` before these.
+        """Return texts with one more token.
 
         Args:
             tokens: The next tokens (N',).
-            state: The state of the texts before these tokens.
-            parents: The rows of the texts to extend (N',); None for all.
+            state: The state of the backbone after all tokens of these texts (N), but before the next tokens.
+            parents: The indices of the texts to extend (N',); None for all.
         """
         texts = Hypotheses(self.tokens, self.contexts, state)
         texts = texts if parents is None else texts.select(parents)
         return Hypotheses(torch.cat([texts.tokens, tokens[:, None]], 1), texts.contexts, texts.state)
 
     def children(self, tokens: Tensor, selected: Tensor, state: BackboneState) -> "Hypotheses":
-        """Return the `selected` extensions of B groups of texts.
+        """Return selected extensions of the texts of B contexts.
+
+        The texts of a context are N / B neighbours, which have N / B * L possible extensions.
 
         Args:
-            tokens: The possible next tokens of each text (N, L).
-            selected: Numbers of extensions (B, K), counted within each group.
-            state: The state of the texts before these tokens.
+            tokens: The L possible next tokens of each text (N, L).
+            selected: The indices of K extensions among those of each context (B, K).
+            state: The state of the backbone after all tokens of these texts (N).
         """
         first_rows = torch.arange(len(selected), device=selected.device)[:, None]
         first_rows = first_rows * (len(tokens) // max(1, len(selected)))
@@ -71,20 +73,21 @@ class Hypotheses:
         return self.extend(tokens.view(len(selected), -1).gather(1, selected).flatten(), state, parents)
 
 
-Pick = Callable[[Tensor, Tensor], tuple[Tensor, ...]]  # rows (n,), log probabilities (n, V) -> values (n, ...)
+# Indices of texts (n,), log probabilities of their next tokens (n, V) -> values for these texts (n, ...).
+Pick = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
 class WritingTask:
-    """A request for one text per context.
+    """A request to generate one text for each entry of `contexts`.
 
     Attributes:
         model: The model.
         conditioning: The conditioning of the distinct contexts.
-        contexts: The context of each text (N,), a row of `conditioning`.
+        contexts: The row of `conditioning` that is the context of each text (N,).
         constraints: The constraints on the texts.
         prompt: The tokens with which all texts begin.
-        deadline: When to end, as a `time.monotonic()`; texts may then be unfinished.
+        deadline: When to end, as a value of `time.monotonic()`; the texts then stay unfinished.
     """
 
     model: LanguageModel
@@ -104,7 +107,7 @@ class WritingTask:
         return None if table is None else _Compiled(self.model, table, self.conditioning)
 
     def begin(self) -> Hypotheses:
-        """Return the texts with only the prompt."""
+        """Return texts that consist only of the prompt."""
         start = self.model.specials.start
         texts = Hypotheses(torch.full_like(self.contexts[:, None], start), self.contexts)
         for token in self.prompt:
@@ -116,15 +119,16 @@ class WritingTask:
         return texts
 
     def choose(self, texts: Hypotheses, request: TokenRequest, length: int) -> tuple[BackboneState, Tensor, Tensor]:
-        """Read the last tokens and choose the next ones.
+        """Read the last token of each text and choose the next tokens.
 
         Args:
-            texts: The texts, which have `length` tokens after the prompt.
-            request: The tokens to choose.
-            length: Number of tokens after the prompt.
+            texts: The unfinished texts.
+            request: How to choose the next tokens, and how many.
+            length: Number of tokens of the texts after the prompt.
 
         Returns:
-            The state after the last tokens, the next tokens (N, S), and their log probabilities (N, S).
+            The state of the backbone after the last tokens, the next tokens (N, S), and their log probabilities under
+            the model without constraints (N, S).
         """
         if self._compiled is not None:
             forbidden = self.constraints.forbidden_tokens(texts.tokens, length)
@@ -139,7 +143,11 @@ class WritingTask:
         return state, tokens, logs
 
     def read(self, texts: Hypotheses, pick: Pick) -> tuple[BackboneState, tuple[Tensor, ...]]:
-        """Read the last tokens; return the state after them and what `pick` returns for parts of `ROWS` texts."""
+        """Read the last token of each text, for up to `ROWS` texts at once.
+
+        Returns:
+            The state of the backbone after these tokens, and the concatenated results of `pick`.
+        """
         states, values = [], []
         with torch.inference_mode():
             for rows in torch.split(torch.arange(len(texts.tokens), device=texts.tokens.device), ROWS):
@@ -151,13 +159,15 @@ class WritingTask:
 
 
 class _Compiled:
-    """Chooses next tokens in compiled code, for texts in the contexts of one conditioning."""
+    """Chooses the next tokens in compiled code, for texts in the contexts of one `Conditioning`."""
 
     def __init__(self, model: LanguageModel, table: PackedTable, conditioning: Conditioning) -> None:
         self.model, self.table, self.conditioning = model, table, conditioning
         self.output, bias = cast(SoftmaxHead, model.head), cast(ContextBias, conditioning.head)
         self.bias = cast(Tensor, (self.output.fold(bias) if bias.bias is None else bias).bias)
-        self.block_conditions: dict[int, tuple[Tensor, Conditions]] = {}  # contexts and conditions of each block
+        self.block_conditions: dict[
+            int, tuple[Tensor, Conditions]
+        ] = {}  # number of a block -> its contexts and conditions
 
     def choose(
         self, texts: Hypotheses, request: TokenRequest, forbidden: ForbiddenTokens
@@ -168,7 +178,7 @@ class _Compiled:
             return state, *next_tokens(values, self.table, self.bias, texts.contexts, forbidden, request)
 
     def read(self, texts: Hypotheses) -> tuple[Tensor, BackboneState]:
-        """Return the vectors (N, H) and the state after the last tokens."""
+        """Read the last token of each text; return the vectors (N, H) and the state of the backbone after them."""
         rows = torch.arange(len(texts.tokens))
         blocks = [texts] if len(rows) <= READ_ROWS else [texts.select(part) for part in torch.split(rows, READ_ROWS)]
         with torch.inference_mode():
@@ -176,7 +186,10 @@ class _Compiled:
             return torch.cat([vectors for vectors, _ in parts]), parts[0][1].cat([state for _, state in parts[1:]])
 
     def _read_block(self, number: int, block: Hypotheses) -> tuple[Tensor, BackboneState]:
-        """Read a block of texts, reusing its conditions, which are large and rarely change between steps."""
+        """Read the last token of each text of a block.
+
+        The conditions of the block are cached, because they are large and rarely change between steps.
+        """
         contexts, start = block.contexts, self.conditioning.start
         cached = self.block_conditions.get(number)
         if cached is None or not torch.equal(cached[0], contexts):
@@ -188,7 +201,7 @@ class _Compiled:
 
 
 class Step(NamedTuple):
-    """The next tokens of the unfinished `texts` (n,), and their log probabilities."""
+    """One generation step: the indices `texts` of the unfinished texts, their next tokens and log probabilities."""
 
     texts: NDArray[np.int64]
     tokens: NDArray[np.int64]
@@ -201,9 +214,9 @@ class GeneratedText:
 
     Attributes:
         tokens: The tokens after the prompt, without the end token.
-        log_probability: The log probability of the targets.
-        targets: The number of targets: the tokens, and the end token if it was written.
-        ended: Whether the end token or a stop ended the text, rather than a limit of tokens or time.
+        log_probability: The log probability of the tokens, and of the end token if the model chose it.
+        targets: The number of these tokens, including the end token.
+        ended: Whether the end token or a stop ended the text, and not a limit of tokens or time.
     """
 
     tokens: tuple[int, ...]
@@ -212,7 +225,8 @@ class GeneratedText:
     ended: bool
 
 
-Choice = Callable[[Tensor, int], TokenRequest]  # texts (n,), number of the step -> request for one token of each text
+# Indices of the unfinished texts (n,), number of the step -> request for the next token of each text.
+Choice = Callable[[Tensor, int], TokenRequest]
 
 
 def greedy_choice(texts: Tensor, step: int) -> TokenRequest:
@@ -221,22 +235,22 @@ def greedy_choice(texts: Tensor, step: int) -> TokenRequest:
 
 
 def sampling_choice(sampler: Sampler, count: int, max_tokens: int, seed: int = 0, first: int = 0) -> Choice:
-    """Return a `Choice` that samples the tokens of `count` texts, numbered from `first`.
+    """Return a `Choice` that samples the tokens of `count` texts, which have the numbers `first`, `first` + 1, ...
 
-    The draws of a text depend only on `seed` and its number, not on the other texts of the batch.
+    The random draws of a text depend only on `seed` and its number, not on the other texts of the batch.
     """
-    values = [random_generator(seed, first + text).random(max_tokens) for text in range(count)]
+    values = [random_generator(seed, first + index).random(max_tokens) for index in range(count)]
     places = torch.from_numpy(np.stack(values)) if values else torch.zeros(0, max_tokens, dtype=torch.double)
     return lambda texts, step: sampler.draws(places.to(texts.device)[texts, step, None])
 
 
 def random_generator(seed: int, text: int) -> np.random.Generator:
-    """Return the random generator of the text with the number `text`."""
+    """Return the random generator for the draws of the text with the number `text`."""
     return np.random.Generator(np.random.Philox(key=[seed, text]))
 
 
 def generate_steps(task: WritingTask, choice: Choice) -> Iterator[Step]:
-    """Write the texts of `task`, one token of each unfinished text per step, including the end token."""
+    """Yield steps, each with the next token of every unfinished text of `task`; the last token may be the end token."""
     constraints, texts = task.constraints, task.begin()
     active = torch.arange(len(task.contexts), device=task.contexts.device)
     for step in range(constraints.max_tokens):
@@ -253,18 +267,18 @@ def generate_steps(task: WritingTask, choice: Choice) -> Iterator[Step]:
 
 
 def collect_texts(count: int, steps: Iterator[Step], constraints: Constraints) -> list[GeneratedText]:
-    """Return the `count` texts that the steps write."""
+    """Collect the tokens of the steps; return the `count` generated texts."""
     texts: list[list[int]] = [[] for _ in range(count)]
     logs = np.zeros(count)
     for step in steps:
         logs[step.texts] += step.logs
-        for text, token in zip(step.texts.tolist(), step.tokens.tolist(), strict=True):
-            texts[text].append(token)
-    return [to_generated_text(text, float(log), constraints) for text, log in zip(texts, logs, strict=True)]
+        for index, token in zip(step.texts.tolist(), step.tokens.tolist(), strict=True):
+            texts[index].append(token)
+    return [to_generated_text(tokens, float(log), constraints) for tokens, log in zip(texts, logs, strict=True)]
 
 
 def to_generated_text(tokens: Sequence[int], log_probability: float, constraints: Constraints) -> GeneratedText:
-    """Return the generated text with `tokens`, which exclude the prompt and may include the end token."""
+    """Return the generated text of `tokens`, which follow the prompt; the last of them may be the end token."""
     has_end = constraints.end in tokens[-1:]
     has_stop = any(tuple(tokens[-len(stop) :]) == tuple(stop) for stop in constraints.stops if stop)
     return GeneratedText(tuple(tokens[: len(tokens) - has_end]), log_probability, len(tokens), has_end or has_stop)

@@ -1,1 +1,1 @@
-"""Progressive evaluation of completion: complete each text of a stream, judge the suggestions, then learn the text."""
+"""Replay of a log of texts: complete a prefix of each text, compare the suggestions with the text, then learn it."""

@@ -1,9 +1,10 @@
-"""Progressive evaluation of completion on the texts of each user, in order of time.
+"""Replay of the texts of each user, in order of time, to evaluate completion systems.
 
-For each text, a system completes a prefix, its suggestions are judged, and then it learns the text. The prefix is drawn
-uniformly among those with at least two typed graphemes and one remaining grapheme (thesis, section 5.4.1). The draw is
-a hash of seed, user, text and position in the stream, so that all systems, machines and resumed replays complete the
-same prefixes.
+The texts of one user are a *stream*. For each text, a system completes a prefix, the replay judges its suggestions by
+comparing them with the text, and then the system learns the text. The prefix is drawn uniformly among those that have
+at least two graphemes and leave at least one grapheme of the text (thesis 2018, section 5.4.1). A hash of seed, user,
+text and position in the stream determines the draw, so all systems, machines and resumed replays complete the same
+prefixes.
 """
 
 import hashlib
@@ -28,17 +29,17 @@ from factorcell.data.tokens import truncated_mask
 from factorcell.data.values import category_name, is_missing, short_repr, to_number, to_time
 from factorcell.progress import progress_bar
 
-MIN_TYPED, MIN_REMAINING = 2, 1  # graphemes of a prefix, and graphemes that remain to be completed
+MIN_TYPED, MIN_REMAINING = 2, 1  # minimum graphemes of a prefix, and of the rest of its text
 SUGGESTION_COUNT = 10
 
 Row = dict[str, Any]
 
 
 class System:
-    """Base class of completion systems.
+    """Base class of the completion systems that a replay compares.
 
-    The state of a user is a value, so that one system can serve many streams. Subclasses implement `suggest`, and the
-    other methods if the system has a state or is a language model.
+    A system stores nothing about users: the replay passes the state of the user to each method. Subclasses implement
+    `suggest`. Systems that learn users also implement `start` and `learn`, and language models implement `nats`.
     """
 
     def start(self, user: str) -> Any:
@@ -46,31 +47,31 @@ class System:
         return None
 
     def suggest(self, state: Any, prefix: str, row: Mapping[str, Any], k: int) -> list[Suggestion]:
-        """Return at most `k` whole texts, the best first.
+        """Suggest at most `k` whole texts for a typed prefix, the best first.
 
         Args:
             state: The state of the user.
             prefix: The typed text.
-            row: All columns of the text's row except the text.
+            row: Column -> value of the row to complete, without the text.
             k: Maximum number of suggestions.
         """
         raise NotImplementedError
 
     def nats(self, state: Any, row: Mapping[str, Any]) -> tuple[float, int] | None:
-        """Return the nats and the number of targets of the text in `row` before it is learned.
+        """Return the nats and the number of targets of the text in `row`, under the model before it learns the text.
 
         Systems that are not language models return None.
         """
         return None
 
     def learn(self, state: Any, row: Mapping[str, Any]) -> Any:
-        """Return the state of the user after the text in `row`."""
+        """Return the state of the user after learning the text in `row`."""
         return state
 
 
 @dataclass(frozen=True)
 class Stream:
-    """The rows of one user in order of time, and the prefix of each row; None for rows that are not judged."""
+    """The rows of one user in order of time, and the prefix of each row; None if the row is learned but not judged."""
 
     user: str
     rows: tuple[Row, ...]
@@ -78,13 +79,13 @@ class Stream:
 
     @property
     def judged_prefixes(self) -> list[tuple[int, int]]:
-        """Position and prefix length of the judged texts."""
+        """The position in the stream and the length of the prefix, in graphemes, for each judged row."""
         return [(position, _length(prefix)) for position, prefix in enumerate(self.prefixes) if prefix is not None]
 
 
 @dataclass(frozen=True)
 class PrefixDraw:
-    """Draws about one of `every` texts, and their prefixes, by a hash of `seed` and the text."""
+    """Selects about one of `every` texts to judge, and draws a prefix of each, by a hash of `seed` and the text."""
 
     every: int = 1
     seed: int = 0
@@ -93,7 +94,7 @@ class PrefixDraw:
         limits.check(every=self.every, seed=self.seed)
 
     def prefix(self, user: str, text: str, position: int) -> str | None:
-        """Return the prefix of the text at `position` in a stream; None if it is too short or not drawn."""
+        """Draw a prefix of the text at `position` of the stream of `user`; None if it is too short or not selected."""
         graphemes = GRAPHEME.findall(text)
         choices = len(graphemes) - MIN_REMAINING - MIN_TYPED + 1
         digest = hashlib.sha256(json.dumps([self.seed, user, text, position]).encode()).digest()
@@ -115,19 +116,19 @@ def read_streams(
     max_rows_per_user: int | None = None,
     draw: PrefixDraw = ALL_TEXTS,
 ) -> list[Stream]:
-    """Read the streams of a table, sorted by user.
+    """Read a table as one stream for each user, sorted by user.
 
-    Texts are normalized as a run with `config` does, in canonical form. A `Notice` counts the texts that the run cuts
-    after `max_tokens` tokens; only their beginnings can be learned.
+    Texts are normalized as in a run with `config`, and are in canonical form. A `Notice` reports the number of texts
+    with more than `max_tokens` tokens, of which the run reads only the beginning.
 
     Args:
         source: A table, such as a path or a list of rows.
-        config: The config of the runs.
+        config: The config of the runs that will complete the texts.
         user_column: The column of users.
-        time_column: The column of times, numbers or dates.
+        time_column: The column of times, which are numbers, dates or times.
         context_columns: Other columns to read.
-        max_rows_per_user: Rows of each user that are used, from the earliest.
-        draw: Draws the prefixes.
+        max_rows_per_user: Maximum number of rows of each user; the earliest are used.
+        draw: Selects the texts to judge and draws their prefixes.
 
     Raises:
         UserError: A column is missing or a value cannot be read.
@@ -152,7 +153,7 @@ def read_streams(
             rows_by_user[category_name(row[user_column])].append((seconds, row))
     streams = []
     for user in sorted(rows_by_user):
-        ordered = sorted(rows_by_user[user], key=lambda entry: entry[0])  # stable: rows of one time keep their order
+        ordered = sorted(rows_by_user[user], key=lambda entry: entry[0])  # stable: ties keep the order of the table
         rows = tuple(row for _, row in ordered[:max_rows_per_user])
         prefixes = (draw.prefix(user, row[data.text], position) for position, row in enumerate(rows))
         streams.append(Stream(user, rows, tuple(prefixes)))
@@ -162,7 +163,7 @@ def read_streams(
 
 
 def find_seen_prefixes(streams: Sequence[Stream], source: Any, config: Config) -> set[str]:
-    """Return the prefixes of the streams with which a text of the table `source` begins."""
+    """Return those prefixes of the streams with which at least one text of the table `source` begins."""
     data, table, tokenizer = config.data, open_table(source), new_tokenizer(config)
     prefixes = {prefix for stream in streams for prefix in stream.prefixes if prefix is not None}
     lengths = sorted({len(prefix) for prefix in prefixes})
@@ -175,13 +176,15 @@ def find_seen_prefixes(streams: Sequence[Stream], source: Any, config: Config) -
 
 
 def rank_of(text: str, suggestions: Sequence[str]) -> int | None:
-    """Return the rank of `text` among the suggestions, from 1, or None."""
+    """Return the rank of `text` among the suggestions, from 1, or None if it is not among them."""
     return suggestions.index(text) + 1 if text in suggestions else None
 
 
 def partial_rank_of(text: str, suggestions: Sequence[str]) -> int | None:
-    """Return the rank of the first suggestion that is `text` or its first words (Park and Chiba 2017), or None."""
-    return next((rank for rank, words in enumerate(suggestions, 1) if f"{text} ".startswith(f"{words} ")), None)
+    """Return the rank, from 1, of the first suggestion that is `text` or its first words (Park and Chiba 2017)."""
+    return next(
+        (rank for rank, suggestion in enumerate(suggestions, 1) if f"{text} ".startswith(f"{suggestion} ")), None
+    )
 
 
 def replay(
@@ -193,20 +196,21 @@ def replay(
     seen_prefixes: Collection[str] | None = None,
     progress: bool = False,
 ) -> Generator[Row]:
-    """Complete, judge and learn every stream with every system; yield the new rows and append them to a file.
+    """Replay every stream with every system; yield a row for each judged text and append it to a file.
 
-    The rows of a stream are written together at its end; streams that the file already has are skipped.
+    The rows of a stream are written together, when the stream is finished. Streams whose rows are already in the file
+    are skipped.
 
     Args:
         systems: The systems by name.
         streams: The streams.
         path: The file of rows.
         text_column: The column of the texts.
-        seen_prefixes: The prefixes with which training texts begin, if known.
+        seen_prefixes: The prefixes with which training texts begin, or None if the training texts are not known.
         progress: Whether to show a progress bar.
 
     Raises:
-        UserError: The file has rows of other streams.
+        UserError: The file has rows of streams with other texts or prefixes.
     """
     finished = _remove_unfinished(path, streams)
     pairs = [(stream, name) for stream in streams if stream.judged_prefixes for name in systems]
@@ -226,7 +230,7 @@ def replay(
 
 
 def _replay_stream(system: System, stream: Stream, text_column: str) -> Iterator[Row | None]:
-    """Yield the figures of each text, None for texts that are only learned."""
+    """Replay a stream; yield the figures of each judged text, and None for each text that is only learned."""
     state = system.start(stream.user)
     for position, (row, prefix) in enumerate(zip(stream.rows, stream.prefixes, strict=True)):
         figures: Row = {}
@@ -245,10 +249,10 @@ def _replay_stream(system: System, stream: Stream, text_column: str) -> Iterator
 
 
 def _judge(text: str, prefix: str, suggestions: Sequence[str], position: int, seconds: float) -> Row:
-    """Return the figures of one completion.
+    """Compare the suggestions for `prefix` with `text`; return the figures of this text.
 
-    The figure `saved` is the number of characters that need not be typed if the user takes the first suggestion that is
-    the text or its first words.
+    `saved` is the number of graphemes that the user need not type after taking the first suggestion that is the text or
+    its first words.
     """
     partial_rank = partial_rank_of(text, suggestions)
     return {
@@ -263,7 +267,7 @@ def _judge(text: str, prefix: str, suggestions: Sequence[str], position: int, se
 
 
 def _remove_unfinished(path: Path, streams: Sequence[Stream]) -> set[tuple[str, str]]:
-    """Return system and user of the streams that the file has completely, and remove its other rows."""
+    """Remove the rows of unfinished streams from the file; return (system, user) of each finished stream."""
     if not path.exists():
         return set()
     rows = files.read_rows(path)
@@ -288,7 +292,7 @@ def _length(text: str) -> int:
 
 
 def _to_seconds(value: Any, where: str) -> float:
-    """Return a number unchanged, and a date or time in seconds; times without a zone are in UTC."""
+    """Convert a date or time to seconds, in UTC if it has no time zone; return a number unchanged."""
     number, moment = to_number(value), to_time(value)
     if number is not None:
         return number
@@ -298,5 +302,5 @@ def _to_seconds(value: Any, where: str) -> float:
         moment = datetime(moment.year, moment.month, moment.day)
     try:
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    except (OverflowError, ValueError):  # the time zone moves it before the year 1 or after 9999
+    except (OverflowError, ValueError):  # in UTC, the time is before the year 1 or after the year 9999
         raise UserError(f"{where} is {short_repr(value)}, which is out of range") from None

@@ -1,13 +1,13 @@
-"""The systems that a progressive evaluation compares, by name.
+"""The completion systems that a replay compares, by name.
 
-mpc        most popular completion of training texts
-history    earlier texts of the user, newer ones with larger weights
+mpc        most popular completion: the training texts that begin with the prefix, the most frequent first
+history    the earlier texts of the user; newer texts have larger weights
 plain      a run without online learning, for the unknown user
-online     a run that learns the user's vector, text by text
-blend      the run named before it, blended with popular texts and the user's history
+online     a run that learns the vector of each user, text by text
+blend      the run that is named before it, blended with popular texts and the history of the user
 
-In a folder of several runs, each run is a system with the name of its folder; it learns users online if it
-distinguishes them.
+In a folder of several runs, the name of each run is also the name of a system. This system learns users online if the
+run distinguishes users.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ Row = Mapping[str, Any]
 
 
 class MostPopular(System):
-    """Most popular completion, which is the same for all users."""
+    """Completion by popular training texts, which is the same for all users."""
 
     def __init__(self, popularity: Popularity) -> None:
         self.popularity = popularity
@@ -43,7 +43,7 @@ class MostPopular(System):
 
 
 class UserHistory(System):
-    """Completion by the user's earlier texts, in the column `text_column`."""
+    """Completion by the earlier texts of the user; `text_column` is the column of the texts."""
 
     def __init__(self, text_column: str) -> None:
         self.text_column = text_column
@@ -59,7 +59,7 @@ class UserHistory(System):
 
 
 class Unpersonalised(System):
-    """A run without online learning, in the context of each row except the column `user_column`."""
+    """Completion by a run without online learning, which reads all context columns of a row except `user_column`."""
 
     def __init__(self, completer: Completer, user_column: str) -> None:
         self.completer, run = completer, completer.run
@@ -77,10 +77,13 @@ class Unpersonalised(System):
 
 
 class Personalised(System):
-    """A run that learns its users online if `learns`; a completer or blend suggests.
+    """Completion by a run with online learning.
 
-    Without learning, every user stays a new user. `unknown` says how context values that training never saw are read,
-    as in `Run.prepare`.
+    Args:
+        run: The run.
+        suggester: The completer or blend of the run.
+        learns: Whether to learn users; if False, every user stays the unknown user.
+        unknown: How to read context values that training never saw, as in `Run.prepare`.
     """
 
     def __init__(self, run: Run, suggester: Completer | Blend, learns: bool = True, unknown: str = "error") -> None:
@@ -111,7 +114,7 @@ class Personalised(System):
 
 
 def run_folders(folder: Path) -> dict[str, Path]:
-    """Return the run folders by the names of their systems; `folder` is a run folder or a folder of runs."""
+    """Return the run folder of each system that is a run; `folder` is a run folder or a folder of runs."""
     if (folder / "config.json").is_file():
         return {"plain": folder, "online": folder}
     folders = {path.parent.name: path.parent for path in input_files.list_visible(folder, "*/config.json")}
@@ -121,7 +124,7 @@ def run_folders(folder: Path) -> dict[str, Path]:
 
 
 def available_systems(folder: Path) -> list[str]:
-    """Return the names of the systems that `folder` permits, beginning with its first run; the last run is blended."""
+    """Return the names of all systems that `folder` allows, its first run first; `blend` uses its last run."""
     folders = run_folders(folder)
     has_users = {path: _distinguishes_users(read_config(path)) for path in folders.values()}
     has_popularity = {path for path in folders.values() if (path / POPULARITY).exists()}
@@ -132,17 +135,17 @@ def available_systems(folder: Path) -> list[str]:
 
 
 def _distinguishes_users(config: Config) -> bool:
-    """Return `online.distinguishes_users` for the config of a run that is not open."""
+    """Return whether a run with this config distinguishes users, without opening the run."""
     return bool(config.data.user and (weight_adapters(config.model) or config.model.output_bias))
 
 
 def reading_config(folder: Path, names: Sequence[str], user_column: str) -> tuple[Config, list[str]]:
-    """Return the config that determines how the systems `names` read texts, and their context columns.
+    """Return the config with which the systems `names` read texts, and the context columns that they read.
 
     Args:
         folder: A run folder or a folder of runs.
-        names: Names of systems; if none is a run, the config is that of the first run.
-        user_column: The column of users, which is not returned.
+        names: Names of systems. If no system is a run, the config is that of the first run of the folder.
+        user_column: The column of users, which is not among the returned columns.
 
     Raises:
         UserError: The runs have different text columns or lower-casing.
@@ -165,7 +168,7 @@ def reading_config(folder: Path, names: Sequence[str], user_column: str) -> tupl
 
 
 def user_and_time_columns(folder: Path, names: Sequence[str]) -> tuple[str, str]:
-    """Return the user and time columns with which the runs of the systems `names` were trained; "" for none."""
+    """Return the user and time columns of the trainings of the systems `names`; "" for a column that none has."""
     folders = run_folders(folder)
     selected = _selected_runs(folders, names) or dict(list(folders.items())[:1])
     data = [read_config(path).data for path in selected.values()]
@@ -183,16 +186,17 @@ def open_systems(
     device: str = "cpu",
     precision: str = "float32",
 ) -> dict[str, System]:
-    """Open the systems `names`.
+    """Open the runs of the systems `names` and return the systems by name.
 
     Args:
         folder: A run folder or a folder of runs.
         names: Names of systems.
         user_column: The column of users.
-        unknown: How context values that training never saw are read, as in `Run.prepare`.
+        unknown: How to read context values that training never saw, as in `Run.prepare`.
         seconds: Time limit of each search.
         device: The device of the runs, as in `Run.open`.
-        precision: The precision of the runs, as in `Run.open`; `auto` is decided once for all runs.
+        precision: The precision of the runs, as in `Run.open`. With `auto`, the precision chosen for the first run is
+            used for all runs.
 
     Raises:
         UserError: A name is unknown, or a system needs popular texts that its run does not have.
@@ -204,7 +208,7 @@ def open_systems(
     def open_completer(path: Path) -> Completer:
         nonlocal precision
         run = Run.open(path, device=device, precision=precision)
-        precision = run.precision
+        precision = run.precision  # all other runs use the precision that `auto` has chosen for the first
         return Completer(run, unknown=unknown, seconds=seconds)
 
     for name in names:
@@ -229,7 +233,7 @@ def open_systems(
 
 
 def _selected_runs(folders: Mapping[str, Path], names: Sequence[str]) -> dict[str, Path]:
-    """Return the run folder of each system that has one; `blend` has that of the run named before it."""
+    """Return the run folder of each system of `names` that has one; `blend` uses the run named before it."""
     selected, latest = dict[str, Path](), list(folders.values())[-1]
     for name in names:
         latest = folders.get(name, latest)

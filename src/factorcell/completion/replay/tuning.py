@@ -1,7 +1,7 @@
-"""Tuning of online learning and of the blend's weights on users who were not in training.
+"""Tuning of the online learning rule, and of the weights of the blend, on users who were not in training.
 
-The learning rate with the lowest progressive perplexity is chosen: every text is scored before it is learned (thesis
-2018, section 5.4.1). The weights of the blend are fitted to the prefixes that a replay draws.
+The rule is chosen by *progressive* perplexity, for which every text is scored before it is learned (thesis 2018,
+section 5.4.1). The weights of the blend are fitted to the candidates for prefixes that a replay draws.
 """
 
 import math
@@ -23,11 +23,14 @@ from factorcell.progress import progress_bar
 Row = dict[str, Any]
 
 INITIAL_RATES = {"adagrad": 0.1, "adadelta": 5.0, "sgd": 0.003}
-FACTORS = (3.0, math.sqrt(3.0))  # between neighbouring rates: a coarse search, then a fine one
+FACTORS = (3.0, math.sqrt(3.0))  # ratio of neighbouring rates, in the coarse search and in the fine search
 
 
 def progressive_perplexity(learner: Learner, streams: Sequence[Stream], progress: bool = False) -> float:
-    """Return the perplexity of all texts before they are learned; users are learned in batches."""
+    """Return the perplexity of the texts of all streams, each scored before it is learned.
+
+    The texts at the same position of up to `BATCH_SIZE` streams are learned at once.
+    """
     text_column, columns = learner.run.config.data.text, learner.columns
     users, tally = {stream.user: learner.new() for stream in streams}, Tally()
     longest = max((len(stream.rows) for stream in streams), default=0)
@@ -54,18 +57,18 @@ def try_rates(
     reach: float = LearningRule.reach,
     unknown: str = "error",
 ) -> Generator[Row]:
-    """Search for the learning rate with the lowest progressive perplexity.
+    """Search for the optimizer and learning rate with the lowest progressive perplexity.
 
     Args:
         run: The run.
         streams: Texts of users who were not in training.
         optimisers: Optimizers to try.
         progress: Whether to show progress bars.
-        reach: Maximum length of user vectors, as in `LearningRule`.
-        unknown: How context values that training never saw are read, as in `Run.prepare`.
+        reach: Limit of the length of user vectors, as in `LearningRule`.
+        unknown: How to read context values that training never saw, as in `Run.prepare`.
 
     Yields:
-        A row (`optimiser`, `rate`, `perplexity`) for each rule that is tried; the first rule does not learn.
+        A row (`optimiser`, `rate`, `perplexity`) for each rule that is tried. The first row is without learning.
 
     Raises:
         UserError: The reach is out of range, or there is no text.
@@ -84,7 +87,7 @@ def try_rates(
 
 
 def _search_rate(learner: Learner, streams: Sequence[Stream], progress: bool) -> Iterator[Row]:
-    """Try the rates next to the best one, first in coarse and then in fine steps, until neither is better."""
+    """Try the two rates next to the best one until neither is better, first in coarse and then in fine steps."""
     initial = learner.rule
     perplexities: dict[float, float] = {}
 
@@ -97,6 +100,7 @@ def _search_rate(learner: Learner, streams: Sequence[Stream], progress: bool) ->
     yield from try_rate(initial.rate)
     for factor in FACTORS:
         best = None
+        # Repeat until trying both neighbours of the best rate does not change the best rate.
         while best != (best := min(perplexities, key=perplexities.__getitem__)):
             yield from try_rate(float(f"{best * factor:.3g}"))
             yield from try_rate(float(f"{best / factor:.3g}"))
@@ -105,25 +109,26 @@ def _search_rate(learner: Learner, streams: Sequence[Stream], progress: bool) ->
 def candidate_lists(
     completer: Completer, learner: Learner, popularity: Popularity, streams: Sequence[Stream], progress: bool = False
 ) -> Iterator[tuple[list[Candidate], str]]:
-    """Yield the candidates of all sources for every judged text of the streams, and the text."""
+    """Yield, for every judged text of the streams, the candidates of all sources and the text."""
     blend = Blend(completer, popularity)
     text_column, columns = learner.run.config.data.text, learner.columns
-    with progress_bar(total=sum(len(s.rows) for s in streams), desc="blend", unit="texts", show=progress) as bar:
+    total = sum(len(stream.rows) for stream in streams)
+    with progress_bar(total=total, desc="blend", unit="texts", show=progress) as bar:
         for stream in streams:
             user = learner.new()
             for row, prefix in zip(stream.rows, stream.prefixes, strict=True):
                 context = {name: row[name] for name in columns}
                 if prefix is not None and completer.fits(prefix):
                     typed_text = completer.type(completer.begin(user, context), prefix)
-                    by_model = completer.suggest(typed_text, MIN_PROPOSALS)
-                    candidates = blend.candidates(typed_text.text, by_model, user.history, MIN_PROPOSALS)
+                    model_suggestions = completer.suggest(typed_text, MIN_PROPOSALS)
+                    candidates = blend.candidates(typed_text.text, model_suggestions, user.history, MIN_PROPOSALS)
                     yield candidates, row[text_column]
                 (user,), _ = learner.learn([user], [row[text_column]], [context])
                 bar.update()
 
 
 def mean_reciprocal_rank(blend: Blend, lists: Sequence[tuple[list[Candidate], str]]) -> float:
-    """Return the mean reciprocal rank of the texts among the best candidates of their `lists`."""
+    """Return the mean reciprocal rank of the entered text among the best candidates of each list."""
     ranks = (
         rank_of(text, [suggestion.text for suggestion in blend.merge(candidates, SUGGESTION_COUNT)])
         for candidates, text in lists
