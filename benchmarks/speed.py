@@ -128,16 +128,16 @@ def plain_step(corpus: Corpus, length: int) -> Once:
     """Return a step of the plain path: shared samples, dense gradients, Adam over all rows."""
     model = trainer(corpus, length).run.model.train()
     proposal = Proposal(torch.from_numpy(target_frequencies(corpus)), 150)
-    optimiser = torch.optim.Adam(model.parameters())
+    optimizer = torch.optim.Adam(model.parameters())
     batches = corpus.batches(100 * length, seed=0)
 
     def once() -> None:
         batch = corpus.batch(random.choice(batches))
         loss = model.sampled_nats(batch, proposal.draw()).mean()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
-        optimiser.step()
+        optimizer.step()
 
     return once
 

@@ -65,17 +65,17 @@ def plain(config: Config, corpus: Corpus, dev: Corpus) -> Iterator[Evaluation]:
     training = config.training
     torch.manual_seed(training.seed)
     model = PlainModel(config, len(corpus.tokenizer))
-    optimiser = torch.optim.Adam(model.parameters(), training.learning_rate)
+    optimizer = torch.optim.Adam(model.parameters(), training.learning_rate)
     passes = math.ceil(training.epochs)
     order = [rows for epoch in range(passes) for rows in corpus.batches(training.batch_tokens, training.seed, epoch)]
     interval = max(1, len(order) // (passes * EVALUATIONS))
     for step, rows in enumerate(order, 1):
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = training.learning_rate * (1 + math.cos(math.pi * step / len(order))) / 2
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         model.train()(corpus.batch(rows)).mean().backward()
         nn.utils.clip_grad_norm_(model.parameters(), training.clip)
-        optimiser.step()
+        optimizer.step()
         if step % interval == 0:
             with torch.no_grad():
                 nats = [model.eval()(dev.batch(part)).sum() for part in dev.batches(training.batch_tokens)]

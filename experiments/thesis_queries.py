@@ -43,10 +43,10 @@ LATE = 50  # figure 5.3 leaves out the first texts of each user
 Condition = Callable[[Row], bool]
 
 PAPER_RULE = "adadelta"  # the online learning rule of the thesis
-RULES = {  # rule -> optimiser, and bound on the change of a user vector; 0: no bound
+RULES = {  # rule -> optimizer, and bound on the change of a user vector; 0: no bound
     PAPER_RULE: ("adadelta", 0.0),
-    "adadelta with a bound": ("adadelta", LearningRule.reach),
-    "adagrad": ("adagrad", LearningRule.reach),
+    "adadelta with a bound": ("adadelta", LearningRule.max_norm),
+    "adagrad": ("adagrad", LearningRule.max_norm),
 }
 
 
@@ -108,11 +108,11 @@ def build_systems(run: Run, tables: Tables, rules: Sequence[str], with_blend: bo
     streams = read_streams(tables["dev"], run.config, max_rows_per_user=DEV_TEXTS_PER_USER)
     best: dict[str, Row] = {}
     for name in rules:
-        optimiser, reach = RULES[name]
-        best["none"], *tried = try_rates(run, streams, [optimiser], reach=reach)
+        optimizer, max_norm = RULES[name]
+        best["none"], *tried = try_rates(run, streams, [optimizer], max_norm=max_norm)
         best[name] = min(tried, key=lambda tried_row: float(tried_row["perplexity"]))
-    rate, (optimiser, reach) = float(best[PAPER_RULE]["rate"]), RULES[PAPER_RULE]
-    LearningRule(optimiser, rate, reach).save(run)
+    rate, (optimizer, max_norm) = float(best[PAPER_RULE]["rate"]), RULES[PAPER_RULE]
+    LearningRule(optimizer, rate, max_norm).save(run)
     perplexities = {f"dev_{name}": float(tried_row["perplexity"]) for name, tried_row in best.items()}
     systems: dict[str, System] = {"mrr": Personalised(run, completer)}
     if with_blend:

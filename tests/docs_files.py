@@ -40,7 +40,7 @@ ADDED_OPTIONS = {
     "finetune": "--epochs 0.5 --evaluations 1",
     "generate": "--number 1",
     "complete": "--seconds 0.1",
-    "tune-online": "--rows-per-user 2 --optimiser sgd --seconds 0.02",
+    "tune-online": "--rows-per-user 2 --optimizer sgd --seconds 0.02",
     "replay": "--rows-per-user 2 --seconds 0.02",
 }
 # Options that are added to configs in Python code, by section.

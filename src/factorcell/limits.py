@@ -143,7 +143,7 @@ NUMBER_LIMITS = {
     "pad": Limits(0, 1 << 20),
     "port": Limits(0, 65_535),
     "rate": Limits(0, 1_000_000, whole=False, above=True),
-    "reach": Limits(0, MAX_COUNT, whole=False),
+    "max_norm": Limits(0, MAX_COUNT, whole=False),
     "repeats": Limits(1, 1_000_000),
     "rows": Limits(20),  # fewer rows cannot show the effect of a column
     "rows_per_user": Limits(1),

@@ -14,7 +14,7 @@ import factorcell
 from factorcell import choices
 from factorcell.commands import main as cli
 from factorcell.commands.main import GROUPS, ROOT_COMMAND, Command, find_commands, main
-from factorcell.completion.online import OPTIMISERS
+from factorcell.completion.online import OPTIMIZERS
 from factorcell.config import PAPER_MODELS
 from factorcell.option_fields import OPTION_KINDS as OPTION_KINDS
 from factorcell.training.proximal import PARTS
@@ -94,7 +94,7 @@ def test_public_names_are_sorted() -> None:
 
 
 def test_choices_match_the_names_in_the_library() -> None:
-    assert tuple(OPTIMISERS) == choices.ONLINE_OPTIMIZERS
+    assert tuple(OPTIMIZERS) == choices.ONLINE_OPTIMIZERS
     assert tuple(PARTS) == choices.MODEL_PARTS
 
 

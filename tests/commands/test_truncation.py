@@ -66,7 +66,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "baseline linear": ("baseline linear train.jsonl --target city --test test.jsonl --like run", "train test"),
     "mix": ("mix run grams --dev dev.jsonl --out OUT", "dev"),
     "advise": ("advise train.jsonl *READS", "train"),
-    "tune-online": ("tune-online run test.jsonl --optimiser sgd", "test"),
+    "tune-online": ("tune-online run test.jsonl --optimizer sgd", "test"),
     "replay": ("replay run test.jsonl --compare plain,online --out OUT", "test"),
     "score": ("score run test.jsonl", ""),
 }

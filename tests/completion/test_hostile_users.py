@@ -244,13 +244,13 @@ def test_learning_that_overflows_leaves_the_user_unchanged(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"optimiser": "sgd", "rate": NaN}', "rate is nan; it must be a number from 0 to 1e+09"),
-        ('{"optimiser": "sgd", "rate": -0.1}', "rate is -0.1"),
-        ('{"optimiser": "sgd", "rate": 1' + "0" * 400 + "}", "rate is 1000"),
-        ('{"optimiser": "sgd", "rate": true}', "rate is True"),
-        ('{"optimiser": "sgd", "rate": "0.1"}', "rate is '0.1'"),
-        ('{"optimiser": ["sgd"]}', "unknown online optimiser"),
-        ('{"reach": NaN}', "the online reach is nan; it must be at least 0"),
+        ('{"optimizer": "sgd", "rate": NaN}', "rate is nan; it must be a number from 0 to 1e+09"),
+        ('{"optimizer": "sgd", "rate": -0.1}', "rate is -0.1"),
+        ('{"optimizer": "sgd", "rate": 1' + "0" * 400 + "}", "rate is 1000"),
+        ('{"optimizer": "sgd", "rate": true}', "rate is True"),
+        ('{"optimizer": "sgd", "rate": "0.1"}', "rate is '0.1'"),
+        ('{"optimizer": ["sgd"]}', "unknown online optimizer"),
+        ('{"max_norm": NaN}', "max_norm is nan; it must be at least 0"),
         ('{"pace": 1}', "not a rule"),
     ],
 )

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from factorcell.completion.completer import Completer
-from factorcell.completion.online import OPTIMISERS, Floats, Learner, LearningRule, User, learn_one
+from factorcell.completion.online import OPTIMIZERS, Floats, Learner, LearningRule, User, learn_one
 from factorcell.completion.popularity import History
 from factorcell.config import Config, UserError
 from factorcell.data.cache import prepare
@@ -35,10 +35,10 @@ def pytorch_vector(name: str, rate: float, vector: Floats, gradients: list[Float
         "adadelta": lambda parameter: torch.optim.Adadelta(parameter, lr=rate, rho=0.95, eps=1e-6),
     }
     parameter = torch.tensor(vector, requires_grad=True)
-    optimiser = kinds[name]([parameter])
+    optimizer = kinds[name]([parameter])
     for gradient in gradients:
         parameter.grad = torch.tensor(gradient)
-        optimiser.step()
+        optimizer.step()
     vector_after: Floats = parameter.detach().numpy()
     return vector_after
 
@@ -62,7 +62,7 @@ def test_gradients_are_those_of_finite_differences(model: dict[str, Any]) -> Non
     assert [row["nats"] for row in scored] == pytest.approx(nats[:2], abs=1e-4)
 
 
-@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_agree_with_pytorch(name: str) -> None:
     run = make_run()
     learner = Learner(run, LearningRule(name, 0.3))
@@ -131,23 +131,23 @@ def test_a_vector_stays_bounded_and_ignores_gradients_that_are_not_finite() -> N
     assert (same.text_count, same.history.texts) == (2, ("abc", "b"))
 
 
-@pytest.mark.parametrize("reach", [0, 0.5, 3.0])
-@pytest.mark.parametrize("name", OPTIMISERS)
-def test_a_vector_is_at_most_as_long_as_the_rule_permits(name: str, reach: float) -> None:
+@pytest.mark.parametrize("max_norm", [0, 0.5, 3.0])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_vector_is_at_most_as_long_as_the_rule_permits(name: str, max_norm: float) -> None:
     run = make_run()
-    learner = Learner(run, LearningRule(name, 1e3, reach))
+    learner = Learner(run, LearningRule(name, 1e3, max_norm))
     user, gradients = learner.new(), [np.array([0.3, -0.2], np.float32)] * 4
     table = run.model.encoder.tables[0]  # type: ignore[union-attr]
     longest_of_training = float(table.detach().norm(dim=1).max())
     (first, *_) = users = [user := learner.updated_user(user, "abc", gradient) for gradient in gradients]
     unlimited = [pytorch_vector(name, 1e3, learner.new().vector, gradients[: count + 1]) for count in range(4)]
     assert np.linalg.norm(unlimited[0]) > 3 * longest_of_training
-    if reach:
+    if max_norm:
         assert [np.linalg.norm(limited.vector) for limited in users] == pytest.approx(
-            [reach * longest_of_training] * 4, rel=1e-5
+            [max_norm * longest_of_training] * 4, rel=1e-5
         )
         assert first.vector == pytest.approx(
-            unlimited[0] * reach * longest_of_training / np.linalg.norm(unlimited[0]), rel=1e-5
+            unlimited[0] * max_norm * longest_of_training / np.linalg.norm(unlimited[0]), rel=1e-5
         )
     else:
         for limited, vector in zip(users, unlimited, strict=True):
@@ -180,7 +180,7 @@ def test_a_rule_is_saved_in_the_run_folder(tmp_path: Path) -> None:
     run = make_run()
     run.folder = tmp_path
     assert LearningRule.load(run.folder) == LearningRule("adagrad", 0.1)
-    LearningRule("adadelta", 5.0, reach=0).save(run)
+    LearningRule("adadelta", 5.0, max_norm=0).save(run)
     assert LearningRule.load(run.folder) == LearningRule("adadelta", 5.0, 0)
     assert Learner(run).max_length == float("inf")
     LearningRule("sgd", 0.25).save(run)
@@ -188,7 +188,7 @@ def test_a_rule_is_saved_in_the_run_folder(tmp_path: Path) -> None:
     user = learn_one(run, User.new(run), "abc")
     (expected,), _ = Learner(run, LearningRule("sgd", 0.25)).learn([User.new(run)], ["abc"])
     assert np.array_equal(user.vector, expected.vector)
-    for values, message in (({"pace": 1}, "not a rule"), ({"optimiser": "adam"}, "unknown online optimiser 'adam'")):
+    for values, message in (({"pace": 1}, "not a rule"), ({"optimizer": "adam"}, "unknown online optimizer 'adam'")):
         (tmp_path / "online.json").write_text(json.dumps({"format": 1, **values}))
         with pytest.raises(UserError, match=message):
             LearningRule.load(run.folder)

@@ -65,7 +65,7 @@ COMMANDS = {
     "advise": "train.csv --context city --threads 1",
     "rescore": "run lists.jsonl --threads 1",
     "complete": "letters a --seconds 0.1 --threads 1",
-    "tune-online": "letters train.csv --rows-per-user 1 --seconds 0.01 --optimiser sgd --threads 1",
+    "tune-online": "letters train.csv --rows-per-user 1 --seconds 0.01 --optimizer sgd --threads 1",
     "replay": "letters train.csv --compare plain --rows-per-user 1 --seconds 0.01 --out new --threads 1",
     "generate": "run --max-tokens 3 --threads 1",
     "explain": "run --text sea --between city=Oslo city=Nice --threads 1",

@@ -143,8 +143,8 @@ def test_missing_and_unreadable_files_are_named(models_folder: Path, tmp_path: P
 # File, values to write into its JSON with the package's own writer (so the digest is right), and reader.
 Change = dict[str, Any]
 NOT_NUMBERS: tuple[Any, ...] = (math.nan, math.inf, "1", None, True, [0.1])
-RATES: list[Change] = [{name: value} for name in ("rate", "reach") for value in (*NOT_NUMBERS, -1.0)]
-RULES: list[Change] = [*RATES, {"optimiser": "adam"}, {"optimiser": 3}, {"optimiser": []}, {"pace": 1}]
+RATES: list[Change] = [{name: value} for name in ("rate", "max_norm") for value in (*NOT_NUMBERS, -1.0)]
+RULES: list[Change] = [*RATES, {"optimizer": "adam"}, {"optimizer": 3}, {"optimizer": []}, {"pace": 1}]
 BLENDS: list[Change] = [dict.fromkeys(FEATURES, value) for value in NOT_NUMBERS]
 ORDERS: list[Change] = [{"order": value} for value in (0, "3", True, 10**9, None)]
 NGRAMS: list[Change] = [*ORDERS, {"data": []}, {"data": None}]

@@ -46,7 +46,7 @@ COMMANDS: dict[str, str] = {
     "baseline": "baseline ngram {table} --out {fresh}",
 }
 SLOW: dict[str, str] = {
-    "tune-online": "tune-online {letters} {table} --time at --rows-per-user 2 --optimiser sgd --seconds 0.05",
+    "tune-online": "tune-online {letters} {table} --time at --rows-per-user 2 --optimizer sgd --seconds 0.05",
     "replay": "replay {letters} {table} --compare plain,online --user {column} --time at --out {fresh} --seconds 0.05",
     "separate": "separate {table} --dev {table} --by {column} --out {fresh} {small}",
     "finetune": "finetune {words} {table} --dev {table} --out {fresh} --epochs 1 --evaluations 1",

@@ -20,7 +20,12 @@ from tests.small_runs import make_letters
 def test_identity_depends_on_the_learning_rule(tmp_path: Path) -> None:
     run = runs.make_run(tmp_path / "run")
     identities = [ServedModel(run).identity]
-    for rule in (LearningRule(), LearningRule(rate=0.2), LearningRule(reach=0), LearningRule(reach=1.5)):
+    for rule in (
+        LearningRule(),
+        LearningRule(rate=0.2),
+        LearningRule(max_norm=0),
+        LearningRule(max_norm=1.5),
+    ):
         rule.save(run)
         identities.append(ServedModel(Run.open(run.folder)).identity)
     assert identities[0] == identities[1]

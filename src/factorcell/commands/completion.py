@@ -75,12 +75,12 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
         max_rows_per_user=arguments.rows_per_user,
         draw=PrefixDraw(arguments.every),
     )
-    rows, optimizers = [], arguments.optimiser or ONLINE_OPTIMIZERS
-    for row in tuning.try_rates(run, user_streams, optimizers, True, arguments.reach, arguments.unknown):
+    rows, optimizers = [], arguments.optimizer or ONLINE_OPTIMIZERS
+    for row in tuning.try_rates(run, user_streams, optimizers, True, arguments.max_norm, arguments.unknown):
         rows.append(row)
-        terminal.notify(f"{row['optimiser']} {row['rate']:g}: perplexity {row['perplexity']:.4f}")
+        terminal.notify(f"{row['optimizer']} {row['rate']:g}: perplexity {row['perplexity']:.4f}")
     best = min(rows[1:], key=lambda row: float(row["perplexity"]))
-    rule = LearningRule(best["optimiser"], best["rate"], arguments.reach)
+    rule = LearningRule(best["optimizer"], best["rate"], arguments.max_norm)
     rule.save(run)
     rows += _fit_blend(run, rule, user_streams, arguments)
     if arguments.json:
@@ -88,7 +88,7 @@ def run_tune_online(arguments: argparse.Namespace) -> None:
     cells = [
         {**row, "rate": f"{row['rate']:g}", "perplexity": f"{row['perplexity']:.4f}"} for row in rows if "rate" in row
     ]
-    terminal.show_table(cells, ("optimiser", "rate", "perplexity"))
+    terminal.show_table(cells, ("optimizer", "rate", "perplexity"))
     terminal.show(f"{run.folder}: learning rule set to {rule} (online.json)")
     for row in rows[len(cells) :]:
         terminal.show(f"mean reciprocal rank of the blend on {row['queries']:,} texts: {row['mrr']:.4f} (blend.json)")

@@ -64,8 +64,8 @@ def _adadelta(gradient: Floats, state: Floats) -> tuple[Floats, Floats]:
 
 
 # Name of an optimizer -> the number of rows of its state, and its update.
-OPTIMISERS: dict[str, tuple[int, Update]] = {"adagrad": (1, _adagrad), "adadelta": (2, _adadelta), "sgd": (0, _sgd)}
-MAX_STATE_ROWS = max(rows for rows, _ in OPTIMISERS.values())
+OPTIMIZERS: dict[str, tuple[int, Update]] = {"adagrad": (1, _adagrad), "adadelta": (2, _adadelta), "sgd": (0, _sgd)}
+MAX_STATE_ROWS = max(rows for rows, _ in OPTIMIZERS.values())
 
 
 @dataclass(frozen=True)
@@ -73,25 +73,25 @@ class LearningRule:
     """The optimizer that learns users online, with its learning rate and the limit of user vectors.
 
     Attributes:
-        optimiser: `adagrad`, `adadelta` or `sgd`.
+        optimizer: `adagrad`, `adadelta` or `sgd`.
         rate: The learning rate.
-        reach: Maximum length of a user vector, as a multiple of the length of the longest one of training. 0 means no
-            limit, as in chapter 5 of the thesis; unusual texts can then move a user far from all vectors of training.
+        max_norm: Largest norm of a user vector, as a multiple of the largest norm after training. 0 means no limit, as
+            in chapter 5 of the thesis; unusual texts can then move a user far from all vectors of training.
 
     Raises:
         UserError: The optimizer is unknown, or a number is out of range.
     """
 
-    optimiser: str = "adagrad"
+    optimizer: str = "adagrad"
     rate: float = 0.1
-    reach: float = 2.0
+    max_norm: float = 2.0
 
     def __post_init__(self) -> None:
-        choose("online optimiser", str(self.optimiser), OPTIMISERS)
+        choose("online optimizer", str(self.optimizer), OPTIMIZERS)
         is_number = isinstance(self.rate, int | float) and not isinstance(self.rate, bool)
         if not is_number or not 0 <= self.rate <= MAX_RATE:
             raise UserError(f"the online rate is {self.rate!r:.40}; it must be a number from 0 to {MAX_RATE:g}")
-        limits.NUMBER_LIMITS["reach"].check("the online reach", self.reach)
+        limits.NUMBER_LIMITS["max_norm"].check("max_norm", self.max_norm)
 
     @classmethod
     def load(cls, folder: str | Path) -> "LearningRule":
@@ -112,8 +112,8 @@ class LearningRule:
             raise UserError(f"{path}: {error}") from None
 
     def __str__(self) -> str:
-        reach = "" if self.reach == LearningRule.reach else f", reach {self.reach:g}"
-        return f"{self.optimiser} {self.rate:g}{reach}"
+        limit = "" if self.max_norm == LearningRule.max_norm else f", max_norm {self.max_norm:g}"
+        return f"{self.optimizer} {self.rate:g}{limit}"
 
     def save(self, run: Run) -> None:
         """Store the rule in the folder of `run`."""
@@ -238,14 +238,14 @@ class Learner:
         self.run, self.rule, self.variable = run, rule or LearningRule.load(run.folder), user_variable(run)
         self.unknown_policy = unknown
         self.columns = run.schema.columns(without=self.variable.source_column)  # context columns other than the user
-        self.state_rows, self.update = OPTIMISERS[self.rule.optimiser]
+        self.state_rows, self.update = OPTIMIZERS[self.rule.optimizer]
         column = run.schema.categories.index(self.variable)
         encoder = run.model.encoder
         assert encoder is not None
         table = encoder.tables[column].detach().cpu().numpy()
         self.unknown_vector: Floats = table[0].copy()
         self.packed = run.model.backbone.pack()
-        self.max_length = self.rule.reach * float(np.linalg.norm(table, axis=1).max()) if self.rule.reach else math.inf
+        self.max_length = (self.rule.max_norm or math.inf) * float(np.linalg.norm(table, axis=1).max())
 
     def new(self) -> User:
         """Return a new user."""
@@ -278,7 +278,7 @@ class Learner:
         for user in users:
             user.check(self.run)
             if user.state.shape != (self.state_rows, len(self.unknown_vector)):
-                expected = f"expected a user with {self.state_rows} rows of {self.rule.optimiser} state"
+                expected = f"expected a user with {self.state_rows} rows of {self.rule.optimizer} state"
                 raise UserError(f"{self.run.folder}: {expected}, got {len(user.state)}")
         vectors = np.stack([user.vector for user in users])
         nats, gradients = self.gradients(vectors, texts, rows)

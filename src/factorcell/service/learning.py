@@ -46,9 +46,9 @@ class ServedModel:
         self._learner = Learner(run, unknown=UNKNOWN_POLICY) if distinguishes_users(run) else None
         self.completer = new_suggester(run, unknown=UNKNOWN_POLICY, typos=typos, is_allowed=is_allowed)
         rule = LearningRule() if self._learner is None else self._learner.rule
-        # The reach is a part of the identity only if it differs from its default.
-        reach = "" if rule.reach == LearningRule.reach else f"{float(rule.reach)!r} "
-        settings = f"{rule.optimiser} {float(rule.rate)!r} {reach}{UNKNOWN_POLICY}".encode()
+        # The limit is a part of the identity only if it differs from its default.
+        limit = "" if rule.max_norm == LearningRule.max_norm else f"{float(rule.max_norm)!r} "
+        settings = f"{rule.optimizer} {float(rule.rate)!r} {limit}{UNKNOWN_POLICY}".encode()
         self.identity = hashlib.blake2b(run.fingerprint + settings, digest_size=DIGEST).digest()
 
     @property

@@ -48,12 +48,12 @@ def test_the_search_ends_when_no_neighbouring_rate_is_better() -> None:
     run = make_letters(data=CITY, spread=0.8)
     rows = list(try_rates(run, streams(run), ["sgd", "adagrad"]))
     assert rows[0] == {
-        "optimiser": "none",
+        "optimizer": "none",
         "rate": 0.0,
         "perplexity": progressive_perplexity(Learner(run, LearningRule("sgd", 0.0)), streams(run)),
     }
     for name in ("sgd", "adagrad"):
-        tried = {row["rate"]: row["perplexity"] for row in rows if row["optimiser"] == name}
+        tried = {row["rate"]: row["perplexity"] for row in rows if row["optimizer"] == name}
         best = min(tried, key=tried.__getitem__)
         assert tried[best] < rows[0]["perplexity"]
         for factor in (3.0, math.sqrt(3.0)):
@@ -85,7 +85,7 @@ def test_unknown_values_are_read_as_the_option_says(tmp_path: Path, capsys: pyte
     folder = save(tmp_path / "run", data={**CITY, "context": ("text:category",)})
     TextCounts.of(["cab", "abc"], 1).save(folder / POPULARITY)
     files.write_rows(tmp_path / "dev.jsonl", ROWS)
-    command = ["tune-online", str(folder), str(tmp_path / "dev.jsonl"), "--optimiser", "sgd", "--threads", "1"]
+    command = ["tune-online", str(folder), str(tmp_path / "dev.jsonl"), "--optimizer", "sgd", "--threads", "1"]
     assert main(command) == 2
     assert "text 'bab' was never seen in training" in capsys.readouterr().err
     assert main([*command, "--unknown", "group"]) == 0
@@ -96,24 +96,24 @@ def test_tune_online_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
     folder = save(tmp_path / "run", data=CITY)
     TextCounts.of(["cab", "abc"], 1).save(folder / POPULARITY)
     files.write_rows(tmp_path / "dev.jsonl", ROWS)
-    command = ["tune-online", str(folder), str(tmp_path / "dev.jsonl"), "--optimiser", "sgd", "--threads", "1"]
+    command = ["tune-online", str(folder), str(tmp_path / "dev.jsonl"), "--optimizer", "sgd", "--threads", "1"]
     assert main(command) == 0
     shown = capsys.readouterr().out
     run = Run.open(folder)
     assert f"{folder}: learning rule set to " in shown
     assert "of the blend on 11 texts: " in shown
-    assert LearningRule.load(run.folder).optimiser == "sgd"
+    assert LearningRule.load(run.folder).optimizer == "sgd"
     assert BlendWeights.load(run.folder) != DEFAULT
     assert main([*command, "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    tried = {row["rate"]: row["perplexity"] for row in rows if row.get("optimiser") == "sgd"}
+    tried = {row["rate"]: row["perplexity"] for row in rows if row.get("optimizer") == "sgd"}
     assert LearningRule.load(run.folder).rate == min(tried, key=tried.__getitem__)
     assert BlendWeights(rows[-1]["weights"]) == BlendWeights.load(run.folder)
-    assert main([*command, "--reach", "0"]) == 0
-    assert ", reach 0 (online.json)" in capsys.readouterr().out
+    assert main([*command, "--max-norm", "0"]) == 0
+    assert ", max_norm 0 (online.json)" in capsys.readouterr().out
     assert LearningRule.load(run.folder) == LearningRule("sgd", min(tried, key=tried.__getitem__), 0)
-    assert main([*command, "--reach", "-1"]) == 2
-    assert "reach is -1; it must be at least 0" in capsys.readouterr().err
+    assert main([*command, "--max-norm", "-1"]) == 2
+    assert "max_norm is -1; it must be at least 0" in capsys.readouterr().err
     plain = save(tmp_path / "plain")
     assert main(["tune-online", str(plain), str(tmp_path / "dev.jsonl")]) == 2
     assert "train it with --user" in capsys.readouterr().err

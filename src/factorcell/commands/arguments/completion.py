@@ -32,9 +32,9 @@ def tune_online(parser: Parser) -> None:
     parser.add_argument("dev", type=Path, metavar="DEV", help="table of texts of users who were not in training")
     _add_stream_options(parser, "complete about one of N texts to fit the blend")
     text = "optimizer to try (repeatable; default: all)"
-    parser.add_argument("--optimiser", action="append", choices=ONLINE_OPTIMIZERS, help=text)
+    parser.add_argument("--optimizer", action="append", choices=ONLINE_OPTIMIZERS, help=text)
     text = "maximum norm of a user vector, relative to the largest norm in training; 0: no limit"
-    parser.rare.add_argument("--reach", type=float, default=2.0, metavar="X", help=text)
+    parser.rare.add_argument("--max-norm", type=float, default=2.0, metavar="X", help=text)
     options.add_computing(parser)
 
 

@@ -52,9 +52,9 @@ def progressive_perplexity(learner: Learner, streams: Sequence[Stream], progress
 def try_rates(
     run: Run,
     streams: Sequence[Stream],
-    optimisers: Sequence[str],
+    optimizers: Sequence[str],
     progress: bool = False,
-    reach: float = LearningRule.reach,
+    max_norm: float = LearningRule.max_norm,
     unknown: str = "error",
 ) -> Generator[Row]:
     """Search for the optimizer and learning rate with the lowest progressive perplexity.
@@ -62,27 +62,27 @@ def try_rates(
     Args:
         run: The run.
         streams: Texts of users who were not in training.
-        optimisers: Optimizers to try.
+        optimizers: Optimizers to try.
         progress: Whether to show progress bars.
-        reach: Limit of the length of user vectors, as in `LearningRule`.
+        max_norm: Limit of the length of user vectors, as in `LearningRule`.
         unknown: How to read context values that training never saw, as in `Run.prepare`.
 
     Yields:
-        A row (`optimiser`, `rate`, `perplexity`) for each rule that is tried. The first row is without learning.
+        A row (`optimizer`, `rate`, `perplexity`) for each rule that is tried. The first row is without learning.
 
     Raises:
-        UserError: The reach is out of range, or there is no text.
+        UserError: `max_norm` is out of range, or there is no text.
     """
     if not any(stream.rows for stream in streams):
         raise UserError("tuning: the table has no texts; a learning rate needs texts of at least one user")
     yield {
-        "optimiser": "none",
+        "optimizer": "none",
         "rate": 0.0,
         "perplexity": progressive_perplexity(Learner(run, LearningRule("sgd", 0.0), unknown), streams, progress),
     }
-    for name in optimisers:
+    for name in optimizers:
         yield from _search_rate(
-            Learner(run, LearningRule(name, INITIAL_RATES[name], reach), unknown), streams, progress
+            Learner(run, LearningRule(name, INITIAL_RATES[name], max_norm), unknown), streams, progress
         )
 
 
@@ -95,7 +95,7 @@ def _search_rate(learner: Learner, streams: Sequence[Stream], progress: bool) ->
         if rate not in perplexities:
             other = Learner(learner.run, replace(initial, rate=rate), learner.unknown_policy)
             perplexities[rate] = progressive_perplexity(other, streams, progress)
-            yield {"optimiser": initial.optimiser, "rate": rate, "perplexity": perplexities[rate]}
+            yield {"optimizer": initial.optimizer, "rate": rate, "perplexity": perplexities[rate]}
 
     yield from try_rate(initial.rate)
     for factor in FACTORS:
