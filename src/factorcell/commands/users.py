@@ -140,7 +140,7 @@ def _opened_store(arguments: argparse.Namespace, create: bool = False) -> Iterat
 
 
 def _split_exports(content: str) -> list[tuple[int, str]]:
-    """Split an export into pairs of a line number and the JSON of a user; a file may also have one user on all lines."""
+    """Split an export into (line number, JSON of a user): one user per line, or a single user on several lines."""
     lines = content.split("\n")  # not splitlines, since texts may contain other line separators
     if lines[0].strip() == "{":
         return [(1, content)]

@@ -83,7 +83,8 @@ def _map(entry: Row, scale: float) -> str:
     name = escape(entry["text"])
     return (
         f'<figure class="map"><img alt="World map of the posterior probability of places for the name {name}: '
-        f'{description}" src="data:image/png;base64,{data}"><figcaption><b>{name}</b>, {description}</figcaption></figure>'
+        f'{description}" src="data:image/png;base64,{data}">'
+        f"<figcaption><b>{name}</b>, {description}</figcaption></figure>"
     )
 
 

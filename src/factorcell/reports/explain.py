@@ -59,7 +59,7 @@ def explanation_page(name: str, rows: Sequence[Row], runs: int = 1, cautions: Se
     `runs` is the number of runs whose log-likelihoods were averaged.
     """
     between = list(rows[0]["posterior"])
-    mean = f" All values are computed from the mean log-likelihoods of {runs} runs." if runs > 1 else ""
+    mean = f" All values are computed from the mean log likelihoods of {runs} runs." if runs > 1 else ""
     sections = []
     if len(between) == 2:
         ratio_note = elements.note(RATIO_NOTE.format(first=between[0], second=between[1]) + mean)
