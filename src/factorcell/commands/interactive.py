@@ -28,7 +28,7 @@ class InteractiveCompleter(Completer):
     """Completer for prompt-toolkit that reuses the search state of the previous keystroke and learns entered lines.
 
     Attributes:
-        user: The user with everything learned from the lines entered so far; None if the run does not learn users.
+        user: The user with everything learned from the lines entered so far; None if there is no user to learn for.
         typed: The text on the current line, with the search state for it.
     """
 

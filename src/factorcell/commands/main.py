@@ -50,7 +50,7 @@ USERS = (
     Command("forget", "delete a text of a user and everything learned from it", "users"),
     Command("delete", "delete users and all their data", "users"),
     Command("migrate", "let a run learn the texts of all stored users now, not at their next request", "users"),
-    Command("key", "create a server key, add it to a file of keys and print it", "users"),
+    Command("key", "create a server key, store its hash in a file and print the key", "users"),
 )
 
 # For each group of commands by its title: the module of `commands.arguments` for their arguments, and the commands.
@@ -148,7 +148,7 @@ def _main(words: Sequence[str]) -> int:
             return _without_command(path, words[len(path) - 1 :])
         arguments = make_parser(path, words).parse(words[len(path) - 1 :])
         _run(path, arguments)
-    except KeyboardInterrupt as stop:  # it has a message only if the work saved its progress before it stopped
+    except KeyboardInterrupt as stop:  # a message says that the work saved its progress
         resume = RESUME_FROM_STOP if str(stop) else RESUME_FROM_CHECKPOINT
         resume = getattr(arguments, "resume_hint", resume if hasattr(arguments, "resume") else "")
         terminal.notify("", f"{str(stop) or 'stopped'}{resume}")

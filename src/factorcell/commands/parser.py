@@ -97,7 +97,7 @@ class Parser:
         if rest:
             fail(self.prog, f"unknown argument {rest[0]!r}")
         for action in self.actions:
-            # The config checks the options that are fields of the config; `NUMBER_LIMITS` has limits of other options.
+            # The config checks its own fields, also those whose limits are not in `NUMBER_LIMITS`.
             if action.type in (int, float) and action.dest in limits.NUMBER_LIMITS:
                 limits.check(**{action.dest: getattr(arguments, action.dest, None)})
         return arguments
